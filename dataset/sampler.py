@@ -1,0 +1,127 @@
+"""Which example stands at which place of the training stream: a pure function of (seed, step, slot), for any number
+of ranks.
+
+The stream is the concatenation of epochs. Step s = 1, 2, ... takes the draws (s-1)*B .. s*B-1, and slot i of the
+global batch the i-th of them, so a
+run resumes from a number and no rank has a random state of its own.
+"""
+# G = groups, E = epochs, B = global batch
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from dataset.schema import PuzzleSet
+
+# Independent streams of numpy's generator: the choice of puzzles must be known for counting, without the cost of
+# the order.
+_CHOICE, _ORDER = 0, 1
+
+
+class Sampler:
+    """An epoch visits every group once in random order, draws one of its puzzles, and puts that puzzle's examples in
+    random order into the stream.
+
+    Examples of all sets are numbered one after the other, in the order of `sets`; `locate` says which set a number
+    belongs to.
+
+    Args:
+        first_step: the first step that this sampler serves; 1 unless a run is resumed with another global batch size.
+        first_draw: the draws consumed before it.
+        repeat_first_batch: every step gets the batch of `first_step` (to see whether a model can overfit it).
+    """
+
+    def __init__(
+        self,
+        sets: Sequence[PuzzleSet],
+        *,
+        seed: int,
+        epochs: int,
+        global_batch_size: int,
+        first_step: int = 1,
+        first_draw: int = 0,
+        repeat_first_batch: bool = False,
+    ) -> None:
+        self.seed, self.global_batch_size = seed, global_batch_size
+        self.first_step, self.first_draw, self.repeat_first_batch = first_step, first_draw, repeat_first_batch
+        self._example_starts, self._group_first, self._group_size = _pool(sets)
+        self._set_starts = np.cumsum([0] + [len(s.inputs) for s in sets])
+        self._epoch_end_E = self._count_draws(epochs)
+        # An epoch is drawn once and used for many steps; two are alive while a batch straddles them.
+        self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
+
+    @property
+    def num_draws(self) -> int:
+        """Examples in the whole stream: counted, since puzzles of a group may differ in size."""
+        return int(self._epoch_end_E[-1])
+
+    @property
+    def last_step(self) -> int:
+        """The last step for which the stream has a full global batch."""
+        return self.first_step - 1 + max(0, self.num_draws - self.first_draw) // self.global_batch_size
+
+    def draws_before(self, step: int) -> int:
+        """Examples drawn for all steps before this one."""
+        return self.first_draw + (step - self.first_step) * self.global_batch_size
+
+    def epochs_done(self, step: int) -> int:
+        """Whole epochs that have been drawn by the end of a step."""
+        return int(np.searchsorted(self._epoch_end_E, self.draws_before(step + 1), side="right"))
+
+    def examples(self, step: int, slots: slice) -> np.ndarray:
+        """The numbers of the examples drawn at a step for these slots of the global batch, (slots,) int64."""
+        start = self.draws_before(self.first_step if self.repeat_first_batch else step)
+        first, last = start + slots.start, start + slots.stop
+        assert start >= 0 and last <= self.num_draws, f"step {step} lies outside of the stream"
+        parts = []
+        while first < last:
+            epoch = int(np.searchsorted(self._epoch_end_E, first, side="right"))
+            epoch_start = int(self._epoch_end_E[epoch - 1]) if epoch else 0
+            part = self._epoch(epoch)[first - epoch_start : last - epoch_start]
+            parts.append(part)
+            first += len(part)
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The set of each example and its row in that set's arrays."""
+        index = np.searchsorted(self._set_starts, examples, side="right") - 1
+        return index, examples - self._set_starts[index]
+
+    def _choose(self, epoch: int) -> np.ndarray:
+        """The puzzle that each group contributes to an epoch, (G,)."""
+        generator = np.random.default_rng([self.seed, epoch, _CHOICE])
+        return self._group_first + generator.integers(0, self._group_size)
+
+    def _count_draws(self, epochs: int) -> np.ndarray:
+        """The number of draws up to the end of each epoch, (E,)."""
+        size_of_puzzle = np.diff(self._example_starts)
+        smallest = np.minimum.reduceat(size_of_puzzle, self._group_first)
+        largest = np.maximum.reduceat(size_of_puzzle, self._group_first)
+        if (smallest == largest).all():
+            return int(smallest.sum()) * np.arange(1, epochs + 1, dtype=np.int64)
+        return np.cumsum([size_of_puzzle[self._choose(epoch)].sum() for epoch in range(epochs)], dtype=np.int64)
+
+    def _draw_epoch(self, epoch: int) -> np.ndarray:
+        generator = np.random.default_rng([self.seed, epoch, _ORDER])
+        puzzles = self._choose(epoch)[generator.permutation(len(self._group_first))]
+        sizes = self._example_starts[puzzles + 1] - self._example_starts[puzzles]
+        owner = np.repeat(np.arange(len(puzzles)), sizes)
+        within = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner]
+        examples = self._example_starts[puzzles][owner] + within
+        return examples[np.lexsort((generator.random(len(examples)), owner))]
+
+
+def _pool(sets: Sequence[PuzzleSet]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The sets' indices as if they were one: example starts (puzzles+1,), first puzzle (G,) and number of puzzles
+    (G,) of each group.
+    """
+    example_starts, group_first, group_size = [np.zeros(1, np.int64)], [], []
+    num_examples = num_puzzles = 0
+    for puzzle_set in sets:
+        group_first.append(puzzle_set.group_indices[:-1].astype(np.int64) + num_puzzles)
+        group_size.append(np.diff(puzzle_set.group_indices).astype(np.int64))
+        example_starts.append(puzzle_set.puzzle_indices[1:].astype(np.int64) + num_examples)
+        num_examples += len(puzzle_set.inputs)
+        num_puzzles += len(puzzle_set.puzzle_identifiers)
+    return np.concatenate(example_starts), np.concatenate(group_first), np.concatenate(group_size)

@@ -1,0 +1,279 @@
+"""The published format of a dataset on disk, opened with memory maps and checked; no file of it can run code.
+
+A split, <data path>/{train,test}, is dataset.json and, for each of its sets, <set>__<array>.npy. A set consists of
+groups (a puzzle and its augmentations), a group of puzzles, a puzzle of examples; index arrays say where each begins.
+"""
+# N = examples, S = sequence length, P = puzzles, G = groups
+
+import hashlib
+import json
+import tokenize
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from utils.config import Float, Int
+
+SplitName = Literal["train", "test"]
+
+# Bytes of an array that are checked at a time, so that memory does not grow with the dataset.
+CHUNK_BYTES = 4 << 20
+
+
+class DatasetMetadata(BaseModel):
+    """`dataset.json`. Unknown keys are ignored, because other trainers add their own (TRM: total_puzzles)."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    pad_id: Annotated[Int, Field(ge=0)]
+    # Labels equal to it are not learnt and not counted; null: all labels count.
+    ignore_label_id: Int | None
+    blank_identifier_id: Annotated[Int, Field(ge=0)]
+    vocab_size: Annotated[Int, Field(ge=1)]
+    seq_len: Annotated[Int, Field(ge=1)]
+    num_puzzle_identifiers: Annotated[Int, Field(ge=1)]
+    total_groups: Annotated[Int, Field(ge=1)]
+    mean_puzzle_examples: Float
+    # Sets are parts of file names: nothing in them may lead to another folder.
+    sets: Annotated[list[Annotated[str, Field(pattern=r"^[\w.-]+$")]], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class PuzzleSet:
+    """The arrays of one set.
+
+    Puzzle p has the examples puzzle_indices[p]:puzzle_indices[p + 1], and group g the puzzles
+    group_indices[g]:group_indices[g + 1].
+    """
+
+    name: str
+    inputs: np.ndarray  # (N, S), memory-mapped, of any integer type
+    labels: np.ndarray  # (N, S), memory-mapped, of any integer type
+    puzzle_identifiers: np.ndarray  # (P,) int64
+    puzzle_indices: np.ndarray  # (P + 1,) int64
+    group_indices: np.ndarray  # (G + 1,) int64
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of a dataset; `path` is its own folder, <data path>/train or <data path>/test."""
+
+    path: Path
+    metadata: DatasetMetadata
+    sets: dict[str, PuzzleSet]
+
+    def file(self, set_name: str, array: str) -> Path:
+        return _array_file(self.path, set_name, array)
+
+
+def _array_file(folder: Path, set_name: str, array: str) -> Path:
+    return folder / f"{set_name}__{array}.npy"
+
+
+def open_split(data_path: str | Path, split: SplitName) -> Split:
+    """Opens a split and checks what can be checked without reading the examples: files, types, shapes, indices.
+
+    Raises ValueError, one line, naming the file and what to do.
+    """
+    folder = Path(data_path) / split
+    metadata = _read_metadata(Path(data_path), folder)
+    sets = {name: _open_set(folder, name, metadata.seq_len) for name in metadata.sets}
+    if len(sets) < len(metadata.sets):
+        raise ValueError(f"{folder / 'dataset.json'}: sets names a set twice: {metadata.sets}; name each once")
+    num_groups = sum(len(puzzle_set.group_indices) - 1 for puzzle_set in sets.values())
+    if num_groups != metadata.total_groups:
+        raise ValueError(
+            f"{folder / 'dataset.json'}: total_groups is {metadata.total_groups}, but the sets hold {num_groups}; "
+            "rebuild the dataset"
+        )
+    return Split(folder, metadata, sets)
+
+
+def _read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
+    file = folder / "dataset.json"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        missing = f"{file} is missing" if data_path.exists() else f"there is no folder {data_path}"
+        raise ValueError(
+            f"no dataset at {data_path}: {missing}; build it "
+            f"(python dataset/build_sudoku_dataset.py --output-dir {data_path} ...) or set data_path to one that exists"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: cannot be read ({_one_line(error)}); rebuild the dataset") from None
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: not JSON ({_one_line(error)}); rebuild the dataset") from None
+    try:
+        metadata = DatasetMetadata.model_validate(values)
+    except ValidationError as error:
+        problems = ", ".join(
+            f"{'.'.join(map(str, problem['loc'])) or 'the file'}: {problem['msg']}" for problem in error.errors()
+        )
+        raise ValueError(f"{file}: {problems}; correct it or rebuild the dataset") from None
+    # Evaluation fills up its last batch with these two, so that they must be valid even when no example uses them.
+    for key, limit_key in (("pad_id", "vocab_size"), ("blank_identifier_id", "num_puzzle_identifiers")):
+        value, limit = getattr(metadata, key), getattr(metadata, limit_key)
+        if value >= limit:
+            raise ValueError(f"{file}: {key} is {value}, but {limit_key} is {limit}; correct it or rebuild the dataset")
+    return metadata
+
+
+def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
+    inputs = _open_array(_array_file(folder, name, "inputs"), num_axes=2)
+    labels = _open_array(_array_file(folder, name, "labels"), num_axes=2)
+    identifiers = _open_array(_array_file(folder, name, "puzzle_identifiers"), num_axes=1)
+    puzzle_indices = _open_array(_array_file(folder, name, "puzzle_indices"), num_axes=1)
+    group_indices = _open_array(_array_file(folder, name, "group_indices"), num_axes=1)
+
+    for array_name, array in (("inputs", inputs), ("labels", labels)):
+        if array.shape[1] != seq_len:
+            raise ValueError(
+                f"{_array_file(folder, name, array_name)}: rows have {array.shape[1]} tokens, "
+                f"but seq_len in dataset.json is {seq_len}; rebuild the dataset"
+            )
+    if len(labels) != len(inputs):
+        raise ValueError(
+            f"{_array_file(folder, name, 'labels')}: {len(labels)} rows, but inputs has {len(inputs)}; "
+            "rebuild the dataset"
+        )
+    # In memory and as int64: differences of unsigned integers would wrap around.
+    puzzle_set = PuzzleSet(
+        name,
+        inputs,
+        labels,
+        identifiers.astype(np.int64),
+        puzzle_indices.astype(np.int64),
+        group_indices.astype(np.int64),
+    )
+    _check_indices(
+        _array_file(folder, name, "puzzle_indices"), puzzle_set.puzzle_indices, len(inputs), "rows in inputs"
+    )
+    num_puzzles = len(puzzle_set.puzzle_indices) - 1
+    if len(identifiers) != num_puzzles:
+        raise ValueError(
+            f"{_array_file(folder, name, 'puzzle_identifiers')}: {len(identifiers)} entries, "
+            f"but puzzle_indices has {num_puzzles} puzzles; rebuild the dataset"
+        )
+    _check_indices(
+        _array_file(folder, name, "group_indices"), puzzle_set.group_indices, num_puzzles, "puzzles in puzzle_indices"
+    )
+    return puzzle_set
+
+
+def _open_array(file: Path, num_axes: int) -> np.ndarray:
+    """Maps a .npy file. Not np.load, which opens archives too; a pickle is refused by either."""
+    try:
+        array = np.lib.format.open_memmap(file, mode="r")
+    except FileNotFoundError:
+        raise ValueError(f"{file} is missing; rebuild the dataset, or correct sets in dataset.json") from None
+    except (OSError, ValueError, TypeError, OverflowError, EOFError, SyntaxError, tokenize.TokenError) as error:
+        # Object arrays, whose elements only unpickling brings back, which can run any code, end here as well.
+        raise ValueError(
+            f"{file}: cannot be mapped as a plain array ({_one_line(error)}); "
+            "it is truncated, damaged or needs pickle: rebuild the dataset"
+        ) from None
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{file}: holds {array.dtype}, not integers; rebuild the dataset")
+    if array.ndim != num_axes:
+        raise ValueError(f"{file}: has shape {array.shape}, but {num_axes} axes are needed; rebuild the dataset")
+    if array.size == 0:
+        raise ValueError(f"{file}: is empty (shape {array.shape}); rebuild the dataset")
+    return array
+
+
+def _check_indices(file: Path, indices: np.ndarray, end: int, what: str) -> None:
+    """They must run from 0 to `end` and increase, so that nothing is empty, left out or used twice."""
+    if indices[0] != 0:
+        raise ValueError(f"{file}: entry 0 is {indices[0]}, not 0; rebuild the dataset")
+    (stuck,) = np.nonzero(np.diff(indices) <= 0)
+    if len(stuck):
+        at = int(stuck[0])
+        raise ValueError(
+            f"{file}: entry {at + 1} is {indices[at + 1]}, not above entry {at}, {indices[at]}; "
+            "indices must increase: rebuild the dataset"
+        )
+    if indices[-1] != end:
+        raise ValueError(f"{file}: ends at {indices[-1]}, but there are {end} {what}; rebuild the dataset")
+
+
+def check_contents(split: Split) -> str:
+    """Reads everything once, checks the range of every value and returns the sha256 of metadata and arrays.
+
+    Raises ValueError for a value out of range, and if the builder left another fingerprint in fingerprint.json.
+    """
+    metadata = split.metadata
+    digest = hashlib.sha256(json.dumps(metadata.model_dump(), sort_keys=True).encode())
+    for name, puzzle_set in split.sets.items():
+        _scan(digest, split.file(name, "inputs"), puzzle_set.inputs, metadata.vocab_size, "token")
+        _scan(
+            digest,
+            split.file(name, "labels"),
+            puzzle_set.labels,
+            metadata.vocab_size,
+            "label",
+            metadata.ignore_label_id,
+        )
+        identifiers_file = split.file(name, "puzzle_identifiers")
+        _scan(
+            digest,
+            identifiers_file,
+            puzzle_set.puzzle_identifiers,
+            metadata.num_puzzle_identifiers,
+            "puzzle identifier",
+        )
+        # The indices were checked when the split was opened.
+        for indices in (puzzle_set.puzzle_indices, puzzle_set.group_indices):
+            digest.update(f"{indices.shape}".encode())
+            digest.update(indices.data)
+    fingerprint = digest.hexdigest()
+    _compare_with_builder(split.path, fingerprint)
+    return fingerprint
+
+
+def _scan(
+    digest: "hashlib._Hash", file: Path, array: np.ndarray, limit: int, what: str, ignored: int | None = None
+) -> None:
+    """Adds the array to the digest and makes sure that its values are in [0, limit), or `ignored`."""
+    digest.update(f"{array.dtype.str}{array.shape}".encode())
+    num_rows = max(1, CHUNK_BYTES // (array.nbytes // len(array)))
+    for start in range(0, len(array), num_rows):
+        chunk = np.ascontiguousarray(array[start : start + num_rows])
+        digest.update(chunk.data)
+        if chunk.min() >= 0 and chunk.max() < limit:
+            continue
+        wrong = (chunk < 0) | (chunk >= limit)
+        if ignored is not None:
+            wrong &= chunk != ignored
+        if wrong.any():
+            first = np.unravel_index(int(wrong.argmax()), wrong.shape)
+            or_ignored = "" if ignored is None or 0 <= ignored < limit else f" or {ignored} (ignored)"
+            raise ValueError(
+                f"{file}: row {start + first[0]} has {what} {chunk[first]}, "
+                f"but 0 to {limit - 1}{or_ignored} are possible; rebuild the dataset or correct dataset.json"
+            )
+
+
+def _compare_with_builder(folder: Path, fingerprint: str) -> None:
+    file = folder.parent / "fingerprint.json"
+    try:
+        recorded = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:  # datasets from elsewhere have none
+        return
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{file}: cannot be read ({_one_line(error)}); rebuild the dataset or delete the file"
+        ) from None
+    if not isinstance(recorded, dict) or recorded.get(folder.name) != fingerprint:
+        raise ValueError(
+            f"{folder} changed after it was built (its fingerprint is {fingerprint[:12]}, not the one in {file}); "
+            "rebuild the dataset, or delete that file if the change is meant"
+        )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join((getattr(error, "strerror", None) or str(error)).split())

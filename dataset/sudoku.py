@@ -1,0 +1,299 @@
+"""Sudoku: which solutions are valid, solving, generating puzzles with one solution, recognising symmetric puzzles.
+
+Boards are flat uint8 arrays of S cells, row by row, 0 for a blank. The solver keeps, for each digit, the set of cells
+that may still hold it as one Python integer (bit = cell), so that a step of deduction treats the whole board at once.
+"""
+# N = boards, L = side of a board, S = cells of a board, T = geometric symmetries of a board
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from dataset.augment import Box, cell_sources, column_orders, draw_symmetries, row_orders
+
+# Generated puzzles have from as few clues as possible up to this share of the cells.
+MAX_CLUES = 2 / 3
+# Puzzles in a row that are symmetries of earlier ones, after which the generator takes the supply for exhausted.
+MAX_DUPLICATES = 3000
+
+
+@dataclass(frozen=True)
+class _Board:
+    """Sets of cells as bits: the rows, columns and boxes; for each cell those that may not repeat its digit."""
+
+    units: tuple[int, ...]
+    peers: tuple[int, ...]
+    all_cells: int
+
+
+def unit_ids(box: Box) -> np.ndarray:
+    """(3, S): the row, the column and the box of each cell, each counted from 0."""
+    row, column = np.divmod(np.arange(box.num_cells), box.side)
+    # A band holds box.rows boxes side by side: a row has rows * columns cells, and a box is `columns` wide.
+    return np.stack([row, column, row // box.rows * box.rows + column // box.columns])
+
+
+@cache
+def _board(box: Box) -> _Board:
+    units = tuple(
+        sum(1 << int(cell) for cell in np.flatnonzero(ids == unit)) for ids in unit_ids(box) for unit in range(box.side)
+    )
+    peers = []
+    for cell in range(box.num_cells):
+        bit = 1 << cell
+        seen = 0
+        for unit in units:
+            if unit & bit:
+                seen |= unit
+        peers.append(seen & ~bit)
+    return _Board(units, tuple(peers), (1 << box.num_cells) - 1)
+
+
+def valid_solutions(boards_NS: np.ndarray, box: Box) -> np.ndarray:
+    """(N,) bool: whether every row, column and box of the board holds every digit once."""
+    bits_NS = np.left_shift(1, boards_NS.astype(np.int32), dtype=np.int32)
+    full = (1 << (box.side + 1)) - 2
+    valid_N = np.ones(len(boards_NS), dtype=bool)
+    for ids_S in unit_ids(box):
+        by_unit = bits_NS[:, np.argsort(ids_S, kind="stable")].reshape(-1, box.side, box.side)
+        valid_N &= (np.bitwise_or.reduce(by_unit, axis=2) == full).all(axis=1)
+    return valid_N
+
+
+def _reach(cells: int, peers: tuple[int, ...]) -> int:
+    """The union of the peers of all `cells`."""
+    reach = 0
+    while cells:
+        lowest = cells & -cells
+        reach |= peers[lowest.bit_length() - 1]
+        cells ^= lowest
+    return reach
+
+
+def _candidates(puzzle_S: np.ndarray, box: Box) -> list[int]:
+    """For each digit the cells that may hold it, as far as the clues alone tell."""
+    board = _board(box)
+    placed = [0] * (box.side + 1)
+    for cell, digit in enumerate(puzzle_S.tolist()):
+        placed[digit] |= 1 << cell
+    blanks = placed[0]
+    # A clue stays a candidate only if no equal clue sees it: a puzzle that contradicts itself has no solution.
+    return [(blanks | cells) & ~_reach(cells, board.peers) for cells in placed[1:]]
+
+
+def _deduce(candidates: list[int], settled: int, board: _Board) -> int:
+    """Removes, in place, what naked and hidden singles rule out. Returns the settled cells, -1 for a contradiction."""
+    while True:
+        once = twice = 0
+        for cells in candidates:
+            twice |= once & cells
+            once |= cells
+        if once != board.all_cells:
+            return -1
+        singles = once & ~twice & ~settled
+        if singles:
+            for digit, cells in enumerate(candidates):
+                placed = cells & singles
+                if placed:
+                    reach = _reach(placed, board.peers)
+                    if reach & placed:
+                        return -1
+                    candidates[digit] = cells & ~reach
+            settled |= singles
+            continue
+
+        progress = False
+        for digit, cells in enumerate(candidates):
+            for unit in board.units:
+                spots = cells & unit
+                if not spots:
+                    return -1
+                if not spots & (spots - 1) and not spots & settled:
+                    for other in range(len(candidates)):
+                        if other != digit:
+                            candidates[other] &= ~spots
+                    progress = True
+        if not progress:
+            return settled
+
+
+def _most_constrained(candidates: list[int], settled: int) -> int:
+    """The lowest of the open cells with the fewest candidates, as a bit."""
+    at_least = [~settled] + [0] * len(candidates)  # at_least[k]: open cells with k candidates or more
+    for cells in candidates:
+        for k in range(len(candidates), 0, -1):
+            at_least[k] |= at_least[k - 1] & cells
+    for k in range(2, len(candidates)):
+        if exactly := at_least[k] & ~at_least[k + 1]:
+            return exactly & -exactly
+    return at_least[-1] & -at_least[-1]
+
+
+def _search(
+    candidates: list[int], settled: int, board: _Board, rng: np.random.Generator | None = None
+) -> Iterator[list[int]]:
+    """Every solution, as the cells of each digit; digits are tried in random order with `rng`. Changes `candidates`."""
+    settled = _deduce(candidates, settled, board)
+    if settled < 0:
+        return
+    if settled == board.all_cells:
+        yield candidates
+        return
+    cell = _most_constrained(candidates, settled)
+    digits = [digit for digit, cells in enumerate(candidates) if cells & cell]
+    if rng is not None:
+        rng.shuffle(digits)
+    for digit in digits:
+        branch = [cells if other == digit else cells & ~cell for other, cells in enumerate(candidates)]
+        yield from _search(branch, settled, board, rng)
+
+
+def _to_array(solution: list[int], box: Box) -> np.ndarray:
+    board_S = np.zeros(box.num_cells, dtype=np.uint8)
+    for digit, cells in enumerate(solution, start=1):
+        for cell in range(box.num_cells):
+            if cells >> cell & 1:
+                board_S[cell] = digit
+    return board_S
+
+
+def solve(puzzle_S: np.ndarray, box: Box) -> np.ndarray | None:
+    """A solution (S,) uint8 of the puzzle (S,), None if there is none."""
+    solution = next(_search(_candidates(puzzle_S, box), 0, _board(box)), None)
+    return None if solution is None else _to_array(solution, box)
+
+
+def count_solutions(puzzle_S: np.ndarray, box: Box, limit: int = 2) -> int:
+    """The number of solutions of the puzzle (S,), or `limit` if there are that many or more."""
+    solutions = _search(_candidates(puzzle_S, box), 0, _board(box))
+    return sum(1 for _ in zip(range(limit), solutions, strict=False))
+
+
+def random_solution(box: Box, rng: np.random.Generator) -> np.ndarray:
+    """A random complete board (S,) uint8."""
+    empty_S = np.zeros(box.num_cells, dtype=np.uint8)
+    solution = next(_search(_candidates(empty_S, box), 0, _board(box), rng))
+    # The search fills cells in a fixed order, which a random symmetry hides.
+    return draw_symmetries(rng, 1, box).apply(_to_array(solution, box)[None])[0]
+
+
+def _random_puzzle(solution_S: np.ndarray, box: Box, rng: np.random.Generator) -> np.ndarray:
+    """A random puzzle (S,) whose only solution is `solution_S`.
+
+    Clues are removed in random order while the solution stays unique, which ends at a minimal puzzle (a clue that is
+    needed once is needed ever after), and then put back, again in random order, up to a number that is drawn uniformly.
+    """
+    board = _board(box)
+    puzzle_S = solution_S.copy()
+    removed = []
+    for cell in rng.permutation(box.num_cells).tolist():
+        digit = int(puzzle_S[cell])
+        puzzle_S[cell] = 0
+        # With all other clues fixed, a second solution has another digit in this cell.
+        candidates = _candidates(puzzle_S, box)
+        candidates[digit - 1] &= ~(1 << cell)
+        if next(_search(candidates, 0, board), None) is None:
+            removed.append(cell)
+        else:
+            puzzle_S[cell] = digit
+
+    fewest = box.num_cells - len(removed)
+    num_clues = int(rng.integers(fewest, max(fewest, round(MAX_CLUES * box.num_cells)) + 1))
+    restored = rng.permutation(removed)[: num_clues - fewest]
+    puzzle_S[restored] = solution_S[restored]
+    return puzzle_S
+
+
+def generate(num: int, box: Box, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields `num` puzzles (S,) uint8 with one solution each, and that (S,). No two have the same `symmetry_class`.
+
+    The number of clues varies from minimal puzzles to easy ones. Where the supply is small (some 4,000 classes of
+    4x4 puzzles), rare kinds come late: shuffle before splitting.
+
+    Raises ValueError when there seem to be fewer than `num` classes.
+    """
+    seen: set[bytes] = set()
+    duplicates = 0
+    while len(seen) < num:
+        solution_S = random_solution(box, rng)
+        puzzle_S = _random_puzzle(solution_S, box, rng)
+        key = symmetry_class(puzzle_S, box)
+        if key in seen:
+            duplicates += 1
+            if duplicates == MAX_DUPLICATES:
+                raise ValueError(
+                    f"found only {len(seen):,} puzzles with boxes of {box} that are no symmetries of one another, "
+                    f"and {num:,} are needed; ask for fewer or take larger boxes"
+                )
+            continue
+        duplicates = 0
+        seen.add(key)
+        yield puzzle_S, solution_S
+
+
+@cache
+def _geometric_symmetries(box: Box) -> np.ndarray:
+    """(T, S): `cell_sources` of every symmetry but the relabelling of digits; 128 for 2x2 boxes, 3,456 for 2x3."""
+    rows, columns = row_orders(box), column_orders(box)
+    pairs_T = np.indices((len(rows), len(columns), 2 if box.is_square else 1)).reshape(3, -1)
+    return cell_sources(rows[pairs_T[0]], columns[pairs_T[1]], pairs_T[2].astype(bool))
+
+
+def _canonical_form(puzzle_S: np.ndarray, box: Box) -> bytes:
+    """The least of all symmetries of the puzzle, with digits numbered in the order in which they first appear."""
+    boards_TS = puzzle_S[_geometric_symmetries(box)]
+    first_TL = np.full((len(boards_TS), box.side), box.num_cells)
+    for digit in range(1, box.side + 1):
+        is_digit_TS = boards_TS == digit
+        first_TL[:, digit - 1] = np.where(is_digit_TS.any(axis=1), is_digit_TS.argmax(axis=1), box.num_cells)
+    names_TD = np.zeros((len(boards_TS), box.side + 1), dtype=np.uint8)
+    names_TD[:, 1:] = first_TL.argsort(axis=1).argsort(axis=1) + 1
+    return min(map(bytes, np.take_along_axis(names_TD, boards_TS, axis=1)))
+
+
+def _mix(colours: np.ndarray, salt: int) -> np.ndarray:
+    """A bijection of uint64 that scatters well (multiplications wrap; the shifts are those of splitmix64)."""
+    x = colours + np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _refined_colours(puzzle_S: np.ndarray, box: Box, num_rounds: int = 6) -> bytes:
+    """Colour refinement: a cell takes in the colours of all cells of its row, column, box, band, stack and digit.
+
+    Only sums over what symmetries permute enter, so symmetric puzzles get the same bytes. Others rarely do.
+    """
+    rows_S, columns_S, boxes_S = unit_ids(box)
+    # Rows and columns are told apart only where transposition is no symmetry.
+    other = 0 if box.is_square else 1
+    groups = [  # the group of each cell, and the salt of its kind
+        (rows_S, 1),
+        (columns_S, 1 + other),
+        (rows_S // box.rows, 3),
+        (columns_S // box.columns, 3 + other),
+        (boxes_S, 5),
+        (puzzle_S.astype(np.intp), 6),
+    ]
+    colours_S = (puzzle_S > 0).astype(np.uint64)
+    for _ in range(num_rounds):
+        scattered_S = _mix(colours_S, 7)
+        refined_S = _mix(colours_S, 8)
+        for ids_S, salt in groups:
+            sums = np.zeros(box.num_cells, dtype=np.uint64)
+            np.add.at(sums, ids_S, scattered_S)
+            refined_S += _mix(sums[ids_S], salt)
+        colours_S = refined_S
+    return hashlib.blake2b(np.sort(colours_S).tobytes(), digest_size=16).digest()
+
+
+def symmetry_class(puzzle_S: np.ndarray, box: Box) -> bytes:
+    """A key that is equal for all symmetries of a puzzle (S,), transposition included where boxes are square.
+
+    Exact for sides 4 and 6 (a canonical form). For side 9, with its 3,359,232 geometric symmetries, it is a hash of
+    invariants: different keys prove that puzzles are no symmetries of one another, equal ones rarely occur otherwise.
+    """
+    return _canonical_form(puzzle_S, box) if box.side <= 6 else _refined_colours(puzzle_S, box)

@@ -1,0 +1,47 @@
+"""Full (never causal) multi-head attention with rotary positions."""
+
+# B = batch, T = positions (prefix and tokens), D = hidden size, N = heads, H = head size (H = D / N)
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from models.layers import Linear
+
+Rotary = tuple[torch.Tensor, torch.Tensor]
+"""cos_TH and sin_TH, float32."""
+
+
+def rotary_tables(num_positions: int, head_dim: int, theta: float) -> Rotary:
+    """cos_TH and sin_TH of position * theta^(-2i/H) for components i and i + H/2 (arXiv 2104.09864), in float32."""
+    frequencies_H2 = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angles_TH2 = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies_H2)
+    angles_TH = torch.cat([angles_TH2, angles_TH2], dim=-1)
+    return angles_TH.cos(), angles_TH.sin()
+
+
+def apply_rotary(x_BNTH: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    """Rotate the pairs (i, i + H/2) of each head by the angle of their position, in float32; the dtype of x returns."""
+    cos_TH, sin_TH = rotary
+    x32_BNTH = x_BNTH.float()
+    first, second = x32_BNTH.chunk(2, dim=-1)
+    return (x32_BNTH * cos_TH + torch.cat([-second, first], dim=-1) * sin_TH).to(x_BNTH.dtype)
+
+
+class Attention(nn.Module):
+    """Scaled dot-product attention, no biases. Rows of `qkv_proj`: all heads of q, then of k, then of v."""
+
+    def __init__(self, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv_proj = Linear(hidden_size, 3 * hidden_size)
+        self.o_proj = Linear(hidden_size, hidden_size)
+
+    def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+        """x_BTD -> y_BTD; `rotary` (None: no rotation) turns q and k only."""
+        qkv_BT3NH = self.qkv_proj(x_BTD).unflatten(-1, (3, self.num_heads, -1))
+        q_BNTH, k_BNTH, v_BNTH = (projected_BTNH.transpose(1, 2) for projected_BTNH in qkv_BT3NH.unbind(2))
+        if rotary is not None:
+            q_BNTH, k_BNTH = apply_rotary(q_BNTH, rotary), apply_rotary(k_BNTH, rotary)
+        y_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH)
+        return self.o_proj(y_BNTH.transpose(1, 2).flatten(2))

@@ -1,0 +1,59 @@
+"""The post-norm transformer block and the stack of blocks that a recursion calls again and again."""
+
+# B = batch, T = positions (prefix and tokens), D = hidden size
+
+import torch
+from torch import nn
+
+from models.attention import Attention, Rotary
+from models.layers import SwiGLU, rms_norm
+
+
+class Block(nn.Module):
+    """x = rms(x + mix(x)); x = rms(x + mlp(x)). mix is attention or, with `mlp_t`, a SwiGLU over the positions.
+
+    The norm comes after the sum, so that the state keeps unit scale however often the recursion feeds it back (HRM,
+    arXiv 2506.21734, section 2).
+    """
+
+    def __init__(self, *, hidden_size: int, num_heads: int, expansion: float, num_positions: int, mlp_t: bool) -> None:
+        super().__init__()
+        self.self_attn = None if mlp_t else Attention(hidden_size, num_heads)
+        self.mlp_t = SwiGLU(num_positions, expansion) if mlp_t else None
+        self.mlp = SwiGLU(hidden_size, expansion)
+
+    def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+        """x_BTD -> x_BTD."""
+        if self.mlp_t is not None:
+            x_BDT = x_BTD.transpose(1, 2)
+            x_BDT = rms_norm(x_BDT + self.mlp_t(x_BDT))  # the norm is over positions here, as published
+            x_BTD = x_BDT.transpose(1, 2)
+        else:
+            assert self.self_attn is not None
+            x_BTD = rms_norm(x_BTD + self.self_attn(x_BTD, rotary))
+        return rms_norm(x_BTD + self.mlp(x_BTD))
+
+
+class Level(nn.Module):
+    """One recurrent network of the hierarchy: `num_layers` blocks, applied to the sum of whatever is fed to it."""
+
+    def __init__(
+        self, num_layers: int, *, hidden_size: int, num_heads: int, expansion: float, num_positions: int, mlp_t: bool
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            Block(
+                hidden_size=hidden_size,
+                num_heads=num_heads,
+                expansion=expansion,
+                num_positions=num_positions,
+                mlp_t=mlp_t,
+            )
+            for _ in range(num_layers)
+        )
+
+    def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+        """x_BTD -> x_BTD."""
+        for layer in self.layers:
+            x_BTD = layer(x_BTD, rotary)
+        return x_BTD

@@ -1,0 +1,91 @@
+"""The layers that every architecture shares, and the distribution that weights start from.
+
+Weights are float32 and are cast to the dtype of the activations: precision is decided where the activations are made.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+RMS_EPS = 1e-5
+# Widths are rounded up to a multiple of this: the published widths, and tile sizes that matrix units like.
+WIDTH_MULTIPLE = 256
+
+
+def _std_after_truncation() -> float:
+    """Standard deviation of a unit normal truncated to [-2, 2], about 0.8796."""
+    density_at_2 = math.exp(-2.0) / math.sqrt(2 * math.pi)
+    mass_within_2 = math.erf(math.sqrt(2.0))
+    return math.sqrt(1 - 2 * 2 * density_at_2 / mass_within_2)
+
+
+STD_AFTER_TRUNCATION = _std_after_truncation()
+
+
+@torch.no_grad()
+def truncated_normal_(tensor: torch.Tensor, std: float, generator: torch.Generator) -> None:
+    """Fill with a normal truncated at two sigma; `std` is what *results* (truncation alone would leave 0.88 of it).
+
+    Drawn in float32 on the generator's device, so that one seed gives the same weights wherever the model is.
+    """
+    draw = torch.empty(tensor.shape, dtype=torch.float32, device=generator.device)
+    sigma = std / STD_AFTER_TRUNCATION
+    nn.init.trunc_normal_(draw, std=sigma, a=-2 * sigma, b=2 * sigma, generator=generator)
+    tensor.copy_(draw)
+
+
+def rms_norm(x: torch.Tensor) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + 1e-5) over the last dimension, without weights, in float32 whatever the dtype of x."""
+    return F.rms_norm(x.float(), x.shape[-1:], eps=RMS_EPS).to(x.dtype)
+
+
+class Linear(nn.Module):
+    """y = x W^T (+ b) with float32 parameters, computed in the dtype of x. Allocated unset: call `init_weights`."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        truncated_normal_(self.weight, 1 / math.sqrt(self.weight.shape[1]), generator)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+class Embedding(nn.Module):
+    """A float32 table (num_rows, dim), std 1/sqrt(dim). Lookups are float32, and so is the sum of a row's gradients."""
+
+    def __init__(self, num_rows: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_rows, dim))
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        truncated_normal_(self.weight, 1 / math.sqrt(self.weight.shape[1]), generator)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, self.weight)
+
+
+def swiglu_width(dim: int, expansion: float) -> int:
+    """Inner width: 2/3 of expansion * dim (there are three matrices, not two), rounded up to a multiple of 256."""
+    return math.ceil(round(expansion * dim * 2 / 3) / WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)) over the last dimension (arXiv 2002.05202); one matrix has gate's rows, then up's."""
+
+    def __init__(self, dim: int, expansion: float) -> None:
+        super().__init__()
+        width = swiglu_width(dim, expansion)
+        self.gate_up_proj = Linear(dim, 2 * width)
+        self.down_proj = Linear(width, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)

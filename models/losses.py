@@ -1,0 +1,113 @@
+"""The training loss and the metric sums of one segment: all of them sums over slots, to be divided once, globally."""
+
+# B = slots, S = tokens, V = vocabulary
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from models.act import Outputs
+from utils.config import StrictModel
+
+LossType = Literal["stablemax_cross_entropy", "softmax_cross_entropy"]
+
+LOSS_SUMS = ("lm_loss", "q_halt_loss", "q_continue_loss")
+"""Sums over all slots, before the factor 0.5 of the Q losses."""
+
+METRICS = ("count", "accuracy", "exact_accuracy", "q_halt_accuracy", "steps", *LOSS_SUMS)
+"""Order of the vector of sums; all but LOSS_SUMS are over the `count` slots that halted and have labels."""
+
+
+class LossConfig(StrictModel):
+    """Which cross-entropy the tokens are trained with."""
+
+    loss_type: LossType
+
+
+def _widest_float(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
+
+
+def stablemax(x: torch.Tensor) -> torch.Tensor:
+    """s(x) = x + 1 for x >= 0, 1 / (1 - x) below: the positive function that stands in for exp (arXiv 2501.04697)."""
+    # Both branches of a `where` are differentiated: unclamped, x = 1 would give inf * 0 = NaN in the one not taken.
+    return torch.where(x >= 0, x + 1, 1 / (1 - x.clamp(max=0)))
+
+
+def token_cross_entropy(
+    logits_BSV: torch.Tensor, labels_BS: torch.Tensor, *, loss_type: LossType, ignore_label: int
+) -> torch.Tensor:
+    """Of each token (B, S), 0 where the label is ignored. Stablemax: float64 (float32 on mps); softmax: float32."""
+    ignored_BS = labels_BS == ignore_label
+    targets_BS = labels_BS.masked_fill(ignored_BS, 0).long()
+    if loss_type == "softmax_cross_entropy":
+        loss_BS = F.cross_entropy(logits_BSV.float().flatten(0, 1), targets_BS.flatten(), reduction="none")
+        return loss_BS.view_as(targets_BS).masked_fill(ignored_BS, 0)
+    s_BSV = stablemax(logits_BSV.to(_widest_float(logits_BSV.device)))
+    s_target_BS = s_BSV.gather(-1, targets_BS.unsqueeze(-1)).squeeze(-1)
+    return (s_BSV.sum(-1).log() - s_target_BS.log()).masked_fill(ignored_BS, 0)
+
+
+@torch.no_grad()
+def correctness(
+    logits_BSV: torch.Tensor, labels_BS: torch.Tensor, ignore_label: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each sequence: has it any label, its mean token accuracy (float32), are all its labelled tokens right.
+
+    Without labels the accuracy is 0, and nothing is wrong: exact is true.
+    """
+    is_label_BS = labels_BS != ignore_label
+    num_labels_B = is_label_BS.sum(-1)
+    num_right_B = (is_label_BS & (logits_BSV.argmax(-1) == labels_BS)).sum(-1)
+    return num_labels_B > 0, num_right_B / num_labels_B.clamp(min=1), num_right_B == num_labels_B
+
+
+def act_loss(
+    outputs: Outputs,
+    labels_BS: torch.Tensor,
+    *,
+    halted_B: torch.Tensor,
+    steps_B: torch.Tensor,
+    loss_type: LossType,
+    ignore_label: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss of one segment, summed over its slots, and the sums of METRICS.
+
+    loss = sum over slots of mean cross-entropy of the labelled tokens + 0.5 (BCE(q_halt, right) + BCE(q_continue,
+    target)), the last only if there is a target (HRM, arXiv 2506.21734, section 2; the 0.5 is the published code's).
+
+    Args:
+        labels_BS, halted_B, steps_B: of the carry that the segment returned.
+
+    Returns:
+        The loss, a scalar with gradient, and the detached sums in the order of METRICS, float64 (float32 on mps).
+    """
+    labelled_B, token_accuracy_B, exact_B = correctness(outputs.logits_BSV, labels_BS, ignore_label)
+
+    token_loss_BS = token_cross_entropy(outputs.logits_BSV, labels_BS, loss_type=loss_type, ignore_label=ignore_label)
+    num_labels_B = (labels_BS != ignore_label).sum(-1).clamp(min=1)
+    lm_loss = (token_loss_BS.sum(-1) / num_labels_B).sum()
+    q_halt_loss = F.binary_cross_entropy_with_logits(outputs.q_halt_B, exact_B.float(), reduction="sum")
+    if outputs.target_q_continue_B is None:
+        q_continue_loss = torch.zeros_like(q_halt_loss)
+    else:
+        q_continue_loss = F.binary_cross_entropy_with_logits(
+            outputs.q_continue_B, outputs.target_q_continue_B, reduction="sum"
+        )
+    loss = lm_loss + 0.5 * (q_halt_loss + q_continue_loss)
+
+    with torch.no_grad():
+        counted_B = halted_B & labelled_B
+        q_halt_right_B = (outputs.q_halt_B >= 0) == exact_B
+        sums = {
+            "count": counted_B.sum(),
+            "accuracy": token_accuracy_B.where(counted_B, 0).sum(),
+            "exact_accuracy": (counted_B & exact_B).sum(),
+            "q_halt_accuracy": (counted_B & q_halt_right_B).sum(),
+            "steps": steps_B.where(counted_B, 0).sum(),
+            "lm_loss": lm_loss,
+            "q_halt_loss": q_halt_loss,
+            "q_continue_loss": q_continue_loss,
+        }
+        return loss, torch.stack([sums[name].to(_widest_float(loss.device)) for name in METRICS])

@@ -1,0 +1,59 @@
+"""AdamATan2: Adam whose division is an arctangent: no epsilon, and a bounded step (arXiv 2407.05872)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import ParamsT
+
+
+class AdamATan2(torch.optim.Optimizer):
+    """p *= 1 - lr wd; m, v as in Adam; p -= lr / (1 - b1^t) * atan2(m, sqrt(v / (1 - b2^t))), t = 1, 2, ...
+
+    Weight decay is decoupled and for every parameter of the group. The step count is a plain int in the group, so that
+    nothing has to be read back from the device. Parameters without a gradient are left alone.
+
+    Raises:
+        ValueError: a rate, beta or weight decay that is out of range.
+    """
+
+    def __init__(self, params: ParamsT, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
+        if lr < 0:
+            raise ValueError(f"lr is {lr}; give 0 or more")
+        for beta in betas:
+            if not 0 <= beta < 1:
+                raise ValueError(f"beta is {beta}; give a number from 0 up to, but not including, 1")
+        if weight_decay < 0:
+            raise ValueError(f"weight_decay is {weight_decay}; give 0 or more")
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "step": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One update from the gradients in `.grad`; no device synchronisation."""
+        assert closure is None, "the loss is computed once, outside"
+        for group in self.param_groups:
+            group["step"] += 1
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                self._update(parameters, group)
+
+    def _update(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
+        for parameter in parameters:
+            state = self.state[parameter]
+            if not state:
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        means = [self.state[parameter]["exp_avg"] for parameter in parameters]
+        squares = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
+        beta1, beta2 = group["betas"]
+
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_lerp_(means, gradients, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+        updates = torch._foreach_div(squares, 1 - beta2 ** group["step"])
+        torch._foreach_sqrt_(updates)
+        for mean, update in zip(means, updates, strict=True):
+            torch.atan2(mean, update, out=update)  # there is no _foreach_atan2
+        torch._foreach_add_(parameters, updates, alpha=-group["lr"] / (1 - beta1 ** group["step"]))

@@ -1,0 +1,85 @@
+"""Symmetries keep a Sudoku a Sudoku, reach all that they should, and depend on the place in the random stream alone."""
+# N = boards, L = side of a board, S = cells of a board
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataset.augment import BOXES, Box, cell_sources, column_orders, draw_symmetries, row_orders
+from dataset.sudoku import random_solution, valid_solutions
+
+boxes = st.sampled_from(list(BOXES.values()))
+seeds = st.integers(0, 2**32 - 1)
+
+
+@settings(deadline=None)
+@given(box=boxes, seed=seeds)
+def test_valid_boards_stay_valid(box: Box, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    solution_NS = np.tile(random_solution(box, rng), (20, 1))
+    assert valid_solutions(draw_symmetries(rng, 20, box).apply(solution_NS), box).all()
+
+
+@settings(deadline=None)
+@given(box=boxes, seed=seeds)
+def test_puzzle_and_solution_move_together(box: Box, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    solution_NS = random_solution(box, rng)[None]
+    puzzle_NS = np.where(rng.random(solution_NS.shape) < 0.5, 0, solution_NS).astype(np.uint8)
+    symmetry = draw_symmetries(rng, 1, box)
+    moved_puzzle_NS, moved_solution_NS = symmetry.apply(puzzle_NS), symmetry.apply(solution_NS)
+    assert np.count_nonzero(moved_puzzle_NS) == np.count_nonzero(puzzle_NS)
+    is_clue_NS = moved_puzzle_NS > 0
+    np.testing.assert_array_equal(moved_puzzle_NS[is_clue_NS], moved_solution_NS[is_clue_NS])
+
+
+@settings(deadline=None)
+@given(box=boxes, seed=seeds, sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_draws_do_not_depend_on_how_they_are_cut(box: Box, seed: int, sizes: list[int]) -> None:
+    rng = np.random.default_rng(seed)
+    pieces = [draw_symmetries(rng, size, box) for size in sizes]
+    whole = draw_symmetries(np.random.default_rng(seed), sum(sizes), box)
+    np.testing.assert_array_equal(np.concatenate([piece.cells_NS for piece in pieces]), whole.cells_NS)
+    np.testing.assert_array_equal(np.concatenate([piece.digits_ND for piece in pieces]), whole.digits_ND)
+
+
+@pytest.mark.parametrize("box", BOXES.values(), ids=str)
+def test_orders_of_lines_are_all_and_distinct(box: Box) -> None:
+    for orders, num_groups, size in (
+        (row_orders(box), box.columns, box.rows),
+        (column_orders(box), box.rows, box.columns),
+    ):
+        assert len({tuple(order) for order in orders.tolist()}) == len(orders)
+        assert len(orders) == math.factorial(num_groups) * math.factorial(size) ** num_groups
+        # Lines of one band (or stack) stay side by side.
+        groups = orders.reshape(len(orders), num_groups, size) // size
+        assert (groups == groups[:, :, :1]).all()
+
+
+@pytest.mark.parametrize("box", BOXES.values(), ids=str)
+def test_cells_and_transposition_by_hand(box: Box) -> None:
+    board_LL = np.arange(box.num_cells).reshape(box.side, box.side)
+    rows_L, columns_L = row_orders(box)[-1], column_orders(box)[-2]
+    for transposed, expected_LL in ((False, board_LL[rows_L][:, columns_L]), (True, board_LL[rows_L][:, columns_L].T)):
+        cells_NS = cell_sources(rows_L[None], columns_L[None], np.array([transposed]))
+        np.testing.assert_array_equal(cells_NS[0].reshape(box.side, box.side), expected_LL)
+
+
+def test_every_4x4_symmetry_is_drawn_about_equally_often() -> None:
+    box, num = BOXES["2x2"], 50_000
+    symmetries = draw_symmetries(np.random.default_rng(0), num, box)
+    for table, expected in ((symmetries.cells_NS, 128), (symmetries.digits_ND, 24)):
+        _, counts = np.unique(table, axis=0, return_counts=True)
+        assert len(counts) == expected
+        # Six standard deviations of a binomial count.
+        assert abs(counts - num / expected).max() < 6 * math.sqrt(num / expected)
+
+
+def test_boards_that_are_not_square_are_never_transposed() -> None:
+    box = BOXES["2x3"]
+    cells_NLL = draw_symmetries(np.random.default_rng(0), 200, box).cells_NS.reshape(-1, box.side, box.side)
+    rows_NLL = cells_NLL // box.side
+    assert (rows_NLL == rows_NLL[:, :, :1]).all()

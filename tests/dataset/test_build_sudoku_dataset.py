@@ -1,0 +1,409 @@
+"""What the builder writes, what it refuses, and what is left when it is stopped."""
+# N = boards, S = cells of a board
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dataset import build_sudoku_dataset
+from dataset.augment import BOXES, Box
+from dataset.build_sudoku_dataset import main
+from dataset.schema import Split, SplitName, check_contents, open_split
+from dataset.sudoku import count_solutions, generate, symmetry_class, valid_solutions
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+REAL_PUZZLES = REPOSITORY.parent / "shared" / "data" / "sudoku-extreme-1k"
+HEADER = "source,question,answer,rating"
+BOX = BOXES["2x2"]
+QUESTION, ANSWER = "1...3..2.14.4...", "1234341221434321"
+
+
+@pytest.fixture(scope="module")
+def source_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of 4x4 puzzles rated 0, 1, 2, ...: 12 for training, 5 for test (compressed)."""
+    folder = tmp_path_factory.mktemp("source")
+    pairs = list(generate(17, BOX, np.random.default_rng(0)))
+    rows = [
+        f"x,{''.join(map(str, q)).replace('0', '.' if i % 2 else '0')},{''.join(map(str, a))},{i % 12}"
+        for i, (q, a) in enumerate(pairs)
+    ]
+    (folder / "train.csv").write_text("\n".join([HEADER, *rows[:12]]) + "\n")
+    with gzip.open(folder / "test.csv.gz", "wt") as stream:
+        stream.write("\n".join([HEADER, *rows[12:]]) + "\n")
+    return folder
+
+
+def _build(output_dir: Path, *options: object) -> dict[SplitName, Split]:
+    assert main(["--output-dir", str(output_dir), *map(str, options)]) == 0
+    return {"train": open_split(output_dir, "train"), "test": open_split(output_dir, "test")}
+
+
+def _boards(split: Split) -> tuple[np.ndarray, np.ndarray]:
+    puzzle_set = split.sets["all"]
+    return np.array(puzzle_set.inputs) - 1, np.array(puzzle_set.labels) - 1
+
+
+def _error(capsys: pytest.CaptureFixture[str], output_dir: Path, *options: object) -> str:
+    """Runs the builder into a mistake: status 2, one line, nothing left behind."""
+    before = sorted(output_dir.parent.iterdir())
+    assert main(["--output-dir", str(output_dir), *map(str, options)]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert ";" in line, "it must say what to do"
+    assert sorted(output_dir.parent.iterdir()) == before
+    return line
+
+
+def test_format(tmp_path: Path, source_dir: Path) -> None:
+    splits = _build(tmp_path / "data", "--source-dir", source_dir, "--num-aug", 3)
+    assert json.loads((tmp_path / "data" / "train" / "dataset.json").read_text()) == {
+        "pad_id": 0,
+        "ignore_label_id": 0,
+        "blank_identifier_id": 0,
+        "vocab_size": 6,
+        "seq_len": 16,
+        "num_puzzle_identifiers": 1,
+        "total_groups": 12,
+        "mean_puzzle_examples": 1.0,
+        "sets": ["all"],
+    }
+    assert json.loads((tmp_path / "data" / "identifiers.json").read_text()) == ["<blank>"]
+    train, test = splits["train"].sets["all"], splits["test"].sets["all"]
+    assert train.inputs.dtype == train.labels.dtype == np.uint8
+    assert train.inputs.shape == (48, 16) and test.inputs.shape == (5, 16)
+    assert train.puzzle_identifiers.tolist() == [0] * 48
+    assert train.puzzle_indices.tolist() == list(range(49))
+    assert train.group_indices.tolist() == list(range(0, 49, 4))
+    assert test.group_indices.tolist() == list(range(6))
+    recorded = json.loads((tmp_path / "data" / "fingerprint.json").read_text())
+    assert {split: check_contents(splits[split]) for split in splits} == {split: recorded[split] for split in splits}
+    assert recorded["builder"]["num_aug"] == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
+def test_originals_come_first_and_in_order(tmp_path: Path, source_dir: Path) -> None:
+    questions_NS, solutions_NS = _boards(_build(tmp_path / "data", "--source-dir", source_dir, "--num-aug", 2)["train"])
+    rows = [line.split(",") for line in (source_dir / "train.csv").read_text().splitlines()[1:]]
+    for row, question_S, solution_S in zip(rows, questions_NS[::3], solutions_NS[::3], strict=True):
+        assert "".join(map(str, question_S)) == row[1].replace(".", "0")
+        assert "".join(map(str, solution_S)) == row[2]
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(box=st.sampled_from(list(BOXES)), num_aug=st.integers(0, 4), seed=st.integers(0, 2**40))
+def test_augmented_boards(tmp_path_factory: pytest.TempPathFactory, box: str, num_aug: int, seed: int) -> None:
+    folder = tmp_path_factory.mktemp("build")
+    options = ("--generate", 3, "--box", box, "--num-aug", num_aug, "--seed", seed)
+    questions_NS, solutions_NS = _boards(_build(folder / "data", *options)["train"])
+    shape = BOXES[box]
+    assert valid_solutions(solutions_NS, shape).all()
+    assert ((questions_NS == 0) | (questions_NS == solutions_NS)).all()
+    for group in np.split(questions_NS, 3):
+        assert len({symmetry_class(question_S, shape) for question_S in group}) == 1
+        assert len({np.count_nonzero(question_S) for question_S in group}) == 1
+        assert all(count_solutions(question_S, shape) == 1 for question_S in group)
+
+
+def _fingerprints(folder: Path) -> list[str]:
+    recorded = json.loads((folder / "fingerprint.json").read_text())
+    return [recorded["train"], recorded["test"]]
+
+
+def test_a_build_is_a_function_of_the_seed(tmp_path: Path, source_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--source-dir", source_dir, "--num-aug", 5, "--subsample-size", 6)
+    _build(tmp_path / "a", *options, "--seed", 1)
+    _build(tmp_path / "c", *options, "--seed", 2)
+    monkeypatch.setattr(build_sudoku_dataset, "AUGMENT_CHUNK_BOARDS", 7)
+    monkeypatch.setattr(build_sudoku_dataset, "CSV_CHUNK_ROWS", 5)
+    _build(tmp_path / "b", *options, "--seed", 1)
+    assert _fingerprints(tmp_path / "a") == _fingerprints(tmp_path / "b")
+    assert _fingerprints(tmp_path / "a")[0] != _fingerprints(tmp_path / "c")[0]
+
+
+def test_subsampling_is_of_train_only_and_without_replacement(tmp_path: Path, source_dir: Path) -> None:
+    whole = _build(tmp_path / "whole", "--source-dir", source_dir)
+    part = _build(tmp_path / "part", "--source-dir", source_dir, "--subsample-size", 7)
+    drawn = [question_S.tobytes() for question_S in _boards(part["train"])[0]]
+    assert len(drawn) == len(set(drawn)) == 7
+    assert set(drawn) <= {question_S.tobytes() for question_S in _boards(whole["train"])[0]}
+    np.testing.assert_array_equal(_boards(part["test"])[0], _boards(whole["test"])[0])
+
+
+def test_min_difficulty_is_for_both_splits(tmp_path: Path, source_dir: Path) -> None:
+    splits = _build(tmp_path / "data", "--source-dir", source_dir, "--min-difficulty", 3)
+    assert splits["train"].metadata.total_groups == 9  # rated 3 to 11
+    assert splits["test"].metadata.total_groups == 2  # rated 3 and 4
+
+
+@pytest.mark.parametrize(("box", "vocab_size"), [("2x2", 6), ("2x3", 8), ("3x3", 11)])
+def test_generated_splits_share_no_class(tmp_path: Path, box: str, vocab_size: int) -> None:
+    splits = _build(tmp_path / "data", "--generate", 20, "--generate-test", 5, "--box", box)
+    assert splits["train"].metadata.vocab_size == vocab_size
+    classes = [
+        [symmetry_class(question_S, BOXES[box]) for question_S in _boards(split)[0]] for split in splits.values()
+    ]
+    assert [len(keys) for keys in classes] == [20, 5]
+    assert len({*classes[0], *classes[1]}) == 25
+
+
+def test_a_tenth_is_generated_for_test(tmp_path: Path) -> None:
+    assert _build(tmp_path / "a", "--generate", 21, "--box", "2x2")["test"].metadata.total_groups == 2
+    assert _build(tmp_path / "b", "--generate", 3, "--box", "2x2")["test"].metadata.total_groups == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--generate", 5, "--source-dir", "x"], "--source-dir and --generate exclude each other"),
+        (["--source-repo", "a/b", "--source-dir", "x"], "--source-repo and --source-dir exclude each other"),
+        (["--box", "2x2"], "--box needs --generate"),
+        (["--source-dir", "x", "--generate-test", 3], "--generate-test needs --generate"),
+        (["--generate", 5, "--min-difficulty", 3], "--min-difficulty is for puzzles from files"),
+        (["--generate", 5, "--subsample-size", 3], "--subsample-size is for puzzles from files"),
+        (["--generate", 0], "--generate is 0; it must be at least 1"),
+        (["--generate", 5, "--num-aug", -1], "--num-aug is -1; it must be at least 0"),
+        (["--generate", 5, "--seed", -1], "--seed is -1"),
+        (["--generate", "five"], "--generate: invalid int value: 'five'"),
+        (["--generate", 5, "--box", "4x4"], "invalid choice: '4x4'"),
+        (["--generat", 5], "unrecognized arguments"),
+        (
+            ["--generate", 5, "--box", "2x2", "--num-aug", 10**9],
+            "5,000,000,005 boards are more than a dataset can index",
+        ),
+    ],
+)
+def test_wrong_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[object], expected: str
+) -> None:
+    assert expected in _error(capsys, tmp_path / "data", *options)
+
+
+GOOD_ROW = f"x,{QUESTION},{ANSWER},3"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "train.csv:1: the file is empty"),
+        (HEADER + "\n", "train.csv:2: no puzzles after the header"),
+        (f"question,answer\n{GOOD_ROW}\n", "train.csv:1: the header is 'question,answer'"),
+        (f"{HEADER}\nx,{QUESTION},{ANSWER}\n", "train.csv:2: 3 fields instead of 4"),
+        (f"{HEADER}\nx,{QUESTION[1:]},{ANSWER},3\n", "train.csv:2: the question has 15 characters; boards have 16, 36"),
+        (f"{HEADER}\n{GOOD_ROW}\nx,{QUESTION[1:]},{ANSWER},3\n", "train.csv:3: the question has 15 characters, not 16"),
+        (f"{HEADER}\n{GOOD_ROW}\n\nx,{QUESTION},{ANSWER}1,3\n", "train.csv:4: the answer has 17 characters, not 16"),
+        (
+            f"{HEADER}\nx,{QUESTION[:-1]}5,{ANSWER},3\n",
+            "train.csv:2: the question has '5' in cell 16, where only 1 to 4",
+        ),
+        (f"{HEADER}\nx,{QUESTION[:-1]}\u0664,{ANSWER},3\n", "train.csv:2: the question has '\u0664' in cell 16"),
+        (f"{HEADER}\nx,{QUESTION},{ANSWER[:-1]}.,3\n", "train.csv:2: the answer has '.' in cell 16"),
+        (f"{HEADER}\nx,{QUESTION},2134342112434312,3\n", "train.csv:2: the answer has 2 in cell 1, the question 1"),
+        (f"{HEADER}\n{GOOD_ROW}\nx,{'.' * 16},{'1234' * 4},3\n", "train.csv:3: the answer is no valid Sudoku"),
+        (f"{HEADER}\nx,{QUESTION},{ANSWER},hard\n", "train.csv:2: the rating is 'hard', no integer"),
+        (f"{HEADER}\nx,{QUESTION},{ANSWER},1.5\n", "train.csv:2: the rating is '1.5', no integer"),
+        (f'{HEADER}\n"{"x" * 200_000}",{QUESTION},{ANSWER},3\n', "train.csv:1: cannot be read on (field larger"),
+    ],
+)
+def test_bad_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.csv").write_text(text, encoding="utf-8")
+    (source / "test.csv").write_text(f"{HEADER}\n{GOOD_ROW}\n")
+    assert expected in _error(capsys, tmp_path / "data", "--source-dir", source)
+
+
+def test_byte_order_mark_and_windows_line_ends_are_fine(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.csv").write_bytes(f"\ufeff{HEADER}\r\n{GOOD_ROW}\r\n".encode())
+    assert _build(tmp_path / "data", "--source-dir", tmp_path)["train"].metadata.total_groups == 1
+
+
+def test_bad_source_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path) -> None:
+    source = tmp_path / "source"
+    assert "holds neither train.csv nor train.csv.gz" in _error(capsys, tmp_path / "data", "--source-dir", source)
+    source.mkdir()
+    compressed = (source_dir / "test.csv.gz").read_bytes()
+    (source / "train.csv.gz").write_bytes(compressed[:-20])
+    (source / "test.csv.gz").write_bytes(compressed)
+    assert "cannot be read on (Compressed file ended" in _error(capsys, tmp_path / "data", "--source-dir", source)
+    (source / "train.csv.gz").write_bytes(b"no gzip")
+    assert "train.csv.gz:1: cannot be read on" in _error(capsys, tmp_path / "data", "--source-dir", source)
+    (source / "train.csv").write_text(f"{HEADER}\n{GOOD_ROW}\n")
+    assert "holds both train.csv and train.csv.gz" in _error(capsys, tmp_path / "data", "--source-dir", source)
+    (source / "train.csv.gz").unlink()
+    larger, solution = next(generate(1, BOXES["2x3"], np.random.default_rng(0)))
+    row = f"x,{''.join(map(str, larger))},{''.join(map(str, solution))},1"
+    (source / "train.csv").write_text(f"{HEADER}\n{row}\n")
+    assert "test.csv.gz: boards have side 4" in _error(capsys, tmp_path / "data", "--source-dir", source)
+
+
+def test_asking_for_more_than_the_file_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path
+) -> None:
+    options = ("--source-dir", source_dir, "--subsample-size", 10)
+    _build(tmp_path / "fits", *options)
+    message = _error(capsys, tmp_path / "data", *options, "--min-difficulty", 4)
+    assert "--subsample-size is 10, but there are 8 puzzles rated 4 or more" in message
+    message = _error(capsys, tmp_path / "data", "--source-dir", source_dir, "--min-difficulty", 99)
+    assert "train.csv: no puzzle is rated 99 or more, the highest is 11" in message
+
+
+def test_download(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    asked = []
+
+    def hf_hub_download(repo: str, filename: str, *, repo_type: str) -> str:
+        asked.append((repo, filename, repo_type))
+        return str(source_dir / {"train.csv": "train.csv", "test.csv": "test.csv.gz"}[filename])
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    assert _build(tmp_path / "data")["train"].metadata.total_groups == 12
+    assert asked == [("sapientinc/sudoku-extreme", f"{split}.csv", "dataset") for split in ("train", "test")]
+    _build(tmp_path / "data", "--source-repo", "me/mine")
+    assert asked[-1][0] == "me/mine"
+
+    def fails(*_: object, **__: object) -> str:
+        raise ConnectionError("no\nnetwork")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fails)
+    message = _error(capsys, tmp_path / "other")
+    assert "cannot download train.csv of sapientinc/sudoku-extreme (no network)" in message
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert "downloading needs huggingface_hub" in _error(capsys, tmp_path / "other")
+
+
+def test_a_dataset_is_replaced_and_nothing_else_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    _build(data, "--source-dir", source_dir)
+    assert _build(data, "--source-dir", source_dir, "--subsample-size", 4)["train"].metadata.total_groups == 4
+
+    before = _fingerprints(data)
+    _error(capsys, data, "--source-dir", source_dir, "--subsample-size", 400)
+    assert _fingerprints(data) == before
+
+    (data / "notes.txt").write_text("mine")
+    assert "holds notes.txt, which is no part of a dataset" in _error(capsys, data, "--source-dir", source_dir)
+    assert (data / "notes.txt").read_text() == "mine"
+    (tmp_path / "other" / "train").mkdir(parents=True)
+    assert "neither empty nor a dataset" in _error(capsys, tmp_path / "other", "--source-dir", source_dir)
+    (tmp_path / "file").write_text("mine")
+    assert "is a file" in _error(capsys, tmp_path / "file", "--source-dir", source_dir)
+    assert main(["--output-dir", str(tmp_path / "file" / "data"), "--source-dir", str(source_dir)]) == 2
+    assert "cannot build" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_full_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(*_: object) -> None:
+        with open("/dev/full", "w") as stream:
+            stream.write("x")
+
+    monkeypatch.setattr(np, "save", save)
+    assert "No space left on device" in _error(capsys, tmp_path / "data", "--source-dir", source_dir)
+
+
+def _start(*options: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "dataset/build_sudoku_dataset.py", *map(str, options)]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} does not appear"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("replacing", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_build_leaves_nothing_that_looks_whole(
+    tmp_path: Path, source_dir: Path, number: signal.Signals, replacing: bool
+) -> None:
+    data, building = tmp_path / "data", tmp_path / ".data.building"
+    before = None
+    if replacing:
+        _build(data, "--source-dir", source_dir)
+        before = _fingerprints(data)
+    # Minutes of work, so that the signal comes in the middle of it.
+    process = _start("--output-dir", data, "--source-dir", source_dir, "--num-aug", 5_000_000)
+    _wait_for(building / "train" / "all__labels.npy")
+    process.send_signal(number)
+    _, messages = process.communicate(timeout=60)
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert messages.strip().splitlines()[-1] == "error: interrupted; nothing was built"
+        assert not building.exists()
+    else:
+        assert building.exists()
+        with pytest.raises(ValueError, match="no dataset at"):
+            open_split(building, "train")
+    assert data.exists() == replacing
+    if replacing:
+        assert _fingerprints(data) == before
+
+    _build(data, "--source-dir", source_dir, "--num-aug", 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
+def test_a_build_killed_between_the_renames_is_taken_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path
+) -> None:
+    data = tmp_path / "data"
+    _build(data, "--source-dir", source_dir)
+    before = _fingerprints(data)
+    os.rename(data, tmp_path / ".data.replaced")
+    assert main(["--output-dir", str(data), "--source-dir", str(source_dir), "--subsample-size", "400"]) == 2
+    assert _fingerprints(data) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
+def test_two_builds_of_the_same_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path) -> None:
+    data = tmp_path / "data"
+    process = _start("--output-dir", data, "--source-dir", source_dir, "--num-aug", 5_000_000)
+    try:
+        _wait_for(tmp_path / ".data.building" / "train" / "all__labels.npy")
+        assert main(["--output-dir", str(data), "--source-dir", str(source_dir)]) == 2
+        assert "is being built by another process" in capsys.readouterr().err
+        assert (tmp_path / ".data.building" / "train" / "all__labels.npy").exists()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("how", [["dataset/build_sudoku_dataset.py"], ["-m", "dataset.build_sudoku_dataset"]])
+def test_as_a_script_and_as_a_module(tmp_path: Path, how: list[str]) -> None:
+    command = [sys.executable, *how, "--output-dir", str(tmp_path / "data"), "--generate", "20", "--box", "2x2"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "20 boards" in done.stdout and "vocab_size 6, seq_len 16" in done.stdout
+    assert "\r" not in done.stderr, "a redirected progress bar must be made of lines"
+    bad = subprocess.run([*command, "--seed", "-1"], cwd=REPOSITORY, capture_output=True, text=True)
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr == "error: --seed is -1; it must be at least 0\n"
+
+
+@pytest.mark.skipif(not REAL_PUZZLES.exists(), reason="the shared Sudoku-Extreme puzzles are not here")
+def test_real_puzzles(tmp_path: Path) -> None:
+    splits = _build(tmp_path / "data", "--source-dir", REAL_PUZZLES, "--num-aug", 4)
+    assert splits["train"].metadata.total_groups == 1000 and splits["test"].metadata.total_groups == 10_000
+    questions_NS, solutions_NS = _boards(splits["train"])
+    box: Box = BOXES["3x3"]
+    assert valid_solutions(solutions_NS, box).all()
+    assert ((questions_NS == 0) | (questions_NS == solutions_NS)).all()
+    assert len(np.unique(questions_NS, axis=0)) == 5000

@@ -1,0 +1,234 @@
+"""Folders in the published format open unchanged; each way in which one can be wrong is a line that names the file."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataset import schema
+from dataset.schema import check_contents, open_split
+
+NUM_GROUPS, GROUP_SIZE, EXAMPLES, SEQ_LEN, VOCAB = 3, 2, 2, 5, 7
+METADATA: dict[str, Any] = {
+    "pad_id": 0,
+    "ignore_label_id": 0,
+    "blank_identifier_id": 0,
+    "vocab_size": VOCAB,
+    "seq_len": SEQ_LEN,
+    "num_puzzle_identifiers": 4,
+    "total_groups": NUM_GROUPS,
+    "mean_puzzle_examples": 2.0,
+    "sets": ["all"],
+}
+
+
+def _write(data_path: Path, dtype: type = np.int64, **changes: object) -> Path:
+    """A dataset as the published builders leave it: int64 examples, int32 indices."""
+    folder = data_path / "train"
+    folder.mkdir(parents=True)
+    metadata = {**METADATA, **changes}
+    (folder / "dataset.json").write_text(
+        json.dumps({key: metadata[key] for key in metadata if metadata[key] != "drop"})
+    )
+    rng = np.random.default_rng(0)
+    num_puzzles = NUM_GROUPS * GROUP_SIZE
+    shape = (num_puzzles * EXAMPLES, SEQ_LEN)
+    for name in ("inputs", "labels"):
+        np.save(folder / f"all__{name}.npy", rng.integers(0, VOCAB, shape).astype(dtype))
+    np.save(folder / "all__puzzle_identifiers.npy", rng.integers(0, 4, num_puzzles).astype(np.int32))
+    np.save(folder / "all__puzzle_indices.npy", np.arange(0, num_puzzles * EXAMPLES + 1, EXAMPLES, dtype=np.int32))
+    np.save(folder / "all__group_indices.npy", np.arange(0, num_puzzles + 1, GROUP_SIZE, dtype=np.int32))
+    return data_path
+
+
+def _edit(data_path: Path, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    file = data_path / "train" / f"all__{name}.npy"
+    np.save(file, change(np.load(file)))
+
+
+def _set(at: int | tuple[int, int], value: int) -> Callable[[np.ndarray], np.ndarray]:
+    def change(array: np.ndarray) -> np.ndarray:
+        array[at] = value
+        return array
+
+    return change
+
+
+def _error(data_path: Path) -> str:
+    with pytest.raises(ValueError) as caught:
+        check_contents(open_split(data_path, "train"))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert ";" in message or ":" in message
+    return message
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8])
+def test_published_folders_open(tmp_path: Path, dtype: type) -> None:
+    split = open_split(_write(tmp_path, dtype, total_puzzles=6), "train")
+    puzzle_set = split.sets["all"]
+    assert puzzle_set.inputs.shape == puzzle_set.labels.shape == (12, SEQ_LEN)
+    assert puzzle_set.inputs.dtype == dtype
+    assert isinstance(puzzle_set.inputs, np.memmap) and isinstance(puzzle_set.labels, np.memmap)
+    assert puzzle_set.puzzle_indices.tolist() == [0, 2, 4, 6, 8, 10, 12]
+    assert puzzle_set.group_indices.tolist() == [0, 2, 4, 6]
+    assert len(check_contents(split)) == 64
+
+
+def test_several_sets(tmp_path: Path) -> None:
+    _write(tmp_path, sets=["all", "more"], total_groups=2 * NUM_GROUPS)
+    for file in list((tmp_path / "train").glob("all__*")):
+        file.with_name(file.name.replace("all", "more")).write_bytes(file.read_bytes())
+    assert list(open_split(tmp_path, "train").sets) == ["all", "more"]
+
+
+@pytest.mark.parametrize("name", ["inputs", "labels", "puzzle_identifiers"])
+def test_fingerprint_follows_the_contents(tmp_path: Path, name: str) -> None:
+    def fingerprint() -> str:
+        return check_contents(open_split(tmp_path, "train"))
+
+    before = fingerprint() if _write(tmp_path) else ""
+    assert fingerprint() == before
+    _edit(tmp_path, name, lambda array: np.where(array == array.flat[0], (array + 1) % 4, array).astype(array.dtype))
+    assert fingerprint() != before
+
+
+def test_fingerprint_does_not_depend_on_the_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = check_contents(open_split(_write(tmp_path), "train"))
+    monkeypatch.setattr(schema, "CHUNK_BYTES", 1)
+    assert check_contents(open_split(tmp_path, "train")) == before
+    _edit(tmp_path, "inputs", _set((11, 2), VOCAB))
+    assert "row 11 has token 7" in _error(tmp_path)
+
+
+def test_a_changed_dataset_is_not_the_one_that_was_built(tmp_path: Path) -> None:
+    fingerprint = check_contents(open_split(_write(tmp_path), "train"))
+    (tmp_path / "fingerprint.json").write_text(json.dumps({"train": fingerprint}))
+    check_contents(open_split(tmp_path, "train"))
+    _edit(tmp_path, "labels", lambda array: array[::-1])
+    assert "changed after it was built" in _error(tmp_path)
+    (tmp_path / "fingerprint.json").write_text("{")
+    assert "fingerprint.json: cannot be read" in _error(tmp_path)
+
+
+def test_missing_dataset_says_how_to_build_it(tmp_path: Path) -> None:
+    for folder in (tmp_path / "nowhere", tmp_path):
+        message = _error(folder)
+        assert "no dataset at" in message
+        assert f"python dataset/build_sudoku_dataset.py --output-dir {folder}" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"vocab_size": "drop"}, "vocab_size: Field required"),
+        ({"vocab_size": "7"}, "vocab_size: Input should be a valid integer"),
+        ({"seq_len": True}, "seq_len: Input should be a valid integer"),
+        ({"seq_len": 6}, "rows have 5 tokens, but seq_len in dataset.json is 6"),
+        ({"total_groups": 4}, "total_groups is 4, but the sets hold 3"),
+        ({"pad_id": 7}, "pad_id is 7, but vocab_size is 7"),
+        ({"blank_identifier_id": 4}, "blank_identifier_id is 4, but num_puzzle_identifiers is 4"),
+        ({"mean_puzzle_examples": float("nan")}, "mean_puzzle_examples: Input should be a finite number"),
+        ({"sets": []}, "sets: List should have at least 1 item"),
+        ({"sets": ["../all"]}, "sets.0: String should match pattern"),
+        ({"sets": ["all", "all"]}, "names a set twice"),
+        ({"sets": ["other"]}, "other__inputs.npy is missing"),
+    ],
+)
+def test_wrong_metadata(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    assert expected in _error(_write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("text", ["{", "", "[1]", "\udc80", "[" * 100_000])
+def test_dataset_json_that_is_none(tmp_path: Path, text: str) -> None:
+    file = _write(tmp_path) / "train" / "dataset.json"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert str(file) in _error(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "expected"),
+    [
+        ("inputs", _set((3, 1), VOCAB), "all__inputs.npy: row 3 has token 7, but 0 to 6 are possible"),
+        ("inputs", _set((3, 1), -1), "all__inputs.npy: row 3 has token -1"),
+        ("labels", _set((4, 0), VOCAB), "all__labels.npy: row 4 has label 7"),
+        ("labels", _set((4, 0), -100), "all__labels.npy: row 4 has label -100"),
+        ("puzzle_identifiers", _set(5, 4), "all__puzzle_identifiers.npy: row 5 has puzzle identifier 4, but 0 to 3"),
+        ("puzzle_identifiers", lambda a: a[:-1], "5 entries, but puzzle_indices has 6 puzzles"),
+        ("puzzle_indices", _set(0, 1), "all__puzzle_indices.npy: entry 0 is 1, not 0"),
+        ("puzzle_indices", _set(2, 2), "entry 2 is 2, not above entry 1, 2"),
+        ("puzzle_indices", _set(6, 11), "ends at 11, but there are 12 rows in inputs"),
+        ("puzzle_indices", lambda a: _set(2, 1)(a.astype(np.uint8)), "entry 2 is 1, not above entry 1, 2"),
+        ("group_indices", _set(3, 7), "ends at 7, but there are 6 puzzles in puzzle_indices"),
+        ("group_indices", lambda a: a[:0], "all__group_indices.npy: is empty"),
+        ("labels", lambda a: a[:-1], "all__labels.npy: 11 rows, but inputs has 12"),
+        ("labels", lambda a: a[:, :-1], "all__labels.npy: rows have 4 tokens"),
+        ("inputs", lambda a: a.ravel(), "has shape (60,), but 2 axes are needed"),
+        ("inputs", lambda a: a.astype(np.float32), "holds float32, not integers"),
+        ("inputs", lambda a: a > 2, "holds bool, not integers"),
+    ],
+)
+def test_wrong_arrays(tmp_path: Path, name: str, change: Callable[[np.ndarray], np.ndarray], expected: str) -> None:
+    _edit(_write(tmp_path), name, change)
+    assert expected in _error(tmp_path)
+
+
+def test_labels_may_be_the_ignored_one(tmp_path: Path) -> None:
+    _edit(_write(tmp_path, ignore_label_id=-100), "labels", _set((4, 0), -100))
+    check_contents(open_split(tmp_path, "train"))
+    _edit(tmp_path, "labels", _set((5, 0), -99))
+    assert "row 5 has label -99, but 0 to 6 or -100 (ignored) are possible" in _error(tmp_path)
+
+
+def test_ignore_label_id_may_be_null(tmp_path: Path) -> None:
+    assert open_split(_write(tmp_path, ignore_label_id=None), "train").metadata.ignore_label_id is None
+
+
+@pytest.mark.parametrize("name", ["inputs", "puzzle_indices"])
+@pytest.mark.parametrize("length", [0, 4, 40, 129, -1])
+def test_truncated_array(tmp_path: Path, name: str, length: int) -> None:
+    file = _write(tmp_path) / "train" / f"all__{name}.npy"
+    os.truncate(file, length if length >= 0 else file.stat().st_size + length)
+    assert f"{file}: cannot be mapped as a plain array" in _error(tmp_path)
+
+
+def test_missing_array(tmp_path: Path) -> None:
+    file = _write(tmp_path) / "train" / "all__labels.npy"
+    file.unlink()
+    assert f"{file} is missing" in _error(tmp_path)
+
+
+class _Payload:
+    """Unpickling it leaves a trace."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.trace,))
+
+
+@pytest.mark.parametrize("name", ["inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices"])
+def test_no_code_runs_from_a_dataset(tmp_path: Path, name: str) -> None:
+    file = _write(tmp_path / "data") / "train" / f"all__{name}.npy"
+    trace = tmp_path / "trace"
+    np.save(file, np.array([_Payload(trace)], dtype=object), allow_pickle=True)
+    assert f"{file}: cannot be mapped as a plain array" in _error(tmp_path / "data")
+    file.write_bytes(b"\x80\x04]." + b"\x00" * 100)  # a bare pickle
+    assert f"{file}: cannot be mapped as a plain array" in _error(tmp_path / "data")
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    "header", [b"{'descr': '<i8', 'fortran_order': False, 'shape': (12, -5), }", b"(" * 60, b"{'a", b"\xff" * 60]
+)
+def test_garbled_header(tmp_path: Path, header: bytes) -> None:
+    file = _write(tmp_path) / "train" / "all__inputs.npy"
+    contents = bytearray(file.read_bytes())
+    contents[10 : 10 + 117] = header.ljust(117)
+    file.write_bytes(contents)
+    assert str(file) in _error(tmp_path)

@@ -1,0 +1,184 @@
+"""The solver against brute force, the generator's promises, and the key by which symmetric puzzles are recognised."""
+# S = cells of a board, N = boards
+
+import csv
+import gzip
+import itertools
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataset import sudoku
+from dataset.augment import BOXES, Box, draw_symmetries
+from dataset.sudoku import count_solutions, generate, random_solution, solve, symmetry_class, unit_ids, valid_solutions
+
+REAL_PUZZLES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "sudoku-extreme-1k" / "train.csv.gz"
+
+boxes = st.sampled_from(list(BOXES.values()))
+seeds = st.integers(0, 2**32 - 1)
+
+
+def _is_valid(board_S: np.ndarray, box: Box) -> bool:
+    """The rules, as slowly and plainly as possible."""
+    board = board_S.reshape(box.side, box.side).tolist()
+    everything = set(range(1, box.side + 1))
+    rows_and_columns = [*map(set, board), *map(set, zip(*board, strict=True))]
+    in_boxes = [
+        {board[top + i][left + j] for i in range(box.rows) for j in range(box.columns)}
+        for top in range(0, box.side, box.rows)
+        for left in range(0, box.side, box.columns)
+    ]
+    return all(unit == everything for unit in rows_and_columns + in_boxes)
+
+
+@cache
+def _all_4x4() -> np.ndarray:
+    """All 288 solutions of side 4: (288, 16)."""
+    rows = list(itertools.permutations(range(1, 5)))
+    boards = [
+        np.array(board, dtype=np.uint8).ravel()
+        for board in itertools.product(rows, repeat=4)
+        if all(len(set(column)) == 4 for column in zip(*board, strict=True))
+    ]
+    return np.stack([board_S for board_S in boards if _is_valid(board_S, BOXES["2x2"])])
+
+
+def _random_puzzle(box: Box, seed: int, share: float) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    solution_S = random_solution(box, rng)
+    return np.where(rng.random(box.num_cells) < share, solution_S, 0).astype(np.uint8)
+
+
+@settings(deadline=None)
+@given(box=boxes, seed=seeds, spoil=st.booleans())
+def test_valid_solutions_are_those_that_the_rules_allow(box: Box, seed: int, spoil: bool) -> None:
+    rng = np.random.default_rng(seed)
+    board_S = random_solution(box, rng)
+    if spoil:
+        board_S[rng.integers(box.num_cells)] = rng.integers(1, box.side + 1)
+    assert valid_solutions(board_S[None], box).tolist() == [_is_valid(board_S, box)]
+
+
+def test_latin_squares_with_bad_boxes_are_no_solutions() -> None:
+    for box in BOXES.values():
+        cyclic_NS = np.add.outer(np.arange(box.side), np.arange(box.side)).ravel()[None] % box.side + 1
+        assert not valid_solutions(cyclic_NS.astype(np.uint8), box)[0]
+
+
+def test_boxes_of_side_6_have_two_rows_and_three_columns() -> None:
+    assert unit_ids(BOXES["2x3"])[2].reshape(6, 6)[:3].tolist() == [[0, 0, 0, 1, 1, 1]] * 2 + [[2, 2, 2, 3, 3, 3]]
+
+
+@settings(deadline=None, max_examples=200)
+@given(seed=seeds, share=st.floats(0, 0.7))
+def test_counts_are_those_of_brute_force(seed: int, share: float) -> None:
+    assert len(_all_4x4()) == 288
+    puzzle_S = _random_puzzle(BOXES["2x2"], seed, share)
+    expected = int(((_all_4x4() == puzzle_S) | (puzzle_S == 0)).all(axis=1).sum())
+    assert count_solutions(puzzle_S, BOXES["2x2"], limit=1000) == expected
+    assert count_solutions(puzzle_S, BOXES["2x2"]) == min(expected, 2)
+
+
+@settings(deadline=None)
+@given(box=boxes, seed=seeds, share=st.floats(0.3, 1))
+def test_solve_finds_a_solution_that_keeps_the_clues(box: Box, seed: int, share: float) -> None:
+    puzzle_S = _random_puzzle(box, seed, share)
+    solution_S = solve(puzzle_S, box)
+    assert solution_S is not None and _is_valid(solution_S, box)
+    assert ((puzzle_S == 0) | (puzzle_S == solution_S)).all()
+
+
+@pytest.mark.parametrize("box", BOXES.values(), ids=str)
+def test_contradictions_have_no_solution(box: Box) -> None:
+    twice_S = np.zeros(box.num_cells, dtype=np.uint8)
+    twice_S[:2] = 1
+    # The last cell of the first row has no candidate left: the row holds all digits but one, its column that one.
+    stuck_S = np.zeros(box.num_cells, dtype=np.uint8)
+    stuck_S[: box.side - 1] = np.arange(1, box.side)
+    stuck_S[-1] = box.side
+    for puzzle_S in (twice_S, stuck_S):
+        assert solve(puzzle_S, box) is None
+        assert count_solutions(puzzle_S, box) == 0
+
+
+@pytest.mark.skipif(not REAL_PUZZLES.exists(), reason="the shared Sudoku-Extreme puzzles are not here")
+def test_real_hard_puzzles_have_one_solution() -> None:
+    with gzip.open(REAL_PUZZLES, "rt") as stream:
+        for row in itertools.islice(csv.DictReader(stream), 40):
+            puzzle_S = np.array([int(c) for c in row["question"].replace(".", "0")], dtype=np.uint8)
+            solution_S = solve(puzzle_S, BOXES["3x3"])
+            assert solution_S is not None and "".join(map(str, solution_S)) == row["answer"]
+            assert count_solutions(puzzle_S, BOXES["3x3"]) == 1
+
+
+@pytest.mark.parametrize(("box", "num"), [("2x2", 300), ("2x3", 60), ("3x3", 25)])
+def test_generated_puzzles(box: str, num: int) -> None:
+    shape = BOXES[box]
+    pairs = list(generate(num, shape, np.random.default_rng(0)))
+    assert len(pairs) == num
+    for puzzle_S, solution_S in pairs:
+        assert puzzle_S.dtype == solution_S.dtype == np.uint8
+        assert count_solutions(puzzle_S, shape) == 1
+        np.testing.assert_array_equal(solve(puzzle_S, shape), solution_S)
+    assert len({symmetry_class(puzzle_S, shape) for puzzle_S, _ in pairs}) == num
+    shares = [np.count_nonzero(puzzle_S) / shape.num_cells for puzzle_S, _ in pairs]
+    assert min(shares) < 0.35 and max(shares) > 0.6, "from hard to easy"
+
+
+def test_generation_is_a_function_of_the_seed() -> None:
+    def first_puzzles(seed: int) -> list[bytes]:
+        return [puzzle_S.tobytes() for puzzle_S, _ in generate(5, BOXES["2x3"], np.random.default_rng(seed))]
+
+    assert first_puzzles(1) == first_puzzles(1)
+    assert first_puzzles(1) != first_puzzles(2)
+
+
+def test_asking_for_more_than_there_are_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sudoku, "MAX_DUPLICATES", 10)
+    with pytest.raises(
+        ValueError, match=r"found only [\d,]+ puzzles with boxes of 2x2 .* 100,000 are needed; ask for fewer"
+    ):
+        list(generate(100_000, BOXES["2x2"], np.random.default_rng(0)))
+
+
+@settings(deadline=None)
+@given(box=boxes, seed=seeds, share=st.floats(0.2, 0.7))
+def test_symmetries_have_the_same_key(box: Box, seed: int, share: float) -> None:
+    puzzle_S = _random_puzzle(box, seed, share)
+    symmetries = draw_symmetries(np.random.default_rng([seed, 1]), 3, box)
+    keys = {symmetry_class(moved_S, box) for moved_S in symmetries.apply(np.tile(puzzle_S, (3, 1)))}
+    assert keys == {symmetry_class(puzzle_S, box)}
+
+
+@pytest.mark.parametrize("box", BOXES.values(), ids=str)
+def test_other_puzzles_have_other_keys(box: Box) -> None:
+    """Moving one clue to a blank nearly always leaves the class; no key may be blind to where clues stand."""
+    puzzles = [puzzle_S for puzzle_S, _ in generate(30, box, np.random.default_rng(3))]
+    rng = np.random.default_rng(4)
+    changed = 0
+    for puzzle_S in puzzles:
+        moved_S = puzzle_S.copy()
+        source = rng.choice(np.flatnonzero(puzzle_S))
+        moved_S[rng.choice(np.flatnonzero(puzzle_S == 0))] = puzzle_S[source]
+        moved_S[source] = 0
+        changed += symmetry_class(moved_S, box) != symmetry_class(puzzle_S, box)
+    assert changed >= 27
+
+
+def test_keys_of_side_4_count_the_classes_of_solutions() -> None:
+    """Known: the 288 solutions of side 4 are two classes (of 96 and 192 boards)."""
+    keys = [symmetry_class(board_S, BOXES["2x2"]) for board_S in _all_4x4()]
+    assert sorted(keys.count(key) for key in set(keys)) == [96, 192]
+
+
+@pytest.mark.skipif(not REAL_PUZZLES.exists(), reason="the shared Sudoku-Extreme puzzles are not here")
+def test_keys_of_side_9_tell_real_puzzles_apart() -> None:
+    """No two of these are symmetries of one another, which was checked with a canonical form."""
+    with gzip.open(REAL_PUZZLES, "rt") as stream:
+        questions = [row["question"].replace(".", "0") for row in csv.DictReader(stream)]
+    puzzles_NS = np.array([[int(c) for c in question] for question in questions], dtype=np.uint8)
+    assert len({symmetry_class(puzzle_S, BOXES["3x3"]) for puzzle_S in puzzles_NS}) == len(puzzles_NS)

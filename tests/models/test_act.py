@@ -1,0 +1,145 @@
+"""Segments: who is replaced, who halts, what q_continue is taught; and exploration."""
+
+# B = slots
+
+import numpy as np
+import torch
+
+from models.act import Batch, Carry, draw_min_halt_steps, initial_carry, segment
+from models.hrm import HRM
+from tests.models.helpers import random_batch, small_hrm
+
+BATCH = 4
+
+
+def _with_q(q_halt: float, q_continue: float) -> HRM:
+    """A model whose Q values are the same whatever it sees."""
+    model = small_hrm()
+    with torch.no_grad():
+        model.q_head.weight.zero_()
+        assert model.q_head.bias is not None
+        model.q_head.bias.copy_(torch.tensor([q_halt, q_continue]))
+    return model
+
+
+def _going_on(model: HRM, batch: Batch, halted: list[bool], steps: list[int]) -> Carry:
+    """A carry in the middle of a run, its state made by one segment of `batch`."""
+    current = {name: tensor.clone() for name, tensor in batch.items()}
+    carry, _ = segment(model, initial_carry(model, batch), batch, training=False)
+    return Carry(carry.state, torch.tensor(steps, dtype=torch.int32), torch.tensor(halted), current)
+
+
+def test_first_segment_takes_the_whole_batch() -> None:
+    model, batch = small_hrm(), random_batch(BATCH)
+    carry = initial_carry(model, batch)
+    assert carry.halted_B.all()
+    carry, outputs = segment(model, carry, batch, training=True)
+    assert carry.steps_B.tolist() == [1] * BATCH and carry.steps_B.dtype == torch.int32
+    for name, tensor in batch.items():
+        assert torch.equal(carry.current[name], tensor), name
+        assert carry.current[name].dtype == tensor.dtype, name
+    assert outputs.puzzle_rows_BE is not None and outputs.puzzle_rows_BE.requires_grad
+
+
+def test_slots_that_go_on_ignore_their_draw_and_halted_ones_take_it() -> None:
+    model, old, new = small_hrm(), random_batch(BATCH, seed=1), random_batch(BATCH, seed=2)
+    halted = [True, False, True, False]
+    carry = _going_on(model, old, halted, [4, 2, 1, 1])
+    after, outputs = segment(model, carry, new, training=True)
+    assert after.steps_B.tolist() == [1, 3, 1, 2]
+    for slot, was_halted in enumerate(halted):
+        for name in old:
+            expected = (new if was_halted else old)[name][slot]
+            assert torch.equal(after.current[name][slot], expected), f"{name} of slot {slot}"
+    # A replaced slot computes what a fresh run would; a slot that goes on, what it would have without its neighbours.
+    _, fresh_outputs = segment(model, initial_carry(model, new), new, training=True)
+    _, continued_outputs = segment(model, _going_on(model, old, [False] * BATCH, [4, 2, 1, 1]), new, training=True)
+    for slot, was_halted in enumerate(halted):
+        logits = (fresh_outputs if was_halted else continued_outputs).logits_BSV[slot]
+        torch.testing.assert_close(outputs.logits_BSV[slot], logits, rtol=1e-5, atol=1e-5)
+
+
+def test_evaluation_halts_at_the_last_step_only() -> None:
+    model, batch = _with_q(5, -5), random_batch(BATCH)
+    carry = initial_carry(model, batch)
+    for step in range(1, 5):
+        carry, outputs = segment(model, carry, batch, training=False)
+        assert carry.halted_B.tolist() == [step == 4] * BATCH, f"step {step}"
+        assert outputs.target_q_continue_B is None
+
+
+def test_training_halts_when_q_says_so_and_not_on_a_tie() -> None:
+    batch = random_batch(BATCH)
+    for q_halt, q_continue, halts in [(1.0, 0.0, True), (0.0, 1.0, False), (1.0, 1.0, False)]:
+        model = _with_q(q_halt, q_continue)
+        carry, _ = segment(model, initial_carry(model, batch), batch, training=True)
+        assert carry.halted_B.tolist() == [halts] * BATCH, f"q_halt {q_halt}, q_continue {q_continue}"
+
+
+def test_exploration_delays_halting_to_its_minimum_and_never_beyond_the_last_step() -> None:
+    model, batch = _with_q(1, 0), random_batch(BATCH)
+    carry = _going_on(model, batch, [False] * BATCH, [0, 1, 1, 3])
+    carry, _ = segment(
+        model, carry, batch, training=True, min_halt_steps_B=torch.tensor([0, 2, 3, 4], dtype=torch.int32)
+    )
+    assert carry.steps_B.tolist() == [1, 2, 2, 4]
+    assert carry.halted_B.tolist() == [True, True, False, True]
+    reluctant = _with_q(0, 1)
+    carry = _going_on(reluctant, batch, [False] * BATCH, [3, 3, 2, 2])
+    carry, _ = segment(reluctant, carry, batch, training=True, min_halt_steps_B=torch.zeros(BATCH, dtype=torch.int32))
+    assert carry.halted_B.tolist() == [True, True, False, False]
+
+
+def test_target_is_what_one_more_segment_says() -> None:
+    model, batch = small_hrm(), random_batch(BATCH)
+    carry = _going_on(model, batch, [False] * BATCH, [3, 1, 3, 2])
+    after, outputs = segment(model, carry, batch, training=True)
+    going_on = Carry(after.state, after.steps_B, torch.zeros(BATCH, dtype=torch.bool), after.current)
+    _, following = segment(model, going_on, batch, training=False)
+    next_halt_B, next_continue_B = following.q_halt_B.detach(), following.q_continue_B.detach()
+    assert (next_continue_B > next_halt_B)[[0, 2]].any(), "the test needs a last step where the maximum would differ"
+    expected_B = torch.sigmoid(torch.maximum(next_halt_B, next_continue_B))
+    expected_B[[0, 2]] = torch.sigmoid(next_halt_B[[0, 2]])  # these are at halt_max_steps now
+    assert outputs.target_q_continue_B is not None
+    assert not outputs.target_q_continue_B.requires_grad
+    torch.testing.assert_close(outputs.target_q_continue_B, expected_B)
+
+
+def test_a_single_segment_has_no_target() -> None:
+    model, batch = small_hrm(halt_max_steps=1), random_batch(BATCH)
+    carry, outputs = segment(model, initial_carry(model, batch), batch, training=True)
+    assert outputs.target_q_continue_B is None
+    assert carry.halted_B.all()
+
+
+def test_carry_round_trips_through_its_tensors() -> None:
+    model, batch = small_hrm(), random_batch(BATCH)
+    carry, _ = segment(model, initial_carry(model, batch), batch, training=True)
+    tensors = carry.tensors()
+    assert {"state.z_H", "state.z_L", "steps", "halted", "current.inputs", "current.labels"} < tensors.keys()
+    again = Carry.from_tensors(tensors).tensors()
+    assert again.keys() == tensors.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
+
+
+def test_exploration_is_a_pure_function_of_seed_and_step() -> None:
+    first = draw_min_halt_steps(3, 17, 64, 0.5, 8)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    assert torch.equal(first, draw_min_halt_steps(3, 17, 64, 0.5, 8))
+    assert first.dtype == torch.int32 and first.shape == (64,)
+    assert not torch.equal(first, draw_min_halt_steps(3, 18, 64, 0.5, 8)), "every step draws afresh"
+    assert not torch.equal(first, draw_min_halt_steps(4, 17, 64, 0.5, 8)), "every seed draws afresh"
+
+
+def test_exploration_has_its_frequency_and_bounds() -> None:
+    draw = draw_min_halt_steps(0, 1, 100_000, 0.1, 5)
+    explored = draw[draw != 0]
+    assert abs(len(explored) / len(draw) - 0.1) < 0.005  # 5 standard errors
+    assert sorted(set(explored.tolist())) == [2, 3, 4, 5]
+    counts = torch.bincount(explored)[2:]
+    assert (counts.max() - counts.min()) / counts.sum() < 0.05, "2..halt_max_steps should be equally likely"
+    assert (draw_min_halt_steps(0, 1, 100, 0.0, 5) == 0).all()
+    assert (draw_min_halt_steps(0, 1, 100, 1.0, 5) >= 2).all()
+    assert (draw_min_halt_steps(0, 1, 100, 1.0, 2) == 2).all()
+    assert (draw_min_halt_steps(0, 1, 100, 1.0, 1) == 0).all()

@@ -1,0 +1,139 @@
+"""Cross-entropies against their definitions in exact arithmetic, and the loss and metrics of a batch made by hand."""
+
+# B = slots, S = tokens, V = vocabulary
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+
+from models.act import Outputs
+from models.losses import METRICS, LossType, act_loss, correctness, stablemax, token_cross_entropy
+
+IGNORE = -100
+
+
+def _naive_stablemax_loss(logits: list[float], label: int) -> float:
+    def s(x: float) -> Fraction:
+        return Fraction(x) + 1 if x >= 0 else 1 / (1 - Fraction(x))
+
+    share = s(logits[label]) / sum(s(x) for x in logits)
+    return math.log(share.denominator) - math.log(share.numerator)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "logits",
+    [[0.0, -0.0, 0.0], [1.0, -1.0, 0.5], [1e4, -1e4, 0.0], [-1e30, 1e30, 1.0], [-1e-30, 1e-30, -3.0], [-50, -60, -70]],
+)
+def test_stablemax_is_exact_up_to_extreme_logits(logits: list[float], dtype: torch.dtype) -> None:
+    logits_V = torch.tensor(logits, dtype=dtype)
+    for label in range(3):
+        loss = token_cross_entropy(
+            logits_V.view(1, 1, 3), torch.tensor([[label]]), loss_type="stablemax_cross_entropy", ignore_label=IGNORE
+        )
+        assert loss.dtype == torch.float64
+        # 1e-14: what float64 leaves of the difference of two logarithms.
+        expected = _naive_stablemax_loss(logits_V.tolist(), label)
+        assert loss.item() == pytest.approx(expected, rel=1e-12, abs=1e-14), f"label {label}"
+
+
+def test_stablemax_gradient_is_finite_and_right_where_the_other_branch_is_singular() -> None:
+    x = torch.tensor([1.0, 0.0, -1.0, 3.0, -1e30], dtype=torch.float64, requires_grad=True)
+    stablemax(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == pytest.approx([1.0, 1.0, 0.25, 1.0, 0.0])
+
+
+def test_softmax_is_its_definition_and_float32() -> None:
+    logits_BSV = 5 * torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    labels_BS = torch.tensor([[0, 3, IGNORE], [2, IGNORE, 1]], dtype=torch.int32)
+    loss_BS = token_cross_entropy(
+        logits_BSV.bfloat16(), labels_BS, loss_type="softmax_cross_entropy", ignore_label=IGNORE
+    )
+    assert loss_BS.dtype == torch.float32
+    for b in range(2):
+        for s in range(3):
+            logits = logits_BSV.bfloat16()[b, s].tolist()
+            label = int(labels_BS[b, s])
+            expected = 0.0 if label == IGNORE else math.log(sum(map(math.exp, logits))) - logits[label]
+            assert loss_BS[b, s].item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def _bce(logit: float, target: float) -> float:
+    probability = 1 / (1 + math.exp(-logit))
+    return -target * math.log(probability) - (1 - target) * math.log(1 - probability)
+
+
+# Logits 9 on the predicted token of 3. Right; half right; wrong; right but not halted; no labels.
+PREDICTED = [[0, 1], [0, 1], [2, 2], [1, 1], [0, 0]]
+LABELS = [[0, 1], [0, 2], [IGNORE, 0], [1, IGNORE], [IGNORE, IGNORE]]
+HALTED = [True, True, True, False, True]
+STEPS = [2, 3, 4, 1, 4]
+Q_HALT = [0.5, 0.0, -1.0, 2.0, 3.0]
+Q_CONTINUE = [0.1, 0.2, -0.3, 0.4, -0.5]
+TARGET = [0.9, 0.8, 0.1, 0.5, 0.0]
+RIGHT = [1.0, 0.0, 0.0, 1.0, 1.0]  # without labels: right
+
+
+def _outputs(*, with_target: bool) -> Outputs:
+    return Outputs(
+        logits_BSV=(9 * torch.nn.functional.one_hot(torch.tensor(PREDICTED), 3)).float().requires_grad_(),
+        q_halt_B=torch.tensor(Q_HALT, requires_grad=True),
+        q_continue_B=torch.tensor(Q_CONTINUE, requires_grad=True),
+        target_q_continue_B=torch.tensor(TARGET) if with_target else None,
+        puzzle_rows_BE=None,
+    )
+
+
+@pytest.mark.parametrize("with_target", [True, False])
+@pytest.mark.parametrize("loss_type", ["stablemax_cross_entropy", "softmax_cross_entropy"])
+def test_loss_and_metrics_of_a_batch_made_by_hand(loss_type: LossType, with_target: bool) -> None:
+    outputs = _outputs(with_target=with_target)
+    loss, sums = act_loss(
+        outputs,
+        torch.tensor(LABELS, dtype=torch.int32),
+        halted_B=torch.tensor(HALTED),
+        steps_B=torch.tensor(STEPS, dtype=torch.int32),
+        loss_type=loss_type,
+        ignore_label=IGNORE,
+    )
+    weight = (
+        10.0 if loss_type == "stablemax_cross_entropy" else math.exp(9)
+    )  # of the predicted token; the others have 1
+    hit, miss = math.log((weight + 2) / weight), math.log(weight + 2)
+    lm_loss = (hit + hit) / 2 + (hit + miss) / 2 + miss + hit + 0
+    q_halt_loss = sum(map(_bce, Q_HALT, RIGHT))
+    q_continue_loss = sum(map(_bce, Q_CONTINUE, TARGET)) if with_target else 0.0
+    expected = {
+        "count": 3.0,  # halted and labelled: the first three
+        "accuracy": 1.0 + 0.5 + 0.0,
+        "exact_accuracy": 1.0,
+        "q_halt_accuracy": 2.0,  # 0.5 for a right one, -1 for a wrong one; 0 says halt, to a wrong one
+        "steps": 9.0,
+        "lm_loss": lm_loss,
+        "q_halt_loss": q_halt_loss,
+        "q_continue_loss": q_continue_loss,
+    }
+    assert tuple(expected) == METRICS
+    assert sums.dtype == torch.float64 and not sums.requires_grad
+    assert dict(zip(METRICS, sums.tolist(), strict=True)) == pytest.approx(expected, rel=1e-5)
+    assert loss.item() == pytest.approx(lm_loss + 0.5 * (q_halt_loss + q_continue_loss), rel=1e-5)
+
+    loss.backward()
+    gradient_BSV = outputs.logits_BSV.grad
+    assert gradient_BSV is not None and torch.isfinite(gradient_BSV).all()
+    is_ignored_BS = torch.tensor(LABELS) == IGNORE
+    assert (gradient_BSV[is_ignored_BS] == 0).all(), "ignored tokens must not train"
+    assert (gradient_BSV[~is_ignored_BS].abs().sum(-1) > 0).all()
+    assert (outputs.q_continue_B.grad is not None) == with_target
+
+
+def test_correctness_tells_unlabelled_from_right() -> None:
+    labelled_B, accuracy_B, exact_B = correctness(
+        _outputs(with_target=False).logits_BSV, torch.tensor(LABELS, dtype=torch.int32), IGNORE
+    )
+    assert labelled_B.tolist() == [True, True, True, True, False]
+    assert accuracy_B.tolist() == [1.0, 0.5, 0.0, 1.0, 0.0]
+    assert exact_B.tolist() == [True, False, False, True, True]

@@ -1,0 +1,107 @@
+"""AdamATan2 against its definition, number by number; its state must survive a checkpoint bit by bit."""
+
+import copy
+import io
+import math
+
+import pytest
+import torch
+
+from optim.adam_atan2 import AdamATan2
+
+BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1
+
+
+def _parameters() -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in [(3, 2), (4,), (1,)]]
+
+
+def _set_gradients(parameters: list[torch.nn.Parameter], step: int) -> None:
+    generator = torch.Generator().manual_seed(100 + step)
+    for parameter in parameters:
+        parameter.grad = 10.0 ** (step - 4) * torch.randn(parameter.shape, generator=generator)
+    assert parameters[1].grad is not None
+    parameters[1].grad[0] = 0.0  # a weight that never sees a gradient: 0 / 0 anywhere else
+
+
+def _reference(values: list[float], gradients: list[list[float]], rates: list[float]) -> list[float]:
+    """The definition for each number, in double precision."""
+    beta1, beta2 = BETAS
+    result = []
+    for i, p in enumerate(values):
+        m = v = 0.0
+        for t, (gradient, lr) in enumerate(zip(gradients, rates, strict=True), start=1):
+            g = gradient[i]
+            p *= 1 - lr * WEIGHT_DECAY
+            m = beta1 * m + (1 - beta1) * g
+            v = beta2 * v + (1 - beta2) * g * g
+            p -= lr / (1 - beta1**t) * math.atan2(m, math.sqrt(v / (1 - beta2**t)))
+        result.append(p)
+    return result
+
+
+def test_update_is_the_definition() -> None:
+    parameters = _parameters()
+    start = [parameter.flatten().tolist() for parameter in parameters]
+    rates = [0.01, 0.1, 0.05, 0.0, 0.2, 0.1, 0.03]
+    optimizer = AdamATan2(parameters, lr=1.0, betas=BETAS, weight_decay=WEIGHT_DECAY)
+    seen: list[list[list[float]]] = [[] for _ in parameters]
+    for step, lr in enumerate(rates):
+        _set_gradients(parameters, step)
+        optimizer.param_groups[0]["lr"] = lr
+        for gradients, parameter in zip(seen, parameters, strict=True):
+            assert parameter.grad is not None
+            gradients.append(parameter.grad.flatten().tolist())
+        optimizer.step()
+    for parameter, values, gradients in zip(parameters, start, seen, strict=True):
+        expected = torch.tensor(_reference(values, gradients, rates))
+        torch.testing.assert_close(parameter.detach().flatten(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_without_a_gradient_are_left_alone() -> None:
+    trained, idle = _parameters()[:2]
+    before = idle.detach().clone()
+    optimizer = AdamATan2([trained, idle], lr=0.1, betas=BETAS, weight_decay=WEIGHT_DECAY)
+    trained.grad = torch.ones_like(trained)
+    optimizer.step()
+    assert torch.equal(idle.detach(), before)
+
+
+def test_state_round_trips_bitwise() -> None:
+    parameters = _parameters()
+    optimizer = AdamATan2(parameters, lr=0.1, betas=BETAS, weight_decay=WEIGHT_DECAY)
+    for step in range(3):
+        _set_gradients(parameters, step)
+        optimizer.step()
+
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    resumed_parameters = copy.deepcopy(parameters)
+    resumed = AdamATan2(resumed_parameters, lr=7.0, betas=(0.5, 0.5), weight_decay=0.0)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    assert resumed.param_groups[0]["step"] == 3
+
+    for step in range(3, 6):
+        for some, its_optimizer in [(parameters, optimizer), (resumed_parameters, resumed)]:
+            _set_gradients(some, step)
+            its_optimizer.step()
+    for uninterrupted, again in zip(parameters, resumed_parameters, strict=True):
+        assert torch.equal(uninterrupted, again)
+
+
+@pytest.mark.parametrize(
+    ("lr", "betas", "weight_decay", "message"),
+    [
+        (-1.0, BETAS, 0.1, "lr is -1"),
+        (1.0, (1.0, 0.9), 0.1, "beta is 1"),
+        (1.0, (0.9, -0.1), 0.1, "beta is -0.1"),
+        (1.0, BETAS, -0.1, "weight_decay is -0.1"),
+    ],
+)
+def test_values_out_of_range_are_refused(
+    lr: float, betas: tuple[float, float], weight_decay: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        AdamATan2(_parameters(), lr=lr, betas=betas, weight_decay=weight_decay)

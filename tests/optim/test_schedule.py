@@ -1,0 +1,33 @@
+"""The schedule's end points and shape."""
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from optim.schedule import lr_multiplier
+
+
+def test_warm_up_is_linear_from_the_first_step() -> None:
+    assert [lr_multiplier(step, 100, 4, 0.1) for step in (1, 2, 3, 4)] == [0.25, 0.5, 0.75, 1.0]
+
+
+@pytest.mark.parametrize(("total", "warmup", "min_ratio"), [(100, 4, 0.1), (7, 0, 0.0), (3000, 2000, 1.0), (5, 4, 0.3)])
+def test_last_step_gets_exactly_the_minimum_and_the_way_there_falls(total: int, warmup: int, min_ratio: float) -> None:
+    curve = [lr_multiplier(step, total, warmup, min_ratio) for step in range(1, total + 1)]
+    assert curve[-1] == min_ratio
+    rising, falling = curve[:warmup], curve[max(warmup - 1, 0) :]
+    assert all(a < b for a, b in pairwise(rising))
+    assert all(a >= b for a, b in pairwise(falling))
+    assert max(curve) <= 1.0 and min(falling) >= min_ratio
+
+
+def test_decay_is_a_half_cosine() -> None:
+    for step, share in [(25, 0.25), (50, 0.5), (75, 0.75)]:
+        expected = 0.2 + 0.8 * (1 + math.cos(math.pi * share)) / 2
+        assert lr_multiplier(step, 100, 0, 0.2) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("warmup", [10, 20])
+def test_a_run_no_longer_than_its_warm_up_only_warms_up(warmup: int) -> None:
+    assert [lr_multiplier(step, 10, warmup, 0.1) for step in range(1, 11)] == [s / warmup for s in range(1, 11)]

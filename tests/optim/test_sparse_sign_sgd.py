@@ -1,0 +1,69 @@
+"""The sparse update must not depend on how the batch is split over ranks (CPU, gloo)."""
+
+# P = rows of the table, E = embedding size, B = global batch
+
+import pytest
+import torch
+
+from optim.sparse_sign_sgd import sparse_sign_sgd_
+from tests.spawn import run_ranks
+from utils.dist import World
+
+LR, WEIGHT_DECAY = 0.5, 0.25
+NUM_ROWS, DIM, BATCH = 20, 3, 16
+
+
+def _problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Slots name rows 0..9, none 10..19; gradients are integers, so that every order of summation is exact."""
+    generator = torch.Generator().manual_seed(0)
+    table_PE = torch.randn(NUM_ROWS, DIM, generator=generator)
+    ids_B = torch.randint(NUM_ROWS // 2, (BATCH,), generator=generator, dtype=torch.int32)
+    grad_BE = torch.randint(-2, 3, (BATCH, DIM), generator=generator).float()
+    return table_PE, ids_B, grad_BE
+
+
+def _reference(table_PE: torch.Tensor, ids_B: torch.Tensor, grad_BE: torch.Tensor) -> torch.Tensor:
+    """The definition, as slowly and plainly as possible."""
+    for row in sorted(set(ids_B.tolist())):
+        grad_E = grad_BE[ids_B == row].sum(0)
+        table_PE[row] = table_PE[row] * (1 - LR * WEIGHT_DECAY) - LR * grad_E.sign()
+    return table_PE
+
+
+def _check_rank(world: World) -> None:
+    table_PE, ids_B, grad_BE = _problem()
+    mine = world.slice_of(len(ids_B))
+    sparse_sign_sgd_(table_PE, ids_B[mine], grad_BE[mine], lr=LR, weight_decay=WEIGHT_DECAY, world=world)
+    torch.testing.assert_close(table_PE, _reference(*_problem()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_update_is_independent_of_world_size(world_size: int) -> None:
+    run_ranks(_check_rank, world_size)
+
+
+def test_the_problem_has_what_it_is_to_show() -> None:
+    _, ids_B, grad_BE = _problem()
+    rows = set(ids_B.tolist())
+    assert len(rows) < BATCH, "no row is named twice"
+    halves = [{r for r in rows if r in ids_B[part].tolist()} for part in (slice(0, 8), slice(8, 16))]
+    assert halves[0] & halves[1], "no row is named by two ranks"
+    sums = torch.stack([grad_BE[ids_B == r].sum(0) for r in rows])
+    assert (sums == 0).any(), "no gradient cancels, whose sign is 0"
+
+
+def test_untouched_rows_are_untouched() -> None:
+    table_PE, ids_B, grad_BE = _problem()
+    before_PE = table_PE.clone()
+    sparse_sign_sgd_(table_PE, ids_B, grad_BE, lr=LR, weight_decay=WEIGHT_DECAY, world=World.single())
+    others = [row for row in range(NUM_ROWS) if row not in ids_B.tolist()]
+    assert torch.equal(table_PE[others], before_PE[others])
+    assert not torch.equal(table_PE, before_PE)
+
+
+def test_a_row_without_gradient_still_decays() -> None:
+    table_PE = torch.ones(2, DIM)
+    sparse_sign_sgd_(
+        table_PE, torch.tensor([1]), torch.zeros(1, DIM), lr=LR, weight_decay=WEIGHT_DECAY, world=World.single()
+    )
+    assert table_PE.tolist() == [[1.0] * DIM, [1 - LR * WEIGHT_DECAY] * DIM]

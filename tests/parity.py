@@ -1,0 +1,402 @@
+"""Replay trajectories of the published implementations through this project's own training step and evaluation.
+
+`python -m tests.parity DIR...` prints the largest error of each quantity and ends with `max_relative_error=<x>`. Exit
+status 0 only if everything recorded was compared and is within 1e-4; 1 if not; 2, with one line `error: ...`, if a
+folder can't be replayed.
+"""
+
+# B = slots of the batch, S = tokens
+
+import json
+import math
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load_file
+
+from dataset.loader import IGNORE_LABEL
+from models import build_arch
+from models.act import Batch, RecursiveModel, initial_carry, segment
+from models.hrm import HRMConfig
+from models.layers import RMS_EPS
+from models.losses import METRICS, act_loss
+from optim.adam_atan2 import AdamATan2
+from pretrain import train_step
+from utils.command_line import validate
+from utils.dist import World
+
+TOLERANCE = 1e-4
+QUANTITIES = (
+    "logits",
+    "q",
+    "targets",
+    "loss",
+    "metrics",
+    "gradient norm",
+    "halting",
+    "final weights",
+    "evaluation",
+)
+COUNTS = ("count", "exact_accuracy", "q_halt_accuracy", "steps")  # the metrics that are sums of integers
+
+SIZES = ("batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers")
+REQUIRED_OPTIONS = (
+    "hidden_size",
+    "num_heads",
+    "expansion",
+    "H_cycles",
+    "L_cycles",
+    "H_layers",
+    "L_layers",
+    "halt_max_steps",
+    "pos_encodings",
+)
+# The published defaults, and float32 because the trajectories are.
+OPTION_DEFAULTS: dict[str, Any] = {
+    "puzzle_emb_ndim": 0,
+    "halt_exploration_prob": 0.0,
+    "rope_theta": 10000.0,
+    "forward_dtype": "float32",
+    "mlp_t": False,
+}
+# What the published options may say, but this HRM can't do otherwise.
+FIXED_OPTIONS: dict[str, Any] = {
+    "rms_norm_eps": RMS_EPS,
+    "puzzle_emb_len": 0,
+    "no_ACT_continue": False,
+    "causal": False,
+}
+OPTIM_KEYS = ("lr", "puzzle_emb_lr", "weight_decay", "puzzle_emb_weight_decay", "beta1", "beta2")
+
+RENAMED = {
+    "embed_tokens.embedding_weight": "embed_tokens.weight",
+    "embed_pos.embedding_weight": "embed_pos.weight",
+    "puzzle_emb.weights": "puzzle_embedding.weight",
+}
+
+
+def our_name(published: str) -> str:
+    """Our name of a published weight, saved compiled (`_orig_mod.`) or not."""
+    path = ".".join(part for part in published.split(".") if part != "_orig_mod")
+    path = path.removeprefix("model.").removeprefix("inner.")
+    return RENAMED.get(path, path)
+
+
+@dataclass
+class Recording:
+    """One folder, read and found replayable. `recorded` holds what is to be compared, under unique names."""
+
+    config: HRMConfig
+    sizes: dict[str, int]
+    optim: dict[str, float]
+    initial: dict[str, torch.Tensor]
+    batches: list[Batch]
+    lr_multipliers: list[float]
+    recorded: dict[str, torch.Tensor | float]
+
+
+@dataclass
+class Report:
+    """The errors of one folder. What is compared is struck from `recorded`, so what is left was never looked at."""
+
+    recorded: dict[str, torch.Tensor | float]
+    errors: dict[str, float] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def compare(self, quantity: str, name: str, ours: torch.Tensor | float, *, exact: bool = False) -> None:
+        if name not in self.recorded:
+            self._fail(quantity, f"{name} should have been recorded, but is missing")
+            return
+        theirs = self.recorded.pop(name)
+        error = _exact_error(ours, theirs) if exact else _relative_error(ours, theirs)
+        self.errors[quantity] = max(self.errors.get(quantity, 0.0), error)
+        if error > TOLERANCE:
+            self.failures.append(f"{name} differs by {error:.3g}")
+
+    def close(self) -> None:
+        """Whatever is left was recorded, but is nothing that we compare."""
+        for name in sorted(self.recorded):
+            self._fail("unknown", f"{name} was recorded, but nothing here is compared with it")
+
+    @property
+    def max_error(self) -> float:
+        return max(self.errors.values())
+
+    def _fail(self, quantity: str, message: str) -> None:
+        self.errors[quantity] = math.inf
+        self.failures.append(message)
+
+
+def _relative_error(ours: torch.Tensor | float, theirs: torch.Tensor | float) -> float:
+    """As the README of the recordings defines it; infinite where shapes differ or anything is not finite."""
+    ours_tensor, theirs_tensor = torch.as_tensor(ours).double(), torch.as_tensor(theirs).double()
+    if ours_tensor.shape != theirs_tensor.shape:
+        return math.inf
+    if ours_tensor.numel() == 0:
+        return 0.0
+    difference = (ours_tensor - theirs_tensor).abs().max().item()
+    scale = theirs_tensor.abs().max().item()
+    if isinstance(theirs, float):
+        scale = max(1.0, scale)
+    if difference == 0:
+        return 0.0
+    error = difference / scale if scale else math.inf
+    return error if math.isfinite(error) else math.inf
+
+
+def _exact_error(ours: torch.Tensor | float, theirs: torch.Tensor | float) -> float:
+    return 0.0 if torch.equal(torch.as_tensor(ours).double(), torch.as_tensor(theirs).double()) else math.inf
+
+
+def read_recording(folder: Path) -> Recording:
+    """Raises ValueError, in one line, for a folder that is missing, damaged, or asks for what this HRM can't do."""
+    description = _read_json(folder / "trajectory.json")
+    _expect_keys(description, {"arch", "model", "loss_type", "optim", "train", "eval"}, {"noise"}, folder, "")
+    if description["arch"] == "trm":
+        raise ValueError(f"{folder}: arch is trm, which this project does not have yet; give folders of arch hrm")
+    if description["arch"] != "hrm":
+        raise ValueError(f"{folder}: arch is {description['arch']!r}; only hrm can be replayed")
+    config, sizes = _read_model(description["model"], description["loss_type"], folder)
+    _expect_keys(description["optim"], set(OPTIM_KEYS), set(), folder, "optim")
+    optim = {key: _number(value, folder, f"optim.{key}") for key, value in description["optim"].items()}
+
+    train, tensors = description["train"], _read_tensors(folder / "trajectory.safetensors")
+    if not isinstance(train, list) or not train:
+        raise ValueError(f"{folder}/trajectory.json: train is no list of steps; record the folder again")
+    recorded: dict[str, torch.Tensor | float] = {}
+    for prefix, scalars in [*((f"train[{t}]", train[t]) for t in range(len(train))), ("eval", description["eval"])]:
+        if not isinstance(scalars, dict):
+            raise ValueError(f"{folder}/trajectory.json: {prefix} is no table of numbers; record the folder again")
+        recorded |= {f"{prefix}.{key}": _number(value, folder, f"{prefix}.{key}") for key, value in scalars.items()}
+    lr_multipliers = []
+    for t in range(len(train)):
+        if f"train[{t}].lr_multiplier" not in recorded:
+            raise ValueError(f"{folder}/trajectory.json: train[{t}].lr_multiplier is missing; record the folder again")
+        lr_multipliers.append(float(recorded.pop(f"train[{t}].lr_multiplier")))
+    batches = [_take_batch(tensors, t, config, sizes, folder) for t in range(len(train))]
+    final = {f"final.{name}": tensor for name, tensor in _read_weights(folder / "final.safetensors").items()}
+    for more in (tensors, final):
+        if clash := recorded.keys() & more.keys():
+            raise ValueError(f"{folder}: {', '.join(sorted(clash))} is recorded twice; record the folder again")
+        recorded |= more
+    return Recording(
+        config, sizes, optim, _read_weights(folder / "initial.safetensors"), batches, lr_multipliers, recorded
+    )
+
+
+def replay(recording: Recording) -> Report:
+    """Train and evaluate as the recording did, comparing as we go. Raises ValueError if initial weights don't fit."""
+    report = Report(dict(recording.recorded))
+    config, optim = recording.config, recording.optim
+    model = build_arch(config, **{name: recording.sizes[name] for name in SIZES if name != "batch_size"})
+    _load_weights(model, recording.initial)
+    optimizer = AdamATan2(
+        model.parameters(), lr=optim["lr"], betas=(optim["beta1"], optim["beta2"]), weight_decay=optim["weight_decay"]
+    )
+    has_target = config.halt_max_steps > 1
+
+    carry = initial_carry(model, recording.batches[0])
+    for t, (batch, lr_multiplier) in enumerate(zip(recording.batches, recording.lr_multipliers, strict=True)):
+        carry, result = train_step(
+            model,
+            optimizer,
+            carry,
+            batch,
+            lr=optim["lr"] * lr_multiplier,
+            puzzle_emb_lr=optim["puzzle_emb_lr"] * lr_multiplier,
+            puzzle_emb_weight_decay=optim["puzzle_emb_weight_decay"],
+            loss_type=config.loss.loss_type,
+            global_batch_size=recording.sizes["batch_size"],
+            min_halt_steps_B=torch.zeros(recording.sizes["batch_size"], dtype=torch.int32),
+            world=World.single(),
+        )
+        outputs = result.outputs
+        report.compare("logits", f"train.{t:02d}.out.logits", outputs.logits_BSV.detach())
+        report.compare("q", f"train.{t:02d}.out.q_halt_logits", outputs.q_halt_B.detach())
+        report.compare("q", f"train.{t:02d}.out.q_continue_logits", outputs.q_continue_B.detach())
+        if outputs.target_q_continue_B is not None:
+            report.compare("targets", f"train.{t:02d}.out.target_q_continue", outputs.target_q_continue_B)
+        report.compare("halting", f"train.{t:02d}.carry.halted", carry.halted_B, exact=True)
+        report.compare("halting", f"train.{t:02d}.carry.steps", carry.steps_B, exact=True)
+        report.compare("loss", f"train[{t}].loss", result.loss.item())
+        report.compare("gradient norm", f"train[{t}].grad_norm", float(result.grad_norm))
+        _compare_metrics(report, "metrics", f"train[{t}]", result.sums, with_q_continue=has_target)
+
+    for name, tensor in model.state_dict().items():
+        report.compare("final weights", f"final.{name}", tensor)
+
+    batch = recording.batches[0]
+    with torch.inference_mode():
+        carry = initial_carry(model, batch)
+        for _ in range(config.halt_max_steps):
+            carry, outputs = segment(model, carry, batch, training=False)
+        loss, sums = act_loss(
+            outputs,
+            carry.current["labels"],
+            halted_B=carry.halted_B,
+            steps_B=carry.steps_B,
+            loss_type=config.loss.loss_type,
+            ignore_label=IGNORE_LABEL,
+        )
+    report.compare("evaluation", "eval.out.logits", outputs.logits_BSV)
+    report.compare("evaluation", "eval.out.q_halt_logits", outputs.q_halt_B)
+    report.compare("evaluation", "eval.loss", loss.item())
+    _compare_metrics(report, "evaluation", "eval", sums, with_q_continue=False)
+    report.close()
+    return report
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status."""
+    try:
+        if not arguments:
+            raise ValueError("no folder given; run python -m tests.parity DIR...")
+        folders = [Path(argument) for argument in arguments]
+        recordings = [read_recording(folder) for folder in folders]
+        reports = []
+        for folder, recording in zip(folders, recordings, strict=True):
+            try:
+                reports.append(replay(recording))
+            except ValueError as error:
+                raise ValueError(f"{folder}: {error}") from error
+            _print(folder, reports[-1])
+    except (ValueError, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    max_error = max(report.max_error for report in reports)
+    print(f"max_relative_error={max_error:.3g}")
+    return 0 if max_error <= TOLERANCE and not any(report.failures for report in reports) else 1
+
+
+def _print(folder: Path, report: Report) -> None:
+    print(folder)
+    for quantity in (*QUANTITIES, "unknown"):
+        if quantity in report.errors:
+            print(f"  {quantity:<14} {report.errors[quantity]:.2e}")
+    for failure in report.failures:
+        print(f"  FAILED: {failure}")
+
+
+def _compare_metrics(report: Report, quantity: str, prefix: str, sums: torch.Tensor, *, with_q_continue: bool) -> None:
+    for name, ours in zip(METRICS, sums.tolist(), strict=True):
+        if name != "q_continue_loss" or with_q_continue:
+            report.compare(quantity, f"{prefix}.{name}", ours, exact=name in COUNTS)
+
+
+def _load_weights(model: RecursiveModel, weights: dict[str, torch.Tensor]) -> None:
+    """Raises ValueError naming a weight that is missing, too many, or of another shape."""
+    own = model.state_dict()
+    if odd := sorted(own.keys() ^ weights.keys()):
+        raise ValueError(
+            f"initial.safetensors and the model don't share {', '.join(odd)}; check the options in 'model'"
+        )
+    for name, tensor in weights.items():
+        if tensor.shape != own[name].shape:
+            raise ValueError(
+                f"initial.safetensors has {name} of shape {tuple(tensor.shape)}, the model of "
+                f"{tuple(own[name].shape)}; check the options in 'model'"
+            )
+    model.load_state_dict(weights)
+
+
+def _read_model(options: Any, loss_type: Any, folder: Path) -> tuple[HRMConfig, dict[str, int]]:
+    _expect_keys(options, {*SIZES, *REQUIRED_OPTIONS}, OPTION_DEFAULTS.keys() | FIXED_OPTIONS.keys(), folder, "model")
+    for key, value in FIXED_OPTIONS.items():
+        if options.get(key, value) != value:
+            raise ValueError(f"{folder}: model.{key} is {options[key]!r}, but this HRM only does {value!r}")
+    for key in SIZES:
+        if type(options[key]) is not int or options[key] < 1:
+            raise ValueError(f"{folder}: model.{key} is {options[key]!r}; it must be a whole number, 1 or more")
+    values = {key: options[key] for key in REQUIRED_OPTIONS} | {
+        key: options.get(key, default) for key, default in OPTION_DEFAULTS.items()
+    }
+    try:
+        config = validate(HRMConfig, {"name": "hrm", **values, "loss": {"loss_type": loss_type}})
+    except ValueError as error:
+        raise ValueError(f"{folder}: model: {error}") from error
+    if config.halt_exploration_prob:
+        raise ValueError(
+            f"{folder}: halt_exploration_prob is {config.halt_exploration_prob}; exploration can't be replayed"
+        )
+    return config, {key: options[key] for key in SIZES}
+
+
+def _take_batch(
+    tensors: dict[str, torch.Tensor], t: int, config: HRMConfig, sizes: dict[str, int], folder: Path
+) -> Batch:
+    """Move the batch of step t out of the recorded tensors. Raises ValueError if a value would index out of a table."""
+    shape_BS = (sizes["batch_size"], sizes["seq_len"])
+    expected = {
+        "inputs": (shape_BS, sizes["vocab_size"]),
+        "labels": (shape_BS, sizes["vocab_size"]),
+        "puzzle_identifiers": (shape_BS[:1], sizes["num_puzzle_identifiers"]),
+    }
+    batch = {}
+    for key, (shape, limit) in expected.items():
+        name = f"train.{t:02d}.batch.{key}"
+        tensor = tensors.pop(name, None)
+        if tensor is None:
+            raise ValueError(f"{folder}/trajectory.safetensors: {name} is missing; record the folder again")
+        if tensor.is_floating_point() or tuple(tensor.shape) != shape:
+            raise ValueError(f"{folder}: {name} is {tensor.dtype} {tuple(tensor.shape)}; it must be integers {shape}")
+        allowed = (tensor >= 0) & (tensor < limit)
+        if key == "labels":
+            allowed |= tensor == IGNORE_LABEL
+        elif key == "puzzle_identifiers" and not config.puzzle_emb_ndim:
+            allowed[:] = True
+        if not allowed.all():
+            raise ValueError(f"{folder}: {name} has {tensor[~allowed][0].item()}, but must be from 0 up to {limit - 1}")
+        batch[key] = tensor.int()
+    return batch
+
+
+def _read_weights(path: Path) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = {}
+    for published, tensor in _read_tensors(path).items():
+        name = our_name(published)
+        if name in weights:
+            raise ValueError(f"{path}: {published} is there twice, compiled and not; record the folder again")
+        weights[name] = tensor
+    return weights
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; give folders like those that the README of the recordings describes")
+    try:
+        return load_file(path)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}); copy it again") from error
+
+
+def _read_json(path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; give folders like those that the README of the recordings describes")
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); copy it again") from error
+
+
+def _number(value: Any, folder: Path, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{folder}/trajectory.json: {name} is {value!r}, no number; record the folder again")
+    return float(value)
+
+
+def _expect_keys(table: Any, required: set[str], optional: set[str], folder: Path, name: str) -> None:
+    where = f"{folder}/trajectory.json" + (f": {name}" if name else "")
+    if not isinstance(table, dict):
+        raise ValueError(f"{where} is no table; record the folder again")
+    if missing := required - table.keys():
+        raise ValueError(f"{where} lacks {', '.join(sorted(missing))}; record the folder again")
+    if unknown := table.keys() - required - optional:
+        raise ValueError(f"{where} has {', '.join(sorted(unknown))}, which this replay can't honour")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

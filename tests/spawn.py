@@ -1,0 +1,81 @@
+"""Run a plain function on several real ranks: processes that talk over gloo, as torchrun would start them."""
+
+import multiprocessing as mp
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from typing import Any
+
+import torch
+
+from utils.dist import World
+
+# Importing torch takes seconds; a fork of a server that has done it takes milliseconds.
+_CONTEXT = mp.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "utils.dist"])
+
+
+def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120) -> list[Any]:
+    """What `function(world, *args)` returns on each of `world_size` ranks; the first failure is raised with its rank
+    and traceback.
+    """
+    port = free_port()
+    pipes, processes = [], []
+    for rank in range(world_size):
+        receiver, sender = _CONTEXT.Pipe(duplex=False)
+        process = _CONTEXT.Process(target=_rank, args=(function, rank, world_size, port, sender, args), daemon=True)
+        process.start()
+        sender.close()
+        pipes.append(receiver)
+        processes.append(process)
+    try:
+        return _collect(pipes, timeout_s)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def _collect(pipes: list[Any], timeout_s: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    waiting: dict[Any, int] = dict(zip(pipes, range(len(pipes)), strict=True))
+    while waiting:
+        ready = wait(list(waiting), timeout=timeout_s)
+        assert ready, f"ranks {sorted(waiting.values())} said nothing for {timeout_s} s"
+        pipe: Any
+        for pipe in ready:
+            rank = waiting.pop(pipe)
+            try:
+                failure, results[rank] = pipe.recv()
+            except EOFError:
+                failure = "the process died"
+            assert failure is None, f"rank {rank}:\n{failure}"
+    return [results[rank] for rank in range(len(pipes))]
+
+
+def _rank(function: Callable[..., Any], rank: int, size: int, port: int, pipe: Any, args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    environment = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    os.environ.update({key: str(value) for key, value in environment.items()})
+    try:
+        world = World.launch()
+        result = function(world, *args)
+        world.barrier()
+        world.close()
+        pipe.send((None, result))
+    except BaseException:
+        pipe.send((traceback.format_exc(), None))

@@ -1,0 +1,238 @@
+"""The recorded trajectories are reproduced, and the tool that says so notices every way in which they could differ."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests import parity
+
+REFERENCE = Path(__file__).parents[1].parent / "shared" / "reference"
+pytestmark = pytest.mark.skipif(not REFERENCE.is_dir(), reason=f"the recorded trajectories are not at {REFERENCE}")
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of a recording that may be changed."""
+    copy = tmp_path / "recording"
+    shutil.copytree(REFERENCE / "hrm_rope", copy)
+    copy.chmod(0o755)
+    for path in copy.iterdir():
+        path.chmod(0o644)
+    return copy
+
+
+def _change_tensors(path: Path, change: Callable[[Tensors], Any]) -> None:
+    tensors = load_file(path)
+    change(tensors)
+    path.unlink()
+    save_file(tensors, path)
+
+
+def _change_json(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    path = folder / "trajectory.json"
+    description = json.loads(path.read_text())
+    change(description)
+    path.write_text(json.dumps(description))
+
+
+def _last_line(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["hrm_rope", "hrm_learned", "hrm_softmax"])
+def test_published_hrm_is_reproduced(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status = parity.main([str(REFERENCE / name)])
+    out = capsys.readouterr().out
+    assert status == 0, out
+    for quantity in parity.QUANTITIES:
+        assert f"  {quantity}" in out, f"{quantity} was not compared"
+    assert float(out.splitlines()[-1].removeprefix("max_relative_error=")) <= parity.TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["trm_attention", "trm_mlp"])
+def test_trm_is_refused_in_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parity.main([str(REFERENCE / name)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and "trm" in error
+
+
+def _scale(name: str, factor: float) -> Callable[[Tensors], Any]:
+    return lambda tensors: tensors.update({name: tensors[name] * factor})
+
+
+def _plus_one(name: str) -> Callable[[Tensors], Any]:
+    return lambda tensors: tensors.update({name: tensors[name] + 1})
+
+
+def _drop(name: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda table: table.pop(name)
+
+
+def _nan(name: str) -> Callable[[Tensors], Any]:
+    def change(tensors: Tensors) -> None:
+        tensors[name].view(-1)[0] = float("nan")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (_scale("train.04.out.logits", 1.001), "train.04.out.logits"),
+        (_scale("train.00.out.q_halt_logits", 0.999), "train.00.out.q_halt_logits"),
+        (_scale("train.11.out.q_continue_logits", 1.001), "train.11.out.q_continue_logits"),
+        (_scale("train.07.out.target_q_continue", 1.001), "train.07.out.target_q_continue"),
+        (_plus_one("train.03.carry.steps"), "train.03.carry.steps"),
+        (lambda t: t["train.03.carry.halted"].logical_not_(), "train.03.carry.halted"),
+        (_scale("eval.out.logits", 1.001), "eval.out.logits"),
+        (_scale("eval.out.q_halt_logits", 1.001), "eval.out.q_halt_logits"),
+        (_nan("train.02.out.logits"), "train.02.out.logits"),
+        (_nan("eval.out.q_halt_logits"), "eval.out.q_halt_logits"),
+        (_drop("train.05.out.logits"), "train.05.out.logits"),
+        (_drop("train.05.out.target_q_continue"), "train.05.out.target_q_continue"),
+        (_drop("eval.out.logits"), "eval.out.logits"),
+        (lambda t: t.update({"train.05.out.z_H": torch.ones(2)}), "train.05.out.z_H"),
+        (lambda t: t.update({"train.12.out.logits": torch.ones(2)}), "train.12.out.logits"),
+    ],
+)
+def test_a_changed_trajectory_fails_by_name(
+    folder: Path, change: Callable[[Tensors], Any], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _change_tensors(folder / "trajectory.safetensors", change)
+    assert parity.main([str(folder)]) == 1
+    out = capsys.readouterr().out
+    assert any(line.startswith(f"  FAILED: {named} ") for line in out.splitlines()), out
+    assert float(out.splitlines()[-1].removeprefix("max_relative_error=")) > parity.TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((name, 1e-3) for name in ("loss", "grad_norm", "accuracy", "lm_loss", "q_halt_loss", "q_continue_loss")),
+        *((name, 1e-6) for name in ("count", "exact_accuracy", "q_halt_accuracy", "steps")),
+    ],
+)
+def test_a_changed_number_fails_by_name(
+    folder: Path, key: str, value: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(description: dict[str, Any]) -> None:
+        theirs = description["train"][2][key]
+        description["train"][2][key] = theirs + value * max(1.0, abs(theirs))
+
+    _change_json(folder, change)
+    assert parity.main([str(folder)]) == 1
+    assert f"FAILED: train[2].{key} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda d: d["train"][1].pop("loss"), "train[1].loss"),
+        (lambda d: d["eval"].pop("steps"), "eval.steps"),
+        (lambda d: d["eval"].update(q_continue_loss=0.0), "eval.q_continue_loss"),
+        (lambda d: d["train"][1].update(perplexity=1.0), "train[1].perplexity"),
+        (lambda d: d["train"][1].update(loss=float("nan")), "train[1].loss"),
+        (lambda d: d["eval"].update(lm_loss=float("inf")), "eval.lm_loss"),
+        (lambda d: d["optim"].update(weight_decay=0.2), "train.02.out.logits"),
+        (lambda d: d["model"].update(L_cycles=3), "train.00.out.logits"),
+        (lambda d: d["train"][0].update(lr_multiplier=0.26), "train.01.out.logits"),
+    ],
+)
+def test_a_changed_description_fails_by_name(
+    folder: Path, change: Callable[[dict[str, Any]], Any], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _change_json(folder, change)
+    assert parity.main([str(folder)]) == 1
+    assert f"FAILED: {named} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (_scale("model.inner.lm_head.weight", 1.001), "final.lm_head.weight"),
+        (_scale("model.inner.puzzle_emb.weights", 1.001), "final.puzzle_embedding.weight"),
+        (_scale("model.inner.H_init", 1.001), "final.H_init"),
+        (_drop("model.inner.q_head.bias"), "final.q_head.bias"),
+        (lambda t: t.update({"model.inner.extra": torch.ones(2)}), "final.extra"),
+    ],
+)
+def test_changed_final_weights_fail_by_name(
+    folder: Path, change: Callable[[Tensors], Any], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _change_tensors(folder / "final.safetensors", change)
+    assert parity.main([str(folder)]) == 1
+    assert f"FAILED: {named} " in capsys.readouterr().out
+
+
+def test_names_of_compiled_models_and_other_options_are_taken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file, prefix in [("initial", "_orig_mod."), ("final", "_orig_mod._orig_mod.")]:
+        path = folder / f"{file}.safetensors"
+        weights = {prefix + name: tensor for name, tensor in load_file(path).items()}
+        path.unlink()
+        save_file(weights, path)
+    options = {"rope_theta": 10000, "rms_norm_eps": 1e-5, "mlp_t": False, "puzzle_emb_len": 0, "no_ACT_continue": False}
+    _change_json(folder, lambda d: d["model"].update(options))
+    assert parity.main([str(folder)]) == 0, capsys.readouterr().out
+
+
+def _cut(name: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-50])
+
+
+def _option(**changes: Any) -> Callable[[Path], Any]:
+    return lambda folder: _change_json(folder, lambda d: d["model"].update(changes))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_cut("initial.safetensors"), "initial.safetensors is damaged"),
+        (_cut("trajectory.safetensors"), "trajectory.safetensors is damaged"),
+        (_cut("trajectory.json"), "trajectory.json is damaged"),
+        (lambda folder: (folder / "final.safetensors").unlink(), "final.safetensors is missing"),
+        (lambda folder: (folder / "trajectory.json").write_text("[]"), "no table"),
+        (_option(rms_norm_eps=1e-6), "rms_norm_eps"),
+        (_option(no_ACT_continue=True), "no_ACT_continue"),
+        (_option(puzzle_emb_len=4), "puzzle_emb_len"),
+        (_option(halt_exploration_prob=0.1), "exploration"),
+        (_option(dropout=0.1), "dropout"),
+        (_option(num_heads=3), "num_heads"),
+        (_option(L_layers=3), "L_level.layers.2"),
+        (_option(vocab_size=12), "embed_tokens.weight"),
+        (_option(batch_size=9), "train.00.batch.inputs"),
+        (lambda folder: _change_json(folder, lambda d: d["optim"].update(ema=0.9)), "ema"),
+        (lambda folder: _change_json(folder, lambda d: d["train"][3].pop("lr_multiplier")), "lr_multiplier"),
+        (
+            lambda folder: _change_tensors(
+                folder / "trajectory.safetensors", _plus_one("train.06.batch.puzzle_identifiers")
+            ),
+            "train.06.batch.puzzle_identifiers",
+        ),
+        (
+            lambda folder: _change_tensors(folder / "trajectory.safetensors", _drop("train.06.batch.labels")),
+            "train.06.batch.labels",
+        ),
+    ],
+)
+def test_what_cannot_be_replayed_is_one_line_and_status_2(
+    folder: Path, damage: Callable[[Path], Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(folder)
+    assert parity.main([str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert message in error
+
+
+def test_no_folder_and_a_folder_that_is_not_there_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parity.main([]) == 2
+    assert parity.main(["no/such/folder"]) == 2
+    assert capsys.readouterr().err.count("error: ") == 2

@@ -1,0 +1,182 @@
+"""Hydra, read on rank 0 only: command line and YAML in, plain containers or one-line mistakes out."""
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+
+CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
+
+Container = dict[str, Any]
+C = TypeVar("C", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What a user typed: Hydra overrides, and perhaps the wish to see a page instead of running."""
+
+    overrides: list[str]
+    page: str | None = None
+
+    @staticmethod
+    def parse(argv: list[str], config_name: str, usage: str) -> "CommandLine":
+        """Raises ValueError for a flag that isn't there, and whatever `read_config` raises when the config is to be
+        shown.
+        """
+        parser = _Parser(add_help=False, allow_abbrev=False)
+        parser.add_argument("overrides", nargs="*")
+        parser.add_argument("--help", "-h", action="store_true")
+        parser.add_argument("--cfg", "-c", choices=["job"])
+        arguments = parser.parse_intermixed_args(argv)
+        if arguments.help:
+            return CommandLine(arguments.overrides, page=_help_page(config_name, usage))
+        if arguments.cfg:
+            return CommandLine(
+                arguments.overrides, page=OmegaConf.to_yaml(read_config(config_name, arguments.overrides))
+            )
+        return CommandLine(arguments.overrides)
+
+
+def read_config(config_name: str, overrides: list[str]) -> Container:
+    """Compose config/<config_name>.yaml with the overrides; interpolations resolved.
+
+    Raises ValueError, in one line and with what there is to choose from, for whatever Hydra refuses.
+    """
+    for typed in overrides:
+        if "=" not in typed and not typed.startswith("~"):
+            raise ValueError(f"{typed!r} is no override; write key=value, and see --help for the keys")
+    try:
+        with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+            composed = compose(config_name, overrides=overrides)
+        container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(_in_one_line(error, config_name)) from error
+    assert isinstance(container, dict)
+    return container  # type: ignore[return-value]
+
+
+def typed_changes(config_name: str, overrides: list[str]) -> Container:
+    """What the overrides ask for, as {dotted key: value}: keys typed with a value, and keys that a typed group
+    (experiment=x) sets otherwise than the defaults.
+    """
+    typed_values = {
+        override.key_or_group
+        for override in OverridesParser.create().parse_overrides(overrides)
+        if not override.is_delete()
+    }
+    defaults = dict(_flatten(read_config(config_name, [])))
+    asked = dict(_flatten(read_config(config_name, overrides)))
+    return {key: value for key, value in asked.items() if key in typed_values or defaults.get(key, ...) != value}
+
+
+def with_changes(container: Container, changes: Container) -> Container:
+    """A copy of a nested container with dotted keys set."""
+    config = OmegaConf.create(container)
+    for key, value in changes.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    changed = OmegaConf.to_container(config)
+    assert isinstance(changed, dict)
+    return changed  # type: ignore[return-value]
+
+
+def differences(old: Container, new: Container) -> list[str]:
+    """`key: old -> new` for every leaf that differs."""
+    old_leaves, new_leaves = dict(_flatten(old)), dict(_flatten(new))
+    keys = [*new_leaves, *(key for key in old_leaves if key not in new_leaves)]
+    return [
+        f"{key}: {old_leaves.get(key)} -> {new_leaves.get(key)}"
+        for key in keys
+        if old_leaves.get(key) != new_leaves.get(key)
+    ]
+
+
+def validate(config_class: type[C], container: Container) -> C:
+    """The pydantic object. Raises ValueError that names every bad key, with the value."""
+    try:
+        return config_class.model_validate(container)
+    except ValidationError as error:
+        raise ValueError("; ".join(_describe(e, container) for e in error.errors())) from error
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; overrides are written key=value, flags are --help and --cfg job")
+
+
+def _flatten(container: Container, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in container.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _help_page(config_name: str, usage: str) -> str:
+    """Usage, the groups with their choices, and the YAML with its comments, which OmegaConf would drop."""
+    lines = [usage.strip(), "", "Groups, chosen with group=name (config/<group>/<name>.yaml):"]
+    main = CONFIG_DIR / f"{config_name}.yaml"
+    groups = re.findall(r"^  - (?:optional )?(\w+): ?(\w+)", main.read_text(), flags=re.MULTILINE)
+    for group, default in groups:
+        choices = ", ".join(sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml")))
+        lines.append(f"  {group:<12}{choices}  (default: {default})")
+    files = [main, *(CONFIG_DIR / group / f"{default}.yaml" for group, default in groups if default != "null")]
+    for path in files:
+        lines += ["", f"--- {path.relative_to(CONFIG_DIR.parent)} ---", path.read_text().strip()]
+    return "\n".join(lines)
+
+
+def _in_one_line(error: Exception, config_name: str) -> str:
+    """Hydra's and OmegaConf's messages span lines and speak of structs; say which key or choice is wrong, and which
+    are right.
+    """
+    text = str(error)
+    if unknown := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
+        key = next(filter(None, unknown.groups()))
+        known = [name for name, _ in _flatten(read_config(config_name, []))]
+        close = difflib.get_close_matches(key, known, n=3) or [name for name in known if name.endswith("." + key)]
+        return f"unknown key {key!r}; " + (f"did you mean {' or '.join(close)}?" if close else "--help lists the keys")
+    if choice := re.search(
+        r"Could not find '([^']+)'(?:\s+Available options in '[^']*':\s*(.*?)(?:Config search path|$))?",
+        text,
+        re.DOTALL,
+    ):
+        options = ", ".join((choice[2] or "").split())
+        return f"there is no config {choice[1]!r}; " + (
+            f"choose one of {options}" if options else "--help lists the groups"
+        )
+    if missing := re.search(r"Missing mandatory value: (\S+)", text):
+        return f"{missing[1]} is not set; give {missing[1]}=..."
+    return " ".join(text.split())
+
+
+def _describe(error: Any, container: Container) -> str:
+    key = ".".join(str(part) for part in error["loc"] if not _is_union_tag(part, error["loc"], container))
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {key!r}; --help lists the keys"
+    if error["type"] == "missing":
+        return f"{key} is not set; give {key}=..."
+    if error["type"] == "value_error":
+        return f"{key}: {message}" if key else message
+    return f"{key}: {message[0].lower()}{message[1:]}, but it is {error['input']!r}"
+
+
+def _is_union_tag(part: Any, location: tuple[Any, ...], container: Container) -> bool:
+    """Pydantic puts the tag of a discriminated union into the path (arch.hrm.hidden_size), where the user's key has
+    none.
+    """
+    index = location.index(part)
+    value: Any = container
+    for step in location[:index]:
+        value = value.get(step) if isinstance(value, dict) else None
+    return isinstance(value, dict) and part not in value and value.get("name") == part

@@ -1,0 +1,204 @@
+"""Where a run's numbers go: metrics.jsonl always, the terminal, and Weights & Biases. Rank 0 writes; elsewhere every
+call does nothing.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from tqdm import tqdm
+
+from utils.checkpoint import write_atomically
+from utils.config import StrictModel
+from utils.dist import World
+
+Row = dict[str, float]
+
+# A redirected log gets a line this often at most: readable after a night, and still alive to someone who watches.
+_LINE_EVERY_S = 10.0
+
+
+class WandbConfig(StrictModel):
+    mode: Literal["auto", "online", "offline", "disabled"]
+    entity: str | None
+    group: str | None
+    tags: list[str]
+
+
+class Metrics:
+    """Rows of scalars, one per step, to all sinks.
+
+    Args:
+        run: the run's folder. Rows of `metrics.jsonl` after `first_step` are dropped: those steps will be done again.
+        wandb_run_id: makes a resumed run go on in the same W&B run.
+        config: the resolved config, for W&B.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        run: Path,
+        wandb: WandbConfig,
+        wandb_run_id: str,
+        config: dict[str, Any],
+        first_step: int,
+        last_step: int,
+    ) -> None:
+        self._wandb: Any = None
+        self._bar: _Progress | None = None
+        if not world.is_main:
+            return
+        self._path = run / "metrics.jsonl"
+        _drop_rows_after(self._path, first_step)
+        self._bar = _Progress(first_step, last_step)
+        self._wandb = _start_wandb(wandb, wandb_run_id, run, config, say=self.say)
+
+    def write(self, step: int, row: Row) -> None:
+        """One row, which holds everything that is known of the step. Raises OSError when the disk refuses it."""
+        if self._bar is None:
+            return
+        with open(self._path, "a") as file:
+            file.write(json.dumps({"step": step, **row}) + "\n")
+        self._bar.show(step, row)
+        if self._wandb is not None:
+            # Our own step, since an offline run counts from zero again after a resume.
+            self._wandb.log(row, step=step)
+
+    def advance(self, step: int) -> None:
+        """A step is done; moves the progress bar."""
+        if self._bar is not None:
+            self._bar.advance(step)
+
+    def say(self, text: str) -> None:
+        """A line for a person, above the progress bar."""
+        if self._bar is not None:
+            self._bar.say(text)
+
+    def close(self, *, failed: bool = False) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        if self._wandb is not None:
+            self._wandb.finish(exit_code=int(failed))
+
+
+class _Progress:
+    """A bar where a person watches, and plain lines where the output goes to a file."""
+
+    def __init__(self, first_step: int, last_step: int, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._first_step, self._last_step = first_step, last_step
+        self._started, self._last_line = time.monotonic(), float("-inf")
+        self._bar: tqdm[Any] | None = None
+        if self._stream.isatty():
+            self._bar = tqdm(total=last_step, initial=first_step, unit="step", file=self._stream, dynamic_ncols=True)
+
+    def advance(self, step: int) -> None:
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
+    def show(self, step: int, row: Row) -> None:
+        text = _summary(row)
+        evaluated = any(name.startswith("eval/") for name in row)
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+        if evaluated:
+            self.say(f"step {step}/{self._last_step}  {_summary(row, evaluation=True)}")
+        if self._bar is None:
+            now = time.monotonic()
+            if now - self._last_line >= _LINE_EVERY_S or step == self._last_step:
+                self._last_line = now
+                done = max(1, step - self._first_step)
+                left = (now - self._started) / done * (self._last_step - step)
+                self.say(f"step {step}/{self._last_step}  {text}  ETA {tqdm.format_interval(left)}")
+
+    def say(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.write(text, file=self._stream)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _summary(row: Row, *, evaluation: bool = False) -> str:
+    """The few numbers that tell a person how it goes."""
+    if evaluation:
+        names = [
+            name
+            for name in row
+            if name.startswith("eval/") and name.rsplit("/", 1)[-1] in ("exact_accuracy", "accuracy")
+        ]
+        return "  ".join(f"{name} {row[name]:.4f}" for name in sorted(names, reverse=True))
+    shown = [
+        ("loss", "train/lm_loss", ".4f"),
+        ("acc", "train/accuracy", ".3f"),
+        ("exact", "train/exact_accuracy", ".3f"),
+    ]
+    shown += [("ex/s", "perf/examples_per_second", ".0f")]
+    return "  ".join(f"{label} {row[name]:{form}}" for label, name, form in shown if name in row)
+
+
+def _drop_rows_after(path: Path, step: int) -> None:
+    """Keep whole rows up to a step; a torn last line is a row that was not finished."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(row, dict) and row.get("step", step + 1) <= step:
+            kept.append(line + "\n")
+    write_atomically(path, "".join(kept))
+
+
+def _start_wandb(config: WandbConfig, run_id: str, run: Path, resolved: dict[str, Any], *, say: Any) -> Any:
+    """The W&B run, or None. `auto` never asks, and never fails for want of an account, the package or the network."""
+    if config.mode == "disabled":
+        return None
+    quiet_hint = "metrics go to metrics.jsonl only (wandb.mode=offline keeps files for `wandb sync`)"
+    try:
+        import wandb
+    except ImportError as error:
+        if config.mode == "auto":
+            say(f"W&B: not installed; {quiet_hint}")
+            return None
+        raise ValueError(
+            f"wandb.mode={config.mode}, but wandb isn't installed; pip install wandb, or wandb.mode=disabled"
+        ) from error
+    if config.mode == "auto" and not _has_account(wandb):
+        say(f"W&B: no account found; {quiet_hint}")
+        return None
+    options = {
+        "project": resolved["project_name"],
+        "name": resolved["run_name"],
+        "id": run_id,
+        "resume": None if config.mode == "offline" else "allow",
+        "entity": config.entity,
+        "group": config.group,
+        "tags": config.tags,
+        "dir": str(run),
+        "config": resolved,
+    }
+    try:
+        return wandb.init(mode="offline" if config.mode == "offline" else "online", **options)
+    except wandb.Error as error:
+        reason = " ".join(str(error).split())
+        if config.mode != "auto":
+            raise ValueError(
+                f"wandb.mode={config.mode} failed: {reason}; wandb.mode=offline needs no account"
+            ) from error
+        say(f"W&B can't be reached ({reason}); going on offline, `wandb sync` uploads later")
+        return wandb.init(mode="offline", **(options | {"resume": None}))
+
+
+def _has_account(wandb: Any) -> bool:
+    try:
+        return bool(wandb.login(prompt=False))
+    except wandb.Error:
+        return False

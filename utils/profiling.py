@@ -1,0 +1,103 @@
+"""Where the time and the memory go: a clock that is always on, and a trace of a few steps for whoever asks."""
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+_SKIPPED, _WARMUP, _TRACED = 2, 1, 3
+
+T = TypeVar("T")
+
+
+class StepClock:
+    """Wall-clock time of training steps since the last reading, without what is done between steps (evaluation,
+    saving).
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._since = time.perf_counter()
+        self._paused_s = self._data_s = 0.0
+        self._num_steps = 0
+
+    def timing_data(self, batches: Iterable[T]) -> Iterator[T]:
+        """The same batches; the time that the loop waits for each counts as data time, and each is a step."""
+        iterator = iter(batches)
+        while True:
+            asked = time.perf_counter()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self._data_s += time.perf_counter() - asked
+            self._num_steps += 1
+            yield batch
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._paused_s += time.perf_counter() - began
+
+    def read(self, global_batch_size: int) -> dict[str, float]:
+        """perf/{examples_per_second, step_ms, data_ms} since the last reading. Call it where the host has just waited
+        for the device.
+        """
+        elapsed_s = time.perf_counter() - self._since - self._paused_s
+        row = {
+            "perf/examples_per_second": self._num_steps * global_batch_size / elapsed_s,
+            "perf/step_ms": 1e3 * elapsed_s / self._num_steps,
+            "perf/data_ms": 1e3 * self._data_s / self._num_steps,
+        }
+        self._reset()
+        return row
+
+
+def max_memory_gb(device: torch.device) -> float:
+    """The most that this process has held so far: on the CUDA device, elsewhere in main memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e9 if sys.platform == "darwin" else peak / 1e6  # bytes on macOS, KiB elsewhere
+
+
+class StepProfiler:
+    """Traces steps 4 to 6 of this process into <run>/trace.json. Switched off, it does nothing."""
+
+    def __init__(self, enabled: bool, run: Path, say: Callable[[str], None]) -> None:
+        self._run, self._say = run, say
+        self._profile: profile | None = None
+        if enabled:
+            on_device = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            self._profile = profile(
+                activities=[ProfilerActivity.CPU, *on_device],
+                schedule=schedule(wait=_SKIPPED, warmup=_WARMUP, active=_TRACED, repeat=1),
+                on_trace_ready=self._write,
+                profile_memory=True,
+            )
+            self._profile.start()
+
+    def step(self) -> None:
+        """A training step is over."""
+        if self._profile is not None:
+            self._profile.step()
+
+    def close(self) -> None:
+        if self._profile is not None:
+            self._profile.stop()
+
+    def _write(self, finished: profile) -> None:
+        path = self._run / "trace.json"
+        finished.export_chrome_trace(str(path))
+        order = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+        self._say(finished.key_averages().table(sort_by=order, row_limit=10, max_name_column_width=40))
+        self._say(f"trace of {_TRACED} steps: {path} (open it in https://ui.perfetto.dev)")

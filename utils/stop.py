@@ -1,0 +1,30 @@
+"""A graceful stop: the signal is only noted, and the loop ends after saving, on all ranks together."""
+
+import signal
+from types import FrameType
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class StopSignal:
+    """Notes SIGTERM, SIGINT and SIGUSR1 while it is entered.
+
+    A launcher may send one twice, or the terminal and torchrun one each, so a second one changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+
+    def __enter__(self) -> "StopSignal":
+        self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def requested(self) -> bool:
+        return self.name is not None
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.name = signal.Signals(number).name
