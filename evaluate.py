@@ -18,9 +18,9 @@ from utils.dist import DeviceName, DistConfig, World, run
 USAGE = """
 evaluate.py: score a checkpoint.
 
-  python evaluate.py checkpoint=checkpoints/<project>/<run>                     its newest step, on the data it was trained with
-  python evaluate.py checkpoint=<run>/step_00001000 data_path=data/other        one step, on other data
-  torchrun --nproc-per-node 8 evaluate.py checkpoint=... batch_size=4096        on eight devices
+  python evaluate.py checkpoint=checkpoints/<project>/<run>                 the newest step, on the data of its training
+  python evaluate.py checkpoint=<run>/step_00001000 data_path=data/other    one step, on other data
+  torchrun --nproc-per-node 8 evaluate.py checkpoint=... batch_size=4096    on eight devices
 """
 
 

@@ -1,21 +1,18 @@
 """Train a hierarchical reasoning model: the whole program, in the order in which it runs.
 
-config -> world -> data -> model -> loop. Every rank runs this file; whatever differs between one process and many,
-between devices, sinks
-and architectures is inside the objects that the chapters make, so the loop at the end is the algorithm and nothing
-else.
+config -> data -> model -> loop. Every rank runs this file. Whatever differs between one process and many, between
+devices, sinks and architectures is inside the objects that the chapters make, so that what is left here is the method.
 """
 # B = slots of this rank (of the global batch where so named), S = tokens of a puzzle, V = vocabulary
 
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
-import yaml
 from pydantic import Field, model_validator
 from safetensors.torch import save_file
 from torch import Tensor
@@ -25,18 +22,19 @@ from dataset.sampler import Sampler
 from dataset.schema import Split, check_contents, open_split
 from models import ArchConfig, build_arch
 from models.act import Carry, Outputs, RecursiveModel, draw_min_halt_steps, initial_carry, segment
-from models.losses import LOSS_SUMS, METRICS, LossType, act_loss, correctness
+from models.losses import LossType, act_loss
+from models.metric_sums import EVAL_METRICS, EvalSums, OpenSums
 from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from optim.state import export_state, import_state
-from utils.checkpoint import Checkpoint, Checkpointer, find_checkpoint
-from utils.command_line import CommandLine, differences, read_config, typed_changes, validate, with_changes
-from utils.config import Bool, Float, Int, StrictModel
-from utils.dist import DeviceName, DistConfig, Launch, UserError, World, run
+from utils.checkpoint import Checkpoint, Checkpointer, Snapshot, require_finite_weights
+from utils.command_line import CommandLine, differences, validate
+from utils.config import Bool, Float, Int
+from utils.dist import DeviceName, DistConfig, World, run
 from utils.metrics import Metrics, WandbConfig
 from utils.profiling import StepClock, StepProfiler, max_memory_gb
-from utils.run_folder import CHECKPOINTS, claim_fresh, mark_stopped, name_run, prepare, run_folder_of
+from utils.run_folder import RunConfig, Start, clear_stopped, mark_stopped, open_checkpoint, prepare, read_start
 from utils.stop import StopSignal
 
 USAGE = """
@@ -58,15 +56,14 @@ SavedOutput = Literal["inputs", "labels", "puzzle_identifiers", "logits", "predi
 # ---- config ----------------------------------------------------------------------------------------------
 
 
-class PretrainConfig(StrictModel):
-    """One run. config/pretrain.yaml holds the defaults and says what each key means."""
+class PretrainConfig(RunConfig):
+    """One run, with the keys of RunConfig. config/pretrain.yaml holds the defaults and says what each key means."""
 
     arch: ArchConfig
-    data_path: str
     global_batch_size: Int = Positive
-    epochs: Int = Positive
+    epochs: Int = Field(gt=0, le=10**8)  # the end of each is kept in memory
     max_steps: Int | None = Field(gt=0)
-    seed: Int = NotNegative
+    seed: Int = Field(ge=0, lt=2**63)
     overfit_one_batch: Bool
 
     lr: Float = NotNegative
@@ -83,10 +80,6 @@ class PretrainConfig(StrictModel):
     eval_batch_size: Int | None = Field(gt=0)
     eval_save_outputs: list[SavedOutput]
 
-    project_name: str | None
-    run_name: str | None
-    checkpoint_path: str | None
-    resume: str | None
     checkpoint_every_eval: Bool
     checkpoint_every_n_steps: Int | None = Field(gt=0)
     keep_last_k: Int | None = Field(gt=0)
@@ -113,75 +106,6 @@ class PretrainConfig(StrictModel):
     @property
     def evaluates(self) -> bool:
         return self.eval_interval is not None or self.eval_every_n_steps is not None
-
-    @property
-    def run_path(self) -> Path:
-        assert self.checkpoint_path is not None
-        return Path(self.checkpoint_path)
-
-
-@dataclass
-class Start:
-    """Where a run begins: its config, and the checkpoint that it goes on from, if any."""
-
-    config: PretrainConfig
-    checkpoint: Checkpoint | None
-    notes: list[str]
-
-
-def read_start(overrides: list[str]) -> Start:
-    """Compose the config, name the run, find its checkpoint. Rank 0 only: YAML and folders are read once. Raises
-    ValueError.
-    """
-    launch = Launch.from_environment()
-    asked = validate(PretrainConfig, read_config("pretrain", overrides))
-    resume = asked.resume or ("auto" if launch.restarts else None)
-    notes: list[str] = []
-
-    if resume in (None, "auto"):
-        asked = _with_names(asked, launch)
-        checkpoint = find_checkpoint(asked.run_path, notes.append) if resume else None
-        if checkpoint is None:
-            claim_fresh(asked.run_path)
-            notes += [f"resume=auto: no checkpoint in {asked.run_path}, starting afresh"] if resume else []
-            return Start(asked, None, notes)
-        run_path = asked.run_path
-    else:
-        where = Path(resume)
-        run_path = run_folder_of(where)
-        checkpoint = find_checkpoint(run_path, notes.append) if run_path == where else Checkpoint.open(where)
-        if checkpoint is None:
-            raise ValueError(f"resume={resume}: no checkpoint there; give the folder of a run or of one of its steps")
-        if asked.checkpoint_path and Path(asked.checkpoint_path) != run_path:
-            run_path = Path(asked.checkpoint_path)
-            claim_fresh(run_path)
-        elif (newest := find_checkpoint(run_path, notes.append)) and newest.step > checkpoint.step:
-            raise ValueError(
-                f"resume={resume}, but the run went on to {newest.path.name}; resume={run_path} continues it there, "
-                "and a checkpoint_path of its own branches off here"
-            )
-
-    # What was stored holds, but for what was typed now.
-    stored = checkpoint.state["config"]
-    changes = typed_changes("pretrain", overrides) | {"resume": asked.resume, "checkpoint_path": str(run_path)}
-    config = validate(PretrainConfig, with_changes(stored, changes))
-    notes.append(f"resuming {checkpoint.path} at step {checkpoint.step}")
-    told = [
-        line
-        for line in differences(stored, config.model_dump())
-        if line.split(":")[0] not in ("resume", "checkpoint_path")
-    ]
-    notes += [f"changed on the command line: {line}" for line in told]
-    return Start(config, checkpoint, notes)
-
-
-def _with_names(config: PretrainConfig, launch: Launch) -> PretrainConfig:
-    project = config.project_name or Path(config.data_path).name
-    run_name = config.run_name or (
-        Path(config.checkpoint_path).name if config.checkpoint_path else name_run(project, launch)
-    )
-    path = config.checkpoint_path or str(CHECKPOINTS / project / run_name)
-    return config.model_copy(update={"project_name": project, "run_name": run_name, "checkpoint_path": path})
 
 
 # ---- data ------------------------------------------------------------------------------------------------
@@ -242,8 +166,10 @@ class TrainState:
     model: RecursiveModel
     optimizer: AdamATan2
     carry: Carry | None  # None until the first batch tells its shape
-    sums: "OpenSums"
+    sums: OpenSums
+    wandb_run_id: str
     step: int = 0
+    draws: int = 0  # examples taken from the stream: where the data goes on
     best: float | None = None
     row: dict[str, float] | None = None  # logged at this step, but waiting for an evaluation that a stop interrupted
 
@@ -261,22 +187,51 @@ def build_model(arch: ArchConfig, task: dict[str, int], world: World, seed: int)
     return model
 
 
-def build_train_state(start: Start, data: Data, world: World) -> TrainState:
-    """A fresh state, or the checkpoint's. Every rank. Raises UserError where the checkpoint fits neither data nor
-    architecture.
-    """
+def build_train_state(start: Start[PretrainConfig], data: Data, world: World) -> TrainState:
+    """A fresh state, or the checkpoint's. Every rank. Raises UserError where that is of other data or another arch."""
     config, checkpoint = start.config, start.checkpoint
     model = build_model(config.arch, task_of(data.train), world, config.seed)
     optimizer = AdamATan2(
         model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
     )
-    state = TrainState(model, optimizer, carry=None, sums=OpenSums(world))
+    new_run_id = world.broadcast_object(uuid.uuid4().hex[:8])
+    state = TrainState(model, optimizer, carry=None, sums=OpenSums(world), wandb_run_id=new_run_id)
     if checkpoint is not None:
         with world.agree():
             restore(state, checkpoint, config, data, world)
+        if start.branches_off:
+            state.wandb_run_id = new_run_id
     if config.compile:
         model.compile()
     return state
+
+
+def take_snapshot(state: TrainState, config: PretrainConfig, data: Data, world: World) -> Snapshot:
+    """Everything that a run needs to go on as if nothing had happened. Every rank."""
+    assert state.carry is not None, "there is nothing to save before the first step"
+    optimizer_tensors, optimizer_step = export_state(state.model, state.optimizer)
+    return Snapshot(
+        step=state.step,
+        shared={
+            "model": state.model.state_dict(),
+            "optimizer": optimizer_tensors,
+            "progress": {"open_sums": state.sums.by_rank()},
+        },
+        slots=world.slice_of(config.global_batch_size),
+        by_slot=state.carry.tensors(),
+        state={
+            "draws": state.draws,
+            "optimizer_step": optimizer_step,
+            "open_steps": state.sums.num_steps,
+            "open_slots": state.sums.num_slots,
+            "best": state.best,
+            "row": state.row,
+            "wandb_run_id": state.wandb_run_id,
+            "fingerprint": data.fingerprint,
+            "task": task_of(data.train),
+            "config": config.model_dump(),
+        },
+    )
 
 
 def restore(state: TrainState, checkpoint: Checkpoint, config: PretrainConfig, data: Data, world: World) -> None:
@@ -289,10 +244,15 @@ def restore(state: TrainState, checkpoint: Checkpoint, config: PretrainConfig, d
         )
     load_weights(state.model, checkpoint, config.arch)
     import_state(state.model, state.optimizer, checkpoint.load("optimizer"), saved["optimizer_step"])
-    state.step, state.best, state.row = checkpoint.step, saved["best"], saved["row"]
-    state.sums.restore(checkpoint.load("progress")["open_sums"], saved["open_steps"], world)
-    # With another batch size there are other slots: their sequences start anew, and the draws go on where they were.
-    if saved["config"]["global_batch_size"] == config.global_batch_size:
+    state.step, state.draws, state.wandb_run_id = checkpoint.step, saved["draws"], saved["wandb_run_id"]
+    state.best, state.row = saved["best"], saved["row"]
+    state.sums.restore(checkpoint.load("progress")["open_sums"], saved["open_steps"], saved["open_slots"])
+    # With another batch size or dtype there are other slots: sequences start anew, and the draws go on where they were.
+    before = saved["config"]
+    if (before["global_batch_size"], before["arch"]["forward_dtype"]) == (
+        config.global_batch_size,
+        config.arch.forward_dtype,
+    ):
         slots = checkpoint.load_slots(world.slice_of(config.global_batch_size))
         state.carry = Carry.from_tensors({name: tensor.to(world.device) for name, tensor in slots.items()})
 
@@ -312,21 +272,14 @@ def load_weights(model: RecursiveModel, checkpoint: Checkpoint, arch: ArchConfig
 
 
 def load_run(path: Path, world: World) -> tuple[PretrainConfig, RecursiveModel, Checkpoint]:
-    """A trained model from a run folder (its newest checkpoint) or a step folder, for evaluation. Every rank. Raises
-    UserError.
+    """A trained model, for evaluation, from a run folder (its newest checkpoint) or a step folder. Every rank.
+
+    Raises UserError where there is no whole checkpoint.
     """
     found: tuple[Checkpoint, PretrainConfig] | None = None
     with world.agree():
         if world.is_main:
-            checkpoint = (
-                Checkpoint.open(path)
-                if run_folder_of(path) != path
-                else find_checkpoint(path, lambda text: print(text, file=sys.stderr))
-            )
-            if checkpoint is None:
-                raise ValueError(
-                    f"checkpoint={path}: no checkpoint there; give the folder of a run or of one of its steps"
-                )
+            checkpoint = open_checkpoint(path, lambda text: say(world, text))
             found = checkpoint, validate(PretrainConfig, checkpoint.state["config"])
     found = world.broadcast_object(found)
     assert found is not None
@@ -399,63 +352,6 @@ def train_step(
     return carry, StepResult(outputs, loss.detach(), sums, grad_norm.detach())
 
 
-class OpenSums:
-    """Metric sums since the last log, kept on the device until the host reads them all at once.
-
-    `first_bad_step` is the first step whose gradients were not finite; gradients are summed over ranks, so every rank
-    holds the same.
-    """
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        dtype = torch.float32 if world.device.type == "mps" else torch.float64
-        self.values = torch.zeros(
-            len(METRICS) + 1, dtype=dtype, device=world.device
-        )  # METRICS, then the norm of the gradients
-        self.num_steps = 0
-        self._first_bad_step = torch.zeros((), dtype=torch.int32, device=world.device)
-
-    def add(self, step: int, result: StepResult) -> None:
-        # The norm is the same on all ranks and will be summed over them.
-        self.values += torch.cat([result.sums, (result.grad_norm / self._world.size).to(result.sums.dtype).view(1)])
-        self.num_steps += 1
-        bad = (self._first_bad_step == 0) & ~result.grad_norm.isfinite()
-        self._first_bad_step = torch.where(bad, step, self._first_bad_step)
-
-    def require_finite(self, last_good: str) -> None:
-        """The host waits for the device here. Raises UserError on every rank."""
-        if bad_step := int(self._first_bad_step):
-            raise UserError(
-                f"the gradients are not finite (NaN or infinite) since step {bad_step}; {last_good}; "
-                "resume from it with a lower lr or more lr_warmup_steps"
-            )
-
-    def reduce(self, global_batch_size: int) -> dict[str, float]:
-        """The row of train metrics, complete on rank 0, and zero again. Every rank.
-
-        Losses are per slot and step; the others are means over the sequences that halted, left out if there were none.
-        """
-        *sums, grad_norm = self._world.sum_to_main_(self.values).tolist()
-        named = dict(zip(METRICS, sums, strict=True))
-        count = named.pop("count")
-        num_slots = max(1, self.num_steps) * global_batch_size
-        row = {f"train/{name}": named.pop(name) / num_slots for name in LOSS_SUMS}
-        row["train/grad_norm"] = grad_norm / max(1, self.num_steps)
-        if count > 0:
-            row |= {f"train/{name}": value / count for name, value in named.items()}
-        self.values.zero_()
-        self.num_steps = 0
-        return row
-
-    def restore(self, values_by_rank: Tensor, num_steps: int, world: World) -> None:
-        """Each rank its own where their number is the same, so that the sums round alike; else rank 0 has all."""
-        if len(values_by_rank) == world.size:
-            self.values.copy_(values_by_rank[world.rank])
-        elif world.is_main:
-            self.values.copy_(values_by_rank.sum(0))
-        self.num_steps = num_steps
-
-
 # ---- evaluation ------------------------------------------------------------------------------------------
 
 
@@ -468,7 +364,7 @@ def evaluate(
     batch_size: int,
     loss_type: LossType,
     stop_requested: Callable[[], bool] = lambda: False,
-    save_outputs: list[SavedOutput] | None = None,
+    save_outputs: Sequence[SavedOutput] = (),
     save_to: Path | None = None,
 ) -> dict[str, float] | None:
     """Every example of every set once, for halt_max_steps segments each; the same metrics on all ranks. Every rank.
@@ -476,29 +372,28 @@ def evaluate(
     Args:
         batch_size: over all ranks together; it changes nothing but speed and memory.
         stop_requested: asked between batches; when any rank's says so, the evaluation is abandoned and None returned.
-        save_outputs, save_to: what to write of each example after its last segment, one file per set and rank in this
-        folder.
+        save_outputs, save_to: what to write of each example after its last segment, beside its row in the dataset;
+            one file per set and rank in this folder.
 
     Returns:
-        eval/<set>/{exact_accuracy, accuracy, q_halt_accuracy, steps, halt_step, lm_loss, q_halt_loss} and
-        eval/<set>/exact_accuracy_at_step/<n>.
-        `steps` are those that ran, `halt_step` is where the Q head would have stopped.
+        eval/<set>/<name> for EVAL_METRICS and exact_accuracy_at_step/<n>. `steps` are those that ran, `halt_step` is
+        where the Q head would have stopped.
     """
     metrics: dict[str, float] = {}
     for set_name in split.sets:
         loader = EvalLoader(split, set_name, batch_size)
-        sums = _EvalSums(model.config.halt_max_steps, world)
-        saved: dict[str, list[Tensor]] = {}
+        sums = EvalSums(model.config.halt_max_steps, world)
+        saved: list[dict[str, Tensor]] = []
         for rows, batch in loader.batches(world):
             if world.any(stop_requested()):
                 return None
             if len(rows) == 0:
                 continue
             carry = initial_carry(model, batch)
-            would_halt_B = torch.zeros_like(carry.halted_B)
-            for n in range(1, model.config.halt_max_steps + 1):
+            halted_B = torch.zeros_like(carry.halted_B)  # by the Q head, had it a say
+            for index in range(model.config.halt_max_steps):
                 carry, outputs = segment(model, carry, batch, training=False)
-                would_halt_B = sums.add_segment(n, outputs, batch["labels"], would_halt_B)
+                halted_B = sums.add_segment(index, outputs, batch["labels"], halted_B, ignore_label=IGNORE_LABEL)
             _, last = act_loss(
                 outputs,
                 batch["labels"],
@@ -507,89 +402,59 @@ def evaluate(
                 loss_type=loss_type,
                 ignore_label=IGNORE_LABEL,
             )
-            sums.last += last
-            for name in save_outputs or []:
-                saved.setdefault(name, []).append(_saved_output(name, batch, outputs))
+            sums.add_last(last)
+            if save_outputs:
+                saved.append({"rows": torch.from_numpy(rows), **_outputs_to_save(save_outputs, batch, outputs)})
         metrics |= {f"eval/{set_name}/{name}": value for name, value in sums.reduce(loader.num_examples).items()}
-        if save_outputs and save_to is not None:
+        if saved and save_to is not None:
             save_to.mkdir(parents=True, exist_ok=True)
-            save_file(
-                {name: torch.cat(parts) for name, parts in saved.items()},
-                save_to / f"{set_name}_rank{world.rank}.safetensors",
-            )
+            whole = {name: torch.cat([part[name] for part in saved]) for name in saved[0]}
+            save_file(whole, save_to / f"{set_name}_rank{world.rank}.safetensors")
     return metrics
 
 
-EVAL_METRICS = ("exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss")
-
-
-class _EvalSums:
-    """What evaluation counts of one set, on the device until the one collective at its end."""
-
-    def __init__(self, num_segments: int, world: World) -> None:
-        dtype = torch.float32 if world.device.type == "mps" else torch.float64
-        self._world = world
-        self.last = torch.zeros(len(METRICS), dtype=dtype, device=world.device)
-        self._exact_at = torch.zeros(num_segments, dtype=dtype, device=world.device)
-        self._halt_steps = torch.zeros(1, dtype=dtype, device=world.device)
-
-    def add_segment(self, n: int, outputs: Outputs, labels_BS: Tensor, would_halt_B: Tensor) -> Tensor:
-        """Count segment n = 1, 2, ...; returns which slots would have halted by now."""
-        labelled_B, _, exact_B = correctness(outputs.logits_BSV, labels_BS, IGNORE_LABEL)
-        self._exact_at[n - 1] += (labelled_B & exact_B).sum()
-        self._halt_steps += (labelled_B & ~would_halt_B).sum()
-        return would_halt_B | (outputs.q_halt_B > outputs.q_continue_B)
-
-    def reduce(self, num_examples: int) -> dict[str, float]:
-        sums = self._world.sum_(torch.cat([self.last, self._exact_at, self._halt_steps])).tolist()
-        named = dict(zip(METRICS, sums, strict=False))
-        *exact_at, halt_steps = sums[len(METRICS) :]
-        count = named.pop("count")
-        row = {name: named.pop(name) / num_examples for name in LOSS_SUMS if name != "q_continue_loss"}
-        named.pop("q_continue_loss")
-        if count > 0:
-            row |= {name: value / count for name, value in named.items()} | {"halt_step": halt_steps / count}
-            row |= {f"exact_accuracy_at_step/{n}": value / count for n, value in enumerate(exact_at, start=1)}
-        return row
-
-
-def _saved_output(name: SavedOutput, batch: Batch, outputs: Outputs) -> Tensor:
-    sources: dict[str, Callable[[], Tensor]] = {
-        "logits": lambda: outputs.logits_BSV,
-        "predictions": lambda: outputs.logits_BSV.argmax(-1).int(),
-        "q_halt": lambda: outputs.q_halt_B,
-        "q_continue": lambda: outputs.q_continue_B,
+def _outputs_to_save(names: Sequence[SavedOutput], batch: Batch, outputs: Outputs) -> dict[str, Tensor]:
+    possible = batch | {
+        "logits": outputs.logits_BSV,
+        "predictions": outputs.logits_BSV.argmax(-1).int(),
+        "q_halt": outputs.q_halt_B,
+        "q_continue": outputs.q_continue_B,
     }
-    return (sources[name]() if name in sources else batch[name]).cpu()
+    return {name: possible[name].cpu() for name in names}
 
 
 # ---- the loop --------------------------------------------------------------------------------------------
 
 
-def fit(start: Start, data: Data, state: TrainState, world: World) -> None:
+def fit(start: Start[PretrainConfig], data: Data, state: TrainState, world: World) -> None:
     """Train from the state's step to the last one, or until somebody asks to stop. Every rank."""
-    config, checkpoint = start.config, start.checkpoint
+    config = start.config
     sampler = Sampler(
         list(data.train.sets.values()),
         seed=config.seed,
         epochs=config.epochs,
         global_batch_size=config.global_batch_size,
         first_step=state.step + 1,
-        first_draw=checkpoint.state["draws"] if checkpoint else 0,
+        first_draw=state.draws,
         repeat_first_batch=config.overfit_one_batch,
     )
     last_step = min(sampler.last_step, config.max_steps or sampler.last_step)
     with world.agree():
         require_plan(config, data, sampler, last_step)
-    if state.step >= last_step:
+    if state.step >= last_step and state.row is None:
         say(world, f"{config.run_path} is finished: it has done {state.step} of {last_step} steps")
+        if world.is_main:
+            clear_stopped(config.run_path)
         return
 
-    run_id = checkpoint.state["wandb_run_id"] if checkpoint else uuid.uuid4().hex[:8]
     with world.agree():
         if world.is_main:
-            prepare(config.run_path, yaml.safe_dump(config.model_dump(), sort_keys=False))
-        metrics = Metrics(world, config.run_path, config.wandb, run_id, config.model_dump(), state.step, last_step)
+            prepare(start)
+        # A step whose evaluation is pending has no row yet; where it has one, the run died after making up for it.
+        logged = state.step if state.row is None else state.step - 1
+        metrics = Metrics(
+            world, config.run_path, config.wandb, state.wandb_run_id, config.model_dump(), logged, last_step
+        )
     checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)
     loader = TrainLoader(data.train, sampler, world)
     profiler = StepProfiler(config.profile and world.is_main, config.run_path, metrics.say)
@@ -609,31 +474,9 @@ def fit(start: Start, data: Data, state: TrainState, world: World) -> None:
 
     def save(*, is_best: bool = False) -> None:
         state.sums.require_finite(checkpointer.last_good)
-        tensors, optimizer_step = export_state(state.model, state.optimizer)
-        assert state.carry is not None
-        checkpointer.save(
-            state.step,
-            shared={
-                "model": state.model.state_dict(),
-                "optimizer": tensors,
-                "progress": {"open_sums": world.gather_rows(state.sums.values[None])},
-            },
-            slots=world.slice_of(config.global_batch_size),
-            carry=state.carry.tensors(),
-            state={
-                "step": state.step,
-                "draws": sampler.draws_before(state.step + 1),
-                "optimizer_step": optimizer_step,
-                "open_steps": state.sums.num_steps,
-                "best": state.best,
-                "row": state.row,
-                "fingerprint": data.fingerprint,
-                "task": task_of(data.train),
-                "wandb_run_id": run_id,
-                "config": config.model_dump(),
-            },
-            is_best=is_best,
-        )
+        snapshot = take_snapshot(state, config, data, world)
+        require_finite_weights(snapshot, checkpointer.last_good)
+        checkpointer.save(snapshot, is_best=is_best)
 
     def finish_step(row: dict[str, float]) -> bool:
         """What may follow an update: evaluation, log, checkpoint, stop. True ends the run."""
@@ -661,22 +504,21 @@ def fit(start: Start, data: Data, state: TrainState, world: World) -> None:
         stopping = world.any(stop.requested())
         if stopping or is_best or checkpoint_due(evaluated):
             save(is_best=is_best)
-        if stopping:
-            metrics.say(
-                f"stopped by {stop.name or 'a signal to another rank'} at step {state.step}; resume=auto goes on"
-            )
+        if stopping and (state.step < last_step or state.row is not None):
+            reason = stop.name or "a signal to another rank"
+            metrics.say(f"stopped by {reason} at step {state.step}; resume=auto goes on from here")
             if world.is_main:
-                mark_stopped(config.run_path, stop.name or "a signal to another rank")
+                mark_stopped(config.run_path, reason)
         return stopping
 
     try:
         with StopSignal() as stop:
-            if state.row is not None and finish_step(
-                state.row
-            ):  # a stop came before this step's evaluation was through
-                return
-            for batch in clock.timing_data(loader.steps(state.step + 1, last_step)):
-                state.step += 1
+            # A row that waits: a stop came before its step was evaluated.
+            with clock.paused():
+                stopped = state.row is not None and finish_step(state.row)
+            steps = range(0) if stopped else range(state.step + 1, last_step + 1)
+            for batch in clock.timing_data(loader.batches(steps)):
+                state.step, state.draws = state.step + 1, state.draws + config.global_batch_size
                 multiplier = lr_multiplier(state.step, last_step, config.lr_warmup_steps, config.lr_min_ratio)
                 state.carry, result = train_step(
                     state.model,
@@ -691,13 +533,13 @@ def fit(start: Start, data: Data, state: TrainState, world: World) -> None:
                     min_halt_steps_B=exploration(config, state.step, world),
                     world=world,
                 )
-                state.sums.add(state.step, result)
+                state.sums.add(state.step, config.global_batch_size, result.sums, result.grad_norm)
                 profiler.step()
                 metrics.advance(state.step)
                 row: dict[str, float] = {}
                 if state.step == 1 or state.step % config.log_interval == 0:
                     state.sums.require_finite(checkpointer.last_good)
-                    row = state.sums.reduce(config.global_batch_size) | {"train/lr": config.lr * multiplier}
+                    row = state.sums.reduce() | {"train/lr": config.lr * multiplier}
                     row |= clock.read(config.global_batch_size) | {"perf/max_memory_gb": max_memory_gb(world.device)}
                 with clock.paused():
                     if finish_step(row):
@@ -726,9 +568,7 @@ def require_plan(config: PretrainConfig, data: Data, sampler: Sampler, last_step
 
 
 def improves(outcome: dict[str, float], best: float | None, config: PretrainConfig) -> bool:
-    """Whether this evaluation is the best so far. One of examples without labels has no accuracy, and improves
-    nothing.
-    """
+    """Whether this evaluation is the best so far; one without the metric (examples without labels) isn't."""
     value = outcome.get(config.best_metric or "")
     if value is None:
         return False
@@ -763,14 +603,14 @@ def say(world: World, text: str) -> None:
 
 def main(world: World) -> None:
     """The chapters, in order. Every rank."""
-    start: Start | None = None
+    start: Start[PretrainConfig] | None = None
     with world.agree():
         if world.is_main:
             command = CommandLine.parse(sys.argv[1:], "pretrain", USAGE)
             if command.page:
                 print(command.page)
             else:
-                start = read_start(command.overrides)
+                start = read_start(PretrainConfig, "pretrain", command.overrides)
     start = world.broadcast_object(start)
     if start is None:
         return

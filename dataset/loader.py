@@ -29,10 +29,10 @@ class TrainLoader:
         self._slots = world.slice_of(sampler.global_batch_size)
         self._sets = list(split.sets.values())
 
-    def steps(self, first_step: int, last_step: int) -> Iterator[Batch]:
+    def batches(self, steps: range) -> Iterator[Batch]:
         """The batches of these steps, in order, read by a thread that stays a few steps ahead."""
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
-            upcoming = iter(range(first_step, last_step + 1))
+            upcoming = iter(steps)
             pending = deque(
                 pool.submit(self._host_batch, step) for _, step in zip(range(_PREFETCH), upcoming, strict=False)
             )

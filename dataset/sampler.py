@@ -29,7 +29,8 @@ class Sampler:
     Args:
         first_step: the first step that this sampler serves; 1 unless a run is resumed with another global batch size.
         first_draw: the draws consumed before it.
-        repeat_first_batch: every step gets the batch of `first_step` (to see whether a model can overfit it).
+        repeat_first_batch: every step gets the first batch of the stream, also when resumed (to see whether a model
+            can overfit it).
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Sampler:
 
     def examples(self, step: int, slots: slice) -> np.ndarray:
         """The numbers of the examples drawn at a step for these slots of the global batch, (slots,) int64."""
-        start = self.draws_before(self.first_step if self.repeat_first_batch else step)
+        start = 0 if self.repeat_first_batch else self.draws_before(step)
         first, last = start + slots.start, start + slots.stop
         assert start >= 0 and last <= self.num_draws, f"step {step} lies outside of the stream"
         parts = []

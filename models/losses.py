@@ -99,6 +99,7 @@ def act_loss(
 
     with torch.no_grad():
         counted_B = halted_B & labelled_B
+        token_accuracy_B = token_accuracy_B.to(_widest_float(loss.device))  # summed alike for every size of batch
         q_halt_right_B = (outputs.q_halt_B >= 0) == exact_B
         sums = {
             "count": counted_B.sum(),

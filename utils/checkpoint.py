@@ -34,6 +34,7 @@ Tensors = dict[str, Tensor]
 _STEP_FOLDER = re.compile(r"step_(\d{8,})")
 _SLOTS_FILE = re.compile(r"slots_(\d+)_(\d+)\.safetensors")
 _TEMPORARY = ".incomplete_"
+_REPLACED = f"{_TEMPORARY}replaced_"
 
 
 class _File(BaseModel):
@@ -48,11 +49,23 @@ class _Manifest(BaseModel):
 
 
 @dataclass(frozen=True)
+class Snapshot:
+    """What is to be saved. `shared` and `state` count on rank 0; `by_slot` is each rank's rows `slots` of the carry."""
+
+    step: int
+    shared: dict[str, Tensors]
+    slots: slice
+    by_slot: Tensors
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A step folder whose files were all found to be what was written."""
 
     path: Path
     state: dict[str, Any]
+    files: frozenset[str]  # that the manifest lists, and that alone are read
 
     @property
     def step(self) -> int:
@@ -77,7 +90,7 @@ class Checkpoint:
                 raise ValueError(f"checkpoint {path} is damaged: the contents of {name} were altered (sha256 differs)")
         if missing := {"model.safetensors", "state.json"} - manifest.files.keys():
             raise ValueError(f"checkpoint {path} is damaged: manifest.json lists no {missing.pop()}")
-        return Checkpoint(path, json.loads((path / "state.json").read_text()))
+        return Checkpoint(path, json.loads((path / "state.json").read_text()), frozenset(manifest.files))
 
     def load(self, name: str) -> Tensors:
         """The tensors of <name>.safetensors, on the CPU."""
@@ -94,11 +107,16 @@ class Checkpoint:
             with _reading(path) as file, safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (safe_open is no dict)
                     parts.setdefault(name, []).append(tensors.get_slice(name)[overlap])
-        return {name: torch.cat(rows) for name, rows in parts.items()}
+        carry = {name: torch.cat(rows) for name, rows in parts.items()}
+        if not carry or any(len(rows) != slots.stop - slots.start for rows in carry.values()):
+            raise ValueError(
+                f"checkpoint {self.path} is damaged: its files hold not all of slots {slots.start} to {slots.stop - 1}"
+            )
+        return carry
 
     def _slot_files(self) -> list[tuple[int, int, Path]]:
-        found = [(match, path) for path in self.path.iterdir() if (match := _SLOTS_FILE.fullmatch(path.name))]
-        return sorted((int(match[1]), int(match[2]), path) for match, path in found)
+        found = [match for name in self.files if (match := _SLOTS_FILE.fullmatch(name))]
+        return sorted((int(match[1]), int(match[2]), self.path / match[0]) for match in found)
 
 
 def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -106,6 +124,9 @@ def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None
 
     Raises ValueError where there are steps and none is whole: starting afresh would hide the loss.
     """
+    for aside in run.glob(f"{_REPLACED}*"):  # killed when a step was about to be replaced
+        if not (folder := run / aside.name.removeprefix(_REPLACED)).exists():
+            aside.rename(folder)
     steps = step_folders(run)
     if not steps:
         return None
@@ -143,7 +164,10 @@ class Checkpointer:
         self.run, self._world, self._keep_last_k = run, world, keep_last_k
         if world.is_main:
             for leftover in run.glob(f"{_TEMPORARY}*"):
-                shutil.rmtree(leftover)
+                if leftover.is_dir():
+                    shutil.rmtree(leftover)
+                else:
+                    leftover.unlink()  # of write_atomically
 
     @property
     def last_good(self) -> str:
@@ -151,20 +175,12 @@ class Checkpointer:
         name = _read_name(self.run / "latest")
         return f"the last good checkpoint is {self.run / name}" if name else "there is no checkpoint yet"
 
-    def save(
-        self,
-        step: int,
-        *,
-        shared: dict[str, Tensors],
-        slots: slice,
-        carry: Tensors,
-        state: dict[str, Any],
-        is_best: bool,
-    ) -> None:
-        """Write a step. Every rank: `shared` and `state` are taken from rank 0, `carry` is each rank's rows `slots`.
+    def save(self, snapshot: Snapshot, *, is_best: bool) -> None:
+        """Write a step, and let `latest` (and `best`) name it. Every rank.
 
         Raises UserError on every rank when the disk refuses; `latest` then still names the step before.
         """
+        step, slots = snapshot.step, snapshot.slots
         folder = self.run / f"step_{step:08d}"
         temporary = self.run / f"{_TEMPORARY}{folder.name}"
         try:
@@ -175,12 +191,14 @@ class Checkpointer:
             written: dict[str, _File] = {}
             with self._world.agree():
                 slots_file = f"slots_{slots.start:06d}_{slots.stop:06d}.safetensors"
-                written[slots_file] = _write(temporary / slots_file, save(_on_host(carry)))
+                written[slots_file] = _write(temporary / slots_file, save(_on_host(snapshot.by_slot)))
                 if self._world.is_main:
-                    for name, tensors in shared.items():
+                    for name, tensors in snapshot.shared.items():
                         file = f"{name}.safetensors"
                         written[file] = _write(temporary / file, save(_on_host(tensors)))
-                    written["state.json"] = _write(temporary / "state.json", json.dumps(state, indent=1).encode())
+                    written["state.json"] = _write(
+                        temporary / "state.json", json.dumps({"step": step, **snapshot.state}, indent=1).encode()
+                    )
             files = {name: entry for part in self._world.gather_objects(written) for name, entry in part.items()}
             with self._world.agree():
                 if self._world.is_main:
@@ -195,16 +213,24 @@ class Checkpointer:
             ) from error
 
     def _publish(self, temporary: Path, folder: Path, *, is_best: bool) -> None:
+        _sync_folder(temporary)
+        aside = self.run / f"{_REPLACED}{folder.name}"
         if folder.exists():
-            # Killed between the rename and `latest`, or resumed from an earlier step: the new one replaces it.
-            self._remove(folder)
+            # Killed between the rename and `latest`, or resumed from an earlier step: the new one replaces it. Set
+            # aside and not removed before the new one stands in its place: it may be the only one there is.
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
         temporary.rename(folder)
         write_atomically(self.run / "latest", folder.name + "\n")
         if is_best:
             write_atomically(self.run / "best", folder.name + "\n")
+        if aside.exists():
+            shutil.rmtree(aside)
         if self._keep_last_k is not None:
             kept_as_best = _read_name(self.run / "best")
-            for old in step_folders(self.run)[: -self._keep_last_k]:
+            steps = step_folders(self.run)
+            # Later ones are of a run that was lost (damaged, hence resumed from before them): they don't count.
+            for old in steps[: steps.index(folder) + 1][: -self._keep_last_k]:
                 if old.name != kept_as_best:
                     self._remove(old)
 
@@ -214,6 +240,15 @@ class Checkpointer:
         shutil.rmtree(doomed, ignore_errors=True)
         folder.rename(doomed)
         shutil.rmtree(doomed)
+
+
+def require_finite_weights(snapshot: Snapshot, last_good: str) -> None:
+    """Raises UserError, on every rank alike: a checkpoint of NaN would take the place of one that is of use."""
+    for name, tensor in snapshot.shared["model"].items():
+        if not tensor.isfinite().all():
+            raise UserError(
+                f"{name} is not finite (NaN or infinite) at step {snapshot.step}; {last_good}; resume with a lower lr"
+            )
 
 
 def write_atomically(path: Path, text: str) -> None:

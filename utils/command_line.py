@@ -52,9 +52,10 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
 
     Raises ValueError, in one line and with what there is to choose from, for whatever Hydra refuses.
     """
+    # Whatever can be set is in the YAML, so a plus in front, as the published commands have it, says nothing more.
+    overrides = [typed.lstrip("+") for typed in overrides]
     for typed in overrides:
-        if "=" not in typed and not typed.startswith("~"):
-            raise ValueError(f"{typed!r} is no override; write key=value, and see --help for the keys")
+        _require_single_value(typed)
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
             composed = compose(config_name, overrides=overrides)
@@ -69,11 +70,8 @@ def typed_changes(config_name: str, overrides: list[str]) -> Container:
     """What the overrides ask for, as {dotted key: value}: keys typed with a value, and keys that a typed group
     (experiment=x) sets otherwise than the defaults.
     """
-    typed_values = {
-        override.key_or_group
-        for override in OverridesParser.create().parse_overrides(overrides)
-        if not override.is_delete()
-    }
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    typed_values = {override.key_or_group for override in parsed if not override.is_delete()}
     defaults = dict(_flatten(read_config(config_name, [])))
     asked = dict(_flatten(read_config(config_name, overrides)))
     return {key: value for key, value in asked.items() if key in typed_values or defaults.get(key, ...) != value}
@@ -121,14 +119,43 @@ def _flatten(container: Container, prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{key}", value
 
 
+def _require_single_value(typed: str) -> None:
+    """Raises ValueError that quotes the override, which Hydra's own messages don't, where it is none, or is none for
+    one run.
+    """
+    key, equals, value = typed.partition("=")
+    if not re.fullmatch(r"~?[\w.@/-]+", key) or not (equals or typed.startswith("~")):
+        raise ValueError(f"{typed!r} is no override; write key=value, and see --help for the keys")
+    try:
+        override = OverridesParser.create().parse_override(typed)
+    except HydraException as error:
+        raise ValueError(
+            f"{typed!r} can't be read ({' '.join(str(error).split())}); "
+            f"a value with special characters needs quotes of its own: \"{key}='{value}'\""
+        ) from error
+    if override.key_or_group == "hydra" or override.key_or_group.startswith(("hydra.", "hydra/")):
+        raise ValueError(
+            f"{typed!r} is a setting of Hydra's own, and none has an effect here; --help lists the keys that do"
+        )
+    if override.is_sweep_override():
+        raise ValueError(
+            f"{typed!r} asks for several runs, and this is one; give one value, [a,b] for a list, or quotes for text"
+        )
+    if (CONFIG_DIR / key).is_dir() and equals and not isinstance(override.value(), str | list | dict):
+        raise ValueError(f"{typed!r} names no config of the group {key}; choose one of {_choices(key)}")
+
+
+def _choices(group: str) -> str:
+    return ", ".join(sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml")))
+
+
 def _help_page(config_name: str, usage: str) -> str:
     """Usage, the groups with their choices, and the YAML with its comments, which OmegaConf would drop."""
     lines = [usage.strip(), "", "Groups, chosen with group=name (config/<group>/<name>.yaml):"]
     main = CONFIG_DIR / f"{config_name}.yaml"
     groups = re.findall(r"^  - (?:optional )?(\w+): ?(\w+)", main.read_text(), flags=re.MULTILINE)
     for group, default in groups:
-        choices = ", ".join(sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml")))
-        lines.append(f"  {group:<12}{choices}  (default: {default})")
+        lines.append(f"  {group:<12}{_choices(group)}  (default: {default})")
     files = [main, *(CONFIG_DIR / group / f"{default}.yaml" for group, default in groups if default != "null")]
     for path in files:
         lines += ["", f"--- {path.relative_to(CONFIG_DIR.parent)} ---", path.read_text().strip()]
@@ -140,9 +167,11 @@ def _in_one_line(error: Exception, config_name: str) -> str:
     are right.
     """
     text = str(error)
-    if unknown := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
+    if unknown := re.search(
+        r"Could not override '([^']+)'|is not in struct\s+full_key: (\S+)|Could not delete from config. '([^']+)'", text
+    ):
         key = next(filter(None, unknown.groups()))
-        known = [name for name, _ in _flatten(read_config(config_name, []))]
+        known = _known_keys(config_name)
         close = difflib.get_close_matches(key, known, n=3) or [name for name in known if name.endswith("." + key)]
         return f"unknown key {key!r}; " + (f"did you mean {' or '.join(close)}?" if close else "--help lists the keys")
     if choice := re.search(
@@ -156,7 +185,17 @@ def _in_one_line(error: Exception, config_name: str) -> str:
         )
     if missing := re.search(r"Missing mandatory value: (\S+)", text):
         return f"{missing[1]} is not set; give {missing[1]}=..."
-    return " ".join(text.split())
+    if interpolation := re.match(r"(.*nterpolation.*)\s+full_key: (\S+)", text):
+        return f"{interpolation[2]}: {interpolation[1].strip()}; inside ${{}} stands another key that --help lists"
+    return f"{' '.join(text.split())}; --help shows the keys with the values that they take"
+
+
+def _known_keys(config_name: str) -> list[str]:
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        # Not resolved: keys that must be given have no value yet.
+        container = OmegaConf.to_container(compose(config_name))
+    assert isinstance(container, dict)
+    return [name for name, _ in _flatten(container)]  # type: ignore[arg-type]
 
 
 def _describe(error: Any, container: Container) -> str:

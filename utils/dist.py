@@ -189,7 +189,7 @@ class World:
         try:
             yield
         except (ValueError, OSError) as error:
-            mistake, cause = " ".join(str(error).split()), error
+            mistake, cause = " ".join(str(error).split()) or type(error).__name__, error
         for first in filter(None, self.gather_objects(mistake)):
             raise UserError(first) from cause
 
@@ -220,22 +220,30 @@ def run(main: Callable[[World], None]) -> NoReturn:
     status 1.
     """
     world = World()
+
+    @record  # leaves faults, not mistakes, for torchrun's report, which quotes them with their tracebacks
+    def attempt() -> UserError | None:
+        try:
+            main(world)
+        except UserError as error:
+            return error
+        return None
+
     try:
         world = World.launch()
-        record(main)(world)
+        mistake = attempt()
+        if mistake is not None:
+            if world.is_main:
+                print(f"error: {mistake}", file=sys.stderr, flush=True)
+            world.barrier()  # torchrun ends the others once one has exited: not before the line is out
         world.close()
-    except UserError as error:
-        if world.is_main:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        world.close()
-        sys.exit(2)
     except Exception as error:
         traceback.print_exc()
         print(f"fault on rank {world.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         sys.stdout.flush()
         # Not sys.exit: leaving the process groups in order would wait for peers that wait for us.
         os._exit(1)
-    sys.exit(0)
+    sys.exit(0 if mistake is None else 2)
 
 
 def _pick_device(name: DeviceName, local_rank: int) -> torch.device:

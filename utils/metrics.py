@@ -105,7 +105,7 @@ class _Progress:
             self._bar.set_postfix_str(text, refresh=False)
         if evaluated:
             self.say(f"step {step}/{self._last_step}  {_summary(row, evaluation=True)}")
-        if self._bar is None:
+        if self._bar is None and text:
             now = time.monotonic()
             if now - self._last_line >= _LINE_EVERY_S or step == self._last_step:
                 self._last_line = now

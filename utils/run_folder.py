@@ -1,34 +1,147 @@
-"""The folder of a run: how it gets its name, how an attempt after a crash finds it again, and who may write into it."""
+"""The folder of a run: what it is called, what a run begins with, and who may write into it."""
 
 import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import coolname
+from omegaconf import OmegaConf
 
-from utils.checkpoint import step_folders, write_atomically
+from utils.checkpoint import Checkpoint, find_checkpoint, step_folders, write_atomically
+from utils.command_line import differences, read_config, typed_changes, validate, with_changes
+from utils.config import StrictModel
 from utils.dist import Launch
 
 CHECKPOINTS = Path("checkpoints")
+_PLACE = {"resume", "checkpoint_path"}  # where a run is, as against what it is
 
 
-def name_run(project: str, launch: Launch) -> str:
-    """A name of two words. Attempts of one torchrun launch get the same: the first one notes it, restarted ones read
-    the note.
+class RunConfig(StrictModel):
+    """What names a run and says what it begins with."""
+
+    data_path: str
+    project_name: str | None
+    run_name: str | None
+    checkpoint_path: str | None
+    resume: str | None
+
+    @property
+    def run_path(self) -> Path:
+        assert self.checkpoint_path is not None, "names are filled in before anything else looks at them"
+        return Path(self.checkpoint_path)
+
+
+C = TypeVar("C", bound=RunConfig)
+
+
+@dataclass
+class Start(Generic[C]):
+    """Where a run begins: its config, the checkpoint that it goes on from (if any), and what a person should know."""
+
+    config: C
+    checkpoint: Checkpoint | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def branches_off(self) -> bool:
+        """Whether the checkpoint is another run's."""
+        return self.checkpoint is not None and not _same(self.checkpoint.path.parent, self.config.run_path)
+
+
+def read_start(config_class: type[C], config_name: str, overrides: list[str]) -> Start[C]:
+    """Compose the config, name the run, find its checkpoint. For rank 0: YAML and folders are read once.
+
+    A resumed run has the stored config, changed only by what the overrides ask for. Raises ValueError.
     """
-    if launch.identity is None:
-        return coolname.generate_slug(2)
-    note = CHECKPOINTS / project / ".launches" / re.sub(r"[^\w.-]", "_", launch.identity)
-    if launch.restarts > 0 and note.is_file():
-        return note.read_text().strip()
-    name = coolname.generate_slug(2)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(note, name + "\n")
-    return name
+    launch = Launch.from_environment()
+    asked = validate(config_class, read_config(config_name, overrides))
+    notes: list[str] = []
+    if asked.resume not in (None, "auto"):
+        run_path, checkpoint = _named_checkpoint(asked, launch, notes)
+    else:
+        asked = _with_names(asked, launch)
+        run_path = asked.run_path
+        resumes = asked.resume == "auto" or launch.restarts > 0
+        found = find_checkpoint(run_path, notes.append) if resumes else None
+        if found is None:
+            claim_fresh(run_path)
+            if resumes:
+                notes.append(f"resume=auto: no checkpoint in {run_path}, starting afresh")
+            return Start(asked, notes=notes)
+        checkpoint = found
+
+    stored = checkpoint.state["config"]
+    changes = typed_changes(config_name, overrides) | {"resume": asked.resume, "checkpoint_path": str(run_path)}
+    if not _same(run_path, checkpoint.path.parent):
+        changes.setdefault("run_name", run_path.name)
+    config = validate(config_class, with_changes(stored, changes))
+    notes.append(f"resuming {checkpoint.path} at step {checkpoint.step}")
+    for line in differences(stored, config.model_dump()):
+        if line.split(":")[0] not in _PLACE:
+            notes.append(f"changed on the command line: {line}")
+    return Start(config, checkpoint, notes)
+
+
+def _named_checkpoint(asked: RunConfig, launch: Launch, notes: list[str]) -> tuple[Path, Checkpoint]:
+    """For resume=PATH: the folder that the run will write into, and the checkpoint to go on from."""
+    assert asked.resume is not None
+    where = Path(asked.resume)
+    run_path = Path(asked.checkpoint_path) if asked.checkpoint_path else run_folder_of(where)
+    if launch.restarts and (own := find_checkpoint(run_path, notes.append)):
+        return run_path, own  # an earlier attempt of this launch came further than the path
+    checkpoint = open_checkpoint(where, notes.append)
+    if not _same(run_path, run_folder_of(where)):
+        claim_fresh(run_path)
+    elif run_folder_of(where) != where and (newest := step_folders(run_path)[-1]).name != where.name:
+        raise ValueError(
+            f"resume={where}, but the run went on to {newest.name}; resume={run_path} continues it there, "
+            "and a checkpoint_path of its own branches off here"
+        )
+    return run_path, checkpoint
+
+
+def _with_names(config: C, launch: Launch) -> C:
+    project = config.project_name or Path(config.data_path).name
+    if config.checkpoint_path:
+        run_name = config.run_name or Path(config.checkpoint_path).name
+    else:
+        run_name = config.run_name or _draw_name(project, launch)
+    path = config.checkpoint_path or str(CHECKPOINTS / project / run_name)
+    return config.model_copy(update={"project_name": project, "run_name": run_name, "checkpoint_path": path})
+
+
+def _draw_name(project: str, launch: Launch) -> str:
+    """Two words. A restarted attempt of a torchrun launch takes those that the earlier one noted."""
+    if launch.restarts > 0 and launch.identity is not None:
+        note = _note_of_launch(project, launch.identity)
+        if note.is_file():
+            return note.read_text().strip()
+    return coolname.generate_slug(2)
+
+
+def _note_of_launch(project: str, identity: str) -> Path:
+    return CHECKPOINTS / project / ".launches" / re.sub(r"[^\w.-]", "_", identity)
+
+
+def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
+    """The checkpoint that a path names: a step folder, or the newest whole one of a run. Raises ValueError."""
+    checkpoint = Checkpoint.open(path) if run_folder_of(path) != path else find_checkpoint(path, warn)
+    if checkpoint is None:
+        raise ValueError(f"there is no checkpoint at {path}; give the folder of a run or of one of its steps")
+    return checkpoint
 
 
 def run_folder_of(checkpoint_path: Path) -> Path:
     """The run that a path names: itself, or the folder above a step folder."""
-    return checkpoint_path.parent if step_folders(checkpoint_path.parent).count(checkpoint_path) else checkpoint_path
+    return checkpoint_path.parent if checkpoint_path in step_folders(checkpoint_path.parent) else checkpoint_path
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths, perhaps one of them relative, are one folder."""
+    return one.resolve() == other.resolve()
 
 
 def claim_fresh(run: Path) -> None:
@@ -40,17 +153,35 @@ def claim_fresh(run: Path) -> None:
         )
 
 
-def prepare(run: Path, config_yaml: str) -> None:
-    """Create the folder, say in config.yaml what runs there, and clear the marker of an earlier graceful stop.
+def prepare(start: Start[C]) -> None:
+    """Create the run's folder, say in config.yaml what runs there, and clear the marker of an earlier graceful stop.
 
-    Raises ValueError where the folder can't be written.
+    A run that branches off begins with the metrics of the other. Raises ValueError where the folder can't be written.
     """
+    run = start.config.run_path
     try:
         run.mkdir(parents=True, exist_ok=True)
-        write_atomically(run / "config.yaml", config_yaml)
-        (run / "stopped").unlink(missing_ok=True)
+        write_atomically(run / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(start.config.model_dump())))
+        clear_stopped(run)
+        _note_name(start.config, Launch.from_environment())
+        if start.checkpoint is not None and start.branches_off:
+            shutil.copyfile(start.checkpoint.path.parent / "metrics.jsonl", run / "metrics.jsonl")
     except OSError as error:
         raise ValueError(f"can't write to {run}: {error.strerror}; free it, or give another checkpoint_path") from error
+
+
+def _note_name(config: RunConfig, launch: Launch) -> None:
+    """For the attempts that may follow this one: not before there is a folder that they could go on in."""
+    assert config.project_name is not None and config.run_name is not None
+    if launch.identity is not None and config.run_path == CHECKPOINTS / config.project_name / config.run_name:
+        note = _note_of_launch(config.project_name, launch.identity)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(note, config.run_name + "\n")
+
+
+def clear_stopped(run: Path) -> None:
+    """The run goes on, or is finished: nothing is left to be queued again."""
+    (run / "stopped").unlink(missing_ok=True)
 
 
 def mark_stopped(run: Path, reason: str) -> None:

@@ -9,7 +9,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 class StopSignal:
     """Notes SIGTERM, SIGINT and SIGUSR1 while it is entered.
 
-    A launcher may send one twice, or the terminal and torchrun one each, so a second one changes nothing.
+    A launcher may send one twice, or the terminal and torchrun one each, so a second one changes nothing, not even
+    between the loop and the end of the process.
     """
 
     def __init__(self) -> None:
@@ -21,7 +22,7 @@ class StopSignal:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self.requested() else handler)
 
     def requested(self) -> bool:
         return self.name is not None

@@ -1,0 +1,53 @@
+# make demo, make test: complete on a fresh clone with Python 3.11-3.13, make and pip. Everything goes into .venv.
+PYTHON ?= python3
+VENV := .venv/bin
+PIP_INSTALL := $(VENV)/python -m pip install --quiet --disable-pip-version-check
+
+# Two threads were the fastest for a model of this size on two cores; the default on a big machine is one per core, and slower.
+DEMO_THREADS ?= 2
+DEMO_DATA := data/sudoku-4x4
+
+.PHONY: demo test test-slow test-gpu check format clean
+
+demo: .venv/.demo
+	@$(VENV)/python dataset/build_sudoku_dataset.py --output-dir $(DEMO_DATA) --generate 1000 --generate-test 500 --box 2x2 --num-aug 100
+	@export OMP_NUM_THREADS=$(DEMO_THREADS); run=checkpoints/demo/$$(date +%Y%m%d-%H%M%S); \
+	$(VENV)/python pretrain.py experiment=demo data_path=$(DEMO_DATA) checkpoint_path=$$run && \
+	$(VENV)/python draw.py checkpoint=$$run && \
+	$(VENV)/python evaluate.py checkpoint=$$run
+
+test: .venv/.dev
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow"
+
+test-slow: .venv/.dev
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m slow
+
+# With the environment's own torch, because a CUDA machine brings its own: PYTHON=... chooses another.
+test-gpu:
+	$(if $(wildcard $(VENV)/python),$(VENV)/python,$(PYTHON)) -m pytest -m gpu
+
+check: .venv/.dev
+	$(VENV)/ruff check .
+	$(VENV)/ruff format --check .
+	$(VENV)/mypy
+
+format: .venv/.dev
+	$(VENV)/ruff check --fix .
+	$(VENV)/ruff format .
+
+clean:
+	rm -rf .venv data/sudoku-4x4 checkpoints/demo
+
+.venv/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	{ echo "error: $(PYTHON) is not Python 3.11 to 3.13; name one: make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/.demo: .venv/.created requirements.txt requirements-demo.txt
+	$(PIP_INSTALL) -r requirements.txt -r requirements-demo.txt
+	touch $@
+
+.venv/.dev: .venv/.created requirements.txt requirements-demo.txt requirements-dev.txt
+	$(PIP_INSTALL) -r requirements-dev.txt
+	touch $@ .venv/.demo

@@ -1,0 +1,114 @@
+"""Sums of METRICS that stay on the device until the host reads them all at once: one collective, one wait."""
+
+# B = slots of this rank, S = tokens, V = vocabulary
+
+import torch
+from torch import Tensor
+
+from models.act import Outputs
+from models.losses import LOSS_SUMS, METRICS, correctness
+from utils.dist import UserError, World
+
+EVAL_METRICS = ("exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss")
+
+
+def _zeros(size: int, world: World) -> Tensor:
+    dtype = torch.float32 if world.device.type == "mps" else torch.float64  # mps has no float64
+    return torch.zeros(size, dtype=dtype, device=world.device)
+
+
+class OpenSums:
+    """What training has summed up since the last log; part of a checkpoint.
+
+    `first_bad_step` is the first step whose gradients were not finite. Gradients are summed over ranks before their
+    norm is taken, so every rank holds the same.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._values = _zeros(len(METRICS) + 1, world)  # METRICS, then the norm of the gradients
+        self._first_bad_step = torch.zeros((), dtype=torch.int32, device=world.device)
+        self.num_steps = self.num_slots = 0  # of the global batches
+
+    def add(self, step: int, global_batch_size: int, metric_sums: Tensor, grad_norm: Tensor) -> None:
+        """Count a step: this rank's sums in the order of METRICS, and the norm that all ranks agree on."""
+        share = (grad_norm / self._world.size).to(metric_sums.dtype)  # the sum over ranks makes it whole again
+        self._values += torch.cat([metric_sums, share.view(1)])
+        self.num_steps += 1
+        self.num_slots += global_batch_size
+        bad = (self._first_bad_step == 0) & ~grad_norm.isfinite()
+        self._first_bad_step = torch.where(bad, step, self._first_bad_step)
+
+    def require_finite(self, last_good: str) -> None:
+        """The host waits for the device here. Raises UserError, on every rank."""
+        if bad_step := int(self._first_bad_step):
+            raise UserError(
+                f"the gradients are not finite (NaN or infinite) since step {bad_step}; {last_good}; "
+                "resume from it with a lower lr or more lr_warmup_steps"
+            )
+
+    def reduce(self) -> dict[str, float]:
+        """The train metrics, complete on rank 0, and zero again. Every rank.
+
+        Losses are per slot and step; the others are means over the sequences that halted, left out if there were none.
+        """
+        *sums, grad_norm = self._world.sum_to_main_(self._values).tolist()
+        named = dict(zip(METRICS, sums, strict=True))
+        count = named.pop("count")
+        row = {f"train/{name}": named.pop(name) / self.num_slots for name in LOSS_SUMS}
+        row["train/grad_norm"] = grad_norm / self.num_steps
+        if count > 0:
+            row |= {f"train/{name}": value / count for name, value in named.items()}
+        self._values.zero_()
+        self.num_steps = self.num_slots = 0
+        return row
+
+    def by_rank(self) -> Tensor:
+        """Every rank's sums (ranks, values), for a checkpoint. Every rank."""
+        return self._world.gather_rows(self._values[None])
+
+    def restore(self, by_rank: Tensor, num_steps: int, num_slots: int) -> None:
+        """Each rank its own where there are as many as before, so that the sums round alike; else all to rank 0."""
+        if len(by_rank) == self._world.size:
+            self._values.copy_(by_rank[self._world.rank])
+        elif self._world.is_main:
+            self._values.copy_(by_rank.sum(0))
+        self.num_steps, self.num_slots = num_steps, num_slots
+
+
+class EvalSums:
+    """What an evaluation sums up over one set."""
+
+    def __init__(self, num_segments: int, world: World) -> None:
+        self._world = world
+        self._last = _zeros(len(METRICS), world)
+        self._exact_at = _zeros(num_segments, world)
+        self._halt_steps = _zeros(1, world)
+
+    def add_segment(
+        self, index: int, outputs: Outputs, labels_BS: Tensor, halted_before_B: Tensor, *, ignore_label: int
+    ) -> Tensor:
+        """Count segment `index` = 0, 1, ...; returns which slots would have halted by its end."""
+        labelled_B, _, exact_B = correctness(outputs.logits_BSV, labels_BS, ignore_label)
+        self._exact_at[index] += (labelled_B & exact_B).sum()
+        self._halt_steps += (labelled_B & ~halted_before_B).sum()
+        return halted_before_B | (outputs.q_halt_B > outputs.q_continue_B)
+
+    def add_last(self, metric_sums: Tensor) -> None:
+        """Count the last segment, in the order of METRICS."""
+        self._last += metric_sums
+
+    def reduce(self, num_examples: int) -> dict[str, float]:
+        """EVAL_METRICS and exact_accuracy_at_step/<n>, the same on all ranks. Every rank.
+
+        Losses are per example, the others means over the examples with labels, left out if there are none.
+        """
+        sums = self._world.sum_(torch.cat([self._last, self._exact_at, self._halt_steps])).tolist()
+        named = dict(zip(METRICS, sums, strict=False))
+        *exact_at, named["halt_step"] = sums[len(METRICS) :]
+        count = named["count"]
+        row = {name: named[name] / num_examples for name in EVAL_METRICS if name in LOSS_SUMS}
+        if count > 0:
+            row |= {name: named[name] / count for name in EVAL_METRICS if name not in LOSS_SUMS}
+            row |= {f"exact_accuracy_at_step/{n}": value / count for n, value in enumerate(exact_at, start=1)}
+        return row

@@ -1,0 +1,216 @@
+"""From arrays to batches: the right labels and identifiers, in order, each example of an evaluation exactly once."""
+
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataset.loader import IGNORE_LABEL, EvalLoader, TrainLoader
+from dataset.sampler import Sampler
+from dataset.schema import DatasetMetadata, PuzzleSet, Split
+from utils.dist import World
+
+SEQ_LEN, VOCAB = 5, 7
+
+
+def _split(sizes: list[list[int]], *, dtype: Any = np.uint8, ignore: int | None = 0) -> Split:
+    """Sets whose puzzles have these numbers of examples, each puzzle a group and with an identifier that tells it;
+    every row differs from every other.
+    """
+    sets = {}
+    for index, puzzles in enumerate(sizes):
+        num_examples, name = sum(puzzles), f"set{index}"
+        rows = np.arange(num_examples)[:, None] + 100 * index
+        sets[name] = PuzzleSet(
+            name,
+            inputs=(rows // VOCAB ** np.arange(SEQ_LEN) % VOCAB).astype(dtype),
+            labels=((rows // VOCAB ** np.arange(SEQ_LEN) + np.arange(3, 3 + SEQ_LEN)) % VOCAB).astype(dtype),
+            puzzle_identifiers=np.arange(len(puzzles)) + 50 * index,
+            puzzle_indices=np.cumsum([0, *puzzles]),
+            group_indices=np.arange(len(puzzles) + 1),
+        )
+    metadata = DatasetMetadata(
+        pad_id=0,
+        ignore_label_id=ignore,
+        blank_identifier_id=0,
+        vocab_size=VOCAB,
+        seq_len=SEQ_LEN,
+        num_puzzle_identifiers=200,
+        total_groups=sum(map(len, sizes)),
+        mean_puzzle_examples=1.0,
+        sets=list(sets),
+    )
+    return Split(Path("train"), metadata, sets)
+
+
+def _sampler(split: Split, size: int, **options: Any) -> Sampler:
+    return Sampler(list(split.sets.values()), **({"seed": 0, "epochs": 2, "global_batch_size": size} | options))
+
+
+def _rows_by_hand(split: Split, examples: np.ndarray) -> list[tuple[list[int], list[int], int]]:
+    """(inputs, labels, identifier) of examples numbered over all sets, one at a time."""
+    everything = []
+    for puzzle_set in split.sets.values():
+        for puzzle, identifier in enumerate(puzzle_set.puzzle_identifiers.tolist()):
+            for row in range(puzzle_set.puzzle_indices[puzzle], puzzle_set.puzzle_indices[puzzle + 1]):
+                ignored = split.metadata.ignore_label_id
+                labels = [IGNORE_LABEL if label == ignored else int(label) for label in puzzle_set.labels[row]]
+                everything.append((puzzle_set.inputs[row].tolist(), labels, identifier))
+    return [everything[example] for example in examples]
+
+
+def _unpack(batch: dict[str, torch.Tensor]) -> list[tuple[list[int], list[int], int]]:
+    columns = [batch[name].tolist() for name in ("inputs", "labels", "puzzle_identifiers")]
+    return list(zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int32, np.int64])
+@pytest.mark.parametrize("ignore", [0, 3, None])
+def test_batches_hold_the_examples_that_the_sampler_names(dtype: Any, ignore: int | None) -> None:
+    split = _split([[1, 3, 2], [2, 2]], dtype=dtype, ignore=ignore)
+    sampler = _sampler(split, 4, epochs=3)
+    batches = list(TrainLoader(split, sampler, World.single()).batches(range(1, sampler.last_step + 1)))
+    assert len(batches) == sampler.last_step == 7
+    for step, batch in enumerate(batches, start=1):
+        assert {tensor.dtype for tensor in batch.values()} == {torch.int32}
+        assert _unpack(batch) == _rows_by_hand(split, sampler.examples(step, slice(0, 4)))
+    ignored = sum(int((batch["labels"] == IGNORE_LABEL).sum()) for batch in batches)
+    assert ignored > 0 if ignore is not None else ignored == 0
+
+
+def test_an_ignored_label_outside_of_the_vocabulary() -> None:
+    """Published folders mark ignored labels with -100 or with the padding, whichever dataset.json names."""
+    split = _split([[4]], dtype=np.int64, ignore=-100)
+    split.sets["set0"].labels[1, 2] = -100
+    (_, batch), *_ = EvalLoader(split, "set0", 4).batches(World.single())
+    assert (batch["labels"] == IGNORE_LABEL).nonzero().tolist() == [[1, 2]]
+
+
+def test_reading_leaves_the_arrays_alone() -> None:
+    """They may be maps of a file that others read, opened read-only."""
+    split = _split([[3, 3]], dtype=np.int32)
+    for array in (split.sets["set0"].inputs, split.sets["set0"].labels):
+        array.setflags(write=False)
+    before = split.sets["set0"].labels.copy()
+    batches = list(TrainLoader(split, _sampler(split, 2), World.single()).batches(range(1, 4)))
+    batches[0]["labels"].fill_(5)
+    np.testing.assert_array_equal(split.sets["set0"].labels, before)
+
+
+def test_ranks_read_their_slots() -> None:
+    split = _split([[1, 3, 2], [2, 2]])
+    sampler = _sampler(split, 4, epochs=2)
+    (whole,) = TrainLoader(split, sampler, World.single()).batches(range(3, 4))
+    parts = [next(TrainLoader(split, sampler, World(rank, 2)).batches(range(3, 4))) for rank in range(2)]
+    for name, tensor in whole.items():
+        torch.testing.assert_close(torch.cat([part[name] for part in parts]), tensor, rtol=0, atol=0)
+
+
+def test_a_run_that_starts_in_the_middle_reads_the_same_batches() -> None:
+    split = _split([[1] * 30])
+    sampler = _sampler(split, 3)
+    whole = list(TrainLoader(split, sampler, World.single()).batches(range(1, 21)))
+    for batch, expected in zip(
+        TrainLoader(split, sampler, World.single()).batches(range(8, 21)), whole[7:], strict=True
+    ):
+        assert _unpack(batch) == _unpack(expected)
+    assert list(TrainLoader(split, sampler, World.single()).batches(range(21, 21))) == []
+
+
+def test_a_slow_reader_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = _split([[1] * 30])
+    sampler = _sampler(split, 3)
+    expected = [_unpack(batch) for batch in TrainLoader(split, sampler, World.single()).batches(range(1, 21))]
+    examples, pause = sampler.examples, threading.Event()
+
+    def slowly(step: int, slots: slice) -> np.ndarray:
+        pause.wait(0.01 * (step % 3))
+        return examples(step, slots)
+
+    monkeypatch.setattr(sampler, "examples", slowly)
+    assert [_unpack(batch) for batch in TrainLoader(split, sampler, World.single()).batches(range(1, 21))] == expected
+
+
+def test_batches_are_read_ahead_and_not_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = _split([[1] * 60])
+    sampler = _sampler(split, 3)
+    examples, reads = sampler.examples, []
+
+    def noted(step: int, slots: slice) -> np.ndarray:
+        reads.append(step)
+        return examples(step, slots)
+
+    monkeypatch.setattr(sampler, "examples", noted)
+    steps = TrainLoader(split, sampler, World.single()).batches(range(1, 31))
+    next(steps)
+    deadline = threading.Event()
+    while len(reads) < 4 and not deadline.wait(0.01):
+        pass
+    deadline.wait(0.05)
+    assert 4 <= len(reads) <= 6
+    assert isinstance(steps, Generator)
+    steps.close()
+
+
+def _loader_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
+
+
+def test_a_failure_while_reading_reaches_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = _split([[1] * 30])
+    sampler = _sampler(split, 3)
+    examples = sampler.examples
+
+    def failing(step: int, slots: slice) -> np.ndarray:
+        if step == 6:
+            raise OSError("the disk is gone")
+        return examples(step, slots)
+
+    monkeypatch.setattr(sampler, "examples", failing)
+    received: list[Any] = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        received.extend(_unpack(batch) for batch in TrainLoader(split, sampler, World.single()).batches(range(1, 21)))
+    assert _loader_threads() == []
+
+
+def test_leaving_early_ends_the_thread() -> None:
+    split = _split([[1] * 30])
+    steps = TrainLoader(split, _sampler(split, 3), World.single()).batches(range(1, 21))
+    next(steps)
+    assert len(_loader_threads()) == 1
+    assert isinstance(steps, Generator)
+    steps.close()
+    assert _loader_threads() == []
+
+
+PUZZLES = st.lists(st.integers(1, 4), min_size=1, max_size=6)
+
+
+@given(puzzles=PUZZLES, batch_size=st.integers(1, 30), num_ranks=st.integers(1, 5))
+@settings(max_examples=80, deadline=None)
+def test_an_evaluation_covers_every_row_exactly_once(puzzles: list[int], batch_size: int, num_ranks: int) -> None:
+    split = _split([[2], puzzles])
+    loader = EvalLoader(split, "set1", batch_size)
+    assert loader.num_examples == sum(puzzles)
+    by_rank = [list(loader.batches(World(rank, num_ranks))) for rank in range(num_ranks)]
+    # Collectives stand between the batches, so that ranks must agree on their number.
+    assert len({len(batches) for batches in by_rank}) == 1
+
+    expected = _rows_by_hand(split, np.arange(2, 2 + sum(puzzles)))
+    rows = [int(row) for batches in zip(*by_rank, strict=True) for numbers, _ in batches for row in numbers]
+    assert rows == list(range(sum(puzzles)))
+    examples = [example for batches in zip(*by_rank, strict=True) for _, batch in batches for example in _unpack(batch)]
+    assert examples == expected
+
+
+def test_no_rank_gets_more_than_its_share_of_an_evaluation_batch() -> None:
+    split = _split([[1] * 10])
+    sizes = [[len(rows) for rows, _ in EvalLoader(split, "set0", 4).batches(World(rank, 3))] for rank in range(3)]
+    assert [sum(column) for column in zip(*sizes, strict=True)] == [4, 4, 2]
+    assert max(max(column) for column in sizes) == 2

@@ -1,0 +1,246 @@
+"""The stream of examples: what an epoch holds, and that it is a pure function of (seed, step, slot)."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataset.sampler import Sampler
+from dataset.schema import PuzzleSet
+from utils.dist import World
+
+# Of a set: for each group, the number of examples of each of its puzzles.
+Layout = list[list[int]]
+
+LAYOUTS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=4)
+DATA = st.lists(LAYOUTS, min_size=1, max_size=3)
+SEEDS = st.integers(0, 2**40)
+
+
+def _set(layout: Layout, name: str = "all") -> PuzzleSet:
+    sizes = [size for group in layout for size in group]
+    num_examples, num_puzzles = sum(sizes), len(sizes)
+    return PuzzleSet(
+        name,
+        inputs=np.zeros((num_examples, 1), np.uint8),
+        labels=np.zeros((num_examples, 1), np.uint8),
+        puzzle_identifiers=np.arange(num_puzzles),
+        puzzle_indices=np.cumsum([0, *sizes]),
+        group_indices=np.cumsum([0, *map(len, layout)]),
+    )
+
+
+def _sampler(data: list[Layout], **options: Any) -> Sampler:
+    defaults = {"seed": 0, "epochs": 3, "global_batch_size": 2}
+    return Sampler([_set(layout, f"set{i}") for i, layout in enumerate(data)], **(defaults | options))
+
+
+def _stream(sampler: Sampler) -> list[int]:
+    """All draws of the run, read through its steps, and the rest that fills no batch."""
+    size = sampler.global_batch_size
+    steps = range(sampler.first_step, sampler.last_step + 1)
+    draws = [int(example) for step in steps for example in sampler.examples(step, slice(0, size))]
+    rest = sampler.num_draws - sampler.first_draw - len(draws)
+    assert 0 <= rest < size
+    return draws + [int(example) for example in sampler.examples(sampler.last_step + 1, slice(0, rest))]
+
+
+def _groups_of_puzzles(data: list[Layout]) -> list[list[range]]:
+    """Of each group, over all sets, the example numbers of each of its puzzles: plain loops, as a reference."""
+    groups, number = [], 0
+    for layout in data:
+        for group in layout:
+            puzzles = []
+            for size in group:
+                puzzles.append(range(number, number + size))
+                number += size
+            groups.append(puzzles)
+    return groups
+
+
+@given(data=DATA, seed=SEEDS, epochs=st.integers(1, 4), size=st.integers(1, 7))
+@settings(max_examples=60, deadline=None)
+def test_an_epoch_takes_every_group_once_and_one_whole_puzzle_of_it(
+    data: list[Layout], seed: int, epochs: int, size: int
+) -> None:
+    sampler = _sampler(data, seed=seed, epochs=epochs, global_batch_size=size)
+    stream = _stream(sampler)
+    groups = _groups_of_puzzles(data)
+    owner = {
+        example: (group, puzzle)
+        for group, puzzles in enumerate(groups)
+        for puzzle, examples in enumerate(puzzles)
+        for example in examples
+    }
+
+    position = 0
+    for _ in range(epochs):
+        visited: list[int] = []
+        while len(visited) < len(groups):
+            group, puzzle = owner[stream[position]]
+            expected = groups[group][puzzle]
+            # The puzzle's examples stand together, in any order.
+            assert sorted(stream[position : position + len(expected)]) == list(expected)
+            position += len(expected)
+            visited.append(group)
+        assert sorted(visited) == list(range(len(groups)))
+    # Batches run on from one epoch into the next: nothing was dropped or added at an epoch's end, and the count is
+    # exact though puzzles differ in size.
+    assert position == len(stream) == sampler.num_draws
+    assert sampler.last_step == sampler.num_draws // size
+
+
+@given(data=DATA, seed=SEEDS, size=st.integers(1, 9), num_ranks=st.integers(1, 5))
+@settings(max_examples=40, deadline=None)
+def test_ranks_together_draw_the_global_batch(data: list[Layout], seed: int, size: int, num_ranks: int) -> None:
+    whole = _sampler(data, seed=seed, global_batch_size=size)
+    for step in range(1, whole.last_step + 1):
+        expected = whole.examples(step, slice(0, size))
+        assert len(expected) == size
+        shares = [
+            _sampler(data, seed=seed, global_batch_size=size).examples(step, World(rank, num_ranks).slice_of(size))
+            for rank in range(num_ranks)
+        ]
+        np.testing.assert_array_equal(np.concatenate(shares), expected)
+
+
+@given(data=DATA, seed=SEEDS, size=st.integers(1, 5), order=st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_what_was_asked_before_changes_nothing(data: list[Layout], seed: int, size: int, order: Any) -> None:
+    in_order = _sampler(data, seed=seed, global_batch_size=size)
+    steps = list(range(1, in_order.last_step + 1))
+    expected = {step: in_order.examples(step, slice(0, size)) for step in steps}
+    shuffled = _sampler(data, seed=seed, global_batch_size=size)
+    for step in order.sample(steps * 2, 2 * len(steps)):
+        np.testing.assert_array_equal(shuffled.examples(step, slice(0, size)), expected[step])
+
+
+def test_global_random_state_is_neither_read_nor_changed() -> None:
+    data = [[[2, 3], [1]]]
+    np.random.seed(1)
+    before = np.random.get_state()[1].copy()  # type: ignore[index]
+    first = _stream(_sampler(data))
+    np.testing.assert_array_equal(before, np.random.get_state()[1])  # type: ignore[index]
+    np.random.seed(2)
+    assert _stream(_sampler(data)) == first
+
+
+def test_seeds_and_epochs_give_other_orders() -> None:
+    data = [[[1]] * 50]
+    streams = [_stream(_sampler(data, seed=seed, epochs=2)) for seed in range(5)]
+    epochs = [tuple(stream[i : i + 50]) for stream in streams for i in (0, 50)]
+    assert len(set(epochs)) == 10
+    assert all(list(epoch) != sorted(epoch) for epoch in epochs)
+
+
+def test_a_group_draws_its_puzzles_evenly() -> None:
+    sampler = _sampler([[[1, 1, 1]]], epochs=3000)
+    counts = Counter(_stream(sampler))
+    assert sorted(counts) == [0, 1, 2]
+    assert all(900 <= count <= 1100 for count in counts.values())  # 1000 expected, standard deviation 26
+
+
+def test_the_order_within_a_puzzle_is_drawn() -> None:
+    stream = _stream(_sampler([[[3]]], epochs=200))
+    orders = Counter(tuple(stream[i : i + 3]) for i in range(0, 600, 3))
+    assert len(orders) == 6
+
+
+@given(data=DATA, seed=SEEDS, old=st.integers(1, 5), new=st.integers(1, 5), share=st.floats(0, 1))
+@settings(max_examples=40, deadline=None)
+def test_another_batch_size_goes_on_at_the_draw_where_the_first_stopped(
+    data: list[Layout], seed: int, old: int, new: int, share: float
+) -> None:
+    before = _sampler(data, seed=seed, epochs=5, global_batch_size=old)
+    done = int(share * before.last_step)
+    after = _sampler(
+        data,
+        seed=seed,
+        epochs=5,
+        global_batch_size=new,
+        first_step=done + 1,
+        first_draw=before.draws_before(done + 1),
+    )
+    consumed = [int(e) for step in range(1, done + 1) for e in before.examples(step, slice(0, old))]
+    assert consumed + _stream(after) == _stream(before)
+    assert after.draws_before(done + 1) == len(consumed)
+    if old == new:
+        assert after.last_step == before.last_step
+
+
+@given(data=DATA, seed=SEEDS, epochs=st.integers(1, 5), size=st.integers(1, 6))
+@settings(max_examples=40, deadline=None)
+def test_epochs_are_done_with_their_last_draw(data: list[Layout], seed: int, epochs: int, size: int) -> None:
+    sampler = _sampler(data, seed=seed, epochs=epochs, global_batch_size=size)
+    ends = [_sampler(data, seed=seed, epochs=n + 1).num_draws for n in range(epochs)]
+    assert sampler.epochs_done(0) == 0
+    for step in range(1, sampler.last_step + 1):
+        assert sampler.epochs_done(step) == sum(end <= step * size for end in ends)
+
+
+def test_epochs_at_a_boundary() -> None:
+    sampler = _sampler([[[2], [2]]], epochs=3, global_batch_size=2)
+    assert [sampler.epochs_done(step) for step in range(7)] == [0, 0, 1, 1, 2, 2, 3]
+    assert (sampler.num_draws, sampler.last_step) == (12, 6)
+
+
+def test_more_epochs_only_lengthen_the_stream() -> None:
+    data = [[[2, 3], [1, 4]], [[5]]]
+    short, long = (_stream(_sampler(data, epochs=epochs, global_batch_size=3)) for epochs in (2, 5))
+    assert long[: len(short)] == short
+
+
+def test_a_batch_may_span_several_epochs() -> None:
+    sampler = _sampler([[[1], [1]]], epochs=5, global_batch_size=7)
+    assert sampler.last_step == 1
+    batch = sampler.examples(1, slice(0, 7)).tolist()
+    assert [sorted(batch[i : i + 2]) for i in (0, 2, 4)] == [[0, 1]] * 3
+
+
+def test_too_few_draws_make_no_step() -> None:
+    assert _sampler([[[1]]], epochs=3, global_batch_size=4).last_step == 0
+    with pytest.raises(AssertionError, match="outside"):
+        _sampler([[[1]]], epochs=3, global_batch_size=4).examples(1, slice(0, 4))
+
+
+def test_the_first_batch_repeats_for_overfitting() -> None:
+    data = [[[2], [2], [3]]]
+    plain = _sampler(data, epochs=4)
+    repeating = _sampler(data, epochs=4, repeat_first_batch=True)
+    assert repeating.last_step == plain.last_step
+    resumed = _sampler(data, epochs=4, repeat_first_batch=True, first_step=4, first_draw=6)
+    for step in range(1, plain.last_step + 1):
+        np.testing.assert_array_equal(repeating.examples(step, slice(0, 2)), plain.examples(1, slice(0, 2)))
+        if step >= 4:
+            np.testing.assert_array_equal(resumed.examples(step, slice(0, 2)), plain.examples(1, slice(0, 2)))
+
+
+@given(data=DATA)
+@settings(max_examples=30, deadline=None)
+def test_locate_names_set_and_row(data: list[Layout]) -> None:
+    sizes = [sum(sum(group) for group in layout) for layout in data]
+    expected = [(index, row) for index, size in enumerate(sizes) for row in range(size)]
+    index, row = _sampler(data).locate(np.arange(sum(sizes)))
+    assert list(zip(index.tolist(), row.tolist(), strict=True)) == expected
+
+
+def test_published_size_is_counted_at_once() -> None:
+    """8-GPU Sudoku: 1,000 groups of 1,001 puzzles, 20,000 epochs; an epoch draws one example of each group."""
+    num_groups, group_size = 1000, 1001
+    puzzle_set = PuzzleSet(
+        "all",
+        inputs=np.broadcast_to(np.uint8(0), (num_groups * group_size, 81)),
+        labels=np.broadcast_to(np.uint8(0), (num_groups * group_size, 81)),
+        puzzle_identifiers=np.zeros(num_groups * group_size, np.int64),
+        puzzle_indices=np.arange(num_groups * group_size + 1),
+        group_indices=np.arange(0, num_groups * group_size + 1, group_size),
+    )
+    sampler = Sampler([puzzle_set], seed=0, epochs=20_000, global_batch_size=768)
+    assert sampler.num_draws == 20_000_000
+    assert sampler.last_step == 26_041  # the published trainer's estimate drops a partial batch at every evaluation
+    batch = sampler.examples(26_041, slice(0, 768))
+    assert batch.min() >= 0 and batch.max() < num_groups * group_size
+    assert sampler.epochs_done(26_041) == 19_999

@@ -1,0 +1,166 @@
+"""On a CUDA device: it trains, never waits inside a step, agrees with the CPU, and resumes to the last bit."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.act import Batch, Carry, initial_carry
+from models.hrm import HRM
+from models.metric_sums import OpenSums
+from optim.adam_atan2 import AdamATan2
+from pretrain import StepResult, train_step
+from tests import runs
+from tests.models.helpers import random_batch, small_hrm
+from utils.dist import World
+from utils.profiling import max_memory_gb
+
+# B = slots
+BATCH_SIZE = 8
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device here"),
+]
+
+
+def _train(arguments: list[str], *, status: int = 0) -> str:
+    """pretrain.py in a process of its own: a CUDA context does not survive a fork."""
+    command = [sys.executable, str(runs.REPOSITORY / "pretrain.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == status, done.stderr
+    return done.stderr
+
+
+class _Training:
+    """A small model and its optimizer on a device."""
+
+    def __init__(self, device: str, forward_dtype: str) -> None:
+        self.world = World.single(device)
+        self.model: HRM = small_hrm(seed=1, forward_dtype=forward_dtype)
+        self.model.to(device)
+        self.optimizer = AdamATan2(self.model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        self.sums = OpenSums(self.world)
+        self.carry: Carry | None = None
+        self.step = 0
+
+    def batch(self, seed: int) -> Batch:
+        return {name: tensor.to(self.world.device) for name, tensor in random_batch(BATCH_SIZE, seed=seed).items()}
+
+    def train(self, batch: Batch, minimum_B: torch.Tensor) -> StepResult:
+        self.step += 1
+        self.carry, result = train_step(
+            self.model,
+            self.optimizer,
+            self.carry or initial_carry(self.model, batch),
+            batch,
+            lr=1e-3,
+            puzzle_emb_lr=1e-3,
+            puzzle_emb_weight_decay=0.1,
+            loss_type="stablemax_cross_entropy",
+            global_batch_size=BATCH_SIZE,
+            min_halt_steps_B=minimum_B,
+            world=self.world,
+        )
+        self.sums.add(self.step, BATCH_SIZE, result.sums, result.grad_norm)
+        return result
+
+
+@contextmanager
+def _waiting_is_an_error() -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@pytest.mark.parametrize("forward_dtype", ["float32", "bfloat16"])
+def test_a_step_never_waits_for_the_device(forward_dtype: str) -> None:
+    training = _Training("cuda", forward_dtype)
+    batches = [training.batch(seed) for seed in range(6)]
+    minimum_B = torch.zeros(BATCH_SIZE, dtype=torch.int32).pin_memory()
+    training.train(batches[0], minimum_B.cuda())  # libraries set themselves up at their first call
+    with _waiting_is_an_error():
+        for batch in batches[1:]:
+            training.train(batch, minimum_B.to("cuda", non_blocking=True))
+    torch.cuda.synchronize()
+    training.sums.require_finite("")
+
+
+def test_the_guard_sees_a_wait() -> None:
+    """So that the test above is known to test something."""
+    with _waiting_is_an_error(), pytest.raises(RuntimeError, match="synchroniz"):
+        torch.ones(1, device="cuda").item()
+
+
+def test_float32_agrees_with_the_cpu() -> None:
+    """Loss, sums, gradients' norm and the carry, over steps in which sequences halt and go on."""
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        cpu, cuda = _Training("cpu", "float32"), _Training("cuda", "float32")
+        for seed in range(4):
+            minimum_B = torch.randint(0, 4, (BATCH_SIZE,), generator=torch.Generator().manual_seed(seed)).int()
+            on_cpu = cpu.train(cpu.batch(seed), minimum_B)
+            on_cuda = cuda.train(cuda.batch(seed), minimum_B.cuda())
+            for name in ("loss", "sums", "grad_norm"):
+                expected, value = getattr(on_cpu, name), getattr(on_cuda, name).cpu()
+                torch.testing.assert_close(value, expected, rtol=1e-3, atol=1e-3)
+            assert cpu.carry is not None and cuda.carry is not None
+            for name, tensor in cpu.carry.tensors().items():
+                torch.testing.assert_close(cuda.carry.tensors()[name].cpu(), tensor, rtol=1e-3, atol=1e-3)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+
+
+def test_a_run_in_bfloat16(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings = runs.settings(data, run, device="cuda", arch__forward_dtype="bfloat16", log_interval=1)
+    log = _train(settings)
+    assert "1 x cuda" in log
+    rows = runs.rows(run)
+    assert [row["step"] for row in rows] == list(range(1, 13))
+    assert all(0 < row["train/lm_loss"] < 5 for row in rows)
+    assert "eval/all/exact_accuracy" in rows[-1]
+
+
+def test_the_first_losses_are_those_of_the_cpu(data: Path, tmp_path: Path) -> None:
+    on = {}
+    for device in ("cpu", "cuda"):
+        _train(runs.settings(data, tmp_path / device, device=device, log_interval=1, max_steps=4))
+        on[device] = [row["train/lm_loss"] for row in runs.rows(tmp_path / device)]
+    assert on["cuda"] == pytest.approx(on["cpu"], rel=1e-3)
+
+
+@pytest.mark.parametrize("forward_dtype", ["float32", "bfloat16"])
+def test_deterministic_resumes_to_the_last_bit(data: Path, tmp_path: Path, forward_dtype: str) -> None:
+    options = {"device": "cuda", "deterministic": True, "arch__forward_dtype": forward_dtype}
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    _train(runs.settings(data, whole, **options))
+    shutil.copytree(whole, resumed)
+    runs.rewind(resumed, 4)
+    _train(runs.settings(data, resumed, resume="auto", **options))
+    runs.assert_same_run(resumed, whole)
+
+
+def test_a_checkpoint_of_the_gpu_is_scored_on_the_cpu(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    _train(runs.settings(data, run, device="cuda", max_steps=2))
+    command = [sys.executable, str(runs.REPOSITORY / "evaluate.py"), f"checkpoint={run}", "device=cpu", "batch_size=3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    trained = runs.rows(run)[-1]["eval/all/lm_loss"]
+    (line,) = [line for line in done.stdout.splitlines() if "eval/all/lm_loss" in line]
+    assert float(line.split()[1]) == pytest.approx(trained, rel=1e-2, abs=1e-3)
+
+
+def test_memory_is_that_of_the_device() -> None:
+    block = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    assert max_memory_gb(torch.device("cuda")) >= block.nbytes / 1e9

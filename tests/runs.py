@@ -1,0 +1,358 @@
+"""Real runs of the programs for tests: processes that can be killed and signalled, and torchrun where it matters.
+
+They are forked from a server that has already imported PyTorch, since importing it takes seconds.
+
+As a script (`torchrun -m tests.runs HOOK overrides...`) it is pretrain.py with one of the hooks below.
+"""
+
+import functools
+import json
+import multiprocessing as mp
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from safetensors.torch import load_file
+
+from tests import spawn
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+LAST_STEP = 12
+Hook = Callable[[int], None]
+Row = dict[str, float]
+
+_CONTEXT = mp.get_context("forkserver")
+# There is one server for the whole session, so this list replaces that of tests/spawn.py and has to come after it.
+_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "utils.dist", "evaluate"])
+assert spawn  # imported for its list
+
+
+def build_data(path: Path) -> Path:
+    """30 training and 20 test puzzles of 4x4; of a test puzzle only one cell is scored, so that a model that knows
+    nothing gets a quarter of them exactly right, and counts are worth comparing.
+    """
+    script = [sys.executable, str(REPOSITORY / "dataset/build_sudoku_dataset.py"), "--output-dir", str(path)]
+    options = ["--generate", "30", "--generate-test", "20", "--box", "2x2", "--num-aug", "1"]
+    subprocess.run([*script, *options], check=True, capture_output=True, timeout=60)
+    labels = path / "test" / "all__labels.npy"
+    array = np.load(labels)
+    array[:, 1:] = 0
+    np.save(labels, array)
+    (path / "fingerprint.json").unlink()  # the change is meant
+    return path
+
+
+def settings(data: Path, run: Path | None, **changes: object) -> list[str]:
+    """Overrides of a run of 12 steps in which everything happens: open sums that a checkpoint cuts, evaluations on and
+    off the logged steps, sequences that go on over several steps, exploration.
+    """
+    values: dict[str, object] = {
+        "data_path": data,
+        "device": "cpu",
+        "max_steps": LAST_STEP,
+        "log_interval": 5,
+        "eval_every_n_steps": 5,
+        "checkpoint_every_n_steps": 2,
+        "arch.halt_max_steps": 3,
+        "arch.halt_exploration_prob": 0.5,
+    }
+    if run is not None:
+        values["checkpoint_path"] = run
+    values |= {key.replace("__", "."): value for key, value in changes.items()}
+    return ["debug=tiny", *(f"{key}={'null' if value is None else value}" for key, value in values.items())]
+
+
+@dataclass
+class Finished:
+    """How a run ended."""
+
+    status: int
+    output: str
+
+    def error(self) -> str:
+        """The one line that the error rule asks for, after checking that it is one and the status is 2."""
+        lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
+        assert self.status == 2, f"status {self.status}, not 2:\n{self.output}"
+        assert len(lines) == 1 and "Traceback" not in self.output, f"not one line of error:\n{self.output}"
+        return lines[0]
+
+    def ok(self) -> str:
+        """What it printed, after checking that it ended well."""
+        assert self.status == 0, f"status {self.status}, not 0:\n{self.output}"
+        return self.output
+
+    def killed(self) -> str:
+        assert self.status == -signal.SIGKILL, f"status {self.status}, not killed:\n{self.output}"
+        return self.output
+
+
+class Running:
+    """The processes of a run, one per rank."""
+
+    def __init__(self, processes: list[Any], log: Path) -> None:
+        self.processes, self._log = processes, log
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    @property
+    def alive(self) -> bool:
+        return any(process.is_alive() for process in self.processes)
+
+    def signal(self, number: signal.Signals, ranks: Iterable[int] | None = None) -> None:
+        for rank in ranks if ranks is not None else range(len(self.processes)):
+            if self.processes[rank].is_alive():
+                os.kill(self.processes[rank].pid, number)
+
+    def wait(self, timeout_s: float = 60) -> Finished:
+        """The first status that isn't 0 counts, as it does for torchrun; a killed rank says more than its peers."""
+        until = time.monotonic() + timeout_s
+        for process in self.processes:
+            process.join(max(0.0, until - time.monotonic()))
+        stuck = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
+        self.signal(signal.SIGKILL)
+        assert not stuck, f"ranks {stuck} are still alive after {timeout_s} s:\n{self.output}"
+        return Finished(min(p.exitcode for p in self.processes) or max(p.exitcode for p in self.processes), self.output)
+
+
+def start(
+    arguments: list[str], log: Path, *, ranks: int = 1, program: str = "pretrain", hook: Hook | None = None
+) -> Running:
+    """Start a program on so many ranks, as torchrun would. `hook(rank)` runs in each process before the program."""
+    log.unlink(missing_ok=True)
+    port = spawn.free_port()
+    processes = []
+    for rank in range(ranks):
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = {name: str(value) for name, value in names.items()}
+        process = _CONTEXT.Process(target=_child, args=(program, arguments, str(log), environment, hook), daemon=True)
+        process.start()
+        processes.append(process)
+    return Running(processes, log)
+
+
+def fork(function: Callable[..., None], *arguments: object) -> Any:
+    """A started process that calls a function and nothing else."""
+    process = _CONTEXT.Process(target=function, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def train(
+    arguments: list[str], log: Path, *, ranks: int = 1, program: str = "pretrain", hook: Hook | None = None
+) -> Finished:
+    """Start a program and wait for its end."""
+    return start(arguments, log, ranks=ranks, program=program, hook=hook).wait()
+
+
+def _child(program: str, arguments: list[str], log: str, environment: dict[str, str], hook: Hook | None) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+    torch.set_num_threads(1)
+    os.environ.update(environment)
+    sys.argv = [f"{program}.py", *arguments]
+    module = __import__(program)
+    if hook is not None:
+        hook(int(environment["RANK"]))
+    module.run(module.main)
+
+
+class Torchrun:
+    """torchrun with the program on 2 ranks, in a session of its own."""
+
+    def __init__(self, options: list[str], hook_name: str, arguments: list[str], log: Path, cwd: Path) -> None:
+        self._log = log
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        with open(log, "w") as output:
+            self.process = subprocess.Popen(
+                [*command, "-m", "tests.runs", hook_name, *arguments],
+                cwd=cwd,
+                env=environment | {"OMP_NUM_THREADS": "1"},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def workers(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def wait(self, timeout_s: float = 60) -> Finished:
+        try:
+            status = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            self.kill()
+            raise AssertionError(f"torchrun is still alive after {timeout_s} s:\n{self.output}") from error
+        return Finished(status, self.output)
+
+    def kill(self) -> None:
+        """torchrun and its workers, each by its own id (a worker has a session of its own)."""
+        for process in [*self.workers(), psutil.Process(self.process.pid)] if self.alive else []:
+            process.kill()
+        self.process.wait()
+
+
+def until(condition: Callable[[], bool], running: Running | Torchrun, *, timeout_s: float = 60) -> None:
+    """Wait for something that a run does."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert running.alive, f"the run ended before what was waited for:\n{running.output}"
+        assert time.monotonic() < end, f"what was waited for did not happen in {timeout_s} s:\n{running.output}"
+        time.sleep(0.003)
+
+
+# ---- what a run left behind ----------------------------------------------------------------------------
+
+
+def rows(run: Path) -> list[Row]:
+    """metrics.jsonl without what is measured in seconds and bytes."""
+    parsed = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not name.startswith("perf/")} for row in parsed]
+
+
+def latest(run: Path) -> int:
+    """The step that `latest` names; 0 where there is none."""
+    return int((run / "latest").read_text().strip()[5:]) if (run / "latest").exists() else 0
+
+
+def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
+    """Everything that a step folder holds, under <file>:<name>."""
+    found: dict[str, torch.Tensor] = {}
+    for path in sorted((run / f"step_{step:08d}").glob("*.safetensors")):
+        found |= {f"{path.name}:{name}": tensor for name, tensor in load_file(path).items()}
+    return found
+
+
+def assert_same_run(run: Path, quiet: Path, *, metrics: bool = True) -> None:
+    """The run ended as the one that nobody disturbed, to the last bit: weights, optimizer, carry, and every logged step
+    once, with the same numbers.
+    """
+    if metrics:
+        assert [row["step"] for row in rows(run)] == [row["step"] for row in rows(quiet)], "other steps are logged"
+        for row, expected in zip(rows(run), rows(quiet), strict=True):
+            assert row == expected, f"step {expected['step']} is logged otherwise"
+        assert (run / "best").read_text() == (quiet / "best").read_text(), "best names another step"
+    assert latest(run) == latest(quiet)
+    mine, theirs = tensors(run, latest(run)), tensors(quiet, latest(quiet))
+    assert mine.keys() == theirs.keys() and mine, "the checkpoints hold other tensors"
+    different = [name for name in mine if not torch.equal(mine[name], theirs[name])]
+    assert not different, f"not bitwise the same: {different}"
+
+
+def rewind(run: Path, step: int) -> Path:
+    """Take a run's folder back to a step before its first evaluation, as if it had been killed there."""
+    for folder in run.glob("step_*"):
+        if int(folder.name[5:]) > step:
+            shutil.rmtree(folder)
+    (run / "latest").write_text(f"step_{step:08d}\n")
+    (run / "best").unlink()
+    return run
+
+
+# ---- hooks: what is done to a run from inside ----------------------------------------------------------
+
+
+def _before_step(action: Callable[[int], None]) -> None:
+    """Call `action(number of the step in this process)` before each training step."""
+    import pretrain
+
+    step, counted = pretrain.train_step, iter(range(1, 10**6))
+
+    def slowed(*args: Any, **kwargs: Any) -> Any:
+        action(next(counted))
+        return step(*args, **kwargs)
+
+    pretrain.train_step = slowed
+
+
+def slowly(rank: int) -> None:
+    """Steps take long enough for a test to step in."""
+    _before_step(lambda _: time.sleep(0.05))
+
+
+def dies_on_first_attempt(rank: int) -> None:
+    """Rank 1 is killed at its seventh step, unless torchrun has restarted it."""
+    if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        _before_step(lambda step: os.kill(os.getpid(), signal.SIGKILL) if step == 7 else None)
+
+
+def raises(at_step: int, on_rank: int, rank: int) -> None:
+    """One rank meets a fault that is nobody's mistake."""
+
+    def fail(step: int) -> None:
+        if step == at_step and rank == on_rank:
+            raise RuntimeError("the ceiling fell down")
+
+    _before_step(fail)
+
+
+def killed_at_file_event(run: str, number: int, rank: int) -> None:
+    """Rank 0 is killed when it is about to do its n-th change to the run's folder: a write, a rename, a removal."""
+    left = iter(range(number - 1))
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        is_change = event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree")
+        is_change |= event == "open" and bool(args[2] & (os.O_WRONLY | os.O_RDWR))
+        # Inside rmtree paths are relative to a descriptor.
+        if is_change and (run in str(args[0]) or event in ("os.remove", "os.rmdir")) and next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == 0:
+        sys.addaudithook(audit)
+
+
+def stopped_in_evaluation(number: int, on_rank: int, rank: int) -> None:
+    """One rank gets SIGTERM while it is at the second batch of the n-th evaluation."""
+    from dataset.loader import EvalLoader
+
+    batches, counted = EvalLoader.batches, iter(range(1, 10**6))
+
+    def interrupted(*args: Any) -> Any:
+        evaluation = next(counted)
+        for index, batch in enumerate(batches(*args)):
+            if evaluation == number and index == 1 and rank == on_rank:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    EvalLoader.batches = interrupted  # type: ignore[method-assign,assignment]
+
+
+def small_disk(num_bytes: int, rank: int) -> None:
+    """No file may become larger than this: writing on fails with "File too large"."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+
+
+def with_arguments(hook: Callable[..., None], *arguments: object) -> Hook:
+    """A hook that still lacks the rank, picklable."""
+    return functools.partial(hook, *arguments)
+
+
+if __name__ == "__main__":
+    hook_name = sys.argv.pop(1)
+    {"slowly": slowly, "dies_on_first_attempt": dies_on_first_attempt}[hook_name](int(os.environ["RANK"]))
+    from pretrain import main
+    from utils.dist import run
+
+    run(main)

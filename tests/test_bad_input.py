@@ -1,0 +1,372 @@
+"""A user's mistake is one line that says what is wrong, with the value, and what to do; nothing is left behind."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain import (
+    PretrainConfig,
+    build_train_state,
+    fit,
+    load_run,
+    open_data,
+    require_same_task,
+    task_of,
+)
+from tests import runs
+from utils.dist import UserError, World
+from utils.run_folder import read_start
+
+SINGLE = World.single()
+
+
+# ---- as the user meets it: real processes --------------------------------------------------------------------
+
+
+@dataclass
+class Ended:
+    status: int
+    stdout: str
+    stderr: str
+    folder: Path
+
+
+COMMANDS: dict[str, tuple[list[str], str]] = {
+    "unknown key": (["pretrain.py", "data_path={data}", "epoch=3"], "error: unknown key 'epoch'; did you mean epochs"),
+    "missing dataset": (
+        ["pretrain.py", "data_path=data/nowhere"],
+        "error: no dataset at data/nowhere: there is no folder data/nowhere; build it (python dataset/build_",
+    ),
+    "no CUDA": (
+        ["pretrain.py", "data_path={data}", "device=cuda"],
+        "error: device=cuda, but PyTorch finds no CUDA device here; use device=cpu or device=auto",
+    ),
+    "unwritable": (
+        ["pretrain.py", "debug=tiny", "device=cpu", "data_path={data}", "checkpoint_path=a_file/run"],
+        "error: can't write to a_file/run: Not a directory; ",
+    ),
+    "no checkpoint": (
+        ["evaluate.py", "checkpoint=checkpoints/nowhere"],
+        "error: there is no checkpoint at checkpoints/nowhere; give the folder of a run or of one of its steps",
+    ),
+    "two ranks": (
+        ["-m", "torch.distributed.run", "--nproc-per-node=2", "pretrain.py", "data_path=data/nowhere", "device=cpu"],
+        "error: no dataset at data/nowhere: ",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def ended(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ended]]:
+    """All commands at once, each in a folder of its own: most of their time goes into importing PyTorch."""
+    processes = {}
+    for case, (command, _) in COMMANDS.items():
+        folder = tmp_path_factory.mktemp("bad")
+        (folder / "a_file").write_text("")
+        arguments = [
+            str(runs.REPOSITORY / part) if part.endswith(".py") else part.format(data=data) for part in command
+        ]
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+        processes[case] = (
+            folder,
+            subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            ),
+        )
+    results = {}
+    try:
+        for case, (folder, process) in processes.items():
+            stdout, stderr = process.communicate(timeout=240)
+            results[case] = Ended(process.returncode, stdout, stderr, folder)
+        yield results
+    finally:
+        for _, process in processes.values():
+            process.kill()
+
+
+@pytest.mark.parametrize("case", [case for case in COMMANDS if case != "two ranks"])
+def test_one_line_status_2_and_nothing_left_behind(ended: dict[str, Ended], case: str) -> None:
+    result = ended[case]
+    assert result.status == 2, result.stderr
+    assert result.stderr.startswith(COMMANDS[case][1])
+    assert result.stderr.count("\n") == 1 and result.stderr.endswith("\n")
+    assert result.stdout == ""
+    assert [path.name for path in result.folder.rglob("*")] == ["a_file"]
+
+
+def test_all_ranks_together_give_one_line(ended: dict[str, Ended]) -> None:
+    """torchrun adds its own report, which quotes no traceback of ours, and exits 1."""
+    result = ended["two ranks"]
+    assert result.status == 1
+    errors = [line for line in result.stderr.splitlines() if "no dataset" in line]
+    assert len(errors) == 1 and errors[0].startswith(COMMANDS["two ranks"][1])
+    assert "exitcode  : 2" in result.stderr
+    assert "agree" not in result.stderr and "UserError" not in result.stderr
+    assert result.stdout == ""
+    assert [path.name for path in result.folder.rglob("*")] == ["a_file"]
+
+
+# ---- in this process -----------------------------------------------------------------------------------------
+
+
+def _start(data: Path, run: Path, **changes: object) -> PretrainConfig:
+    return read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes)).config
+
+
+def _run(data: Path, run: Path, world: World = SINGLE, **changes: object) -> None:
+    """What main() does after reading the command line."""
+    start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes))
+    opened = open_data(start.config, world)
+    fit(start, opened, build_train_state(start, opened, world), world)
+
+
+def _mistake(call: Callable[[], Any]) -> str:
+    with pytest.raises(ValueError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message and 20 < len(message) < 600
+    return message
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"lr": -1e-4}, "lr: input should be greater than or equal to 0, but it is -0.0001"),
+        ({"puzzle_emb_lr": -1}, "puzzle_emb_lr: input should be greater than or equal to 0, but it is -1"),
+        ({"weight_decay": -0.1}, "weight_decay: input should be greater"),
+        ({"lr_min_ratio": 1.5}, "lr_min_ratio: input should be less than or equal to 1, but it is 1.5"),
+        ({"global_batch_size": 0}, "global_batch_size: input should be greater than 0, but it is 0"),
+        ({"log_interval": 0}, "log_interval: input should be greater than 0"),
+        ({"keep_last_k": 0}, "keep_last_k: input should be greater than 0"),
+        ({"dist__timeout_s": 0}, "dist.timeout_s: input should be greater than 0"),
+        ({"arch__hidden_size": 30, "arch__num_heads": 4}, "hidden_size 30 is not divisible by num_heads 4; change"),
+        ({"arch__num_heads": 0}, "num_heads is 0, "),
+        ({"arch__hidden_size": 6, "arch__num_heads": 2}, "hidden_size / num_heads is 3, but rotary positions"),
+        ({"arch__H_cycles": 0}, "H_cycles is 0, but the HRM needs at least one; give 1 or more"),
+        ({"arch__L_layers": -1}, "L_layers is -1"),
+        ({"arch__expansion": 0}, "expansion is 0"),
+        ({"arch__halt_max_steps": 0}, "halt_max_steps is 0, which leaves no segment; give 1 or more"),
+        ({"arch__halt_exploration_prob": 1.1}, "halt_exploration_prob is 1.1, no probability; give a number from 0 to"),
+        ({"arch__puzzle_emb_ndim": -1}, "puzzle_emb_ndim is -1; give 0"),
+        ({"arch__rope_theta": 0}, "rope_theta is 0"),
+        ({"arch__forward_dtype": "float16"}, "arch.forward_dtype: input should be 'bfloat16' or 'float32', but it is"),
+        (
+            {"arch__pos_encodings": "alibi"},
+            "arch.pos_encodings: input should be 'rope', 'learned' or 'none', but it is",
+        ),
+        ({"arch__loss__loss_type": "mse"}, "arch.loss.loss_type: input should be 'stablemax_cross_entropy' or"),
+        ({"arch": "transformer_xl"}, "there is no config 'arch/transformer_xl'; choose one of hrm"),
+    ],
+)
+def test_an_option_out_of_range(tmp_path: Path, changes: dict[str, object], expected: str) -> None:
+    assert expected in _mistake(lambda: _start(tmp_path / "no data needed", tmp_path / "run", **changes))
+
+
+def test_a_seed_beyond_64_bits(tmp_path: Path) -> None:
+    assert "seed: " in _mistake(lambda: _start(tmp_path, tmp_path / "run", seed=2**64))
+
+
+def test_several_mistakes_at_once(tmp_path: Path) -> None:
+    message = _mistake(lambda: _start(tmp_path, tmp_path / "run", lr=-1, epochs=True, arch__H_layers=0, device="gpu"))
+    assert all(key in message for key in ("lr", "epochs", "H_layers", "device"))
+
+
+def test_ranks_that_do_not_divide_the_batch(data: Path, tmp_path: Path) -> None:
+    config = _start(data, tmp_path / "run", global_batch_size=16)
+    # Ranks of a world that isn't there: the check comes before the first collective of the chapter could.
+    world = World(rank=1, size=3)
+    object.__setattr__(world, "gather_objects", lambda value: [value])
+    message = _mistake(lambda: open_data(config, world))
+    assert message == "global_batch_size=16 can't be split over 3 ranks; take 18, or another number of ranks"
+
+
+def test_a_run_that_is_there_already(data: Path, quiet: Path) -> None:
+    message = _mistake(lambda: _start(data, quiet))
+    assert message.startswith(f"{quiet} already holds checkpoints (newest step_00000012); resume=auto continues")
+
+
+def test_resuming_from_nothing(data: Path, tmp_path: Path) -> None:
+    message = _mistake(lambda: _start(data, tmp_path / "run", resume=tmp_path / "gone"))
+    assert message.startswith(f"there is no checkpoint at {tmp_path / 'gone'}; give the folder of a run")
+
+
+def test_too_few_examples_for_one_batch(data: Path, tmp_path: Path) -> None:
+    message = _mistake(lambda: _run(data, tmp_path / "run", epochs=2, global_batch_size=64))
+    assert message == (
+        "2 epochs draw 60 examples, which don't fill one global batch of 64; raise epochs or lower global_batch_size"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("metric", ["eval/all/exact", "eval/test/exact_accuracy", "eval/all/exact_accuracy_at_step/9"])
+def test_a_best_metric_that_evaluation_never_gives(data: Path, tmp_path: Path, metric: str) -> None:
+    message = _mistake(lambda: _run(data, tmp_path / "run", best_metric=metric))
+    assert message.startswith(f"best_metric={metric} is no metric of this data; take one of eval/all/exact_accuracy, ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_best_metric_of_training(data: Path, tmp_path: Path) -> None:
+    message = _mistake(lambda: _start(data, tmp_path / "run", best_metric="train/lm_loss"))
+    assert message.startswith("best_metric is 'train/lm_loss'; name one of evaluation")
+
+
+# ---- data that disagrees with dataset.json -------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied_data(data: Path, tmp_path: Path) -> Path:
+    copy = Path(shutil.copytree(data, tmp_path / "data"))
+    (copy / "fingerprint.json").unlink(missing_ok=True)
+    return copy
+
+
+def _edit(folder: Path, split: str, array: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    file = folder / split / f"all__{array}.npy"
+    np.save(file, change(np.load(file)))
+
+
+def _set_json(folder: Path, split: str, **values: object) -> None:
+    file = folder / split / "dataset.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def _with(index: tuple[int, ...], value: int) -> Callable[[np.ndarray], np.ndarray]:
+    def change(array: np.ndarray) -> np.ndarray:
+        array = array.astype(np.int32)
+        array[index] = value
+        return array
+
+    return change
+
+
+def _truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "token out of range": (lambda d: _edit(d, "train", "inputs", _with((3, 5), 6)), "row 3 has token 6, but 0 to 5"),
+    "negative token": (lambda d: _edit(d, "test", "inputs", _with((0, 0), -1)), "row 0 has token -1"),
+    "label out of range": (lambda d: _edit(d, "train", "labels", _with((7, 0), 99)), "row 7 has label 99"),
+    "identifier": (
+        lambda d: _edit(d, "train", "puzzle_identifiers", _with((2,), 5)),
+        "row 2 has puzzle identifier 5, but 0 to 0",
+    ),
+    "row length": (lambda d: _edit(d, "train", "inputs", lambda a: a[:, :-1]), "rows have 15 tokens, but seq_len"),
+    "rows": (lambda d: _edit(d, "train", "labels", lambda a: a[:-1]), "rows, but inputs has"),
+    "floats": (lambda d: _edit(d, "train", "inputs", lambda a: a.astype(np.float32)), "holds float32, not integers"),
+    "axes": (lambda d: _edit(d, "train", "inputs", lambda a: a[0]), "2 axes are needed"),
+    "pickle": (
+        lambda d: np.save(d / "train" / "all__inputs.npy", np.array([{}] * 3), allow_pickle=True),
+        "needs pickle: rebuild the dataset",
+    ),
+    "truncated": (lambda d: _truncate(d / "train" / "all__labels.npy"), "it is truncated, damaged or needs pickle"),
+    "no array": (lambda d: (d / "test" / "all__labels.npy").unlink(), "all__labels.npy is missing; rebuild"),
+    "no split": (lambda d: shutil.rmtree(d / "test"), "dataset.json is missing; build it"),
+    "no JSON": (lambda d: (d / "train" / "dataset.json").write_text("{"), "dataset.json: not JSON"),
+    "groups": (lambda d: _set_json(d, "train", total_groups=1), "total_groups is 1, but the sets hold"),
+    "seq_len": (lambda d: _set_json(d, "test", seq_len=81), "but seq_len in dataset.json is 81; rebuild"),
+    "vocabulary": (
+        lambda d: _set_json(d, "test", vocab_size=9),
+        "but the model was built for {'seq_len': 16, 'vocab_size",
+    ),
+    "identifiers": (lambda d: _set_json(d, "test", num_puzzle_identifiers=9), "has 9 puzzle identifiers, but"),
+    "negative size": (lambda d: _set_json(d, "train", vocab_size=-1), "dataset.json: vocab_size: "),
+    "text for a number": (lambda d: _set_json(d, "train", seq_len="16"), "dataset.json: seq_len: "),
+    "order of indices": (lambda d: _edit(d, "train", "puzzle_indices", lambda a: a[::-1]), "entry 0 is"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_data_that_disagrees_with_its_description(copied_data: Path, tmp_path: Path, case: str) -> None:
+    damage, expected = DAMAGE[case]
+    config = _start(copied_data, tmp_path / "run")
+    damage(copied_data)
+    message = _mistake(lambda: open_data(config, SINGLE))
+    assert expected in message
+    assert str(copied_data) in message
+
+
+def test_a_test_split_is_needed_for_evaluation_only(copied_data: Path, tmp_path: Path) -> None:
+    shutil.rmtree(copied_data / "test")
+    opened = open_data(_start(copied_data, tmp_path / "run", eval_every_n_steps=None), SINGLE)
+    assert opened.test is None and list(opened.fingerprint) == ["train"]
+
+
+# ---- checkpoints of something else ---------------------------------------------------------------------------
+
+
+def test_scoring_data_of_another_task(quiet: Path, data: Path, copied_data: Path, tmp_path: Path) -> None:
+    _, _, checkpoint = load_run(quiet, SINGLE)
+    for split in ("train", "test"):
+        _set_json(copied_data, split, vocab_size=9)
+    other = open_data(_start(copied_data, tmp_path / "run"), SINGLE).test
+    assert other is not None
+    message = _mistake(lambda: require_same_task(checkpoint.state["task"], other))
+    assert "'vocab_size': 9" in message and message.endswith("take data of the same task")
+    own = open_data(_start(data, tmp_path / "run2"), SINGLE).test
+    assert own is not None
+    require_same_task(checkpoint.state["task"], own)
+    assert task_of(own) == checkpoint.state["task"]
+
+
+def test_resuming_with_another_architecture(copied: Path, data: Path) -> None:
+    message = _mistake(lambda: _run(data, copied, resume="auto", arch__hidden_size=64))
+    assert "doesn't fit this model: " in message
+    assert "arch differs in hidden_size: 32 -> 64" in message
+
+
+def test_resuming_with_other_data(copied: Path, copied_data: Path) -> None:
+    _edit(copied_data, "train", "inputs", lambda a: a[::-1].copy())
+    message = _mistake(lambda: _run(copied_data, copied, resume="auto"))
+    assert f"was trained on other data than {copied_data} holds now; give the data_path of that" in message
+
+
+@pytest.mark.parametrize("what", ["missing", "empty folder", "a file", "a dataset"])
+def test_no_checkpoint_to_evaluate(data: Path, tmp_path: Path, what: str) -> None:
+    path = {"missing": tmp_path / "x", "empty folder": tmp_path, "a file": tmp_path / "file", "a dataset": data}[what]
+    (tmp_path / "file").write_text("text")
+    message = _mistake(lambda: load_run(path, SINGLE))
+    assert message == f"there is no checkpoint at {path}; give the folder of a run or of one of its steps"
+
+
+def test_a_tampered_checkpoint_to_evaluate(copied: Path) -> None:
+    weights = copied / "step_00000012" / "model.safetensors"
+    contents = bytearray(weights.read_bytes())
+    contents[-1] ^= 1
+    weights.write_bytes(contents)
+    message = _mistake(lambda: load_run(copied / "step_00000012", SINGLE))
+    assert "is damaged: the contents of model.safetensors were altered" in message
+
+
+def test_mistakes_are_agreed_on_before_they_are_reported(data: Path, tmp_path: Path) -> None:
+    """What reaches the program is a UserError: a plain ValueError would be a fault with a traceback."""
+    config = _start(data, tmp_path / "run")
+    with pytest.raises(UserError):
+        open_data(config.model_copy(update={"data_path": str(tmp_path / "nowhere")}), SINGLE)
+    with pytest.raises(UserError):
+        load_run(tmp_path, SINGLE)
+    with pytest.raises(UserError):
+        _run(data, tmp_path / "run", epochs=1, global_batch_size=64)
+
+
+def test_a_device_that_is_not_there() -> None:
+    if not torch.cuda.is_available():
+        assert _mistake(lambda: SINGLE.use_device("cuda", timeout_s=1)).startswith("device=cuda, but PyTorch finds no")
+    if not torch.backends.mps.is_available():
+        assert _mistake(lambda: SINGLE.use_device("mps", timeout_s=1)).startswith("device=mps, but PyTorch finds no")

@@ -1,0 +1,312 @@
+"""Evaluation: every example once, for any batch size; its numbers against segments that are run by hand."""
+
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import evaluate as program
+from dataset.loader import IGNORE_LABEL
+from dataset.schema import DatasetMetadata, PuzzleSet, Split
+from models.act import initial_carry, segment
+from models.hrm import HRM
+from models.losses import act_loss
+from pretrain import SavedOutput, evaluate, load_run
+from tests import runs
+from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_hrm
+from tests.spawn import run_ranks
+from utils.command_line import CommandLine
+from utils.dist import UserError, World
+
+# N = examples, T = segments, S = tokens
+SINGLE = World.single()
+IGNORED = 0  # in the file
+SAVED_OUTPUTS = list(get_args(SavedOutput))
+STEPS = 4
+
+
+def _rows(num_examples: int, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "inputs": rng.integers(1, VOCAB_SIZE, (num_examples, SEQ_LEN)).astype(np.uint8),
+        "labels": rng.integers(1, VOCAB_SIZE, (num_examples, SEQ_LEN)).astype(np.uint8),
+        "puzzle_identifiers": rng.integers(0, NUM_PUZZLES, num_examples),
+    }
+
+
+def _split(**sets: dict[str, np.ndarray]) -> Split:
+    metadata = DatasetMetadata(
+        pad_id=0,
+        ignore_label_id=IGNORED,
+        blank_identifier_id=0,
+        vocab_size=VOCAB_SIZE,
+        seq_len=SEQ_LEN,
+        num_puzzle_identifiers=NUM_PUZZLES,
+        total_groups=sum(len(rows["inputs"]) for rows in sets.values()),
+        mean_puzzle_examples=1.0,
+        sets=list(sets),
+    )
+    puzzle_sets = {
+        name: PuzzleSet(
+            name,
+            **rows,
+            puzzle_indices=np.arange(len(rows["inputs"]) + 1),
+            group_indices=np.arange(len(rows["inputs"]) + 1),
+        )
+        for name, rows in sets.items()
+    }
+    return Split(Path("test"), metadata, puzzle_sets)
+
+
+@torch.no_grad()
+def _by_hand(model: HRM, rows: dict[str, np.ndarray]) -> list[dict[str, torch.Tensor]]:
+    """What each segment says, all examples in one batch."""
+    batch = {name: torch.from_numpy(array.astype(np.int32)) for name, array in rows.items()}
+    batch["labels"][batch["labels"] == IGNORED] = IGNORE_LABEL
+    carry = initial_carry(model, batch)
+    said = []
+    for _ in range(STEPS):
+        carry, outputs = segment(model, carry, batch, training=False)
+        loss, _ = act_loss(
+            outputs,
+            batch["labels"],
+            halted_B=carry.halted_B,
+            steps_B=carry.steps_B,
+            loss_type="stablemax_cross_entropy",
+            ignore_label=IGNORE_LABEL,
+        )
+        said.append(
+            {
+                "logits": outputs.logits_BSV,
+                "predictions": outputs.logits_BSV.argmax(-1).int(),
+                "q_halt": outputs.q_halt_B,
+                "q_continue": outputs.q_continue_B,
+                "loss": loss,
+                **batch,
+            }
+        )
+    return said
+
+
+@pytest.fixture(scope="module")
+def model() -> HRM:
+    return small_hrm(seed=7, halt_max_steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def rows(model: HRM) -> dict[str, np.ndarray]:
+    """23 examples: most are right at one segment or another, one is not labelled at all, some only in part."""
+    rows = _rows(23, seed=1)
+    said = _by_hand(model, rows)
+    for n in range(20):
+        rows["labels"][n] = np.where(
+            said[n % STEPS]["predictions"][n] == IGNORED, rows["labels"][n], said[n % STEPS]["predictions"][n]
+        )
+    rows["labels"][4] = IGNORED
+    rows["labels"][5:9, ::2] = IGNORED
+    return rows
+
+
+def _evaluate(model: HRM, split: Split, batch_size: int, **options: Any) -> dict[str, float]:
+    metrics = evaluate(model, split, SINGLE, batch_size=batch_size, loss_type="stablemax_cross_entropy", **options)
+    assert metrics is not None
+    return metrics
+
+
+def test_the_numbers_are_those_of_segments_by_hand(model: HRM, rows: dict[str, np.ndarray]) -> None:
+    said = _by_hand(model, rows)
+    labels_NS = torch.from_numpy(rows["labels"].astype(np.int32))
+    counted = [n for n in range(23) if (labels_NS[n] != IGNORED).any()]
+    assert len(counted) == 22
+
+    def right(t: int, n: int) -> bool:
+        return all(
+            label in (IGNORED, guess)
+            for guess, label in zip(said[t]["predictions"][n].tolist(), labels_NS[n].tolist(), strict=True)
+        )
+
+    def share_of_right_tokens(n: int) -> float:
+        pairs = zip(said[-1]["predictions"][n].tolist(), labels_NS[n].tolist(), strict=True)
+        hits = [guess == label for guess, label in pairs if label != IGNORED]
+        return sum(hits) / len(hits)
+
+    def halts_at(n: int) -> int:
+        wants = [t + 1 for t in range(STEPS) if said[t]["q_halt"][n] > said[t]["q_continue"][n]]
+        return min([*wants, STEPS])
+
+    metrics = _evaluate(model, _split(all=rows), 8)
+    at_step = [metrics[f"eval/all/exact_accuracy_at_step/{t + 1}"] for t in range(STEPS)]
+    assert at_step == pytest.approx([sum(right(t, n) for n in counted) / 22 for t in range(STEPS)])
+    assert len(set(at_step)) > 1 and 0 < at_step[-1] < 1  # the comparison says something
+    assert metrics["eval/all/exact_accuracy"] == at_step[-1]
+    assert metrics["eval/all/accuracy"] == pytest.approx(sum(map(share_of_right_tokens, counted)) / 22)
+    assert metrics["eval/all/steps"] == STEPS
+    assert 1 < metrics["eval/all/halt_step"] < STEPS
+    assert metrics["eval/all/halt_step"] == pytest.approx(sum(map(halts_at, counted)) / 22)
+    confident = [(float(said[-1]["q_halt"][n]) >= 0) == right(STEPS - 1, n) for n in counted]
+    assert metrics["eval/all/q_halt_accuracy"] == pytest.approx(sum(confident) / 22)
+    # Losses are of every example, labelled or not.
+    total = metrics["eval/all/lm_loss"] + 0.5 * metrics["eval/all/q_halt_loss"]
+    assert total * 23 == pytest.approx(float(said[-1]["loss"]), rel=1e-6)
+    assert f"eval/all/exact_accuracy_at_step/{STEPS + 1}" not in metrics
+    assert "eval/all/q_continue_loss" not in metrics  # there is no target of it without training
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 7, 22, 23, 1000])
+def test_the_batch_size_changes_nothing(model: HRM, rows: dict[str, np.ndarray], batch_size: int) -> None:
+    split = _split(all=rows)
+    expected = _evaluate(model, split, 5)
+    metrics = _evaluate(model, split, batch_size)
+    assert metrics.keys() == expected.keys()
+    for name, value in metrics.items():
+        if name.endswith("loss"):
+            assert value == pytest.approx(expected[name], rel=1e-5)
+        else:
+            assert value == pytest.approx(expected[name], abs=1e-7), name  # sums of float32
+
+
+def _on_rank(world: World, rows: dict[str, np.ndarray], batch_size: int) -> dict[str, float] | None:
+    model = small_hrm(seed=7, halt_max_steps=STEPS)
+    return evaluate(model, _split(all=rows), world, batch_size=batch_size, loss_type="stablemax_cross_entropy")
+
+
+def test_so_does_the_number_of_ranks(model: HRM, rows: dict[str, np.ndarray]) -> None:
+    """22 rows are left over for 3 ranks after the first batch of 7, and 1 row at the end leaves two without any."""
+    expected = _evaluate(model, _split(all=rows), 7)
+    for metrics in run_ranks(_on_rank, 3, {name: array[:22] for name, array in rows.items()}, 7):
+        assert metrics is not None
+    short = _evaluate(model, _split(all={name: array[:22] for name, array in rows.items()}), 7)
+    assert short == pytest.approx(metrics, rel=1e-5)
+    assert short != expected
+
+
+def test_sets_are_told_apart(model: HRM, rows: dict[str, np.ndarray]) -> None:
+    other = _rows(3, seed=9)
+    both = _evaluate(model, _split(first=rows, second=other), 4)
+    first = _evaluate(model, _split(first=rows), 4)
+    second = _evaluate(model, _split(second=other), 4)
+    assert both == first | second
+
+
+def test_a_set_without_labels_has_losses_only(model: HRM) -> None:
+    rows = _rows(3, seed=2)
+    rows["labels"][:] = IGNORED
+    assert sorted(_evaluate(model, _split(all=rows), 2)) == ["eval/all/lm_loss", "eval/all/q_halt_loss"]
+
+
+def test_evaluation_leaves_the_model_alone(model: HRM, rows: dict[str, np.ndarray]) -> None:
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    _evaluate(model, _split(all=rows), 8)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.is_grad_enabled()
+
+
+def test_a_stop_abandons_it(model: HRM, rows: dict[str, np.ndarray], tmp_path: Path) -> None:
+    answers = iter([False, False, True])
+
+    def stop() -> bool:
+        return next(answers)
+
+    outcome = evaluate(
+        model,
+        _split(all=rows),
+        SINGLE,
+        batch_size=5,
+        loss_type="stablemax_cross_entropy",
+        stop_requested=stop,
+        save_outputs=["logits"],
+        save_to=tmp_path / "outputs",
+    )
+    assert outcome is None
+    assert not (tmp_path / "outputs").exists()
+    assert next(answers, None) is None
+
+
+@pytest.mark.parametrize("names", [SAVED_OUTPUTS, ["predictions"], ["inputs", "q_halt"]])
+def test_saved_outputs_are_what_was_named(
+    model: HRM, rows: dict[str, np.ndarray], tmp_path: Path, names: list[SavedOutput]
+) -> None:
+    _evaluate(model, _split(all=rows, more=_rows(2, 5)), 5, save_outputs=names, save_to=tmp_path / "outputs")
+    assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == [
+        "all_rank0.safetensors",
+        "more_rank0.safetensors",
+    ]
+    saved = load_file(tmp_path / "outputs" / "all_rank0.safetensors")
+    assert sorted(saved) == sorted([*names, "rows"])
+    assert saved.pop("rows").tolist() == list(range(23))
+    expected = _by_hand(model, rows)[-1]
+    for name, tensor in saved.items():
+        # In the order of the file, all rows, the last partial batch too.
+        assert len(tensor) == 23
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+
+
+# ---- the program -----------------------------------------------------------------------------------------
+
+
+def _score(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *typed: str) -> dict[str, float]:
+    """Run evaluate.py's main; its figures, from what it prints."""
+    monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
+    capsys.readouterr()
+    program.main(SINGLE)
+    first, *table, last = capsys.readouterr().out.splitlines()
+    assert "examples in" in first
+    metrics = {name: float(value) for name, value in (line.split() for line in table)}
+    assert last == f"exact_accuracy={metrics['eval/all/exact_accuracy']:.4f}"
+    return metrics
+
+
+def test_the_program_scores_as_training_did(
+    quiet: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = runs.rows(quiet)[-1]
+    for typed in ([], ["batch_size=7"], ["batch_size=1000"]):
+        scored = _score(monkeypatch, capsys, f"checkpoint={quiet}", *typed)
+        assert scored == pytest.approx({name: trained[name] for name in scored}, abs=1e-4)
+        assert set(scored) == {name for name in trained if name.startswith("eval/")}
+
+
+def test_an_older_step_and_other_data(
+    quiet: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (older,) = [row for row in runs.rows(quiet) if row["step"] == 10]
+    scored = _score(monkeypatch, capsys, f"checkpoint={quiet}/step_00000010", f"data_path={data}")
+    assert scored == pytest.approx({name: older[name] for name in scored}, abs=1e-4)
+
+
+def test_the_weights_are_those_that_were_saved(quiet: Path) -> None:
+    config, model, checkpoint = load_run(quiet, SINGLE)
+    saved = load_file(quiet / "step_00000012" / "model.safetensors")
+    own = model.state_dict()
+    assert own.keys() == saved.keys()
+    assert all(torch.equal(own[name], saved[name]) for name in saved)
+    assert (checkpoint.step, config.arch.hidden_size) == (12, 32)
+
+
+def test_pages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, expected in ((["--help"], "evaluate.py: score a checkpoint."), (["--cfg", "job"], "checkpoint: x")):
+        monkeypatch.setattr("sys.argv", ["evaluate.py", "checkpoint=x", *flags])
+        program.main(SINGLE)
+        assert capsys.readouterr().out.startswith(expected)
+    page = CommandLine.parse(["--help"], "evaluate", program.USAGE).page
+    assert page is not None and "batch_size" in page
+
+
+@pytest.mark.parametrize(
+    "typed, expected",
+    [
+        ([], "checkpoint is not set; give checkpoint=..."),
+        (["checkpoint=x", "batchsize=3"], "unknown key 'batchsize'; did you mean batch_size?"),
+        (["checkpoint=x", "batch_size=0"], "batch_size: input should be greater than 0, but it is 0"),
+        (["checkpoint=x", "lr=1"], "unknown key 'lr'; --help lists the keys"),
+    ],
+)
+def test_mistakes(monkeypatch: pytest.MonkeyPatch, typed: list[str], expected: str) -> None:
+    monkeypatch.setattr("sys.argv", ["evaluate.py", *typed])
+    with pytest.raises(UserError) as caught:
+        program.main(SINGLE)
+    assert str(caught.value) == expected

@@ -1,0 +1,190 @@
+"""The rules of the layout, held by reading the sources: who may import whom, and what stands in one place only."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SIBLINGS = ("models", "optim", "dataset")
+PACKAGES = (*SIBLINGS, "utils", "launch", "benchmarks")
+
+
+def _sources() -> list[Path]:
+    """The project's own modules, without tests; relative to the root."""
+    found = [*ROOT.glob("*.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
+    return sorted(path.relative_to(ROOT) for path in found)
+
+
+SOURCES = _sources()
+ENTRYPOINTS = [path.stem for path in SOURCES if len(path.parts) == 1]
+each_source = pytest.mark.parametrize("path", SOURCES, ids=str)
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(), filename=str(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Dotted names, also of imports inside functions; `from a import b` gives a and a.b."""
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _packages(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in _imports(path)}
+
+
+def _names(path: Path) -> Iterator[str]:
+    """Every dotted expression, as written: torch.distributed.all_reduce, os.environ."""
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+
+
+def test_the_walk_finds_the_project() -> None:
+    assert {"pretrain", "evaluate"} <= set(ENTRYPOINTS)
+    assert {
+        Path("models/hrm.py"),
+        Path("optim/adam_atan2.py"),
+        Path("dataset/loader.py"),
+        Path("utils/dist.py"),
+    } <= set(SOURCES)
+
+
+@each_source
+def test_imports_go_one_way(path: Path) -> None:
+    imported = _packages(path)
+    package = path.parts[0] if len(path.parts) > 1 else None
+    assert "tests" not in imported
+    if package is None:
+        # The other entrypoints import from pretrain.py, which imports none of them.
+        allowed = set() if path.stem == "pretrain" else {"pretrain"}
+        assert imported & set(ENTRYPOINTS) <= allowed
+    elif package in SIBLINGS:
+        others = {*ENTRYPOINTS, *SIBLINGS, "launch", "benchmarks"} - {package}
+        assert not imported & others
+    elif package == "utils":
+        assert not imported & {*ENTRYPOINTS, *SIBLINGS, "launch", "benchmarks"}
+
+
+MAY_TALK = {
+    Path(name)
+    for name in ("utils/dist.py", "utils/mesh.py", "optim/muon.py", "optim/sparse_sign_sgd.py", "models/parallelize.py")
+}
+
+
+@each_source
+def test_collectives_have_their_places(path: Path) -> None:
+    if path not in MAY_TALK:
+        # Tensors and meshes that are spread over ranks are values; talking is what has its places.
+        assert not [name for name in _imports(path) if name.startswith(("torch.distributed", "torch._C._distributed"))]
+        assert not [name for name in _names(path) if name.startswith("torch.distributed")]
+
+
+@each_source
+def test_wandb_stays_behind_the_metrics(path: Path) -> None:
+    if path != Path("utils/metrics.py"):
+        assert "wandb" not in _packages(path)
+    else:
+        at_import = [node for node in _tree(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert "wandb" not in "".join(map(ast.unparse, at_import)).replace("utils", ""), "import it only when used"
+
+
+@each_source
+def test_the_environment_is_read_in_one_place(path: Path) -> None:
+    if path != Path("utils/dist.py") and path.parts[0] != "launch":
+        reads = {"os.environ", "os.getenv", "os.putenv", "os.unsetenv"}
+        assert not reads & {*_names(path), *_imports(path)}
+
+
+CAN_RUN_CODE = ("pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "torch.load", "torch.save")
+
+
+@each_source
+def test_nothing_that_is_loaded_can_run_code(path: Path) -> None:
+    imported = set(_imports(path))
+    names = set(_names(path))
+    assert not {name for name in imported | names if name in CAN_RUN_CODE or name.split(".")[0] in CAN_RUN_CODE}
+    assert not {name for name in names if name.endswith((".unsafe_load", ".full_load"))}
+    for node in ast.walk(_tree(path)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        assert called not in ("eval", "exec", "compile"), f"{path}:{node.lineno}"
+        arguments = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        assert arguments.get("allow_pickle", "False") == "False", f"{path}:{node.lineno}"
+        assert arguments.get("weights_only", "True") == "True", f"{path}:{node.lineno}"
+        if called == "yaml.load":
+            assert "Safe" in arguments.get("Loader", ""), f"{path}:{node.lineno}"
+
+
+GLOBAL_RANDOMNESS = (
+    *("random.seed", "random.random", "random.shuffle", "random.choice", "random.randint", "random.sample"),
+    *("np.random.seed", "np.random.rand", "np.random.randint", "np.random.permutation", "np.random.shuffle"),
+    *("torch.manual_seed", "torch.seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all"),
+)
+
+
+@each_source
+def test_no_global_random_state(path: Path) -> None:
+    assert not set(GLOBAL_RANDOMNESS) & set(_names(path))
+    assert "random" not in _packages(path) or path.parts[0] in ("launch", "benchmarks")
+
+
+@each_source
+def test_no_bare_except(path: Path) -> None:
+    assert not [node for node in ast.walk(_tree(path)) if isinstance(node, ast.ExceptHandler) and node.type is None]
+
+
+MACHINES = ("/work/", "/root/", "/home/", "../shared", "/tmp/")
+
+
+@each_source
+def test_no_machine_is_named(path: Path) -> None:
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            assert not [place for place in MACHINES if place in node.value], f"{path}:{node.lineno}"
+
+
+# Everything between a batch and its update must leave the host free to run ahead of the device.
+STEP_PATH = {
+    "pretrain.py": ("train_step",),
+    "models/metric_sums.py": ("OpenSums.add", "EvalSums.add_segment", "EvalSums.add_last"),
+    "models/act.py": ("segment",),
+    "models/losses.py": ("act_loss", "token_cross_entropy", "correctness", "stablemax"),
+    "models/hrm.py": ("HRM.forward", "HRM._embed", "HRM.reset"),
+    "models/puzzle_embedding.py": ("PuzzleEmbedding.rows",),
+    "optim/sparse_sign_sgd.py": ("sparse_sign_sgd_",),
+    "optim/adam_atan2.py": ("AdamATan2.step",),
+    "utils/dist.py": ("World.sum_", "World.sum_gradients_", "World.gather_rows"),
+}
+WAITING_METHODS = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "masked_select", "synchronize", "is_nonzero"}
+WAITING_CALLS = {"float", "int", "bool", "print"}
+
+
+def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+    found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for outer in tree.body:
+        if isinstance(outer, ast.ClassDef):
+            methods = [node for node in outer.body if isinstance(node, ast.FunctionDef)]
+            found |= {f"{outer.name}.{node.name}": node for node in methods}
+    return found
+
+
+@pytest.mark.parametrize("file, name", [(file, name) for file, names in STEP_PATH.items() for name in names])
+def test_a_training_step_does_not_wait_for_the_device(file: str, name: str) -> None:
+    function = _functions(_tree(Path(file)))[name]
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call):
+            method = node.func.attr if isinstance(node.func, ast.Attribute) else None
+            call = node.func.id if isinstance(node.func, ast.Name) else None
+            assert method not in WAITING_METHODS, f"{file}:{node.lineno}: .{method}()"
+            assert call not in WAITING_CALLS, f"{file}:{node.lineno}: {call}()"

@@ -1,0 +1,230 @@
+"""The loop, in this process: what is logged and when, that it learns, and that losses are what they are said to be."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dataset.loader import IGNORE_LABEL, TrainLoader
+from dataset.sampler import Sampler
+from models.act import draw_min_halt_steps, initial_carry, segment
+from models.losses import act_loss
+from optim.adam_atan2 import AdamATan2
+from optim.schedule import lr_multiplier
+from pretrain import PretrainConfig, TrainState, build_model, build_train_state, fit, open_data, task_of
+from tests import runs
+from utils.dist import World
+from utils.run_folder import read_start
+
+SINGLE = World.single()
+Row = dict[str, float]
+
+
+def _run(data: Path, run: Path, **changes: object) -> tuple[TrainState, list[Row]]:
+    """A whole run, and what it logged."""
+    start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes))
+    opened = open_data(start.config, SINGLE)
+    state = build_train_state(start, opened, SINGLE)
+    fit(start, opened, state, SINGLE)
+    return state, [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def every_step(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+    """A run that logs each of its 12 steps."""
+    return _run(data, tmp_path_factory.mktemp("loop") / "run", log_interval=1)[1]
+
+
+# ---- what is logged --------------------------------------------------------------------------------------
+
+
+def test_step_1_and_every_interval_are_logged(quiet: Path) -> None:
+    """And evaluations, wherever they fall; a step has one row."""
+    rows = runs.rows(quiet)
+    assert [row["step"] for row in rows] == [1, 5, 10, 12]
+    assert [row["step"] for row in rows if "train/lm_loss" in row] == [1, 5, 10]
+    assert [row["step"] for row in rows if "eval/all/exact_accuracy" in row] == [5, 10, 12]
+
+
+def test_every_step_is_logged_if_asked(every_step: list[Row]) -> None:
+    assert [row["step"] for row in every_step] == list(range(1, 13))
+    assert all("train/lm_loss" in row and "train/lr" in row for row in every_step)
+
+
+def test_names_are_those_of_the_contract(every_step: list[Row]) -> None:
+    last = every_step[-1]
+    assert all(isinstance(value, int | float) for row in every_step for value in row.values())
+    for name in ("lm_loss", "q_halt_loss", "q_continue_loss", "grad_norm", "lr"):
+        assert f"train/{name}" in last
+    for name in ("examples_per_second", "step_ms", "data_ms", "max_memory_gb"):
+        assert last[f"perf/{name}"] > 0
+    for name in ("exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "lm_loss", "exact_accuracy_at_step/3"):
+        assert f"eval/all/{name}" in last
+    halted = [row for row in every_step if "train/exact_accuracy" in row]
+    assert halted and all({"train/accuracy", "train/q_halt_accuracy", "train/steps"} <= row.keys() for row in halted)
+
+
+def test_numbers_since_the_last_log_are_means(quiet: Path, every_step: list[Row]) -> None:
+    """Logged every 5 steps or every step, the losses are the same: per slot and step."""
+    by_step = {row["step"]: row for row in every_step}
+    (sparse,) = [row for row in runs.rows(quiet) if row["step"] == 10]
+    for name in ("lm_loss", "q_halt_loss", "q_continue_loss", "grad_norm"):
+        mean = sum(by_step[step][f"train/{name}"] for step in range(6, 11)) / 5
+        assert sparse[f"train/{name}"] == pytest.approx(mean, rel=1e-9)
+
+
+def test_losses_and_rates_against_a_run_by_hand(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
+    """The loop written out, without sums, schedules of logs, sinks or checkpoints."""
+    config = read_start(PretrainConfig, "pretrain", runs.settings(data, tmp_path / "run", log_interval=1)).config
+    opened = open_data(config, SINGLE)
+    model = build_model(config.arch, task_of(opened.train), SINGLE, config.seed)
+    optimizer = AdamATan2(
+        model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
+    )
+    sampler = Sampler(list(opened.train.sets.values()), seed=config.seed, epochs=config.epochs, global_batch_size=16)
+    carry = None
+    for step, batch in enumerate(TrainLoader(opened.train, sampler, SINGLE).batches(range(1, 13)), start=1):
+        minimum_B = draw_min_halt_steps(config.seed, step, 16, 0.5, 3)
+        carry, outputs = segment(
+            model, carry or initial_carry(model, batch), batch, training=True, min_halt_steps_B=minimum_B
+        )
+        labels_BS = carry.current["labels"]
+        loss, sums = act_loss(
+            outputs,
+            labels_BS,
+            halted_B=carry.halted_B,
+            steps_B=carry.steps_B,
+            loss_type="stablemax_cross_entropy",
+            ignore_label=IGNORE_LABEL,
+        )
+        (loss / 16).backward()
+        multiplier = lr_multiplier(step, 12, config.lr_warmup_steps, config.lr_min_ratio)
+        row = every_step[step - 1]
+        count, accuracy, exact, _, steps, lm_loss, q_halt_loss, q_continue_loss = sums.tolist()
+        assert row["train/lm_loss"] == pytest.approx(lm_loss / 16, rel=1e-9)
+        assert row["train/q_halt_loss"] == pytest.approx(q_halt_loss / 16, rel=1e-9)
+        assert row["train/q_continue_loss"] == pytest.approx(q_continue_loss / 16, rel=1e-9)
+        assert row["train/lr"] == pytest.approx(config.lr * multiplier)
+        assert ("train/accuracy" in row) == (count > 0)
+        if count > 0:
+            expected = [accuracy / count, exact / count, steps / count]
+            assert [row[f"train/{name}"] for name in ("accuracy", "exact_accuracy", "steps")] == pytest.approx(expected)
+        norm = torch.stack([p.grad.square().sum() for p in model.parameters() if p.grad is not None]).sum().sqrt()
+        assert row["train/grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+
+        # The puzzle rows: all slots name the one puzzle of this data, so their gradients are summed before the sign.
+        assert model.puzzle_embedding is not None and outputs.puzzle_rows_BE is not None
+        assert outputs.puzzle_rows_BE.grad is not None
+        (identifier,) = set(carry.current["puzzle_identifiers"].tolist())
+        table_PE, rate = model.puzzle_embedding.weight, config.puzzle_emb_lr * multiplier
+        update_E = rate * outputs.puzzle_rows_BE.grad.sum(0).sign()
+        table_PE[identifier] = table_PE[identifier] * (1 - rate * config.puzzle_emb_weight_decay) - update_E
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr * multiplier
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# ---- where it ends ---------------------------------------------------------------------------------------
+
+
+def test_the_number_of_steps_is_counted_from_epochs(data: Path, tmp_path: Path) -> None:
+    """30 groups, one example each, 16 a step: 3 epochs are 90 draws, 5 whole batches and 10 left over."""
+    state, rows = _run(data, tmp_path / "run", epochs=3, max_steps=None, eval_every_n_steps=None, log_interval=100)
+    assert state.step == 5
+    # No evaluation was asked for, so that there is none at the end either; what was open is in the checkpoint.
+    assert [row["step"] for row in rows] == [1]
+    assert runs.latest(tmp_path / "run") == 5
+
+
+def test_max_steps_ends_earlier_and_the_schedule_with_it(data: Path, tmp_path: Path) -> None:
+    state, rows = _run(data, tmp_path / "run", max_steps=7, log_interval=1, lr_warmup_steps=2, lr_min_ratio=0.25)
+    assert state.step == 7
+    rates = [row["train/lr"] for row in rows]
+    assert rates[0] == pytest.approx(0.5e-4) and max(rates) == pytest.approx(1e-4)
+    assert rates[-1] == pytest.approx(0.25e-4)
+
+
+def test_evaluations_drop_nothing(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
+    """Evaluating after every step or never, the same steps are trained on the same batches."""
+    _, rows = _run(data, tmp_path / "run", log_interval=1, eval_every_n_steps=1, checkpoint_every_eval=False)
+    assert [row["train/lm_loss"] for row in rows] == [row["train/lm_loss"] for row in every_step]
+    assert all("eval/all/exact_accuracy" in row for row in rows)
+
+
+def test_saved_outputs_lie_in_the_run(data: Path, tmp_path: Path) -> None:
+    _run(data, tmp_path / "run", max_steps=2, eval_save_outputs="[predictions,labels]")
+    assert [path.name for path in (tmp_path / "run" / "eval_outputs").rglob("*.safetensors")] == [
+        "all_rank0.safetensors"
+    ]
+
+
+# ---- that it learns --------------------------------------------------------------------------------------
+
+
+def test_one_batch_is_learnt_by_heart(data: Path, tmp_path: Path) -> None:
+    _, rows = _run(
+        data, tmp_path / "run", overfit_one_batch=True, max_steps=60, log_interval=1, lr=3e-3, eval_every_n_steps=None
+    )
+    losses = [row["train/lm_loss"] for row in rows]
+    assert losses[0] > 1.4 and sum(losses[-5:]) / 5 < 0.5 * losses[0]
+
+
+def test_no_puzzle_embedding(data: Path, tmp_path: Path) -> None:
+    state, rows = _run(data, tmp_path / "run", arch__puzzle_emb_ndim=0, max_steps=3)
+    assert state.model.puzzle_embedding is None and rows[-1]["step"] == 3
+
+
+def test_bfloat16_on_the_cpu(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
+    state, rows = _run(data, tmp_path / "run", arch__forward_dtype="bfloat16", max_steps=3, log_interval=1)
+    assert all(parameter.dtype == torch.float32 for parameter in state.model.parameters())
+    assert rows[0]["train/lm_loss"] == pytest.approx(every_step[0]["train/lm_loss"], rel=0.03)
+
+
+def test_a_seed_gives_another_run(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
+    _, rows = _run(data, tmp_path / "run", seed=1, log_interval=1, max_steps=2)
+    assert rows[0]["train/lm_loss"] != every_step[0]["train/lm_loss"]
+
+
+def test_training_leaves_global_random_states_alone(data: Path, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state().clone()
+    _run(data, tmp_path / "run", max_steps=2)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# ---- what a person sees ----------------------------------------------------------------------------------
+
+
+def test_the_log_begins_with_what_runs_and_with_honest_counts(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state, _ = _run(data, tmp_path / "run", max_steps=2)
+    stdout, stderr = capfd.readouterr()
+    head = stderr.splitlines()[0]
+    num_parameters = sum(p.numel() for p in state.model.parameters())
+    assert head == (
+        f"{tmp_path / 'run'}: hrm, {num_parameters:,} parameters and 32 in the puzzle table; 30 groups; "
+        "2 steps of 16 sequences; 1 x cpu"
+    )
+    assert stdout == ""
+    assert "\r" not in stderr
+
+
+def test_a_profile_is_a_trace_and_ten_rows(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    _run(data, tmp_path / "run", profile=True, max_steps=8, eval_every_n_steps=None, checkpoint_every_n_steps=None)
+    trace = json.loads((tmp_path / "run" / "trace.json").read_text())
+    assert len({event["name"] for event in trace["traceEvents"]}) > 20
+    lines = capfd.readouterr().err.splitlines()
+    rules = [index for index, line in enumerate(lines) if line.startswith("---")]
+    assert len(rules) == 3 and rules[2] - rules[1] - 1 == 10
+    assert any("trace of 3 steps" in line and "trace.json" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_the_losses_of_the_eager_one(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
+    state, rows = _run(data, tmp_path / "run", log_interval=1, compile=True)
+    for row, eager in zip(rows, every_step, strict=True):
+        assert row["train/lm_loss"] == pytest.approx(eager["train/lm_loss"], rel=1e-4)
+    assert not [name for name in state.model.state_dict() if "_orig_mod" in name]

@@ -1,0 +1,422 @@
+"""Stopping and going on: after kill -9, signals, damage and a full disk a run is the one that nobody disturbed."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from tests import runs
+from tests.runs import LAST_STEP, Torchrun, assert_same_run, rows, settings, train, until, with_arguments
+from utils.checkpoint import Checkpoint, find_checkpoint
+
+HANDLED = ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
+
+
+def _resume(data: Path, run: Path, log: Path, **changes: object) -> runs.Finished:
+    return train(settings(data, run, resume="auto", **changes), log)
+
+
+def _gone(processes: list[psutil.Process], timeout_s: float) -> bool:
+    return not psutil.wait_procs(processes, timeout=timeout_s)[1]
+
+
+def _until_training(running: runs.Running) -> None:
+    until(lambda: "steps of" in running.output or not running.alive, running)
+
+
+# ---- kill -9 -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_at_random_moments(
+    data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, log: Path, ranks: int
+) -> None:
+    draw = random.Random(ranks)
+    run, num_kills = tmp_path / "run", 0
+    while num_kills < 5:
+        running = runs.start(settings(data, run, resume="auto"), log, ranks=ranks)
+        _until_training(running)
+        time.sleep(draw.uniform(0, 0.25))
+        if not running.alive:
+            break
+        running.signal(signal.SIGKILL, ranks=[draw.randrange(ranks)] if num_kills % 2 else None)
+        running.wait(30)
+        num_kills += 1
+    assert num_kills > 1, f"the run was through before it could be killed:\n{running.output}"
+    train(settings(data, run, resume="auto"), log, ranks=ranks).ok()
+    assert_same_run(run, quiet if ranks == 1 else quiet_2)
+
+
+@pytest.mark.parametrize(("ranks", "seed"), [(1, 0), (1, 1), (2, 2)])
+def test_killed_between_changes_on_disk(
+    data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, log: Path, ranks: int, seed: int
+) -> None:
+    """Within saves: before a write, a rename or a removal, wherever the draw falls; old checkpoints are being removed
+    too.
+    """
+    draw = random.Random(seed)
+    run, moments = tmp_path / "run", []
+    arguments = settings(data, run, resume="auto", keep_last_k=1)
+    for _ in range(6):
+        moments.append(draw.randrange(1, 45))
+        before = runs.latest(run)
+        done = train(arguments, log, ranks=ranks, hook=with_arguments(runs.killed_at_file_event, str(run), moments[-1]))
+        if done.status == 0:
+            break
+        done.killed()
+        assert runs.latest(run) >= before, f"killed at {moments}: the checkpoint of step {before} is lost"
+        assert not before or "starting afresh" not in done.output
+    train(arguments, log, ranks=ranks).ok()
+    assert_same_run(run, quiet if ranks == 1 else quiet_2)
+    leftovers = [path.name for path in run.iterdir() if path.name.startswith(".incomplete")]
+    assert not leftovers, f"killed at {moments}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_before_each_change_on_disk(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
+    """Every moment of the first saves, one after the other."""
+    for moment in range(1, 50):
+        run = tmp_path / f"run_{moment}"
+        train(
+            settings(data, run, keep_last_k=1),
+            log,
+            hook=with_arguments(runs.killed_at_file_event, str(run), moment),
+        ).killed()
+        _resume(data, run, log, keep_last_k=1).ok()
+        assert_same_run(run, quiet)
+
+
+def test_killed_after_latest_was_written_beside(data: Path, quiet: Path, copied: Path, log: Path) -> None:
+    """What write_atomically leaves is a file, what an unfinished step leaves a folder: both are swept up."""
+    runs.rewind(copied, 4)
+    (copied / ".incomplete_latest").write_text("step_")
+    (copied / ".incomplete_step_00000006").mkdir()
+    _resume(data, copied, log).ok()
+    assert not list(copied.glob(".incomplete*"))
+    assert_same_run(copied, quiet)
+
+
+# ---- a graceful stop -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name", "to"), [(1, "SIGTERM", [0]), (1, "SIGINT", [0]), (1, "SIGUSR1", [0]), (2, "SIGTERM", [1])]
+)
+def test_stop_on_a_signal(
+    data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, log: Path, ranks: int, name: str, to: list[int]
+) -> None:
+    run = tmp_path / "run"
+    # Nothing is saved but by the stop, so that it is the stop that saved.
+    arguments = settings(data, run, checkpoint_every_n_steps=None, checkpoint_every_eval="false", best_metric=None)
+    running = runs.start(arguments, log, ranks=ranks, hook=runs.slowly)
+    until(lambda: (run / "metrics.jsonl").exists(), running)
+    running.signal(signal.Signals[name], ranks=to)
+    assert f"stopped by {name if 0 in to else 'a signal to another rank'}" in running.wait().ok()
+    assert (run / "stopped").exists()
+    assert 0 < runs.latest(run) < LAST_STEP, "it was to save and leave at the next step"
+    train(settings(data, run, resume="auto"), log, ranks=ranks).ok()
+    assert not (run / "stopped").exists()
+    reference = quiet if ranks == 1 else quiet_2
+    assert rows(run) == rows(reference)
+    assert_same_run(run, reference, metrics=False)  # best was asked for only after the stop
+
+
+def test_signals_that_come_again_change_nothing(data: Path, tmp_path: Path, log: Path) -> None:
+    """Until the process has gone: launchers send them twice, also to one that is about to leave."""
+    run = tmp_path / "run"
+    running = runs.start(settings(data, run), log, hook=runs.slowly)
+    until(lambda: (run / "metrics.jsonl").exists(), running)
+    while running.alive:
+        running.signal(signal.SIGTERM)
+        time.sleep(0.002)
+    running.wait().ok()
+    assert (run / "stopped").exists()
+
+
+@pytest.mark.parametrize("evaluation", [1, 2, 3])
+def test_stop_in_an_evaluation(data: Path, quiet: Path, tmp_path: Path, log: Path, evaluation: int) -> None:
+    """Abandoned, and done after the resume: at a logged step, at a step with a checkpoint, at the last one."""
+    run = tmp_path / "run"
+    hook = with_arguments(runs.stopped_in_evaluation, evaluation, 0)
+    step = min(5 * evaluation, LAST_STEP)
+    train(settings(data, run, eval_batch_size=8), log, hook=hook).ok()
+    assert runs.latest(run) == step
+    assert all(row["step"] < step for row in rows(run)), "the row of the step is only half known"
+    _resume(data, run, log).ok()
+    assert_same_run(run, quiet)
+
+
+def test_stop_of_one_rank_in_an_evaluation(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    hook = with_arguments(runs.stopped_in_evaluation, 1, 1)
+    train(settings(data, run, eval_batch_size=8), log, ranks=2, hook=hook).ok()
+    train(settings(data, run, resume="auto"), log, ranks=2).ok()
+    assert_same_run(run, quiet_2)
+
+
+def test_killed_after_an_evaluation_was_made_up_for(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    rarely = {"checkpoint_every_n_steps": None, "checkpoint_every_eval": "false", "best_metric": None}
+    train(
+        settings(data, run, eval_batch_size=8, **rarely), log, hook=with_arguments(runs.stopped_in_evaluation, 1, 0)
+    ).ok()
+    running = runs.start(settings(data, run, resume="auto", **rarely), log, hook=runs.slowly)
+    until(lambda: any(row["step"] == 5 for row in rows(run)), running)
+    running.signal(signal.SIGKILL)
+    running.wait().killed()
+    _resume(data, run, log, **rarely).ok()
+    assert rows(run) == rows(quiet)
+
+
+def test_finished_run_has_no_marker_of_a_stop(data: Path, copied: Path, log: Path) -> None:
+    (copied / "stopped").write_text("SIGUSR1\n")
+    _resume(data, copied, log).ok()
+    assert not (copied / "stopped").exists()
+
+
+# ---- torchrun ------------------------------------------------------------------------------------------
+
+
+def test_torchrun_stops_on_sigusr1(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    launched = Torchrun(["--standalone", *HANDLED], "slowly", settings(data, run), log, tmp_path)
+    try:
+        until(lambda: (run / "metrics.jsonl").exists(), launched)
+        workers = launched.workers()
+        os.kill(launched.process.pid, signal.SIGUSR1)
+        done = launched.wait(30)
+    finally:
+        launched.kill()
+    assert done.status == 1  # torchrun's own way; hence the marker
+    assert (run / "stopped").read_text() in ("SIGUSR1\n", "SIGTERM\n"), done.output
+    assert runs.latest(run) < LAST_STEP and "Traceback" not in done.output.split("torch/distributed")[0]
+    assert _gone(workers, 10)
+    train(settings(data, run, resume="auto"), log, ranks=2).ok()
+    assert_same_run(run, quiet_2)
+
+
+def test_torchrun_worker_killed(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
+    """All are gone within 30 s with the reason and the last good checkpoint; the run can be taken up."""
+    run = tmp_path / "run"
+    launched = Torchrun(["--standalone", "--max-restarts", "0"], "slowly", settings(data, run), log, tmp_path)
+    try:
+        until(lambda: runs.latest(run) >= 2, launched)
+        workers = launched.workers()
+        began = time.monotonic()
+        workers[1].kill()
+        done = launched.wait(30)
+    finally:
+        launched.kill()
+    assert _gone(workers, 1) and time.monotonic() - began < 30
+    assert done.status == 1 and "SIGKILL" in done.output
+    assert "fault on rank" in done.output and "the last good checkpoint is" in done.output
+    train(settings(data, run, resume="auto"), log, ranks=2).ok()
+    assert_same_run(run, quiet_2)
+
+
+def test_torchrun_restarts_the_same_run(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
+    """Elastic: a killed worker, a second attempt, and the folder that the first one drew a name for."""
+    options = ["--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "job 7"]
+    launched = Torchrun(options, "dies_on_first_attempt", settings(data, None), log, tmp_path)
+    try:
+        done = launched.wait(90)
+    finally:
+        launched.kill()
+    done.ok()
+    (run,) = (tmp_path / "checkpoints" / "debug").glob("[!.]*")
+    assert "resuming" in done.output and str(run.name) in done.output
+    assert_same_run(run, quiet_2)
+
+
+# ---- faults --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ranks", "on_rank"), [(1, 0), (2, 0), (2, 1)])
+def test_rank_that_raises_ends_all(data: Path, tmp_path: Path, log: Path, ranks: int, on_rank: int) -> None:
+    run = tmp_path / "run"
+    began = time.monotonic()
+    done = train(settings(data, run), log, ranks=ranks, hook=with_arguments(runs.raises, 6, on_rank))
+    assert time.monotonic() - began < 30
+    assert done.status == 1
+    assert f"fault on rank {on_rank}: RuntimeError: the ceiling fell down" in done.output
+    assert "at step 6; the last good checkpoint is" in done.output and "step_00000005" in done.output
+
+
+def test_disk_full_while_saving(data: Path, quiet: Path, copied: Path, log: Path) -> None:
+    runs.rewind(copied, 4)
+    hook = with_arguments(runs.small_disk, 100_000)  # the weights alone are more
+    message = train(settings(data, copied, resume="auto"), log, hook=hook).error()
+    assert "the checkpoint of step 5 could not be written" in message and "step_00000004" in message
+    assert (copied / "latest").read_text() == "step_00000004\n"
+    assert sorted(path.name for path in copied.glob("*step_*")) == ["step_00000002", "step_00000004"]
+    _resume(data, copied, log).ok()
+    assert_same_run(copied, quiet)
+
+
+def test_disk_full_on_one_rank(data: Path, tmp_path: Path, log: Path) -> None:
+    """Both leave with the reason, and no step folder is published."""
+    run = tmp_path / "run"
+    done = train(settings(data, run), log, ranks=2, hook=with_arguments(_small_disk_on_rank_1))
+    assert "the checkpoint of step 2 could not be written" in done.error()
+    assert "there is no checkpoint yet" in done.error()
+    assert not list(run.glob("*step_*")) and not (run / "latest").exists()
+
+
+def _small_disk_on_rank_1(rank: int) -> None:
+    if rank == 1:
+        runs.small_disk(1000, rank)
+
+
+def test_disk_full_from_the_start(data: Path, tmp_path: Path, log: Path) -> None:
+    hook = with_arguments(runs.small_disk, 900)  # less than config.yaml
+    assert "can't write to" in train(settings(data, tmp_path / "run"), log, hook=hook).error()
+
+
+def test_folder_that_cannot_be_written(data: Path, tmp_path: Path, log: Path) -> None:
+    (tmp_path / "file").touch()
+    message = train(settings(data, tmp_path / "file" / "run"), log).error()
+    assert str(tmp_path / "file") in message
+
+
+def test_not_finite_stops_and_keeps_the_last_good(data: Path, copied: Path, log: Path) -> None:
+    runs.rewind(copied, 4)
+    before = {path: path.read_bytes() for path in copied.glob("step_*/*")}
+    message = _resume(data, copied, log, lr=1e30, weight_decay=1e30, eval_every_n_steps=100).error()
+    assert "not finite" in message and "since step" in message
+    assert "the last good checkpoint is" in message and "step_00000004" in message
+    assert (copied / "latest").read_text() == "step_00000004\n"
+    assert {path: path.read_bytes() for path in copied.glob("step_*/*")} == before
+
+
+# ---- what resume means ---------------------------------------------------------------------------------
+
+
+def test_resume_auto_without_a_checkpoint_starts_fresh(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
+    assert "starting afresh" in _resume(data, tmp_path / "run", log).ok()
+    assert_same_run(tmp_path / "run", quiet)
+
+
+def test_resume_with_damaged_latest_warns(data: Path, quiet: Path, copied: Path, log: Path) -> None:
+    weights = copied / "step_00000012" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    output = _resume(data, copied, log).ok()
+    assert "step_00000012 is damaged: model.safetensors has" in output and "going back to step_00000010" in output
+    assert_same_run(copied, quiet)
+
+
+def test_resume_with_none_whole_is_an_error(data: Path, copied: Path, log: Path) -> None:
+    for weights in copied.glob("step_*/model.safetensors"):
+        weights.unlink()
+    before = sorted(copied.rglob("*"))
+    assert "none of the 7 checkpoints" in _resume(data, copied, log).error()
+    assert sorted(copied.rglob("*")) == before, "a run that refuses to start touches nothing"
+
+
+def test_finished_run_says_so(data: Path, copied: Path, log: Path) -> None:
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    assert "is finished: it has done 12 of 12 steps" in _resume(data, copied, log).ok()
+    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
+
+
+def test_branch_off_an_older_step(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
+    older, branch = quiet / "step_00000004", tmp_path / "branch"
+    before = {path: path.read_bytes() for path in quiet.rglob("*") if path.is_file()}
+    train([f"resume={older}", f"checkpoint_path={branch}"], log).ok()
+    assert_same_run(branch, quiet)  # the stored config won over the defaults of the YAML files
+    assert {path: path.read_bytes() for path in quiet.rglob("*") if path.is_file()} == before
+
+
+def test_typed_values_win_over_stored_ones(data: Path, copied: Path, log: Path) -> None:
+    """Only those typed: the stored 12 steps and the stored learning rate's warm-up stand."""
+    runs.rewind(copied, 4)
+    stored = json.loads((copied / "step_00000004" / "state.json").read_text())["config"]
+    output = train([f"resume={copied}", "weight_decay=0.7"], log).ok()
+    assert f"changed on the command line: weight_decay: {stored['weight_decay']} -> 0.7" in output
+    assert output.count("changed on the command line") == 1, output
+    state = json.loads((copied / "step_00000012" / "state.json").read_text())
+    assert state["config"] == stored | {
+        "weight_decay": 0.7,
+        "resume": str(copied),
+        "checkpoint_path": str(copied),
+    }
+
+
+def test_another_global_batch_size(data: Path, copied: Path, log: Path) -> None:
+    """The stream of examples goes on where it was; slots start anew."""
+    runs.rewind(copied, 4)
+    output = _resume(data, copied, log, global_batch_size=24).ok()
+    assert "changed on the command line: global_batch_size: 16 -> 24" in output
+    state = json.loads((copied / "step_00000012" / "state.json").read_text())
+    assert state["draws"] == 4 * 16 + 8 * 24
+    assert [row["step"] for row in rows(copied)] == [1, 5, 10, 12]
+
+
+def test_more_steps_go_on_with_a_finished_run(data: Path, copied: Path, log: Path) -> None:
+    _resume(data, copied, log, max_steps=15).ok()
+    assert [row["step"] for row in rows(copied)] == [1, 5, 10, 12, 15]
+
+
+def test_another_architecture_or_dataset(data: Path, copied: Path, tmp_path: Path, log: Path) -> None:
+    runs.rewind(copied, 4)
+    message = _resume(data, copied, log, arch__hidden_size=64).error()
+    assert "doesn't fit this model" in message and "hidden_size: 32 -> 64" in message
+    other = Path(shutil.copytree(data, tmp_path / "other"))
+    inputs = np.load(other / "train" / "all__inputs.npy")
+    inputs[0, 0] = 1 if inputs[0, 0] != 1 else 2
+    np.save(other / "train" / "all__inputs.npy", inputs)
+    assert "was trained on other data" in _resume(other, copied, log).error()
+    assert (copied / "latest").read_text() == "step_00000004\n"
+
+
+# ---- what is kept --------------------------------------------------------------------------------------
+
+
+def test_keep_last_k_and_the_best(data: Path, tmp_path: Path, log: Path) -> None:
+    """The best is kept although old: here the first evaluation is, since nothing is learned."""
+    run = tmp_path / "run"
+    train(settings(data, run, keep_last_k=2, best_metric="eval/all/steps", eval_every_n_steps=3), log).ok()
+    assert (run / "best").read_text() == "step_00000003\n"
+    assert sorted(path.name[-2:] for path in run.glob("step_*")) == ["03", "10", "12"]
+    for folder in run.glob("step_*"):
+        Checkpoint.open(folder)
+
+
+def test_keep_last_k_counts_no_step_of_a_lost_future(data: Path, copied: Path, log: Path) -> None:
+    """With a damaged newest step the run goes on from before it: what it saves then must not be what is removed."""
+    runs.rewind(copied, 8)
+    (copied / "step_00000008" / "model.safetensors").write_bytes(b"")
+    hook = with_arguments(runs.raises, 2, 0)  # after one step from 6, with a checkpoint
+    done = train(
+        settings(data, copied, resume="auto", keep_last_k=1, checkpoint_every_n_steps=7, eval_every_n_steps=100),
+        log,
+        hook=hook,
+    )
+    assert done.status == 1 and (copied / "latest").read_text() == "step_00000007\n"
+    found = find_checkpoint(copied, print)
+    assert found is not None and found.step == 7
+
+
+def test_no_checkpoint_at_evaluations(data: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    changes = {"checkpoint_every_eval": "false", "checkpoint_every_n_steps": 7, "best_metric": None}
+    train(settings(data, run, **changes), log).ok()
+    assert sorted(path.name[-2:] for path in run.glob("step_*")) == ["07", "12"]
+    assert [row["step"] for row in rows(run)] == [1, 5, 10, 12] and not (run / "best").exists()
+
+
+def test_evaluation_every_so_many_epochs(data: Path, tmp_path: Path, log: Path) -> None:
+    """5 epochs of 30 draws in batches of 16 are 9 steps; every second epoch ends within steps 4 (60 of 64 draws) and 8
+    (120 of 128), and the last step is evaluated too.
+    """
+    run = tmp_path / "run"
+    train(settings(data, run, epochs=5, eval_interval=2, eval_every_n_steps=None, max_steps=None), log).ok()
+    evaluated = [row["step"] for row in rows(run) if "eval/all/exact_accuracy" in row]
+    assert evaluated == [4, 8, 9]

@@ -1,0 +1,283 @@
+"""What a user types: pages that can be read, and mistakes in one line that say what is wrong and what to do."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretrain import USAGE, PretrainConfig
+from utils.command_line import (
+    CONFIG_DIR,
+    CommandLine,
+    differences,
+    read_config,
+    typed_changes,
+    validate,
+    with_changes,
+)
+
+
+def _read(*typed: str) -> PretrainConfig:
+    command = CommandLine.parse(list(typed), "pretrain", USAGE)
+    return validate(PretrainConfig, read_config("pretrain", command.overrides))
+
+
+def _mistake(*typed: str) -> str:
+    with pytest.raises(ValueError) as caught:
+        _read(*typed)
+    message = str(caught.value)
+    assert "\n" not in message and "\r" not in message
+    assert 20 < len(message) < 500
+    for jargon in ("struct", "object_type", "full_key", "hydra.cc", "pydantic", "Traceback"):
+        assert jargon not in message
+    return message
+
+
+# ---- pages -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_is_a_page_one_can_read(flag: str) -> None:
+    page = CommandLine.parse([flag], "pretrain", USAGE).page
+    assert page is not None
+    assert page.startswith("pretrain.py: ")
+    assert "torchrun" in page and "resume=auto" in page
+    for group in (path for path in CONFIG_DIR.iterdir() if path.is_dir()):
+        choices = ", ".join(sorted(path.stem for path in group.glob("*.yaml")))
+        assert re.search(rf"^ +{group.name} +{re.escape(choices)} +\(default: \w+\)$", page, re.MULTILINE)
+    for name in ("pretrain.yaml", "arch/hrm.yaml"):
+        # Comments and all.
+        assert (CONFIG_DIR / name).read_text().strip() in page
+    assert max(map(len, page.splitlines())) <= 160
+
+
+def test_help_wins_over_a_mistake_beside_it() -> None:
+    assert CommandLine.parse(["bogus=1", "--help"], "pretrain", USAGE).page is not None
+
+
+def test_cfg_job_shows_the_composed_config() -> None:
+    for flags in (["--cfg", "job"], ["--cfg=job"], ["-c", "job"]):
+        page = CommandLine.parse([*flags, "experiment=sudoku_hard_full", "lr=5e-4"], "pretrain", USAGE).page
+        assert page is not None
+        shown = yaml.safe_load(page)
+        assert (shown["lr"], shown["arch"]["L_cycles"], shown["arch"]["puzzle_emb_ndim"]) == (5e-4, 8, 512)
+        # What is shown can be run.
+        assert validate(PretrainConfig, shown) == _read("experiment=sudoku_hard_full", "lr=5e-4")
+
+
+def test_cfg_job_refuses_what_a_run_would() -> None:
+    assert "unknown key 'bogus'" in _mistake("--cfg", "job", "bogus=1")
+
+
+def test_flags_may_stand_between_overrides() -> None:
+    command = CommandLine.parse(["lr=1", "-c", "job", "epochs=3"], "pretrain", USAGE)
+    assert command.overrides == ["lr=1", "epochs=3"]
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------
+
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "unknown flag": (["--foo"], r"unrecognized arguments: --foo; .*key=value.*--help"),
+    "abbreviated flag": (["--hel"], r"unrecognized arguments: --hel; "),
+    "multirun": (["-m", "lr=1,2"], r"unrecognized arguments: -m; "),
+    "multirun in full": (["--multirun"], r"unrecognized arguments: --multirun; "),
+    "cfg of another kind": (["--cfg", "hydra"], r"invalid choice: 'hydra'.*job"),
+    "cfg of nothing": (["--cfg"], r"--cfg.* expected one argument"),
+    "no equals": (["lr"], r"'lr' is no override; write key=value, and see --help"),
+    "no key": (["=3"], r"'=3' is no override; write key=value"),
+    "spaces in a key": (["learning rate=3"], r"'learning rate=3' is no override; write key=value"),
+    "unknown key": (["bogus=1"], r"unknown key 'bogus'; --help lists the keys"),
+    "unknown key with plus": (["+bogus=1"], r"unknown key 'bogus'; --help"),
+    "unknown key with pluses": (["++bogus=1"], r"unknown key 'bogus'; --help"),
+    "misspelt key": (["epoch=1"], r"unknown key 'epoch'; did you mean epochs"),
+    "misspelt nested key": (["arch.hiden_size=3"], r"unknown key 'arch.hiden_size'; did you mean arch.hidden_size"),
+    "unknown nested key": (["arch.loss.foo=1"], r"unknown key 'arch.loss.foo'; "),
+    "key without its group": (["hidden_size=64"], r"unknown key 'hidden_size'; did you mean arch.hidden_size"),
+    "unknown choice": (["arch=nope"], r"'arch/nope'; choose one of hrm, hrm_v1"),
+    "unknown experiment": (["experiment=nope"], r"'experiment/nope'; choose one of demo, sudoku_extreme_1k"),
+    "empty choice": (["experiment="], r"'experiment/'; choose one of demo"),
+    "number for a choice": (["experiment=3"], r"'experiment=3' names no config of the group experiment; choose one of"),
+    "null for a choice": (["arch=null"], r"'arch=null' names no config of the group arch; choose one of hrm"),
+    "unknown group": (["nogroup=x"], r"unknown key 'nogroup'"),
+    "unknown group with slash": (["arch/loss=foo"], r"unknown key 'arch/loss'"),
+    "group at a package": (["arch@foo=hrm"], r"unknown key 'arch@foo'"),
+    "deleted key": (["~lr"], r"lr is not set; give lr=\.\.\."),
+    "deleted key with value": (["~lr=1e-4"], r"lr is not set; give lr=\.\.\."),
+    "deleted group": (["~arch"], r"arch is not set; give arch=\.\.\."),
+    "deleted unknown key": (["~foo"], r"unknown key 'foo'; --help"),
+    "missing value": (["max_steps=???"], r"max_steps is not set; give max_steps=\.\.\."),
+    "Hydra's own": (["hydra.run.dir=x"], r"'hydra.run.dir=x' is a setting of Hydra's own.*; --help"),
+    "Hydra's own group": (["hydra/launcher=basic"], r"'hydra/launcher=basic' is a setting of Hydra's own"),
+    "sweep": (["lr=1,2"], r"'lr=1,2' asks for several runs.*; give one value, \[a,b\] for a list"),
+    "sweep function": (["lr=range(1,3)"], r"'lr=range\(1,3\)' asks for several runs"),
+    "sweep of a group": (["debug=tiny,profile"], r"'debug=tiny,profile' asks for several runs"),
+    "unclosed list": (["wandb.tags=[a,b"], r"'wandb.tags=\[a,b' can't be read.*\"wandb.tags='\[a,b'\""),
+    "unclosed interpolation": (["lr=${lr"], r"'lr=\$\{lr' can't be read"),
+    "second equals": (["checkpoint_path=a=b"], r"can't be read.*quotes of its own: \"checkpoint_path='a=b'\""),
+    "interpolation of nothing": (["lr=${nokey}"], r"lr: .*'nokey' not found; "),
+    "interpolation of nothing, nested": (
+        ["arch.puzzle_emb_ndim=${.nope}"],
+        r"arch.puzzle_emb_ndim: .*'nope' not found",
+    ),
+    "interpolation of itself": (["lr=${lr}"], r"lr: .*[Rr]ecursive"),
+    "unknown resolver": (["lr=${foo:1}"], r"lr: Unsupported interpolation type foo"),
+    "interpolation of another type": (["lr=${data_path}"], r"lr: .*number.*'data/arc-aug-1000'"),
+    "text for a number": (["lr=abc"], r"lr: .*number.*'abc'"),
+    "nothing for a number": (["lr="], r"lr: .*number.*''"),
+    "a string that looks like a number": (['lr="1e-4"'], r"lr: .*number.*'1e-4'"),
+    "bool for an int": (["epochs=true"], r"epochs: .*integer.*True"),
+    "bool for a float": (["lr=true"], r"lr: .*number.*True"),
+    "int for a bool": (["compile=1"], r"compile: .*boolean.*1"),
+    "text for a bool": (["arch.mlp_t=maybe"], r"arch.mlp_t: .*boolean.*'maybe'"),
+    "float for an int": (["epochs=1.5"], r"epochs: .*integer.*1.5"),
+    "whole float for an int": (["epochs=3.0"], r"epochs: .*integer.*3.0"),
+    "null for an int": (["epochs=null"], r"epochs: .*integer.*None"),
+    "not a number": (["lr=nan"], r"lr: .*finite.*nan"),
+    "infinite": (["lr=1e999"], r"lr: .*finite.*inf"),
+    "negative rate": (["lr=-1e-4"], r"lr: .*greater than or equal to 0.*-0.0001"),
+    "zero epochs": (["epochs=0"], r"epochs: .*greater than 0.*0"),
+    "beta of one": (["beta1=1"], r"beta1: .*less than 1.*1"),
+    "literal": (["device=gpu"], r"device: .*'auto', 'cuda', 'mps' or 'cpu'.*'gpu'"),
+    "literal in a list": (["eval_save_outputs=[logits,foo]"], r"eval_save_outputs.1: .*'logits'.*'foo'"),
+    "text for a list": (["eval_save_outputs=logits"], r"eval_save_outputs: .*list.*'logits'"),
+    "map for a list": (["wandb.tags={a: 1}"], r"wandb.tags=\{a: 1\}"),
+    "number for a map": (["wandb=3"], r"wandb: .*dictionary.*3"),
+    "null for a map": (["wandb=null"], r"wandb: .*dictionary.*None"),
+    "null for text": (["data_path=null"], r"data_path: .*string.*None"),
+    "arch without a model": (["arch.name=transformer"], r"arch.name: .*'hrm'.*'transformer'"),
+    "best metric": (["best_metric=foo"], r"best_metric is 'foo'; .*eval/all/exact_accuracy"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_line_with_the_value_and_what_to_do(case: str) -> None:
+    typed, expected = MISTAKES[case]
+    assert re.search(expected, _mistake(*typed))
+
+
+def test_several_mistakes_are_told_at_once() -> None:
+    message = _mistake("epochs=true", "lr=x", "arch.halt_max_steps=0", "seed=-1", "wandb.mode=maybe")
+    for key in ("epochs", "lr", "halt_max_steps", "seed", "wandb.mode"):
+        assert re.search(rf"\b{key}\b", message)
+    assert message.count(";") >= 4
+
+
+def test_a_mistake_of_another_program_knows_its_keys() -> None:
+    """Although one of them must be given, and isn't."""
+    with pytest.raises(ValueError, match=r"^unknown key 'batchsize'; did you mean batch_size\?$"):
+        read_config("evaluate", ["batchsize=3"])
+    with pytest.raises(ValueError, match=r"^checkpoint is not set; give checkpoint=\.\.\.$"):
+        read_config("evaluate", [])
+
+
+@given(
+    text=st.text(min_size=0, max_size=30), key=st.sampled_from(["", "lr=", "run_name=", "arch=", "~", "wandb.tags="])
+)
+@settings(max_examples=80, deadline=None)
+def test_whatever_is_typed_is_read_or_refused_in_one_line(text: str, key: str) -> None:
+    try:
+        read_config("pretrain", [key + text])
+    except ValueError as error:
+        assert len(" ".join(str(error).split()).splitlines()) == 1
+
+
+# ---- what is fine ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text, value", [("1e-4", 1e-4), ("0", 0.0), ("3", 3.0), ("1E-3", 1e-3), (".5", 0.5)])
+def test_numbers_as_people_write_them(text: str, value: float) -> None:
+    config = _read(f"lr={text}")
+    assert config.lr == value and isinstance(config.lr, float)
+
+
+def test_other_values() -> None:
+    assert _read("run_name=42").run_name == "42"
+    assert _read("run_name='a=b, c'").run_name == "a=b, c"
+    assert _read("data_path=/with/space here").data_path == "/with/space here"
+    assert _read("best_metric=null").best_metric is None
+    assert _read("eval_interval=null").eval_interval is None
+    assert _read("wandb.tags=[a,b]").wandb.tags == ["a", "b"]
+    assert _read("lr=1", "lr=2").lr == 2.0
+    assert _read("arch={hidden_size: 64}").arch.hidden_size == 64
+    assert _read("experiment=[sudoku_hard_full,demo]").project_name == "demo"
+    assert _read("max_steps=${epochs}").max_steps == 100000
+
+
+def test_reading_leaves_hydra_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written where it runs, and a second reading starts from nothing."""
+    monkeypatch.chdir(tmp_path)
+    _read("lr=3")
+    assert _read().lr == 1e-4
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- resuming --------------------------------------------------------------------------------------------
+
+
+def test_changes_are_what_was_typed() -> None:
+    assert typed_changes("pretrain", []) == {}
+    assert typed_changes("pretrain", ["lr=3e-4", "arch.L_cycles=4"]) == {"lr": 3e-4, "arch.L_cycles": 4}
+
+
+def test_a_default_that_was_typed_is_a_change() -> None:
+    """The stored run may have another value, and the person wants this one."""
+    assert typed_changes("pretrain", ["lr=1e-4"]) == {"lr": 1e-4}
+    assert typed_changes("pretrain", ["+lr=1e-4", "max_steps=null"]) == {"lr": 1e-4, "max_steps": None}
+    assert typed_changes("pretrain", ["wandb.tags=[]"]) == {"wandb.tags": []}
+
+
+def test_changes_of_a_typed_group() -> None:
+    changes = typed_changes("pretrain", ["debug=profile"])
+    assert changes["profile"] is True and changes["wandb.mode"] == "disabled" and changes["max_steps"] == 8
+    assert "lr" not in changes and "data_path" not in changes
+
+
+def test_an_interpolated_value_follows_what_was_typed() -> None:
+    changes = typed_changes("pretrain", ["arch.hidden_size=64"])
+    assert changes == {"arch.hidden_size": 64, "arch.puzzle_emb_ndim": 64}
+
+
+def test_changes_reach_nested_keys_and_leave_the_original() -> None:
+    stored: dict[str, Any] = {"lr": 1.0, "arch": {"a": 1, "loss": {"b": "x"}}, "tags": ["old", "older"], "n": None}
+    changed = with_changes(stored, {"arch.loss.b": "y", "tags": ["new"], "n": 3, "wandb.mode": "offline"})
+    assert changed == {
+        "lr": 1.0,
+        "arch": {"a": 1, "loss": {"b": "y"}},
+        "tags": ["new"],
+        "n": 3,
+        "wandb": {"mode": "offline"},
+    }
+    assert stored["arch"]["loss"]["b"] == "x" and stored["tags"] == ["old", "older"]
+    assert with_changes(stored, {}) == stored
+
+
+def test_stored_text_stays_text() -> None:
+    assert with_changes({"run_name": "${lr}", "lr": 1}, {"lr": 2}) == {"run_name": "${lr}", "lr": 2}
+
+
+def test_differences_name_every_leaf() -> None:
+    old = {"lr": 1e-4, "arch": {"a": 1, "b": 2}, "gone": 1, "tags": []}
+    new = {"lr": 2e-4, "arch": {"a": 1, "b": 3}, "tags": ["x"], "added": None}
+    assert differences(old, new) == [
+        "lr: 0.0001 -> 0.0002",
+        "arch.b: 2 -> 3",
+        "tags: [] -> ['x']",
+        "gone: 1 -> None",
+    ]
+    assert differences(new, new) == []
+
+
+def test_resuming_with_changes_validates() -> None:
+    stored = _read("experiment=sudoku_extreme_1k", "run_name=x").model_dump()
+    changes = typed_changes("pretrain", ["lr=3e-4", "wandb.mode=offline", "resume=auto"])
+    config = validate(PretrainConfig, with_changes(stored, changes))
+    assert (config.lr, config.epochs, config.run_name) == (3e-4, 20000, "x")
+    assert differences(stored, config.model_dump()) == [
+        "resume: None -> auto",
+        "lr: 0.0001 -> 0.0003",
+        "wandb.mode: auto -> offline",
+    ]

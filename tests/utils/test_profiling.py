@@ -1,0 +1,91 @@
+"""The clock counts training, not what stands between steps; the profiler leaves a trace and a table."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from utils.profiling import StepClock, StepProfiler, max_memory_gb
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(s=50.0)
+    monkeypatch.setattr("utils.profiling.time.perf_counter", lambda: clock.s)
+    return clock
+
+
+def test_time_of_steps_without_pauses(now: SimpleNamespace) -> None:
+    clock = StepClock()
+
+    def batches() -> Iterator[int]:
+        for batch in range(6):
+            now.s += 0.25  # reading
+            yield batch
+
+    rows = []
+    for batch in clock.timing_data(batches()):
+        now.s += 1.0  # training
+        if batch in (1, 5):
+            rows.append(clock.read(8))
+        with clock.paused():
+            now.s += 100.0  # evaluation
+    expected = {"perf/examples_per_second": 8 / 1.25, "perf/step_ms": 1250.0, "perf/data_ms": 250.0}
+    assert rows == [pytest.approx(expected), pytest.approx(expected)]
+
+
+def test_a_failure_in_a_pause_is_passed_on(now: SimpleNamespace) -> None:
+    clock = StepClock()
+    with pytest.raises(KeyError), clock.paused():
+        raise KeyError
+
+
+def test_batches_pass_unchanged() -> None:
+    assert list(StepClock().timing_data(iter("abc"))) == ["a", "b", "c"]
+
+
+def test_memory_is_that_of_this_process() -> None:
+    before = max_memory_gb(torch.device("cpu"))
+    assert 0.05 < before < 64
+    block = bytearray(300_000_000)
+    assert max_memory_gb(torch.device("cpu")) >= before
+    assert len(block) == 300_000_000
+
+
+def _work() -> torch.Tensor:
+    x = torch.ones(64, 64)
+    return (x @ x).relu().sum() + x.sin().cos().exp().log().sqrt().tanh().abs().neg().sigmoid().sum()
+
+
+def test_a_trace_and_a_table_of_ten(tmp_path: Path) -> None:
+    said: list[str] = []
+    profiler = StepProfiler(True, tmp_path, said.append)
+    for _ in range(8):
+        _work()
+        profiler.step()
+    profiler.close()
+    table, where = said
+    assert str(tmp_path / "trace.json") in where
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    rule = [index for index, line in enumerate(table.splitlines()) if set(line.strip()) == {"-", " "}]
+    assert len(rule) == 3 and rule[2] - rule[1] - 1 == 10
+
+
+def test_switched_off_it_does_nothing(tmp_path: Path) -> None:
+    profiler = StepProfiler(False, tmp_path, lambda text: pytest.fail(text))
+    for _ in range(8):
+        profiler.step()
+    profiler.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_ends_before_the_trace_is_whole(tmp_path: Path) -> None:
+    said: list[str] = []
+    profiler = StepProfiler(True, tmp_path, said.append)
+    for _ in range(2):
+        _work()
+        profiler.step()
+    profiler.close()

@@ -1,0 +1,168 @@
+"""What a run is called, what it begins with, and who may write into its folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pretrain import PretrainConfig
+from utils.run_folder import Start, claim_fresh, mark_stopped, prepare, read_start, run_folder_of
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _read(*overrides: str) -> Start[PretrainConfig]:
+    return read_start(PretrainConfig, "pretrain", list(overrides))
+
+
+def _attempt(monkeypatch: pytest.MonkeyPatch, run_id: str, restarts: int) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+
+
+def _all_bytes(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ---- names ---------------------------------------------------------------------------------------------
+
+
+def test_names_are_filled_in() -> None:
+    config = _read("data_path=data/sudoku").config
+    assert config.project_name == "sudoku" and config.run_name
+    assert config.run_path == Path("checkpoints/sudoku") / config.run_name
+    assert _read("data_path=data/sudoku").config.run_name != config.run_name
+    assert _read("checkpoint_path=somewhere/mine").config.run_name == "mine"
+    assert _read("run_name=42", "project_name=p").config.run_path == Path("checkpoints/p/42")
+
+
+@pytest.mark.parametrize("run_id", ["job 7", "none", "../../etc/passwd"])
+def test_restarted_attempt_finds_the_name(monkeypatch: pytest.MonkeyPatch, run_id: str) -> None:
+    _attempt(monkeypatch, run_id, 0)
+    first = _read("project_name=p")
+    prepare(first)
+    assert all(path.is_relative_to(Path("checkpoints")) for path in Path().rglob("*") if path.is_file())
+    _attempt(monkeypatch, run_id, 1)
+    second = _read("project_name=p")
+    assert second.config.run_path == first.config.run_path
+    assert second.checkpoint is None and "starting afresh" in second.notes[0]
+
+
+def test_another_launch_gets_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    _attempt(monkeypatch, "a", 0)
+    first = _read("project_name=p")
+    prepare(first)
+    _attempt(monkeypatch, "b", 0)
+    assert _read("project_name=p").config.run_path != first.config.run_path
+    _attempt(monkeypatch, "a", 0)  # the same id, but begun anew by a person
+    assert _read("project_name=p").config.run_path != first.config.run_path
+
+
+# ---- what a run begins with ----------------------------------------------------------------------------
+
+
+def test_resume_of_a_run_takes_the_newest_step(quiet: Path) -> None:
+    for resume in ([f"resume={quiet}"], ["resume=auto", f"checkpoint_path={quiet}"], [f"resume={quiet}/step_00000012"]):
+        start = _read(*resume)
+        assert start.checkpoint is not None and start.checkpoint.step == 12
+        assert start.config.run_path == quiet and not start.branches_off
+        assert f"resuming {quiet}/step_00000012 at step 12" in start.notes
+
+
+def test_restart_implies_resume(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"already holds checkpoints \(newest step_00000012\); resume=auto"):
+        _read(f"checkpoint_path={quiet}")
+    _attempt(monkeypatch, "x", 1)
+    start = _read(f"checkpoint_path={quiet}")
+    assert start.checkpoint is not None and start.checkpoint.step == 12
+
+
+def test_restart_goes_on_where_the_earlier_attempt_was(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where the command line says that the launch began, which would be refused or be lost work."""
+    _attempt(monkeypatch, "x", 1)
+    start = _read(f"resume={copied}/step_00000004")
+    assert start.checkpoint is not None and start.checkpoint.step == 12
+
+
+def test_older_step_is_refused_or_branched_off(quiet: Path, tmp_path: Path) -> None:
+    before = _all_bytes(quiet)
+    with pytest.raises(ValueError, match=r"went on to step_00000012; resume=.* continues .*checkpoint_path"):
+        _read(f"resume={quiet}/step_00000004")
+    start = _read(f"resume={quiet}/step_00000004", f"checkpoint_path={tmp_path}/branch")
+    assert start.branches_off and start.checkpoint is not None and start.checkpoint.step == 4
+    assert start.config.run_path == tmp_path / "branch" and start.config.run_name == "branch"
+    (tmp_path / "taken" / "step_00000001").mkdir(parents=True)
+    with pytest.raises(ValueError, match="already holds checkpoints"):
+        _read(f"resume={quiet}/step_00000004", f"checkpoint_path={tmp_path}/taken")
+    assert _all_bytes(quiet) == before
+
+
+@pytest.mark.parametrize("where", ["nowhere", "nowhere/step_00000004"])
+def test_resume_of_nothing(where: str) -> None:
+    with pytest.raises(ValueError, match=f"no checkpoint at {where}; give the folder of a run"):
+        _read(f"resume={where}")
+
+
+def test_damaged_step_that_was_asked_for_by_name(copied: Path) -> None:
+    (copied / "step_00000012" / "state.json").unlink()
+    with pytest.raises(ValueError, match=r"step_00000012 is damaged: state\.json is missing"):
+        _read(f"resume={copied}/step_00000012")
+    assert any("going back to step_00000010" in note for note in _read(f"resume={copied}").notes)
+
+
+def test_typed_wins_over_stored_and_stored_over_yaml(quiet: Path) -> None:
+    stored = json.loads((quiet / "step_00000012" / "state.json").read_text())["config"]
+    start = _read(f"resume={quiet}", "lr=3e-3", "arch.halt_exploration_prob=0.25")
+    changed = dict(stored, lr=3e-3, resume=str(quiet), arch=dict(stored["arch"], halt_exploration_prob=0.25))
+    assert start.config.model_dump() == changed
+    told = [note for note in start.notes if note.startswith("changed on the command line: ")]
+    assert sorted(told) == [
+        "changed on the command line: arch.halt_exploration_prob: 0.5 -> 0.25",
+        f"changed on the command line: lr: {stored['lr']} -> 0.003",
+    ]
+
+
+def test_value_that_is_the_default_but_typed_wins(quiet: Path) -> None:
+    """checkpoint_every_n_steps was 2; the default, null, is typed."""
+    assert _read(f"resume={quiet}", "checkpoint_every_n_steps=null").config.checkpoint_every_n_steps is None
+    assert _read(f"resume={quiet}").config.checkpoint_every_n_steps == 2
+
+
+# ---- the folder ----------------------------------------------------------------------------------------
+
+
+def test_run_folder_of(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_folder_of(quiet) == quiet
+    assert run_folder_of(quiet / "step_00000004") == quiet
+    assert run_folder_of(quiet / "step_00000099") == quiet / "step_00000099"
+    monkeypatch.chdir(quiet)
+    assert run_folder_of(Path("step_00000004")) == Path()
+
+
+def test_prepare_says_what_runs_and_clears_the_marker(tmp_path: Path) -> None:
+    start = _read("checkpoint_path=new/run", "lr=0.5")
+    prepare(start)
+    mark_stopped(start.config.run_path, "SIGTERM")
+    assert Path("new/run/stopped").read_text() == "SIGTERM\n"
+    prepare(start)
+    assert not Path("new/run/stopped").exists()
+    assert "lr: 0.5" in Path("new/run/config.yaml").read_text().splitlines()
+    assert not list(Path("new/run").glob(".incomplete*"))
+
+
+def test_folder_that_is_a_file() -> None:
+    Path("file").touch()
+    with pytest.raises(ValueError, match=r"can't write to file: .*; free it, or give another checkpoint_path"):
+        prepare(_read("checkpoint_path=file"))
+
+
+def test_claim_fresh(quiet: Path, tmp_path: Path) -> None:
+    claim_fresh(tmp_path / "nothing")
+    claim_fresh(tmp_path)
+    with pytest.raises(ValueError, match="already holds checkpoints"):
+        claim_fresh(quiet)
