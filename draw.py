@@ -54,15 +54,16 @@ def main(world: World) -> None:
     run_folder = run_folder_of(checkpoint.path)
     with world.agree():
         split = open_split(Path(config.data_path or trained.data_path), "test")
-        require_same_task(checkpoint.state["task"], split)
+        require_same_task(checkpoint.state.task, split, trained.arch)
         loader = EvalLoader(split, next(iter(split.sets)), _NUM_LOOKED_AT)
         box = box_of(split.metadata.seq_len, split.metadata.vocab_size)
         rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     _, batch = next(loader.batches(world))
     question_S, label_S, answers_TS, halting_T = most_telling(model, batch)
 
-    draw_curve(rows, run_folder / "curve.png")
-    draw_puzzle(question_S, label_S, answers_TS, halting_T, box, run_folder / "puzzle.png")
+    with world.agree():
+        draw_curve(rows, run_folder / "curve.png")
+        draw_puzzle(question_S, label_S, answers_TS, halting_T, box, run_folder / "puzzle.png")
     print(f"drew {run_folder / 'curve.png'} and {run_folder / 'puzzle.png'}")
 
 
@@ -184,7 +185,10 @@ def _draw_board(
 
 def _pyplot() -> Any:
     """Imported here: it takes a second, and a machine without a screen needs its file backend."""
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ValueError("draw.py needs matplotlib; pip install -r requirements-demo.txt") from error
 
     matplotlib.use("Agg")
     import matplotlib.pyplot

@@ -52,7 +52,7 @@ def main(world: World) -> None:
 
     with world.agree():
         split = open_split(Path(config.data_path or trained.data_path), "test")
-        require_same_task(checkpoint.state["task"], split)
+        require_same_task(checkpoint.state.task, split, trained.arch)
         if world.is_main:
             check_contents(split)
     began = time.perf_counter()

@@ -5,6 +5,7 @@ devices, sinks and architectures is inside the objects that the chapters make, s
 """
 # B = slots of this rank (of the global batch where so named), S = tokens of a puzzle, V = vocabulary
 
+import shutil
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from dataset.loader import IGNORE_LABEL, Batch, EvalLoader, TrainLoader
@@ -28,10 +29,10 @@ from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from optim.state import export_state, import_state
-from utils.checkpoint import Checkpoint, Checkpointer, Snapshot, require_finite_weights
+from utils.checkpoint import Checkpoint, Checkpointer, RunState, Snapshot, require_finite_weights
 from utils.command_line import CommandLine, differences, validate
 from utils.config import Bool, Float, Int
-from utils.dist import DeviceName, DistConfig, World, run
+from utils.dist import DeviceName, DistConfig, UserError, World, run
 from utils.metrics import Metrics, WandbConfig
 from utils.profiling import StepClock, StepProfiler, max_memory_gb
 from utils.run_folder import RunConfig, Start, clear_stopped, mark_stopped, open_checkpoint, prepare, read_start
@@ -61,7 +62,7 @@ class PretrainConfig(RunConfig):
 
     arch: ArchConfig
     global_batch_size: Int = Positive
-    epochs: Int = Field(gt=0, le=10**8)  # the end of each is kept in memory
+    epochs: Int = Field(gt=0, le=10**7)  # the end of each is kept in memory
     max_steps: Int | None = Field(gt=0)
     seed: Int = Field(ge=0, lt=2**63)
     overfit_one_batch: Bool
@@ -97,7 +98,7 @@ class PretrainConfig(RunConfig):
 
     @model_validator(mode="after")
     def _best_is_evaluated(self) -> "PretrainConfig":
-        if self.best_metric and not self.best_metric.startswith("eval/"):
+        if self.best_metric and not self.best_metric.startswith("eval/") and self.best_metric not in EVAL_METRICS:
             raise ValueError(
                 f"best_metric is {self.best_metric!r}; name one of evaluation, such as eval/all/exact_accuracy"
             )
@@ -132,7 +133,7 @@ def open_data(config: PretrainConfig, world: World) -> Data:
                 f"take {-(-config.global_batch_size // world.size) * world.size}, or another number of ranks"
             )
         for split in filter(None, (train, test)):
-            require_same_task(task_of(train), split)
+            require_same_task(task_of(train), split, config.arch)
             if world.is_main:
                 fingerprint[split.path.name] = check_contents(split)
     return Data(train, test, world.broadcast_object(fingerprint))
@@ -144,12 +145,12 @@ def task_of(split: Split) -> dict[str, int]:
     return {key: getattr(metadata, key) for key in ("seq_len", "vocab_size", "num_puzzle_identifiers")}
 
 
-def require_same_task(task: dict[str, int], other: Split) -> None:
+def require_same_task(task: dict[str, int], other: Split, arch: ArchConfig) -> None:
     """Raises ValueError where a model built for `task` can't read another split."""
     theirs = task_of(other)
     if theirs["seq_len"] != task["seq_len"] or theirs["vocab_size"] != task["vocab_size"]:
         raise ValueError(f"{other.path} has {theirs}, but the model was built for {task}; take data of the same task")
-    if theirs["num_puzzle_identifiers"] > task["num_puzzle_identifiers"]:
+    if arch.puzzle_emb_ndim and theirs["num_puzzle_identifiers"] > task["num_puzzle_identifiers"]:
         raise ValueError(
             f"{other.path} has {theirs['num_puzzle_identifiers']} puzzle identifiers, but the model's table only "
             f"{task['num_puzzle_identifiers']} rows; take data with puzzles that it was trained on"
@@ -165,13 +166,13 @@ class TrainState:
 
     model: RecursiveModel
     optimizer: AdamATan2
-    carry: Carry | None  # None until the first batch tells its shape
+    carry: Carry
     sums: OpenSums
     wandb_run_id: str
     step: int = 0
     draws: int = 0  # examples taken from the stream: where the data goes on
     best: float | None = None
-    row: dict[str, float] | None = None  # logged at this step, but waiting for an evaluation that a stop interrupted
+    pending_row: dict[str, float] | None = None  # of this step, waiting for an evaluation that a stop interrupted
 
 
 def build_model(arch: ArchConfig, task: dict[str, int], world: World, seed: int) -> RecursiveModel:
@@ -195,23 +196,30 @@ def build_train_state(start: Start[PretrainConfig], data: Data, world: World) ->
         model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
     )
     new_run_id = world.broadcast_object(uuid.uuid4().hex[:8])
-    state = TrainState(model, optimizer, carry=None, sums=OpenSums(world), wandb_run_id=new_run_id)
+    state = TrainState(model, optimizer, fresh_carry(model, config, data, world), OpenSums(world), new_run_id)
     if checkpoint is not None:
         with world.agree():
             restore(state, checkpoint, config, data, world)
-        if start.branches_off:
-            state.wandb_run_id = new_run_id
+        if start.branches_off:  # a run of its own, which has no best yet
+            state.wandb_run_id, state.best = new_run_id, None
     if config.compile:
         model.compile()
     return state
 
 
+def fresh_carry(model: RecursiveModel, config: PretrainConfig, data: Data, world: World) -> Carry:
+    """Slots that have all halted, so that the first batch fills them."""
+    slots = world.slice_of(config.global_batch_size)
+    num_slots, seq_len = slots.stop - slots.start, data.train.metadata.seq_len
+    shapes = {"inputs": (num_slots, seq_len), "labels": (num_slots, seq_len), "puzzle_identifiers": (num_slots,)}
+    nothing = {name: torch.zeros(shape, dtype=torch.int32, device=world.device) for name, shape in shapes.items()}
+    return initial_carry(model, nothing)
+
+
 def take_snapshot(state: TrainState, config: PretrainConfig, data: Data, world: World) -> Snapshot:
     """Everything that a run needs to go on as if nothing had happened. Every rank."""
-    assert state.carry is not None, "there is nothing to save before the first step"
     optimizer_tensors, optimizer_step = export_state(state.model, state.optimizer)
     return Snapshot(
-        step=state.step,
         shared={
             "model": state.model.state_dict(),
             "optimizer": optimizer_tensors,
@@ -219,42 +227,46 @@ def take_snapshot(state: TrainState, config: PretrainConfig, data: Data, world: 
         },
         slots=world.slice_of(config.global_batch_size),
         by_slot=state.carry.tensors(),
-        state={
-            "draws": state.draws,
-            "optimizer_step": optimizer_step,
-            "open_steps": state.sums.num_steps,
-            "open_slots": state.sums.num_slots,
-            "best": state.best,
-            "row": state.row,
-            "wandb_run_id": state.wandb_run_id,
-            "fingerprint": data.fingerprint,
-            "task": task_of(data.train),
-            "config": config.model_dump(),
-        },
+        state=RunState(
+            step=state.step,
+            draws=state.draws,
+            optimizer_step=optimizer_step,
+            open_steps=state.sums.num_steps,
+            open_slots=state.sums.num_slots,
+            best=state.best,
+            pending_row=state.pending_row,
+            wandb_run_id=state.wandb_run_id,
+            fingerprint=data.fingerprint,
+            task=task_of(data.train),
+            config=config.model_dump(),
+        ),
     )
 
 
 def restore(state: TrainState, checkpoint: Checkpoint, config: PretrainConfig, data: Data, world: World) -> None:
     """Overwrite a fresh state with a checkpoint. Raises ValueError."""
     saved = checkpoint.state
-    shared = saved["fingerprint"].keys() & data.fingerprint.keys()  # a run that doesn't evaluate opens no test split
-    if any(saved["fingerprint"][split] != data.fingerprint[split] for split in shared):
+    shared = saved.fingerprint.keys() & data.fingerprint.keys()  # a run that doesn't evaluate opens no test split
+    if any(saved.fingerprint[split] != data.fingerprint[split] for split in shared):
         raise ValueError(
             f"{checkpoint.path} was trained on other data than {config.data_path} holds now; give the data_path of that"
         )
     load_weights(state.model, checkpoint, config.arch)
-    import_state(state.model, state.optimizer, checkpoint.load("optimizer"), saved["optimizer_step"])
-    state.step, state.draws, state.wandb_run_id = checkpoint.step, saved["draws"], saved["wandb_run_id"]
-    state.best, state.row = saved["best"], saved["row"]
-    state.sums.restore(checkpoint.load("progress")["open_sums"], saved["open_steps"], saved["open_slots"])
+    import_state(state.model, state.optimizer, checkpoint.load("optimizer"), saved.optimizer_step)
+    state.step, state.draws, state.wandb_run_id = saved.step, saved.draws, saved.wandb_run_id
+    state.pending_row = saved.pending_row
+    if (saved.config["best_metric"], saved.config["best_mode"]) == (config.best_metric, config.best_mode):
+        state.best = saved.best
+    state.sums.restore(checkpoint.load("progress")["open_sums"], saved.open_steps, saved.open_slots)
     # With another batch size or dtype there are other slots: sequences start anew, and the draws go on where they were.
-    before = saved["config"]
-    if (before["global_batch_size"], before["arch"]["forward_dtype"]) == (
-        config.global_batch_size,
-        config.arch.forward_dtype,
-    ):
+    fresh = state.carry.tensors()
+    if saved.config["global_batch_size"] == config.global_batch_size:
         slots = checkpoint.load_slots(world.slice_of(config.global_batch_size))
-        state.carry = Carry.from_tensors({name: tensor.to(world.device) for name, tensor in slots.items()})
+        if any(name not in slots or slots[name].shape != fresh[name].shape for name in fresh):
+            raise ValueError(
+                f"{checkpoint.path} holds other slots than this model's; it is damaged or of another version"
+            )
+        state.carry = Carry.from_tensors({name: slots[name].to(world.device, fresh[name].dtype) for name in fresh})
 
 
 def load_weights(model: RecursiveModel, checkpoint: Checkpoint, arch: ArchConfig) -> None:
@@ -263,7 +275,7 @@ def load_weights(model: RecursiveModel, checkpoint: Checkpoint, arch: ArchConfig
     for name in sorted({*weights, *own}):
         there, here = (tuple(tensors[name].shape) if name in tensors else "absent" for tensors in (weights, own))
         if there != here:
-            changed = differences(checkpoint.state["config"]["arch"], arch.model_dump())
+            changed = differences(checkpoint.state.config["arch"], arch.model_dump())
             hint = f"arch differs in {', '.join(changed)}" if changed else "its dataset has other sizes"
             raise ValueError(
                 f"{checkpoint.path} doesn't fit this model: {name} is {there} there and {here} here; {hint}"
@@ -280,11 +292,11 @@ def load_run(path: Path, world: World) -> tuple[PretrainConfig, RecursiveModel, 
     with world.agree():
         if world.is_main:
             checkpoint = open_checkpoint(path, lambda text: say(world, text))
-            found = checkpoint, validate(PretrainConfig, checkpoint.state["config"])
+            found = checkpoint, validate(PretrainConfig, checkpoint.state.config)
     found = world.broadcast_object(found)
     assert found is not None
     checkpoint, config = found
-    model = build_model(config.arch, checkpoint.state["task"], world, config.seed)
+    model = build_model(config.arch, checkpoint.state.task, world, config.seed)
     with world.agree():
         load_weights(model, checkpoint, config.arch)
     return config, model, checkpoint
@@ -380,6 +392,12 @@ def evaluate(
         where the Q head would have stopped.
     """
     metrics: dict[str, float] = {}
+    if save_outputs:
+        assert save_to is not None
+        with world.agree():
+            if world.is_main:  # files of an attempt with more ranks would double their rows
+                shutil.rmtree(save_to, ignore_errors=True)
+                save_to.mkdir(parents=True)
     for set_name in split.sets:
         loader = EvalLoader(split, set_name, batch_size)
         sums = EvalSums(model.config.halt_max_steps, world)
@@ -406,10 +424,11 @@ def evaluate(
             if save_outputs:
                 saved.append({"rows": torch.from_numpy(rows), **_outputs_to_save(save_outputs, batch, outputs)})
         metrics |= {f"eval/{set_name}/{name}": value for name, value in sums.reduce(loader.num_examples).items()}
-        if saved and save_to is not None:
-            save_to.mkdir(parents=True, exist_ok=True)
-            whole = {name: torch.cat([part[name] for part in saved]) for name in saved[0]}
-            save_file(whole, save_to / f"{set_name}_rank{world.rank}.safetensors")
+        if save_outputs:
+            with world.agree():
+                if saved and save_to is not None:
+                    whole = {name: torch.cat([part[name] for part in saved]) for name in saved[0]}
+                    (save_to / f"{set_name}_rank{world.rank}.safetensors").write_bytes(save(whole))
     return metrics
 
 
@@ -426,7 +445,7 @@ def _outputs_to_save(names: Sequence[SavedOutput], batch: Batch, outputs: Output
 # ---- the loop --------------------------------------------------------------------------------------------
 
 
-def fit(start: Start[PretrainConfig], data: Data, state: TrainState, world: World) -> None:
+def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopSignal, world: World) -> None:
     """Train from the state's step to the last one, or until somebody asks to stop. Every rank."""
     config = start.config
     sampler = Sampler(
@@ -440,8 +459,9 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, world: Worl
     )
     last_step = min(sampler.last_step, config.max_steps or sampler.last_step)
     with world.agree():
-        require_plan(config, data, sampler, last_step)
-    if state.step >= last_step and state.row is None:
+        require_steps(config, sampler, last_step)
+        best_metric = full_best_metric(config, data)
+    if state.step >= last_step and state.pending_row is None:
         say(world, f"{config.run_path} is finished: it has done {state.step} of {last_step} steps")
         if world.is_main:
             clear_stopped(config.run_path)
@@ -451,11 +471,12 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, world: Worl
         if world.is_main:
             prepare(start)
         # A step whose evaluation is pending has no row yet; where it has one, the run died after making up for it.
-        logged = state.step if state.row is None else state.step - 1
+        logged = state.step if state.pending_row is None else state.step - 1
         metrics = Metrics(
             world, config.run_path, config.wandb, state.wandb_run_id, config.model_dump(), logged, last_step
         )
-    checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)
+    with world.agree():
+        checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)
     loader = TrainLoader(data.train, sampler, world)
     profiler = StepProfiler(config.profile and world.is_main, config.run_path, metrics.say)
     clock = StepClock()
@@ -472,7 +493,7 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, world: Worl
         by_steps = config.checkpoint_every_n_steps is not None and state.step % config.checkpoint_every_n_steps == 0
         return by_steps or (evaluated and config.checkpoint_every_eval) or state.step == last_step
 
-    def save(*, is_best: bool = False) -> None:
+    def save_step(*, is_best: bool) -> None:
         state.sums.require_finite(checkpointer.last_good)
         snapshot = take_snapshot(state, config, data, world)
         require_finite_weights(snapshot, checkpointer.last_good)
@@ -481,6 +502,7 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, world: Worl
     def finish_step(row: dict[str, float]) -> bool:
         """What may follow an update: evaluation, log, checkpoint, stop. True ends the run."""
         is_best = evaluated = False
+        state.pending_row = None
         if data.test is not None and evaluation_due():
             state.sums.require_finite(checkpointer.last_good)
             outcome = evaluate(
@@ -493,86 +515,98 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, world: Worl
                 save_outputs=config.eval_save_outputs,
                 save_to=config.run_path / "eval_outputs" / f"step_{state.step:08d}",
             )
-            state.row = row if outcome is None else None
-            if outcome is not None:
+            if outcome is None:
+                state.pending_row = row
+            else:
                 evaluated, row = True, row | outcome
-                is_best = improves(outcome, state.best, config)
-                state.best = outcome[config.best_metric] if is_best and config.best_metric else state.best
-        if row and state.row is None:
+                is_best = improves(outcome.get(best_metric), state.best, config.best_mode)
+                state.best = outcome[best_metric] if is_best else state.best
+        if row and state.pending_row is None:
             with world.agree():
                 metrics.write(state.step, row)
         stopping = world.any(stop.requested())
         if stopping or is_best or checkpoint_due(evaluated):
-            save(is_best=is_best)
-        if stopping and (state.step < last_step or state.row is not None):
+            save_step(is_best=is_best)
+        if stopping and (state.step < last_step or state.pending_row is not None):
             reason = stop.name or "a signal to another rank"
             metrics.say(f"stopped by {reason} at step {state.step}; resume=auto goes on from here")
-            if world.is_main:
-                mark_stopped(config.run_path, reason)
+            with world.agree():
+                if world.is_main:
+                    mark_stopped(config.run_path, reason)
         return stopping
 
     try:
-        with StopSignal() as stop:
-            # A row that waits: a stop came before its step was evaluated.
+        # A row that waits: a stop came before its step was evaluated.
+        with clock.paused():
+            stopped = state.pending_row is not None and finish_step(state.pending_row)
+        steps = range(0) if stopped else range(state.step + 1, last_step + 1)
+        for batch in clock.timing_data(loader.batches(steps)):
+            state.step, state.draws = state.step + 1, state.draws + config.global_batch_size
+            multiplier = lr_multiplier(state.step, last_step, config.lr_warmup_steps, config.lr_min_ratio)
+            state.carry, result = train_step(
+                state.model,
+                state.optimizer,
+                state.carry,
+                batch,
+                lr=config.lr * multiplier,
+                puzzle_emb_lr=config.puzzle_emb_lr * multiplier,
+                puzzle_emb_weight_decay=config.puzzle_emb_weight_decay,
+                loss_type=config.arch.loss.loss_type,
+                global_batch_size=config.global_batch_size,
+                min_halt_steps_B=exploration(config, state.step, world),
+                world=world,
+            )
+            state.sums.add(state.step, config.global_batch_size, result.sums, result.grad_norm)
+            profiler.step()
+            metrics.advance(state.step)
+            row: dict[str, float] = {}
+            if state.step == 1 or state.step % config.log_interval == 0:
+                state.sums.require_finite(checkpointer.last_good)
+                row = state.sums.reduce() | {"train/lr": config.lr * multiplier}
+                row |= clock.read(config.global_batch_size) | {"perf/max_memory_gb": max_memory_gb(world.device)}
             with clock.paused():
-                stopped = state.row is not None and finish_step(state.row)
-            steps = range(0) if stopped else range(state.step + 1, last_step + 1)
-            for batch in clock.timing_data(loader.batches(steps)):
-                state.step, state.draws = state.step + 1, state.draws + config.global_batch_size
-                multiplier = lr_multiplier(state.step, last_step, config.lr_warmup_steps, config.lr_min_ratio)
-                state.carry, result = train_step(
-                    state.model,
-                    state.optimizer,
-                    state.carry or initial_carry(state.model, batch),
-                    batch,
-                    lr=config.lr * multiplier,
-                    puzzle_emb_lr=config.puzzle_emb_lr * multiplier,
-                    puzzle_emb_weight_decay=config.puzzle_emb_weight_decay,
-                    loss_type=config.arch.loss.loss_type,
-                    global_batch_size=config.global_batch_size,
-                    min_halt_steps_B=exploration(config, state.step, world),
-                    world=world,
-                )
-                state.sums.add(state.step, config.global_batch_size, result.sums, result.grad_norm)
-                profiler.step()
-                metrics.advance(state.step)
-                row: dict[str, float] = {}
-                if state.step == 1 or state.step % config.log_interval == 0:
-                    state.sums.require_finite(checkpointer.last_good)
-                    row = state.sums.reduce() | {"train/lr": config.lr * multiplier}
-                    row |= clock.read(config.global_batch_size) | {"perf/max_memory_gb": max_memory_gb(world.device)}
-                with clock.paused():
-                    if finish_step(row):
-                        break
+                if finish_step(row):
+                    break
+    except UserError:
+        metrics.close(failed=True)
+        raise
     except Exception as error:
         error.add_note(f"at step {state.step}; {checkpointer.last_good}")
-        metrics.close(failed=True)
         raise
     profiler.close()
     metrics.close()
 
 
-def require_plan(config: PretrainConfig, data: Data, sampler: Sampler, last_step: int) -> None:
-    """Raises ValueError where the run would have no step, or a best metric that evaluation never gives."""
+def require_steps(config: PretrainConfig, sampler: Sampler, last_step: int) -> None:
+    """Raises ValueError where the run would have no step."""
     if last_step < 1:
         raise ValueError(
             f"{config.epochs} epochs draw {sampler.num_draws} examples, which don't fill one global batch of "
             f"{config.global_batch_size}; raise epochs or lower global_batch_size"
         )
-    if config.best_metric and data.test is not None:
-        possible = [f"eval/{name}/{metric}" for name in data.test.sets for metric in EVAL_METRICS]
-        if config.best_metric not in possible:
-            raise ValueError(
-                f"best_metric={config.best_metric} is no metric of this data; take one of {', '.join(possible)}"
-            )
 
 
-def improves(outcome: dict[str, float], best: float | None, config: PretrainConfig) -> bool:
-    """Whether this evaluation is the best so far; one without the metric (examples without labels) isn't."""
-    value = outcome.get(config.best_metric or "")
-    if value is None:
-        return False
-    return best is None or (value > best if config.best_mode == "max" else value < best)
+def full_best_metric(config: PretrainConfig, data: Data) -> str:
+    """The metric that `best` follows, with its set: the first one's where only a name is given; empty for none.
+
+    Raises ValueError where evaluation never gives it.
+    """
+    if config.best_metric is None or data.test is None:
+        return ""
+    sets = list(data.test.sets)
+    name = config.best_metric if "/" in config.best_metric else f"eval/{sets[0]}/{config.best_metric}"
+    at_steps = [f"exact_accuracy_at_step/{n}" for n in range(1, config.arch.halt_max_steps + 1)]
+    if name not in [f"eval/{each}/{metric}" for each in sets for metric in (*EVAL_METRICS, *at_steps)]:
+        possible = ", ".join(f"eval/{each}/{metric}" for each in sets for metric in EVAL_METRICS)
+        raise ValueError(f"best_metric={config.best_metric} is no metric of this data; take one of {possible}")
+    return name
+
+
+def improves(value: float | None, best: float | None, mode: Literal["max", "min"]) -> bool:
+    """Whether an evaluation is the best so far; one without the metric (examples without labels) isn't."""
+    if value is None or best is None:
+        return value is not None
+    return value > best if mode == "max" else value < best
 
 
 def exploration(config: PretrainConfig, step: int, world: World) -> Tensor:
@@ -581,7 +615,7 @@ def exploration(config: PretrainConfig, step: int, world: World) -> Tensor:
     drawn = draw_min_halt_steps(
         config.seed, step, config.global_batch_size, arch.halt_exploration_prob, arch.halt_max_steps
     )
-    return drawn[world.slice_of(config.global_batch_size)].to(world.device, non_blocking=True)
+    return world.to_device(drawn[world.slice_of(config.global_batch_size)])
 
 
 def describe(config: PretrainConfig, data: Data, state: TrainState, last_step: int, world: World) -> str:
@@ -603,6 +637,11 @@ def say(world: World, text: str) -> None:
 
 def main(world: World) -> None:
     """The chapters, in order. Every rank."""
+    with StopSignal() as stop:  # from the start: a stop while data are read is one after the first step
+        train(stop, world)
+
+
+def train(stop: StopSignal, world: World) -> None:
     start: Start[PretrainConfig] | None = None
     with world.agree():
         if world.is_main:
@@ -618,7 +657,7 @@ def main(world: World) -> None:
     world = world.use_device(config.device, timeout_s=config.dist.timeout_s, deterministic=config.deterministic)
     data = open_data(config, world)
     state = build_train_state(start, data, world)
-    fit(start, data, state, world)
+    fit(start, data, state, stop, world)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ class DatasetMetadata(BaseModel):
     # Labels equal to it are not learnt and not counted; null: all labels count.
     ignore_label_id: Int | None
     blank_identifier_id: Annotated[Int, Field(ge=0)]
-    vocab_size: Annotated[Int, Field(ge=1)]
-    seq_len: Annotated[Int, Field(ge=1)]
-    num_puzzle_identifiers: Annotated[Int, Field(ge=1)]
+    vocab_size: Annotated[Int, Field(ge=1, le=2**20)]
+    seq_len: Annotated[Int, Field(ge=1, le=2**20)]
+    num_puzzle_identifiers: Annotated[Int, Field(ge=1, le=2**31)]
     total_groups: Annotated[Int, Field(ge=1)]
     mean_puzzle_examples: Float
     # Sets are parts of file names: nothing in them may lead to another folder.
@@ -115,7 +115,7 @@ def _read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
             f"{'.'.join(map(str, problem['loc'])) or 'the file'}: {problem['msg']}" for problem in error.errors()
         )
         raise ValueError(f"{file}: {problems}; correct it or rebuild the dataset") from None
-    # Evaluation fills up its last batch with these two, so that they must be valid even when no example uses them.
+    # The published trainers fill up their last batch with these two, so no dataset of theirs has them out of range.
     for key, limit_key in (("pad_id", "vocab_size"), ("blank_identifier_id", "num_puzzle_identifiers")):
         value, limit = getattr(metadata, key), getattr(metadata, limit_key)
         if value >= limit:

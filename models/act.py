@@ -37,6 +37,8 @@ class ActConfig(StrictModel):
     def _at_least_one_segment(cls, value: int) -> int:
         if value < 1:
             raise ValueError(f"halt_max_steps is {value}, which leaves no segment; give 1 or more")
+        if value > 2**16:
+            raise ValueError(f"halt_max_steps is {value}, which no sequence lives to see; give {2**16} or less")
         return value
 
     @field_validator("halt_exploration_prob")

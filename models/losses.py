@@ -25,7 +25,8 @@ class LossConfig(StrictModel):
     loss_type: LossType
 
 
-def _widest_float(device: torch.device) -> torch.dtype:
+def widest_float(device: torch.device) -> torch.dtype:
+    """The dtype in which sums are kept and stablemax is computed."""
     return torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
 
 
@@ -44,7 +45,7 @@ def token_cross_entropy(
     if loss_type == "softmax_cross_entropy":
         loss_BS = F.cross_entropy(logits_BSV.float().flatten(0, 1), targets_BS.flatten(), reduction="none")
         return loss_BS.view_as(targets_BS).masked_fill(ignored_BS, 0)
-    s_BSV = stablemax(logits_BSV.to(_widest_float(logits_BSV.device)))
+    s_BSV = stablemax(logits_BSV.to(widest_float(logits_BSV.device)))
     s_target_BS = s_BSV.gather(-1, targets_BS.unsqueeze(-1)).squeeze(-1)
     return (s_BSV.sum(-1).log() - s_target_BS.log()).masked_fill(ignored_BS, 0)
 
@@ -99,7 +100,7 @@ def act_loss(
 
     with torch.no_grad():
         counted_B = halted_B & labelled_B
-        token_accuracy_B = token_accuracy_B.to(_widest_float(loss.device))  # summed alike for every size of batch
+        token_accuracy_B = token_accuracy_B.to(widest_float(loss.device))  # summed alike for every size of batch
         q_halt_right_B = (outputs.q_halt_B >= 0) == exact_B
         sums = {
             "count": counted_B.sum(),
@@ -111,4 +112,4 @@ def act_loss(
             "q_halt_loss": q_halt_loss,
             "q_continue_loss": q_continue_loss,
         }
-        return loss, torch.stack([sums[name].to(_widest_float(loss.device)) for name in METRICS])
+        return loss, torch.stack([sums[name].to(widest_float(loss.device)) for name in METRICS])

@@ -6,15 +6,14 @@ import torch
 from torch import Tensor
 
 from models.act import Outputs
-from models.losses import LOSS_SUMS, METRICS, correctness
+from models.losses import LOSS_SUMS, METRICS, correctness, widest_float
 from utils.dist import UserError, World
 
 EVAL_METRICS = ("exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss")
 
 
 def _zeros(size: int, world: World) -> Tensor:
-    dtype = torch.float32 if world.device.type == "mps" else torch.float64  # mps has no float64
-    return torch.zeros(size, dtype=dtype, device=world.device)
+    return torch.zeros(size, dtype=widest_float(world.device), device=world.device)
 
 
 class OpenSums:
@@ -69,6 +68,10 @@ class OpenSums:
 
     def restore(self, by_rank: Tensor, num_steps: int, num_slots: int) -> None:
         """Each rank its own where there are as many as before, so that the sums round alike; else all to rank 0."""
+        if by_rank.shape[1:] != self._values.shape:
+            raise ValueError(
+                f"the checkpoint has {tuple(by_rank.shape)} open sums; it is damaged or of another version"
+            )
         if len(by_rank) == self._world.size:
             self._values.copy_(by_rank[self._world.rank])
         elif self._world.is_main:

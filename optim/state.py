@@ -21,6 +21,9 @@ def export_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[di
 def import_state(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], step: int) -> None:
     """The inverse. Raises ValueError where a tensor belongs to no parameter or has another shape."""
     parameters = dict(model.named_parameters())
+    kinds = {full_name.split(".", 1)[0] for full_name in tensors}
+    if missing := {f"{kind}.{name}" for kind in kinds for name in parameters} - tensors.keys():
+        raise ValueError(f"optimizer state {min(missing)} is missing, and {len(missing) - 1} more")
     for full_name, tensor in tensors.items():
         key, name = full_name.split(".", 1)
         if name not in parameters or parameters[name].shape != tensor.shape:

@@ -339,6 +339,19 @@ def stopped_in_evaluation(number: int, on_rank: int, rank: int) -> None:
     EvalLoader.batches = interrupted  # type: ignore[method-assign,assignment]
 
 
+def stopped_at_once(rank: int) -> None:
+    """SIGTERM while the dataset is opened, long before the loop."""
+    import pretrain
+
+    open_data = pretrain.open_data
+
+    def interrupted(*args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return open_data(*args)
+
+    pretrain.open_data = interrupted  # type: ignore[assignment]
+
+
 def small_disk(num_bytes: int, rank: int) -> None:
     """No file may become larger than this: writing on fails with "File too large"."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))

@@ -26,6 +26,7 @@ from pretrain import (
 from tests import runs
 from utils.dist import UserError, World
 from utils.run_folder import read_start
+from utils.stop import StopSignal
 
 SINGLE = World.single()
 
@@ -133,7 +134,7 @@ def _run(data: Path, run: Path, world: World = SINGLE, **changes: object) -> Non
     """What main() does after reading the command line."""
     start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes))
     opened = open_data(start.config, world)
-    fit(start, opened, build_train_state(start, opened, world), world)
+    fit(start, opened, build_train_state(start, opened, world), StopSignal(), world)
 
 
 def _mistake(call: Callable[[], Any]) -> str:
@@ -312,17 +313,17 @@ def test_a_test_split_is_needed_for_evaluation_only(copied_data: Path, tmp_path:
 
 
 def test_scoring_data_of_another_task(quiet: Path, data: Path, copied_data: Path, tmp_path: Path) -> None:
-    _, _, checkpoint = load_run(quiet, SINGLE)
+    config, _, checkpoint = load_run(quiet, SINGLE)
     for split in ("train", "test"):
         _set_json(copied_data, split, vocab_size=9)
     other = open_data(_start(copied_data, tmp_path / "run"), SINGLE).test
     assert other is not None
-    message = _mistake(lambda: require_same_task(checkpoint.state["task"], other))
+    message = _mistake(lambda: require_same_task(checkpoint.state.task, other, config.arch))
     assert "'vocab_size': 9" in message and message.endswith("take data of the same task")
     own = open_data(_start(data, tmp_path / "run2"), SINGLE).test
     assert own is not None
-    require_same_task(checkpoint.state["task"], own)
-    assert task_of(own) == checkpoint.state["task"]
+    require_same_task(checkpoint.state.task, own, config.arch)
+    assert task_of(own) == checkpoint.state.task
 
 
 def test_resuming_with_another_architecture(copied: Path, data: Path) -> None:

@@ -16,6 +16,7 @@ from pretrain import PretrainConfig, TrainState, build_model, build_train_state,
 from tests import runs
 from utils.dist import World
 from utils.run_folder import read_start
+from utils.stop import StopSignal
 
 SINGLE = World.single()
 Row = dict[str, float]
@@ -26,7 +27,7 @@ def _run(data: Path, run: Path, **changes: object) -> tuple[TrainState, list[Row
     start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes))
     opened = open_data(start.config, SINGLE)
     state = build_train_state(start, opened, SINGLE)
-    fit(start, opened, state, SINGLE)
+    fit(start, opened, state, StopSignal(), SINGLE)
     return state, [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 

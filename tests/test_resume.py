@@ -401,7 +401,7 @@ def test_keep_last_k_counts_no_step_of_a_lost_future(data: Path, copied: Path, l
     )
     assert done.status == 1 and (copied / "latest").read_text() == "step_00000007\n"
     found = find_checkpoint(copied, print)
-    assert found is not None and found.step == 7
+    assert found is not None and found.state.step == 7
 
 
 def test_no_checkpoint_at_evaluations(data: Path, tmp_path: Path, log: Path) -> None:
@@ -420,3 +420,33 @@ def test_evaluation_every_so_many_epochs(data: Path, tmp_path: Path, log: Path) 
     train(settings(data, run, epochs=5, eval_interval=2, eval_every_n_steps=None, max_steps=None), log).ok()
     evaluated = [row["step"] for row in rows(run) if "eval/all/exact_accuracy" in row]
     assert evaluated == [4, 8, 9]
+
+
+# ---- what was pending, with another config ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{"eval_every_n_steps": None}, {"global_batch_size": 8}])
+def test_pending_evaluation_of_a_run_that_is_resumed_otherwise(
+    data: Path, tmp_path: Path, log: Path, changes: dict[str, object]
+) -> None:
+    """The row that waited is logged, whether or not its evaluation is still due, and so are those of the next steps."""
+    run = tmp_path / "run"
+    train(settings(data, run, eval_batch_size=8), log, hook=with_arguments(runs.stopped_in_evaluation, 1, 0)).ok()
+    pending = runs.latest(run)
+    _resume(data, run, log, **changes).ok()
+    logged = [row["step"] for row in rows(run)]
+    assert pending in logged and logged[-1] > pending and len(logged) == len(set(logged))
+
+
+def test_best_of_another_metric_starts_anew(data: Path, copied: Path, log: Path) -> None:
+    lower = {"best_metric": "lm_loss", "best_mode": "min", "max_steps": 20}
+    _resume(data, copied, log, **lower).ok()
+    values = {row["step"]: row["eval/all/lm_loss"] for row in rows(copied) if "eval/all/lm_loss" in row}
+    since = {step: value for step, value in values.items() if step > 12}
+    assert (copied / "best").read_text() == f"step_{min(since, key=lambda step: since[step]):08d}\n"
+
+
+def test_stop_while_data_are_read_is_a_stop_after_the_first_step(data: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    train(settings(data, run), log, hook=runs.stopped_at_once).ok()
+    assert runs.latest(run) == 1 and (run / "stopped").read_text() == "SIGTERM\n"

@@ -11,7 +11,6 @@ never executed.
 """
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -48,15 +47,31 @@ class _Manifest(BaseModel):
     files: dict[str, _File]
 
 
+class RunState(BaseModel):
+    """What a checkpoint holds beside tensors: state.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    step: int
+    draws: int  # examples taken from the stream
+    optimizer_step: int
+    open_steps: int
+    open_slots: int
+    best: float | None
+    pending_row: dict[str, float] | None
+    wandb_run_id: str
+    fingerprint: dict[str, str]
+    task: dict[str, int]
+    config: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What is to be saved. `shared` and `state` count on rank 0; `by_slot` is each rank's rows `slots` of the carry."""
 
-    step: int
     shared: dict[str, Tensors]
     slots: slice
     by_slot: Tensors
-    state: dict[str, Any]
+    state: RunState
 
 
 @dataclass(frozen=True)
@@ -64,12 +79,8 @@ class Checkpoint:
     """A step folder whose files were all found to be what was written."""
 
     path: Path
-    state: dict[str, Any]
+    state: RunState
     files: frozenset[str]  # that the manifest lists, and that alone are read
-
-    @property
-    def step(self) -> int:
-        return int(self.state["step"])
 
     @staticmethod
     def open(path: Path) -> "Checkpoint":
@@ -90,10 +101,16 @@ class Checkpoint:
                 raise ValueError(f"checkpoint {path} is damaged: the contents of {name} were altered (sha256 differs)")
         if missing := {"model.safetensors", "state.json"} - manifest.files.keys():
             raise ValueError(f"checkpoint {path} is damaged: manifest.json lists no {missing.pop()}")
-        return Checkpoint(path, json.loads((path / "state.json").read_text()), frozenset(manifest.files))
+        try:
+            state = RunState.model_validate_json((path / "state.json").read_text())
+        except (ValidationError, UnicodeDecodeError) as error:
+            raise ValueError(f"checkpoint {path} is damaged: state.json isn't the state of a run") from error
+        return Checkpoint(path, state, frozenset(manifest.files))
 
     def load(self, name: str) -> Tensors:
         """The tensors of <name>.safetensors, on the CPU."""
+        if f"{name}.safetensors" not in self.files:
+            raise ValueError(f"checkpoint {self.path} is damaged: manifest.json lists no {name}.safetensors")
         with _reading(self.path / f"{name}.safetensors") as file:
             return load_file(file)
 
@@ -124,9 +141,6 @@ def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None
 
     Raises ValueError where there are steps and none is whole: starting afresh would hide the loss.
     """
-    for aside in run.glob(f"{_REPLACED}*"):  # killed when a step was about to be replaced
-        if not (folder := run / aside.name.removeprefix(_REPLACED)).exists():
-            aside.rename(folder)
     steps = step_folders(run)
     if not steps:
         return None
@@ -146,6 +160,13 @@ def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None
     raise ValueError(
         f"none of the {len(steps)} checkpoints in {run} is whole ({problems[0]}); restore one or start another run"
     )
+
+
+def put_back(run: Path) -> None:
+    """Undo the first half of replacing a step, after which its writer was killed. Only for the next writer."""
+    for aside in run.glob(f"{_REPLACED}*"):
+        if not (folder := run / aside.name.removeprefix(_REPLACED)).exists():
+            aside.rename(folder)
 
 
 def step_folders(run: Path) -> list[Path]:
@@ -180,7 +201,7 @@ class Checkpointer:
 
         Raises UserError on every rank when the disk refuses; `latest` then still names the step before.
         """
-        step, slots = snapshot.step, snapshot.slots
+        step, slots = snapshot.state.step, snapshot.slots
         folder = self.run / f"step_{step:08d}"
         temporary = self.run / f"{_TEMPORARY}{folder.name}"
         try:
@@ -197,7 +218,7 @@ class Checkpointer:
                         file = f"{name}.safetensors"
                         written[file] = _write(temporary / file, save(_on_host(tensors)))
                     written["state.json"] = _write(
-                        temporary / "state.json", json.dumps({"step": step, **snapshot.state}, indent=1).encode()
+                        temporary / "state.json", snapshot.state.model_dump_json(indent=1).encode()
                     )
             files = {name: entry for part in self._world.gather_objects(written) for name, entry in part.items()}
             with self._world.agree():
@@ -221,9 +242,10 @@ class Checkpointer:
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)
         temporary.rename(folder)
-        write_atomically(self.run / "latest", folder.name + "\n")
+        # `best` first: a run killed in between goes on from before this step, and finds again that it is the best.
         if is_best:
             write_atomically(self.run / "best", folder.name + "\n")
+        write_atomically(self.run / "latest", folder.name + "\n")
         if aside.exists():
             shutil.rmtree(aside)
         if self._keep_last_k is not None:
@@ -247,7 +269,7 @@ def require_finite_weights(snapshot: Snapshot, last_good: str) -> None:
     for name, tensor in snapshot.shared["model"].items():
         if not tensor.isfinite().all():
             raise UserError(
-                f"{name} is not finite (NaN or infinite) at step {snapshot.step}; {last_good}; resume with a lower lr"
+                f"{name} is not finite at step {snapshot.state.step}; {last_good}; resume from it with a lower lr"
             )
 
 

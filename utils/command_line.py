@@ -68,13 +68,19 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
 
 def typed_changes(config_name: str, overrides: list[str]) -> Container:
     """What the overrides ask for, as {dotted key: value}: keys typed with a value, and keys that a typed group
-    (experiment=x) sets otherwise than the defaults.
+    (experiment=x) sets otherwise than the defaults. Not what else follows by interpolation.
     """
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    typed_values = {override.key_or_group for override in parsed if not override.is_delete()}
+    parsed = OverridesParser.create().parse_overrides([typed.lstrip("+") for typed in overrides])
+    groups = [o.input_line or "" for o in parsed if (CONFIG_DIR / o.key_or_group).is_dir()]
+    typed_keys = [o.key_or_group for o in parsed if not o.is_delete()]
     defaults = dict(_flatten(read_config(config_name, [])))
+    by_groups = dict(_flatten(read_config(config_name, groups)))
     asked = dict(_flatten(read_config(config_name, overrides)))
-    return {key: value for key, value in asked.items() if key in typed_values or defaults.get(key, ...) != value}
+    changes = {key: value for key, value in by_groups.items() if defaults.get(key, ...) != value}
+    for key, value in asked.items():
+        if any(key == typed or key.startswith(f"{typed}.") for typed in typed_keys):
+            changes[key] = value
+    return changes
 
 
 def with_changes(container: Container, changes: Container) -> Container:
@@ -103,7 +109,7 @@ def validate(config_class: type[C], container: Container) -> C:
     try:
         return config_class.model_validate(container)
     except ValidationError as error:
-        raise ValueError("; ".join(_describe(e, container) for e in error.errors())) from error
+        raise ValueError("; ".join(_describe(e) for e in error.errors())) from error
 
 
 class _Parser(argparse.ArgumentParser):
@@ -198,8 +204,8 @@ def _known_keys(config_name: str) -> list[str]:
     return [name for name, _ in _flatten(container)]  # type: ignore[arg-type]
 
 
-def _describe(error: Any, container: Container) -> str:
-    key = ".".join(str(part) for part in error["loc"] if not _is_union_tag(part, error["loc"], container))
+def _describe(error: Any) -> str:
+    key = ".".join(map(str, error["loc"]))
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         return f"unknown key {key!r}; --help lists the keys"
@@ -208,14 +214,3 @@ def _describe(error: Any, container: Container) -> str:
     if error["type"] == "value_error":
         return f"{key}: {message}" if key else message
     return f"{key}: {message[0].lower()}{message[1:]}, but it is {error['input']!r}"
-
-
-def _is_union_tag(part: Any, location: tuple[Any, ...], container: Container) -> bool:
-    """Pydantic puts the tag of a discriminated union into the path (arch.hrm.hidden_size), where the user's key has
-    none.
-    """
-    index = location.index(part)
-    value: Any = container
-    for step in location[:index]:
-        value = value.get(step) if isinstance(value, dict) else None
-    return isinstance(value, dict) and part not in value and value.get("name") == part

@@ -102,6 +102,11 @@ class World:
         """This rank's contiguous share of `num_slots`; shares differ by one at most, and rank order is slot order."""
         return slice(self.rank * num_slots // self.size, (self.rank + 1) * num_slots // self.size)
 
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """From host memory, without waiting: pinned first on CUDA, where a copy from pageable memory may wait."""
+        pinned = tensor.pin_memory() if self.device.type == "cuda" else tensor
+        return pinned.to(self.device, non_blocking=True)
+
     # ---- tensors ------------------------------------------------------------------------------------------------
 
     def sum_(self, tensor: Tensor) -> Tensor:

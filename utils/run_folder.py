@@ -9,9 +9,11 @@ from typing import Generic, TypeVar
 
 import coolname
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from utils.checkpoint import Checkpoint, find_checkpoint, step_folders, write_atomically
-from utils.command_line import differences, read_config, typed_changes, validate, with_changes
+from utils.checkpoint import Checkpoint, find_checkpoint, put_back, step_folders, write_atomically
+from utils.command_line import Container, differences, read_config, typed_changes, validate, with_changes
 from utils.config import StrictModel
 from utils.dist import Launch
 
@@ -59,30 +61,47 @@ def read_start(config_class: type[C], config_name: str, overrides: list[str]) ->
     launch = Launch.from_environment()
     asked = validate(config_class, read_config(config_name, overrides))
     notes: list[str] = []
+    checkpoint: Checkpoint | None
     if asked.resume not in (None, "auto"):
         run_path, checkpoint = _named_checkpoint(asked, launch, notes)
     else:
         asked = _with_names(asked, launch)
         run_path = asked.run_path
-        resumes = asked.resume == "auto" or launch.restarts > 0
-        found = find_checkpoint(run_path, notes.append) if resumes else None
-        if found is None:
+        put_back(run_path)
+        if asked.resume is None and launch.restarts == 0:
             claim_fresh(run_path)
-            if resumes:
-                notes.append(f"resume=auto: no checkpoint in {run_path}, starting afresh")
-            return Start(asked, notes=notes)
-        checkpoint = found
+            return Start(asked)
+        checkpoint = find_checkpoint(run_path, notes.append)
 
-    stored = checkpoint.state["config"]
+    stored = _config_of(run_path) if checkpoint is None else checkpoint.state.config
+    if stored is None:
+        return Start(asked, notes=[f"resume=auto: no checkpoint in {run_path}, starting afresh"])
     changes = typed_changes(config_name, overrides) | {"resume": asked.resume, "checkpoint_path": str(run_path)}
-    if not _same(run_path, checkpoint.path.parent):
-        changes.setdefault("run_name", run_path.name)
+    if checkpoint is None:
+        notes.append(f"resume=auto: no checkpoint in {run_path} yet, starting afresh with its config.yaml")
+    else:
+        notes.append(f"resuming {checkpoint.path} at step {checkpoint.state.step}")
+        if not _same(run_path, checkpoint.path.parent):
+            changes.setdefault("run_name", run_path.name)
     config = validate(config_class, with_changes(stored, changes))
-    notes.append(f"resuming {checkpoint.path} at step {checkpoint.step}")
     for line in differences(stored, config.model_dump()):
         if line.split(":")[0] not in _PLACE:
             notes.append(f"changed on the command line: {line}")
     return Start(config, checkpoint, notes)
+
+
+def _config_of(run_path: Path) -> Container | None:
+    """The config of a run that was killed before its first checkpoint; None where nothing ran. Raises ValueError."""
+    file = run_path / "config.yaml"
+    if not file.is_file():
+        return None
+    try:
+        stored = OmegaConf.to_container(OmegaConf.load(file))  # not resolved: a file from elsewhere reads nothing
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} can't be read as YAML; remove it to start afresh") from error
+    if not isinstance(stored, dict):
+        raise ValueError(f"{file} holds no config; remove it to start afresh")
+    return stored  # type: ignore[return-value]
 
 
 def _named_checkpoint(asked: RunConfig, launch: Launch, notes: list[str]) -> tuple[Path, Checkpoint]:
@@ -90,6 +109,7 @@ def _named_checkpoint(asked: RunConfig, launch: Launch, notes: list[str]) -> tup
     assert asked.resume is not None
     where = Path(asked.resume)
     run_path = Path(asked.checkpoint_path) if asked.checkpoint_path else run_folder_of(where)
+    put_back(run_path)
     if launch.restarts and (own := find_checkpoint(run_path, notes.append)):
         return run_path, own  # an earlier attempt of this launch came further than the path
     checkpoint = open_checkpoint(where, notes.append)
@@ -115,9 +135,11 @@ def _with_names(config: C, launch: Launch) -> C:
 
 def _draw_name(project: str, launch: Launch) -> str:
     """Two words. A restarted attempt of a torchrun launch takes those that the earlier one noted."""
-    if launch.restarts > 0 and launch.identity is not None:
+    if launch.identity is not None:
         note = _note_of_launch(project, launch.identity)
-        if note.is_file():
+        if launch.restarts == 0:
+            note.unlink(missing_ok=True)  # of an earlier launch that was called the same: its run isn't ours
+        elif note.is_file():
             return note.read_text().strip()
     return coolname.generate_slug(2)
 
@@ -165,7 +187,9 @@ def prepare(start: Start[C]) -> None:
         clear_stopped(run)
         _note_name(start.config, Launch.from_environment())
         if start.checkpoint is not None and start.branches_off:
-            shutil.copyfile(start.checkpoint.path.parent / "metrics.jsonl", run / "metrics.jsonl")
+            history = start.checkpoint.path.parent / "metrics.jsonl"
+            if history.exists():
+                shutil.copyfile(history, run / "metrics.jsonl")
     except OSError as error:
         raise ValueError(f"can't write to {run}: {error.strerror}; free it, or give another checkpoint_path") from error
 

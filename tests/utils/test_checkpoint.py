@@ -16,7 +16,17 @@ from torch import Tensor
 
 from tests import runs
 from tests.spawn import run_ranks
-from utils.checkpoint import Checkpoint, Checkpointer, Snapshot, find_checkpoint, require_finite_weights, step_folders
+from utils import checkpoint as checkpoint_module
+from utils.checkpoint import (
+    Checkpoint,
+    Checkpointer,
+    RunState,
+    Snapshot,
+    find_checkpoint,
+    put_back,
+    require_finite_weights,
+    step_folders,
+)
 from utils.dist import UserError, World
 
 SLOTS = 7
@@ -36,11 +46,27 @@ def _carry(slots: slice) -> dict[str, Tensor]:
     return {"steps": rows.int(), "state.z": rows.view(-1, 1) * torch.ones(1, 2), "halted": rows % 2 == 0}
 
 
+def _state(step: int) -> RunState:
+    return RunState(
+        step=step,
+        draws=8 * step,
+        optimizer_step=step,
+        open_steps=1,
+        open_slots=8,
+        best=0.1 + 0.2,
+        pending_row=None,
+        wandb_run_id="abc",
+        fingerprint={"train": "f"},
+        task={"seq_len": 16},
+        config={"lr": 0.1},
+    )
+
+
 def _save(run: Path, step: int, world: World, *, keep_last_k: int | None = None, is_best: bool = False) -> None:
     run.mkdir(exist_ok=True, parents=True)
     slots = world.slice_of(SLOTS)
     shared = {"model": _weights(step), "optimizer": {"exp_avg.a": torch.ones(2, 3)}}
-    snapshot = Snapshot(step=step, shared=shared, slots=slots, by_slot=_carry(slots), state={"config": {"lr": 0.1}})
+    snapshot = Snapshot(shared=shared, slots=slots, by_slot=_carry(slots), state=_state(step))
     Checkpointer(run, world, keep_last_k).save(snapshot, is_best=is_best)
 
 
@@ -67,7 +93,7 @@ def _fix_manifest(folder: Path, *, name: str | None = None) -> None:
 def test_what_was_saved_is_loaded(run: Path) -> None:
     checkpoint = find_checkpoint(run, _silent)
     assert checkpoint is not None
-    assert checkpoint.step == 6 and checkpoint.state == {"step": 6, "config": {"lr": 0.1}}
+    assert checkpoint.state == _state(6)
     for loaded, saved in (
         (checkpoint.load("model"), _weights(6)),
         (checkpoint.load_slots(slice(0, SLOTS)), _carry(slice(0, SLOTS))),
@@ -121,7 +147,7 @@ def test_keep_last_k_leaves_what_was_just_written(run: Path) -> None:
     (run / "step_00000006" / "model.safetensors").write_bytes(b"")
     _save(run, 5, World.single(), keep_last_k=1)
     found = find_checkpoint(run, _silent)
-    assert found is not None and found.step == 5
+    assert found is not None and found.state.step == 5
 
 
 def test_steps_are_in_the_order_of_numbers(tmp_path: Path) -> None:
@@ -134,11 +160,11 @@ def test_steps_are_in_the_order_of_numbers(tmp_path: Path) -> None:
 def test_weights_must_be_finite() -> None:
     def snapshot(value: float) -> Snapshot:
         tensors = {"fine": torch.arange(3), "w": torch.tensor([1.0, value])}
-        return Snapshot(step=9, shared={"model": tensors}, slots=slice(0, 1), by_slot={}, state={})
+        return Snapshot(shared={"model": tensors}, slots=slice(0, 1), by_slot={}, state=_state(9))
 
     require_finite_weights(snapshot(2.0), "")
     for value in (float("nan"), float("inf"), -float("inf")):
-        with pytest.raises(UserError, match=r"w is not finite .* at step 9; the last good"):
+        with pytest.raises(UserError, match=r"w is not finite at step 9; the last good"):
             require_finite_weights(snapshot(value), "the last good one is far away")
 
 
@@ -158,9 +184,10 @@ def test_killed_at_every_moment_of_a_save(tmp_path: Path, step: int) -> None:
         _save(run, 6, World.single(), keep_last_k=1)
         process = runs.fork(_save_and_die, str(run), step, moment)
         process.join(30)
+        put_back(run)
         found = find_checkpoint(run, _silent)
-        assert found is not None and found.step in (6, step), f"killed at change {moment}"
-        assert torch.equal(found.load("model")["a"], _weights(found.step)["a"])
+        assert found is not None and found.state.step in (6, step), f"killed at change {moment}"
+        assert torch.equal(found.load("model")["a"], _weights(found.state.step)["a"])
         if process.exitcode == 0:
             assert moment > 10, f"a save was through after {moment} changes: the test has lost sight of them"
             return
@@ -239,7 +266,7 @@ def test_damage_is_named_and_the_newest_whole_step_taken(run: Path, kind: str) -
         Checkpoint.open(run / "step_00000006")
     warnings: list[str] = []
     found = find_checkpoint(run, warnings.append)
-    assert found is not None and found.step == 4
+    assert found is not None and found.state.step == 4
     assert len(warnings) == 1 and "step_00000006 is damaged" in warnings[0]
     assert warnings[0].endswith("going back to step_00000004")
     for step in (2, 4):
@@ -254,14 +281,14 @@ def test_latest_that_names_nothing(run: Path, text: str | None) -> None:
     if text is not None:
         (run / "latest").write_text(text)
     found = find_checkpoint(run, _silent)
-    assert found is not None and found.step == 6
+    assert found is not None and found.state.step == 6
 
 
 def test_latest_decides_where_there_are_later_steps(run: Path) -> None:
     """Killed between the rename of a step and `latest`: the step before is as good, and it is the one promised."""
     (run / "latest").write_text("step_00000004\n")
     found = find_checkpoint(run, _silent)
-    assert found is not None and found.step == 4
+    assert found is not None and found.state.step == 4
 
 
 def test_no_steps_is_no_error(tmp_path: Path) -> None:
@@ -340,3 +367,40 @@ def test_disk_full_at_each_file(tmp_path: Path, fail_on: str) -> None:
     for folder in step_folders(run):
         Checkpoint.open(folder)
     assert not list(run.glob(".incomplete_step*"))
+
+
+def test_killed_between_best_and_latest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resumed run finds again that the step is the best; the other way round it would never be named."""
+    written = []
+    monkeypatch.setattr(checkpoint_module, "write_atomically", lambda path, text: written.append(path.name))
+    _save(run, 8, World.single(), is_best=True)
+    assert written == ["best", "latest"]
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"step": 6}', "\xff"])
+def test_state_that_is_none(run: Path, text: str) -> None:
+    folder = run / "step_00000006"
+    (folder / "state.json").write_bytes(text.encode("latin1"))
+    _fix_manifest(folder)
+    with pytest.raises(ValueError, match=r"step_00000006 is damaged: state\.json isn't the state of a run"):
+        Checkpoint.open(folder)
+
+
+def test_files_that_the_manifest_does_not_list_are_not_read(run: Path) -> None:
+    folder = run / "step_00000006"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["files"]["optimizer.safetensors"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"lists no optimizer\.safetensors"):
+        Checkpoint.open(folder).load("optimizer")
+
+
+def test_a_reader_changes_nothing(run: Path) -> None:
+    """Beside a live run, a step that is set aside is being replaced."""
+    (run / "step_00000006").rename(run / ".incomplete_replaced_step_00000006")
+    before = sorted(run.rglob("*"))
+    found = find_checkpoint(run, lambda _: None)
+    assert found is not None and found.state.step == 4 and sorted(run.rglob("*")) == before
+    put_back(run)
+    found = find_checkpoint(run, _silent)
+    assert found is not None and found.state.step == 6

@@ -236,9 +236,14 @@ def test_changes_of_a_typed_group() -> None:
     assert "lr" not in changes and "data_path" not in changes
 
 
-def test_an_interpolated_value_follows_what_was_typed() -> None:
-    changes = typed_changes("pretrain", ["arch.hidden_size=64"])
-    assert changes == {"arch.hidden_size": 64, "arch.puzzle_emb_ndim": 64}
+def test_what_follows_by_interpolation_was_not_typed() -> None:
+    """Or a run with puzzle_emb_ndim=0 that is resumed with its own hidden_size would get a puzzle table."""
+    assert typed_changes("pretrain", ["arch.hidden_size=64"]) == {"arch.hidden_size": 64}
+    assert typed_changes("pretrain", ["+arch.loss={loss_type: softmax_cross_entropy}"]) == {
+        "arch.loss.loss_type": "softmax_cross_entropy"
+    }
+    by_group = typed_changes("pretrain", ["debug=tiny", "lr=1e-4"])
+    assert (by_group["arch.puzzle_emb_ndim"], by_group["max_steps"], by_group["lr"]) == (32, 20, 1e-4)
 
 
 def test_changes_reach_nested_keys_and_leave_the_original() -> None:

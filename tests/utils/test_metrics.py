@@ -212,7 +212,7 @@ def test_auto_with_an_account_goes_online_under_the_run_s_id(tmp_path: Path, mon
     (options,) = fake.inits
     assert (options["mode"], options["id"], options["resume"]) == ("online", "abc123", "allow")
     assert (options["project"], options["name"], options["config"]) == ("p", "r", CONFIG)
-    assert fake.logins == [{"prompt": False}]
+    assert fake.logins == [{"prompt": False, "verify": False}]
     assert fake.logged == [(3, {"train/lm_loss": 1.0}), ("finish", 0)]
 
 

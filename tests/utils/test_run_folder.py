@@ -69,7 +69,7 @@ def test_another_launch_gets_another_name(monkeypatch: pytest.MonkeyPatch) -> No
 def test_resume_of_a_run_takes_the_newest_step(quiet: Path) -> None:
     for resume in ([f"resume={quiet}"], ["resume=auto", f"checkpoint_path={quiet}"], [f"resume={quiet}/step_00000012"]):
         start = _read(*resume)
-        assert start.checkpoint is not None and start.checkpoint.step == 12
+        assert start.checkpoint is not None and start.checkpoint.state.step == 12
         assert start.config.run_path == quiet and not start.branches_off
         assert f"resuming {quiet}/step_00000012 at step 12" in start.notes
 
@@ -79,14 +79,14 @@ def test_restart_implies_resume(quiet: Path, monkeypatch: pytest.MonkeyPatch) ->
         _read(f"checkpoint_path={quiet}")
     _attempt(monkeypatch, "x", 1)
     start = _read(f"checkpoint_path={quiet}")
-    assert start.checkpoint is not None and start.checkpoint.step == 12
+    assert start.checkpoint is not None and start.checkpoint.state.step == 12
 
 
 def test_restart_goes_on_where_the_earlier_attempt_was(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where the command line says that the launch began, which would be refused or be lost work."""
     _attempt(monkeypatch, "x", 1)
     start = _read(f"resume={copied}/step_00000004")
-    assert start.checkpoint is not None and start.checkpoint.step == 12
+    assert start.checkpoint is not None and start.checkpoint.state.step == 12
 
 
 def test_older_step_is_refused_or_branched_off(quiet: Path, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_older_step_is_refused_or_branched_off(quiet: Path, tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"went on to step_00000012; resume=.* continues .*checkpoint_path"):
         _read(f"resume={quiet}/step_00000004")
     start = _read(f"resume={quiet}/step_00000004", f"checkpoint_path={tmp_path}/branch")
-    assert start.branches_off and start.checkpoint is not None and start.checkpoint.step == 4
+    assert start.branches_off and start.checkpoint is not None and start.checkpoint.state.step == 4
     assert start.config.run_path == tmp_path / "branch" and start.config.run_name == "branch"
     (tmp_path / "taken" / "step_00000001").mkdir(parents=True)
     with pytest.raises(ValueError, match="already holds checkpoints"):
@@ -166,3 +166,37 @@ def test_claim_fresh(quiet: Path, tmp_path: Path) -> None:
     claim_fresh(tmp_path)
     with pytest.raises(ValueError, match="already holds checkpoints"):
         claim_fresh(quiet)
+
+
+def test_killed_before_its_first_checkpoint_a_run_keeps_its_recipe(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    prepare(_read(f"checkpoint_path={run}", "lr=3e-3", f"data_path={data}"))
+    start = _read("resume=auto", f"checkpoint_path={run}", "seed=5")
+    assert start.checkpoint is None and "starting afresh with its config.yaml" in start.notes[0]
+    assert (start.config.lr, start.config.seed, start.config.data_path) == (3e-3, 5, str(data))
+    (run / "config.yaml").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.yaml can't be read as YAML; remove it"):
+        _read("resume=auto", f"checkpoint_path={run}")
+
+
+def test_note_of_an_earlier_launch_is_not_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt that dies before it notes its own name must not leave the restart another launch's run."""
+    _attempt(monkeypatch, "a", 0)
+    old = _read("project_name=p")
+    prepare(old)
+    _attempt(monkeypatch, "a", 0)
+    _read("project_name=p")  # and dies here
+    _attempt(monkeypatch, "a", 1)
+    assert _read("project_name=p").config.run_path != old.config.run_path
+
+
+def test_relative_and_absolute_paths_name_one_run(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(copied.parent)
+    start = _read(f"resume={copied.name}", f"checkpoint_path={copied}")
+    assert start.checkpoint is not None and not start.branches_off
+
+
+def test_branch_of_a_run_without_metrics(copied: Path, tmp_path: Path) -> None:
+    (copied / "metrics.jsonl").unlink()
+    prepare(_read(f"resume={copied}/step_00000004", f"checkpoint_path={tmp_path}/branch"))
+    assert (tmp_path / "branch" / "config.yaml").exists()
