@@ -638,26 +638,22 @@ def say(world: World, text: str) -> None:
 def main(world: World) -> None:
     """The chapters, in order. Every rank."""
     with StopSignal() as stop:  # from the start: a stop while data are read is one after the first step
-        train(stop, world)
-
-
-def train(stop: StopSignal, world: World) -> None:
-    start: Start[PretrainConfig] | None = None
-    with world.agree():
-        if world.is_main:
-            command = CommandLine.parse(sys.argv[1:], "pretrain", USAGE)
-            if command.page:
-                print(command.page)
-            else:
-                start = read_start(PretrainConfig, "pretrain", command.overrides)
-    start = world.broadcast_object(start)
-    if start is None:
-        return
-    config = start.config
-    world = world.use_device(config.device, timeout_s=config.dist.timeout_s, deterministic=config.deterministic)
-    data = open_data(config, world)
-    state = build_train_state(start, data, world)
-    fit(start, data, state, stop, world)
+        start: Start[PretrainConfig] | None = None
+        with world.agree():
+            if world.is_main:
+                command = CommandLine.parse(sys.argv[1:], "pretrain", USAGE)
+                if command.page:
+                    print(command.page)
+                else:
+                    start = read_start(PretrainConfig, "pretrain", command.overrides)
+        start = world.broadcast_object(start)
+        if start is None:
+            return
+        config = start.config
+        world = world.use_device(config.device, timeout_s=config.dist.timeout_s, deterministic=config.deterministic)
+        data = open_data(config, world)
+        state = build_train_state(start, data, world)
+        fit(start, data, state, stop, world)
 
 
 if __name__ == "__main__":

@@ -320,7 +320,15 @@ def test_full_disk(
 
 def _start(*options: object) -> subprocess.Popen[str]:
     command = [sys.executable, "dataset/build_sudoku_dataset.py", *map(str, options)]
-    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever runs the tests in a shell's background hands an ignored SIGINT down to them.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def _wait_for(path: Path) -> None:

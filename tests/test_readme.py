@@ -1,0 +1,85 @@
+"""The README's commands are run as written, in its order, in a folder that looks like a clone.
+
+What is appended makes them small (a few steps of a tiny model, puzzles from a folder instead of the network), and what
+stands in angle brackets is filled in. Nothing is taken away but the number of processes: each takes seconds to start.
+"""
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset.augment import BOXES, draw_symmetries
+from tests.runs import REPOSITORY
+
+QUESTION = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
+ANSWER = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
+TINY = "debug=tiny device=cpu max_steps=3 eval_every_n_steps=null best_metric=null project_name=p"
+
+
+def _commands() -> list[str]:
+    """Every line of every bash block, continued lines joined, comments dropped."""
+    blocks = re.findall(r"```bash\n(.*?)```", (REPOSITORY / "README.md").read_text(), flags=re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [line for line in (re.sub(r"\s+#.*", "", line).strip() for line in lines) if line]
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository's entries, with data and checkpoints of its own, and 1,000 puzzles to build from."""
+    folder = tmp_path_factory.mktemp("readme")
+    for path in REPOSITORY.iterdir():
+        if path.name not in ("data", "checkpoints", ".venv", ".git"):
+            (folder / path.name).symlink_to(path)
+    digits = np.array([[int(c) if c != "." else 0 for c in text] for text in (QUESTION, ANSWER)], np.uint8)
+    for split, num in (("train", 1000), ("test", 20)):
+        symmetries = draw_symmetries(np.random.default_rng(num), num, BOXES["3x3"])
+        questions, answers = (symmetries.apply(np.repeat(row[None], num, axis=0)) for row in digits)
+        (folder / "csv").mkdir(exist_ok=True)
+        with open(folder / "csv" / f"{split}.csv", "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["source", "question", "answer", "rating"])
+            for question, answer in zip(questions, answers, strict=True):
+                writer.writerow(["x", *("".join(str(d) if d else "." for d in row) for row in (question, answer)), 1])
+    return folder
+
+
+def _made_small(command: str) -> str:
+    command = command.replace("<project>/<run>", "p/run").replace("step_00001000", "step_00000003")
+    command = command.replace("data/other", "data/sudoku-extreme-1k-aug-1000").replace(
+        "--nproc-per-node 8", "--nproc-per-node 2"
+    )
+    if "build_sudoku_dataset" in command:
+        return f"{command} --source-dir csv"
+    if "evaluate.py" in command or "draw.py" in command:
+        return f"{command} device=cpu"
+    if "resume=auto" in command:
+        return f"{command} max_steps=4"
+    # The first run is the one that later commands name.
+    name = "run" if "experiment=" in command else "published"
+    return f"{command} {TINY} run_name={name}"
+
+
+@pytest.mark.parametrize("command", _commands())
+def test_command(clone: Path, command: str) -> None:
+    if command.startswith("make "):  # run whole by whoever types it; here only that there is such a target
+        done = subprocess.run(["make", "-n", command.split()[1]], cwd=REPOSITORY, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path}
+    done = subprocess.run(
+        ["bash", "-c", _made_small(command)], cwd=clone, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    if "pretrain.py" in command:
+        assert "steps of" in done.stderr, "it did not train"
+    if "evaluate.py" in command:
+        assert re.fullmatch(r"exact_accuracy=[01]\.\d{4}", done.stdout.splitlines()[-1]), done.stdout
+    if "draw.py" in command:
+        assert (clone / "checkpoints/p/run/curve.png").exists() and (clone / "checkpoints/p/run/puzzle.png").exists()
