@@ -487,11 +487,11 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
         by_steps = config.eval_every_n_steps is not None and state.step % config.eval_every_n_steps == 0
         done, before = sampler.epochs_done(state.step), sampler.epochs_done(state.step - 1)
         by_epochs = config.eval_interval is not None and done // config.eval_interval > before // config.eval_interval
-        return by_steps or by_epochs or state.step == last_step
+        return by_steps or by_epochs or state.step >= last_step
 
     def checkpoint_due(evaluated: bool) -> bool:
         by_steps = config.checkpoint_every_n_steps is not None and state.step % config.checkpoint_every_n_steps == 0
-        return by_steps or (evaluated and config.checkpoint_every_eval) or state.step == last_step
+        return by_steps or (evaluated and config.checkpoint_every_eval) or state.step >= last_step
 
     def save_step(*, is_best: bool) -> None:
         state.sums.require_finite(checkpointer.last_good)

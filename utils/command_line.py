@@ -76,7 +76,8 @@ def typed_changes(config_name: str, overrides: list[str]) -> Container:
     defaults = dict(_flatten(read_config(config_name, [])))
     by_groups = dict(_flatten(read_config(config_name, groups)))
     asked = dict(_flatten(read_config(config_name, overrides)))
-    changes = {key: value for key, value in by_groups.items() if defaults.get(key, ...) != value}
+    # With the value of all overrides together: what the group derives may follow from a typed key.
+    changes = {key: asked[key] for key, value in by_groups.items() if defaults.get(key, ...) != value and key in asked}
     for key, value in asked.items():
         if any(key == typed or key.startswith(f"{typed}.") for typed in typed_keys):
             changes[key] = value

@@ -78,12 +78,17 @@ def read_start(config_class: type[C], config_name: str, overrides: list[str]) ->
         return Start(asked, notes=[f"resume=auto: no checkpoint in {run_path}, starting afresh"])
     changes = typed_changes(config_name, overrides) | {"resume": asked.resume, "checkpoint_path": str(run_path)}
     if checkpoint is None:
+        if stored.get("resume") not in (None, "auto"):
+            raise ValueError(
+                f"{run_path} was to go on from {stored['resume']} and has no checkpoint of its own yet; "
+                f"give resume={stored['resume']} checkpoint_path={run_path} again"
+            )
         notes.append(f"resume=auto: no checkpoint in {run_path} yet, starting afresh with its config.yaml")
     else:
         notes.append(f"resuming {checkpoint.path} at step {checkpoint.state.step}")
         if not _same(run_path, checkpoint.path.parent):
             changes.setdefault("run_name", run_path.name)
-    config = validate(config_class, with_changes(stored, changes))
+    config = _with_names(validate(config_class, with_changes(stored, changes)), launch)
     for line in differences(stored, config.model_dump()):
         if line.split(":")[0] not in _PLACE:
             notes.append(f"changed on the command line: {line}")

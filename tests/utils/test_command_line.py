@@ -246,6 +246,21 @@ def test_what_follows_by_interpolation_was_not_typed() -> None:
     assert (by_group["arch.puzzle_emb_ndim"], by_group["max_steps"], by_group["lr"]) == (32, 20, 1e-4)
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        [],
+        ["debug=tiny", "arch.hidden_size=64"],
+        ["experiment=demo", "arch.hidden_size=32", "lr=1e-5"],
+        ["experiment=sudoku_hard_full", "debug=overfit", "+seed=3"],
+    ],
+)
+def test_the_same_command_changes_nothing(typed: list[str]) -> None:
+    """A restart by torchrun types what the first attempt typed."""
+    config = read_config("pretrain", typed)
+    assert differences(config, with_changes(config, typed_changes("pretrain", typed))) == []
+
+
 def test_changes_reach_nested_keys_and_leave_the_original() -> None:
     stored: dict[str, Any] = {"lr": 1.0, "arch": {"a": 1, "loss": {"b": "x"}}, "tags": ["old", "older"], "n": None}
     changed = with_changes(stored, {"arch.loss.b": "y", "tags": ["new"], "n": 3, "wandb.mode": "offline"})

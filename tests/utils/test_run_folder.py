@@ -200,3 +200,17 @@ def test_branch_of_a_run_without_metrics(copied: Path, tmp_path: Path) -> None:
     (copied / "metrics.jsonl").unlink()
     prepare(_read(f"resume={copied}/step_00000004", f"checkpoint_path={tmp_path}/branch"))
     assert (tmp_path / "branch" / "config.yaml").exists()
+
+
+def test_branch_that_was_killed_before_its_first_checkpoint(quiet: Path, tmp_path: Path) -> None:
+    """Not begun again from fresh weights, which its config.yaml contradicts."""
+    branch = [f"resume={quiet}/step_00000004", f"checkpoint_path={tmp_path}/branch"]
+    prepare(_read(*branch))
+    with pytest.raises(ValueError, match=r"was to go on from .*step_00000004 .*; give resume=.* again"):
+        _read("resume=auto", branch[1])
+    assert _read(*branch).branches_off
+
+
+def test_names_that_are_taken_away_come_back(quiet: Path) -> None:
+    config = _read("resume=auto", f"checkpoint_path={quiet}", "project_name=null", "run_name=null").config
+    assert config.run_name == "run" and config.project_name is not None
