@@ -144,7 +144,7 @@ def test_no_bare_except(path: Path) -> None:
     assert not [node for node in ast.walk(_tree(path)) if isinstance(node, ast.ExceptHandler) and node.type is None]
 
 
-MACHINES = ("/work/", "/root/", "/home/", "../shared", "/tmp/")
+MACHINES = (f"{ROOT.parent}/", "/root/", "/home/", "../shared", "/tmp/")
 
 
 @each_source
