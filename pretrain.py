@@ -29,7 +29,7 @@ from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from optim.state import export_state, import_state
-from utils.checkpoint import Checkpoint, Checkpointer, RunState, Snapshot, require_finite_weights
+from utils.checkpoint import Checkpoint, Checkpointer, RunState, Snapshot
 from utils.command_line import CommandLine, differences, validate
 from utils.config import Bool, Float, Int
 from utils.dist import DeviceName, DistConfig, UserError, World, run
@@ -475,7 +475,6 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
         metrics = Metrics(
             world, config.run_path, config.wandb, state.wandb_run_id, config.model_dump(), logged, last_step
         )
-    with world.agree():
         checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)
     loader = TrainLoader(data.train, sampler, world)
     profiler = StepProfiler(config.profile and world.is_main, config.run_path, metrics.say)
@@ -495,9 +494,7 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
 
     def save_step(*, is_best: bool) -> None:
         state.sums.require_finite(checkpointer.last_good)
-        snapshot = take_snapshot(state, config, data, world)
-        require_finite_weights(snapshot, checkpointer.last_good)
-        checkpointer.save(snapshot, is_best=is_best)
+        checkpointer.save(take_snapshot(state, config, data, world), is_best=is_best)
 
     def finish_step(row: dict[str, float]) -> bool:
         """What may follow an update: evaluation, log, checkpoint, stop. True ends the run."""

@@ -27,8 +27,8 @@ class Sampler:
     belongs to.
 
     Args:
-        first_step: the first step that this sampler serves; 1 unless a run is resumed with another global batch size.
-        first_draw: the draws consumed before it.
+        first_step, first_draw: where a resumed run goes on: its next step, and the draws consumed before it. They are
+            two numbers because the global batch size may have changed in between.
         repeat_first_batch: every step gets the first batch of the stream, also when resumed (to see whether a model
             can overfit it).
     """

@@ -25,6 +25,9 @@ State = dict[str, torch.Tensor]
 # Tells the exploration's random stream from other streams made of (seed, step).
 _EXPLORATION_STREAM = 0xE7
 
+# Of any count or width in a config: beyond it is a slip of the finger, better told than met as a failed allocation.
+LARGEST_COUNT = 2**16
+
 
 class ActConfig(StrictModel):
     """What every architecture that halts has."""
@@ -37,8 +40,8 @@ class ActConfig(StrictModel):
     def _at_least_one_segment(cls, value: int) -> int:
         if value < 1:
             raise ValueError(f"halt_max_steps is {value}, which leaves no segment; give 1 or more")
-        if value > 2**16:
-            raise ValueError(f"halt_max_steps is {value}, which no sequence lives to see; give {2**16} or less")
+        if value > LARGEST_COUNT:
+            raise ValueError(f"halt_max_steps is {value}, which no sequence lives to see; give {LARGEST_COUNT} or less")
         return value
 
     @field_validator("halt_exploration_prob")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import model_validator
 
-from models.act import ActConfig, RecursiveModel, State
+from models.act import LARGEST_COUNT, ActConfig, RecursiveModel, State
 from models.attention import rotary_tables
 from models.block import Level
 from models.layers import Embedding, Linear, truncated_normal_
@@ -21,8 +21,6 @@ from utils.config import Bool, Float, Int
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 # So that a sequence hardly ever halts before it has learnt when to.
 Q_HEAD_BIAS = -5.0
-# Of any count or width: beyond it is a slip of the finger, better told than met as an allocation that fails.
-_MOST = 2**16
 
 
 class HRMConfig(ActConfig):
@@ -49,15 +47,17 @@ class HRMConfig(ActConfig):
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name} is {value}, but the HRM needs at least one; give 1 or more")
-            if value > _MOST:
-                raise ValueError(f"{name} is {value}, beyond any memory; give {_MOST} or less")
+            if value > LARGEST_COUNT:
+                raise ValueError(f"{name} is {value}, beyond any memory; give {LARGEST_COUNT} or less")
         return self
 
     @model_validator(mode="after")
     def _numbers_are_in_range(self) -> Self:
-        if not 0 <= self.puzzle_emb_ndim <= _MOST:
-            raise ValueError(f"puzzle_emb_ndim is {self.puzzle_emb_ndim}; give 0 (no puzzle embedding) to {_MOST}")
-        if not 0 < self.expansion <= _MOST:
+        if not 0 <= self.puzzle_emb_ndim <= LARGEST_COUNT:
+            raise ValueError(
+                f"puzzle_emb_ndim is {self.puzzle_emb_ndim}; give 0 (no puzzle embedding) to {LARGEST_COUNT}"
+            )
+        if not 0 < self.expansion <= LARGEST_COUNT:
             raise ValueError(f"expansion is {self.expansion}, no width for an MLP; give a positive number (4 is usual)")
         if self.rope_theta < 1:
             raise ValueError(f"rope_theta is {self.rope_theta}; give 1 or more (10000 is usual)")

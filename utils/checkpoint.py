@@ -199,8 +199,10 @@ class Checkpointer:
     def save(self, snapshot: Snapshot, *, is_best: bool) -> None:
         """Write a step, and let `latest` (and `best`) name it. Every rank.
 
-        Raises UserError on every rank when the disk refuses; `latest` then still names the step before.
+        Raises UserError on every rank when a weight is not finite or the disk refuses; `latest` then still names the
+        step before.
         """
+        require_finite_weights(snapshot, self.last_good)
         step, slots = snapshot.state.step, snapshot.slots
         folder = self.run / f"step_{step:08d}"
         temporary = self.run / f"{_TEMPORARY}{folder.name}"
