@@ -5,12 +5,12 @@ PIP_INSTALL := $(VENV)/python -m pip install --quiet --disable-pip-version-check
 
 # Measured on two cores: two threads take 0.6 of the time of one. More were not measured.
 DEMO_THREADS ?= 2
-DEMO_DATA := data/sudoku-4x4
+DEMO_DATA := data/sudoku-6x6
 
 .PHONY: demo test test-slow test-gpu check format clean
 
 demo: .venv/.demo
-	@$(VENV)/python dataset/build_sudoku_dataset.py --output-dir $(DEMO_DATA) --generate 1000 --generate-test 500 --box 2x2 --num-aug 100
+	@$(VENV)/python dataset/build_sudoku_dataset.py --output-dir $(DEMO_DATA) --generate 1000 --generate-test 500 --box 2x3
 	@export OMP_NUM_THREADS=$(DEMO_THREADS); run=checkpoints/demo/$$(date +%Y%m%d-%H%M%S); \
 	$(VENV)/python pretrain.py experiment=demo data_path=$(DEMO_DATA) checkpoint_path=$$run && \
 	$(VENV)/python draw.py checkpoint=$$run && \
@@ -36,7 +36,7 @@ format: .venv/.dev
 	$(VENV)/ruff format .
 
 clean:
-	rm -rf .venv data/sudoku-4x4 checkpoints/demo
+	rm -rf .venv data/sudoku-6x6 checkpoints/demo
 
 .venv/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \

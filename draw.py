@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from dataset.augment import BOXES
+from dataset.augment import box_of
 from dataset.loader import EvalLoader
 from dataset.schema import open_split
-from models.act import RecursiveModel, initial_carry, segment
+from models.act import initial_carry, segment
+from models.base import RecursiveModel
 from pretrain import load_run, require_same_task
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import StrictModel
@@ -53,10 +54,15 @@ def main(world: World) -> None:
     trained, model, checkpoint = load_run(Path(config.checkpoint), world)
     run_folder = run_folder_of(checkpoint.path)
     with world.agree():
-        split = open_split(Path(config.data_path or trained.data_path), "test")
+        split = open_split(Path(config.data_path or trained.test_paths[0]), "test")
         require_same_task(checkpoint.state.task, split, trained.arch)
         loader = EvalLoader(split, next(iter(split.sets)), _NUM_LOOKED_AT)
-        box = box_of(split.metadata.seq_len, split.metadata.vocab_size)
+        seq_len, vocab_size = split.metadata.seq_len, split.metadata.vocab_size
+        box = box_of(seq_len, vocab_size)
+        if box is None:
+            raise ValueError(
+                f"draw.py draws Sudoku boards, and {seq_len} tokens of {vocab_size} kinds are none; take Sudoku data"
+            )
         rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     _, batch = next(loader.batches(world))
     question_S, label_S, answers_TS, halting_T = most_telling(model, batch)
@@ -65,17 +71,6 @@ def main(world: World) -> None:
         draw_curve(rows, run_folder / "curve.png")
         draw_puzzle(question_S, label_S, answers_TS, halting_T, box, run_folder / "puzzle.png")
     print(f"drew {run_folder / 'curve.png'} and {run_folder / 'puzzle.png'}")
-
-
-def box_of(seq_len: int, vocab_size: int) -> tuple[int, int]:
-    """Rows and columns of a box. Raises ValueError where the data is no Sudoku."""
-    side = math.isqrt(seq_len)
-    for box in BOXES.values():
-        if box.side == side and side * side == seq_len and vocab_size == side + 2:
-            return box.rows, box.columns
-    raise ValueError(
-        f"draw.py draws Sudoku boards, and {seq_len} tokens of {vocab_size} kinds are none; take Sudoku data"
-    )
 
 
 @torch.no_grad()

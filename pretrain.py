@@ -8,7 +8,8 @@ devices, sinks and architectures is inside the objects that the chapters make, s
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,17 +19,22 @@ from pydantic import Field, model_validator
 from safetensors.torch import save
 from torch import Tensor
 
-from dataset.loader import IGNORE_LABEL, Batch, EvalLoader, TrainLoader
+from dataset.evaluators import EvaluatorName, build_evaluators
+from dataset.loader import IGNORE_LABEL, Batch, DataOn, EvalLoader, TrainLoader
+from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
-from dataset.schema import Split, check_contents, open_split
+from dataset.schema import Split, check_contents, open_datasets
 from models import ArchConfig, build_arch
-from models.act import Carry, Outputs, RecursiveModel, draw_min_halt_steps, initial_carry, segment
-from models.losses import LossType, act_loss
+from models.act import Carry, draw_min_halt_steps, initial_carry, segment, wants_to_halt
+from models.base import RecursiveModel
+from models.depth import Depth
+from models.losses import LossConfig, Outputs, act_loss
 from models.metric_sums import EVAL_METRICS, EvalSums, OpenSums
-from optim.adam_atan2 import AdamATan2
+from models.published import PuzzleTable, fit_weights, to_ours
+from optim.build import OptimConfig, Optimizers, build_optimizers
+from optim.ema import EMA
 from optim.schedule import lr_multiplier
 from optim.sparse_sign_sgd import sparse_sign_sgd_
-from optim.state import export_state, import_state
 from utils.checkpoint import Checkpoint, Checkpointer, RunState, Snapshot
 from utils.command_line import CommandLine, differences, validate
 from utils.config import Bool, Float, Int
@@ -37,6 +43,7 @@ from utils.metrics import Metrics, WandbConfig
 from utils.profiling import StepClock, StepProfiler, max_memory_gb
 from utils.run_folder import RunConfig, Start, clear_stopped, mark_stopped, open_checkpoint, prepare, read_start
 from utils.stop import StopSignal
+from utils.weights_file import read_weights
 
 USAGE = """
 pretrain.py: train a hierarchical reasoning model.
@@ -61,6 +68,11 @@ class PretrainConfig(RunConfig):
     """One run, with the keys of RunConfig. config/pretrain.yaml holds the defaults and says what each key means."""
 
     arch: ArchConfig
+    optim: OptimConfig
+
+    data_paths_test: list[str]
+    data_on: DataOn
+    augment: Literal["none", "online"]
     global_batch_size: Int = Positive
     epochs: Int = Field(gt=0, le=10**7)  # the end of each is kept in memory
     max_steps: Int | None = Field(gt=0)
@@ -75,11 +87,25 @@ class PretrainConfig(RunConfig):
     weight_decay: Float = NotNegative
     puzzle_emb_lr: Float = NotNegative
     puzzle_emb_weight_decay: Float = NotNegative
+    grad_clip: Float | None = Field(gt=0)
+    ema: Bool
+    ema_rate: Float = Field(ge=0, lt=1)
+    ema_start: Float = Field(ge=0, lt=1)
+
+    init_from: str | None = Field(min_length=1)
+    load_checkpoint: str | None = Field(min_length=1)
+    puzzle_table: PuzzleTable | None
+    freeze: Literal["none", "blocks", "puzzle_table"]
+    freeze_weights: Bool
 
     eval_interval: Int | None = Field(gt=0)
     eval_every_n_steps: Int | None = Field(gt=0)
+    min_eval_interval: Int = NotNegative
     eval_batch_size: Int | None = Field(gt=0)
+    eval_max_examples: Int | None = Field(gt=0)
     eval_save_outputs: list[SavedOutput]
+    evaluators: list[EvaluatorName]
+    early_stop_patience: Int | None = Field(gt=0)
 
     checkpoint_every_eval: Bool
     checkpoint_every_n_steps: Int | None = Field(gt=0)
@@ -98,11 +124,64 @@ class PretrainConfig(RunConfig):
 
     @model_validator(mode="after")
     def _best_is_evaluated(self) -> "PretrainConfig":
-        if self.best_metric and not self.best_metric.startswith("eval/") and self.best_metric not in EVAL_METRICS:
+        known = self.best_metric is None or self.best_metric.startswith("eval/") or self.best_metric in EVAL_METRICS
+        if not known and not self.evaluators:  # whose metrics the data decides about
             raise ValueError(
                 f"best_metric is {self.best_metric!r}; name one of evaluation, such as eval/all/exact_accuracy"
             )
         return self
+
+    @model_validator(mode="after")
+    def _something_is_left_to_train(self) -> "PretrainConfig":
+        if self.freeze_weights and self.freeze != "none":
+            raise ValueError(
+                f"freeze_weights trains the puzzle table only, and freeze={self.freeze} leaves less; give one of them"
+            )
+        if self.freeze_weights and not self.arch.puzzle_emb_ndim:
+            raise ValueError(
+                "freeze_weights trains the puzzle table only, but arch.puzzle_emb_ndim is 0: there is none; "
+                "give it a size, or freeze=blocks"
+            )
+        if self.freeze == "puzzle_table" and not self.arch.puzzle_emb_ndim:
+            raise ValueError("freeze=puzzle_table, but arch.puzzle_emb_ndim is 0: there is none; leave freeze out")
+        return self
+
+    @model_validator(mode="after")
+    def _one_batch_stays_one_batch(self) -> "PretrainConfig":
+        if self.overfit_one_batch and self.augment != "none":
+            raise ValueError(
+                f"overfit_one_batch repeats a batch, and augment={self.augment} varies it; give augment=none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_have_one_source(self) -> "PretrainConfig":
+        if self.init_from and self.load_checkpoint:
+            raise ValueError(
+                f"init_from={self.init_from} and load_checkpoint={self.load_checkpoint} mean the same; give one"
+            )
+        if self.puzzle_table and not self.initial_weights:
+            raise ValueError(
+                f"puzzle_table={self.puzzle_table} says what becomes of the table of init_from; give that too"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _patience_has_a_metric(self) -> "PretrainConfig":
+        if self.early_stop_patience and not (self.best_metric and self.evaluates):
+            raise ValueError(
+                f"early_stop_patience={self.early_stop_patience} counts evaluations without a better best_metric; "
+                "give that, and eval_interval or eval_every_n_steps"
+            )
+        return self
+
+    @property
+    def initial_weights(self) -> str | None:
+        return self.init_from or self.load_checkpoint
+
+    @property
+    def test_paths(self) -> list[str]:
+        return self.data_paths_test or self.train_paths
 
     @property
     def evaluates(self) -> bool:
@@ -125,8 +204,10 @@ def open_data(config: PretrainConfig, world: World) -> Data:
     """Open the splits on every rank; rank 0 reads them through once. Raises UserError."""
     fingerprint: dict[str, str] = {}
     with world.agree():
-        train = open_split(Path(config.data_path), "train")
-        test = open_split(Path(config.data_path), "test") if config.evaluates else None
+        train = open_datasets(config.train_paths, "train", numbered_by=config.train_paths)
+        test = None
+        if config.evaluates:
+            test = open_datasets(config.test_paths, "test", numbered_by=config.train_paths)
         if config.global_batch_size % world.size:
             raise ValueError(
                 f"global_batch_size={config.global_batch_size} can't be split over {world.size} ranks; "
@@ -165,13 +246,15 @@ class TrainState:
     """Everything that a step changes, which is what a checkpoint holds."""
 
     model: RecursiveModel
-    optimizer: AdamATan2
+    optimizers: Optimizers
+    ema: EMA | None
     carry: Carry
     sums: OpenSums
     wandb_run_id: str
     step: int = 0
     draws: int = 0  # examples taken from the stream: where the data goes on
     best: float | None = None
+    evaluations_since_best: int = 0
     pending_row: dict[str, float] | None = None  # of this step, waiting for an evaluation that a stop interrupted
 
 
@@ -181,7 +264,8 @@ def build_model(arch: ArchConfig, task: dict[str, int], world: World, seed: int)
     Args:
         task: seq_len, vocab_size and num_puzzle_identifiers of the dataset.
     """
-    model = build_arch(arch, **task)
+    with world.agree():
+        model = build_arch(arch, **task)
     model.init_weights(torch.Generator().manual_seed(seed))
     model.to(world.device)
     world.broadcast_(model.state_dict().values())
@@ -192,19 +276,44 @@ def build_train_state(start: Start[PretrainConfig], data: Data, world: World) ->
     """A fresh state, or the checkpoint's. Every rank. Raises UserError where that is of other data or another arch."""
     config, checkpoint = start.config, start.checkpoint
     model = build_model(config.arch, task_of(data.train), world, config.seed)
-    optimizer = AdamATan2(
-        model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
+    if checkpoint is None and config.initial_weights:
+        init_weights_from(config.initial_weights, model, config.puzzle_table, world)
+    model.freeze("weights" if config.freeze_weights else config.freeze)
+    optimizers = build_optimizers(
+        model,
+        model.block_weights(),
+        config.optim,
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
     )
+    ema = EMA(model.trained_tensors()) if config.ema else None
     new_run_id = world.broadcast_object(uuid.uuid4().hex[:8])
-    state = TrainState(model, optimizer, fresh_carry(model, config, data, world), OpenSums(world), new_run_id)
+    state = TrainState(model, optimizers, ema, fresh_carry(model, config, data, world), OpenSums(world), new_run_id)
     if checkpoint is not None:
         with world.agree():
             restore(state, checkpoint, config, data, world)
         if start.branches_off:  # a run of its own, which has no best yet
-            state.wandb_run_id, state.best = new_run_id, None
+            state.wandb_run_id, state.best, state.evaluations_since_best = new_run_id, None, 0
     if config.compile:
         model.compile()
     return state
+
+
+def init_weights_from(source: str, model: RecursiveModel, puzzle_table: PuzzleTable | None, world: World) -> None:
+    """Load weights that were trained elsewhere: published, of another run, or on other puzzles. Every rank.
+
+    Raises UserError that names what doesn't fit.
+    """
+    with world.agree():
+        if world.is_main:  # one download, one reading
+            path = Path(source)
+            if path.is_dir():
+                weights = trained_weights(open_checkpoint(path, lambda text: say(world, text)))
+            else:
+                weights = to_ours(read_weights(source))
+            model.load_state_dict(fit_weights(weights, model.state_dict(), puzzle_table, source))
+    world.broadcast_(model.state_dict().values())
 
 
 def fresh_carry(model: RecursiveModel, config: PretrainConfig, data: Data, world: World) -> Carry:
@@ -218,22 +327,22 @@ def fresh_carry(model: RecursiveModel, config: PretrainConfig, data: Data, world
 
 def take_snapshot(state: TrainState, config: PretrainConfig, data: Data, world: World) -> Snapshot:
     """Everything that a run needs to go on as if nothing had happened. Every rank."""
-    optimizer_tensors, optimizer_step = export_state(state.model, state.optimizer)
     return Snapshot(
         shared={
             "model": state.model.state_dict(),
-            "optimizer": optimizer_tensors,
+            "optimizer": state.optimizers.export_state(state.model),
             "progress": {"open_sums": state.sums.by_rank()},
+            **({"ema": state.ema.tensors()} if state.ema else {}),
         },
         slots=world.slice_of(config.global_batch_size),
         by_slot=state.carry.tensors(),
         state=RunState(
             step=state.step,
             draws=state.draws,
-            optimizer_step=optimizer_step,
             open_steps=state.sums.num_steps,
             open_slots=state.sums.num_slots,
             best=state.best,
+            evaluations_since_best=state.evaluations_since_best,
             pending_row=state.pending_row,
             wandb_run_id=state.wandb_run_id,
             fingerprint=data.fingerprint,
@@ -246,17 +355,30 @@ def take_snapshot(state: TrainState, config: PretrainConfig, data: Data, world: 
 def restore(state: TrainState, checkpoint: Checkpoint, config: PretrainConfig, data: Data, world: World) -> None:
     """Overwrite a fresh state with a checkpoint. Raises ValueError."""
     saved = checkpoint.state
+    if config.initial_weights and config.initial_weights not in (
+        saved.config["init_from"],
+        saved.config["load_checkpoint"],
+    ):
+        raise ValueError(
+            f"init_from={config.initial_weights} is where a run begins, but {checkpoint.path} goes on; "
+            "give another run_name and no resume to begin there"
+        )
     shared = saved.fingerprint.keys() & data.fingerprint.keys()  # a run that doesn't evaluate opens no test split
     if any(saved.fingerprint[split] != data.fingerprint[split] for split in shared):
         raise ValueError(
-            f"{checkpoint.path} was trained on other data than {config.data_path} holds now; give the data_path of that"
+            f"{checkpoint.path} was trained on other data than {', '.join(config.train_paths)} holds now; "
+            "give the data_path of that"
         )
-    load_weights(state.model, checkpoint, config.arch)
-    import_state(state.model, state.optimizer, checkpoint.load("optimizer"), saved.optimizer_step)
+    load_weights(state.model, checkpoint.load("model"), checkpoint, config.arch)
+    state.optimizers.import_state(state.model, checkpoint.load("optimizer"))
+    if state.ema is not None and checkpoint.has("ema"):
+        state.ema.restore(checkpoint.load("ema"))
+    elif state.ema is not None:  # asked for from here on: it begins at the weights
+        state.ema = EMA(state.model.trained_tensors())
     state.step, state.draws, state.wandb_run_id = saved.step, saved.draws, saved.wandb_run_id
     state.pending_row = saved.pending_row
     if (saved.config["best_metric"], saved.config["best_mode"]) == (config.best_metric, config.best_mode):
-        state.best = saved.best
+        state.best, state.evaluations_since_best = saved.best, saved.evaluations_since_best
     state.sums.restore(checkpoint.load("progress")["open_sums"], saved.open_steps, saved.open_slots)
     # With another batch size or dtype there are other slots: sequences start anew, and the draws go on where they were.
     fresh = state.carry.tensors()
@@ -269,9 +391,16 @@ def restore(state: TrainState, checkpoint: Checkpoint, config: PretrainConfig, d
         state.carry = Carry.from_tensors({name: slots[name].to(world.device, fresh[name].dtype) for name in fresh})
 
 
-def load_weights(model: RecursiveModel, checkpoint: Checkpoint, arch: ArchConfig) -> None:
+def trained_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The weights that a run evaluated at this step: the moving average where it kept one."""
+    return checkpoint.load("model") | (checkpoint.load("ema") if checkpoint.has("ema") else {})
+
+
+def load_weights(
+    model: RecursiveModel, weights: Mapping[str, Tensor], checkpoint: Checkpoint, arch: ArchConfig
+) -> None:
     """Raises ValueError that names the tensor and the option where the architecture is another."""
-    weights, own = checkpoint.load("model"), model.state_dict()
+    own = model.state_dict()
     for name in sorted({*weights, *own}):
         there, here = (tuple(tensors[name].shape) if name in tensors else "absent" for tensors in (weights, own))
         if there != here:
@@ -298,7 +427,7 @@ def load_run(path: Path, world: World) -> tuple[PretrainConfig, RecursiveModel, 
     checkpoint, config = found
     model = build_model(config.arch, checkpoint.state.task, world, config.seed)
     with world.agree():
-        load_weights(model, checkpoint, config.arch)
+        load_weights(model, trained_weights(checkpoint), checkpoint, config.arch)
     return config, model, checkpoint
 
 
@@ -312,19 +441,21 @@ class StepResult:
     outputs: Outputs
     loss: Tensor  # summed over this rank's slots
     sums: Tensor  # this rank's, in the order of METRICS
-    grad_norm: Tensor  # of the global batch, over all parameters (the puzzle table isn't one)
+    grad_norm: Tensor  # of the global batch before clipping, over all parameters (the puzzle table isn't one)
 
 
 def train_step(
     model: RecursiveModel,
-    optimizer: AdamATan2,
+    optimizers: Optimizers,
     carry: Carry,
     batch: Batch,
     *,
-    lr: float,
+    depth: Depth,
+    loss_config: LossConfig,
+    lr_multiplier: float,
     puzzle_emb_lr: float,
     puzzle_emb_weight_decay: float,
-    loss_type: LossType,
+    grad_clip: float | None,
     global_batch_size: int,
     min_halt_steps_B: Tensor | None,
     world: World,
@@ -333,22 +464,28 @@ def train_step(
 
     Gradients are of the loss summed over the global batch and divided by its number of slots, so no rank's share
     counts more than its slots.
+
+    Args:
+        lr_multiplier: what the schedule makes of every learning rate; puzzle_emb_lr is multiplied already.
     """
-    carry, outputs = segment(model, carry, batch, training=True, min_halt_steps_B=min_halt_steps_B)
+    carry, outputs = segment(model, carry, batch, training=True, depth=depth, min_halt_steps_B=min_halt_steps_B)
     loss, sums = act_loss(
         outputs,
         carry.current["labels"],
         halted_B=carry.halted_B,
         steps_B=carry.steps_B,
-        loss_type=loss_type,
+        config=loss_config,
         ignore_label=IGNORE_LABEL,
     )
     (loss / global_batch_size).backward()
-    world.sum_gradients_(model.parameters())
-    grad_norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    world.sum_gradients_(trained)
+    grad_norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None]).to(loss.device)
+    if grad_clip is not None:
+        torch.nn.utils.clip_grads_with_norm_(trained, grad_clip, grad_norm)
 
-    if model.puzzle_embedding is not None and outputs.puzzle_rows_BE is not None:
-        assert outputs.puzzle_rows_BE.grad is not None
+    if model.puzzle_embedding is not None and model.puzzle_embedding.trainable:
+        assert outputs.puzzle_rows_BE is not None and outputs.puzzle_rows_BE.grad is not None
         sparse_sign_sgd_(
             model.puzzle_embedding.weight,
             carry.current["puzzle_identifiers"],
@@ -357,10 +494,8 @@ def train_step(
             weight_decay=puzzle_emb_weight_decay,
             world=world,
         )
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
-    optimizer.zero_grad()
+    optimizers.step(lr_multiplier)
+    optimizers.zero_grad()
     return carry, StepResult(outputs, loss.detach(), sums, grad_norm.detach())
 
 
@@ -374,15 +509,18 @@ def evaluate(
     world: World,
     *,
     batch_size: int,
-    loss_type: LossType,
+    max_examples: int | None = None,
+    evaluators: Sequence[EvaluatorName] = (),
     stop_requested: Callable[[], bool] = lambda: False,
     save_outputs: Sequence[SavedOutput] = (),
     save_to: Path | None = None,
 ) -> dict[str, float] | None:
-    """Every example of every set once, for halt_max_steps segments each; the same metrics on all ranks. Every rank.
+    """Examples of every set, each once, for halt_max_steps segments; the same metrics on all ranks. Every rank.
 
     Args:
         batch_size: over all ranks together; it changes nothing but speed and memory.
+        max_examples: of each larger set only so many, evenly spread.
+        evaluators: what else to find out about the answers.
         stop_requested: asked between batches; when any rank's says so, the evaluation is abandoned and None returned.
         save_outputs, save_to: what to write of each example after its last segment, beside its row in the dataset;
             one file per set and rank in this folder.
@@ -399,8 +537,9 @@ def evaluate(
                 shutil.rmtree(save_to, ignore_errors=True)
                 save_to.mkdir(parents=True)
     for set_name in split.sets:
-        loader = EvalLoader(split, set_name, batch_size)
-        sums = EvalSums(model.config.halt_max_steps, world)
+        loader = EvalLoader(split, set_name, batch_size, max_examples)
+        checks = build_evaluators(evaluators, split)
+        sums = EvalSums(model.config.halt_max_steps, checks.metrics, world)
         saved: list[dict[str, Tensor]] = []
         for rows, batch in loader.batches(world):
             if world.any(stop_requested()):
@@ -411,16 +550,18 @@ def evaluate(
             halted_B = torch.zeros_like(carry.halted_B)  # by the Q head, had it a say
             for index in range(model.config.halt_max_steps):
                 carry, outputs = segment(model, carry, batch, training=False)
-                halted_B = sums.add_segment(index, outputs, batch["labels"], halted_B, ignore_label=IGNORE_LABEL)
+                sums.add_segment(index, outputs, batch["labels"], halted_B, ignore_label=IGNORE_LABEL)
+                halted_B |= wants_to_halt(model, outputs.q_halt_B, outputs.q_continue_B)
             _, last = act_loss(
                 outputs,
                 batch["labels"],
                 halted_B=carry.halted_B,
                 steps_B=carry.steps_B,
-                loss_type=loss_type,
+                config=model.config.loss,
                 ignore_label=IGNORE_LABEL,
             )
-            sums.add_last(last)
+            found = checks(batch["inputs"], outputs.logits_BSV.argmax(-1))
+            sums.add_last(last, found, batch["labels"], ignore_label=IGNORE_LABEL)
             if save_outputs:
                 saved.append({"rows": torch.from_numpy(rows), **_outputs_to_save(save_outputs, batch, outputs)})
         metrics |= {f"eval/{set_name}/{name}": value for name, value in sums.reduce(loader.num_examples).items()}
@@ -461,7 +602,12 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
     with world.agree():
         require_steps(config, sampler, last_step)
         best_metric = full_best_metric(config, data)
-    if state.step >= last_step and state.pending_row is None:
+        augmentation = online_augmentation(config, data, world)
+
+    def out_of_patience() -> bool:
+        return config.early_stop_patience is not None and state.evaluations_since_best >= config.early_stop_patience
+
+    if (state.step >= last_step or out_of_patience()) and state.pending_row is None:
         say(world, f"{config.run_path} is finished: it has done {state.step} of {last_step} steps")
         if world.is_main:
             clear_stopped(config.run_path)
@@ -476,17 +622,21 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
             world, config.run_path, config.wandb, state.wandb_run_id, config.model_dump(), logged, last_step
         )
         checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)
-    loader = TrainLoader(data.train, sampler, world)
+    loader = TrainLoader(data.train, sampler, world, augmentation=augmentation, data_on=config.data_on)
     profiler = StepProfiler(config.profile and world.is_main, config.run_path, metrics.say)
     clock = StepClock()
-    for line in [*start.notes, describe(config, data, state, last_step, world)]:
+    for line in [*start.notes, describe(config, data, state, augmentation, last_step, world)]:
         metrics.say(line)
 
     def evaluation_due() -> bool:
-        by_steps = config.eval_every_n_steps is not None and state.step % config.eval_every_n_steps == 0
-        done, before = sampler.epochs_done(state.step), sampler.epochs_done(state.step - 1)
-        by_epochs = config.eval_interval is not None and done // config.eval_interval > before // config.eval_interval
-        return by_steps or by_epochs or state.step >= last_step
+        if state.step >= last_step:
+            return True
+
+        def due(interval: int | None, done: int, before: int) -> bool:
+            return interval is not None and done // interval > max(before // interval, config.min_eval_interval)
+
+        epochs = sampler.epochs_done(state.step), sampler.epochs_done(state.step - 1)
+        return due(config.eval_every_n_steps, state.step, state.step - 1) or due(config.eval_interval, *epochs)
 
     def checkpoint_due(evaluated: bool) -> bool:
         by_steps = config.checkpoint_every_n_steps is not None and state.step % config.checkpoint_every_n_steps == 0
@@ -502,35 +652,44 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
         state.pending_row = None
         if data.test is not None and evaluation_due():
             state.sums.require_finite(checkpointer.last_good)
-            outcome = evaluate(
-                state.model,
-                data.test,
-                world,
-                batch_size=config.eval_batch_size or config.global_batch_size,
-                loss_type=config.arch.loss.loss_type,
-                stop_requested=stop.requested,
-                save_outputs=config.eval_save_outputs,
-                save_to=config.run_path / "eval_outputs" / f"step_{state.step:08d}",
-            )
+            with state.ema.swapped() if state.ema else nullcontext():
+                outcome = evaluate(
+                    state.model,
+                    data.test,
+                    world,
+                    batch_size=config.eval_batch_size or config.global_batch_size,
+                    max_examples=config.eval_max_examples,
+                    evaluators=config.evaluators,
+                    stop_requested=stop.requested,
+                    save_outputs=config.eval_save_outputs,
+                    save_to=config.run_path / "eval_outputs" / f"step_{state.step:08d}",
+                )
             if outcome is None:
                 state.pending_row = row
             else:
                 evaluated, row = True, row | outcome
                 is_best = improves(outcome.get(best_metric), state.best, config.best_mode)
                 state.best = outcome[best_metric] if is_best else state.best
+                state.evaluations_since_best = 0 if is_best else state.evaluations_since_best + 1
         if row and state.pending_row is None:
             with world.agree():
                 metrics.write(state.step, row)
         stopping = world.any(stop.requested())
-        if stopping or is_best or checkpoint_due(evaluated):
+        enough = evaluated and out_of_patience()
+        if stopping or enough or is_best or checkpoint_due(evaluated):
             save_step(is_best=is_best)
-        if stopping and (state.step < last_step or state.pending_row is not None):
+        if enough:
+            metrics.say(
+                f"ended at step {state.step}: no better {best_metric} than {state.best} in "
+                f"{state.evaluations_since_best} evaluations"
+            )
+        elif stopping and (state.step < last_step or state.pending_row is not None):
             reason = stop.name or "a signal to another rank"
             metrics.say(f"stopped by {reason} at step {state.step}; resume=auto goes on from here")
             with world.agree():
                 if world.is_main:
                     mark_stopped(config.run_path, reason)
-        return stopping
+        return stopping or enough
 
     try:
         # A row that waits: a stop came before its step was evaluated.
@@ -542,17 +701,21 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
             multiplier = lr_multiplier(state.step, last_step, config.lr_warmup_steps, config.lr_min_ratio)
             state.carry, result = train_step(
                 state.model,
-                state.optimizer,
+                state.optimizers,
                 state.carry,
                 batch,
-                lr=config.lr * multiplier,
+                depth=config.arch.depth_at(state.step, last_step),
+                loss_config=config.arch.loss,
+                lr_multiplier=multiplier,
                 puzzle_emb_lr=config.puzzle_emb_lr * multiplier,
                 puzzle_emb_weight_decay=config.puzzle_emb_weight_decay,
-                loss_type=config.arch.loss.loss_type,
+                grad_clip=config.grad_clip,
                 global_batch_size=config.global_batch_size,
                 min_halt_steps_B=exploration(config, state.step, world),
                 world=world,
             )
+            if state.ema is not None:
+                state.ema.update(config.ema_rate if state.step / last_step > config.ema_start else 0.0)
             state.sums.add(state.step, config.global_batch_size, result.sums, result.grad_norm)
             profiler.step()
             metrics.advance(state.step)
@@ -574,6 +737,19 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
     metrics.close()
 
 
+def online_augmentation(config: PretrainConfig, data: Data, world: World) -> OnlineAugmentation | None:
+    """What draws a symmetry for each visit, if that is asked for. Raises ValueError where the task has none known."""
+    if config.augment == "none":
+        return None
+    return OnlineAugmentation.build(
+        data.train,
+        seed=config.seed,
+        global_batch_size=config.global_batch_size,
+        slots=world.slice_of(config.global_batch_size),
+        device=world.device,
+    )
+
+
 def require_steps(config: PretrainConfig, sampler: Sampler, last_step: int) -> None:
     """Raises ValueError where the run would have no step."""
     if last_step < 1:
@@ -593,8 +769,9 @@ def full_best_metric(config: PretrainConfig, data: Data) -> str:
     sets = list(data.test.sets)
     name = config.best_metric if "/" in config.best_metric else f"eval/{sets[0]}/{config.best_metric}"
     at_steps = [f"exact_accuracy_at_step/{n}" for n in range(1, config.arch.halt_max_steps + 1)]
-    if name not in [f"eval/{each}/{metric}" for each in sets for metric in (*EVAL_METRICS, *at_steps)]:
-        possible = ", ".join(f"eval/{each}/{metric}" for each in sets for metric in EVAL_METRICS)
+    metrics = (*EVAL_METRICS, *build_evaluators(config.evaluators, data.test).metrics)
+    if name not in [f"eval/{each}/{metric}" for each in sets for metric in (*metrics, *at_steps)]:
+        possible = ", ".join(f"eval/{each}/{metric}" for each in sets for metric in metrics)
         raise ValueError(f"best_metric={config.best_metric} is no metric of this data; take one of {possible}")
     return name
 
@@ -615,15 +792,23 @@ def exploration(config: PretrainConfig, step: int, world: World) -> Tensor:
     return world.to_device(drawn[world.slice_of(config.global_batch_size)])
 
 
-def describe(config: PretrainConfig, data: Data, state: TrainState, last_step: int, world: World) -> str:
+def describe(
+    config: PretrainConfig,
+    data: Data,
+    state: TrainState,
+    augmentation: OnlineAugmentation | None,
+    last_step: int,
+    world: World,
+) -> str:
     """What is about to run, for the log's head."""
     network = sum(p.numel() for p in state.model.parameters())
     table = state.model.puzzle_embedding
     num_rows = f"{table.weight.numel():,} in the puzzle table" if table is not None else "no puzzle table"
+    drawn = f", {augmentation.description} drawn on the fly" if augmentation is not None else ""
     return (
         f"{config.run_path}: {config.arch.name}, {network:,} parameters and {num_rows}; "
-        f"{data.train.metadata.total_groups:,} groups; {last_step:,} steps of {config.global_batch_size} sequences; "
-        f"{world.size} x {world.device.type}"
+        f"{data.train.metadata.total_groups:,} groups{drawn}; {last_step:,} steps of {config.global_batch_size} "
+        f"sequences; {world.size} x {world.device.type}"
     )
 
 

@@ -3,7 +3,8 @@
 They turn a puzzle with one solution into another one of the same difficulty for a person, and are applied here to many
 boards at once.
 """
-# N = boards, L = side of a board, S = cells of a board (L * L), K = permutations of the rows (or columns)
+# N = boards, L = side of a board, S = cells of a board (L * L), K = permutations of the rows (or columns),
+# U = random numbers for one symmetry
 
 import itertools
 from dataclasses import dataclass
@@ -37,6 +38,14 @@ class Box(NamedTuple):
 
 
 BOXES = {str(box): box for box in (Box(2, 2), Box(2, 3), Box(3, 3))}
+
+
+def box_of(seq_len: int, vocab_size: int) -> Box | None:
+    """The boxes of a dataset whose tokens are padding, blank and digits; None where its shape is no Sudoku's."""
+    for box in BOXES.values():
+        if (seq_len, vocab_size) == (box.num_cells, box.side + 2):
+            return box
+    return None
 
 
 @cache
@@ -88,14 +97,22 @@ class Symmetries:
         return self.digits_ND.take(moved_NS + row_N1 * self.digits_ND.shape[1])
 
 
+def draws_per_symmetry(box: Box) -> int:
+    """U: a number for each digit, and one each for rows, columns and transposition."""
+    return box.side + 3
+
+
 def draw_symmetries(rng: np.random.Generator, num: int, box: Box) -> Symmetries:
     """Draws `num` symmetries independently and uniformly.
 
-    Each takes the next L + 3 numbers of `rng`, so a call for n and one for m give what one call for n + m gives.
+    Each takes the next U numbers of `rng`, so a call for n and one for m give what one call for n + m gives.
     """
-    side = box.side
-    uniform_NU = rng.random((num, side + 3))
+    return symmetries_from(rng.random((num, draws_per_symmetry(box))), box)
 
+
+def symmetries_from(uniform_NU: np.ndarray, box: Box) -> Symmetries:
+    """The symmetries that these numbers in [0, 1) stand for, one for each row."""
+    num, side = len(uniform_NU), box.side
     digits_ND = np.zeros((num, side + 1), dtype=np.uint8)
     digits_ND[:, 1:] = uniform_NU[:, :side].argsort(axis=1) + 1
 

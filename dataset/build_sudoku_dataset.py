@@ -214,11 +214,12 @@ def _find_csv(folder: Path, split: SplitName) -> Path:
 def _download(repo: str) -> dict[SplitName, Path]:
     try:
         import huggingface_hub
+        from huggingface_hub.utils import logging
     except ImportError:
         raise ValueError(
             "downloading needs huggingface_hub, which is missing; pip install it, or give files with --source-dir"
         ) from None
-    huggingface_hub.utils.logging.set_verbosity_error()  # otherwise each retry is two lines of warning
+    logging.set_verbosity_error()  # otherwise each retry is two lines of warning
     files: dict[SplitName, Path] = {}
     for split in SPLITS:
         print(f"fetching {split}.csv of {repo} from the Hugging Face Hub", file=sys.stderr)

@@ -1,54 +1,93 @@
-"""From memory-mapped arrays to batches of tensors, one step ahead of the model."""
-# B = slots of this rank, S = tokens of a puzzle
+"""From arrays to batches of tensors, a few steps ahead of the model.
+
+The arrays are memory maps that the host reads, or tensors that lie on the device; the batches are the same.
+"""
+# B = slots of this rank, S = tokens of a puzzle, N = examples of all sets
 
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import numpy as np
 import torch
 
+from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
-from dataset.schema import PuzzleSet, Split
+from dataset.schema import CHUNK_BYTES, PuzzleSet, Split
 from utils.dist import World
 
 Batch = dict[str, torch.Tensor]
 
+DataOn = Literal["auto", "host", "device"]
+
 IGNORE_LABEL = -100
 _PREFETCH = 4
+# Of the device's free memory, which data_on=auto may give to the arrays: the model comes after them.
+_RESIDENT_SHARE = 0.25
 
 
 class TrainLoader:
     """This rank's slots of every global batch.
 
     A batch is `inputs` (B,S), `labels` (B,S), `puzzle_identifiers` (B,), int32 on the world's device.
+
+    Args:
+        augmentation: draws a symmetry for every visit; None takes the examples as they are.
+        data_on: where the arrays are read from. On the "device" all of them lie in its memory and the host sends row
+            numbers; "auto" does that on a CUDA device if they take at most a quarter of what is free.
     """
 
-    def __init__(self, split: Split, sampler: Sampler, world: World) -> None:
+    def __init__(
+        self,
+        split: Split,
+        sampler: Sampler,
+        world: World,
+        *,
+        augmentation: OnlineAugmentation | None = None,
+        data_on: DataOn = "auto",
+    ) -> None:
         self._split, self._sampler, self._device = split, sampler, world.device
         self._slots = world.slice_of(sampler.global_batch_size)
         self._sets = list(split.sets.values())
+        self._augmentation = augmentation
+        if data_on == "auto":
+            data_on = "device" if _fits(self._sets, world.device) else "host"
+        self.data_on = data_on
+        self._resident = _Resident(split, world.device) if data_on == "device" else None
 
     def batches(self, steps: range) -> Iterator[Batch]:
         """The batches of these steps, in order, read by a thread that stays a few steps ahead."""
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
             upcoming = iter(steps)
             pending = deque(
-                pool.submit(self._host_batch, step) for _, step in zip(range(_PREFETCH), upcoming, strict=False)
+                pool.submit(self._host_part, step) for _, step in zip(range(_PREFETCH), upcoming, strict=False)
             )
             try:
                 while pending:
-                    batch = pending.popleft().result()
+                    read, drawn = pending.popleft().result()
                     pending.extend(
-                        pool.submit(self._host_batch, step) for _, step in zip(range(1), upcoming, strict=False)
+                        pool.submit(self._host_part, step) for _, step in zip(range(1), upcoming, strict=False)
                     )
-                    yield _to_device(batch, self._device)
+                    yield self._device_part(_to_device(read, self._device), _to_device(drawn, self._device))
             finally:
                 for future in pending:
                     future.cancel()
 
-    def _host_batch(self, step: int) -> Batch:
-        set_index, rows = self._sampler.locate(self._sampler.examples(step, self._slots))
+    def _host_part(self, step: int) -> tuple[Batch, Batch]:
+        """What the host does for a step: its examples, or only their numbers; and what is drawn for augmentation."""
+        examples = self._sampler.examples(step, self._slots)
+        read = {"examples": torch.from_numpy(examples)} if self._resident else self._read(examples)
+        drawn = self._augmentation.draw(step, examples) if self._augmentation else {}
+        pin = self._device.type == "cuda"
+        return _pinned(read, pin), _pinned(drawn, pin)
+
+    def _device_part(self, read: Batch, drawn: Batch) -> Batch:
+        batch = self._resident.rows(read["examples"]) if self._resident else read
+        return self._augmentation.apply(batch, drawn) if self._augmentation else batch
+
+    def _read(self, examples: np.ndarray) -> Batch:
+        set_index, rows = self._sampler.locate(examples)
         seq_len = self._split.metadata.seq_len
         arrays = {
             "inputs": np.empty((len(rows), seq_len), np.int32),
@@ -59,18 +98,70 @@ class TrainLoader:
             here = set_index == index
             for name, values in _read(puzzle_set, rows[here], self._split.metadata.ignore_label_id).items():
                 arrays[name][here] = values
-        return _as_tensors(arrays, pin=self._device.type == "cuda")
+        return _as_tensors(arrays)
+
+
+def _fits(sets: list[PuzzleSet], device: torch.device) -> bool:
+    """Whether the arrays may lie on the device without being asked to."""
+    if device.type != "cuda":
+        return False
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return sum(array.nbytes for s in sets for array in (s.inputs, s.labels)) <= _RESIDENT_SHARE * free_bytes
+
+
+class _Resident:
+    """The examples of all sets on the device, one after the other as the sampler numbers them."""
+
+    def __init__(self, split: Split, device: torch.device) -> None:
+        sets = list(split.sets.values())
+        self._ignore_label_id = split.metadata.ignore_label_id
+        self._inputs_NS = _upload([puzzle_set.inputs for puzzle_set in sets], device)
+        self._labels_NS = _upload([puzzle_set.labels for puzzle_set in sets], device)
+        identifiers_N = [np.repeat(s.puzzle_identifiers.astype(np.int32), np.diff(s.puzzle_indices)) for s in sets]
+        self._identifiers_N = _upload(identifiers_N, device)
+
+    def rows(self, examples_B: torch.Tensor) -> Batch:
+        labels_BS = self._labels_NS.index_select(0, examples_B).int()
+        if self._ignore_label_id is not None:
+            labels_BS = labels_BS.masked_fill(labels_BS == self._ignore_label_id, IGNORE_LABEL)
+        return {
+            "inputs": self._inputs_NS.index_select(0, examples_B).int(),
+            "labels": labels_BS,
+            "puzzle_identifiers": self._identifiers_N.index_select(0, examples_B),
+        }
+
+
+def _upload(arrays: list[np.ndarray], device: torch.device) -> torch.Tensor:
+    """The arrays one after the other, in their own type where they share one that torch can index (int32 otherwise),
+    a piece at a time so that the host never holds a copy of them.
+    """
+    num_rows = sum(map(len, arrays))
+    (kind, *others) = {array.dtype.newbyteorder("=") for array in arrays}
+    dtype = np.dtype(np.int32) if others or kind in (np.uint16, np.uint32, np.uint64) else kind
+    shape, torch_dtype = (num_rows, *arrays[0].shape[1:]), torch.from_numpy(np.empty(0, dtype)).dtype
+    resident = torch.empty(shape, dtype=torch_dtype, device=device)
+    end = 0
+    for array in arrays:
+        rows_at_once = max(1, CHUNK_BYTES // (array.nbytes // len(array)))
+        for start in range(0, len(array), rows_at_once):
+            chunk = torch.from_numpy(array[start : start + rows_at_once].astype(dtype))
+            resident[end : end + len(chunk)] = chunk
+            end += len(chunk)
+    return resident
 
 
 class EvalLoader:
-    """Every example of one set exactly once, in the order of the file, split over ranks batch by batch."""
+    """Every example of one set exactly once, in the order of the file, split over ranks batch by batch.
 
-    def __init__(self, split: Split, set_name: str, batch_size: int) -> None:
+    Args:
+        max_examples: of a larger set only so many, evenly spread over the file; None: all.
+    """
+
+    def __init__(self, split: Split, set_name: str, batch_size: int, max_examples: int | None = None) -> None:
         self._split, self._set, self._batch_size = split, split.sets[set_name], batch_size
-
-    @property
-    def num_examples(self) -> int:
-        return len(self._set.inputs)
+        size = len(self._set.inputs)
+        self.num_examples = size if max_examples is None else min(size, max_examples)
+        self._rows = np.arange(self.num_examples) * size // self.num_examples
 
     def batches(self, world: World) -> Iterator[tuple[np.ndarray, Batch]]:
         """This rank's share of each batch: the rows in the file, and the batch. Every rank gets equally many, some of
@@ -78,9 +169,10 @@ class EvalLoader:
         """
         for start in range(0, self.num_examples, self._batch_size):
             num_rows = min(self._batch_size, self.num_examples - start)
-            rows = np.arange(start, start + num_rows)[world.slice_of(num_rows)]
+            rows = self._rows[start : start + num_rows][world.slice_of(num_rows)]
             arrays = _read(self._set, rows, self._split.metadata.ignore_label_id)
-            yield rows, _to_device(_as_tensors(arrays, pin=world.device.type == "cuda"), world.device)
+            batch = _pinned(_as_tensors(arrays), world.device.type == "cuda")
+            yield rows, _to_device(batch, world.device)
 
 
 def _read(puzzle_set: PuzzleSet, rows: np.ndarray, ignore_label_id: int | None) -> dict[str, np.ndarray]:
@@ -95,9 +187,13 @@ def _read(puzzle_set: PuzzleSet, rows: np.ndarray, ignore_label_id: int | None) 
     }
 
 
-def _as_tensors(arrays: dict[str, np.ndarray], *, pin: bool) -> Batch:
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return {name: tensor.pin_memory() for name, tensor in tensors.items()} if pin else tensors
+def _as_tensors(arrays: dict[str, np.ndarray]) -> Batch:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _pinned(batch: Batch, pin: bool) -> Batch:
+    """In memory that a copy to a CUDA device need not wait for."""
+    return {name: tensor.pin_memory() for name, tensor in batch.items()} if pin else batch
 
 
 def _to_device(batch: Batch, device: torch.device) -> Batch:

@@ -8,7 +8,8 @@ groups (a puzzle and its augmentations), a group of puzzles, a puzzle of example
 import hashlib
 import json
 import tokenize
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,7 +31,7 @@ class DatasetMetadata(BaseModel):
 
     pad_id: Annotated[Int, Field(ge=0)]
     # Labels equal to it are not learnt and not counted; null: all labels count.
-    ignore_label_id: Int | None
+    ignore_label_id: Annotated[Int, Field(ge=-(2**31), lt=2**31)] | None
     blank_identifier_id: Annotated[Int, Field(ge=0)]
     vocab_size: Annotated[Int, Field(ge=1, le=2**20)]
     seq_len: Annotated[Int, Field(ge=1, le=2**20)]
@@ -59,13 +60,19 @@ class PuzzleSet:
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a dataset; `path` is its own folder, <data path>/train or <data path>/test."""
+    """One split of a dataset; `path` is its own folder, <data path>/train or <data path>/test.
+
+    Several that are trained on as one (`merge_splits`) are its `parts`; then `path` is no folder but all of theirs,
+    joined for messages. Its last component is "train" or "test" in either case.
+    """
 
     path: Path
     metadata: DatasetMetadata
     sets: dict[str, PuzzleSet]
+    parts: tuple["Split", ...] = ()
 
     def file(self, set_name: str, array: str) -> Path:
+        assert not self.parts, "the files are those of the parts"
         return _array_file(self.path, set_name, array)
 
 
@@ -201,13 +208,101 @@ def _check_indices(file: Path, indices: np.ndarray, end: int, what: str) -> None
         raise ValueError(f"{file}: ends at {indices[-1]}, but there are {end} {what}; rebuild the dataset")
 
 
+def open_datasets(paths: Sequence[str], split: SplitName, *, numbered_by: Sequence[str]) -> Split:
+    """One split of each dataset, as one (`merge_splits`); that of the only one as it is.
+
+    Args:
+        numbered_by: the datasets trained on, whose order numbers all puzzles: those of each come behind those of the
+            ones before it.
+
+    Raises ValueError, one line, as `open_split` and `merge_splits` do, and for a dataset that isn't trained on, but
+    whose puzzles have identifiers of their own.
+    """
+    offsets, end = dict.fromkeys(numbered_by, 0), 0
+    for path in numbered_by:
+        offsets[path] = end
+        if len(numbered_by) > 1:
+            end += open_split(path, "train").metadata.num_puzzle_identifiers
+    splits = [open_split(path, split) for path in paths]
+    for path, opened in zip(paths, splits, strict=True):
+        if path not in offsets and opened.metadata.num_puzzle_identifiers > 1:
+            raise ValueError(
+                f"{path} names its own puzzles, but isn't trained on; evaluate on some of {', '.join(numbered_by)}"
+            )
+    if len(numbered_by) == len(splits) == 1:
+        return splits[0]  # without the dataset's name in front of its sets
+    return merge_splits(splits, [offsets.get(path, 0) for path in paths])
+
+
+def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int]) -> Split:
+    """Several datasets of one task as one split, whose sets are called <folder of the dataset>.<set>.
+
+    Args:
+        identifier_offsets: what is added to the puzzle identifiers of each split: 0, then the identifiers of all
+            splits before it, so that every dataset has rows of its own in the puzzle table. A test split takes the
+            offset of its train split.
+
+    Raises ValueError where the datasets can't be read as one, or where two sets would have the same name.
+    """
+    first = splits[0]
+    for other in splits[1:]:
+        for key in ("seq_len", "vocab_size", "pad_id", "ignore_label_id"):
+            value, expected = getattr(other.metadata, key), getattr(first.metadata, key)
+            if value != expected:
+                raise ValueError(
+                    f"{first.path} has {key} {expected}, but {other.path} has {value}; "
+                    "train on datasets of one task, built alike"
+                )
+
+    sets: dict[str, PuzzleSet] = {}
+    owners: dict[str, Split] = {}
+    for split, offset in zip(splits, identifier_offsets, strict=True):
+        for puzzle_set in split.sets.values():
+            # Resolved, because "data/sudoku/." and ".." are folders with a name too.
+            name = f"{split.path.parent.resolve().name}.{puzzle_set.name}"
+            if name in sets:
+                raise ValueError(
+                    f"{owners[name].path} and {split.path} would both be the set {name}; "
+                    "give their folders different names, and each once"
+                )
+            identifiers = puzzle_set.puzzle_identifiers + offset
+            sets[name] = replace(puzzle_set, name=name, puzzle_identifiers=identifiers)
+            owners[name] = split
+
+    num_examples = sum(len(puzzle_set.inputs) for puzzle_set in sets.values())
+    num_puzzles = sum(len(puzzle_set.puzzle_identifiers) for puzzle_set in sets.values())
+    metadata = first.metadata.model_copy(
+        update={
+            # The sum of them all where each begins at the end of the one before.
+            "num_puzzle_identifiers": max(
+                offset + split.metadata.num_puzzle_identifiers
+                for split, offset in zip(splits, identifier_offsets, strict=True)
+            ),
+            "blank_identifier_id": first.metadata.blank_identifier_id + identifier_offsets[0],
+            "total_groups": sum(split.metadata.total_groups for split in splits),
+            "mean_puzzle_examples": num_examples / num_puzzles,
+            "sets": list(sets),
+        }
+    )
+    path = Path(" + ".join(str(split.path) for split in splits))
+    return Split(path, metadata, sets, tuple(splits))
+
+
 def check_contents(split: Split) -> str:
     """Reads everything once, checks the range of every value and returns the sha256 of metadata and arrays.
+
+    Of a merged split every part is checked by itself; its fingerprint covers theirs and the offsets of identifiers.
 
     Raises ValueError for a value out of range, and if the builder left another fingerprint in fingerprint.json.
     """
     metadata = split.metadata
     digest = hashlib.sha256(json.dumps(metadata.model_dump(), sort_keys=True).encode())
+    if split.parts:
+        for part in split.parts:
+            digest.update(check_contents(part).encode())
+        for puzzle_set in split.sets.values():
+            digest.update(puzzle_set.puzzle_identifiers.data)
+        return digest.hexdigest()
     for name, puzzle_set in split.sets.items():
         _scan(digest, split.file(name, "inputs"), puzzle_set.inputs, metadata.vocab_size, "token")
         _scan(

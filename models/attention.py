@@ -2,6 +2,8 @@
 
 # B = batch, T = positions (prefix and tokens), D = hidden size, N = heads, H = head size (H = D / N)
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,6 +18,26 @@ def rotary_tables(num_positions: int, head_dim: int, theta: float) -> Rotary:
     """cos_TH and sin_TH of position * theta^(-2i/H) for components i and i + H/2 (arXiv 2104.09864), in float32."""
     frequencies_H2 = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angles_TH2 = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies_H2)
+    angles_TH = torch.cat([angles_TH2, angles_TH2], dim=-1)
+    return angles_TH.cos(), angles_TH.sin()
+
+
+def rotary_tables_2d(prefix_len: int, seq_len: int, head_dim: int, theta: float) -> Rotary:
+    """As `rotary_tables`, for a square grid: half of the pairs (i, i + H/2) turn by the row, the others by the column.
+
+    The prefix is not turned, and rows and columns count from 1, so that no cell coincides with it.
+
+    Raises:
+        ValueError: seq_len is no square.
+    """
+    side = math.isqrt(seq_len)
+    if side * side != seq_len:
+        raise ValueError(f"pos_encodings is rope_2d, but a sequence of {seq_len} tokens is no square grid; take rope")
+    frequencies_H4 = theta ** -(torch.arange(0, head_dim, 4, dtype=torch.float32) / head_dim)
+    cells_S = torch.arange(seq_len)
+    positions_S2 = torch.stack([cells_S // side, cells_S % side], dim=1).float() + 1
+    positions_T2 = F.pad(positions_S2, (0, 0, prefix_len, 0))
+    angles_TH2 = (positions_T2[:, :, None] * frequencies_H4).flatten(1)
     angles_TH = torch.cat([angles_TH2, angles_TH2], dim=-1)
     return angles_TH.cos(), angles_TH.sin()
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from models.attention import Attention, Rotary
-from models.layers import SwiGLU, rms_norm
+from models.layers import MLPS, MlpKind, rms_norm
 
 
 class Block(nn.Module):
@@ -16,11 +16,22 @@ class Block(nn.Module):
     arXiv 2506.21734, section 2).
     """
 
-    def __init__(self, *, hidden_size: int, num_heads: int, expansion: float, num_positions: int, mlp_t: bool) -> None:
+    def __init__(
+        self,
+        *,
+        hidden_size: int,
+        num_heads: int,
+        expansion: float,
+        num_positions: int,
+        mlp_t: bool,
+        mlp: MlpKind = "swiglu",
+    ) -> None:
         super().__init__()
         self.self_attn = None if mlp_t else Attention(hidden_size, num_heads)
-        self.mlp_t = SwiGLU(num_positions, expansion) if mlp_t else None
-        self.mlp = SwiGLU(hidden_size, expansion)
+        # A convolution runs along the tokens, which is what mlp_t mixes as a whole.
+        over_tokens = MLPS["swiglu" if mlp == "conv_swiglu" else mlp]
+        self.mlp_t = over_tokens(num_positions, expansion) if mlp_t else None
+        self.mlp = MLPS[mlp](hidden_size, expansion)
 
     def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
         """x_BTD -> x_BTD."""
@@ -38,7 +49,15 @@ class Level(nn.Module):
     """One recurrent network of the hierarchy: `num_layers` blocks, applied to the sum of whatever is fed to it."""
 
     def __init__(
-        self, num_layers: int, *, hidden_size: int, num_heads: int, expansion: float, num_positions: int, mlp_t: bool
+        self,
+        num_layers: int,
+        *,
+        hidden_size: int,
+        num_heads: int,
+        expansion: float,
+        num_positions: int,
+        mlp_t: bool,
+        mlp: MlpKind = "swiglu",
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
@@ -48,6 +67,7 @@ class Level(nn.Module):
                 expansion=expansion,
                 num_positions=num_positions,
                 mlp_t=mlp_t,
+                mlp=mlp,
             )
             for _ in range(num_layers)
         )

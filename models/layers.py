@@ -4,6 +4,7 @@ Weights are float32 and are cast to the dtype of the activations: precision is d
 """
 
 import math
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -88,4 +89,45 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(self.combine(gate, up))
+
+    def combine(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return F.silu(gate) * up
+
+
+class NormalizedSwiGLU(SwiGLU):
+    """down(sigmoid(gate(x)) * rms(gate(x) * up(x))): the product keeps unit scale however large the weights have grown.
+
+    That is what high learning rates of Muon need (Speed is Confidence, arXiv 2601.19085).
+    """
+
+    def combine(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return gate.sigmoid() * rms_norm(gate * up)
+
+
+class ConvSwiGLU(SwiGLU):
+    """down(silu(conv(silu(gate(x)) * up(x)))), conv over each component's own and the previous token (arXiv 2512.14693,
+    section 3.2). x is (B, T, D); the first token has a zero before it.
+    """
+
+    def __init__(self, dim: int, expansion: float) -> None:
+        super().__init__(dim, expansion)
+        self.conv_weight_W12 = nn.Parameter(torch.empty(swiglu_width(dim, expansion), 1, 2))
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Of the convolution; the projections are modules of their own."""
+        truncated_normal_(self.conv_weight_W12, 1 / math.sqrt(2), generator)
+
+    def combine(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        own_BTW = F.silu(gate) * up
+        previous_BTW = F.pad(own_BTW, (0, 0, 1, 0))[:, :-1]
+        before_W, here_W = self.conv_weight_W12.to(own_BTW.dtype).squeeze(1).unbind(1)
+        return F.silu(before_W * previous_BTW + here_W * own_BTW)
+
+
+MlpKind = Literal["swiglu", "normalized_swiglu", "conv_swiglu"]
+MLPS: dict[MlpKind, type[SwiGLU]] = {
+    "swiglu": SwiGLU,
+    "normalized_swiglu": NormalizedSwiGLU,
+    "conv_swiglu": ConvSwiGLU,
+}

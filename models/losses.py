@@ -2,27 +2,41 @@
 
 # B = slots, S = tokens, V = vocabulary
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 
-from models.act import Outputs
-from utils.config import StrictModel
+from utils.config import Float, StrictModel
 
 LossType = Literal["stablemax_cross_entropy", "softmax_cross_entropy"]
 
 LOSS_SUMS = ("lm_loss", "q_halt_loss", "q_continue_loss")
-"""Sums over all slots, before the factor 0.5 of the Q losses."""
+"""Sums over all slots, the Q losses before their weight."""
 
 METRICS = ("count", "accuracy", "exact_accuracy", "q_halt_accuracy", "steps", *LOSS_SUMS)
 """Order of the vector of sums; all but LOSS_SUMS are over the `count` slots that halted and have labels."""
 
 
 class LossConfig(StrictModel):
-    """Which cross-entropy the tokens are trained with."""
+    """What the loss of a segment is made of; config/arch/_common.yaml explains each."""
 
     loss_type: LossType
+    label_smoothing: Float = Field(ge=0, lt=1)
+    halt_weight: Float = Field(ge=0)
+
+
+@dataclass
+class Outputs:
+    """What one segment gave: a target only in training, puzzle rows (a leaf that gets a gradient) if there are any."""
+
+    logits_BSV: torch.Tensor
+    q_halt_B: torch.Tensor
+    q_continue_B: torch.Tensor
+    target_q_continue_B: torch.Tensor | None
+    puzzle_rows_BE: torch.Tensor | None
 
 
 def widest_float(device: torch.device) -> torch.dtype:
@@ -37,17 +51,26 @@ def stablemax(x: torch.Tensor) -> torch.Tensor:
 
 
 def token_cross_entropy(
-    logits_BSV: torch.Tensor, labels_BS: torch.Tensor, *, loss_type: LossType, ignore_label: int
+    logits_BSV: torch.Tensor, labels_BS: torch.Tensor, *, config: LossConfig, ignore_label: int
 ) -> torch.Tensor:
-    """Of each token (B, S), 0 where the label is ignored. Stablemax: float64 (float32 on mps); softmax: float32."""
+    """Of each token (B, S), 0 where the label is ignored. Stablemax: float64 (float32 on mps); softmax: float32.
+
+    With label smoothing e the target is 1 - e on the label and e spread evenly over the vocabulary.
+    """
     ignored_BS = labels_BS == ignore_label
     targets_BS = labels_BS.masked_fill(ignored_BS, 0).long()
-    if loss_type == "softmax_cross_entropy":
-        loss_BS = F.cross_entropy(logits_BSV.float().flatten(0, 1), targets_BS.flatten(), reduction="none")
+    smoothing = config.label_smoothing
+    if config.loss_type == "softmax_cross_entropy":
+        loss_BS = F.cross_entropy(
+            logits_BSV.float().flatten(0, 1), targets_BS.flatten(), reduction="none", label_smoothing=smoothing
+        )
         return loss_BS.view_as(targets_BS).masked_fill(ignored_BS, 0)
     s_BSV = stablemax(logits_BSV.to(widest_float(logits_BSV.device)))
     s_target_BS = s_BSV.gather(-1, targets_BS.unsqueeze(-1)).squeeze(-1)
-    return (s_BSV.sum(-1).log() - s_target_BS.log()).masked_fill(ignored_BS, 0)
+    log_target_BS = s_target_BS.log()
+    if smoothing:
+        log_target_BS = (1 - smoothing) * log_target_BS + smoothing * s_BSV.log().mean(-1)
+    return (s_BSV.sum(-1).log() - log_target_BS).masked_fill(ignored_BS, 0)
 
 
 @torch.no_grad()
@@ -70,13 +93,14 @@ def act_loss(
     *,
     halted_B: torch.Tensor,
     steps_B: torch.Tensor,
-    loss_type: LossType,
+    config: LossConfig,
     ignore_label: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss of one segment, summed over its slots, and the sums of METRICS.
 
-    loss = sum over slots of mean cross-entropy of the labelled tokens + 0.5 (BCE(q_halt, right) + BCE(q_continue,
-    target)), the last only if there is a target (HRM, arXiv 2506.21734, section 2; the 0.5 is the published code's).
+    loss = sum over slots of mean cross-entropy of the labelled tokens + halt_weight (BCE(q_halt, right) +
+    BCE(q_continue, target)), the last only if there is a target (HRM, arXiv 2506.21734, section 2; the published code
+    weighs with 0.5).
 
     Args:
         labels_BS, halted_B, steps_B: of the carry that the segment returned.
@@ -86,7 +110,7 @@ def act_loss(
     """
     labelled_B, token_accuracy_B, exact_B = correctness(outputs.logits_BSV, labels_BS, ignore_label)
 
-    token_loss_BS = token_cross_entropy(outputs.logits_BSV, labels_BS, loss_type=loss_type, ignore_label=ignore_label)
+    token_loss_BS = token_cross_entropy(outputs.logits_BSV, labels_BS, config=config, ignore_label=ignore_label)
     num_labels_B = (labels_BS != ignore_label).sum(-1).clamp(min=1)
     lm_loss = (token_loss_BS.sum(-1) / num_labels_B).sum()
     q_halt_loss = F.binary_cross_entropy_with_logits(outputs.q_halt_B, exact_B.float(), reduction="sum")
@@ -96,7 +120,7 @@ def act_loss(
         q_continue_loss = F.binary_cross_entropy_with_logits(
             outputs.q_continue_B, outputs.target_q_continue_B, reduction="sum"
         )
-    loss = lm_loss + 0.5 * (q_halt_loss + q_continue_loss)
+    loss = lm_loss + config.halt_weight * (q_halt_loss + q_continue_loss)
 
     with torch.no_grad():
         counted_B = halted_B & labelled_B

@@ -2,11 +2,12 @@
 
 # B = slots of this rank, S = tokens, V = vocabulary
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
-from models.act import Outputs
-from models.losses import LOSS_SUMS, METRICS, correctness, widest_float
+from models.losses import LOSS_SUMS, METRICS, Outputs, correctness, widest_float
 from utils.dist import UserError, World
 
 EVAL_METRICS = ("exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss")
@@ -82,36 +83,43 @@ class OpenSums:
 class EvalSums:
     """What an evaluation sums up over one set."""
 
-    def __init__(self, num_segments: int, world: World) -> None:
-        self._world = world
+    def __init__(self, num_segments: int, checks: Sequence[str], world: World) -> None:
+        """`checks` names what `add_last` is told beside METRICS."""
+        self._world, self._check_names = world, checks
+        self._checks = _zeros(len(checks), world)
         self._last = _zeros(len(METRICS), world)
         self._exact_at = _zeros(num_segments, world)
         self._halt_steps = _zeros(1, world)
 
     def add_segment(
         self, index: int, outputs: Outputs, labels_BS: Tensor, halted_before_B: Tensor, *, ignore_label: int
-    ) -> Tensor:
-        """Count segment `index` = 0, 1, ...; returns which slots would have halted by its end."""
+    ) -> None:
+        """Count segment `index` = 0, 1, ..., before which the Q head would have halted these slots already."""
         labelled_B, _, exact_B = correctness(outputs.logits_BSV, labels_BS, ignore_label)
         self._exact_at[index] += (labelled_B & exact_B).sum()
         self._halt_steps += (labelled_B & ~halted_before_B).sum()
-        return halted_before_B | (outputs.q_halt_B > outputs.q_continue_B)
 
-    def add_last(self, metric_sums: Tensor) -> None:
-        """Count the last segment, in the order of METRICS."""
+    def add_last(
+        self, metric_sums: Tensor, checks: Mapping[str, Tensor], labels_BS: Tensor, *, ignore_label: int
+    ) -> None:
+        """Count the last segment: sums in the order of METRICS, and a bool (B,) for each name of the checks."""
         self._last += metric_sums
+        if checks:
+            labelled_B = (labels_BS != ignore_label).any(-1)
+            self._checks += torch.stack([(labelled_B & checks[name]).sum() for name in self._check_names])
 
     def reduce(self, num_examples: int) -> dict[str, float]:
         """EVAL_METRICS and exact_accuracy_at_step/<n>, the same on all ranks. Every rank.
 
         Losses are per example, the others means over the examples with labels, left out if there are none.
         """
-        sums = self._world.sum_(torch.cat([self._last, self._exact_at, self._halt_steps])).tolist()
-        named = dict(zip(METRICS, sums, strict=False))
-        *exact_at, named["halt_step"] = sums[len(METRICS) :]
+        sums = self._world.sum_(torch.cat([self._last, self._checks, self._exact_at, self._halt_steps])).tolist()
+        named = dict(zip((*METRICS, *self._check_names), sums, strict=False))
+        *exact_at, named["halt_step"] = sums[len(named) :]
         count = named["count"]
         row = {name: named[name] / num_examples for name in EVAL_METRICS if name in LOSS_SUMS}
         if count > 0:
-            row |= {name: named[name] / count for name in EVAL_METRICS if name not in LOSS_SUMS}
+            means = (*(name for name in EVAL_METRICS if name not in LOSS_SUMS), *self._check_names)
+            row |= {name: named[name] / count for name in means}
             row |= {f"exact_accuracy_at_step/{n}": value / count for n, value in enumerate(exact_at, start=1)}
         return row

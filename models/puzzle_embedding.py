@@ -14,6 +14,7 @@ class PuzzleEmbedding(nn.Module):
     def __init__(self, num_puzzle_identifiers: int, dim: int) -> None:
         super().__init__()
         self.register_buffer("weight", torch.empty(num_puzzle_identifiers, dim))
+        self.trainable = True
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -21,5 +22,5 @@ class PuzzleEmbedding(nn.Module):
         self.weight.zero_()
 
     def rows(self, ids_B: torch.Tensor) -> torch.Tensor:
-        """Copy of the rows of ids_B, (B, E). A leaf: after backward its `.grad` is there, unless gradients are off."""
-        return self.weight.index_select(0, ids_B).requires_grad_(torch.is_grad_enabled())
+        """Copy of the rows of ids_B, (B, E). A leaf: after backward its `.grad` is there, unless nobody wants it."""
+        return self.weight.index_select(0, ids_B).requires_grad_(self.trainable and torch.is_grad_enabled())

@@ -10,8 +10,9 @@ from torch.optim.optimizer import ParamsT
 class AdamATan2(torch.optim.Optimizer):
     """p *= 1 - lr wd; m, v as in Adam; p -= lr / (1 - b1^t) * atan2(m, sqrt(v / (1 - b2^t))), t = 1, 2, ...
 
-    Weight decay is decoupled and for every parameter of the group. The step count is a plain int in the group, so that
-    nothing has to be read back from the device. Parameters without a gradient are left alone.
+    Weight decay is decoupled and for every parameter of the group. Parameters without a gradient are left alone. The
+    state of a parameter is that of torch's Adam: `step` (t, a 0-dim tensor on the host, so that reading it waits for no
+    device), `exp_avg` (m) and `exp_avg_sq` (v).
 
     Raises:
         ValueError: a rate, beta or weight decay that is out of range.
@@ -25,14 +26,13 @@ class AdamATan2(torch.optim.Optimizer):
                 raise ValueError(f"beta is {beta}; give a number from 0 up to, but not including, 1")
         if weight_decay < 0:
             raise ValueError(f"weight_decay is {weight_decay}; give 0 or more")
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "step": 0})
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """One update from the gradients in `.grad`; no device synchronisation."""
         assert closure is None, "the loss is computed once, outside"
         for group in self.param_groups:
-            group["step"] += 1
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
                 self._update(parameters, group)
@@ -41,9 +41,12 @@ class AdamATan2(torch.optim.Optimizer):
         for parameter in parameters:
             state = self.state[parameter]
             if not state:
+                state["step"] = torch.zeros((), device="cpu")
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
+            state["step"] += 1
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        times = [self.state[parameter]["step"].item() for parameter in parameters]
         means = [self.state[parameter]["exp_avg"] for parameter in parameters]
         squares = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
         beta1, beta2 = group["betas"]
@@ -52,8 +55,8 @@ class AdamATan2(torch.optim.Optimizer):
         torch._foreach_lerp_(means, gradients, 1 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-        updates = torch._foreach_div(squares, 1 - beta2 ** group["step"])
+        updates = torch._foreach_div(squares, [1 - beta2**t for t in times])
         torch._foreach_sqrt_(updates)
-        for mean, update in zip(means, updates, strict=True):
+        for parameter, mean, update, t in zip(parameters, means, updates, times, strict=True):
             torch.atan2(mean, update, out=update)  # there is no _foreach_atan2
-        torch._foreach_add_(parameters, updates, alpha=-group["lr"] / (1 - beta1 ** group["step"]))
+            parameter.add_(update, alpha=-group["lr"] / (1 - beta1**t))

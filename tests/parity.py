@@ -19,12 +19,14 @@ import torch
 from safetensors.torch import load_file
 
 from dataset.loader import IGNORE_LABEL
-from models import build_arch
-from models.act import Batch, RecursiveModel, initial_carry, segment
+from models import ArchConfig, build_arch
+from models.act import Batch, initial_carry, segment
 from models.hrm import HRMConfig
 from models.layers import RMS_EPS
 from models.losses import METRICS, act_loss
-from optim.adam_atan2 import AdamATan2
+from models.published import fit_weights, to_ours
+from models.trm import TRMConfig
+from optim.build import AdamATan2Config, build_optimizers
 from pretrain import train_step
 from utils.command_line import validate
 from utils.dist import World
@@ -63,34 +65,26 @@ OPTION_DEFAULTS: dict[str, Any] = {
     "forward_dtype": "float32",
     "mlp_t": False,
 }
-# What the published options may say, but this HRM can't do otherwise.
-FIXED_OPTIONS: dict[str, Any] = {
-    "rms_norm_eps": RMS_EPS,
-    "puzzle_emb_len": 0,
-    "no_ACT_continue": False,
-    "causal": False,
+# What the published options may say, but this project can't do otherwise.
+FIXED_OPTIONS: dict[str, Any] = {"rms_norm_eps": RMS_EPS, "causal": False}
+# Of each architecture: the options of its own, and what this project added to it, as published.
+HRM_FIXED_OPTIONS: dict[str, Any] = {"puzzle_emb_len": 0, "no_ACT_continue": False}
+TRM_OPTIONS: dict[str, Any] = {"puzzle_emb_len": 0, "no_ACT_continue": True}
+ADDED_OPTIONS: dict[str, Any] = {
+    "mlp": "swiglu",
+    "num_registers": 0,
+    "backprop_warmup_steps": 0,
+    "activation_checkpointing": False,
+    "depth_curriculum": [],
 }
 OPTIM_KEYS = ("lr", "puzzle_emb_lr", "weight_decay", "puzzle_emb_weight_decay", "beta1", "beta2")
-
-RENAMED = {
-    "embed_tokens.embedding_weight": "embed_tokens.weight",
-    "embed_pos.embedding_weight": "embed_pos.weight",
-    "puzzle_emb.weights": "puzzle_embedding.weight",
-}
-
-
-def our_name(published: str) -> str:
-    """Our name of a published weight, saved compiled (`_orig_mod.`) or not."""
-    path = ".".join(part for part in published.split(".") if part != "_orig_mod")
-    path = path.removeprefix("model.").removeprefix("inner.")
-    return RENAMED.get(path, path)
 
 
 @dataclass
 class Recording:
     """One folder, read and found replayable. `recorded` holds what is to be compared, under unique names."""
 
-    config: HRMConfig
+    config: ArchConfig
     sizes: dict[str, int]
     optim: dict[str, float]
     initial: dict[str, torch.Tensor]
@@ -153,14 +147,12 @@ def _exact_error(ours: torch.Tensor | float, theirs: torch.Tensor | float) -> fl
 
 
 def read_recording(folder: Path) -> Recording:
-    """Raises ValueError, in one line, for a folder that is missing, damaged, or asks for what this HRM can't do."""
+    """Raises ValueError, in one line, for a folder that is missing, damaged, or asks for what this project can't do."""
     description = _read_json(folder / "trajectory.json")
     _expect_keys(description, {"arch", "model", "loss_type", "optim", "train", "eval"}, {"noise"}, folder, "")
-    if description["arch"] == "trm":
-        raise ValueError(f"{folder}: arch is trm, which this project does not have yet; give folders of arch hrm")
-    if description["arch"] != "hrm":
-        raise ValueError(f"{folder}: arch is {description['arch']!r}; only hrm can be replayed")
-    config, sizes = _read_model(description["model"], description["loss_type"], folder)
+    if description["arch"] not in ("hrm", "trm"):
+        raise ValueError(f"{folder}: arch is {description['arch']!r}; hrm and trm can be replayed")
+    config, sizes = _read_model(description["arch"], description["model"], description["loss_type"], folder)
     _expect_keys(description["optim"], set(OPTIM_KEYS), set(), folder, "optim")
     optim = {key: _number(value, folder, f"optim.{key}") for key, value in description["optim"].items()}
 
@@ -193,23 +185,30 @@ def replay(recording: Recording) -> Report:
     report = Report(dict(recording.recorded))
     config, optim = recording.config, recording.optim
     model = build_arch(config, **{name: recording.sizes[name] for name in SIZES if name != "batch_size"})
-    _load_weights(model, recording.initial)
-    optimizer = AdamATan2(
-        model.parameters(), lr=optim["lr"], betas=(optim["beta1"], optim["beta2"]), weight_decay=optim["weight_decay"]
+    model.load_state_dict(fit_weights(recording.initial, model.state_dict(), None, "initial.safetensors"))
+    optimizers = build_optimizers(
+        model,
+        [],
+        AdamATan2Config(name="adam_atan2"),
+        lr=optim["lr"],
+        betas=(optim["beta1"], optim["beta2"]),
+        weight_decay=optim["weight_decay"],
     )
-    has_target = config.halt_max_steps > 1
+    has_target = config.halt_max_steps > 1 and not config.no_ACT_continue
 
     carry = initial_carry(model, recording.batches[0])
     for t, (batch, lr_multiplier) in enumerate(zip(recording.batches, recording.lr_multipliers, strict=True)):
         carry, result = train_step(
             model,
-            optimizer,
+            optimizers,
             carry,
             batch,
-            lr=optim["lr"] * lr_multiplier,
+            depth=config.depth,
+            loss_config=config.loss,
+            lr_multiplier=lr_multiplier,
             puzzle_emb_lr=optim["puzzle_emb_lr"] * lr_multiplier,
             puzzle_emb_weight_decay=optim["puzzle_emb_weight_decay"],
-            loss_type=config.loss.loss_type,
+            grad_clip=None,
             global_batch_size=recording.sizes["batch_size"],
             min_halt_steps_B=torch.zeros(recording.sizes["batch_size"], dtype=torch.int32),
             world=World.single(),
@@ -239,7 +238,7 @@ def replay(recording: Recording) -> Report:
             carry.current["labels"],
             halted_B=carry.halted_B,
             steps_B=carry.steps_B,
-            loss_type=config.loss.loss_type,
+            config=config.loss,
             ignore_label=IGNORE_LABEL,
         )
     report.compare("evaluation", "eval.out.logits", outputs.logits_BSV)
@@ -287,35 +286,25 @@ def _compare_metrics(report: Report, quantity: str, prefix: str, sums: torch.Ten
             report.compare(quantity, f"{prefix}.{name}", ours, exact=name in COUNTS)
 
 
-def _load_weights(model: RecursiveModel, weights: dict[str, torch.Tensor]) -> None:
-    """Raises ValueError naming a weight that is missing, too many, or of another shape."""
-    own = model.state_dict()
-    if odd := sorted(own.keys() ^ weights.keys()):
-        raise ValueError(
-            f"initial.safetensors and the model don't share {', '.join(odd)}; check the options in 'model'"
-        )
-    for name, tensor in weights.items():
-        if tensor.shape != own[name].shape:
-            raise ValueError(
-                f"initial.safetensors has {name} of shape {tuple(tensor.shape)}, the model of "
-                f"{tuple(own[name].shape)}; check the options in 'model'"
-            )
-    model.load_state_dict(weights)
-
-
-def _read_model(options: Any, loss_type: Any, folder: Path) -> tuple[HRMConfig, dict[str, int]]:
-    _expect_keys(options, {*SIZES, *REQUIRED_OPTIONS}, OPTION_DEFAULTS.keys() | FIXED_OPTIONS.keys(), folder, "model")
-    for key, value in FIXED_OPTIONS.items():
+def _read_model(arch: str, options: Any, loss_type: Any, folder: Path) -> tuple[ArchConfig, dict[str, int]]:
+    defaults = OPTION_DEFAULTS | (TRM_OPTIONS if arch == "trm" else {})
+    fixed = FIXED_OPTIONS | (HRM_FIXED_OPTIONS if arch == "hrm" else {})
+    _expect_keys(options, {*SIZES, *REQUIRED_OPTIONS}, defaults.keys() | fixed.keys(), folder, "model")
+    for key, value in fixed.items():
         if options.get(key, value) != value:
-            raise ValueError(f"{folder}: model.{key} is {options[key]!r}, but this HRM only does {value!r}")
+            raise ValueError(f"{folder}: model.{key} is {options[key]!r}, but an {arch.upper()} only does {value!r}")
     for key in SIZES:
         if type(options[key]) is not int or options[key] < 1:
             raise ValueError(f"{folder}: model.{key} is {options[key]!r}; it must be a whole number, 1 or more")
-    values = {key: options[key] for key in REQUIRED_OPTIONS} | {
-        key: options.get(key, default) for key, default in OPTION_DEFAULTS.items()
-    }
+    values = {key: options[key] for key in REQUIRED_OPTIONS}
+    values |= {key: options.get(key, default) for key, default in defaults.items()} | ADDED_OPTIONS
+    values["loss"] = {"loss_type": loss_type, "label_smoothing": 0.0, "halt_weight": 0.5}
+    config: ArchConfig
     try:
-        config = validate(HRMConfig, {"name": "hrm", **values, "loss": {"loss_type": loss_type}})
+        if arch == "hrm":
+            config = validate(HRMConfig, {"name": arch, **values, **HRM_FIXED_OPTIONS, "backprop": "one_step"})
+        else:
+            config = validate(TRMConfig, {"name": arch, **values, "backprop": "last_H_cycle"})
     except ValueError as error:
         raise ValueError(f"{folder}: model: {error}") from error
     if config.halt_exploration_prob:
@@ -326,7 +315,7 @@ def _read_model(options: Any, loss_type: Any, folder: Path) -> tuple[HRMConfig, 
 
 
 def _take_batch(
-    tensors: dict[str, torch.Tensor], t: int, config: HRMConfig, sizes: dict[str, int], folder: Path
+    tensors: dict[str, torch.Tensor], t: int, config: ArchConfig, sizes: dict[str, int], folder: Path
 ) -> Batch:
     """Move the batch of step t out of the recorded tensors. Raises ValueError if a value would index out of a table."""
     shape_BS = (sizes["batch_size"], sizes["seq_len"])
@@ -355,13 +344,10 @@ def _take_batch(
 
 
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:
-    weights: dict[str, torch.Tensor] = {}
-    for published, tensor in _read_tensors(path).items():
-        name = our_name(published)
-        if name in weights:
-            raise ValueError(f"{path}: {published} is there twice, compiled and not; record the folder again")
-        weights[name] = tensor
-    return weights
+    try:
+        return to_ours(_read_tensors(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -64,6 +64,10 @@ def settings(data: Path, run: Path | None, **changes: object) -> list[str]:
         "log_interval": 5,
         "eval_every_n_steps": 5,
         "checkpoint_every_n_steps": 2,
+        "arch.H_cycles": 2,
+        "arch.L_cycles": 2,
+        "arch.H_layers": 1,
+        "arch.L_layers": 1,
         "arch.halt_max_steps": 3,
         "arch.halt_exploration_prob": 0.5,
     }

@@ -60,6 +60,10 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
         ["evaluate.py", "checkpoint=checkpoints/nowhere"],
         "error: there is no checkpoint at checkpoints/nowhere; give the folder of a run or of one of its steps",
     ),
+    "weights of no architecture": (
+        ["evaluate.py", "checkpoint=a_file", "data_path={data}"],
+        "error: a_file is a file of weights, which says neither its architecture nor its data; give arch=... (with the",
+    ),
     "two ranks": (
         ["-m", "torch.distributed.run", "--nproc-per-node=2", "pretrain.py", "data_path=data/nowhere", "device=cpu"],
         "error: no dataset at data/nowhere: ",
@@ -157,26 +161,55 @@ def _mistake(call: Callable[[], Any]) -> str:
         ({"keep_last_k": 0}, "keep_last_k: input should be greater than 0"),
         ({"dist__timeout_s": 0}, "dist.timeout_s: input should be greater than 0"),
         ({"arch__hidden_size": 30, "arch__num_heads": 4}, "hidden_size 30 is not divisible by num_heads 4; change"),
-        ({"arch__num_heads": 0}, "num_heads is 0, "),
-        ({"arch__hidden_size": 6, "arch__num_heads": 2}, "hidden_size / num_heads is 3, but rotary positions"),
-        ({"arch__H_cycles": 0}, "H_cycles is 0, but the HRM needs at least one; give 1 or more"),
-        ({"arch__L_layers": -1}, "L_layers is -1"),
-        ({"arch__expansion": 0}, "expansion is 0"),
-        ({"arch__halt_max_steps": 0}, "halt_max_steps is 0, which leaves no segment; give 1 or more"),
-        ({"arch__halt_exploration_prob": 1.1}, "halt_exploration_prob is 1.1, no probability; give a number from 0 to"),
-        ({"arch__puzzle_emb_ndim": -1}, "puzzle_emb_ndim is -1; give 0"),
-        ({"arch__rope_theta": 0}, "rope_theta is 0"),
-        ({"arch__forward_dtype": "float16"}, "arch.forward_dtype: input should be 'bfloat16' or 'float32', but it is"),
+        ({"arch__num_heads": 0}, "num_heads: input should be greater than or equal to 1, but it is 0"),
+        (
+            {"arch__hidden_size": 6, "arch__num_heads": 2},
+            "hidden_size / num_heads is 3, but rope positions turn groups of",
+        ),
+        ({"arch__H_cycles": 0}, "H_cycles: input should be greater than or equal to 1, but it is 0"),
+        ({"arch__L_layers": -1}, "L_layers: input should be greater than or equal to 1, but it is -1"),
+        ({"arch__expansion": 0}, "expansion: input should be greater than 0, but it is 0"),
+        ({"arch__halt_max_steps": 0}, "halt_max_steps: input should be greater than or equal to 1, but it is 0"),
+        (
+            {"arch__halt_exploration_prob": 1.1},
+            "halt_exploration_prob: input should be less than or equal to 1, but it is",
+        ),
+        ({"arch__puzzle_emb_ndim": -1}, "puzzle_emb_ndim: input should be greater than or equal to 0, but it is -1"),
+        ({"arch__rope_theta": 0}, "rope_theta: input should be greater than or equal to 1, but it is 0"),
+        (
+            {"arch__forward_dtype": "float16"},
+            "forward_dtype: input should be 'bfloat16' or 'float32', but it is 'float16'",
+        ),
         (
             {"arch__pos_encodings": "alibi"},
-            "arch.pos_encodings: input should be 'rope', 'learned' or 'none', but it is",
+            "pos_encodings: input should be 'rope', 'rope_2d', 'learned' or 'none', but it",
         ),
-        ({"arch__loss__loss_type": "mse"}, "arch.loss.loss_type: input should be 'stablemax_cross_entropy' or"),
-        ({"arch": "transformer_xl"}, "there is no config 'arch/transformer_xl'; choose one of hrm"),
+        ({"arch__loss__loss_type": "mse"}, "loss.loss_type: input should be 'stablemax_cross_entropy' or"),
+        ({"arch__num_registers": -1}, "num_registers: input should be greater than or equal to 0, but it is -1"),
+        ({"arch": "transformer_xl"}, "there is no config 'arch/transformer_xl'; choose one of "),
     ],
 )
 def test_an_option_out_of_range(tmp_path: Path, changes: dict[str, object], expected: str) -> None:
     assert expected in _mistake(lambda: _start(tmp_path / "no data needed", tmp_path / "run", **changes))
+
+
+def test_the_key_that_is_named_is_the_one_to_type(tmp_path: Path) -> None:
+    message = _mistake(lambda: _start(tmp_path, tmp_path / "run", arch__num_heads=0, optim="muon", optim__rest="sgd"))
+    assert message.startswith("arch.num_heads: ") and "optim.rest: " in message
+
+
+def test_a_word_or_a_number_is_one_mistake(tmp_path: Path) -> None:
+    message = _mistake(lambda: _start(tmp_path, tmp_path / "run", arch__backprop="some"))
+    assert message.count("it is 'some'") == 1 and "literal" not in message
+
+
+def test_only_what_can_be_chosen_is_offered(tmp_path: Path) -> None:
+    assert "_common" not in _mistake(lambda: _start(tmp_path, tmp_path / "run", arch="transformer_xl"))
+
+
+def test_an_architecture_that_is_not_there(tmp_path: Path) -> None:
+    message = _mistake(lambda: _start(tmp_path, tmp_path / "run", **{"arch.name": "foo"}))
+    assert "'foo'" in message and "hidden_size" not in message
 
 
 def test_a_seed_beyond_64_bits(tmp_path: Path) -> None:

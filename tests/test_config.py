@@ -1,24 +1,39 @@
 """Every YAML file composes and validates, says what its keys mean, and holds the published values."""
 
+import functools
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import torch
 import yaml
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from draw import DrawConfig
 from evaluate import EvaluateConfig
+from models import ArchConfig, build_arch
+from optim.build import OptimConfig
 from pretrain import PretrainConfig
 from utils.command_line import CONFIG_DIR, differences, read_config, validate
 
 PROGRAMS: dict[str, type[BaseModel]] = {"pretrain": PretrainConfig, "evaluate": EvaluateConfig, "draw": DrawConfig}
-GROUP_FILES = sorted(path.relative_to(CONFIG_DIR) for path in CONFIG_DIR.glob("*/*.yaml"))
 ALL_FILES = sorted(path.relative_to(CONFIG_DIR) for path in CONFIG_DIR.rglob("*.yaml"))
+# A file whose name begins with _ is a part of others, and no choice.
+GROUP_FILES = [path for path in ALL_FILES if len(path.parts) == 2 and not path.name.startswith("_")]
 
 
+def choices(group: str) -> list[str]:
+    return [path.stem for path in GROUP_FILES if path.parent.name == group]
+
+
+EXPERIMENTS = choices("experiment")
+
+
+@functools.cache
 def compose(*overrides: str) -> PretrainConfig:
     return validate(PretrainConfig, read_config("pretrain", list(overrides)))
 
@@ -29,15 +44,27 @@ def test_every_program_has_its_page() -> None:
 
 @pytest.mark.parametrize("path", GROUP_FILES, ids=str)
 def test_every_choice_of_every_group_composes_and_validates(path: Path) -> None:
-    assert len(path.parts) == 2
     compose(f"{path.parent}={path.stem}")
 
 
-@pytest.mark.parametrize("experiment", [path.stem for path in GROUP_FILES if path.parent.name == "experiment"])
-@pytest.mark.parametrize("debug", [path.stem for path in GROUP_FILES if path.parent.name == "debug"])
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("debug", choices("debug"))
 def test_debug_applies_to_every_experiment(experiment: str, debug: str) -> None:
-    # Several debug files shrink the model; where the experiment says how, the person must too.
-    assert compose(f"experiment={experiment}", f"debug={debug}").project_name == "debug"
+    config = compose(f"experiment={experiment}", f"debug={debug}")
+    assert config.project_name == "debug"
+    # Without a word about evaluations it would be the experiment that says when they are.
+    assert config.eval_every_n_steps == (10 if debug == "tiny" else None) and config.eval_interval is None
+
+
+@pytest.mark.parametrize("arch", choices("arch"))
+def test_the_tiny_model_is_tiny_for_every_arch(arch: str) -> None:
+    config = compose("debug=tiny", f"arch={arch}")
+    assert num_parameters(config, seq_len=16, vocab_size=6) < 250_000
+
+
+def test_the_batch_that_is_learnt_by_heart_stays_the_same() -> None:
+    config = compose("experiment=sudoku_extreme_fast", "debug=overfit")
+    assert (config.augment, config.arch.loss.label_smoothing) == ("none", 0.0)
 
 
 def test_each_program_validates() -> None:
@@ -46,11 +73,27 @@ def test_each_program_validates() -> None:
     validate(DrawConfig, read_config("draw", ["checkpoint=x"]))
 
 
-def _keys_of(model: type[BaseModel], prefix: str = "") -> set[str]:
+def _members(annotation: Any) -> list[type[BaseModel]]:
+    """The config classes that an annotation names: one, those of a union, those in a list, or none."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [member for argument in get_args(annotation) for member in _members(argument)]
+
+
+def _class_of(members: list[type[BaseModel]], values: dict[str, Any]) -> type[BaseModel]:
+    """The member of a union that values are of, which their `name` tells."""
+    if len(members) == 1:
+        return members[0]
+    return next(member for member in members if values["name"] in get_args(member.model_fields["name"].annotation))
+
+
+def _keys_of(model: type[BaseModel], values: dict[str, Any], prefix: str = "") -> set[str]:
+    """The dotted keys that a config class takes, with those of the union members that these values are of."""
     keys = set()
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys |= _keys_of(field.annotation, f"{prefix}{name}.")
+        value = values.get(name)
+        if isinstance(value, dict):
+            keys |= _keys_of(_class_of(_members(field.annotation), value), value, f"{prefix}{name}.")
         else:
             keys.add(prefix + name)
     return keys
@@ -61,41 +104,62 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> set[str]:
     return {leaf for key, value in nested for leaf in (_leaves(value, f"{key}.") if isinstance(value, dict) else {key})}
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_every_key_that_can_be_set_stands_in_yaml(program: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "overrides"),
+    [
+        *(("pretrain", [f"{group}={choice}"]) for group in ("arch", "optim") for choice in choices(group)),
+        ("evaluate", ["checkpoint=x"]),
+        ("evaluate", ["checkpoint=x", "arch=trm"]),
+        ("draw", ["checkpoint=x"]),
+    ],
+    ids=str,
+)
+def test_every_key_that_can_be_set_stands_in_yaml(program: str, overrides: list[str]) -> None:
     """And nothing else does; defaults stand there alone, not in Python too."""
-    overrides = [] if program == "pretrain" else ["checkpoint=x"]
-    assert _leaves(read_config(program, overrides)) == _keys_of(PROGRAMS[program])
+    values = read_config(program, overrides)
+    assert _leaves(values) == _keys_of(PROGRAMS[program], values)
 
 
-def _no_defaults(model: type[BaseModel]) -> None:
-    for name, field in model.model_fields.items():
-        assert field.is_required(), f"{model.__name__}.{name} has a default in Python"
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            _no_defaults(field.annotation)
+def test_every_arch_and_optimizer_has_a_file() -> None:
+    for group, union in (("arch", ArchConfig), ("optim", OptimConfig)):
+        names = {name for member in _members(union) for name in get_args(member.model_fields["name"].annotation)}
+        assert names <= set(choices(group))
+
+
+def _config_classes(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    yield model
+    for field in model.model_fields.values():
+        for member in _members(field.annotation):
+            yield from _config_classes(member)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_defaults_stand_in_yaml_alone(program: str) -> None:
-    _no_defaults(PROGRAMS[program])
+    for model in _config_classes(PROGRAMS[program]):
+        for name, field in model.model_fields.items():
+            assert field.is_required(), f"{model.__name__}.{name} has a default in Python"
 
 
 # Names that say it all, or are said in one comment for their group.
 SPEAKING = {
     *("lr", "lr_warmup_steps", "beta1", "beta2", "weight_decay", "puzzle_emb_lr", "puzzle_emb_weight_decay"),
     *("name", "hidden_size", "num_heads", "H_cycles", "H_layers", "L_layers", "rope_theta"),
-    *("entity", "group", "tags", "timeout_s", "checkpoint_every_eval", "checkpoint_every_n_steps"),
+    *("entity", "group", "tags", "timeout_s", "checkpoint_every_eval", "checkpoint_every_n_steps", "arch"),
+    *("muon_momentum", "muon_weight_decay"),
 }
 
 
-@pytest.mark.parametrize("path", ["pretrain.yaml", "evaluate.yaml", "draw.yaml", "arch/hrm.yaml"])
-def test_every_key_has_a_comment(path: str) -> None:
-    undocumented = {
-        found[1]
-        for line in (CONFIG_DIR / path).read_text().splitlines()
-        if (found := re.match(r"\s*(\w+):\s*\S", line)) and " #" not in line
-    }
-    assert undocumented <= SPEAKING
+def _commented(path: Path) -> dict[str, bool]:
+    """Of each key with a value in a file, whether a comment follows it."""
+    lines = (CONFIG_DIR / path).read_text().splitlines()
+    return {found[1]: " #" in line for line in lines if (found := re.match(r"\s*(\w+):\s*\S", line))}
+
+
+@pytest.mark.parametrize("path", [path for path in ALL_FILES if path.parts[0] not in ("experiment", "debug")], ids=str)
+def test_every_key_has_a_comment(path: Path) -> None:
+    explained = {key for key, commented in _commented(Path("arch/_common.yaml")).items() if commented}
+    undocumented = {key for key, commented in _commented(path).items() if not commented}
+    assert undocumented <= SPEAKING | (explained if path.parent.name == "arch" else set())
 
 
 @pytest.mark.parametrize("path", ALL_FILES, ids=str)
@@ -104,28 +168,57 @@ def test_every_file_says_what_it_is(path: Path) -> None:
     assert re.match(r"# \w.{20}", next(line for line in lines if not line.startswith("# @package")))
 
 
-@pytest.mark.parametrize("path", [path for path in GROUP_FILES if path.parent.name == "experiment"], ids=str)
-def test_an_experiment_says_its_result_and_command(path: Path) -> None:
-    text = (CONFIG_DIR / path).read_text()
-    assert f"pretrain.py experiment={path.stem}" in text
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_an_experiment_says_its_result_and_command(experiment: str) -> None:
+    text = (CONFIG_DIR / f"experiment/{experiment}.yaml").read_text()
+    assert f"pretrain.py experiment={experiment}" in text
     assert "dataset/build_" in text
     assert re.search(r"^# (Expected|Published):", text, re.MULTILINE)
+    assert "Measured here:" in text or "README" in text
 
 
-@pytest.mark.parametrize("path", [path for path in GROUP_FILES if path.parent.name == "experiment"], ids=str)
-def test_an_experiment_holds_only_differences(path: Path) -> None:
-    own = {
-        key: value
-        for key, value in yaml.safe_load((CONFIG_DIR / path).read_text()).items()
-        if key not in ("defaults", "weight_decay", "lr", "puzzle_emb_weight_decay")  # what a published command typed
-    }
-    plain = read_config("pretrain", [])
-    same = [
-        key
-        for key in _leaves(own)
-        if OmegaConf.select(OmegaConf.create(plain), key) == OmegaConf.select(OmegaConf.create(own), key)
-    ]
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_an_experiment_holds_only_differences(experiment: str) -> None:
+    """From the defaults of the groups that it chooses, or from the experiment that it builds on."""
+    own = yaml.safe_load((CONFIG_DIR / f"experiment/{experiment}.yaml").read_text()) or {}
+    base = []
+    for entry in own.pop("defaults", []):
+        if isinstance(entry, dict):
+            base += [f"{key.removeprefix('override /')}={choice}" for key, choice in entry.items()]
+        elif entry != "_self_":
+            base.append(f"experiment={entry}")
+    typed = {"weight_decay", "lr", "puzzle_emb_weight_decay"}  # in a published command, whatever the default
+    without = OmegaConf.create(read_config("pretrain", base))
+    same = [key for key in _leaves(own) - typed if OmegaConf.select(without, key) == _at(own, key)]
     assert same == []
+
+
+def _at(values: dict[str, Any], key: str) -> Any:
+    return functools.reduce(lambda inner, name: inner[name], key.split("."), values)
+
+
+# Of the tasks that the experiments are about.
+SEQ_LEN_AND_VOCAB = {"sudoku-4x4": (16, 6), "sudoku": (81, 11), "maze": (900, 6), "arc": (900, 12)}
+# In millions: HRM's abstract; TRM's tables 4 and 5.
+PUBLISHED_SIZES = {"hrm": 27, "trm": 7, "trm_mlp": 5}
+
+
+def num_parameters(config: PretrainConfig, *, seq_len: int, vocab_size: int) -> int:
+    """Of the model without its puzzle table, which depends on the dataset."""
+    with torch.device("meta"):
+        model = build_arch(config.arch, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=1)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_an_experiment_has_a_model_for_its_task(experiment: str) -> None:
+    config = compose(f"experiment={experiment}")
+    name = Path(config.data_path).name
+    seq_len, vocab_size = next(sizes for task, sizes in SEQ_LEN_AND_VOCAB.items() if name.startswith(task))
+    num = num_parameters(config, seq_len=seq_len, vocab_size=vocab_size)
+    if experiment in COMMANDS and experiment != "sudoku_hard_full":  # whose learned positions add to it
+        kind = "trm_mlp" if config.arch.mlp_t else config.arch.name
+        assert round(num / 1e6) == PUBLISHED_SIZES[kind]
 
 
 PUBLISHED = {
@@ -149,6 +242,13 @@ PUBLISHED = {
     "eval_save_outputs": [],
     "log_interval": 10,
     "device": "auto",
+    # TRM's additions
+    "data_paths_test": [],
+    "min_eval_interval": 0,
+    "ema": False,
+    "ema_rate": 0.999,
+    "freeze_weights": False,
+    "load_checkpoint": None,
 }
 PUBLISHED_HRM = {
     "name": "hrm",
@@ -166,22 +266,73 @@ PUBLISHED_HRM = {
     "rope_theta": 10000.0,
     "forward_dtype": "bfloat16",
     "mlp_t": False,
-    "loss": {"loss_type": "stablemax_cross_entropy"},
+}
+PUBLISHED_TRM = PUBLISHED_HRM | {
+    "name": "trm",
+    "H_cycles": 3,
+    "L_cycles": 6,
+    "H_layers": 0,
+    "L_layers": 2,
+    "puzzle_emb_len": 16,
+    "no_ACT_continue": True,
+    "backprop": "last_H_cycle",  # not a key there: that is how its recursion is written
+}
+# What neither has, in the state in which it changes nothing.
+OFF = {
+    "augment": "none",
+    "max_steps": None,
+    "overfit_one_batch": False,
+    "grad_clip": None,
+    "ema_start": 0.0,
+    "init_from": None,
+    "puzzle_table": None,
+    "freeze": "none",
+    "early_stop_patience": None,
+    "optim": {"name": "adam_atan2"},
+}
+OFF_ARCH = {
+    "mlp": "swiglu",
+    "num_registers": 0,
+    "backprop_warmup_steps": 0,
+    "activation_checkpointing": False,
+    "depth_curriculum": [],
+    "loss": {"loss_type": "stablemax_cross_entropy", "label_smoothing": 0.0, "halt_weight": 0.5},
 }
 
 
 def test_defaults_are_the_published_ones() -> None:
     values = compose().model_dump()
-    assert {key: values[key] for key in PUBLISHED} == PUBLISHED
-    assert values["arch"] == PUBLISHED_HRM
+    assert {key: values[key] for key in PUBLISHED | OFF} == PUBLISHED | OFF
+    hrm_as_trm_says_it = {"puzzle_emb_len": 0, "no_ACT_continue": False, "backprop": "one_step"}
+    assert values["arch"] == PUBLISHED_HRM | hrm_as_trm_says_it | OFF_ARCH
+
+
+def test_defaults_of_trm_are_the_published_ones() -> None:
+    values = compose("arch=trm").model_dump()
+    assert values["arch"] == PUBLISHED_TRM | OFF_ARCH
+    assert {key: values[key] for key in PUBLISHED | OFF} == PUBLISHED | OFF
+    assert compose("arch=trm_mlp").arch == compose("arch=trm", "arch.mlp_t=True", "arch.pos_encodings=none").arch
 
 
 def test_the_published_name_of_the_arch_is_accepted() -> None:
     assert compose("arch=hrm_v1") == compose()
 
 
-# The README of the HRM repository, as it stands there.
+# The READMEs of the HRM and the TRM repository, as they stand there.
+TRM_COMMAND = (
+    'arch=trm data_paths="[{data}]" evaluators="[]" epochs=50000 eval_interval=5000 lr=1e-4 puzzle_emb_lr=1e-4 '
+    "weight_decay=1.0 puzzle_emb_weight_decay=1.0 {arch} +run_name=${{run_name}} ema=True"
+)
+TRM_ARC_COMMAND = (
+    'arch=trm data_paths="[{data}]" arch.L_layers=2 arch.H_cycles=3 arch.L_cycles=4 +run_name=${{run_name}} ema=True'
+)
 COMMANDS = {
+    "arc_1": "",
+    "arc_2": "data_path=data/arc-2-aug-1000",
+    "maze_hard": (
+        "data_path=data/maze-30x30-hard-1k epochs=20000 eval_interval=2000 lr=1e-4 puzzle_emb_lr=1e-4 "
+        "weight_decay=1.0 puzzle_emb_weight_decay=1.0"
+    ),
     "sudoku_extreme_1k": (
         "data_path=data/sudoku-extreme-1k-aug-1000 epochs=20000 eval_interval=2000 lr=1e-4 puzzle_emb_lr=1e-4 "
         "weight_decay=1.0 puzzle_emb_weight_decay=1.0"
@@ -195,17 +346,113 @@ COMMANDS = {
         "puzzle_emb_lr=3e-4 weight_decay=0.1 puzzle_emb_weight_decay=0.1 arch.loss.loss_type=softmax_cross_entropy "
         "arch.L_cycles=8 arch.halt_max_steps=8 arch.pos_encodings=learned"
     ),
+    "trm_sudoku_extreme": TRM_COMMAND.format(
+        data="data/sudoku-extreme-1k-aug-1000",
+        arch="arch.mlp_t=True arch.pos_encodings=none arch.L_layers=2 arch.H_cycles=3 arch.L_cycles=6",
+    ),
+    "trm_sudoku_extreme_attention": TRM_COMMAND.format(
+        data="data/sudoku-extreme-1k-aug-1000", arch="arch.L_layers=2 arch.H_cycles=3 arch.L_cycles=6"
+    ),
+    "trm_maze_hard": TRM_COMMAND.format(
+        data="data/maze-30x30-hard-1k", arch="arch.L_layers=2 arch.H_cycles=3 arch.L_cycles=4"
+    ),
+    "trm_arc_1": TRM_ARC_COMMAND.format(data="data/arc1concept-aug-1000"),
+    "trm_arc_2": TRM_ARC_COMMAND.format(data="data/arc2concept-aug-1000"),
 }
+
+
+def typed(command: str) -> list[str]:
+    """What a shell makes of the rest of a published command."""
+    return shlex.split(command.replace("${run_name}", "x"))
+
+
+def assert_same_training(one: PretrainConfig, other: PretrainConfig) -> None:
+    """The two may say differently what they are called and where one dataset is: data_path or data_paths."""
+    apart = {"run_name", "data_path", "data_paths"}
+    assert differences(one.model_dump(exclude=apart), other.model_dump(exclude=apart)) == []
+    assert one.train_paths == other.train_paths
 
 
 @pytest.mark.parametrize("experiment", COMMANDS)
 def test_published_commands_compose_as_written_and_as_an_experiment(experiment: str) -> None:
-    typed = compose(*COMMANDS[experiment].split())
-    assert differences(compose(f"experiment={experiment}").model_dump(), typed.model_dump()) == []
+    assert_same_training(compose(f"experiment={experiment}"), compose(*typed(COMMANDS[experiment])))
+
+
+def test_published_trm_maze_command_for_one_gpu() -> None:
+    published = typed(COMMANDS["trm_maze_hard"])
+    published.insert(-1, "global_batch_size=128")
+    assert_same_training(compose("experiment=trm_maze_hard", "global_batch_size=128"), compose(*published))
+
+
+def test_published_trm_command() -> None:
+    config = compose(*typed(COMMANDS["trm_sudoku_extreme"]))
+    assert (config.train_paths, config.run_name) == (["data/sudoku-extreme-1k-aug-1000"], "x")
+    assert (config.epochs, config.eval_interval, config.ema, config.evaluators) == (50000, 5000, True, [])
+    assert (config.arch.mlp_t, config.arch.pos_encodings, config.arch.name) == (True, "none", "trm")
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_what_is_typed_for_data_counts(experiment: str) -> None:
+    assert compose(f"experiment={experiment}", "data_path=mine").train_paths == ["mine"]
+
+
+# x182m.py of github.com/jvdillon/sic and what it inherits; 5,000 steps of EMA warm-up; weight decay is 1e-4 a step.
+FAST = {
+    "optim": {
+        "name": "muon",
+        "muon_lr": 0.02,
+        "muon_momentum": 0.95,
+        "muon_weight_decay": 0.005,
+        "rest": "adamw",
+        "eps": 1e-8,
+    },
+    **{"global_batch_size": 384, "max_steps": 8000, "eval_every_n_steps": 500, "eval_interval": None},
+    **{"lr": 1e-4, "beta1": 0.9, "beta2": 0.95, "weight_decay": 1.0, "lr_min_ratio": 0.0, "lr_warmup_steps": 0},
+    **{"grad_clip": 1.0, "ema": True, "ema_rate": 0.9, "augment": "online"},
+}
+FAST_ARCH = {
+    **{"hidden_size": 512, "L_layers": 2, "H_cycles": 6, "L_cycles": 9, "mlp_t": True, "mlp": "normalized_swiglu"},
+    **{"num_registers": 1, "puzzle_emb_ndim": 0, "halt_max_steps": 16, "halt_exploration_prob": 0.1},
+    **{"no_ACT_continue": True, "backprop": "last_H_cycle"},
+    "loss": {"loss_type": "softmax_cross_entropy", "label_smoothing": 0.2, "halt_weight": 0.05},
+}
+
+
+def test_the_fast_sudoku_recipe_is_the_published_one() -> None:
+    config = compose("experiment=sudoku_extreme_fast")
+    values = config.model_dump()
+    assert {key: values[key] for key in FAST} == FAST
+    assert {key: values["arch"][key] for key in FAST_ARCH} == FAST_ARCH
+    assert config.max_steps is not None and config.ema_start * config.max_steps == 5000
+
+
+@pytest.mark.parametrize("experiment", ["sudoku_extreme_fast", "maze_hard_fast"])
+def test_the_fast_recipes_find_enough_draws_in_a_thousand_puzzles(experiment: str) -> None:
+    config = compose(f"experiment={experiment}")
+    assert config.max_steps is not None and config.epochs * 1000 >= config.max_steps * config.global_batch_size
+
+
+def test_the_fast_recipes_decay_all_weights_alike() -> None:
+    """Muon takes off muon_lr * muon_weight_decay of a weight in a step, AdamW lr * weight_decay."""
+    for experiment in ("sudoku_extreme_fast", "maze_hard_fast"):
+        config = compose(f"experiment={experiment}")
+        assert config.optim.name == "muon"
+        muon = config.optim.muon_lr * config.optim.muon_weight_decay
+        assert muon == pytest.approx(config.lr * config.weight_decay)
+
+
+def test_the_fast_maze_recipe_is_the_sudoku_one_but_for_what_the_task_asks() -> None:
+    sudoku, maze = (compose(f"experiment={name}_fast").model_dump() for name in ("sudoku_extreme", "maze_hard"))
+    changed = {line.split(":")[0] for line in differences(sudoku, maze)}
+    arch = {f"arch.{key}" for key in ("H_cycles", "L_cycles", "mlp_t", "pos_encodings", "num_registers")}
+    assert changed == arch | {
+        *("data_path", "global_batch_size", "max_steps", "eval_max_examples"),
+        *("optim.muon_lr", "optim.muon_weight_decay"),
+    }
 
 
 def test_published_8_gpu_command() -> None:
-    config = compose(*COMMANDS["sudoku_extreme_1k"].split())
+    config = compose(*typed(COMMANDS["sudoku_extreme_1k"]))
     assert (config.data_path, config.epochs, config.eval_interval) == ("data/sudoku-extreme-1k-aug-1000", 20000, 2000)
     assert (config.lr, config.puzzle_emb_lr) == (1e-4, 1e-4)
     assert (config.weight_decay, config.puzzle_emb_weight_decay) == (1.0, 1.0)
@@ -221,7 +468,13 @@ def test_puzzle_embedding_follows_the_hidden_size() -> None:
 def test_a_typed_key_wins_over_the_experiment_and_debug() -> None:
     config = compose("lr=5e-4", "experiment=sudoku_hard_full", "debug=tiny", "arch.hidden_size=64", "max_steps=3")
     assert (config.lr, config.arch.hidden_size, config.max_steps) == (5e-4, 64, 3)
-    assert (config.arch.L_cycles, config.arch.H_layers, config.project_name) == (8, 1, "debug")
+    assert (config.arch.halt_max_steps, config.arch.H_cycles, config.project_name) == (8, 1, "debug")
+
+
+def test_a_typed_arch_wins_over_the_experiment() -> None:
+    """Only its choice: the options that the experiment sets within it stay."""
+    config = compose("experiment=trm_maze_hard", "arch=hrm", "optim=adamw")
+    assert (config.arch.name, config.arch.L_cycles, config.optim.name) == ("hrm", 4, "adamw")
 
 
 @pytest.mark.parametrize("group", ["experiment", "debug"])

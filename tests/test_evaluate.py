@@ -11,11 +11,13 @@ from safetensors.torch import load_file
 import evaluate as program
 from dataset.loader import IGNORE_LABEL
 from dataset.schema import DatasetMetadata, PuzzleSet, Split
+from models import export
 from models.act import initial_carry, segment
 from models.hrm import HRM
 from models.losses import act_loss
 from pretrain import SavedOutput, evaluate, load_run
 from tests import runs
+from tests.in_process import train_here, with_identifiers
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_hrm
 from tests.spawn import run_ranks
 from utils.command_line import CommandLine
@@ -75,7 +77,7 @@ def _by_hand(model: HRM, rows: dict[str, np.ndarray]) -> list[dict[str, torch.Te
             batch["labels"],
             halted_B=carry.halted_B,
             steps_B=carry.steps_B,
-            loss_type="stablemax_cross_entropy",
+            config=model.config.loss,
             ignore_label=IGNORE_LABEL,
         )
         said.append(
@@ -111,7 +113,7 @@ def rows(model: HRM) -> dict[str, np.ndarray]:
 
 
 def _evaluate(model: HRM, split: Split, batch_size: int, **options: Any) -> dict[str, float]:
-    metrics = evaluate(model, split, SINGLE, batch_size=batch_size, loss_type="stablemax_cross_entropy", **options)
+    metrics = evaluate(model, split, SINGLE, batch_size=batch_size, **options)
     assert metrics is not None
     return metrics
 
@@ -170,7 +172,7 @@ def test_the_batch_size_changes_nothing(model: HRM, rows: dict[str, np.ndarray],
 
 def _on_rank(world: World, rows: dict[str, np.ndarray], batch_size: int) -> dict[str, float] | None:
     model = small_hrm(seed=7, halt_max_steps=STEPS)
-    return evaluate(model, _split(all=rows), world, batch_size=batch_size, loss_type="stablemax_cross_entropy")
+    return evaluate(model, _split(all=rows), world, batch_size=batch_size)
 
 
 def test_so_does_the_number_of_ranks(model: HRM, rows: dict[str, np.ndarray]) -> None:
@@ -216,7 +218,6 @@ def test_a_stop_abandons_it(model: HRM, rows: dict[str, np.ndarray], tmp_path: P
         _split(all=rows),
         SINGLE,
         batch_size=5,
-        loss_type="stablemax_cross_entropy",
         stop_requested=stop,
         save_outputs=["logits"],
         save_to=tmp_path / "outputs",
@@ -285,6 +286,91 @@ def test_the_weights_are_those_that_were_saved(quiet: Path) -> None:
     assert own.keys() == saved.keys()
     assert all(torch.equal(own[name], saved[name]) for name in saved)
     assert (checkpoint.state.step, config.arch.hidden_size) == (12, 32)
+
+
+# ---- a file of weights -----------------------------------------------------------------------------------
+
+SIZES = ["hidden_size=32", "num_heads=2", "H_cycles=2", "L_cycles=2", "L_layers=1", "halt_max_steps=3"]
+TYPED_ARCH = ["arch=trm_mlp", *(f"arch.{size}" for size in SIZES), "arch.forward_dtype=float32"]
+
+
+@pytest.fixture(scope="module")
+def trm(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a moving average, whose weights are far from it."""
+    run = tmp_path_factory.mktemp("trm") / "run"
+    train_here(runs.settings(data, run, arch="trm_mlp", ema="true", ema_rate=0.9, lr=1e-2, eval_every_n_steps=12))
+    return run
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_exported_file_scores_as_its_run(
+    trm: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    compiled: bool,
+) -> None:
+    """And otherwise than the weights that the average is of."""
+    file, raw = tmp_path / "published.pt", tmp_path / "raw.pt"
+    names = ["--compiled"] if compiled else []
+    assert export.main(["--format", "hrm", str(trm), "-o", str(file), *names]) == 0
+    scored = _score(monkeypatch, capsys, f"checkpoint={file}", f"data_path={data}", *TYPED_ARCH)
+    trained = {name: value for name, value in runs.rows(trm)[-1].items() if name.startswith("eval/")}
+    assert scored == pytest.approx(trained, abs=1e-4)
+    assert scored == _score(monkeypatch, capsys, f"checkpoint={trm}")
+    assert export.main(["--format", "hrm", str(trm), "-o", str(raw), "--raw", *names]) == 0
+    of_raw = _score(monkeypatch, capsys, f"checkpoint={raw}", f"data_path={data}", *TYPED_ARCH)
+    assert abs(of_raw["eval/all/lm_loss"] - scored["eval/all/lm_loss"]) > 1e-2
+
+
+def test_an_evaluator_adds_to_the_scores(
+    trm: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scored = _score(monkeypatch, capsys, f"checkpoint={trm}", "evaluators=[sudoku]")
+    assert {"eval/all/valid_boards", "eval/all/clues_kept"} <= scored.keys()
+
+
+def test_mistakes_about_a_file(trm: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, other = trm / "step_00000012" / "model.safetensors", with_identifiers(data, tmp_path / "other", 3)
+    for typed, expected in (
+        ([f"checkpoint={file}"], "give arch=... (with the options that it was trained with) and data_path=..."),
+        ([f"checkpoint={file}", *TYPED_ARCH], "is a file of weights, which says neither its architecture nor its data"),
+        ([f"checkpoint={trm}", *TYPED_ARCH], f"arch is given, but {trm} is a run, which knows its own; leave it out"),
+        ([f"checkpoint={trm}", "puzzle_table=keep"], "puzzle_table is given, but"),
+        (
+            [f"checkpoint={file}", f"data_path={data}", *TYPED_ARCH, "arch.num_registers=1"],
+            "doesn't fit the model: missing registers.weight (1, 32)",
+        ),
+        (
+            [f"checkpoint={file}", f"data_path={other}", *TYPED_ARCH],
+            "has puzzle rows for 1 identifiers, the model for 3; choose what becomes of them",
+        ),
+    ):
+        monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
+        with pytest.raises(UserError) as caught:
+            program.main(SINGLE)
+        assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_other_puzzles_with_a_choice(
+    trm: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The table has one row: kept, it is that of the first puzzles only; its mean is that of all."""
+    file, other = trm / "step_00000012" / "model.safetensors", with_identifiers(data, tmp_path / "other", 3)
+    own = _score(monkeypatch, capsys, f"checkpoint={file}", f"data_path={data}", *TYPED_ARCH)
+    loss = {}
+    for choice in ("keep", "mean", "zero"):
+        typed = [f"checkpoint={file}", f"data_path={other}", *TYPED_ARCH, f"puzzle_table={choice}"]
+        loss[choice] = _score(monkeypatch, capsys, *typed)["eval/all/lm_loss"]
+    assert loss["mean"] == own["eval/all/lm_loss"] and len(set(loss.values())) == 3
+
+
+# ---- its pages and its mistakes --------------------------------------------------------------------------
 
 
 def test_pages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,13 +106,16 @@ def test_the_environment_is_read_in_one_place(path: Path) -> None:
 
 
 CAN_RUN_CODE = ("pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "torch.load", "torch.save")
+# Published checkpoints are pickles. One module reads and writes them, by these names and with the check spelled out.
+READS_PICKLES = Path("utils/weights_file.py")
 
 
 @each_source
 def test_nothing_that_is_loaded_can_run_code(path: Path) -> None:
     imported = set(_imports(path))
     names = set(_names(path))
-    assert not {name for name in imported | names if name in CAN_RUN_CODE or name.split(".")[0] in CAN_RUN_CODE}
+    found = imported | (names - {"torch.load", "torch.save"} if path == READS_PICKLES else names)
+    assert not {name for name in found if name in CAN_RUN_CODE or name.split(".")[0] in CAN_RUN_CODE}
     assert not {name for name in names if name.endswith((".unsafe_load", ".full_load"))}
     for node in ast.walk(_tree(path)):
         if not isinstance(node, ast.Call):
@@ -121,7 +124,9 @@ def test_nothing_that_is_loaded_can_run_code(path: Path) -> None:
         assert called not in ("eval", "exec", "compile"), f"{path}:{node.lineno}"
         arguments = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
         assert arguments.get("allow_pickle", "False") == "False", f"{path}:{node.lineno}"
-        assert arguments.get("weights_only", "True") == "True", f"{path}:{node.lineno}"
+        if called == "torch.load" or "weights_only" in arguments:
+            assert arguments.get("weights_only") == "True", f"{path}:{node.lineno}"
+            assert "pickle_module" not in arguments and len(node.args) == 1, f"{path}:{node.lineno}"
         if called == "yaml.load":
             assert "Safe" in arguments.get("Loader", ""), f"{path}:{node.lineno}"
 
@@ -160,10 +165,21 @@ STEP_PATH = {
     "models/metric_sums.py": ("OpenSums.add", "EvalSums.add_segment", "EvalSums.add_last"),
     "models/act.py": ("segment",),
     "models/losses.py": ("act_loss", "token_cross_entropy", "correctness", "stablemax"),
-    "models/hrm.py": ("HRM.forward", "HRM._embed", "HRM.reset"),
+    "models/base.py": ("RecursiveModel.reset", "RecursiveModel._embed", "RecursiveModel._read_out"),
+    "models/depth.py": ("Calls.__call__",),
+    "models/hrm.py": ("HRM.forward",),
+    "models/trm.py": ("TRM.forward",),
+    "models/transformer.py": ("Transformer.forward",),
+    "models/urm.py": ("URM.forward",),
     "models/puzzle_embedding.py": ("PuzzleEmbedding.rows",),
     "optim/sparse_sign_sgd.py": ("sparse_sign_sgd_",),
     "optim/adam_atan2.py": ("AdamATan2.step",),
+    "optim/muon.py": ("Muon.step", "Muon._update", "orthogonal"),
+    "optim/build.py": ("Optimizers.step", "Optimizers.zero_grad"),
+    "optim/ema.py": ("EMA.update",),
+    "dataset/loader.py": ("TrainLoader._device_part", "_Resident.rows"),
+    "dataset/online.py": ("SudokuSymmetries.apply", "MazeSymmetries.apply", "ArcSymmetries.apply", "_transform_grid"),
+    "dataset/evaluators.py": ("SudokuEvaluator.__call__", "Evaluators.__call__"),
     "utils/dist.py": ("World.sum_", "World.sum_gradients_", "World.gather_rows"),
 }
 WAITING_METHODS = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "masked_select", "synchronize", "is_nonzero"}

@@ -96,7 +96,7 @@ def test_losses_and_rates_against_a_run_by_hand(data: Path, tmp_path: Path, ever
             labels_BS,
             halted_B=carry.halted_B,
             steps_B=carry.steps_B,
-            loss_type="stablemax_cross_entropy",
+            config=config.arch.loss,
             ignore_label=IGNORE_LABEL,
         )
         (loss / 16).backward()

@@ -47,21 +47,15 @@ def _last_line(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", ["hrm_rope", "hrm_learned", "hrm_softmax"])
-def test_published_hrm_is_reproduced(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["hrm_rope", "hrm_learned", "hrm_softmax", "trm_attention", "trm_mlp"])
+def test_published_models_are_reproduced(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     status = parity.main([str(REFERENCE / name)])
     out = capsys.readouterr().out
     assert status == 0, out
     for quantity in parity.QUANTITIES:
-        assert f"  {quantity}" in out, f"{quantity} was not compared"
+        if quantity != "targets" or name.startswith("hrm"):  # TRM learns no value of going on
+            assert f"  {quantity}" in out, f"{quantity} was not compared"
     assert float(out.splitlines()[-1].removeprefix("max_relative_error=")) <= parity.TOLERANCE
-
-
-@pytest.mark.parametrize("name", ["trm_attention", "trm_mlp"])
-def test_trm_is_refused_in_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert parity.main([str(REFERENCE / name)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1 and "trm" in error
 
 
 def _scale(name: str, factor: float) -> Callable[[Tensors], Any]:

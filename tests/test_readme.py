@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,9 @@ from tests.runs import REPOSITORY
 QUESTION = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 ANSWER = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
 TINY = "debug=tiny device=cpu max_steps=3 eval_every_n_steps=null best_metric=null project_name=p"
+
+# The architecture of debug=tiny.
+TINY_ARCH = "arch.hidden_size=32 arch.num_heads=2 arch.H_cycles=1 arch.L_cycles=1 arch.forward_dtype=float32"
 
 
 def _commands() -> list[str]:
@@ -56,12 +60,14 @@ def _made_small(command: str) -> str:
     )
     if "build_sudoku_dataset" in command:
         return f"{command} --source-dir csv"
+    if "models.export" in command:
+        return command
     if "evaluate.py" in command or "draw.py" in command:
-        return f"{command} device=cpu"
+        return f"{command} device=cpu" + (f" {TINY_ARCH}" if " arch=" in command else "")
     if "resume=auto" in command:
         return f"{command} max_steps=4"
     # The first run is the one that later commands name.
-    name = "run" if "experiment=" in command else "published"
+    name = "run" if "experiment=sudoku_extreme_1k_single_gpu" in command else f"run{zlib.crc32(command.encode())}"
     return f"{command} {TINY} run_name={name}"
 
 

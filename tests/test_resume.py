@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from tests import runs
+from tests.in_process import mistake, train_here
 from tests.runs import LAST_STEP, Torchrun, assert_same_run, rows, settings, train, until, with_arguments
 from utils.checkpoint import Checkpoint, find_checkpoint
 
@@ -374,6 +376,113 @@ def test_another_architecture_or_dataset(data: Path, copied: Path, tmp_path: Pat
     np.save(other / "train" / "all__inputs.npy", inputs)
     assert "was trained on other data" in _resume(other, copied, log).error()
     assert (copied / "latest").read_text() == "step_00000004\n"
+
+
+# ---- a recipe with everything on -----------------------------------------------------------------------
+
+# Everything that has a state of its own, and a patience that is worn out before the last step: in `max` mode the
+# falling loss was best at the first evaluation.
+EVERYTHING = {
+    "arch": "trm_mlp",
+    "optim": "muon",
+    "augment": "online",
+    "ema": "true",
+    "ema_rate": 0.5,
+    "ema_start": 0.1,
+    "grad_clip": 1.0,
+    "arch.depth_curriculum": "[{until: 0.4, H_cycles: 1, L_cycles: 1}]",
+    "early_stop_patience": 2,
+    "best_metric": "lm_loss",
+    "best_mode": "max",
+    "eval_every_n_steps": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def quiet_everything(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("quiet_everything") / "run"
+    train_here(settings(data, run, **EVERYTHING))
+    assert runs.latest(run) == 9 and (run / "best").read_text() == "step_00000003\n", "it was to run out of patience"
+    assert "ema.safetensors:puzzle_embedding.weight" in runs.tensors(run, 9)
+    return run
+
+
+def test_killed_stopped_and_resumed_with_everything_on(
+    data: Path, quiet_everything: Path, tmp_path: Path, log: Path
+) -> None:
+    """Killed in the shallow stage before the first evaluation, and stopped when one without a new best was counted."""
+    run = tmp_path / "run"
+    typed = settings(data, run, **EVERYTHING)
+    running = runs.start(typed, log, hook=runs.slowly)
+    until(lambda: runs.latest(run) >= 2, running)
+    running.signal(signal.SIGKILL)
+    running.wait().killed()
+    assert runs.latest(run) < 6
+    running = runs.start([*typed, "resume=auto"], log, hook=runs.slowly)
+    until(lambda: runs.latest(run) >= 6, running)
+    running.signal(signal.SIGTERM)
+    assert "stopped by SIGTERM" in running.wait().ok()
+    assert runs.latest(run) < 9
+    train([f"resume={run}"], log).ok()
+    assert_same_run(run, quiet_everything)
+    assert not (run / "stopped").exists()
+
+
+def test_stopped_in_the_evaluation_that_wears_out_patience(
+    data: Path, quiet_everything: Path, tmp_path: Path, log: Path
+) -> None:
+    """The average was swapped in when the stop came: the weights that are saved are the weights."""
+    run = tmp_path / "run"
+    hook = with_arguments(runs.stopped_in_evaluation, 3, 0)
+    train(settings(data, run, eval_batch_size=8, **EVERYTHING), log, hook=hook).ok()
+    assert runs.latest(run) == 9 and rows(run)[-1]["step"] < 9
+    assert "no better eval/all/lm_loss" in train([f"resume={run}"], log).ok()
+    # The batch size of evaluation is stored, and the order of its sums is all that it changes.
+    assert [row["step"] for row in rows(run)] == [row["step"] for row in rows(quiet_everything)]
+    assert_same_run(run, quiet_everything, metrics=False)
+    assert not (run / "stopped").exists()
+
+
+def test_an_average_that_is_asked_for_later_begins_at_the_weights(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train_here(settings(data, run, max_steps=4))
+    train_here([f"resume={run}", "ema=true", "ema_rate=0.75", "max_steps=5", "lr=1e-2"])
+    weights, end = runs.tensors(run, 4), runs.tensors(run, 5)
+    averaged = [name for name in end if name.startswith("ema.")]
+    assert len(averaged) > 5
+    for name in averaged:
+        old, new = (tensors[name.replace("ema.", "model.", 1)] for tensors in (weights, end))
+        torch.testing.assert_close(end[name], 0.75 * old + 0.25 * new)
+    # Given up again, it is gone from the next checkpoint.
+    train_here([f"resume={run}", "ema=false", "max_steps=6"])
+    assert not [name for name in runs.tensors(run, 6) if name.startswith("ema.")]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "expected"),
+    [
+        ("adam_atan2", "muon", "holds the state of adam_atan2, but this run's optimizer is adamw and muon"),
+        ("adamw", "adam_atan2", "state of adamw, but this run's optimizer is adam_atan2"),
+        ("muon", "adamw", "of adamw and muon, but this run's optimizer is adamw"),
+    ],
+)
+def test_resuming_with_another_optimizer(data: Path, tmp_path: Path, first: str, then: str, expected: str) -> None:
+    run = tmp_path / "run"
+    train_here(settings(data, run, optim=first, max_steps=2, eval_every_n_steps=None))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    message = mistake([f"resume={run}", f"optim={then}", "max_steps=3"])
+    assert expected in message and f"give optim={first}" in message
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_an_option_of_the_runs_own_optimizer(data: Path, tmp_path: Path) -> None:
+    """It can be typed alone, as any other key: the stored config says whose it is, and the others stand."""
+    run = tmp_path / "run"
+    begin_with = {"optim": "muon", "optim.muon_momentum": 0.8, "eval_every_n_steps": None}
+    train_here(settings(data, run, max_steps=2, **begin_with))
+    train_here([f"resume={run}", "optim.muon_lr=0.01", "max_steps=3"])
+    optim = json.loads((run / "step_00000003" / "state.json").read_text())["config"]["optim"]
+    assert (optim["name"], optim["muon_lr"], optim["muon_momentum"]) == ("muon", 0.01, 0.8)
 
 
 # ---- what is kept --------------------------------------------------------------------------------------

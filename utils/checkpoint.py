@@ -5,6 +5,7 @@ never executed.
 <run>/step_00001000/
     model.safetensors               weights and puzzle table, for use elsewhere too
     optimizer.safetensors  progress.safetensors
+    ema.safetensors                 where the run keeps a moving average: what it evaluates
     slots_<first>_<end>.safetensors one file per rank: its slots of the carry
     state.json                      step, cursor, config, fingerprints, open metrics, W&B run, best
     manifest.json                   size and sha256 of each file; written last
@@ -53,10 +54,10 @@ class RunState(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     step: int
     draws: int  # examples taken from the stream
-    optimizer_step: int
     open_steps: int
     open_slots: int
     best: float | None
+    evaluations_since_best: int
     pending_row: dict[str, float] | None
     wandb_run_id: str
     fingerprint: dict[str, str]
@@ -107,9 +108,13 @@ class Checkpoint:
             raise ValueError(f"checkpoint {path} is damaged: state.json isn't the state of a run") from error
         return Checkpoint(path, state, frozenset(manifest.files))
 
+    def has(self, name: str) -> bool:
+        """Whether there is a <name>.safetensors."""
+        return f"{name}.safetensors" in self.files
+
     def load(self, name: str) -> Tensors:
         """The tensors of <name>.safetensors, on the CPU."""
-        if f"{name}.safetensors" not in self.files:
+        if not self.has(name):
             raise ValueError(f"checkpoint {self.path} is damaged: manifest.json lists no {name}.safetensors")
         with _reading(self.path / f"{name}.safetensors") as file:
             return load_file(file)

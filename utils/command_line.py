@@ -3,7 +3,8 @@
 import argparse
 import difflib
 import re
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -66,16 +67,39 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
     return container  # type: ignore[return-value]
 
 
-def typed_changes(config_name: str, overrides: list[str]) -> Container:
+def default_groups(config_name: str) -> list[tuple[str, str]]:
+    """The groups that the config's page chooses from, and what it chooses ("null" for nothing), in order."""
+    page = (CONFIG_DIR / f"{config_name}.yaml").read_text()
+    return re.findall(r"^  - (?:optional )?(\w+): ?(\w+)", page, flags=re.MULTILINE)
+
+
+def typed_keys_and_groups(overrides: list[str]) -> set[str]:
+    """What stands before the equals signs."""
+    return {
+        o.key_or_group for o in OverridesParser.create().parse_overrides([typed.lstrip("+") for typed in overrides])
+    }
+
+
+def typed_changes(config_name: str, overrides: list[str], given: Sequence[str] = ()) -> Container:
     """What the overrides ask for, as {dotted key: value}: keys typed with a value, and keys that a typed group
     (experiment=x) sets otherwise than the defaults. Not what else follows by interpolation.
+
+    Args:
+        given: overrides that nobody typed, but that the typed ones are to be read with: arch=trm, of which
+            arch.L_layers=1 is an option.
     """
     parsed = OverridesParser.create().parse_overrides([typed.lstrip("+") for typed in overrides])
     groups = [o.input_line or "" for o in parsed if (CONFIG_DIR / o.key_or_group).is_dir()]
-    typed_keys = [o.key_or_group for o in parsed if not o.is_delete()]
-    defaults = dict(_flatten(read_config(config_name, [])))
-    by_groups = dict(_flatten(read_config(config_name, groups)))
-    asked = dict(_flatten(read_config(config_name, overrides)))
+    # A dictionary is merged into what was there, so that only its own keys were typed.
+    typed = {o.key_or_group: o.value() for o in parsed if not o.is_delete()}
+    typed_keys = [
+        key
+        for name, value in typed.items()
+        for key in ([key for key, _ in _flatten({name: value})] if isinstance(value, dict) else [name])
+    ]
+    defaults = dict(_flatten(read_config(config_name, [*given])))
+    by_groups = dict(_flatten(read_config(config_name, [*given, *groups])))
+    asked = dict(_flatten(read_config(config_name, [*given, *overrides])))
     # With the value of all overrides together: what the group derives may follow from a typed key.
     changes = {key: asked[key] for key, value in by_groups.items() if defaults.get(key, ...) != value and key in asked}
     for key, value in asked.items():
@@ -110,7 +134,10 @@ def validate(config_class: type[C], container: Container) -> C:
     try:
         return config_class.model_validate(container)
     except ValidationError as error:
-        raise ValueError("; ".join(_describe(e) for e in error.errors())) from error
+        by_key: dict[str, list[Any]] = {}
+        for each in error.errors():
+            by_key.setdefault(_key_of(each["loc"], container, missing=each["type"] == "missing"), []).append(each)
+        raise ValueError("; ".join(_describe(key, errors) for key, errors in by_key.items())) from error
 
 
 class _Parser(argparse.ArgumentParser):
@@ -152,18 +179,27 @@ def _require_single_value(typed: str) -> None:
         raise ValueError(f"{typed!r} names no config of the group {key}; choose one of {_choices(key)}")
 
 
+def choices(group: str) -> list[str]:
+    """Of a group's files those with an underscore in front are parts of others, and no choice."""
+    return sorted(path.stem for path in (CONFIG_DIR / group).glob("[!_]*.yaml"))
+
+
 def _choices(group: str) -> str:
-    return ", ".join(sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml")))
+    return ", ".join(choices(group))
 
 
 def _help_page(config_name: str, usage: str) -> str:
     """Usage, the groups with their choices, and the YAML with its comments, which OmegaConf would drop."""
     lines = [usage.strip(), "", "Groups, chosen with group=name (config/<group>/<name>.yaml):"]
-    main = CONFIG_DIR / f"{config_name}.yaml"
-    groups = re.findall(r"^  - (?:optional )?(\w+): ?(\w+)", main.read_text(), flags=re.MULTILINE)
+    main, groups = CONFIG_DIR / f"{config_name}.yaml", default_groups(config_name)
     for group, default in groups:
-        lines.append(f"  {group:<12}{_choices(group)}  (default: {default})")
-    files = [main, *(CONFIG_DIR / group / f"{default}.yaml" for group, default in groups if default != "null")]
+        entry = f"{_choices(group)}  (default: {default})"
+        lines += textwrap.wrap(entry, 140, initial_indent=f"  {group:<12}", subsequent_indent=" " * 14)
+    files = [main]
+    for group, default in groups:
+        if default != "null":
+            folder = CONFIG_DIR / group
+            files += [*sorted(folder.glob("_*.yaml")), folder / f"{default}.yaml"]
     for path in files:
         lines += ["", f"--- {path.relative_to(CONFIG_DIR.parent)} ---", path.read_text().strip()]
     return "\n".join(lines)
@@ -186,9 +222,9 @@ def _in_one_line(error: Exception, config_name: str) -> str:
         text,
         re.DOTALL,
     ):
-        options = ", ".join((choice[2] or "").split())
+        group = choice[1].split("/")[0]
         return f"there is no config {choice[1]!r}; " + (
-            f"choose one of {options}" if options else "--help lists the groups"
+            f"choose one of {_choices(group)}" if choice[2] and choice[2].strip() else "--help lists the groups"
         )
     if missing := re.search(r"Missing mandatory value: (\S+)", text):
         return f"{missing[1]} is not set; give {missing[1]}=..."
@@ -205,13 +241,34 @@ def _known_keys(config_name: str) -> list[str]:
     return [name for name, _ in _flatten(container)]  # type: ignore[arg-type]
 
 
-def _describe(error: Any) -> str:
-    key = ".".join(map(str, error["loc"]))
+def _key_of(location: Sequence[Any], container: Any, *, missing: bool) -> str:
+    """The key as it is typed: without the tags by which pydantic tells the members of a union."""
+    parts: list[str] = []
+    for part in location:
+        if (isinstance(container, dict) and part in container) or (
+            isinstance(container, list) and isinstance(part, int)
+        ):
+            container = container[part]
+        elif not (missing and part == location[-1]):
+            continue
+        parts.append(str(part))
+    return ".".join(parts)
+
+
+def _describe(key: str, errors: list[Any]) -> str:
+    """What is wrong with a key; of a union each member says what it would take."""
+    error = errors[0]
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         return f"unknown key {key!r}; --help lists the keys"
     if error["type"] == "missing":
         return f"{key} is not set; give {key}=..."
+    if error["type"] == "union_tag_invalid":
+        tags, tag = error["ctx"]["expected_tags"], error["ctx"]["tag"]
+        return f"{key}.name: input should be one of {tags}, but it is {tag!r}; {key}=... chooses with all its options"
+    if error["type"] == "union_tag_not_found":
+        return f"{key}.name is not set; give {key}=..., one of {_choices(key)}"
     if error["type"] == "value_error":
         return f"{key}: {message}" if key else message
-    return f"{key}: {message[0].lower()}{message[1:]}, but it is {error['input']!r}"
+    wanted = " or ".join(e["msg"][0].lower() + e["msg"][1:] for e in errors)
+    return f"{key}: {wanted}, but it is {error['input']!r}"

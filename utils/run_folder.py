@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import coolname
 from omegaconf import OmegaConf
@@ -13,7 +13,17 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from utils.checkpoint import Checkpoint, find_checkpoint, put_back, step_folders, write_atomically
-from utils.command_line import Container, differences, read_config, typed_changes, validate, with_changes
+from utils.command_line import (
+    Container,
+    choices,
+    default_groups,
+    differences,
+    read_config,
+    typed_changes,
+    typed_keys_and_groups,
+    validate,
+    with_changes,
+)
 from utils.config import StrictModel
 from utils.dist import Launch
 
@@ -25,10 +35,15 @@ class RunConfig(StrictModel):
     """What names a run and says what it begins with."""
 
     data_path: str
+    data_paths: list[str]
     project_name: str | None
     run_name: str | None
     checkpoint_path: str | None
     resume: str | None
+
+    @property
+    def train_paths(self) -> list[str]:
+        return self.data_paths or [self.data_path]
 
     @property
     def run_path(self) -> Path:
@@ -59,24 +74,27 @@ def read_start(config_class: type[C], config_name: str, overrides: list[str]) ->
     A resumed run has the stored config, changed only by what the overrides ask for. Raises ValueError.
     """
     launch = Launch.from_environment()
-    asked = validate(config_class, read_config(config_name, overrides))
     notes: list[str] = []
     checkpoint: Checkpoint | None
-    if asked.resume not in (None, "auto"):
-        run_path, checkpoint = _named_checkpoint(asked, launch, notes)
+    where = _place(config_name, overrides)
+    if where.resume not in (None, "auto"):
+        run_path, checkpoint = _named_checkpoint(where, launch, notes)
     else:
-        asked = _with_names(asked, launch)
-        run_path = asked.run_path
+        where = _with_names(where, launch)
+        run_path = where.run_path
         put_back(run_path)
-        if asked.resume is None and launch.restarts == 0:
+        if where.resume is None and launch.restarts == 0:
+            asked = validate(config_class, read_config(config_name, overrides))
             claim_fresh(run_path)
-            return Start(asked)
+            return Start(_named_as(asked, where))
         checkpoint = find_checkpoint(run_path, notes.append)
 
     stored = _config_of(run_path) if checkpoint is None else checkpoint.state.config
     if stored is None:
-        return Start(asked, notes=[f"resume=auto: no checkpoint in {run_path}, starting afresh"])
-    changes = typed_changes(config_name, overrides) | {"resume": asked.resume, "checkpoint_path": str(run_path)}
+        asked = validate(config_class, read_config(config_name, overrides))
+        return Start(_named_as(asked, where), notes=[f"resume=auto: no checkpoint in {run_path}, starting afresh"])
+    stored, changes = _merged(stored, config_name, overrides)
+    changes |= {"resume": where.resume, "checkpoint_path": str(run_path)}
     if checkpoint is None:
         if stored.get("resume") not in (None, "auto"):
             raise ValueError(
@@ -93,6 +111,36 @@ def read_start(config_class: type[C], config_name: str, overrides: list[str]) ->
         if line.split(":")[0] not in _PLACE:
             notes.append(f"changed on the command line: {line}")
     return Start(config, checkpoint, notes)
+
+
+def _place(config_name: str, overrides: list[str]) -> RunConfig:
+    """Where the run is, of all that was typed. Options of a group (arch.L_layers=1) are read when it is known which run
+    goes on: they may be those of its architecture, not of the default one. Raises ValueError.
+    """
+    options = tuple(f"{group}." for group, _ in default_groups(config_name))
+    values = read_config(config_name, [typed for typed in overrides if not typed.lstrip("+~").startswith(options)])
+    return validate(RunConfig, {key: values[key] for key in RunConfig.model_fields})
+
+
+def _merged(stored: Container, config_name: str, overrides: list[str]) -> tuple[Container, Container]:
+    """The stored config, and the changes that are typed to it. What is typed is read with the run's own architecture
+    and optimizer; where another is chosen, its options take the place of all the stored ones. Raises ValueError.
+    """
+    typed = typed_keys_and_groups(overrides)
+    names = {group: _name_in(stored.get(group), group) for group, _ in default_groups(config_name)}
+    given = [f"{group}={name}" for group, name in names.items() if name and not typed & {group, "experiment"}]
+    asked = read_config(config_name, [*given, *overrides])
+    changes = typed_changes(config_name, overrides, given)
+    others = {
+        group: asked[group] for group, name in names.items() if name and changes.get(f"{group}.name", name) != name
+    }
+    return stored | others, changes
+
+
+def _name_in(options: Any, group: str) -> str | None:
+    """The file of the group that a stored config was made from; its name is only believed where it is one."""
+    name = options.get("name") if isinstance(options, dict) else None
+    return name if name in choices(group) else None
 
 
 def _config_of(run_path: Path) -> Container | None:
@@ -129,13 +177,19 @@ def _named_checkpoint(asked: RunConfig, launch: Launch, notes: list[str]) -> tup
 
 
 def _with_names(config: C, launch: Launch) -> C:
-    project = config.project_name or Path(config.data_path).name
+    project = config.project_name or Path(config.train_paths[0]).name
     if config.checkpoint_path:
         run_name = config.run_name or Path(config.checkpoint_path).name
     else:
         run_name = config.run_name or _draw_name(project, launch)
     path = config.checkpoint_path or str(CHECKPOINTS / project / run_name)
     return config.model_copy(update={"project_name": project, "run_name": run_name, "checkpoint_path": path})
+
+
+def _named_as(config: C, where: RunConfig) -> C:
+    return config.model_copy(
+        update={key: getattr(where, key) for key in ("project_name", "run_name", "checkpoint_path")}
+    )
 
 
 def _draw_name(project: str, launch: Launch) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.augment import BOXES, Box, cell_sources, column_orders, draw_symmetries, row_orders
+from dataset.augment import BOXES, Box, box_of, cell_sources, column_orders, draw_symmetries, row_orders
 from dataset.sudoku import random_solution, valid_solutions
 
 boxes = st.sampled_from(list(BOXES.values()))
@@ -83,3 +83,10 @@ def test_boards_that_are_not_square_are_never_transposed() -> None:
     cells_NLL = draw_symmetries(np.random.default_rng(0), 200, box).cells_NS.reshape(-1, box.side, box.side)
     rows_NLL = cells_NLL // box.side
     assert (rows_NLL == rows_NLL[:, :, :1]).all()
+
+
+def test_the_shape_of_a_dataset_tells_its_boxes() -> None:
+    for box in BOXES.values():
+        assert box_of(box.num_cells, box.side + 2) == box
+    for shape in ((81, 10), (36, 6), (64, 10), (900, 12)):
+        assert box_of(*shape) is None

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.loader import IGNORE_LABEL, EvalLoader, TrainLoader
+from dataset import loader
+from dataset.loader import IGNORE_LABEL, DataOn, EvalLoader, TrainLoader
 from dataset.sampler import Sampler
 from dataset.schema import DatasetMetadata, PuzzleSet, Split
 from utils.dist import World
 
 SEQ_LEN, VOCAB = 5, 7
+DATA_ON: tuple[DataOn, ...] = ("host", "device")
 
 
 def _split(sizes: list[list[int]], *, dtype: Any = np.uint8, ignore: int | None = 0) -> Split:
@@ -70,12 +73,14 @@ def _unpack(batch: dict[str, torch.Tensor]) -> list[tuple[list[int], list[int], 
     return list(zip(*columns, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int32, np.int64])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, ">i2", np.uint16, np.int32, np.uint32, np.int64, np.uint64])
 @pytest.mark.parametrize("ignore", [0, 3, None])
-def test_batches_hold_the_examples_that_the_sampler_names(dtype: Any, ignore: int | None) -> None:
+@pytest.mark.parametrize("data_on", ["host", "device"])
+def test_batches_hold_the_examples_that_the_sampler_names(dtype: Any, ignore: int | None, data_on: DataOn) -> None:
     split = _split([[1, 3, 2], [2, 2]], dtype=dtype, ignore=ignore)
     sampler = _sampler(split, 4, epochs=3)
-    batches = list(TrainLoader(split, sampler, World.single()).batches(range(1, sampler.last_step + 1)))
+    loader = TrainLoader(split, sampler, World.single(), data_on=data_on)
+    batches = list(loader.batches(range(1, sampler.last_step + 1)))
     assert len(batches) == sampler.last_step == 7
     for step, batch in enumerate(batches, start=1):
         assert {tensor.dtype for tensor in batch.values()} == {torch.int32}
@@ -98,16 +103,75 @@ def test_reading_leaves_the_arrays_alone() -> None:
     for array in (split.sets["set0"].inputs, split.sets["set0"].labels):
         array.setflags(write=False)
     before = split.sets["set0"].labels.copy()
-    batches = list(TrainLoader(split, _sampler(split, 2), World.single()).batches(range(1, 4)))
-    batches[0]["labels"].fill_(5)
+    for data_on in DATA_ON:
+        batches = TrainLoader(split, _sampler(split, 2), World.single(), data_on=data_on).batches(range(1, 4))
+        next(batches)["labels"].fill_(5)
     np.testing.assert_array_equal(split.sets["set0"].labels, before)
 
 
-def test_ranks_read_their_slots() -> None:
+def test_sets_of_different_types_lie_on_the_device_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "CHUNK_BYTES", 11)  # two rows at a time, and not all sets begin at a multiple of it
+    split = _split([[1, 3, 2], [2, 2]])
+    for name, dtype in (("inputs", np.int64), ("labels", np.uint8)):
+        array = getattr(split.sets["set1"], name)
+        split.sets["set1"] = replace(split.sets["set1"], **{name: array.astype(dtype)})
+    sampler = _sampler(split, 5, epochs=3)
+    host, device = (
+        list(TrainLoader(split, sampler, World.single(), data_on=data_on).batches(range(1, sampler.last_step + 1)))
+        for data_on in DATA_ON
+    )
+    assert list(map(_unpack, host)) == list(map(_unpack, device))
+    assert {tensor.dtype for batch in device for tensor in batch.values()} == {torch.int32}
+
+
+@pytest.mark.parametrize("data_on", DATA_ON)
+@pytest.mark.parametrize("ignore", [-100, -1, 200])
+def test_an_ignored_label_outside_of_the_vocabulary_wherever_the_arrays_lie(data_on: DataOn, ignore: int) -> None:
+    split = _split([[4]], dtype=np.int64, ignore=ignore)
+    split.sets["set0"].labels[1, 2] = ignore
+    sampler = _sampler(split, 4)
+    (batch,) = TrainLoader(split, sampler, World.single(), data_on=data_on).batches(range(1, 2))
+    row = sampler.examples(1, slice(0, 4)).tolist().index(1)
+    assert (batch["labels"] == IGNORE_LABEL).nonzero().tolist() == [[row, 2]]
+
+
+def test_nothing_moves_to_a_cpu_by_itself() -> None:
+    split = _split([[4]])
+    assert TrainLoader(split, _sampler(split, 4), World.single()).data_on == "host"
+
+
+@pytest.mark.parametrize(("free_bytes", "expected"), [(8 * 5 * 2 * 4 - 1, "host"), (8 * 5 * 2 * 4, "device")])
+def test_arrays_that_take_a_quarter_of_the_free_memory_go_to_the_device(
+    monkeypatch: pytest.MonkeyPatch, free_bytes: int, expected: str
+) -> None:
+    split = _split([[4, 4]])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free_bytes, 2 * free_bytes))
+    monkeypatch.setattr(loader, "_Resident", lambda split, device: None)
+    world = World(device=torch.device("cuda"))
+    assert TrainLoader(split, _sampler(split, 4), world).data_on == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device here")
+def test_the_batches_of_a_gpu_are_those_of_the_host() -> None:
+    split = _split([[1, 3, 2], [2, 2]])
+    sampler = _sampler(split, 4, epochs=3)
+    steps = range(1, sampler.last_step + 1)
+    expected = [_unpack(batch) for batch in TrainLoader(split, sampler, World.single()).batches(steps)]
+    for data_on in ("auto", *DATA_ON):
+        on_gpu = TrainLoader(split, sampler, World.single("cuda"), data_on=data_on)
+        assert on_gpu.data_on == ("device" if data_on == "auto" else data_on)
+        assert [_unpack(batch) for batch in on_gpu.batches(steps)] == expected
+
+
+@pytest.mark.parametrize("data_on", DATA_ON)
+def test_ranks_read_their_slots(data_on: DataOn) -> None:
     split = _split([[1, 3, 2], [2, 2]])
     sampler = _sampler(split, 4, epochs=2)
     (whole,) = TrainLoader(split, sampler, World.single()).batches(range(3, 4))
-    parts = [next(TrainLoader(split, sampler, World(rank, 2)).batches(range(3, 4))) for rank in range(2)]
+    parts = [
+        next(TrainLoader(split, sampler, World(rank, 2), data_on=data_on).batches(range(3, 4))) for rank in range(2)
+    ]
     for name, tensor in whole.items():
         torch.testing.assert_close(torch.cat([part[name] for part in parts]), tensor, rtol=0, atol=0)
 
@@ -214,3 +278,14 @@ def test_no_rank_gets_more_than_its_share_of_an_evaluation_batch() -> None:
     sizes = [[len(rows) for rows, _ in EvalLoader(split, "set0", 4).batches(World(rank, 3))] for rank in range(3)]
     assert [sum(column) for column in zip(*sizes, strict=True)] == [4, 4, 2]
     assert max(max(column) for column in sizes) == 2
+
+
+@pytest.mark.parametrize(
+    ("max_examples", "expected"), [(1, [0]), (4, [0, 2, 5, 7]), (10, list(range(10))), (99, list(range(10)))]
+)
+def test_a_part_of_an_evaluation_is_spread_evenly(max_examples: int, expected: list[int]) -> None:
+    loader = EvalLoader(_split([[1] * 10]), "set0", 3, max_examples)
+    assert loader.num_examples == len(expected)
+    by_rank = [list(loader.batches(World(rank, 2))) for rank in range(2)]
+    rows = [int(row) for batches in zip(*by_rank, strict=True) for numbers, _ in batches for row in numbers]
+    assert rows == expected

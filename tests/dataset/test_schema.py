@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataset import schema
-from dataset.schema import check_contents, open_split
+from dataset.schema import check_contents, merge_splits, open_datasets, open_split
 
 NUM_GROUPS, GROUP_SIZE, EXAMPLES, SEQ_LEN, VOCAB = 3, 2, 2, 5, 7
 METADATA: dict[str, Any] = {
@@ -86,6 +86,85 @@ def test_several_sets(tmp_path: Path) -> None:
     assert list(open_split(tmp_path, "train").sets) == ["all", "more"]
 
 
+def test_one_dataset_stays_as_it_is(tmp_path: Path) -> None:
+    path = str(_write(tmp_path))
+    assert list(open_datasets([path], "train", numbered_by=[path]).sets) == list(open_split(path, "train").sets)
+
+
+def test_several_datasets_as_one(tmp_path: Path) -> None:
+    splits = [
+        open_split(_write(tmp_path / folder, np.uint8, num_puzzle_identifiers=num), "train")
+        for folder, num in (("a/one", 4), ("two", 9), ("three", 5))
+    ]
+    merged = merge_splits(splits, [0, 4, 13])
+    assert list(merged.sets) == merged.metadata.sets == ["one.all", "two.all", "three.all"]
+    assert merged.metadata.num_puzzle_identifiers == 4 + 9 + 5
+    assert merged.metadata.total_groups == 3 * NUM_GROUPS
+    assert merged.metadata.mean_puzzle_examples == EXAMPLES
+    for split, offset, (name, puzzle_set) in zip(splits, (0, 4, 13), merged.sets.items(), strict=True):
+        original = split.sets["all"]
+        assert puzzle_set.name == name
+        assert puzzle_set.inputs is original.inputs and puzzle_set.labels is original.labels
+        np.testing.assert_array_equal(puzzle_set.puzzle_identifiers, original.puzzle_identifiers + offset)
+        assert original.puzzle_identifiers.max() < 4
+        np.testing.assert_array_equal(puzzle_set.group_indices, original.group_indices)
+    assert merged.path.name == "train"
+    assert all(str(split.path) in str(merged.path) for split in splits)
+
+
+def test_a_test_split_of_one_dataset_among_several_keeps_its_identifiers(tmp_path: Path) -> None:
+    split = open_split(_write(tmp_path / "two"), "train")
+    merged = merge_splits([split], [10])
+    np.testing.assert_array_equal(merged.sets["two.all"].puzzle_identifiers, split.sets["all"].puzzle_identifiers + 10)
+    assert merged.metadata.num_puzzle_identifiers == 14
+    assert merged.metadata.blank_identifier_id == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"vocab_size": 8}, "vocab_size 7, but .*two/train has 8"),
+        ({"pad_id": 1}, "pad_id 0, but .*two/train has 1"),
+        ({"ignore_label_id": None}, "ignore_label_id 0, but .*two/train has None"),
+    ],
+)
+def test_datasets_of_different_tasks_are_not_merged(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    splits = [open_split(_write(tmp_path / "one"), "train"), open_split(_write(tmp_path / "two", **changes), "train")]
+    with pytest.raises(ValueError, match=f"one/train has {expected}.*; train on"):
+        merge_splits(splits, [0, 4])
+
+
+def test_datasets_in_folders_of_one_name_are_not_merged(tmp_path: Path) -> None:
+    splits = [open_split(_write(tmp_path / folder / "same"), "train") for folder in ("a", "b")]
+    with pytest.raises(ValueError, match=r"a/same/train and .*b/same/train would both be the set same\.all;"):
+        merge_splits(splits, [0, 4])
+
+
+def test_the_fingerprint_of_several_datasets_is_of_all_and_of_their_places(tmp_path: Path) -> None:
+    one, two = (open_split(_write(tmp_path / folder), "train") for folder in ("one", "two"))
+    before = check_contents(merge_splits([one, two], [0, 4]))
+    assert check_contents(merge_splits([one, two], [0, 4])) == before
+    others = [check_contents(one), check_contents(merge_splits([two, one], [0, 4]))]
+    others += [check_contents(merge_splits([one, two], [0, offset])) for offset in (0, 5)]
+    _edit(tmp_path / "two", "inputs", lambda array: (array + 1) % VOCAB)
+    others.append(check_contents(merge_splits([one, open_split(tmp_path / "two", "train")], [0, 4])))
+    assert len({before, *others}) == 6
+
+
+def test_every_merged_dataset_is_checked_by_itself(tmp_path: Path) -> None:
+    one, two = (open_split(_write(tmp_path / folder), "train") for folder in ("one", "two"))
+    (tmp_path / "two" / "fingerprint.json").write_text(json.dumps({"train": check_contents(two)}))
+    check_contents(merge_splits([one, two], [0, 4]))
+
+    _edit(tmp_path / "two", "inputs", lambda array: (array + 1) % VOCAB)
+    with pytest.raises(ValueError, match="two/train changed after it was built"):
+        check_contents(merge_splits([one, open_split(tmp_path / "two", "train")], [0, 4]))
+    # Within the merged table, but not within its own.
+    _edit(tmp_path / "one", "puzzle_identifiers", _set(1, 4))
+    with pytest.raises(ValueError, match=r"one/train/all__puzzle_identifiers.npy: row 1 has puzzle identifier 4"):
+        check_contents(merge_splits([open_split(tmp_path / "one", "train"), two], [0, 4]))
+
+
 @pytest.mark.parametrize("name", ["inputs", "labels", "puzzle_identifiers"])
 def test_fingerprint_follows_the_contents(tmp_path: Path, name: str) -> None:
     def fingerprint() -> str:
@@ -133,6 +212,7 @@ def test_missing_dataset_says_how_to_build_it(tmp_path: Path) -> None:
         ({"pad_id": 7}, "pad_id is 7, but vocab_size is 7"),
         ({"blank_identifier_id": 4}, "blank_identifier_id is 4, but num_puzzle_identifiers is 4"),
         ({"mean_puzzle_examples": float("nan")}, "mean_puzzle_examples: Input should be a finite number"),
+        ({"ignore_label_id": 2**31}, "ignore_label_id: Input should be less than 2147483648"),
         ({"sets": []}, "sets: List should have at least 1 item"),
         ({"sets": ["../all"]}, "sets.0: String should match pattern"),
         ({"sets": ["all", "all"]}, "names a set twice"),

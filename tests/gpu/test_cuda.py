@@ -13,7 +13,8 @@ import torch
 from models.act import Batch, Carry, initial_carry
 from models.hrm import HRM
 from models.metric_sums import OpenSums
-from optim.adam_atan2 import AdamATan2
+from optim.build import AdamATan2Config, MuonConfig, OptimConfig, build_optimizers
+from optim.ema import EMA
 from pretrain import StepResult, train_step
 from tests import runs
 from tests.models.helpers import random_batch, small_hrm
@@ -22,6 +23,8 @@ from utils.profiling import max_memory_gb
 
 # B = slots
 BATCH_SIZE = 8
+ADAM_ATAN2 = AdamATan2Config(name="adam_atan2")
+MUON = MuonConfig(name="muon", muon_lr=0.02, muon_momentum=0.95, muon_weight_decay=0.0, rest="adamw", eps=1e-8)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,11 +43,19 @@ def _train(arguments: list[str], *, status: int = 0) -> str:
 class _Training:
     """A small model and its optimizer on a device."""
 
-    def __init__(self, device: str, forward_dtype: str) -> None:
+    def __init__(self, device: str, forward_dtype: str, optim: OptimConfig = ADAM_ATAN2) -> None:
         self.world = World.single(device)
         self.model: HRM = small_hrm(seed=1, forward_dtype=forward_dtype)
         self.model.to(device)
-        self.optimizer = AdamATan2(self.model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        self.optimizers = build_optimizers(
+            self.model,
+            self.model.block_weights(),
+            optim,
+            lr=1e-3,
+            betas=(0.9, 0.95),
+            weight_decay=0.1,
+        )
+        self.ema = EMA(self.model.trained_tensors())
         self.sums = OpenSums(self.world)
         self.carry: Carry | None = None
         self.step = 0
@@ -56,17 +67,20 @@ class _Training:
         self.step += 1
         self.carry, result = train_step(
             self.model,
-            self.optimizer,
+            self.optimizers,
             self.carry or initial_carry(self.model, batch),
             batch,
-            lr=1e-3,
+            depth=self.model.config.depth_at(self.step, 100),
+            loss_config=self.model.config.loss,
+            lr_multiplier=1.0,
             puzzle_emb_lr=1e-3,
             puzzle_emb_weight_decay=0.1,
-            loss_type="stablemax_cross_entropy",
+            grad_clip=1.0,
             global_batch_size=BATCH_SIZE,
             min_halt_steps_B=minimum_B,
             world=self.world,
         )
+        self.ema.update(0.9)
         self.sums.add(self.step, BATCH_SIZE, result.sums, result.grad_norm)
         return result
 
@@ -82,8 +96,9 @@ def _waiting_is_an_error() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("forward_dtype", ["float32", "bfloat16"])
-def test_a_step_never_waits_for_the_device(forward_dtype: str) -> None:
-    training = _Training("cuda", forward_dtype)
+@pytest.mark.parametrize("optim", [ADAM_ATAN2, MUON], ids=lambda optim: optim.name)
+def test_a_step_never_waits_for_the_device(forward_dtype: str, optim: OptimConfig) -> None:
+    training = _Training("cuda", forward_dtype, optim)
     batches = [training.batch(seed) for seed in range(6)]
     minimum_B = torch.zeros(BATCH_SIZE, dtype=torch.int32).pin_memory()
     training.train(batches[0], minimum_B.cuda())  # libraries set themselves up at their first call

@@ -1,41 +1,92 @@
-"""A small HRM for tests."""
+"""Small models for tests, and layers written plainly with loops to compare them with."""
 
+# B = batch, S = tokens, T = positions (prefix and tokens), D = hidden size, H = head size, W = width of an MLP
+
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
+from torch import Tensor
 
+from models import ArchConfig, build_arch
 from models.act import Batch
-from models.hrm import HRM, HRMConfig
+from models.attention import Attention
+from models.base import RecursiveModel, SegmentOutput, State
+from models.block import Block, Level
+from models.depth import Depth
+from models.hrm import HRM
+from models.layers import ConvSwiGLU, NormalizedSwiGLU, SwiGLU
 
-SEQ_LEN, VOCAB_SIZE, NUM_PUZZLES = 6, 7, 5
+SEQ_LEN, VOCAB_SIZE, NUM_PUZZLES = 9, 7, 5  # tokens of a 3x3 grid, for rope_2d
+
+_OF_ARCH: dict[str, dict[str, Any]] = {
+    "hrm": {"H_layers": 1, "L_layers": 1},
+    "trm": {
+        "H_layers": 0,
+        "L_layers": 1,
+        "L_cycles": 3,
+        "backprop": "last_H_cycle",
+        "no_ACT_continue": True,
+        "puzzle_emb_len": 3,
+    },
+    "transformer": {
+        "num_layers": 2,
+        "recurrent": False,
+        "backprop": "all",
+        "H_cycles": 1,
+        "L_cycles": 1,
+        "halt_max_steps": 1,
+        "no_ACT_continue": True,
+    },
+    "urm": {"num_layers": 1, "mlp": "conv_swiglu", "backprop": "last_H_cycle", "no_ACT_continue": True},
+}
+ARCH_NAMES = tuple(_OF_ARCH)
 
 
-def small_options(**changes: Any) -> dict[str, Any]:
+def small_options(name: str = "hrm", **changes: Any) -> dict[str, Any]:
     return {
-        "name": "hrm",
+        "name": name,
         "hidden_size": 32,
         "num_heads": 2,
         "expansion": 4.0,
-        "H_cycles": 2,
-        "L_cycles": 2,
-        "H_layers": 1,
-        "L_layers": 1,
-        "halt_max_steps": 4,
-        "halt_exploration_prob": 0.0,
-        "puzzle_emb_ndim": 32,
+        "mlp": "swiglu",
+        "mlp_t": False,
         "pos_encodings": "rope",
         "rope_theta": 10000.0,
+        "num_registers": 0,
+        "puzzle_emb_ndim": 32,
+        "puzzle_emb_len": 0,
+        "H_cycles": 2,
+        "L_cycles": 2,
+        "backprop": "one_step",
+        "backprop_warmup_steps": 0,
+        "activation_checkpointing": False,
+        "depth_curriculum": [],
+        "halt_max_steps": 4,
+        "halt_exploration_prob": 0.0,
+        "no_ACT_continue": False,
         "forward_dtype": "float32",
-        "mlp_t": False,
-        "loss": {"loss_type": "stablemax_cross_entropy"},
+        "loss": {"loss_type": "stablemax_cross_entropy", "label_smoothing": 0.0, "halt_weight": 0.5},
+        **_OF_ARCH[name],
         **changes,
     }
 
 
-def small_hrm(*, seed: int = 0, **changes: Any) -> HRM:
+def small_config(name: str = "hrm", **changes: Any) -> ArchConfig:
+    return TypeAdapter[ArchConfig](ArchConfig).validate_python(small_options(name, **changes))
+
+
+def blank_model(name: str = "hrm", *, seq_len: int = SEQ_LEN, **changes: Any) -> RecursiveModel:
+    """Allocated only."""
+    config = small_config(name, **changes)
+    return build_arch(config, seq_len=seq_len, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=NUM_PUZZLES)
+
+
+def small_model(name: str = "hrm", *, seed: int = 0, **changes: Any) -> RecursiveModel:
     """Initialised, and with a q head and puzzle rows that are not zero, so that their paths are live."""
-    config = HRMConfig.model_validate(small_options(**changes))
-    model = HRM(config, seq_len=SEQ_LEN, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=NUM_PUZZLES)
+    model = blank_model(name, **changes)
     generator = torch.Generator().manual_seed(seed)
     model.init_weights(generator)
     with torch.no_grad():
@@ -47,10 +98,17 @@ def small_hrm(*, seed: int = 0, **changes: Any) -> HRM:
     return model
 
 
+def small_hrm(*, seed: int = 0, **changes: Any) -> HRM:
+    """`small_model`, with the type for those who look into its two levels."""
+    model = small_model("hrm", seed=seed, **changes)
+    assert isinstance(model, HRM)
+    return model
+
+
 def random_batch(batch_size: int, *, seed: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(high: int, *shape: int) -> torch.Tensor:
+    def draw(high: int, *shape: int) -> Tensor:
         return torch.randint(high, shape, generator=generator, dtype=torch.int32)
 
     return {
@@ -58,3 +116,131 @@ def random_batch(batch_size: int, *, seed: int = 0) -> Batch:
         "labels": draw(VOCAB_SIZE, batch_size, SEQ_LEN),
         "puzzle_identifiers": draw(NUM_PUZZLES, batch_size),
     }
+
+
+def fresh_state(model: RecursiveModel, batch_size: int) -> State:
+    """Of slots that start now."""
+    state = model.initial_state(batch_size, torch.device("cpu"))
+    return model.reset(state, torch.ones(batch_size, dtype=torch.bool))
+
+
+def embedded(model: RecursiveModel, batch: Batch) -> Tensor:
+    """x_BTD of a batch."""
+    table = model.puzzle_embedding
+    return model._embed(batch["inputs"], None if table is None else table.rows(batch["puzzle_identifiers"]))
+
+
+def run(
+    model: RecursiveModel, batch: Batch, *, state: State | None = None, depth: Depth | None = None
+) -> SegmentOutput:
+    """One forward, from fresh states and at full depth unless told otherwise."""
+    table = model.puzzle_embedding
+    rows_BE = None if table is None else table.rows(batch["puzzle_identifiers"])
+    if state is None:
+        state = fresh_state(model, len(batch["inputs"]))
+    return model(state, batch["inputs"], rows_BE, depth or model.config.depth)
+
+
+def gradients_of(model: RecursiveModel, output: SegmentOutput) -> dict[str, Tensor]:
+    """Of a loss that every output is part of, by the parameter's name; those without gradient are left out."""
+    _, logits_BSV, q_halt_B, q_continue_B = output
+    model.zero_grad()
+    (logits_BSV.float().square().sum() + (q_halt_B - 2 * q_continue_B).sum()).backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return gradients
+
+
+def assert_same_gradients(ours: dict[str, Tensor], theirs: dict[str, Tensor], *, tolerance: float = 1e-5) -> None:
+    """Up to a share of each gradient's largest component."""
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        scale = gradient.abs().max().item()
+        error = (ours[name] - gradient).abs().max().item()
+        assert error <= tolerance * scale, f"gradient of {name} is off by {error:.2g} of {scale:.2g}"
+
+
+def naive_rms(x: Tensor) -> Tensor:
+    x = x.double()
+    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+def _naive_silu(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-x))
+
+
+def naive_mlp(layer: SwiGLU, x_TD: Tensor) -> Tensor:
+    """Any of the MLPs, position by position."""
+    gate_up, down = layer.gate_up_proj.weight.double(), layer.down_proj.weight.double()
+    width = down.shape[1]
+    previous_W = torch.zeros(width, dtype=torch.float64)
+    rows = []
+    for x_D in x_TD.double():
+        gate_W, up_W = gate_up[:width] @ x_D, gate_up[width:] @ x_D
+        if isinstance(layer, NormalizedSwiGLU):
+            inner_W = naive_rms(gate_W * up_W) / (1 + torch.exp(-gate_W))
+        elif isinstance(layer, ConvSwiGLU):
+            here_W = _naive_silu(gate_W) * up_W
+            weight_W12 = layer.conv_weight_W12.double()
+            inner_W = _naive_silu(weight_W12[:, 0, 0] * previous_W + weight_W12[:, 0, 1] * here_W)
+            previous_W = here_W
+        else:
+            inner_W = _naive_silu(gate_W) * up_W
+        rows.append(down @ inner_W)
+    return torch.stack(rows)
+
+
+def naive_rotate(x_H: Tensor, position: int, theta: float) -> Tensor:
+    """One vector: the complex number x[i] + i x[i + H/2] times exp(i position theta^(-2i/H))."""
+    x_H, half = x_H.detach(), len(x_H) // 2
+    out = x_H.double().clone()
+    for i in range(half):
+        angle = position * theta ** (-2 * i / len(x_H))
+        turned = complex(x_H[i], x_H[i + half]) * complex(math.cos(angle), math.sin(angle))
+        out[i], out[i + half] = turned.real, turned.imag
+    return out
+
+
+def naive_attention(layer: Attention, x_TD: Tensor, theta: float | None) -> Tensor:
+    num_positions, hidden_size = x_TD.shape
+    head_dim = hidden_size // layer.num_heads
+    projected = x_TD.double() @ layer.qkv_proj.weight.double().T
+    heads = []
+    for head in range(layer.num_heads):
+        columns = slice(head * head_dim, (head + 1) * head_dim)
+        q, k, v = (projected[:, part * hidden_size : (part + 1) * hidden_size][:, columns] for part in range(3))
+        if theta is not None:
+            q = torch.stack([naive_rotate(q[t], t, theta) for t in range(num_positions)])
+            k = torch.stack([naive_rotate(k[t], t, theta) for t in range(num_positions)])
+        scores = (q @ k.T) / math.sqrt(head_dim)
+        heads.append((scores.exp() / scores.exp().sum(-1, keepdim=True)) @ v)
+    return torch.cat(heads, dim=-1) @ layer.o_proj.weight.double().T
+
+
+def naive_block(block: Block, x_TD: Tensor, theta: float | None) -> Tensor:
+    if block.mlp_t is not None:
+        mixed_TD = naive_rms(x_TD.T.double() + naive_mlp(block.mlp_t, x_TD.T)).T
+    else:
+        assert block.self_attn is not None
+        mixed_TD = naive_rms(x_TD.double() + naive_attention(block.self_attn, x_TD, theta))
+    return naive_rms(mixed_TD + naive_mlp(block.mlp, mixed_TD))
+
+
+def naive_level(level: Level, theta: float | None) -> Callable[[Tensor], Tensor]:
+    """The stack as a function of z_TD, in float64 and without gradient."""
+
+    @torch.no_grad()
+    def apply(z_TD: Tensor) -> Tensor:
+        for block in level.layers:
+            assert isinstance(block, Block)
+            z_TD = naive_block(block, z_TD, theta)
+        return z_TD
+
+    return apply
+
+
+def naive_read_out(model: RecursiveModel, z_TD: Tensor) -> tuple[Tensor, Tensor]:
+    """Of one sequence: logits_SV and (q_halt, q_continue)."""
+    assert model.q_head.bias is not None
+    logits_SV = z_TD[model.prefix_len :] @ model.lm_head.weight.double().T
+    return logits_SV, model.q_head.weight.double() @ z_TD[0] + model.q_head.bias.double()

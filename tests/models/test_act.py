@@ -2,19 +2,22 @@
 
 # B = slots
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
-from models.act import Batch, Carry, draw_min_halt_steps, initial_carry, segment
-from models.hrm import HRM
-from tests.models.helpers import random_batch, small_hrm
+from models.act import Batch, Carry, draw_min_halt_steps, initial_carry, segment, wants_to_halt
+from models.base import RecursiveModel
+from tests.models.helpers import ARCH_NAMES, fresh_state, random_batch, run, small_model
 
 BATCH = 4
 
 
-def _with_q(q_halt: float, q_continue: float) -> HRM:
+def _with_q(q_halt: float, q_continue: float, **changes: Any) -> RecursiveModel:
     """A model whose Q values are the same whatever it sees."""
-    model = small_hrm()
+    model = small_model(**changes)
     with torch.no_grad():
         model.q_head.weight.zero_()
         assert model.q_head.bias is not None
@@ -22,7 +25,7 @@ def _with_q(q_halt: float, q_continue: float) -> HRM:
     return model
 
 
-def _going_on(model: HRM, batch: Batch, halted: list[bool], steps: list[int]) -> Carry:
+def _going_on(model: RecursiveModel, batch: Batch, halted: list[bool], steps: list[int]) -> Carry:
     """A carry in the middle of a run, its state made by one segment of `batch`."""
     current = {name: tensor.clone() for name, tensor in batch.items()}
     carry, _ = segment(model, initial_carry(model, batch), batch, training=False)
@@ -30,7 +33,7 @@ def _going_on(model: HRM, batch: Batch, halted: list[bool], steps: list[int]) ->
 
 
 def test_first_segment_takes_the_whole_batch() -> None:
-    model, batch = small_hrm(), random_batch(BATCH)
+    model, batch = small_model(), random_batch(BATCH)
     carry = initial_carry(model, batch)
     assert carry.halted_B.all()
     carry, outputs = segment(model, carry, batch, training=True)
@@ -42,7 +45,7 @@ def test_first_segment_takes_the_whole_batch() -> None:
 
 
 def test_slots_that_go_on_ignore_their_draw_and_halted_ones_take_it() -> None:
-    model, old, new = small_hrm(), random_batch(BATCH, seed=1), random_batch(BATCH, seed=2)
+    model, old, new = small_model(), random_batch(BATCH, seed=1), random_batch(BATCH, seed=2)
     halted = [True, False, True, False]
     carry = _going_on(model, old, halted, [4, 2, 1, 1])
     after, outputs = segment(model, carry, new, training=True)
@@ -91,7 +94,7 @@ def test_exploration_delays_halting_to_its_minimum_and_never_beyond_the_last_ste
 
 
 def test_target_is_what_one_more_segment_says() -> None:
-    model, batch = small_hrm(), random_batch(BATCH)
+    model, batch = small_model(seed=1), random_batch(BATCH)
     carry = _going_on(model, batch, [False] * BATCH, [3, 1, 3, 2])
     after, outputs = segment(model, carry, batch, training=True)
     going_on = Carry(after.state, after.steps_B, torch.zeros(BATCH, dtype=torch.bool), after.current)
@@ -106,20 +109,92 @@ def test_target_is_what_one_more_segment_says() -> None:
 
 
 def test_a_single_segment_has_no_target() -> None:
-    model, batch = small_hrm(halt_max_steps=1), random_batch(BATCH)
+    model, batch = small_model(halt_max_steps=1), random_batch(BATCH)
     carry, outputs = segment(model, initial_carry(model, batch), batch, training=True)
     assert outputs.target_q_continue_B is None
     assert carry.halted_B.all()
 
 
-def test_carry_round_trips_through_its_tensors() -> None:
-    model, batch = small_hrm(), random_batch(BATCH)
+def test_without_a_value_of_going_on_q_halt_alone_decides_and_nothing_is_taught() -> None:
+    batch = random_batch(BATCH)
+    for q_halt, q_continue, halts in [(0.1, 9.0, True), (0.0, -9.0, False), (-0.1, -9.0, False)]:
+        model = _with_q(q_halt, q_continue, no_ACT_continue=True)
+        carry, outputs = segment(model, initial_carry(model, batch), batch, training=True)
+        assert carry.halted_B.tolist() == [halts] * BATCH, f"q_halt {q_halt}"
+        assert wants_to_halt(model, outputs.q_halt_B, outputs.q_continue_B).tolist() == [halts] * BATCH
+        assert outputs.target_q_continue_B is None
+
+
+def test_without_a_value_of_going_on_exploration_and_the_last_step_hold_too() -> None:
+    model, batch = _with_q(1, 0, no_ACT_continue=True), random_batch(BATCH)
+    carry = _going_on(model, batch, [False] * BATCH, [0, 1, 1, 3])
+    minimum_B = torch.tensor([0, 2, 3, 4], dtype=torch.int32)
+    carry, _ = segment(model, carry, batch, training=True, min_halt_steps_B=minimum_B)
+    assert carry.halted_B.tolist() == [True, True, False, True]
+    reluctant = _with_q(-1, 0, no_ACT_continue=True)
+    carry = _going_on(reluctant, batch, [False] * BATCH, [3, 3, 2, 2])
+    carry, _ = segment(reluctant, carry, batch, training=True)
+    assert carry.halted_B.tolist() == [True, True, False, False]
+
+
+def test_a_segment_recurses_as_deep_as_it_is_told_and_so_does_its_target() -> None:
+    """Told nothing, as deep as the config's own depth, whatever its curriculum begins with."""
+    curriculum = [{"until": 0.5, "H_cycles": 1, "L_cycles": 1}]
+    model, batch = small_model(H_cycles=2, L_cycles=2, depth_curriculum=curriculum), random_batch(BATCH)
+    shallow = small_model(H_cycles=1, L_cycles=1)
+    carry = initial_carry(model, batch)
+    _, untold = segment(model, carry, batch, training=True)
+    _, told_whole = segment(model, carry, batch, training=True, depth=model.config.depth)
+    _, told_first = segment(model, carry, batch, training=True, depth=model.config.depth_at(1, 10))
+    _, of_shallow = segment(shallow, carry, batch, training=True)
+    for ours, theirs in [(untold, told_whole), (told_first, of_shallow)]:
+        assert torch.equal(ours.logits_BSV, theirs.logits_BSV)
+        assert ours.target_q_continue_B is not None and theirs.target_q_continue_B is not None
+        assert torch.equal(ours.target_q_continue_B, theirs.target_q_continue_B)
+    assert not torch.equal(untold.logits_BSV, told_first.logits_BSV)
+
+
+def test_frozen_puzzle_rows_get_no_gradient_and_the_weights_do() -> None:
+    model, batch = small_model(), random_batch(BATCH)
+    assert model.puzzle_embedding is not None
+    model.puzzle_embedding.trainable = False
+    _, outputs = segment(model, initial_carry(model, batch), batch, training=True)
+    assert outputs.puzzle_rows_BE is not None and not outputs.puzzle_rows_BE.requires_grad
+    outputs.logits_BSV.sum().backward()
+    assert outputs.puzzle_rows_BE.grad is None and model.lm_head.weight.grad is not None
+
+
+def test_segments_of_a_slot_hand_on_its_state() -> None:
+    """Three of them are three forwards in a row, for every architecture."""
+    batch = random_batch(BATCH)
+    for name in ARCH_NAMES:
+        model = small_model(name)
+        carry, state = initial_carry(model, batch), fresh_state(model, BATCH)
+        for step in range(1, 4):
+            carry, outputs = segment(model, carry, batch, training=False)
+            state, logits_BSV, *_ = run(model, batch, state=state)
+            assert torch.equal(outputs.logits_BSV, logits_BSV), f"{name}, segment {step}"
+
+
+@pytest.mark.parametrize(
+    ("name", "states"), [("hrm", {"z_H", "z_L"}), ("trm", {"z_H", "z_L"}), ("transformer", set()), ("urm", {"z"})]
+)
+def test_carry_round_trips_through_its_tensors(name: str, states: set[str]) -> None:
+    model, batch = small_model(name), random_batch(BATCH)
     carry, _ = segment(model, initial_carry(model, batch), batch, training=True)
     tensors = carry.tensors()
-    assert {"state.z_H", "state.z_L", "steps", "halted", "current.inputs", "current.labels"} < tensors.keys()
-    again = Carry.from_tensors(tensors).tensors()
-    assert again.keys() == tensors.keys()
-    assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
+    assert tensors.keys() == {
+        *(f"state.{state}" for state in states),
+        "steps",
+        "halted",
+        "current.inputs",
+        "current.labels",
+        "current.puzzle_identifiers",
+    }
+    again = Carry.from_tensors(tensors)
+    assert again.state.keys() == states and again.current.keys() == batch.keys()
+    assert again.tensors().keys() == tensors.keys()
+    assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in tensors.items())
 
 
 def test_exploration_is_a_pure_function_of_seed_and_step() -> None:

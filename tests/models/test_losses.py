@@ -7,11 +7,25 @@ from fractions import Fraction
 
 import pytest
 import torch
+import torch.nn.functional as F
+from pydantic import ValidationError
 
-from models.act import Outputs
-from models.losses import METRICS, LossType, act_loss, correctness, stablemax, token_cross_entropy
+from models.losses import (
+    METRICS,
+    LossConfig,
+    LossType,
+    Outputs,
+    act_loss,
+    correctness,
+    stablemax,
+    token_cross_entropy,
+)
 
 IGNORE = -100
+
+
+def _config(loss_type: LossType, *, label_smoothing: float = 0.0, halt_weight: float = 0.5) -> LossConfig:
+    return LossConfig(loss_type=loss_type, label_smoothing=label_smoothing, halt_weight=halt_weight)
 
 
 def _naive_stablemax_loss(logits: list[float], label: int) -> float:
@@ -31,7 +45,10 @@ def test_stablemax_is_exact_up_to_extreme_logits(logits: list[float], dtype: tor
     logits_V = torch.tensor(logits, dtype=dtype)
     for label in range(3):
         loss = token_cross_entropy(
-            logits_V.view(1, 1, 3), torch.tensor([[label]]), loss_type="stablemax_cross_entropy", ignore_label=IGNORE
+            logits_V.view(1, 1, 3),
+            torch.tensor([[label]]),
+            config=_config("stablemax_cross_entropy"),
+            ignore_label=IGNORE,
         )
         assert loss.dtype == torch.float64
         # 1e-14: what float64 leaves of the difference of two logarithms.
@@ -50,7 +67,7 @@ def test_softmax_is_its_definition_and_float32() -> None:
     logits_BSV = 5 * torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
     labels_BS = torch.tensor([[0, 3, IGNORE], [2, IGNORE, 1]], dtype=torch.int32)
     loss_BS = token_cross_entropy(
-        logits_BSV.bfloat16(), labels_BS, loss_type="softmax_cross_entropy", ignore_label=IGNORE
+        logits_BSV.bfloat16(), labels_BS, config=_config("softmax_cross_entropy"), ignore_label=IGNORE
     )
     assert loss_BS.dtype == torch.float32
     for b in range(2):
@@ -59,6 +76,76 @@ def test_softmax_is_its_definition_and_float32() -> None:
             label = int(labels_BS[b, s])
             expected = 0.0 if label == IGNORE else math.log(sum(map(math.exp, logits))) - logits[label]
             assert loss_BS[b, s].item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+LOGITS_BSV = 5 * torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(1))
+LABELS_BS = torch.tensor([[0, 5, IGNORE], [2, IGNORE, 1]], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.75])
+@pytest.mark.parametrize("loss_type", ["stablemax_cross_entropy", "softmax_cross_entropy"])
+def test_label_smoothing_is_its_definition(loss_type: LossType, smoothing: float) -> None:
+    """Cross-entropy with a target that spreads `smoothing` over the whole vocabulary, the label included."""
+    config = _config(loss_type, label_smoothing=smoothing)
+    loss_BS = token_cross_entropy(LOGITS_BSV, LABELS_BS, config=config, ignore_label=IGNORE)
+    for b in range(2):
+        for s in range(3):
+            label, logits = int(LABELS_BS[b, s]), LOGITS_BSV[b, s].tolist()
+            if loss_type == "softmax_cross_entropy":
+                weights = [math.exp(x) for x in logits]
+            else:
+                weights = [x + 1 if x >= 0 else 1 / (1 - x) for x in logits]
+            expected = 0.0
+            for v, weight in enumerate(weights):
+                share = (1 - smoothing) * (v == label) + smoothing / len(weights)
+                expected -= share * math.log(weight / sum(weights))
+            assert loss_BS[b, s].item() == pytest.approx(0.0 if label == IGNORE else expected, rel=1e-5)
+
+
+def test_without_smoothing_the_cross_entropies_are_bitwise_the_plain_ones() -> None:
+    """Runs recorded before there was smoothing go on as they were."""
+    is_label_BS = LABELS_BS != IGNORE
+    targets_N, logits_NV = LABELS_BS[is_label_BS].long(), LOGITS_BSV[is_label_BS]
+    config = _config("softmax_cross_entropy")
+    softmax_BS = token_cross_entropy(LOGITS_BSV, LABELS_BS, config=config, ignore_label=IGNORE)
+    assert torch.equal(softmax_BS[is_label_BS], F.cross_entropy(logits_NV, targets_N, reduction="none"))
+    config = _config("stablemax_cross_entropy")
+    stablemax_BS = token_cross_entropy(LOGITS_BSV, LABELS_BS, config=config, ignore_label=IGNORE)
+    s_NV = stablemax(logits_NV.double())
+    assert torch.equal(stablemax_BS[is_label_BS], s_NV.sum(-1).log() - s_NV[torch.arange(4), targets_N].log())
+
+
+@pytest.mark.parametrize("loss_type", ["stablemax_cross_entropy", "softmax_cross_entropy"])
+def test_smoothing_does_not_train_ignored_tokens(loss_type: LossType) -> None:
+    logits_BSV = LOGITS_BSV.clone().requires_grad_()
+    config = _config(loss_type, label_smoothing=0.1)
+    token_cross_entropy(logits_BSV, LABELS_BS, config=config, ignore_label=IGNORE).sum().backward()
+    assert logits_BSV.grad is not None
+    assert (logits_BSV.grad[LABELS_BS == IGNORE] == 0).all()
+    assert (logits_BSV.grad[LABELS_BS != IGNORE] != 0).all(), "smoothing reaches every token of the vocabulary"
+
+
+@pytest.mark.parametrize("change", [{"label_smoothing": 1.0}, {"label_smoothing": -0.1}, {"halt_weight": -1.0}])
+def test_shares_and_weights_out_of_range_are_refused(change: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(change))):
+        _config("softmax_cross_entropy", **change)
+
+
+def test_without_weight_the_q_head_learns_nothing_and_is_still_measured() -> None:
+    outputs = _outputs(with_target=True)
+    loss, sums = act_loss(
+        outputs,
+        torch.tensor(LABELS, dtype=torch.int32),
+        halted_B=torch.tensor(HALTED),
+        steps_B=torch.tensor(STEPS, dtype=torch.int32),
+        config=_config("softmax_cross_entropy", halt_weight=0.0),
+        ignore_label=IGNORE,
+    )
+    named = dict(zip(METRICS, sums.tolist(), strict=True))
+    assert loss.item() == pytest.approx(named["lm_loss"], rel=1e-6)
+    assert named["q_halt_loss"] > 0 and named["q_continue_loss"] > 0
+    loss.backward()
+    assert outputs.q_halt_B.grad is not None and (outputs.q_halt_B.grad == 0).all()
 
 
 def _bce(logit: float, target: float) -> float:
@@ -79,7 +166,7 @@ RIGHT = [1.0, 0.0, 0.0, 1.0, 1.0]  # without labels: right
 
 def _outputs(*, with_target: bool) -> Outputs:
     return Outputs(
-        logits_BSV=(9 * torch.nn.functional.one_hot(torch.tensor(PREDICTED), 3)).float().requires_grad_(),
+        logits_BSV=(9 * F.one_hot(torch.tensor(PREDICTED), 3)).float().requires_grad_(),
         q_halt_B=torch.tensor(Q_HALT, requires_grad=True),
         q_continue_B=torch.tensor(Q_CONTINUE, requires_grad=True),
         target_q_continue_B=torch.tensor(TARGET) if with_target else None,
@@ -89,14 +176,15 @@ def _outputs(*, with_target: bool) -> Outputs:
 
 @pytest.mark.parametrize("with_target", [True, False])
 @pytest.mark.parametrize("loss_type", ["stablemax_cross_entropy", "softmax_cross_entropy"])
-def test_loss_and_metrics_of_a_batch_made_by_hand(loss_type: LossType, with_target: bool) -> None:
+@pytest.mark.parametrize("halt_weight", [0.5, 2.0])
+def test_loss_and_metrics_of_a_batch_made_by_hand(loss_type: LossType, with_target: bool, halt_weight: float) -> None:
     outputs = _outputs(with_target=with_target)
     loss, sums = act_loss(
         outputs,
         torch.tensor(LABELS, dtype=torch.int32),
         halted_B=torch.tensor(HALTED),
         steps_B=torch.tensor(STEPS, dtype=torch.int32),
-        loss_type=loss_type,
+        config=_config(loss_type, halt_weight=halt_weight),
         ignore_label=IGNORE,
     )
     weight = (
@@ -119,7 +207,7 @@ def test_loss_and_metrics_of_a_batch_made_by_hand(loss_type: LossType, with_targ
     assert tuple(expected) == METRICS
     assert sums.dtype == torch.float64 and not sums.requires_grad
     assert dict(zip(METRICS, sums.tolist(), strict=True)) == pytest.approx(expected, rel=1e-5)
-    assert loss.item() == pytest.approx(lm_loss + 0.5 * (q_halt_loss + q_continue_loss), rel=1e-5)
+    assert loss.item() == pytest.approx(lm_loss + halt_weight * (q_halt_loss + q_continue_loss), rel=1e-5)
 
     loss.backward()
     gradient_BSV = outputs.logits_BSV.grad

@@ -68,6 +68,18 @@ def test_parameters_without_a_gradient_are_left_alone() -> None:
     assert torch.equal(idle.detach(), before)
 
 
+def test_every_parameter_counts_its_own_updates() -> None:
+    early, late = _parameters()[:2]
+    start, gradient = late.tolist(), [0.5, -2.0, 0.01, 3.0]
+    optimizer = AdamATan2([early, late], lr=0.1, betas=BETAS, weight_decay=WEIGHT_DECAY)
+    for step in range(3):
+        early.grad = torch.ones_like(early)
+        late.grad = torch.tensor(gradient) if step == 2 else None
+        optimizer.step()
+    expected = torch.tensor(_reference(start, [gradient], [0.1]))
+    torch.testing.assert_close(late.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_state_round_trips_bitwise() -> None:
     parameters = _parameters()
     optimizer = AdamATan2(parameters, lr=0.1, betas=BETAS, weight_decay=WEIGHT_DECAY)
@@ -81,7 +93,7 @@ def test_state_round_trips_bitwise() -> None:
     resumed_parameters = copy.deepcopy(parameters)
     resumed = AdamATan2(resumed_parameters, lr=7.0, betas=(0.5, 0.5), weight_decay=0.0)
     resumed.load_state_dict(torch.load(file, weights_only=True))
-    assert resumed.param_groups[0]["step"] == 3
+    assert all(state["step"].item() == 3 for state in resumed.state.values())
 
     for step in range(3, 6):
         for some, its_optimizer in [(parameters, optimizer), (resumed_parameters, resumed)]:

@@ -50,10 +50,10 @@ def _state(step: int) -> RunState:
     return RunState(
         step=step,
         draws=8 * step,
-        optimizer_step=step,
         open_steps=1,
         open_slots=8,
         best=0.1 + 0.2,
+        evaluations_since_best=2,
         pending_row=None,
         wandb_run_id="abc",
         fingerprint={"train": "f"},

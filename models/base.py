@@ -1,0 +1,221 @@
+"""What all architectures share, which is everything but the recursion: options, embeddings, heads, recurrent state."""
+
+# B = batch, S = tokens, R = registers, P = prefix positions (puzzle row and registers), T = P + S, D = hidden size,
+# V = vocabulary, E = puzzle embedding size
+
+import math
+from abc import ABC, abstractmethod
+from typing import Literal, Self
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import nn
+
+from models.attention import Rotary, rotary_tables, rotary_tables_2d
+from models.block import Block, Level
+from models.depth import LARGEST_COUNT, Calls, Depth, DepthConfig
+from models.layers import ConvSwiGLU, Embedding, Linear, MlpKind, truncated_normal_
+from models.losses import LossConfig
+from models.puzzle_embedding import PuzzleEmbedding
+from utils.config import Bool, Float, Int
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+# So that a sequence hardly ever halts before it has learnt when to.
+Q_HEAD_BIAS = -5.0
+
+State = dict[str, torch.Tensor]
+"""The recurrent state of every slot, detached, in the forward's dtype; the names are the architecture's."""
+
+SegmentOutput = tuple[State, torch.Tensor, torch.Tensor, torch.Tensor]
+"""The new state, detached; logits_BSV in forward_dtype; q_halt_B and q_continue_B in float32."""
+
+
+class CommonConfig(DepthConfig):
+    """The options of every architecture; config/arch/_common.yaml explains each."""
+
+    hidden_size: Int = Field(ge=1, le=LARGEST_COUNT)
+    num_heads: Int = Field(ge=1, le=LARGEST_COUNT)
+    expansion: Float = Field(gt=0, le=LARGEST_COUNT)
+    mlp: MlpKind
+    mlp_t: Bool
+    pos_encodings: Literal["rope", "rope_2d", "learned", "none"]
+    rope_theta: Float = Field(ge=1)
+    num_registers: Int = Field(ge=0, le=LARGEST_COUNT)
+    puzzle_emb_ndim: Int = Field(ge=0, le=LARGEST_COUNT)
+    puzzle_emb_len: Int = Field(ge=0, le=LARGEST_COUNT)
+    halt_max_steps: Int = Field(ge=1, le=LARGEST_COUNT)
+    halt_exploration_prob: Float = Field(ge=0, le=1)
+    no_ACT_continue: Bool
+    forward_dtype: Literal["bfloat16", "float32"]
+    loss: LossConfig
+
+    @model_validator(mode="after")
+    def _heads_share_the_hidden_size(self) -> Self:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}; change one of them"
+            )
+        pairs = {"rope": 2, "rope_2d": 4}.get(self.pos_encodings, 1)
+        head_dim = self.hidden_size // self.num_heads
+        if not self.mlp_t and head_dim % pairs:
+            raise ValueError(
+                f"hidden_size / num_heads is {head_dim}, but {self.pos_encodings} positions turn groups of {pairs} "
+                "components; make it a multiple or set pos_encodings to learned or none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_puzzle_row_fits_its_prefix(self) -> Self:
+        if 0 < self.puzzle_emb_len * self.hidden_size < self.puzzle_emb_ndim:
+            raise ValueError(
+                f"puzzle_emb_len {self.puzzle_emb_len} x hidden_size {self.hidden_size} is less than puzzle_emb_ndim "
+                f"{self.puzzle_emb_ndim}; raise puzzle_emb_len, or set it to 0 for as many positions as are needed"
+            )
+        return self
+
+
+class RecursiveModel(nn.Module, ABC):
+    """A model of which one forward is one segment. Parameters are float32, activations `forward_dtype`."""
+
+    rotary_cos: torch.Tensor
+    rotary_sin: torch.Tensor
+
+    def __init__(
+        self,
+        config: CommonConfig,
+        *,
+        states: dict[str, str],
+        seq_len: int,
+        vocab_size: int,
+        num_puzzle_identifiers: int,
+    ) -> None:
+        """Allocates what is shared; the architecture adds its levels. `init_weights` or a checkpoint fills.
+
+        Args:
+            states: name of each recurrent state, and of the buffer (D,) that it starts from: drawn once, never trained.
+
+        Raises:
+            ValueError: positions that don't suit the sequence.
+        """
+        super().__init__()
+        self.config = config
+        self._states = states
+        self.dtype = DTYPES[config.forward_dtype]
+        hidden_size = config.hidden_size
+        # Without puzzle rows there is nothing to put into a prefix, however long it was meant to be.
+        self.puzzle_len = config.puzzle_emb_ndim and (
+            config.puzzle_emb_len or math.ceil(config.puzzle_emb_ndim / hidden_size)
+        )
+        self.prefix_len = self.puzzle_len + config.num_registers
+        self.num_positions = self.prefix_len + seq_len
+
+        self.embed_tokens = Embedding(vocab_size, hidden_size)
+        self.embed_pos = Embedding(self.num_positions, hidden_size) if config.pos_encodings == "learned" else None
+        self.puzzle_embedding = (
+            PuzzleEmbedding(num_puzzle_identifiers, config.puzzle_emb_ndim) if config.puzzle_emb_ndim else None
+        )
+        self.registers = Embedding(config.num_registers, hidden_size) if config.num_registers else None
+        self.uses_rotary = config.pos_encodings in ("rope", "rope_2d") and not config.mlp_t
+        if self.uses_rotary:
+            head_dim = hidden_size // config.num_heads
+            if config.pos_encodings == "rope":
+                cos, sin = rotary_tables(self.num_positions, head_dim, config.rope_theta)
+            else:
+                cos, sin = rotary_tables_2d(self.prefix_len, seq_len, head_dim, config.rope_theta)
+            self.register_buffer("rotary_cos", cos, persistent=False)
+            self.register_buffer("rotary_sin", sin, persistent=False)
+        for start in self._states.values():
+            self.register_buffer(start, torch.empty(hidden_size, dtype=self.dtype))
+        self.lm_head = Linear(hidden_size, vocab_size)
+        self.q_head = Linear(hidden_size, 2, bias=True)
+
+    @abstractmethod
+    def forward(
+        self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
+    ) -> SegmentOutput:
+        """One segment."""
+
+    @torch.no_grad()
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Fill every parameter and buffer, in a fixed order, from the generator: heads and starting states last."""
+        heads = (self.lm_head, self.q_head)
+        body = [module for module in self.modules() if module not in heads]
+        for module in (*body, *heads):
+            if isinstance(module, Linear | Embedding | ConvSwiGLU):
+                module.init_weights(generator)
+        for start in self._states.values():
+            truncated_normal_(self.get_buffer(start), 1.0, generator)
+        assert self.q_head.bias is not None
+        self.q_head.weight.zero_()
+        self.q_head.bias.fill_(Q_HEAD_BIAS)
+        if self.puzzle_embedding is not None:
+            self.puzzle_embedding.init_weights()
+
+    def initial_state(self, batch_size: int, device: torch.device) -> State:
+        """A state of the right names, shapes and dtype whose values nobody reads before `reset`."""
+        shape = (batch_size, self.num_positions, self.config.hidden_size)
+        return {name: torch.zeros(shape, dtype=self.dtype, device=device) for name in self._states}
+
+    def reset(self, state: State, halted_B: torch.Tensor) -> State:
+        """The state with the slots that halted put back to the start."""
+        halted_B11 = halted_B.view(-1, 1, 1)
+        return {
+            name: torch.where(halted_B11, self.get_buffer(start), state[name]) for name, start in self._states.items()
+        }
+
+    def block_weights(self) -> list[nn.Parameter]:
+        """The parameters of what the recursion calls again and again: all but those of embeddings and heads."""
+        return [weight for module in self.modules() if isinstance(module, Block) for weight in module.parameters()]
+
+    def trained_tensors(self) -> dict[str, torch.Tensor]:
+        """What training changes, by the names of the state dict: every parameter, and the puzzle table."""
+        tensors: dict[str, torch.Tensor] = dict(self.named_parameters())
+        if self.puzzle_embedding is not None:
+            tensors["puzzle_embedding.weight"] = self.puzzle_embedding.weight
+        return tensors
+
+    def freeze(self, what: Literal["none", "blocks", "puzzle_table", "weights"]) -> None:
+        """Let no gradient reach the blocks, the puzzle table, or all weights but the table."""
+        for weight in {"blocks": self.block_weights(), "weights": list(self.parameters())}.get(what, []):
+            weight.requires_grad_(False)
+        if what == "puzzle_table" and self.puzzle_embedding is not None:
+            self.puzzle_embedding.trainable = False
+
+    def _level(self, num_layers: int) -> Level:
+        config = self.config
+        return Level(
+            num_layers,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            expansion=config.expansion,
+            num_positions=self.num_positions,
+            mlp_t=config.mlp_t,
+            mlp=config.mlp,
+        )
+
+    def _rotary(self) -> Rotary | None:
+        return (self.rotary_cos, self.rotary_sin) if self.uses_rotary else None
+
+    def _calls(self, depth: Depth) -> Calls:
+        return Calls(depth, checkpointing=self.config.activation_checkpointing)
+
+    def _embed(self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None) -> torch.Tensor:
+        """x_BTD in forward_dtype: the puzzle row, zero-padded to its positions x D, then registers, then tokens."""
+        hidden_size = self.config.hidden_size
+        parts = [self.embed_tokens(inputs_BS)]
+        if self.registers is not None:
+            parts.insert(0, self.registers.weight.expand(len(inputs_BS), -1, -1))
+        if puzzle_rows_BE is not None:
+            padding = self.puzzle_len * hidden_size - puzzle_rows_BE.shape[1]
+            parts.insert(0, F.pad(puzzle_rows_BE, (0, padding)).unflatten(1, (self.puzzle_len, hidden_size)))
+        e_BTD = torch.cat(parts, dim=1)
+        if self.embed_pos is not None:
+            e_BTD = (e_BTD + self.embed_pos.weight) / math.sqrt(2)
+        return (math.sqrt(hidden_size) * e_BTD).to(self.dtype)
+
+    def _read_out(self, z_BTD: torch.Tensor, state: State) -> SegmentOutput:
+        """Tokens are read off behind the prefix, and the Q values off the first position of all."""
+        logits_BSV = self.lm_head(z_BTD[:, self.prefix_len :])
+        q_halt_B, q_continue_B = self.q_head(z_BTD[:, 0]).float().unbind(-1)
+        return {name: z.detach() for name, z in state.items()}, logits_BSV, q_halt_B, q_continue_B

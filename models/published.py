@@ -1,0 +1,149 @@
+"""The names of the published HRM and TRM checkpoints, both ways, and what it takes to load such weights into a model.
+
+Both programs save the model inside its loss: `model.inner.` and a path, with `_orig_mod.` in front (or between) when it
+was compiled. TRM's only network is `L_level`. Fused projections have the same layout here, so that only names differ.
+"""
+
+# K = puzzle identifiers, E = puzzle embedding size
+
+import re
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+PuzzleTable = Literal["keep", "mean", "zero"]
+
+PREFIX = "model.inner."
+COMPILED = "_orig_mod."
+PUZZLE_TABLE = "puzzle_embedding.weight"
+_OUR_NAMES = {
+    "embed_tokens.embedding_weight": "embed_tokens.weight",
+    "embed_pos.embedding_weight": "embed_pos.weight",
+    "puzzle_emb.weights": PUZZLE_TABLE,
+}
+_PUBLISHED_NAMES = {ours: published for published, ours in _OUR_NAMES.items()}
+_OUTSIDE_LEVELS = r"[HL]_init|(embed_tokens|embed_pos|puzzle_embedding|lm_head)\.weight|q_head\.(weight|bias)"
+_ATTENTION = r"self_attn\.(qkv_proj|o_proj)"
+_MLP = r"mlp\.(gate_up_proj|down_proj)"
+_MLP_T = r"mlp_t\.(gate_up_proj|down_proj)"
+# Token mixing came with TRM: the published HRM has attention only.
+_KNOWN = {
+    "hrm": re.compile(rf"{_OUTSIDE_LEVELS}|[HL]_level\.layers\.\d+\.({_ATTENTION}|{_MLP})\.weight"),
+    "trm": re.compile(rf"{_OUTSIDE_LEVELS}|L_level\.layers\.\d+\.({_ATTENTION}|{_MLP}|{_MLP_T})\.weight"),
+}
+_NUM_NAMED = 3  # of the names that an error message lists
+
+
+def our_name(published: str) -> str:
+    """Our name of a published weight, saved compiled or not; our own names stay as they are."""
+    path = ".".join(part for part in published.split(".") if part != "_orig_mod")
+    path = path.removeprefix("model.").removeprefix("inner.")
+    return _OUR_NAMES.get(path, path)
+
+
+def published_name(ours: str) -> str:
+    """The inverse, for a model that was not compiled."""
+    return PREFIX + _PUBLISHED_NAMES.get(ours, ours)
+
+
+def to_ours(weights: Weights) -> Weights:
+    """Raises ValueError for two names of the same weight."""
+    found: dict[str, str] = {}
+    for name in weights:
+        ours = our_name(name)
+        if ours in found:
+            raise ValueError(f"{found[ours]} and {name} are both {ours}; remove one of them from the file")
+        found[ours] = name
+    return {ours: weights[name] for ours, name in found.items()}
+
+
+def to_published(weights: Weights, *, compiled: bool) -> Weights:
+    """Our weights of an HRM or TRM under published names. Raises ValueError naming those that have none."""
+    arch = "hrm" if any(name.startswith("H_level.") for name in weights) else "trm"
+    if unknown := [name for name in weights if not _KNOWN[arch].fullmatch(name)]:
+        raise ValueError(
+            f"the published {arch.upper()} has no {_some(unknown)}; only a model without additions of this "
+            "project's own can be exported"
+        )
+    return {(COMPILED if compiled else "") + published_name(name): tensor for name, tensor in weights.items()}
+
+
+def fit_weights(weights: Weights, own: Weights, puzzle_table: PuzzleTable | None, source: str) -> Weights:
+    """Weights that load into the model, in its dtypes.
+
+    Args:
+        weights: by our names (`to_ours`).
+        own: the model's state dict, for its names, shapes and dtypes.
+        puzzle_table: what becomes of the rows. keep: those that both tables have, by number, zeros for the others.
+            mean: every row starts as the mean of the loaded ones, as TRM does. zero: all start anew, and the
+            checkpoint may have none. None: as loaded, which needs as many rows as the model has.
+        source: what the weights come from, for messages.
+
+    Raises:
+        ValueError: naming what is missing, unexpected or of another shape; or both sizes of the puzzle table, where
+            they differ and nothing was chosen.
+    """
+    weights = dict(weights)
+    table_KE, own_KE = weights.get(PUZZLE_TABLE), own.get(PUZZLE_TABLE)
+    if own_KE is not None:
+        if puzzle_table == "zero":
+            weights[PUZZLE_TABLE] = torch.zeros(own_KE.shape)
+        elif table_KE is not None and _has_rows_of(table_KE, own_KE):
+            weights[PUZZLE_TABLE] = _resized(table_KE, len(own_KE), puzzle_table or "keep")
+
+    if problems := _mismatches(weights, own):
+        raise ValueError(
+            f"{source} doesn't fit the model: {'; '.join(problems)}; arch and data must be the checkpoint's"
+        )
+    # After the rest: of a checkpoint that can't be loaded there is nothing to choose.
+    if puzzle_table is None and table_KE is not None and own_KE is not None and len(table_KE) != len(own_KE):
+        raise ValueError(
+            f"{source} has puzzle rows for {len(table_KE)} identifiers, the model for {len(own_KE)}; choose what "
+            "becomes of them: keep (by number, zeros for new ones), mean (of all, for every one) or zero (all start "
+            "anew)"
+        )
+    return {name: tensor.to(own[name].dtype) for name, tensor in weights.items()}
+
+
+def _has_rows_of(table_KE: Tensor, own_KE: Tensor) -> bool:
+    return table_KE.dim() == 2 and len(table_KE) > 0 and table_KE.shape[1] == own_KE.shape[1]
+
+
+def _resized(table_KE: Tensor, num_rows: int, puzzle_table: Literal["keep", "mean"]) -> Tensor:
+    if puzzle_table == "mean":
+        return table_KE.float().mean(dim=0, keepdim=True).repeat(num_rows, 1)
+    if len(table_KE) == num_rows:
+        return table_KE
+    resized_KE = table_KE.new_zeros(num_rows, table_KE.shape[1])
+    num_shared = min(num_rows, len(table_KE))
+    resized_KE[:num_shared] = table_KE[:num_shared]
+    return resized_KE
+
+
+def _mismatches(weights: Weights, own: Weights) -> list[str]:
+    def shape(tensor: Tensor) -> str:
+        return str(tuple(tensor.shape))
+
+    missing = [f"{name} {shape(own[name])}" for name in own if name not in weights]
+    unexpected = [f"{name} {shape(tensor)}" for name, tensor in weights.items() if name not in own]
+    shared = [(name, tensor, own[name]) for name, tensor in weights.items() if name in own]
+    reshaped = [
+        f"{name} is {shape(theirs)} there and {shape(ours)} in the model"
+        for name, theirs, ours in shared
+        if theirs.shape != ours.shape
+    ]
+    # Whole numbers would be cast without a word, and quantised weights be loaded as noise.
+    recast = [
+        f"{name} is {theirs.dtype} there and {ours.dtype} in the model"
+        for name, theirs, ours in shared
+        if theirs.is_floating_point() != ours.is_floating_point()
+    ]
+    kinds = (("missing ", missing), ("unexpected ", unexpected), ("", reshaped), ("", recast))
+    return [prefix + _some(names) for prefix, names in kinds if names]
+
+
+def _some(names: list[str]) -> str:
+    others = len(names) - _NUM_NAMED
+    return ", ".join(names[:_NUM_NAMED]) + (f" and {others} more" if others > 0 else "")

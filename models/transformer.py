@@ -1,0 +1,63 @@
+"""The baseline without recursion inside a segment, and the Universal Transformer (arXiv 1807.03819) made of it."""
+
+# B = batch, S = tokens, T = prefix and tokens, D = hidden size, E = puzzle embedding size
+
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+
+from models.base import CommonConfig, RecursiveModel, SegmentOutput, State
+from models.depth import LARGEST_COUNT, Depth
+from utils.config import Bool, Int
+
+
+class TransformerConfig(CommonConfig):
+    """The options of the transformer; config/arch/transformer.yaml explains each and holds the defaults."""
+
+    name: Literal["transformer"]
+    num_layers: Int = Field(ge=1, le=LARGEST_COUNT)
+    recurrent: Bool
+
+    @model_validator(mode="after")
+    def _only_recursion_repeats(self) -> Self:
+        repeats = {"H_cycles": self.H_cycles, "L_cycles": self.L_cycles, "halt_max_steps": self.halt_max_steps}
+        repeated = [f"{name} {value}" for name, value in repeats.items() if value > 1]
+        if not self.recurrent and (repeated or self.depth_curriculum):
+            raise ValueError(
+                f"recurrent is false, so that {', '.join(repeated) or 'depth_curriculum'} would compute the same "
+                "again; set it to 1 (depth_curriculum to []), or recurrent to true"
+            )
+        return self
+
+
+class Transformer(RecursiveModel):
+    """One stack of blocks: applied once to the question or, `recurrent`, again and again to a state that it feeds.
+
+    Without recurrence there is no state and nothing to carry from segment to segment: each is a whole forward pass.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int
+    ) -> None:
+        super().__init__(
+            config,
+            states={"z": "z_init"} if config.recurrent else {},
+            seq_len=seq_len,
+            vocab_size=vocab_size,
+            num_puzzle_identifiers=num_puzzle_identifiers,
+        )
+        self.level = self._level(config.num_layers)
+
+    def forward(
+        self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
+    ) -> SegmentOutput:
+        """One segment: H_cycles x L_cycles calls of the stack, the question added to its state each time."""
+        x_BTD = self._embed(inputs_BS, puzzle_rows_BE)
+        call, rotary = self._calls(depth), self._rotary()
+        if not state:
+            return self._read_out(call(self.level, x_BTD, rotary), {})
+        z_BTD = state["z"]
+        for _ in range(depth.H_cycles * depth.L_cycles):
+            z_BTD = call(self.level, z_BTD + x_BTD, rotary)
+        return self._read_out(z_BTD, {"z": z_BTD})

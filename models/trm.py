@@ -1,0 +1,52 @@
+"""The Tiny Recursive Model (arXiv 2510.04871): one small network in both roles, refining a latent and an answer."""
+
+# B = batch, S = tokens, T = prefix and tokens, D = hidden size, E = puzzle embedding size
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from models.base import CommonConfig, RecursiveModel, SegmentOutput, State
+from models.depth import LARGEST_COUNT, Depth
+from utils.config import Int
+
+
+class TRMConfig(CommonConfig):
+    """The options of the TRM; config/arch/trm.yaml explains each and holds the defaults."""
+
+    calls_of_H: ClassVar[int] = 1
+
+    name: Literal["trm"]
+    H_layers: Int  # of the published configs, which ignore it too: there is one network
+    L_layers: Int = Field(ge=1, le=LARGEST_COUNT)
+
+
+class TRM(RecursiveModel):
+    """One stack of blocks. The paper's answer y is z_H here and its latent z is z_L, the names of the checkpoints."""
+
+    def __init__(self, config: TRMConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> None:
+        super().__init__(
+            config,
+            states={"z_H": "H_init", "z_L": "L_init"},
+            seq_len=seq_len,
+            vocab_size=vocab_size,
+            num_puzzle_identifiers=num_puzzle_identifiers,
+        )
+        self.L_level = self._level(config.L_layers)
+
+    def forward(
+        self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
+    ) -> SegmentOutput:
+        """One segment (figure 3 of the paper is its code): the question x enters where the latent is refined only.
+
+        As published the last H cycle carries gradient as a whole; those before it improve the states without.
+        """
+        x_BTD = self._embed(inputs_BS, puzzle_rows_BE)
+        z_H_BTD, z_L_BTD = state["z_H"], state["z_L"]
+        call, rotary = self._calls(depth), self._rotary()
+        for _ in range(depth.H_cycles):
+            for _ in range(depth.L_cycles):
+                z_L_BTD = call(self.L_level, z_L_BTD + z_H_BTD + x_BTD, rotary)
+            z_H_BTD = call(self.L_level, z_H_BTD + z_L_BTD, rotary)
+        return self._read_out(z_H_BTD, {"z_H": z_H_BTD, "z_L": z_L_BTD})

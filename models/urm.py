@@ -1,0 +1,48 @@
+"""The Universal Reasoning Model (arXiv 2512.14693): one looped stack with ConvSwiGLU and truncated backpropagation."""
+
+# B = batch, S = tokens, T = prefix and tokens, D = hidden size, E = puzzle embedding size
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from models.base import CommonConfig, RecursiveModel, SegmentOutput, State
+from models.depth import LARGEST_COUNT, Depth
+from utils.config import Int
+
+
+class URMConfig(CommonConfig):
+    """The options of the URM; config/arch/urm.yaml explains each and holds the defaults."""
+
+    name: Literal["urm"]
+    num_layers: Int = Field(ge=1, le=LARGEST_COUNT)
+
+
+class URM(RecursiveModel):
+    """One stack of blocks and one state. The blocks' MLP is a ConvSwiGLU unless the config says otherwise."""
+
+    def __init__(self, config: URMConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> None:
+        super().__init__(
+            config,
+            states={"z": "z_init"},
+            seq_len=seq_len,
+            vocab_size=vocab_size,
+            num_puzzle_identifiers=num_puzzle_identifiers,
+        )
+        self.level = self._level(config.num_layers)
+
+    def forward(
+        self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
+    ) -> SegmentOutput:
+        """One segment: H_cycles x L_cycles loops (section 3.1), the first of them forward only.
+
+        How many of the last loops carry gradient is the truncated backpropagation through loops of section 3.3.
+        """
+        x_BTD = self._embed(inputs_BS, puzzle_rows_BE)
+        z_BTD = state["z"]
+        call, rotary = self._calls(depth), self._rotary()
+        for _ in range(depth.H_cycles):
+            for _ in range(depth.L_cycles):
+                z_BTD = call(self.level, z_BTD + x_BTD, rotary)
+        return self._read_out(z_BTD, {"z": z_BTD})

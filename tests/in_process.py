@@ -1,0 +1,80 @@
+"""Runs in the process of the test: what main() does after the command line, in a fifth of a second."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain import Data, PretrainConfig, TrainState, build_train_state, fit, open_data
+from tests.runs import Row
+from utils.dist import UserError, World
+from utils.run_folder import Start, read_start
+from utils.stop import StopSignal
+
+SINGLE = World.single()
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class Begun:
+    """A run before its first step, and after `fit` the same one after its last."""
+
+    start: Start[PretrainConfig]
+    data: Data
+    state: TrainState
+
+    def fit(self) -> TrainState:
+        fit(self.start, self.data, self.state, StopSignal(), SINGLE)
+        return self.state
+
+
+def begin(overrides: list[str]) -> Begun:
+    start = read_start(PretrainConfig, "pretrain", overrides)
+    opened = open_data(start.config, SINGLE)
+    return Begun(start, opened, build_train_state(start, opened, SINGLE))
+
+
+def train_here(overrides: list[str]) -> TrainState:
+    """A whole run."""
+    return begin(overrides).fit()
+
+
+def all_rows(run: Path) -> list[Row]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def mistake(overrides: list[str]) -> str:
+    """The one line with which a run with these overrides is refused."""
+    with pytest.raises((ValueError, UserError)) as caught:
+        train_here(overrides)
+    message = str(caught.value)
+    assert "\n" not in message and 20 < len(message) < 600
+    return message
+
+
+def weights_of(state: TrainState) -> Tensors:
+    """A copy of the model's, by name."""
+    return {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+
+
+def changed(before: Tensors, after: Tensors) -> set[str]:
+    """The names of the tensors that aren't bitwise what they were."""
+    assert before.keys() == after.keys()
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def with_identifiers(data: Path, to: Path, num_identifiers: int) -> Path:
+    """A copy of a dataset whose puzzles have identifiers 0, 1, ..., num_identifiers - 1, 0, 1, ..."""
+    shutil.copytree(data, to)
+    (to / "fingerprint.json").unlink(missing_ok=True)
+    for split in ("train", "test"):
+        file = to / split / "all__puzzle_identifiers.npy"
+        np.save(file, np.arange(len(np.load(file))) % num_identifiers)
+        description = to / split / "dataset.json"
+        values = json.loads(description.read_text()) | {"num_puzzle_identifiers": num_identifiers}
+        description.write_text(json.dumps(values))
+    return to

@@ -1,0 +1,108 @@
+"""Rotary positions and attention against their definitions, written plainly with loops."""
+
+# B = batch, T = positions (prefix and tokens), D = hidden size, N = heads, H = head size
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from models.attention import Attention, apply_rotary, rotary_tables, rotary_tables_2d
+from tests.models.helpers import blank_model, naive_attention, naive_rotate
+
+PREFIX, SIDE, HEAD_DIM, THETA = 2, 3, 8, 100.0
+
+
+def _randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_rotary_turns_half_with_half() -> None:
+    x_BNTH = _randn(1, 1, 5, 6)
+    turned = apply_rotary(x_BNTH, rotary_tables(5, 6, 100.0))
+    for t in range(5):
+        torch.testing.assert_close(
+            turned[0, 0, t].double(), naive_rotate(x_BNTH[0, 0, t], t, 100.0), rtol=1e-5, atol=1e-6
+        )
+
+
+def test_rotary_angles_are_float32_even_for_bfloat16() -> None:
+    cos_TH, _ = rotary_tables(1000, 64, 10000.0)
+    assert cos_TH.dtype == torch.float32
+    x_BNTH = _randn(1, 1, 1000, 64).bfloat16()
+    turned = apply_rotary(x_BNTH, rotary_tables(1000, 64, 10000.0))
+    expected = naive_rotate(x_BNTH[0, 0, 999], 999, 10000.0)
+    assert turned.dtype == torch.bfloat16
+    torch.testing.assert_close(turned[0, 0, 999].double(), expected, rtol=2**-8, atol=1e-3)
+
+
+@pytest.mark.parametrize("theta", [None, 50.0])
+def test_attention_is_full_and_is_its_definition(theta: float | None) -> None:
+    layer = Attention(12, 3)
+    for projection in (layer.qkv_proj, layer.o_proj):
+        projection.init_weights(torch.Generator().manual_seed(7))
+    x_BTD = 3 * _randn(2, 5, 12)
+    y_BTD = layer(x_BTD, None if theta is None else rotary_tables(5, 4, theta))
+    for x_TD, y_TD in zip(x_BTD, y_BTD, strict=True):
+        torch.testing.assert_close(y_TD.double(), naive_attention(layer, x_TD, theta), rtol=1e-4, atol=1e-5)
+
+
+def _turned_2d(x_H: torch.Tensor) -> torch.Tensor:
+    """(T, H): the same vector at every position of a prefix of 2 and a grid of 3x3."""
+    num_positions = PREFIX + SIDE * SIDE
+    tables = rotary_tables_2d(PREFIX, SIDE * SIDE, HEAD_DIM, THETA)
+    return apply_rotary(x_H.expand(1, 1, num_positions, HEAD_DIM), tables)[0, 0]
+
+
+def test_rotary_2d_turns_half_of_the_pairs_by_the_row_and_half_by_the_column() -> None:
+    x_H = _randn(HEAD_DIM)
+    turned_TH = _turned_2d(x_H)
+    pairs = HEAD_DIM // 2
+    for row in range(SIDE):
+        for column in range(SIDE):
+            expected_H = x_H.double().clone()
+            for i in range(pairs):
+                # Each half of the pairs has the frequencies of a rotary of its own.
+                place, frequency = (row, i) if i < pairs // 2 else (column, i - pairs // 2)
+                angle = (place + 1) * THETA ** (-4 * frequency / HEAD_DIM)
+                turned = complex(x_H[i], x_H[i + pairs]) * complex(math.cos(angle), math.sin(angle))
+                expected_H[i], expected_H[i + pairs] = turned.real, turned.imag
+            turned_H = turned_TH[PREFIX + row * SIDE + column].double()
+            torch.testing.assert_close(turned_H, expected_H, rtol=1e-5, atol=1e-6, msg=f"cell {row}, {column}")
+
+
+def test_rotary_2d_keeps_rows_and_columns_apart() -> None:
+    """Two cells of a row have the row's components in common, two of a column the column's, and only those."""
+    grid = _turned_2d(_randn(HEAD_DIM))[PREFIX:].view(SIDE, SIDE, 2, 2, HEAD_DIM // 4)  # [..., row or column, :]
+    by_row, by_column = grid[..., 0, :], grid[..., 1, :]
+    assert torch.equal(by_row[:, 0], by_row[:, 2]) and torch.equal(by_column[0], by_column[2])
+    assert not torch.isclose(by_row[0], by_row[1]).any() and not torch.isclose(by_column[:, 0], by_column[:, 1]).any()
+
+
+def test_rotary_2d_scores_depend_on_the_differences_of_rows_and_columns_only() -> None:
+    q_TH, k_TH = _turned_2d(_randn(HEAD_DIM))[PREFIX:], _turned_2d(_randn(HEAD_DIM, seed=1))[PREFIX:]
+    scores: dict[tuple[int, int], list[float]] = {}
+    for a, q_H in enumerate(q_TH):
+        for b, k_H in enumerate(k_TH):
+            difference = (a // SIDE - b // SIDE, a % SIDE - b % SIDE)
+            scores.setdefault(difference, []).append(float(q_H @ k_H))
+    assert len(scores) == (2 * SIDE - 1) ** 2
+    for difference, values in scores.items():
+        assert max(values) - min(values) < 1e-5, f"difference {difference}"
+    firsts = sorted(values[0] for values in scores.values())
+    assert min(b - a for a, b in itertools.pairwise(firsts)) > 1e-4, "every difference has a score of its own"
+
+
+def test_rotary_2d_leaves_the_prefix_as_it_is() -> None:
+    x_H = _randn(HEAD_DIM)
+    turned_TH = _turned_2d(x_H)
+    assert torch.equal(turned_TH[:PREFIX], x_H.expand(PREFIX, HEAD_DIM))
+    assert not torch.isclose(turned_TH[PREFIX:], x_H).all(-1).any(), "no cell may look like the prefix"
+
+
+def test_rotary_2d_wants_a_square() -> None:
+    with pytest.raises(ValueError, match="a sequence of 8 tokens is no square grid; take rope"):
+        rotary_tables_2d(PREFIX, 8, HEAD_DIM, THETA)
+    with pytest.raises(ValueError, match="8 tokens"):
+        blank_model(pos_encodings="rope_2d", seq_len=8)

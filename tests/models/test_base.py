@@ -1,0 +1,340 @@
+"""What all architectures share: inputs, registers, state, initial weights, precision, and the options they refuse."""
+
+# B = batch, S = tokens, T = positions, D = hidden size, E = puzzle embedding size, V = vocabulary
+
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from models import ArchConfig, build_arch
+from models.base import RecursiveModel
+from models.puzzle_embedding import PuzzleEmbedding
+from tests.models.helpers import (
+    ARCH_NAMES,
+    NUM_PUZZLES,
+    SEQ_LEN,
+    VOCAB_SIZE,
+    blank_model,
+    embedded,
+    fresh_state,
+    gradients_of,
+    random_batch,
+    run,
+    small_config,
+    small_model,
+    small_options,
+)
+
+BATCH = 3
+
+
+@pytest.mark.parametrize("name", ARCH_NAMES)
+def test_returned_state_is_detached_and_evaluation_builds_no_graph(name: str) -> None:
+    model, batch = small_model(name), random_batch(BATCH)
+    state, logits_BSV, q_halt_B, _ = run(model, batch)
+    assert logits_BSV.requires_grad and q_halt_B.requires_grad
+    assert not any(tensor.requires_grad for tensor in state.values())
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            _, evaluated_BSV, _, _ = run(model, batch)
+        assert not evaluated_BSV.requires_grad
+        torch.testing.assert_close(evaluated_BSV, logits_BSV.detach(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("pos_encodings", "mlp_t", "puzzle_emb_ndim", "dtype"),
+    list(itertools.product(["rope", "rope_2d", "learned", "none"], [False, True], [0, 40], ["float32", "bfloat16"])),
+)
+def test_every_variant_runs_and_trains_all_its_weights(
+    pos_encodings: str, mlp_t: bool, puzzle_emb_ndim: int, dtype: str
+) -> None:
+    model = small_model(
+        pos_encodings=pos_encodings, mlp_t=mlp_t, puzzle_emb_ndim=puzzle_emb_ndim, forward_dtype=dtype, num_registers=1
+    )
+    state, logits_BSV, q_halt_B, q_continue_B = run(model, random_batch(BATCH))
+    assert logits_BSV.shape == (BATCH, SEQ_LEN, VOCAB_SIZE)
+    assert logits_BSV.dtype == model.dtype
+    assert state["z_H"].dtype == model.dtype
+    assert state["z_H"].shape == (BATCH, SEQ_LEN + (3 if puzzle_emb_ndim else 1), 32)
+    assert q_halt_B.dtype == q_continue_B.dtype == torch.float32
+    _assert_all_weights_train(model)
+
+
+@pytest.mark.parametrize("mlp", ["swiglu", "normalized_swiglu", "conv_swiglu"])
+@pytest.mark.parametrize("name", ARCH_NAMES)
+def test_every_architecture_trains_with_every_mlp(name: str, mlp: str) -> None:
+    _assert_all_weights_train(small_model(name, mlp=mlp))
+
+
+def _assert_all_weights_train(model: RecursiveModel) -> None:
+    gradients = gradients_of(model, run(model, random_batch(BATCH)))
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == torch.float32, name
+        assert name in gradients and gradients[name].isfinite().all(), name
+        assert gradients[name].abs().sum() > 0, f"{name} is not trained"
+
+
+@pytest.mark.parametrize(("length", "positions"), [(0, 2), (2, 2), (5, 5)])
+def test_puzzle_row_is_padded_at_its_end_and_is_the_prefix(length: int, positions: int) -> None:
+    """A length of 0 stands for what 40 numbers need at 32 a position."""
+    model = small_model(puzzle_emb_ndim=40, puzzle_emb_len=length, pos_encodings="learned")
+    assert model.puzzle_len == model.prefix_len == positions
+    assert model.embed_pos is not None
+    rows_BE = torch.arange(40.0).expand(BATCH, 40)
+    inputs_BS = random_batch(BATCH)["inputs"]
+    x_BTD = model._embed(inputs_BS, rows_BE)
+    prefix_PD = torch.cat([torch.arange(40.0), torch.zeros(positions * 32 - 40)]).view(positions, 32)
+    expected = torch.cat([prefix_PD, model.embed_tokens.weight[inputs_BS[0]]])
+    expected = math.sqrt(32) * (expected + model.embed_pos.weight) / math.sqrt(2)
+    torch.testing.assert_close(x_BTD[0], expected)
+
+
+def test_without_puzzle_rows_there_are_no_positions_for_them() -> None:
+    model = small_model(puzzle_emb_ndim=0, puzzle_emb_len=16)
+    assert model.puzzle_embedding is None and model.prefix_len == 0 and model.num_positions == SEQ_LEN
+    assert embedded(model, random_batch(BATCH)).shape == (BATCH, SEQ_LEN, 32)
+
+
+def test_puzzle_rows_are_leaves_with_a_gradient_and_the_table_is_saved_but_no_parameter() -> None:
+    model = small_model()
+    assert model.puzzle_embedding is not None
+    assert "puzzle_embedding.weight" in model.state_dict()
+    assert "puzzle_embedding.weight" not in dict(model.named_parameters())
+    before = model.puzzle_embedding.weight.clone()
+    rows_BE = model.puzzle_embedding.rows(torch.tensor([1, 1, 4], dtype=torch.int32))
+    assert rows_BE.is_leaf and rows_BE.requires_grad
+    rows_BE.sum().backward()
+    assert rows_BE.grad is not None
+    torch.testing.assert_close(model.puzzle_embedding.weight, before, rtol=0, atol=0)
+    with torch.no_grad():
+        assert not model.puzzle_embedding.rows(torch.tensor([0])).requires_grad
+
+
+def test_a_frozen_puzzle_table_gives_the_same_rows_without_gradient() -> None:
+    table = PuzzleEmbedding(NUM_PUZZLES, 4)
+    table.weight.normal_(generator=torch.Generator().manual_seed(0))
+    ids_B = torch.tensor([1, 1, 4], dtype=torch.int32)
+    trained_BE = table.rows(ids_B)
+    table.trainable = False
+    frozen_BE = table.rows(ids_B)
+    assert not frozen_BE.requires_grad
+    assert torch.equal(frozen_BE, trained_BE) and torch.equal(frozen_BE, table.weight[[1, 1, 4]])
+
+
+@pytest.mark.parametrize(("puzzle_emb_ndim", "puzzle_len"), [(0, 0), (40, 2)])
+def test_registers_are_learned_positions_between_the_puzzle_and_its_tokens(
+    puzzle_emb_ndim: int, puzzle_len: int
+) -> None:
+    model, batch = small_model(num_registers=3, puzzle_emb_ndim=puzzle_emb_ndim), random_batch(BATCH)
+    plain = small_model(puzzle_emb_ndim=puzzle_emb_ndim)
+    assert model.registers is not None and plain.registers is None
+    assert (model.puzzle_len, model.prefix_len) == (puzzle_len, puzzle_len + 3)
+    assert model.num_positions == plain.num_positions + 3
+
+    x_BTD = embedded(model, batch)
+    assert x_BTD.shape == (BATCH, puzzle_len + 3 + SEQ_LEN, 32)
+    for b in range(BATCH):
+        registers_RD = x_BTD[b, puzzle_len : puzzle_len + 3]
+        torch.testing.assert_close(registers_RD, math.sqrt(32) * model.registers.weight)
+    tokens_BSD = math.sqrt(32) * model.embed_tokens.weight[batch["inputs"]]
+    torch.testing.assert_close(x_BTD[:, -SEQ_LEN:], tokens_BSD)
+
+    output = run(model, batch)
+    assert output[1].shape == (BATCH, SEQ_LEN, VOCAB_SIZE)
+    gradient_RD = gradients_of(model, output)["registers.weight"]
+    assert (gradient_RD.abs().sum(1) > 0).all(), "each register should learn"
+
+
+@pytest.mark.parametrize(("changes", "holds"), [({"puzzle_emb_ndim": 0}, "register"), ({}, "puzzle row")])
+def test_q_values_are_read_off_the_first_position(changes: dict[str, Any], holds: str) -> None:
+    model, batch = small_model(num_registers=2, **changes), random_batch(BATCH)
+    first_BD = embedded(model, batch)[:, 0]
+    assert model.registers is not None
+    if holds == "register":
+        expected_BD = model.registers.weight[0].expand(BATCH, 32)
+    else:
+        assert model.puzzle_embedding is not None
+        expected_BD = model.puzzle_embedding.weight[batch["puzzle_identifiers"]]
+    torch.testing.assert_close(first_BD, math.sqrt(32) * expected_BD)
+    state, _, q_halt_B, q_continue_B = run(model, batch)
+    assert model.q_head.bias is not None
+    q_B2 = state["z_H"][:, 0] @ model.q_head.weight.T + model.q_head.bias
+    torch.testing.assert_close(torch.stack([q_halt_B, q_continue_B], dim=1), q_B2)
+
+
+@pytest.mark.parametrize("name", ARCH_NAMES)
+def test_reset_restarts_halted_slots_only(name: str) -> None:
+    model = small_model(name)
+    state = model.initial_state(2, torch.device("cpu"))
+    assert state.keys() == {"hrm": {"z_H", "z_L"}, "trm": {"z_H", "z_L"}, "transformer": set(), "urm": {"z"}}[name]
+    new = model.reset({z: torch.full_like(tensor, 7.0) for z, tensor in state.items()}, torch.tensor([True, False]))
+    assert new.keys() == state.keys()
+    starts = {"z_H": "H_init", "z_L": "L_init", "z": "z_init"}
+    for z, tensor_BTD in new.items():
+        start_D = model.get_buffer(starts[z])
+        assert tensor_BTD.shape == (2, model.num_positions, 32)
+        assert torch.equal(tensor_BTD[0], start_D.expand(model.num_positions, 32)), z
+        assert (tensor_BTD[1] == 7).all(), z
+
+
+def test_initial_weights_have_the_published_scales() -> None:
+    config = small_config(hidden_size=256, num_heads=4, pos_encodings="learned", puzzle_emb_ndim=256, num_registers=64)
+    model = build_arch(config, seq_len=200, vocab_size=400, num_puzzle_identifiers=NUM_PUZZLES)
+    model.init_weights(torch.Generator().manual_seed(1))
+    for name, tensor in model.state_dict().items():
+        if name == "q_head.bias":
+            assert (tensor == -5).all()
+        elif name in ("q_head.weight", "puzzle_embedding.weight"):
+            assert (tensor == 0).all(), name
+        else:
+            expected = 1.0 if name in ("H_init", "L_init") else 1 / math.sqrt(tensor.shape[1])  # D or fan in: last axis
+            tolerance = 0.2 if tensor.ndim == 1 else 0.02
+            assert tensor.std().item() == pytest.approx(expected, rel=tolerance), name
+
+
+_VARIANTS = [
+    *({"name": name, "mlp": mlp} for name in ARCH_NAMES for mlp in ("swiglu", "normalized_swiglu", "conv_swiglu")),
+    {"mlp_t": True, "pos_encodings": "none"},
+    {"pos_encodings": "learned", "num_registers": 2},
+    {"pos_encodings": "rope_2d"},
+    {"puzzle_emb_ndim": 0},
+    {"name": "transformer", "recurrent": True},
+]
+
+
+@pytest.mark.parametrize("changes", _VARIANTS)
+def test_initial_weights_fill_everything_and_are_a_function_of_the_generator(changes: dict[str, Any]) -> None:
+    def initialised(seed: int) -> dict[str, torch.Tensor]:
+        model = blank_model(**changes)
+        with torch.no_grad():
+            for tensor in model.state_dict().values():
+                tensor.fill_(math.nan)
+        model.init_weights(torch.Generator().manual_seed(seed))
+        assert all(buffer.isfinite().all() for buffer in model.buffers())
+        return model.state_dict()
+
+    first, again, other = initialised(3), initialised(3), initialised(4)
+    constant = {"q_head.weight", "q_head.bias", "puzzle_embedding.weight"}
+    for name, tensor in first.items():
+        assert tensor.isfinite().all(), f"{name} is not written everywhere"
+        assert torch.equal(tensor, again[name]), name
+        assert torch.equal(tensor, other[name]) == (name in constant), f"{name} of two seeds"
+
+
+@pytest.mark.parametrize(("name", "starts"), [("hrm", {"H_init", "L_init"}), ("urm", {"z_init"})])
+def test_start_states_are_saved_in_the_forward_dtype_and_no_parameters(name: str, starts: set[str]) -> None:
+    model = small_model(name, forward_dtype="bfloat16")
+    assert {model.state_dict()[start].dtype for start in starts} == {torch.bfloat16}
+    assert not {*starts, "rotary_cos"} & dict(model.named_parameters()).keys()
+    assert "rotary_cos" not in model.state_dict()
+
+
+def _names(model: RecursiveModel, weights: Iterable[torch.Tensor]) -> set[str]:
+    name_of = {id(weight): name for name, weight in model.named_parameters()}
+    return {name_of[id(weight)] for weight in weights}
+
+
+OUTSIDE_BLOCKS = {"embed_tokens.weight", "registers.weight", "lm_head.weight", "q_head.weight", "q_head.bias"}
+
+
+@pytest.mark.parametrize("name", ARCH_NAMES)
+def test_block_weights_are_all_that_the_recursion_calls(name: str) -> None:
+    model = small_model(name, num_registers=1)
+    weights = model.block_weights()
+    assert len({id(weight) for weight in weights}) == len(weights), "each of them once"
+    assert _names(model, model.parameters()) - _names(model, weights) == OUTSIDE_BLOCKS
+
+
+def test_what_training_changes_is_the_weights_and_the_puzzle_table() -> None:
+    model = small_model()
+    tensors = model.trained_tensors()
+    assert tensors.keys() == model.state_dict().keys() - {"H_init", "L_init"}
+    for name, tensor in tensors.items():
+        assert tensor.data_ptr() == model.state_dict()[name].data_ptr(), f"{name} is a copy"
+    assert "puzzle_embedding.weight" not in small_model(puzzle_emb_ndim=0).trained_tensors()
+
+
+@pytest.mark.parametrize("what", ["none", "blocks", "puzzle_table", "weights"])
+def test_frozen_weights_get_no_gradient_and_the_others_the_same_as_ever(
+    what: Literal["none", "blocks", "puzzle_table", "weights"],
+) -> None:
+    batch = random_batch(BATCH)
+    free, model = small_model("trm", num_registers=1), small_model("trm", num_registers=1)
+    model.freeze(what)
+    frozen = {"blocks": _names(model, model.block_weights()), "weights": _names(model, model.parameters())}
+    assert model.puzzle_embedding is not None and free.puzzle_embedding is not None
+    ids_B = batch["puzzle_identifiers"]
+    rows_BE, free_rows_BE = model.puzzle_embedding.rows(ids_B), free.puzzle_embedding.rows(ids_B)
+    depth, state = model.config.depth, fresh_state(model, BATCH)
+    gradients = gradients_of(model, model(state, batch["inputs"], rows_BE, depth))
+    expected = gradients_of(free, free(state, batch["inputs"], free_rows_BE, depth))
+    assert gradients.keys() == expected.keys() - frozen.get(what, set())
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in gradients.items())
+    if what == "puzzle_table":
+        assert rows_BE.grad is None
+    else:
+        assert rows_BE.grad is not None and free_rows_BE.grad is not None
+        assert torch.equal(rows_BE.grad, free_rows_BE.grad)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 30, "num_heads": 4}, "hidden_size 30 is not divisible by num_heads 4"),
+        ({"hidden_size": 6, "num_heads": 2}, "hidden_size / num_heads is 3, but rope positions turn groups of 2"),
+        (
+            {"hidden_size": 12, "num_heads": 2, "pos_encodings": "rope_2d"},
+            "is 6, but rope_2d positions turn groups of 4",
+        ),
+        (
+            {"puzzle_emb_ndim": 65, "puzzle_emb_len": 2},
+            "puzzle_emb_len 2 x hidden_size 32 is less than puzzle_emb_ndim",
+        ),
+        ({"hidden_size": 0}, "hidden_size\n  Input should be greater than or equal to 1"),
+        ({"hidden_size": 10**6}, "hidden_size\n  Input should be less than or equal to 65536"),
+        ({"num_heads": 0}, "num_heads\n  Input should be greater than or equal to 1"),
+        ({"halt_max_steps": 0}, "halt_max_steps\n  Input should be greater than or equal to 1"),
+        ({"halt_exploration_prob": 1.5}, "halt_exploration_prob\n  Input should be less than or equal to 1"),
+        ({"puzzle_emb_ndim": -1}, "puzzle_emb_ndim\n  Input should be greater than or equal to 0"),
+        ({"puzzle_emb_len": -1}, "puzzle_emb_len\n  Input should be greater than or equal to 0"),
+        ({"num_registers": -1}, "num_registers\n  Input should be greater than or equal to 0"),
+        ({"expansion": 0}, "expansion\n  Input should be greater than 0"),
+        ({"rope_theta": 0}, "rope_theta\n  Input should be greater than or equal to 1"),
+        ({"expansion": float("nan")}, "finite number"),
+        ({"pos_encodings": "sine"}, "'rope', 'rope_2d', 'learned' or 'none'"),
+        ({"mlp": "gelu"}, "'swiglu', 'normalized_swiglu' or 'conv_swiglu'"),
+        ({"forward_dtype": "float16"}, "'bfloat16' or 'float32'"),
+        ({"H_cycles": True}, "valid integer"),
+        ({"H_cycles": "2"}, "valid integer"),
+        ({"expansion": "4"}, "valid number"),
+        ({"mlp_t": 1}, "valid boolean"),
+        ({"no_ACT_continue": "yes"}, "valid boolean"),
+        (
+            {"loss": {"loss_type": "cross_entropy", "label_smoothing": 0.0, "halt_weight": 0.5}},
+            "stablemax_cross_entropy",
+        ),
+        ({"head_dim": 16}, "Extra inputs"),
+    ],
+)
+def test_options_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        small_config(**changes)
+    assert message in str(error.value)
+
+
+def test_an_unknown_architecture_and_another_ones_options_are_refused() -> None:
+    with pytest.raises(ValidationError, match="'hrm', 'trm', 'transformer', 'urm'"):
+        TypeAdapter[ArchConfig](ArchConfig).validate_python(small_options() | {"name": "mamba"})
+    with pytest.raises(ValidationError, match="recurrent\n  Extra inputs"):
+        small_config("hrm", recurrent=True)
+
+
+def test_a_whole_number_is_a_number_and_odd_heads_do_without_rotary() -> None:
+    assert small_config(expansion=4).expansion == 4.0
+    small_config(hidden_size=6, num_heads=2, pos_encodings="learned")
+    small_config(hidden_size=6, num_heads=2, mlp_t=True)

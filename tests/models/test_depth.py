@@ -1,0 +1,310 @@
+"""How many calls a segment makes and which of them carry gradient, at each step; and what that gradient is."""
+
+# B = batch, T = positions, D = hidden size
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from models.base import RecursiveModel, SegmentOutput
+from models.block import Level
+from models.depth import Calls, Depth
+from tests.models.helpers import (
+    assert_same_gradients,
+    embedded,
+    fresh_state,
+    gradients_of,
+    random_batch,
+    run,
+    small_config,
+    small_model,
+)
+
+BATCH = 2
+
+
+@pytest.mark.parametrize(
+    ("name", "backprop", "calls", "with_gradient"),
+    [
+        ("hrm", "one_step", 12, 2),  # 3 H cycles of 3 L and 1 H; at the end one of each
+        ("hrm", "last_H_cycle", 12, 4),
+        ("hrm", "all", 12, 12),
+        ("hrm", 2, 12, 2),
+        ("hrm", 7, 12, 7),
+        ("hrm", 100, 12, 12),
+        ("trm", "one_step", 12, 2),
+        ("trm", "last_H_cycle", 12, 4),
+        ("trm", "all", 12, 12),
+        ("trm", 5, 12, 5),
+        ("urm", "one_step", 9, 1),  # one state: nothing beside the loops
+        ("urm", "last_H_cycle", 9, 3),
+        ("urm", "all", 9, 9),
+        ("urm", 1, 9, 1),
+        ("urm", 5, 9, 5),
+        ("transformer", "one_step", 9, 1),
+        ("transformer", "last_H_cycle", 9, 3),
+        ("transformer", "all", 9, 9),
+        ("transformer", 5, 9, 5),
+    ],
+)
+def test_calls_and_their_gradient(name: str, backprop: str | int, calls: int, with_gradient: int) -> None:
+    recurrent = {"recurrent": True} if name == "transformer" else {}
+    config = small_config(name, H_cycles=3, L_cycles=3, backprop=backprop, **recurrent)
+    assert config.depth == Depth(3, 3, calls, with_gradient)
+    model = small_model(name, H_cycles=3, L_cycles=3, backprop=backprop, **recurrent)
+    assert _calls_of(model, config.depth) == [False] * (calls - with_gradient) + [True] * with_gradient
+
+
+def _calls_of(model: RecursiveModel, depth: Depth) -> list[bool]:
+    """Of each call that one forward makes of a network: does it build a graph?"""
+    calls: list[bool] = []
+    for level in _levels(model):
+        level.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    run(model, random_batch(BATCH), depth=depth)
+    return calls
+
+
+def _levels(model: RecursiveModel) -> list[Level]:
+    return [module for module in model.modules() if isinstance(module, Level)]
+
+
+def test_transformer_without_recursion_is_one_call_of_any_backprop() -> None:
+    for backprop in ("one_step", "last_H_cycle", "all", 3):
+        assert small_config("transformer", backprop=backprop).depth == Depth(1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(("name", "backprop", "least"), [("hrm", 1, 2), ("trm", 0, 2), ("urm", 0, 1), ("hrm", -3, 2)])
+def test_gradient_must_reach_every_network(name: str, backprop: int, least: int) -> None:
+    message = f"backprop is {backprop} calls, but {least} are needed .* give {least} or more, or one_step"
+    with pytest.raises(ValidationError, match=message):
+        small_config(name, backprop=backprop)
+
+
+@pytest.mark.parametrize("backprop", ["some", True, 2.5, "3"])
+def test_backprop_is_a_known_word_or_a_whole_number(backprop: Any) -> None:
+    with pytest.raises(ValidationError, match="backprop"):
+        small_config(backprop=backprop)
+
+
+@pytest.mark.parametrize("backprop", ["one_step", "last_H_cycle", "all", 5])
+@pytest.mark.parametrize(("name", "one_step"), [("hrm", 2), ("trm", 2), ("urm", 1)])
+@pytest.mark.parametrize("warmup_steps", [1, 7, 100])
+def test_warmup_grows_from_one_step_to_all_of_backprop(
+    name: str, one_step: int, backprop: str | int, warmup_steps: int
+) -> None:
+    config = small_config(name, H_cycles=3, L_cycles=3, backprop=backprop, backprop_warmup_steps=warmup_steps)
+    full = config.depth
+    depths = [config.depth_at(step, 200) for step in range(1, 201)]
+    assert all((d.H_cycles, d.L_cycles, d.num_calls) == (3, 3, full.num_calls) for d in depths), (
+        "only gradient warms up"
+    )
+    with_gradient = [d.num_grad_calls for d in depths]
+    assert with_gradient == sorted(with_gradient), "it never shrinks"
+    assert all(number == full.num_grad_calls for number in with_gradient[warmup_steps - 1 :]), "full after the warm-up"
+    if warmup_steps == 100:
+        assert with_gradient[0] == one_step
+        # Of equal parts: every number of calls in between is there, for as long as its neighbours give or take a step.
+        lengths = [with_gradient[: warmup_steps - 1].count(n) for n in range(one_step, full.num_grad_calls)]
+        assert not lengths or max(lengths) - min(lengths) <= 1
+
+
+def test_warmup_of_no_steps_is_none() -> None:
+    config = small_config("trm", backprop="all", backprop_warmup_steps=0)
+    assert config.depth_at(1, 10) == config.depth
+
+
+def _staged(*stages: tuple[float, int, int], **changes: Any) -> Any:
+    curriculum = [{"until": until, "H_cycles": H, "L_cycles": L} for until, H, L in stages]
+    return small_config("trm", **{"H_cycles": 3, "L_cycles": 6, "depth_curriculum": curriculum, **changes})
+
+
+@pytest.mark.parametrize(
+    ("ends", "last_step", "last_of_stages"),
+    [
+        ((0.25, 0.5), 8, (2, 4)),
+        ((0.3, 0.6), 10, (3, 6)),
+        ((0.3, 0.6), 11, (3, 6)),  # 3.3 and 6.6
+        ((0.1, 0.7), 1000, (100, 700)),
+        ((0.29, 0.57), 100, (29, 57)),  # 0.57 * 100 is less than 57
+    ],
+)
+def test_curriculum_changes_at_its_exact_boundaries(
+    ends: tuple[float, float], last_step: int, last_of_stages: tuple[int, int]
+) -> None:
+    """A stage has the steps s with s / last_step <= until, and after all stages the depth is whole."""
+    config = _staged((ends[0], 1, 2), (ends[1], 2, 4))
+    for step in range(1, last_step + 1):
+        depth = config.depth_at(step, last_step)
+        first, second = last_of_stages
+        expected = (1, 2) if step <= first else (2, 4) if step <= second else (3, 6)
+        assert (depth.H_cycles, depth.L_cycles) == expected, f"step {step} of {last_step}"
+        assert (depth.num_calls, depth.num_grad_calls) == (expected[0] * (expected[1] + 1), expected[1] + 1)
+    assert config.depth_at(last_step, last_step) == config.depth == Depth(3, 6, 21, 7)
+
+
+def test_warmup_and_curriculum_go_together() -> None:
+    config = _staged((0.5, 1, 2), backprop="all", backprop_warmup_steps=8)
+    depths = [config.depth_at(step, 10) for step in range(1, 11)]
+    assert [d.num_calls for d in depths] == [3] * 5 + [21] * 5
+    # From 2 to 3 calls at first, then to 21: each step's share of what its own stage has.
+    assert [d.num_grad_calls for d in depths] == [2 + (1 if s < 6 else 19) * min(s, 8) // 8 for s in range(1, 11)]
+
+
+def test_a_number_of_calls_beyond_a_shallow_stage_is_all_of_it() -> None:
+    config = _staged((0.5, 1, 2), backprop=5)
+    assert config.depth_at(1, 10) == Depth(1, 2, 3, 3)
+    assert config.depth_at(10, 10) == Depth(3, 6, 21, 5)
+
+
+@pytest.mark.parametrize("ends", [(0.5, 0.5), (0.6, 0.3), (0.0,), (1.0,), (0.5, 1.2), (-0.1,)])
+def test_stages_must_grow_within_the_run(ends: tuple[float, ...]) -> None:
+    with pytest.raises(
+        ValidationError, match=r"depth_curriculum ends its stages at \[.*give shares of the run that grow"
+    ):
+        _staged(*((end, 1, 1) for end in ends))
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ({"until": 0.5, "H_cycles": 0, "L_cycles": 1}, "depth_curriculum.0.H_cycles"),
+        ({"until": 0.5, "H_cycles": 1}, "depth_curriculum.0.L_cycles\n  Field required"),
+        ({"until": math.nan, "H_cycles": 1, "L_cycles": 1}, "finite number"),
+    ],
+)
+def test_stages_are_whole(stage: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        small_config(depth_curriculum=[stage])
+
+
+@pytest.mark.parametrize("name", ["hrm", "trm", "urm"])
+def test_forward_at_another_depth_is_the_model_of_that_depth(name: str) -> None:
+    batch = random_batch(BATCH)
+    deep, shallow = small_model(name, H_cycles=3, L_cycles=3), small_model(name, H_cycles=1, L_cycles=2)
+    assert deep.state_dict().keys() == shallow.state_dict().keys()
+    ours, theirs = run(deep, batch, depth=shallow.config.depth), run(shallow, batch)
+    assert torch.equal(ours[1], theirs[1])
+    assert not torch.equal(run(deep, batch)[1], theirs[1])
+
+
+def _by_hand(model: RecursiveModel, num_grad_calls: int, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of the recursion with two states, every earlier call under torch.no_grad. TRM's H is its L."""
+    H_level, L_level = _levels(model) if len(_levels(model)) == 2 else _levels(model) * 2
+    rotary, x_BTD = (model.rotary_cos, model.rotary_sin), embedded(model, batch)
+    H_cycles, L_cycles = model.config.H_cycles, model.config.L_cycles
+    states = fresh_state(model, BATCH)
+    z_H, z_L = states["z_H"], states["z_L"]
+    remaining = H_cycles * (L_cycles + 1)
+    for _ in range(H_cycles):
+        for _ in range(L_cycles):
+            if remaining > num_grad_calls:
+                with torch.no_grad():
+                    z_L = L_level(z_L + z_H + x_BTD, rotary)
+            else:
+                z_L = L_level(z_L + z_H + x_BTD, rotary)
+            remaining -= 1
+        if remaining > num_grad_calls:
+            with torch.no_grad():
+                z_H = H_level(z_H + z_L, rotary)
+        else:
+            z_H = H_level(z_H + z_L, rotary)
+        remaining -= 1
+    q_halt_B, q_continue_B = model.q_head(z_H[:, 0]).unbind(-1)
+    return gradients_of(model, ({}, model.lm_head(z_H[:, model.prefix_len :]), q_halt_B, q_continue_B))
+
+
+@pytest.mark.parametrize("name", ["hrm", "trm"])
+@pytest.mark.parametrize("num_grad_calls", [2, 3, 4, 5, 7, 8])
+def test_gradient_is_that_of_the_recursion_cut_by_hand(name: str, num_grad_calls: int) -> None:
+    model, batch = small_model(name, H_cycles=2, L_cycles=3, backprop=num_grad_calls), random_batch(BATCH)
+    ours = gradients_of(model, run(model, batch))
+    assert_same_gradients(ours, _by_hand(model, num_grad_calls, batch), tolerance=1e-6)
+    if num_grad_calls < 8:  # and it is not that of a recursion cut elsewhere
+        deeper = _by_hand(model, num_grad_calls + 1, batch)
+        assert max(_relative_error(ours[name], gradient) for name, gradient in deeper.items()) > 1e-3
+
+
+def _relative_error(ours: Tensor, theirs: Tensor) -> float:
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+def test_gradient_stays_within_the_last_calls() -> None:
+    levels = [
+        Level(1, hidden_size=8, num_heads=2, expansion=1.0, num_positions=3, mlp_t=False, mlp="swiglu")
+        for _ in range(5)
+    ]
+    generator = torch.Generator().manual_seed(0)
+    for level in levels:
+        for parameter in level.parameters():
+            torch.nn.init.normal_(parameter, generator=generator)
+    call = Calls(Depth(1, 5, num_calls=5, num_grad_calls=2), checkpointing=False)
+    x_BTD = torch.randn(1, 3, 8, generator=generator, requires_grad=True)
+    z_BTD = x_BTD
+    for level in levels:
+        z_BTD = call(level, z_BTD, None)
+    z_BTD[0, 0, 0].backward()
+    assert x_BTD.grad is None
+    for index, level in enumerate(levels):
+        assert all((p.grad is not None) == (index >= 3) for p in level.parameters()), f"call {index}"
+
+
+def test_calls_beyond_the_depth_are_a_bug_of_ours() -> None:
+    level = small_model("urm").get_submodule("level")
+    assert isinstance(level, Level)
+    call = Calls(Depth(1, 1, num_calls=1, num_grad_calls=1), checkpointing=False)
+    z_BTD = call(level, torch.zeros(1, 3, 32), None)
+    with pytest.raises(AssertionError, match="more calls"):
+        call(level, z_BTD, None)
+
+
+@pytest.mark.parametrize("forward_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["hrm", "trm", "transformer", "urm"])
+def test_activation_checkpointing_computes_the_same_twice(name: str, forward_dtype: str) -> None:
+    """Outputs and gradients are equal in every bit, and the backward pass runs each call with gradient once more."""
+    plain = _trained(small_model(name, forward_dtype=forward_dtype))
+    saving = _trained(small_model(name, forward_dtype=forward_dtype, activation_checkpointing=True))
+    for ours, theirs in zip(saving.output[1:], plain.output[1:], strict=True):
+        assert isinstance(ours, Tensor) and isinstance(theirs, Tensor)
+        assert torch.equal(ours, theirs)
+    assert saving.gradients.keys() == plain.gradients.keys()
+    for parameter, gradient in plain.gradients.items():
+        assert torch.equal(saving.gradients[parameter], gradient), parameter
+    assert plain.calls_in_backward == 0
+    assert saving.calls_in_backward == small_config(name).depth.num_grad_calls
+    assert saving.kept_bytes < plain.kept_bytes / 2, "no memory is saved"
+
+
+@dataclass
+class _Trained:
+    output: SegmentOutput
+    gradients: dict[str, Tensor]
+    kept_bytes: int
+    calls_in_backward: int
+
+
+def _trained(model: RecursiveModel) -> _Trained:
+    """One segment and its backward pass, with what the first kept for the second and what the second called again."""
+    kept, calls = [], []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.nbytes)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = run(model, random_batch(BATCH))
+    for level in _levels(model):
+        level.register_forward_pre_hook(lambda *_: calls.append(1))
+    return _Trained(output, gradients_of(model, output), sum(kept), len(calls))
+
+
+def test_activation_checkpointing_has_nothing_to_do_in_evaluation() -> None:
+    model, batch = small_model("trm", activation_checkpointing=True), random_batch(BATCH)
+    trained = run(model, batch)
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            assert torch.equal(run(model, batch)[1], trained[1])

@@ -1,0 +1,196 @@
+"""What is exported is what the published code saved, bit for bit; its mistakes are one line, and leave no file."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from models.export import main
+from models.published import to_ours
+from tests.models.test_published import FOLDERS, build, reference
+from utils.checkpoint import Checkpointer, RunState, Snapshot
+from utils.dist import World
+from utils.weights_file import read_weights
+
+OUTPUTS = ("out.safetensors", "step_5")
+
+
+def _assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert ours[name].dtype == tensor.dtype and ours[name].shape == tensor.shape, name
+        assert torch.equal(ours[name].view(torch.uint8), tensor.view(torch.uint8)), name  # bits: NaN, signs of zero
+
+
+def _save_step(run: Path, step: int, arch: dict[str, Any], **shared: dict[str, Tensor]) -> Path:
+    run.mkdir(exist_ok=True)
+    state = RunState(
+        step=step,
+        draws=step,
+        open_steps=0,
+        open_slots=0,
+        best=None,
+        evaluations_since_best=0,
+        pending_row=None,
+        wandb_run_id="x",
+        fingerprint={},
+        task={},
+        config={"arch": arch},
+    )
+    snapshot = Snapshot(shared=shared, slots=slice(0, 1), by_slot={"steps": torch.zeros(1)}, state=state)
+    Checkpointer(run, World.single(), None).save(snapshot, is_best=False)
+    return run / f"step_{step:08d}"
+
+
+def _generated(arch: str) -> dict[str, Tensor]:
+    """Of a published bfloat16 model, with values that a detour over another dtype would lose."""
+    weights = {name: tensor.detach().clone() for name, tensor in build(arch).state_dict().items()}
+    for name in ("H_init", "L_init"):
+        weights[name] = weights[name].bfloat16()
+    weights["q_head.bias"] = torch.tensor([-0.0, 1e-42])
+    return weights
+
+
+def _export(*arguments: object) -> int:
+    return main(["--format", "hrm", *map(str, arguments)])
+
+
+def _mistake(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main([*map(str, arguments)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
+    return said.err
+
+
+# ---- round trips ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("source", [*FOLDERS, "generated hrm", "generated trm", "generated trm_mlp"])
+def test_published_to_ours_to_published(source: str, output: str, compiled: bool, tmp_path: Path) -> None:
+    prefix = "_orig_mod." if compiled else ""
+    if source.startswith("generated"):
+        ours = _generated(source.split()[1])
+        save_file(ours, tmp_path / "ours")
+        assert _export(tmp_path / "ours", "-o", tmp_path / "published") == 0
+        published = {prefix + name: tensor for name, tensor in read_weights(str(tmp_path / "published")).items()}
+        assert published[f"{prefix}model.inner.H_init"].dtype == torch.bfloat16
+    else:
+        published = {prefix + name: tensor for name, tensor in reference(source).items()}
+    save_file(to_ours(published), tmp_path / "ours.safetensors")
+    flags = ["--compiled"] if compiled else []
+    assert _export(tmp_path / "ours.safetensors", "-o", tmp_path / output, *flags) == 0
+    _assert_same(read_weights(str(tmp_path / output)), published)
+
+
+def test_file_is_what_the_published_code_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = _generated("trm")
+    save_file(weights, tmp_path / "ours")
+    assert _export(tmp_path / "ours", "-o", tmp_path / "step_5", "--compiled") == 0
+    state_dict = torch.load(tmp_path / "step_5", map_location="cpu")
+    assert type(state_dict) is dict
+    assert "_orig_mod.model.inner.puzzle_emb.weights" in state_dict
+    num_numbers = sum(tensor.numel() for tensor in weights.values())
+    assert capsys.readouterr().out == f"wrote {tmp_path}/step_5: 15 tensors, {num_numbers:,} numbers\n"
+
+
+def test_published_file_is_written_anew(tmp_path: Path) -> None:
+    """From one kind of file and one kind of names to the other."""
+    torch.save({f"_orig_mod.model.inner.{name}": torch.ones(2) for name in ("H_init", "L_init")}, tmp_path / "theirs")
+    assert _export(tmp_path / "theirs", "-o", tmp_path / "out.safetensors") == 0
+    assert read_weights(str(tmp_path / "out.safetensors")).keys() == {"model.inner.H_init", "model.inner.L_init"}
+
+
+# ---- checkpoints of runs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["hrm", "trm"])
+def test_run_and_step(arch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, weights = tmp_path / "run", _generated(arch)
+    first = _save_step(run, 1, {"name": arch}, model={name: tensor * 0 for name, tensor in weights.items()})
+    newest = _save_step(run, 2, {"name": arch}, model=weights)
+    for checkpoint, expected in ((run, weights), (newest, weights), (first, None)):
+        assert _export(checkpoint, "-o", tmp_path / "out") == 0
+        exported = to_ours(read_weights(str(tmp_path / "out")))
+        if expected is None:
+            assert not any(tensor.any() for tensor in exported.values())
+        else:
+            _assert_same(exported, expected)
+    assert capsys.readouterr().err == ""
+    (newest / "model.safetensors").write_bytes(b"")
+    assert _export(run, "-o", tmp_path / "out") == 0
+    assert "warning: " in (said := capsys.readouterr().err) and "going back to step_00000001" in said
+
+
+def test_moving_average_is_what_was_evaluated(tmp_path: Path) -> None:
+    """It holds what moves: not H_init and L_init."""
+    weights = _generated("hrm")
+    average = {name: tensor + 1 for name, tensor in weights.items() if tensor.dtype == torch.float32}
+    run = tmp_path / "run"
+    _save_step(run, 1, {"name": "hrm"}, model=weights, ema=average)
+    assert _export(run, "-o", tmp_path / "out") == 0
+    _assert_same(to_ours(read_weights(str(tmp_path / "out"))), weights | average)
+    assert _export(run, "-o", tmp_path / "out", "--raw") == 0
+    _assert_same(to_ours(read_weights(str(tmp_path / "out"))), weights)
+
+
+@pytest.mark.parametrize(
+    "arch, match",
+    [
+        ({"name": "urm"}, "arch.name=urm, which the published code doesn't know; only hrm or trm can be exported"),
+        ({"name": "hrm", "mlp": "normalized_swiglu"}, "arch.mlp=normalized_swiglu"),
+        ({"name": "trm", "mlp": "swiglu", "pos_encodings": "rope_2d"}, "arch.pos_encodings=rope_2d"),
+    ],
+)
+def test_model_that_the_published_code_does_not_have(
+    arch: dict[str, Any], match: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _save_step(tmp_path / "run", 1, arch, model=_generated("hrm"))
+    assert match in _mistake(capsys, "--format", "hrm", tmp_path / "run", "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# ---- mistakes ------------------------------------------------------------------------------------------
+
+
+def test_tensor_that_the_published_code_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = _generated("hrm") | {"registers.weight": torch.ones(2, 32)}
+    save_file(weights, tmp_path / "ours")
+    (tmp_path / "out").write_text("before")
+    message = _mistake(capsys, "--format", "hrm", tmp_path / "ours", "-o", tmp_path / "out")
+    assert "the published HRM has no registers.weight; only" in message
+    assert (tmp_path / "out").read_text() == "before"
+
+
+def test_places_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file(_generated("hrm"), tmp_path / "ours")
+    (tmp_path / "folder").mkdir()
+
+    def mistake(checkpoint: str, output: str, *more: str) -> str:
+        return _mistake(capsys, "--format", "hrm", tmp_path / checkpoint, "-o", tmp_path / output, *more)
+
+    assert "nowhere does not exist" in mistake("nowhere", "out")
+    assert "there is no checkpoint at" in mistake("folder", "out")
+    assert "can't write" in mistake("ours", "nowhere/out")
+    assert "can't write" in mistake("ours", "folder")
+    assert "--raw chooses within the checkpoint of a run" in mistake("ours", "out", "--raw")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "ours"]
+
+
+@pytest.mark.parametrize(
+    "arguments, match",
+    [
+        (["x", "-o", "y"], "--format"),
+        (["--format", "hrm", "x"], "-o"),
+        (["--format", "hrm", "-o", "y"], "CHECKPOINT"),
+        (["--format", "onnx", "x", "-o", "y"], "onnx"),
+        (["--format", "hrm", "x", "-o", "y", "--compile"], "--compile"),
+    ],
+)
+def test_command_line(arguments: list[str], match: str, capsys: pytest.CaptureFixture[str]) -> None:
+    message = _mistake(capsys, *arguments)
+    assert match in message and message.endswith("; --help shows the options\n")

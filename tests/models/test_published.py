@@ -1,0 +1,253 @@
+"""Weights of the published programs fit our models under our names, and what doesn't fit is named in one line."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from models import ArchConfig, build_arch
+from models.base import RecursiveModel
+from models.published import PuzzleTable, fit_weights, our_name, published_name, to_ours, to_published
+from utils.command_line import read_config
+from utils.weights_file import read_weights
+
+REFERENCE = Path(__file__).resolve().parents[2].parent / "shared" / "reference"
+FOLDERS = ("hrm_rope", "hrm_learned", "hrm_softmax", "trm_attention", "trm_mlp")
+NUM_PUZZLES, VOCAB_SIZE = 5, 7
+TABLE = "puzzle_embedding.weight"
+
+
+@functools.cache
+def _config(arch: str, *overrides: str) -> Any:
+    sizes = ["hidden_size=32", "num_heads=2", "L_layers=2", "forward_dtype=float32", *overrides]
+    options = read_config("pretrain", [f"arch={arch}", *(f"arch.{size}" for size in sizes)])["arch"]
+    return TypeAdapter(ArchConfig).validate_python(options)
+
+
+def build(arch: str, *overrides: str, num_puzzles: int = NUM_PUZZLES) -> RecursiveModel:
+    """A small one with the options of config/arch, initialised."""
+    model = build_arch(_config(arch, *overrides), seq_len=6, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=num_puzzles)
+    generator = torch.Generator().manual_seed(0)
+    model.init_weights(generator)
+    if model.puzzle_embedding is not None:
+        model.puzzle_embedding.weight.normal_(generator=generator)
+    return model
+
+
+def reference(folder: str) -> dict[str, Tensor]:
+    if not (REFERENCE / folder).is_dir():
+        pytest.skip("the recorded weights of the published code are not here")
+    return read_weights(str(REFERENCE / folder / "initial.safetensors"))
+
+
+MODELS = [
+    ("hrm",),
+    ("hrm", "pos_encodings=learned"),
+    ("hrm", "puzzle_emb_ndim=0"),
+    ("trm",),
+    ("trm", "pos_encodings=learned"),
+    ("trm_mlp",),
+]
+
+
+# ---- names ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "published, ours",
+    [
+        ("model.inner.H_init", "H_init"),
+        ("_orig_mod.model.inner.H_init", "H_init"),
+        ("model._orig_mod.inner._orig_mod.lm_head.weight", "lm_head.weight"),
+        ("model.inner.embed_tokens.embedding_weight", "embed_tokens.weight"),
+        ("model.inner.embed_pos.embedding_weight", "embed_pos.weight"),
+        ("_orig_mod.model.inner.puzzle_emb.weights", "puzzle_embedding.weight"),
+        ("model.inner.L_level.layers.0._orig_mod.mlp.down_proj.weight", "L_level.layers.0.mlp.down_proj.weight"),
+        ("model.inner.L_level.layers.11.mlp_t.gate_up_proj.weight", "L_level.layers.11.mlp_t.gate_up_proj.weight"),
+    ],
+)
+def test_our_name(published: str, ours: str) -> None:
+    assert our_name(published) == ours
+
+
+@pytest.mark.parametrize("model", MODELS, ids=" ".join)
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
+def test_names_of_our_models_go_there_and_back(model: tuple[str, ...], prefix: str) -> None:
+    own = build(*model).state_dict()
+    published = to_published(own, compiled=bool(prefix))
+    assert all(name.startswith(f"{prefix}model.inner.") for name in published)
+    assert list(to_ours(published)) == list(own) == list(to_ours(own))
+    assert [prefix + published_name(name) for name in own] == list(published)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
+def test_names_of_published_files_go_there_and_back(folder: str, prefix: str) -> None:
+    published = {prefix + name: tensor for name, tensor in reference(folder).items()}
+    ours = to_ours(published)
+    back = to_published(ours, compiled=bool(prefix))
+    assert back.keys() == published.keys()
+    assert all(back[name] is published[name] for name in published)
+
+
+def test_same_weight_twice() -> None:
+    weights = {"model.inner.H_init": torch.ones(2), "_orig_mod.model.inner.H_init": torch.zeros(2)}
+    with pytest.raises(
+        ValueError, match=r"^model.inner.H_init and _orig_mod.model.inner.H_init are both H_init; remove"
+    ):
+        to_ours(weights)
+
+
+@pytest.mark.parametrize(
+    "name, arch",
+    [
+        ("registers.weight", "TRM"),
+        ("level.layers.0.mlp.down_proj.weight", "TRM"),
+        ("L_level.layers.0.mlp.conv_weight_W12", "TRM"),
+        ("L_level.layers.0.mlp.down_proj.bias", "TRM"),
+        ("exp_avg.lm_head.weight", "TRM"),
+        ("H_level.layers.0.mlp_t.down_proj.weight", "HRM"),
+    ],
+)
+def test_what_the_published_code_does_not_have(name: str, arch: str) -> None:
+    weights = {"lm_head.weight": torch.ones(2, 2), name: torch.ones(2)}
+    with pytest.raises(ValueError, match=f"the published {arch} has no {name}; only a model without additions"):
+        to_published(weights, compiled=False)
+
+
+# ---- fitting -------------------------------------------------------------------------------------------
+
+
+def _fit(weights: dict[str, Tensor], model: RecursiveModel, choice: PuzzleTable | None = None) -> dict[str, Tensor]:
+    """Fitted, and loaded to prove it."""
+    before = {name: tensor.clone() for name, tensor in weights.items()}
+    fitted = fit_weights(weights, model.state_dict(), choice, "the file")
+    model.load_state_dict(fitted, strict=True)
+    for name, tensor in model.state_dict().items():
+        assert fitted[name].dtype == tensor.dtype and torch.equal(fitted[name], tensor)
+    assert all(torch.equal(before[name], weights[name]) for name in before), "what was given is not to be changed"
+    return fitted
+
+
+def _refusal(weights: dict[str, Tensor], model: RecursiveModel, choice: PuzzleTable | None = None) -> str:
+    with pytest.raises(ValueError, match=r"^the file ") as caught:
+        fit_weights(weights, model.state_dict(), choice, "the file")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def _random(model: RecursiveModel) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.randn(tensor.shape, generator=generator) for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("model", MODELS, ids=" ".join)
+def test_weights_that_fit_are_loaded_as_they_are(model: tuple[str, ...]) -> None:
+    built = build(*model)
+    weights = _random(built)
+    fitted = _fit(weights, built)
+    assert all(torch.equal(fitted[name], weights[name]) for name in weights)
+
+
+def test_dtype_is_the_models() -> None:
+    model = build("hrm")
+    weights = _random(model)
+    fitted = _fit(weights | {"H_init": weights["H_init"].bfloat16()}, model)
+    assert torch.equal(fitted["H_init"], weights["H_init"].bfloat16().float())
+    in_bfloat16 = build("hrm", "forward_dtype=bfloat16")
+    assert torch.equal(_fit(weights, in_bfloat16)["H_init"], weights["H_init"].bfloat16())
+
+
+def test_whole_numbers_are_no_weights() -> None:
+    model = build("hrm")
+    weights = _random(model)
+    weights["H_init"] = torch.ones(32, dtype=torch.int8)
+    assert "H_init is torch.int8 there and torch.float32 in the model" in _refusal(weights, model)
+
+
+def test_mismatches_are_named_and_counted() -> None:
+    model = build("hrm")
+    weights = _random(model)
+    del weights["q_head.bias"]
+    weights |= {f"L_level.layers.{i}.mlp.down_proj.weight": torch.ones(32, 256) for i in range(2, 7)}
+    weights["lm_head.weight"] = torch.ones(9, 32)
+    message = _refusal(weights, model)
+    assert message == (
+        "the file doesn't fit the model: missing q_head.bias (2,); unexpected L_level.layers.2.mlp.down_proj.weight "
+        "(32, 256), L_level.layers.3.mlp.down_proj.weight (32, 256), L_level.layers.4.mlp.down_proj.weight (32, 256) "
+        "and 2 more; lm_head.weight is (9, 32) there and (7, 32) in the model; arch and data must be the checkpoint's"
+    )
+
+
+def test_checkpoint_of_another_arch() -> None:
+    assert "missing H_level.layers.0" in _refusal(_random(build("trm")), build("hrm"))
+    assert "unexpected H_level.layers.0" in _refusal(_random(build("hrm")), build("trm"))
+
+
+# ---- the puzzle table ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_loaded", [2, 9])
+def test_another_number_of_puzzles_needs_a_choice(num_loaded: int) -> None:
+    model = build("hrm")
+    message = _refusal(_random(build("hrm", num_puzzles=num_loaded)), model)
+    assert f"puzzle rows for {num_loaded} identifiers, the model for {NUM_PUZZLES}; choose" in message
+    assert all(choice in message for choice in ("keep (", "mean (", "zero ("))
+
+
+@pytest.mark.parametrize("num_loaded", [2, NUM_PUZZLES, 9])
+@pytest.mark.parametrize("choice", ["keep", "mean", "zero"])
+def test_puzzle_table_by_choice(choice: PuzzleTable, num_loaded: int) -> None:
+    weights = _random(build("hrm", num_puzzles=num_loaded))
+    fitted = _fit(weights, build("hrm"), choice)
+    loaded_KE = weights[TABLE]
+    for row in range(NUM_PUZZLES):
+        expected_E = torch.zeros(32)
+        if choice == "keep" and row < num_loaded:
+            expected_E = loaded_KE[row]
+        if choice == "mean":
+            for k in range(num_loaded):
+                expected_E += loaded_KE[k] / num_loaded
+        tolerance = 1e-6 if choice == "mean" else 0.0
+        torch.testing.assert_close(fitted[TABLE][row], expected_E, rtol=0, atol=tolerance)
+    others = [name for name in weights if name != TABLE]
+    assert all(torch.equal(fitted[name], weights[name]) for name in others)
+
+
+@pytest.mark.parametrize("choice", [None, "keep", "mean", "zero"])
+def test_another_puzzle_emb_ndim(choice: PuzzleTable | None) -> None:
+    weights, model = _random(build("hrm", "puzzle_emb_ndim=16", num_puzzles=9)), build("hrm")
+    if choice == "zero":
+        assert not _fit(weights, model, choice)[TABLE].any()
+    else:
+        assert f"{TABLE} is (9, 16) there and (5, 32) in the model" in _refusal(weights, model, choice)
+
+
+@pytest.mark.parametrize("choice", [None, "keep", "mean", "zero"])
+def test_checkpoint_without_puzzle_table(choice: PuzzleTable | None) -> None:
+    weights, model = _random(build("hrm", "puzzle_emb_ndim=0")), build("hrm")
+    if choice == "zero":
+        assert not _fit(weights, model, choice)[TABLE].any()
+    else:
+        assert f"missing {TABLE} (5, 32)" in _refusal(weights, model, choice)
+
+
+@pytest.mark.parametrize("choice", [None, "keep", "mean", "zero"])
+def test_model_without_puzzle_table(choice: PuzzleTable | None) -> None:
+    weights, model = _random(build("hrm")), build("hrm", "puzzle_emb_ndim=0")
+    assert f"unexpected {TABLE} (5, 32)" in _refusal(weights, model, choice)
+
+
+def test_mean_of_an_empty_table_is_refused() -> None:
+    model = build("hrm")
+    weights = _random(model) | {TABLE: torch.ones(0, 32)}
+    assert f"{TABLE} is (0, 32) there" in _refusal(weights, model, "mean")
+
+
+def test_other_mismatches_come_before_the_question_of_rows() -> None:
+    weights = _random(build("trm", num_puzzles=9))
+    assert "doesn't fit the model: missing H_level" in _refusal(weights, build("hrm"))

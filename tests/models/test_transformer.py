@@ -1,0 +1,102 @@
+"""The baseline without recursion, and the Universal Transformer made of it."""
+
+# B = batch, T = positions, D = hidden size
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from models.act import initial_carry, segment
+from models.transformer import Transformer
+from tests.models.helpers import (
+    embedded,
+    naive_level,
+    naive_read_out,
+    random_batch,
+    run,
+    small_config,
+    small_model,
+)
+
+BATCH = 2
+
+
+def _small_transformer(**changes: Any) -> Transformer:
+    model = small_model("transformer", **changes)
+    assert isinstance(model, Transformer)
+    return model
+
+
+def test_without_recurrence_it_is_the_stack_applied_once() -> None:
+    model, batch = _small_transformer(), random_batch(BATCH)
+    _, logits_BSV, q_halt_B, q_continue_B = run(model, batch)
+    stack = naive_level(model.level, 10000.0)
+    for b, x_TD in enumerate(embedded(model, batch).detach()):
+        logits_SV, q_2 = naive_read_out(model, stack(x_TD))
+        torch.testing.assert_close(logits_BSV[b].double(), logits_SV, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.stack([q_halt_B[b], q_continue_B[b]]).double(), q_2, rtol=1e-4, atol=1e-4)
+
+
+def test_without_recurrence_segments_hand_nothing_on() -> None:
+    model, old, new = _small_transformer(), random_batch(BATCH, seed=1), random_batch(BATCH, seed=2)
+    first, outputs = segment(model, initial_carry(model, new), new, training=True)
+    assert first.state == {} and not any(name.startswith("state.") for name in first.tensors())
+    assert first.halted_B.all(), "one segment is all there is"
+    assert outputs.target_q_continue_B is None
+    after_another, _ = segment(model, initial_carry(model, old), old, training=True)
+    _, again = segment(model, after_another, new, training=True)
+    assert torch.equal(again.logits_BSV, outputs.logits_BSV)
+
+
+def test_recurrent_it_is_the_written_out_loop() -> None:
+    """Six times z = stack(z + x); the next segment goes on where the state was left."""
+    model, batch = _small_transformer(recurrent=True, H_cycles=2, L_cycles=3, halt_max_steps=4), random_batch(BATCH)
+    stack = naive_level(model.level, 10000.0)
+    first_state, first_BSV, *_ = run(model, batch)
+    state, second_BSV, q_halt_B, q_continue_B = run(model, batch, state=first_state)
+    for b, x_TD in enumerate(embedded(model, batch).detach()):
+        z_TD = model.get_buffer("z_init").expand_as(x_TD)
+        for _ in range(6):
+            z_TD = stack(z_TD + x_TD)
+        torch.testing.assert_close(first_BSV[b].double(), naive_read_out(model, z_TD)[0], rtol=1e-4, atol=1e-4)
+        for _ in range(6):
+            z_TD = stack(z_TD + x_TD)
+        torch.testing.assert_close(state["z"][b].double(), z_TD, rtol=1e-4, atol=1e-4)
+        logits_SV, q_2 = naive_read_out(model, z_TD)
+        torch.testing.assert_close(second_BSV[b].double(), logits_SV, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.stack([q_halt_B[b], q_continue_B[b]]).double(), q_2, rtol=1e-4, atol=1e-4)
+    assert (first_BSV - second_BSV).abs().max() > 1e-3, "the test needs a state that has not settled"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"H_cycles": 2}, "recurrent is false, so that H_cycles 2 would compute the same again; set it to 1"),
+        ({"L_cycles": 3}, "L_cycles 3 would"),
+        ({"halt_max_steps": 16}, "halt_max_steps 16 would"),
+        ({"H_cycles": 2, "halt_max_steps": 4}, "H_cycles 2, halt_max_steps 4 would"),
+        ({"depth_curriculum": [{"until": 0.5, "H_cycles": 1, "L_cycles": 1}]}, "depth_curriculum would"),
+    ],
+)
+def test_only_recursion_repeats(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        small_config("transformer", **changes)
+    small_config("transformer", recurrent=True, **changes)
+
+
+def test_eight_layers_are_the_hrm_of_four_and_four_but_for_its_states() -> None:
+    sizes: dict[str, Any] = {"hidden_size": 32, "puzzle_emb_ndim": 40, "pos_encodings": "learned"}
+    hrm = small_model("hrm", H_layers=4, L_layers=4, **sizes)
+    transformer = small_model("transformer", num_layers=8, **sizes)
+    recurrent = small_model("transformer", num_layers=8, recurrent=True, **sizes)
+
+    def size(model: torch.nn.Module) -> int:
+        return sum(tensor.numel() for tensor in model.state_dict().values())
+
+    def num_parameters(model: torch.nn.Module) -> int:
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    assert num_parameters(hrm) == num_parameters(transformer) == num_parameters(recurrent)
+    assert size(hrm) - size(transformer) == 2 * 32 and size(recurrent) - size(transformer) == 32

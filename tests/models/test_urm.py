@@ -1,0 +1,71 @@
+"""The URM: its loops with ConvSwiGLU, and the last of them alone with gradient."""
+
+# B = batch, T = positions, D = hidden size
+
+from typing import Any
+
+import torch
+
+from models.block import Block
+from models.layers import ConvSwiGLU, SwiGLU
+from models.urm import URM
+from tests.models.helpers import (
+    assert_same_gradients,
+    embedded,
+    fresh_state,
+    gradients_of,
+    naive_level,
+    naive_read_out,
+    random_batch,
+    run,
+    small_model,
+)
+
+BATCH = 2
+
+
+def _small_urm(**changes: Any) -> URM:
+    model = small_model("urm", **changes)
+    assert isinstance(model, URM)
+    return model
+
+
+def _mlps(model: URM) -> list[type]:
+    return [type(module.mlp) for module in model.modules() if isinstance(module, Block)]
+
+
+def test_loops_are_the_written_out_ones() -> None:
+    """Six times z = stack(z + x), the stack made of loops over tokens in float64."""
+    model, batch = _small_urm(num_layers=2, H_cycles=2, L_cycles=3), random_batch(BATCH)
+    assert _mlps(model) == [ConvSwiGLU, ConvSwiGLU]
+    state, logits_BSV, q_halt_B, q_continue_B = run(model, batch)
+    stack = naive_level(model.level, 10000.0)
+    for b, x_TD in enumerate(embedded(model, batch).detach()):
+        z_TD = model.get_buffer("z_init").expand_as(x_TD)
+        for _ in range(6):
+            z_TD = stack(z_TD + x_TD)
+        torch.testing.assert_close(state["z"][b].double(), z_TD, rtol=1e-4, atol=1e-4)
+        logits_SV, q_2 = naive_read_out(model, z_TD)
+        torch.testing.assert_close(logits_BSV[b].double(), logits_SV, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.stack([q_halt_B[b], q_continue_B[b]]).double(), q_2, rtol=1e-4, atol=1e-4)
+
+
+def test_only_the_last_loops_carry_gradient() -> None:
+    model, batch = _small_urm(H_cycles=2, L_cycles=3), random_batch(BATCH)
+    rotary, x_BTD = (model.rotary_cos, model.rotary_sin), embedded(model, batch)
+    z_BTD = fresh_state(model, BATCH)["z"]
+    with torch.no_grad():
+        for _ in range(3):
+            z_BTD = model.level(z_BTD + x_BTD, rotary)
+    for _ in range(3):
+        z_BTD = model.level(z_BTD + x_BTD, rotary)
+    q_halt_B, q_continue_B = model.q_head(z_BTD[:, 0]).unbind(-1)
+    theirs = gradients_of(model, ({}, model.lm_head(z_BTD[:, model.prefix_len :]), q_halt_B, q_continue_B))
+    ours = gradients_of(model, run(model, batch))
+    assert "level.layers.0.mlp.conv_weight_W12" in ours
+    assert_same_gradients(ours, theirs, tolerance=1e-6)
+
+
+def test_another_mlp_takes_the_convolution_out() -> None:
+    model = _small_urm(mlp="swiglu")
+    assert _mlps(model) == [SwiGLU]

@@ -1,0 +1,371 @@
+"""Who updates which parameter, by how much, and what a checkpoint of it brings back."""
+
+# B = examples
+
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from pydantic import TypeAdapter, ValidationError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from optim.build import OptimConfig, Optimizers, build_optimizers, require_exact_cover
+from tests.runs import REPOSITORY
+from tests.spawn import run_ranks
+from utils.dist import World
+
+LR, BETAS, WEIGHT_DECAY = 0.1, (0.9, 0.95), 0.2
+MUON: dict[str, object] = {
+    "name": "muon",
+    "muon_lr": 0.05,
+    "muon_momentum": 0.9,
+    "muon_weight_decay": 0.3,
+    "rest": "adamw",
+    "eps": 1e-8,
+}
+CONFIGS: dict[str, dict[str, object]] = {
+    "adam_atan2": {"name": "adam_atan2"},
+    "adamw": {"name": "adamw", "eps": 1e-3},
+    "muon with adamw": MUON,
+    "muon with adam_atan2": MUON | {"rest": "adam_atan2"},
+}
+each_config = pytest.mark.parametrize("name", CONFIGS)
+
+
+class Model(nn.Module):
+    """What matters of a model here: matrices inside and outside of blocks, and a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.blocks = nn.ModuleList([nn.Linear(6, 16), nn.Linear(16, 6)])
+        self.head = nn.Linear(6, 3)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+
+    def forward(self, tokens_B: Tensor) -> Tensor:
+        x: Tensor = self.embedding(tokens_B)
+        for layer in (*self.blocks, self.head):
+            x = torch.tanh(layer(x))
+        return x
+
+
+def _config(values: dict[str, object]) -> OptimConfig:
+    adapter: TypeAdapter[OptimConfig] = TypeAdapter(OptimConfig)
+    return adapter.validate_python(values)
+
+
+def _build(model: Model, name: str, **changes: object) -> Optimizers:
+    config = _config(CONFIGS[name] | changes)
+    return build_optimizers(model, model.blocks.parameters(), config, lr=LR, betas=BETAS, weight_decay=WEIGHT_DECAY)
+
+
+def _set_gradients(model: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(100 + step)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def _train(model: Model, optimizers: Optimizers, steps: range, multiplier: float = 1.0) -> None:
+    for step in steps:
+        _set_gradients(model, step)
+        optimizers.step(multiplier)
+
+
+def _same(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+# ---- updates ---------------------------------------------------------------------------------------------
+
+
+def _adamw(p: float, gradients: list[float], rates: list[float], eps: float) -> float:
+    """The definition for one number, in double precision."""
+    (beta1, beta2), m, v = BETAS, 0.0, 0.0
+    for t, (g, lr) in enumerate(zip(gradients, rates, strict=True), start=1):
+        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+        p -= lr * WEIGHT_DECAY * p
+        p -= lr * (m / (1 - beta1**t)) / (math.sqrt(v / (1 - beta2**t)) + eps)
+    return p
+
+
+def test_adamw_is_the_definition_for_every_parameter() -> None:
+    model = Model()
+    optimizers = _build(model, "adamw")
+    start, multipliers = copy.deepcopy(model.state_dict()), [1.0, 0.3, 0.0, 0.7]
+    gradients: dict[str, list[list[float]]] = {name: [] for name in start}
+    for step, multiplier in enumerate(multipliers):
+        _set_gradients(model, step)
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            gradients[name].append(parameter.grad.flatten().tolist())
+        optimizers.step(multiplier)
+    rates = [LR * multiplier for multiplier in multipliers]
+    for name, parameter in model.named_parameters():
+        numbers = zip(start[name].flatten().tolist(), zip(*gradients[name], strict=True), strict=True)
+        expected = torch.tensor([_adamw(p, list(its_gradients), rates, eps=1e-3) for p, its_gradients in numbers])
+        torch.testing.assert_close(parameter.detach().flatten(), expected, rtol=1e-5, atol=1e-6)
+
+
+@each_config
+def test_every_parameter_is_somebodys_and_only_matrices_of_blocks_are_muons(name: str) -> None:
+    model = Model()
+    owners = {full.split(".", 2)[2]: full.split(".")[0] for full in _build(model, name).export_state(model)}
+    rest = name.split()[-1]
+    matrices = {"blocks.0.weight", "blocks.1.weight"} if name.startswith("muon") else set()
+    assert owners == {p: "muon" if p in matrices else rest for p, _ in model.named_parameters()}
+
+
+@each_config
+def test_the_schedule_scales_every_rate(name: str) -> None:
+    model, still = Model(), Model()
+    optimizers = _build(model, name)
+    _train(model, optimizers, range(2), multiplier=0.0)
+    assert _same(model, still)
+    _train(model, optimizers, range(2))
+    assert not any(torch.equal(a, b) for a, b in zip(model.parameters(), still.parameters(), strict=True))
+
+
+def test_zero_grad_leaves_no_gradients() -> None:
+    model = Model()
+    optimizers = _build(model, "muon with adamw")
+    _set_gradients(model, 0)
+    optimizers.zero_grad()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# ---- exact cover -----------------------------------------------------------------------------------------
+
+
+def test_a_parameter_that_nobody_or_two_update_is_found() -> None:
+    model = Model()
+    parameters = list(model.parameters())
+    require_exact_cover(model, parameters)
+    with pytest.raises(AssertionError, match=r"'head\.bias': 0"):
+        require_exact_cover(model, parameters[:-1])
+    with pytest.raises(AssertionError, match=r"'head\.bias': 2"):
+        require_exact_cover(model, [*parameters, parameters[-1]])
+    with pytest.raises(AssertionError, match="no trainable parameter"):
+        require_exact_cover(model, [*parameters, nn.Parameter(torch.zeros(2))])
+
+
+def test_a_frozen_parameter_must_not_be_updated() -> None:
+    model = Model()
+    model.embedding.requires_grad_(False)
+    with pytest.raises(AssertionError, match="no trainable parameter"):
+        require_exact_cover(model, model.parameters())
+
+
+def test_muon_refuses_weights_of_another_model() -> None:
+    with pytest.raises(AssertionError, match="no trainable parameter"):
+        build_optimizers(
+            Model(), Model().blocks.parameters(), _config(MUON), lr=LR, betas=BETAS, weight_decay=WEIGHT_DECAY
+        )
+
+
+@each_config
+def test_frozen_parameters_stay(name: str) -> None:
+    model, fresh = Model(), Model()
+    model.blocks[0].requires_grad_(False)
+    model.embedding.requires_grad_(False)
+    optimizers = _build(model, name)
+    _train(model, optimizers, range(1))
+    moved = {p for p, value in model.state_dict().items() if not torch.equal(value, fresh.state_dict()[p])}
+    assert moved == {"blocks.1.weight", "blocks.1.bias", "head.weight", "head.bias"}
+    assert moved == {full.split(".", 2)[2] for full in optimizers.export_state(model)}
+
+
+@each_config
+def test_a_model_of_which_all_is_frozen_has_nothing_to_step(name: str, tmp_path: Path) -> None:
+    model = Model()
+    model.requires_grad_(False)
+    optimizers = _build(model, name)
+    optimizers.step(1.0)
+    optimizers.zero_grad()
+    assert _same(model, Model())
+    save_file(optimizers.export_state(model), tmp_path / "optimizer.safetensors")
+    optimizers.import_state(model, load_file(tmp_path / "optimizer.safetensors"))
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------
+
+
+@each_config
+def test_a_run_continues_bitwise_from_a_file(name: str, tmp_path: Path) -> None:
+    model = Model()
+    optimizers = _build(model, name)
+    _train(model, optimizers, range(3))
+    save_file(optimizers.export_state(model), tmp_path / "optimizer.safetensors")
+
+    resumed = copy.deepcopy(model)
+    its_optimizers = _build(resumed, name)
+    its_optimizers.import_state(resumed, load_file(tmp_path / "optimizer.safetensors"))
+    _train(model, optimizers, range(3, 6))
+    _train(resumed, its_optimizers, range(3, 6))
+    assert _same(model, resumed)
+
+    forgetful = copy.deepcopy(resumed)
+    _train(forgetful, _build(forgetful, name), range(6, 7))
+    _train(resumed, its_optimizers, range(6, 7))
+    assert not any(torch.equal(a, b) for a, b in zip(forgetful.parameters(), resumed.parameters(), strict=True))
+
+
+@each_config
+def test_state_is_complete_before_the_first_step(name: str) -> None:
+    model, other = Model(), Model()
+    optimizers, its_optimizers = _build(model, name), _build(other, name)
+    its_optimizers.import_state(other, optimizers.export_state(model))
+    _train(model, optimizers, range(2))
+    _train(other, its_optimizers, range(2))
+    assert _same(model, other)
+
+
+def test_states_made_at_once_are_those_that_torch_makes() -> None:
+    model, other = Model(), Model()
+    _train(model, _build(model, "adamw"), range(3))
+    theirs = torch.optim.AdamW(other.parameters(), lr=LR, betas=BETAS, eps=1e-3, weight_decay=WEIGHT_DECAY)
+    for step in range(3):
+        _set_gradients(other, step)
+        theirs.step()
+    assert _same(model, other)
+
+
+@each_config
+def test_hyperparameters_are_the_configs_not_the_checkpoints(name: str) -> None:
+    model = Model()
+    optimizers = _build(model, name)
+    _train(model, optimizers, range(2), multiplier=0.25)
+    still = copy.deepcopy(model)
+    still_muon: dict[str, object] = {"muon_lr": 0.0, "muon_weight_decay": 0.0}
+    resumed = build_optimizers(
+        model,
+        model.blocks.parameters(),
+        _config(CONFIGS[name] | (still_muon if name.startswith("muon") else {})),
+        lr=0.0,
+        betas=BETAS,
+        weight_decay=0.0,
+    )
+    resumed.import_state(model, optimizers.export_state(model))
+    _train(model, resumed, range(2, 4))
+    assert _same(model, still), "a rate other than the 0 of the config was used"
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "advice"),
+    [
+        ("adam_atan2", "muon with adamw", "optim=adam_atan2"),
+        ("adam_atan2", "adamw", "optim=adam_atan2"),
+        ("adamw", "adam_atan2", "optim=adamw"),
+        ("muon with adamw", "adamw", "optim=muon optim.rest=adamw"),
+        ("muon with adam_atan2", "muon with adamw", "optim=muon optim.rest=adam_atan2"),
+    ],
+)
+def test_the_state_of_another_optimizer_is_refused(there: str, here: str, advice: str) -> None:
+    saved, model = Model(), Model()
+    tensors = _build(saved, there).export_state(saved)
+    with pytest.raises(ValueError, match=rf"keeps the optimizer: give {advice}$") as caught:
+        _build(model, here).import_state(model, tensors)
+    assert "\n" not in str(caught.value)
+
+
+@each_config
+def test_state_that_does_not_fit_is_refused_and_changes_nothing(name: str) -> None:
+    model = Model()
+    optimizers = _build(model, name)
+    _train(model, optimizers, range(1))
+    kept = {key: value.clone() for key, value in optimizers.export_state(model).items()}
+    some = sorted(kept)[-1]
+    others = {key: value + 1 for key, value in kept.items()}
+    cases = {
+        f"lacks the optimizer state {some} ": {key: value for key, value in others.items() if key != some},
+        "lacks the optimizer state": {},
+        r"state adamw\.exp_avg\.stranger belongs|resuming keeps": others | {"adamw.exp_avg.stranger": torch.zeros(3)},
+        rf"{some} is \(5,\), here it is": others | {some: torch.zeros(5)},
+    }
+    for message, tensors in cases.items():
+        with pytest.raises(ValueError, match=message) as caught:
+            optimizers.import_state(model, tensors)
+        assert "\n" not in str(caught.value)
+        assert all(torch.equal(value, kept[key]) for key, value in optimizers.export_state(model).items())
+
+
+def test_step_counts_come_back_on_the_host_as_torch_wants_them() -> None:
+    model = Model()
+    optimizers = _build(model, "adamw")
+    optimizers.import_state(model, {key: value.double() for key, value in optimizers.export_state(model).items()})
+    state = optimizers.export_state(model)
+    assert all(value.dtype == torch.float32 for value in state.values())
+    counts = {key: value for key, value in state.items() if value.ndim == 0}
+    assert counts.keys() == {f"adamw.step.{name}" for name, _ in model.named_parameters()}
+    assert all(count.device.type == "cpu" for count in counts.values())
+
+
+# ---- sharded parameters ----------------------------------------------------------------------------------
+
+
+def _train_on_data(model: Model, name: str) -> list[Tensor]:
+    optimizers = _build(model, name)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        tokens_B = torch.randint(7, (64,), generator=generator)
+        targets_B3 = torch.randn(64, 3, generator=generator)
+        (model(tokens_B) - targets_B3).square().mean().backward()
+        optimizers.step(1.0)
+        optimizers.zero_grad()
+    return [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters()]
+
+
+def _check_rank(world: World) -> None:
+    for name in CONFIGS:
+        sharded, whole, start = Model(), Model(), Model()
+        for block in sharded.blocks:
+            fully_shard(block)
+        fully_shard(sharded)
+        assert all(isinstance(p, DTensor) and p.to_local().numel() < p.numel() for p in sharded.parameters())
+        ends = zip(start.named_parameters(), _train_on_data(sharded, name), _train_on_data(whole, name), strict=True)
+        for (parameter, before), one, other in ends:
+            assert (one - other).norm() < 1e-5 * (other - before).norm(), f"{name}: {parameter}"
+
+
+def test_sharded_parameters_get_the_same_update() -> None:
+    run_ranks(_check_rank, 2)
+
+
+# ---- config ----------------------------------------------------------------------------------------------
+
+
+def _defaults(path: Path) -> dict[str, object]:
+    values = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "config/optim").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_defaults_are_valid(path: Path) -> None:
+    assert _config(_defaults(path)).name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (MUON | {"muon_lr": -0.1}, "muon_lr is -0.1; give 0 or more"),
+        (MUON | {"muon_weight_decay": -1.0}, "muon_weight_decay is -1.0; give"),
+        (MUON | {"muon_momentum": 1.0}, "muon_momentum is 1.0; give"),
+        (MUON | {"eps": 0.0}, "eps is 0.0; give a small positive number"),
+        ({"name": "adamw", "eps": -1e-8}, "eps is -1e-08; give a small positive number"),
+        (MUON | {"rest": "muon"}, "rest"),
+        ({"name": "adam_atan2", "eps": 1e-8}, "eps"),
+        ({"name": "adam"}, "name"),
+    ],
+)
+def test_values_out_of_range_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        _config(values)

@@ -1,0 +1,189 @@
+"""The average of the weights against its definition; swapping it in must cost nobody their pointers, or a bit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from optim.adam_atan2 import AdamATan2
+from optim.ema import EMA
+from tests.spawn import run_ranks
+from utils.dist import World
+
+
+def _live() -> dict[str, Tensor]:
+    """Two parameters and a table."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "weight": nn.Parameter(torch.randn(3, 4, generator=generator)),
+        "bias": nn.Parameter(torch.randn(4, generator=generator)),
+        "table": torch.randn(5, 2, generator=generator),
+    }
+
+
+@torch.no_grad()
+def _take_step(live: dict[str, Tensor], step: int) -> None:
+    generator = torch.Generator().manual_seed(100 + step)
+    for tensor in live.values():
+        tensor += torch.randn(tensor.shape, generator=generator)
+
+
+def _clone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_average_is_the_definition() -> None:
+    live = _live()
+    ema = EMA(live)
+    averages = {name: tensor.flatten().tolist() for name, tensor in live.items()}
+    for step, rate in enumerate([0.9, 0.5, 1.0, 0.999, 0.0, 0.9]):
+        _take_step(live, step)
+        ema.update(rate)
+        for name, tensor in live.items():
+            numbers = zip(averages[name], tensor.flatten().tolist(), strict=True)
+            averages[name] = [rate * average + (1 - rate) * now for average, now in numbers]
+    for name, tensor in ema.tensors().items():
+        torch.testing.assert_close(tensor.flatten(), torch.tensor(averages[name]), rtol=1e-5, atol=1e-6)
+        assert not tensor.requires_grad
+
+
+def test_an_update_leaves_the_live_tensors_alone() -> None:
+    live = _live()
+    ema = EMA(live)
+    _take_step(live, 0)
+    before = _clone(live)
+    ema.update(0.5)
+    assert _equal(_clone(live), before)
+    assert not _equal(ema.tensors(), before)
+
+
+def _averaged() -> tuple[dict[str, Tensor], EMA]:
+    live = _live()
+    ema = EMA(live)
+    for step in range(3):
+        _take_step(live, step)
+        ema.update(0.9)
+    return live, ema
+
+
+def test_the_average_is_swapped_in_and_out_bitwise_at_the_same_place() -> None:
+    live, ema = _averaged()
+    values, average = _clone(live), _clone(ema.tensors())
+    places = {name: tensor.data_ptr() for name, tensor in live.items()}
+    with ema.swapped():
+        assert _equal(_clone(live), average)
+        assert {name: tensor.data_ptr() for name, tensor in live.items()} == places
+    assert _equal(_clone(live), values)
+    assert _equal(ema.tensors(), average)
+    assert {name: tensor.data_ptr() for name, tensor in live.items()} == places
+
+
+def test_an_exception_inside_brings_the_live_values_back() -> None:
+    live, ema = _averaged()
+    values, average = _clone(live), _clone(ema.tensors())
+    with pytest.raises(KeyError), ema.swapped():
+        raise KeyError
+    assert _equal(_clone(live), values)
+    assert _equal(ema.tensors(), average)
+    with ema.swapped():
+        assert _equal(_clone(live), average)
+
+
+def test_what_would_mistake_one_for_the_other_is_refused_inside() -> None:
+    live, ema = _averaged()
+    values = _clone(live)
+    with ema.swapped():
+        with pytest.raises(AssertionError), ema.swapped():
+            pass
+        with pytest.raises(AssertionError):
+            ema.update(0.9)
+        with pytest.raises(AssertionError):
+            ema.tensors()
+        with pytest.raises(AssertionError):
+            ema.restore({})
+    assert _equal(_clone(live), values)
+
+
+def test_training_goes_on_as_if_nothing_had_been_swapped() -> None:
+    ends = []
+    for swaps in (False, True):
+        model = nn.Linear(4, 3)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(0.1)
+        optimizer = AdamATan2(model.parameters(), lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)
+        ema = EMA(dict(model.named_parameters()))
+        for step in range(4):
+            model(torch.full((2, 4), float(step))).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            ema.update(0.5)
+            if swaps:
+                with ema.swapped(), torch.no_grad():
+                    model(torch.ones(1, 4))
+        ends.append(_clone({**dict(model.named_parameters()), **{f"ema.{k}": v for k, v in ema.tensors().items()}}))
+    assert _equal(*ends)
+
+
+def test_the_average_survives_a_file(tmp_path: Path) -> None:
+    live, ema = _averaged()
+    save_file(ema.tensors(), tmp_path / "ema.safetensors")
+    resumed_live = _clone(live)
+    resumed = EMA(resumed_live)
+    resumed.restore(load_file(tmp_path / "ema.safetensors"))
+    for some, average in ((live, ema), (resumed_live, resumed)):
+        _take_step(some, 7)
+        average.update(0.9)
+    assert _equal(ema.tensors(), resumed.tensors())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bias": torch.zeros(5)}, r"average of bias is \(5,\), here it is \(4,\)"),
+        ({"bias": None}, r"average of bias is absent, here it is \(4,\)"),
+        ({"other": torch.zeros(2)}, r"average of other is \(2,\), here it is absent"),
+    ],
+)
+def test_an_average_of_another_model_is_refused_and_changes_nothing(
+    change: dict[str, Tensor | None], message: str
+) -> None:
+    _, ema = _averaged()
+    before = _clone(ema.tensors())
+    changed = {name: tensor + 1 for name, tensor in before.items()} | change
+    tensors = {name: tensor for name, tensor in changed.items() if tensor is not None}
+    with pytest.raises(ValueError, match=message) as caught:
+        ema.restore(tensors)
+    assert "\n" not in str(caught.value)
+    assert _equal(ema.tensors(), before)
+
+
+def _check_rank(world: World) -> None:
+    """Sharded tensors, and the parameters that the model's forward gathers."""
+    model = nn.Linear(4, 6)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
+    fully_shard(model, reshard_after_forward=True)  # not the default of a root
+    ema = EMA(dict(model.named_parameters()))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    ema.update(0.5)
+    assert all(isinstance(tensor, DTensor) for tensor in ema.tensors().values())
+    x = torch.ones(1, 4)
+    with ema.swapped(), torch.no_grad():
+        assert model(x).tolist() == [[10.0] * 6]  # 4 weights and a bias of (1 + 3) / 2
+    assert model(x).tolist() == [[15.0] * 6]
+
+
+def test_sharded_parameters_are_averaged_and_swapped_too() -> None:
+    run_ranks(_check_rank, 2)

@@ -1,0 +1,87 @@
+"""Muon against its definition and against torch's; sharded parameters are in test_build.py."""
+
+# R = rows, C = columns of a weight
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from optim.muon import Muon, orthogonal
+
+MOMENTUM, WEIGHT_DECAY = 0.9, 0.3
+RATES = [0.05, 0.02, 0.0, 0.04]
+SHAPES = [(16, 6), (6, 16), (8, 8)]
+each_shape = pytest.mark.parametrize("shape", SHAPES)
+
+
+def _random(shape: tuple[int, int], seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _train(weight_RC: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
+    for step, lr in enumerate(RATES):
+        weight_RC.grad = _random((weight_RC.shape[0], weight_RC.shape[1]), 100 + step)
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+
+
+def _reference(weight_RC: Tensor, *, momentum: float, weight_decay: float) -> Tensor:
+    """The definition in double precision."""
+    num_rows, num_columns = weight_RC.shape
+    weight_RC = weight_RC.double()
+    mean_RC = torch.zeros_like(weight_RC)
+    for step, lr in enumerate(RATES):
+        gradient_RC = _random((num_rows, num_columns), 100 + step)
+        mean_RC = momentum * mean_RC + (1 - momentum) * gradient_RC
+        x_RC = momentum * mean_RC + (1 - momentum) * gradient_RC
+        x_RC = x_RC / x_RC.square().sum().sqrt()
+        for _ in range(5):
+            gram_RR = x_RC @ x_RC.T
+            x_RC = 3.4445 * x_RC - 4.775 * gram_RR @ x_RC + 2.0315 * gram_RR @ gram_RR @ x_RC
+        weight_RC = (1 - lr * weight_decay) * weight_RC - lr * math.sqrt(max(1, num_rows / num_columns)) * x_RC
+    return weight_RC
+
+
+@each_shape
+def test_update_is_the_definition(shape: tuple[int, int]) -> None:
+    start_RC = _random(shape, 0)
+    weight_RC = nn.Parameter(start_RC.clone())
+    _train(weight_RC, Muon([weight_RC], lr=1.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY))
+
+    def error(momentum: float, weight_decay: float) -> float:
+        expected_RC = _reference(start_RC, momentum=momentum, weight_decay=weight_decay)
+        return float((weight_RC.detach() - expected_RC).norm() / (expected_RC - start_RC).norm())
+
+    assert error(MOMENTUM, WEIGHT_DECAY) < 1e-5
+    assert error(MOMENTUM - 0.3, WEIGHT_DECAY) > 0.04
+    assert error(MOMENTUM, WEIGHT_DECAY - 0.2) > 0.04
+
+
+@each_shape
+def test_update_is_torchs_but_for_its_bfloat16(shape: tuple[int, int]) -> None:
+    ours_RC, theirs_RC = (nn.Parameter(_random(shape, 0)) for _ in range(2))
+    _train(ours_RC, Muon([ours_RC], lr=1.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY))
+    _train(theirs_RC, torch.optim.Muon([theirs_RC], lr=1.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY))
+    start_RC = _random(shape, 0)
+    assert (ours_RC - theirs_RC).norm() < 0.02 * (ours_RC - start_RC).norm()
+
+
+@each_shape
+def test_an_orthogonal_matrix_has_the_same_length_in_every_direction(shape: tuple[int, int]) -> None:
+    lengths = torch.linalg.svdvals(orthogonal(_random(shape, 0)))
+    assert lengths.min() > 0.5 and lengths.max() < 1.25
+
+
+def test_nothing_stays_nothing() -> None:
+    weight_RC = nn.Parameter(torch.ones(3, 4))
+    weight_RC.grad = torch.zeros(3, 4)
+    Muon([weight_RC], lr=0.5, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY).step()
+    assert torch.equal(weight_RC, torch.full((3, 4), 1 - 0.5 * WEIGHT_DECAY))
+
+
+def test_parameters_without_a_gradient_are_left_alone() -> None:
+    weight_RC = nn.Parameter(torch.ones(3, 4))
+    Muon([weight_RC], lr=0.5, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY).step()
+    assert torch.equal(weight_RC, torch.ones(3, 4))

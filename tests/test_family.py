@@ -1,0 +1,136 @@
+"""Every architecture with every optimizer trains, and so does every option that cuts across them: real steps."""
+
+import math
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from models.layers import MlpKind
+from tests import runs
+from tests.in_process import begin, changed, train_here, weights_of
+from tests.runs import REPOSITORY, Row
+
+ARCHS = sorted(path.stem for path in (REPOSITORY / "config/arch").glob("[!_]*.yaml"))
+OPTIMS = sorted(path.stem for path in (REPOSITORY / "config/optim").glob("[!_]*.yaml"))
+
+
+def _typed(data: Path, run: Path, *more: str) -> list[str]:
+    """Two steps, both logged, without evaluation."""
+    fixed = ["debug=tiny", "device=cpu", "max_steps=2", "eval_every_n_steps=null", "best_metric=null"]
+    return [*fixed, f"data_path={data}", f"checkpoint_path={run}", *more]
+
+
+@pytest.mark.parametrize("optim", OPTIMS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_arch_with_every_optimizer(data: Path, tmp_path: Path, arch: str, optim: str) -> None:
+    """Losses are finite, and two steps reach every weight and the puzzle table."""
+    begun = begin(_typed(data, tmp_path / "run", f"arch={arch}", f"optim={optim}"))
+    before = weights_of(begun.state)
+    state = begun.fit()
+    rows = runs.rows(tmp_path / "run")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    assert all(row["train/lm_loss"] > 0 and row["train/grad_norm"] > 0 for row in rows)
+    assert changed(before, weights_of(state)) == set(state.model.trained_tensors())
+
+
+# ---- options that cut across -----------------------------------------------------------------------------
+
+
+def _rows(data: Path, run: Path, *more: str) -> list[Row]:
+    deep = ["arch.H_cycles=2", "arch.L_cycles=2", "arch.L_layers=1"]
+    train_here(_typed(data, run, "arch=trm", *deep, *more))
+    rows = runs.rows(run)
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    return rows
+
+
+@pytest.fixture(scope="module")
+def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+    """Two steps of the TRM."""
+    return _rows(data, tmp_path_factory.mktemp("plain") / "run")
+
+
+OTHER_FORWARD = {
+    **{kind: [f"arch.mlp={kind}"] for kind in get_args(MlpKind) if kind != "swiglu"},
+    **{f"{kind}, mlp_t": [f"arch.mlp={kind}", "arch.mlp_t=true"] for kind in get_args(MlpKind)},
+    "registers instead of a puzzle": ["arch.num_registers=1", "arch.puzzle_emb_ndim=0"],
+    "rope_2d behind registers": ["arch.pos_encodings=rope_2d", "arch.num_registers=3"],
+    "learned": ["arch.pos_encodings=learned"],
+    "smoothing": ["arch.loss.loss_type=softmax_cross_entropy", "arch.loss.label_smoothing=0.2"],
+}
+OTHER_GRADIENT = {
+    "one_step": ["arch.backprop=one_step"],
+    "all": ["arch.backprop=all"],
+    "two calls": ["arch.backprop=2"],
+    "warm-up": ["arch.backprop=all", "arch.backprop_warmup_steps=100"],
+}
+
+
+@pytest.mark.parametrize("option", OTHER_FORWARD)
+def test_an_option_of_the_forward(data: Path, tmp_path: Path, plain: list[Row], option: str) -> None:
+    """It trains, and it is not ignored."""
+    rows = _rows(data, tmp_path / "run", *OTHER_FORWARD[option])
+    assert len(rows) == 2 and rows[0]["train/lm_loss"] != plain[0]["train/lm_loss"]
+
+
+@pytest.mark.parametrize("option", OTHER_GRADIENT)
+def test_an_option_of_the_gradient(data: Path, tmp_path: Path, plain: list[Row], option: str) -> None:
+    """The first loss is that of the same weights, the second that of others."""
+    rows = _rows(data, tmp_path / "run", *OTHER_GRADIENT[option])
+    assert rows[0]["train/lm_loss"] == plain[0]["train/lm_loss"]
+    assert rows[1]["train/lm_loss"] != plain[1]["train/lm_loss"]
+
+
+def test_checkpointed_activations_change_no_number(data: Path, tmp_path: Path) -> None:
+    kept, again = (
+        _rows(data, tmp_path / value, "arch.backprop=all", f"arch.activation_checkpointing={value}")
+        for value in ("false", "true")
+    )
+    assert kept == again
+
+
+def test_clipping_touches_larger_gradients_only(data: Path, tmp_path: Path) -> None:
+    """The optimizer is blind to the size of its first gradient, so that a third step is needed to see it."""
+    norms, thirds = [], []
+    for name, clip in (("never", "null"), ("above", "1e3"), ("below", "1e-3")):
+        rows = _rows(data, tmp_path / name, f"grad_clip={clip}", "max_steps=3")
+        norms.append(rows[0]["train/grad_norm"])
+        thirds.append(rows[2]["train/lm_loss"])
+    assert 1e-3 < norms[0] < 1e3 and len(set(norms)) == 1  # logged as it was before clipping
+    assert thirds[0] == thirds[1] != thirds[2]
+
+
+def test_a_curriculum_is_shallow_first_and_deep_at_its_end(data: Path, tmp_path: Path, plain: list[Row]) -> None:
+    shallow = _rows(data, tmp_path / "shallow", "arch.H_cycles=1", "arch.L_cycles=1")
+    grown = _rows(data, tmp_path / "run", "arch.depth_curriculum=[{until: 0.5, H_cycles: 1, L_cycles: 1}]")
+    assert grown[0] == shallow[0] != plain[0]
+    assert grown[1]["train/lm_loss"] != shallow[1]["train/lm_loss"]
+
+
+def test_a_universal_transformer(data: Path, tmp_path: Path) -> None:
+    """The same stack and the same first question, applied more often."""
+    typed = ["arch=transformer", "arch.num_layers=1", "arch.halt_max_steps=3"]
+    with pytest.raises(ValueError, match="recurrent is false"):
+        train_here(_typed(data, tmp_path / "refused", *typed))
+    losses = []
+    for name, cycles in (("once", 1), ("often", 3)):
+        train_here(_typed(data, tmp_path / name, *typed, "arch.recurrent=true", f"arch.L_cycles={cycles}"))
+        losses.append(runs.rows(tmp_path / name)[0]["train/lm_loss"])
+    assert losses[0] != losses[1]
+
+
+def test_all_together(data: Path, tmp_path: Path) -> None:
+    """What the fast recipes turn on, at once."""
+    options = ["arch=trm_mlp", "optim=muon", "augment=online", "ema=true", "ema_start=0.5", "grad_clip=1.0"]
+    arch = [
+        "arch.mlp=normalized_swiglu",
+        "arch.num_registers=1",
+        "arch.puzzle_emb_ndim=0",
+        "arch.loss.halt_weight=0.05",
+    ]
+    state = train_here(_typed(data, tmp_path / "run", *options, *arch, "arch.loss.label_smoothing=0.2"))
+    assert state.ema is not None and state.model.puzzle_embedding is None
+    rows = runs.rows(tmp_path / "run")
+    assert len(rows) == 2 and all(math.isfinite(value) for row in rows for value in row.values())

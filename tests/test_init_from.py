@@ -1,0 +1,239 @@
+"""Beginning from weights that were trained elsewhere, and training only a part of them."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from models import export
+from tests import runs
+from tests.in_process import Tensors, begin, changed, mistake, train_here, weights_of, with_identifiers
+from tests.runs import rows, settings, train
+
+# A TRM that halts by q_halt: everything that the published code knows, and a moving average.
+TRAINED = {"arch": "trm", "ema": "true", "ema_rate": 0.8, "max_steps": 4, "eval_every_n_steps": 4}
+PUZZLES = "puzzle_embedding.weight"
+
+
+def _typed(data: Path, run: Path, **changes: object) -> list[str]:
+    return settings(data, run, **TRAINED | changes)
+
+
+@pytest.fixture(scope="module")
+def puzzles(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset with five puzzle identifiers, so that the puzzle table has rows to tell apart."""
+    return with_identifiers(data, tmp_path_factory.mktemp("puzzles") / "five", 5)
+
+
+@pytest.fixture(scope="module")
+def trained(puzzles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("trained") / "run"
+    train_here(_typed(puzzles, run))
+    return run
+
+
+@pytest.fixture(scope="module")
+def raw(trained: Path) -> Tensors:
+    return load_file(trained / "step_00000004" / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def average(trained: Path, raw: Tensors) -> Tensors:
+    """What the run was evaluated with."""
+    averaged = load_file(trained / "step_00000004" / "ema.safetensors")
+    assert changed({name: raw[name] for name in averaged}, averaged) == averaged.keys()
+    return raw | averaged
+
+
+def _source(kind: str, trained: Path, folder: Path) -> str:
+    """What init_from can name."""
+    step = trained / "step_00000004"
+    if kind in ("run", "step", "our file"):
+        return str({"run": trained, "step": step, "our file": step / "model.safetensors"}[kind])
+    file = folder / ("published.pt" if kind != "published safetensors" else "published.safetensors")
+    compiled = ["--compiled"] if kind == "published, compiled" else []
+    assert export.main(["--format", "hrm", str(trained), "-o", str(file), *compiled]) == 0
+    names = load_file(file) if file.suffix == ".safetensors" else torch.load(file, weights_only=True)
+    assert all(name.startswith("_orig_mod.model.inner." if compiled else "model.inner.") for name in names)
+    return str(file)
+
+
+# ---- the same weights ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", ["run", "step", "our file", "published", "published, compiled", "published safetensors"]
+)
+def test_a_run_begins_with_the_weights_bit_by_bit(
+    puzzles: Path, trained: Path, raw: Tensors, average: Tensors, tmp_path: Path, kind: str
+) -> None:
+    """A run and what is exported of it stand for what it evaluated; a file is what it is."""
+    source = _source(kind, trained, tmp_path)
+    begun = begin(_typed(puzzles, tmp_path / "run", init_from=source, seed=9))
+    expected = raw if kind == "our file" else average
+    assert not changed(expected, weights_of(begun.state))
+    assert begun.state.step == 0 and begun.state.best is None
+    assert begun.state.ema is not None
+    own_average = begun.state.ema.tensors()
+    assert own_average and all(torch.equal(tensor, expected[name]) for name, tensor in own_average.items())
+
+
+def test_a_torch_file_of_our_names(puzzles: Path, raw: Tensors, tmp_path: Path) -> None:
+    torch.save({"model": raw}, tmp_path / "ours.pt")
+    begun = begin(_typed(puzzles, tmp_path / "run", load_checkpoint=tmp_path / "ours.pt"))
+    assert not changed(raw, weights_of(begun.state))
+
+
+def test_what_is_saved_is_what_was_loaded(puzzles: Path, trained: Path, average: Tensors, tmp_path: Path) -> None:
+    """A step of size 0 away, on two ranks: only one of them reads."""
+    still = {"lr": 0, "puzzle_emb_lr": 0, "max_steps": 1}
+    train(_typed(puzzles, tmp_path / "run", init_from=trained, **still), tmp_path / "log", ranks=2).ok()
+    assert not changed(average, load_file(tmp_path / "run" / "step_00000001" / "model.safetensors"))
+    (row,) = [row for row in rows(tmp_path / "run") if "eval/all/lm_loss" in row]
+    for name in ("eval/all/lm_loss", "eval/all/exact_accuracy"):
+        assert row[name] == pytest.approx(rows(trained)[-1][name], abs=1e-6)
+
+
+def test_a_resumed_run_goes_on_with_its_own_weights(puzzles: Path, average: Tensors, tmp_path: Path) -> None:
+    """The file is gone by then, and what was stored still names it."""
+    source = tmp_path / "source.pt"
+    torch.save(average, source)
+    train_here(_typed(puzzles, tmp_path / "whole", init_from=source, max_steps=6))
+    train_here(_typed(puzzles, tmp_path / "run", init_from=source, max_steps=6, checkpoint_every_n_steps=2))
+    runs.rewind(tmp_path / "run", 2)
+    source.unlink()
+    train_here([f"resume={tmp_path / 'run'}"])
+    runs.assert_same_run(tmp_path / "run", tmp_path / "whole", metrics=False)
+
+
+# ---- a puzzle table of another size ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def more_puzzles(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_identifiers(data, tmp_path_factory.mktemp("puzzles") / "eight", 8)
+
+
+def test_other_puzzles_are_a_choice(
+    puzzles: Path, more_puzzles: Path, data: Path, trained: Path, average: Tensors, tmp_path: Path
+) -> None:
+    """To more rows and to fewer: by number, all the same, or from nothing."""
+
+    def table(choice: str, onto: Path) -> torch.Tensor:
+        begun = begin(_typed(onto, tmp_path / "run", init_from=trained, puzzle_table=choice))
+        weights = weights_of(begun.state)
+        table_KE = weights.pop(PUZZLES)
+        assert not changed({name: tensor for name, tensor in average.items() if name != PUZZLES}, weights)
+        return table_KE
+
+    own_KE = average[PUZZLES]
+    assert own_KE.shape == (5, 32) and own_KE.abs().sum(1).gt(0).all()
+    kept_KE = table("keep", more_puzzles)
+    assert torch.equal(kept_KE[:5], own_KE) and not kept_KE[5:].any() and kept_KE.shape == (8, 32)
+    assert torch.equal(table("keep", data), own_KE[:1])
+    mean_KE = table("mean", more_puzzles)
+    torch.testing.assert_close(mean_KE, own_KE.mean(0).expand(8, -1))
+    assert not table("zero", more_puzzles).any()
+
+
+def test_without_a_choice_it_is_a_mistake(more_puzzles: Path, trained: Path, tmp_path: Path) -> None:
+    message = mistake(_typed(more_puzzles, tmp_path / "run", init_from=trained))
+    assert "has puzzle rows for 5 identifiers, the model for 8; choose what becomes of them: keep" in message
+    assert not (tmp_path / "run").exists()
+
+
+# ---- what doesn't fit ------------------------------------------------------------------------------------
+
+
+def test_another_architecture_is_named(puzzles: Path, trained: Path, tmp_path: Path) -> None:
+    message = mistake(_typed(puzzles, tmp_path / "run", arch="hrm", init_from=trained))
+    assert message.startswith(f"{trained} doesn't fit the model: missing H_level.")
+    message = mistake(_typed(puzzles, tmp_path / "run", arch__hidden_size=64, init_from=trained))
+    assert "(32,) there and (64,) in the model" in message
+    message = mistake(_typed(puzzles, tmp_path / "run", arch__puzzle_emb_ndim=0, init_from=trained))
+    assert "unexpected puzzle_embedding.weight (5, 32)" in message
+
+
+class _Malicious:
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.file),)
+
+
+def test_a_malicious_pickle_is_refused(data: Path, tmp_path: Path, log: Path) -> None:
+    file = tmp_path / "weights.pt"
+    torch.save({"lm_head.weight": _Malicious(tmp_path / "ran")}, file)
+    message = train(_typed(data, tmp_path / "run", init_from=file), log).error()
+    assert message.startswith(f"error: {file} holds more than tensors") and "refused" in message
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "run").exists()
+
+
+def test_mistakes_about_a_source(puzzles: Path, data: Path, trained: Path, tmp_path: Path) -> None:
+    run, gone = tmp_path / "run", tmp_path / "gone.pt"
+    for changes, expected in (
+        ({"init_from": gone}, f"{gone} does not exist; give a file of weights"),
+        ({"init_from": data}, f"there is no checkpoint at {data}; give the folder of a run or of one of its steps"),
+        ({"init_from": "'hf://owner'"}, "hf://owner names no file on the Hugging Face Hub"),
+        ({"init_from": trained, "load_checkpoint": trained}, "mean the same; give one"),
+        ({"puzzle_table": "mean"}, "puzzle_table=mean says what becomes of the table of init_from; give that too"),
+    ):
+        assert expected in mistake(_typed(puzzles, run, **changes))
+    assert not run.exists()
+
+
+# ---- freezing --------------------------------------------------------------------------------------------
+
+
+def _moved(data: Path, run: Path, **changes: object) -> tuple[set[str], set[str], set[str]]:
+    """What three steps change; what of it could be changed at all; and what of that lies in blocks."""
+    begun = begin(_typed(data, run, **{"max_steps": 3, "eval_every_n_steps": None} | changes))
+    before = weights_of(begun.state)
+    state = begun.fit()
+    blocks = {id(weight) for weight in state.model.block_weights()}
+    tensors = state.model.trained_tensors()
+    inside = {name for name, tensor in tensors.items() if id(tensor) in blocks}
+    assert inside
+    return changed(before, weights_of(state)), set(tensors), inside
+
+
+@pytest.mark.parametrize("optim", ["adam_atan2", "muon"])
+def test_freezing(puzzles: Path, trained: Path, tmp_path: Path, optim: str) -> None:
+    """What is frozen stays as it is to the last bit, decay included, and all the rest moves."""
+    common = {"optim": optim, "weight_decay": 1.0, "puzzle_emb_weight_decay": 1.0, "grad_clip": 1.0}
+
+    def moved(**changes: object) -> tuple[set[str], set[str], set[str]]:
+        return _moved(puzzles, tmp_path / "_".join(changes), init_from=trained, **common | changes)
+
+    names, everything, blocks = moved(freeze="blocks")
+    assert names == everything - blocks and {PUZZLES, "lm_head.weight", "embed_tokens.weight"} <= names
+    names, everything, _ = moved(freeze="puzzle_table", keep_last_k=1)
+    assert names == everything - {PUZZLES}
+    names, _, _ = moved(freeze_weights="true")
+    assert names == {PUZZLES}
+
+
+def test_frozen_runs_resume(puzzles: Path, trained: Path, tmp_path: Path) -> None:
+    """There is no optimizer state of what is frozen, of all weights in one case."""
+    for name, changes in (("table", {"freeze_weights": "true"}), ("heads", {"freeze": "blocks", "optim": "muon"})):
+        whole, run = tmp_path / f"{name}_whole", tmp_path / name
+        for folder in (whole, run):
+            train_here(_typed(puzzles, folder, init_from=trained, **{"checkpoint_every_n_steps": 2} | changes))
+        runs.rewind(run, 2)
+        train_here([f"resume={run}"])
+        runs.assert_same_run(run, whole, metrics=False)
+
+
+def test_freezing_that_contradicts_itself(puzzles: Path, trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for changes, expected in (
+        ({"freeze_weights": "true", "freeze": "puzzle_table"}, "freeze=puzzle_table leaves less; give one of them"),
+        ({"freeze_weights": "true", "freeze": "blocks"}, "freeze=blocks leaves less; give one of them"),
+        ({"freeze_weights": "true", "arch__puzzle_emb_ndim": 0}, "arch.puzzle_emb_ndim is 0: there is none"),
+        ({"freeze": "heads"}, "freeze: input should be 'none', 'blocks' or 'puzzle_table', but it is 'heads'"),
+    ):
+        assert expected in mistake(_typed(puzzles, run, **changes))
+    assert not run.exists()

@@ -1,0 +1,369 @@
+"""What a recipe is made of besides the architecture: the average, early stopping, several datasets; TRM's command."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import evaluate as program
+from dataset.schema import open_split
+from pretrain import evaluate, load_run
+from tests import runs
+from tests.in_process import SINGLE, Tensors, begin, changed, mistake, train_here, with_identifiers
+from tests.runs import rows, settings, train
+
+
+def _weights(run: Path, step: int) -> Tensors:
+    return load_file(run / f"step_{step:08d}" / "model.safetensors")
+
+
+def _average(run: Path, step: int) -> Tensors:
+    return load_file(run / f"step_{step:08d}" / "ema.safetensors")
+
+
+def _evaluated(run: Path) -> list[float]:
+    return [row["step"] for row in rows(run) if "eval/all/exact_accuracy" in row]
+
+
+# ---- the average -----------------------------------------------------------------------------------------
+
+RATE = 0.9
+# Steps large enough that the average is far behind.
+AVERAGED = {"ema": "true", "ema_rate": RATE, "lr": 1e-2, "checkpoint_every_n_steps": 1}
+
+
+@pytest.fixture(scope="module")
+def averaged(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("averaged") / "run"
+    train_here(settings(data, run, **AVERAGED))
+    return run
+
+
+def test_the_average_is_that_of_the_saved_weights(averaged: Path) -> None:
+    """Of parameters and puzzle rows, from the weights at the start, one update for each step."""
+    expected = _average(averaged, 1)
+    assert "puzzle_embedding.weight" in expected
+    for step in range(2, 13):
+        raw = _weights(averaged, step)
+        expected = {name: RATE * tensor + (1 - RATE) * raw[name] for name, tensor in expected.items()}
+        torch.testing.assert_close(_average(averaged, step), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_average_is_what_is_evaluated(
+    data: Path, averaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the run, and by evaluate.py from the checkpoint; the raw weights would give other numbers."""
+    trained = {name: value for name, value in rows(averaged)[-1].items() if name.startswith("eval/")}
+    monkeypatch.setattr("sys.argv", ["evaluate.py", f"checkpoint={averaged}", "device=cpu"])
+    program.main(SINGLE)
+    printed = re.findall(r"^  (eval/\S+)\s+(\S+)$", capsys.readouterr().out, re.MULTILINE)
+    assert {name: float(value) for name, value in printed} == pytest.approx(trained, abs=1e-4)
+
+    _, model, _ = load_run(averaged, SINGLE)
+    split = open_split(data, "test")
+    assert evaluate(model, split, SINGLE, batch_size=16) == trained
+    model.load_state_dict(_weights(averaged, 12))
+    of_raw = evaluate(model, split, SINGLE, batch_size=16)
+    assert of_raw is not None and abs(of_raw["eval/all/lm_loss"] - trained["eval/all/lm_loss"]) > 1e-2
+
+
+def test_the_average_never_touches_training(data: Path, averaged: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train_here(settings(data, run, **AVERAGED | {"ema": "false", "checkpoint_every_n_steps": None}))
+    assert not changed(_weights(run, 12), _weights(averaged, 12))
+    for row, other in zip(rows(run), rows(averaged), strict=True):
+        assert {k: v for k, v in row.items() if k[:6] == "train/"} == {
+            k: v for k, v in other.items() if k[:6] == "train/"
+        }
+    assert not (run / "step_00000012" / "ema.safetensors").exists()
+
+
+def test_the_average_begins_late(data: Path, averaged: Path, tmp_path: Path) -> None:
+    """Half of the run it is the weights, and from there on the average since then."""
+    run = tmp_path / "run"
+    train_here(settings(data, run, **AVERAGED | {"ema_start": 0.5}))
+    for step in (1, 6):
+        raw, average = _weights(run, step), _average(run, step)
+        assert not changed({name: raw[name] for name in average}, average)
+    raw, average, expected = _weights(run, 7), _average(run, 7), _average(run, 6)
+    expected = {name: RATE * tensor + (1 - RATE) * raw[name] for name, tensor in expected.items()}
+    torch.testing.assert_close(average, expected, rtol=1e-5, atol=1e-6)
+    assert not changed(_weights(run, 12), _weights(averaged, 12))
+    (early,) = [row for row in rows(run) if row["step"] == 5]
+    (other,) = [row for row in rows(averaged) if row["step"] == 5]
+    assert early["eval/all/lm_loss"] != other["eval/all/lm_loss"]
+
+
+# ---- when it evaluates, and when it has seen enough ------------------------------------------------------
+
+
+def test_patience_ends_a_run(data: Path, tmp_path: Path, log: Path) -> None:
+    """Nothing is learned, so that the first evaluation stays the best: two more, and the run is over."""
+    run = tmp_path / "run"
+    typed = settings(
+        data,
+        run,
+        early_stop_patience=2,
+        eval_every_n_steps=2,
+        lr=0,
+        puzzle_emb_lr=0,
+        checkpoint_every_n_steps=None,
+        checkpoint_every_eval="false",
+    )
+    output = train(typed, log).ok()
+    assert "ended at step 6: no better eval/all/exact_accuracy than" in output and "in 2 evaluations" in output
+    assert _evaluated(run) == [2, 4, 6]
+    assert (runs.latest(run), (run / "best").read_text()) == (6, "step_00000002\n")
+    assert not (run / "stopped").exists()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert "is finished: it has done 6 of 12 steps" in train([*typed, "resume=auto"], log).ok()
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    # Whoever has more patience goes on.
+    train_here([f"resume={run}", "early_stop_patience=3"])
+    assert _evaluated(run) == [2, 4, 6, 8]
+
+
+def test_patience_waits_as_long_as_it_gets_better(data: Path, tmp_path: Path) -> None:
+    typed = settings(data, tmp_path / "run", early_stop_patience=1, eval_every_n_steps=2, best_metric="steps")
+    train_here(typed)  # always the same
+    assert _evaluated(tmp_path / "run") == [2, 4]
+    falls = {"best_metric": "lm_loss", "best_mode": "min", "lr": 1e-3}
+    typed = settings(data, tmp_path / "falls", early_stop_patience=1, eval_every_n_steps=4, **falls)
+    train_here(typed)
+    losses = [row["eval/all/lm_loss"] for row in rows(tmp_path / "falls") if "eval/all/lm_loss" in row]
+    assert losses == sorted(losses, reverse=True) and _evaluated(tmp_path / "falls") == [4, 8, 12]
+
+
+@pytest.mark.parametrize(
+    "changes, evaluated",
+    [
+        ({"eval_every_n_steps": 3, "min_eval_interval": 2}, [9, 12]),
+        ({"eval_every_n_steps": 5, "min_eval_interval": 9}, [12]),
+        # 5 epochs of 30 draws in batches of 16 are 9 steps, and epochs 1 to 4 end within steps 2, 4, 6 and 8.
+        ({"eval_every_n_steps": None, "eval_interval": 1, "min_eval_interval": 0}, [2, 4, 6, 8, 9]),
+        ({"eval_every_n_steps": None, "eval_interval": 1, "min_eval_interval": 2}, [6, 8, 9]),
+        ({"eval_every_n_steps": None, "eval_interval": 2, "min_eval_interval": 1}, [8, 9]),
+    ],
+)
+def test_the_first_evaluations_are_left_out(
+    data: Path, tmp_path: Path, changes: dict[str, object], evaluated: list[int]
+) -> None:
+    """So many of them, by steps and by epochs, and never the last."""
+    length = {"max_steps": 12} if changes["eval_every_n_steps"] else {"max_steps": None, "epochs": 5}
+    train_here(settings(data, tmp_path / "run", checkpoint_every_n_steps=None, **length, **changes))
+    assert _evaluated(tmp_path / "run") == evaluated
+
+
+# ---- several datasets, and where they lie ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two datasets of one task: the same boards under three identifiers, and under four."""
+    folder = tmp_path_factory.mktemp("two")
+    return with_identifiers(data, folder / "first", 3), with_identifiers(data, folder / "second", 4)
+
+
+def test_two_datasets_are_trained_on_and_evaluated(
+    data: Path,
+    two: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    begun = begin(settings(data, run, data_paths=f"[{two[0]},{two[1]}]", log_interval=1))
+    table = begun.state.model.puzzle_embedding
+    assert table is not None and len(table.weight) == 3 + 4
+    begun.fit()
+    assert table.weight.abs().sum(1).gt(0).all(), "puzzles of both were trained on"
+    last = rows(run)[-1]
+    for metric in ("lm_loss", "exact_accuracy", "exact_accuracy_at_step/3"):
+        assert {f"eval/first.all/{metric}", f"eval/second.all/{metric}"} <= last.keys()
+    assert not any(name.startswith("eval/all/") for name in last)
+    # The same boards under other identifiers, whose rows differ.
+    assert last["eval/first.all/lm_loss"] != last["eval/second.all/lm_loss"]
+    # evaluate.py takes the same two, and each alone with the rows that are its own.
+    for typed, sets in (([], ["first.all", "second.all"]), ([f"data_path={two[1]}"], ["second.all"])):
+        monkeypatch.setattr("sys.argv", ["evaluate.py", f"checkpoint={run}", "device=cpu", *typed])
+        program.main(SINGLE)
+        printed = dict(re.findall(r"^  (eval/\S+)\s+(\S+)$", capsys.readouterr().out, re.MULTILINE))
+        assert {name.split("/")[1] for name in printed} == set(sets)
+        for name, value in printed.items():
+            assert float(value) == pytest.approx(last[name], abs=1e-4)
+
+
+def test_one_of_two_is_evaluated(data: Path, two: tuple[Path, Path], tmp_path: Path) -> None:
+    """As it would be beside the other: a puzzle keeps the row that it was trained with."""
+    run, both = tmp_path / "run", tmp_path / "both"
+    paths = {"data_paths": f"[{two[0]},{two[1]}]"}
+    train_here(settings(data, both, **paths))
+    train_here(
+        settings(data, run, data_paths_test=f"[{two[1]}]", best_metric="eval/second.all/exact_accuracy", **paths)
+    )
+    last, expected = rows(run)[-1], rows(both)[-1]
+    names = {name for name in last if name.startswith("eval/")}
+    assert names and all(name.startswith("eval/second.all/") for name in names)
+    assert all(last[name] == expected[name] for name in names)
+
+
+def test_where_the_data_lie_changes_nothing(data: Path, two: tuple[Path, Path], tmp_path: Path) -> None:
+    for where in ("host", "device"):
+        paths = f"[{two[0]},{two[1]}]"
+        train_here(settings(data, tmp_path / where, data_on=where, augment="online", data_paths=paths))
+    runs.assert_same_run(tmp_path / "device", tmp_path / "host")
+
+
+def test_augmentation_shows_other_boards(data: Path, tmp_path: Path) -> None:
+    """The same examples, each as another of its symmetries; evaluation sees the boards as they are."""
+    for augment in ("none", "online"):
+        still = {"lr": 0, "puzzle_emb_lr": 0}
+        train_here(settings(data, tmp_path / augment, augment=augment, log_interval=1, max_steps=3, **still))
+    plain, augmented = rows(tmp_path / "none"), rows(tmp_path / "online")
+    assert all(row["train/lm_loss"] != other["train/lm_loss"] for row, other in zip(plain, augmented, strict=True))
+    assert plain[-1]["eval/all/lm_loss"] == augmented[-1]["eval/all/lm_loss"]
+
+
+# ---- TRM's published command -----------------------------------------------------------------------------
+
+
+def test_the_published_command_of_trm(data: Path, tmp_path: Path, log: Path) -> None:
+    """As its README has it for Sudoku, with what makes it small behind it."""
+    shutil.copytree(data, tmp_path / "sudoku")
+    published = [
+        "arch=trm",
+        f'data_paths="[{tmp_path / "sudoku"}]"',
+        'evaluators="[]"',
+        "epochs=50000",
+        "eval_interval=5000",
+        "lr=1e-4",
+        "puzzle_emb_lr=1e-4",
+        "weight_decay=1.0",
+        "puzzle_emb_weight_decay=1.0",
+        "arch.mlp_t=True",
+        "arch.pos_encodings=none",
+        "arch.L_layers=2",
+        "arch.H_cycles=3",
+        "arch.L_cycles=6",
+        "+run_name=x",
+        "ema=True",
+    ]
+    typed = [word.replace('"', "") for word in published]  # the quotes are the shell's
+    tiny = ["arch.hidden_size=32", "arch.num_heads=2", "arch.forward_dtype=float32", "arch.halt_max_steps=2"]
+    run = tmp_path / "run"
+    small = ["global_batch_size=16", "max_steps=2", "device=cpu", "wandb.mode=disabled", f"checkpoint_path={run}"]
+    train([*typed, *tiny, *small], log).ok()
+    assert [row["step"] for row in rows(run)] == [1, 2]
+    assert "eval/all/exact_accuracy" in rows(run)[-1]
+    config, model, checkpoint = load_run(run, SINGLE)
+    assert (config.arch.name, config.run_name, config.ema_rate, model.prefix_len) == ("trm", "x", 0.999, 16)
+    assert checkpoint.has("ema")
+
+
+def test_the_sudoku_evaluator_joins_the_metrics(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train_here(settings(data, run, evaluators="[sudoku]", best_metric="valid_boards", max_steps=5))
+    assert {"eval/all/valid_boards", "eval/all/clues_kept"} <= rows(run)[-1].keys()
+    assert (run / "best").exists()
+
+
+# ---- recipes that contradict themselves ------------------------------------------------------------------
+
+MISTAKES: dict[str, tuple[dict[str, object], str]] = {
+    "one batch, augmented": (
+        {"overfit_one_batch": "true", "augment": "online"},
+        "overfit_one_batch repeats a batch, and augment=online varies it; give augment=none",
+    ),
+    "another optimizer": ({"optim": "sgd"}, "there is no config 'optim/sgd'; choose one of adam_atan2, adamw, muon"),
+    "another rest": ({"optim": "muon", "optim__rest": "muon"}, "rest: input should be 'adamw' or 'adam_atan2'"),
+    "no eps": ({"optim": "adamw", "optim__eps": 0}, "eps is 0.0; give a small positive number, such as 1e-8"),
+    "too little gradient": (
+        {"arch__backprop": 1},
+        "backprop is 1 calls, but 2 are needed to reach every network; give 2 or more, or one_step",
+    ),
+    "a curriculum that shrinks": (
+        {"arch__depth_curriculum": "[{until: 0.6, H_cycles: 1, L_cycles: 1}, {until: 0.3, H_cycles: 1, L_cycles: 2}]"},
+        "depth_curriculum ends its stages at [0.6, 0.3]; give shares of the run that grow, between 0 and 1",
+    ),
+    "a curriculum of the whole run": (
+        {"arch__depth_curriculum": "[{until: 1.0, H_cycles: 1, L_cycles: 1}]"},
+        "depth_curriculum ends its stages at [1.0]; give shares",
+    ),
+    "an evaluator that isn't there": ({"evaluators": "[maze]"}, "evaluators.0: input should be 'sudoku', but it is"),
+    "TRM's evaluators": ({"evaluators": "[{name: arc@ARC}]"}, "evaluators.0: input should be 'sudoku', but it is"),
+    "patience without a metric": (
+        {"early_stop_patience": 3, "best_metric": None},
+        "early_stop_patience=3 counts evaluations without a better best_metric; give that",
+    ),
+    "patience without evaluation": (
+        {"early_stop_patience": 3, "eval_every_n_steps": None, "eval_interval": None},
+        "give that, and eval_interval or eval_every_n_steps",
+    ),
+    "no clipping left": ({"grad_clip": 0}, "grad_clip: input should be greater than 0, but it is 0"),
+    "a rate of 1": ({"ema_rate": 1.0}, "ema_rate: input should be less than 1, but it is 1.0"),
+    "smoothing everything": (
+        {"arch__loss__label_smoothing": 1.0},
+        "label_smoothing: input should be less than 1, but it is 1.0",
+    ),
+    "components left over": (
+        {"arch__pos_encodings": "rope_2d", "arch__hidden_size": 12, "arch__num_heads": 2},
+        "hidden_size / num_heads is 6, but rope_2d positions turn groups of 4 components",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_line(data: Path, tmp_path: Path, case: str) -> None:
+    changes, expected = MISTAKES[case]
+    assert expected in mistake(settings(data, tmp_path / "run", **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_recursion_that_would_compute_the_same_again(data: Path, tmp_path: Path) -> None:
+    typed = ["debug=tiny", "arch=transformer", "arch.H_cycles=2", f"data_path={data}", f"checkpoint_path={tmp_path}/r"]
+    message = mistake(typed)
+    assert "recurrent is false, so that H_cycles 2 would compute the same again; set it to 1" in message
+
+
+# ---- data that a recipe can't be for ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def short(data: Path, tmp_path: Path) -> Path:
+    """Boards of which the last four cells are missing: 12 tokens, which are neither a square nor a Sudoku."""
+    folder = Path(shutil.copytree(data, tmp_path / "short"))
+    for split in ("train", "test"):
+        for array in ("inputs", "labels"):
+            file = folder / split / f"all__{array}.npy"
+            np.save(file, np.load(file)[:, :12])
+        description = folder / split / "dataset.json"
+        description.write_text(json.dumps(json.loads(description.read_text()) | {"seq_len": 12}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"augment": "online"}, "12 tokens of 6 kinds, a task whose symmetries are not known"),
+        (
+            {"arch__pos_encodings": "rope_2d"},
+            "pos_encodings is rope_2d, but a sequence of 12 tokens is no square grid; take",
+        ),
+        ({"evaluators": "[sudoku]"}, "12 tokens of 6 kinds, which is no Sudoku"),
+    ],
+)
+def test_data_of_another_kind(short: Path, tmp_path: Path, changes: dict[str, object], expected: str) -> None:
+    message = mistake(settings(short, tmp_path / "run", **changes))
+    assert expected in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mistake_of_a_recipe_as_the_user_meets_it(short: Path, tmp_path: Path, log: Path) -> None:
+    """Two ranks, one line."""
+    message = train(settings(short, tmp_path / "run", augment="online"), log, ranks=2).error()
+    assert "a task whose symmetries are not known" in message and message.endswith("set augment=none")

@@ -1,0 +1,127 @@
+"""Files of weights, ours or another project's: safetensors, or what `torch.save` wrote. Nothing in a file is executed.
+
+The only module that calls `torch.load` and `torch.save`.
+"""
+
+import io
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+_HUB = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")
+_ZIP = b"PK\x03\x04"
+
+
+def read_weights(where: str) -> dict[str, Tensor]:
+    """The tensors of a file, on the CPU, by the names that they have there.
+
+    Args:
+        where: a path, or hf://owner/repo[@revision]/path/in/repo for a file on the Hugging Face Hub. Safetensors or
+            torch, which the contents tell, not the name. Of a nested {"model": tensors, ...} the inner one is taken.
+
+    Raises:
+        ValueError: in one line, for a file that is missing, damaged, or holds something else than tensors.
+    """
+    path = _download(where) if where.startswith("hf://") else Path(where)
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist" if not path.exists() else "is no regular file"
+        raise ValueError(f"{where} {what}; give a file of weights (safetensors, or written by torch.save)")
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+        if not head:
+            raise ValueError(f"{where} is empty; copy or download it again")
+        # Eight bytes of header length, then the header, which is JSON.
+        weights = _read_safetensors(path, where) if head[8:] == b"{" else _read_torch(path, where, head)
+    except OSError as error:
+        raise ValueError(f"{where} can't be read ({error.strerror or error}); see to its permissions") from error
+    if isinstance(weights, dict) and isinstance(weights.get("model"), dict):
+        weights = weights["model"]
+    if not isinstance(weights, dict) or not weights:
+        raise ValueError(f"{where} holds no weights by name; give a file that holds a model's state dict")
+    for name, tensor in weights.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            raise ValueError(
+                f"{where} holds {name!r}, which is no plain tensor under a name; give a file that holds a model's "
+                "state dict and nothing else"
+            )
+    return {name: tensor.detach() for name, tensor in weights.items()}
+
+
+def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
+    """Write safetensors where the name ends in .safetensors, else a plain dict by torch.save.
+
+    The file appears under its name when it is whole. Raises OSError.
+    """
+    # Cloned: tensors that are views would bring the memory that they are views of, or be refused by safetensors.
+    weights = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
+    contents: bytes | memoryview
+    if path.suffix == ".safetensors":
+        contents = save(weights)
+    else:
+        buffer = io.BytesIO()
+        torch.save(weights, buffer)
+        contents = buffer.getbuffer()
+    beside = path.with_name(f".incomplete_{path.name}")
+    try:
+        with beside.open("wb") as file:
+            file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _download(where: str) -> Path:
+    parts = _HUB.fullmatch(where)
+    if parts is None:
+        raise ValueError(f"{where} names no file on the Hugging Face Hub; give hf://owner/repo/path/in/repo")
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.utils import logging
+    except ImportError:
+        raise ValueError(f"{where} needs huggingface_hub, which is missing; pip install it, or give a file") from None
+    logging.set_verbosity_error()  # otherwise each retry is two lines of warning
+    try:
+        return Path(hf_hub_download(parts["repo"], parts["file"], revision=parts["revision"]))
+    except Exception as error:  # no network, no such file, no access: the hub's errors share no class
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(
+            f"{where} can't be downloaded ({reason}); check the name and the connection, or give a file"
+        ) from error
+
+
+def _read_safetensors(path: Path, where: str) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch has no name for
+        raise ValueError(f"{where} is no whole safetensors file ({error}); copy or download it again") from error
+
+
+def _read_torch(path: Path, where: str, head: bytes) -> Any:
+    # A large puzzle table then costs no memory until its rows are looked at. torch.load goes by the name, not the
+    # contents, where it is given a path to a .safetensors file, so that such a one is given open.
+    use_mmap = head.startswith(_ZIP) and path.suffix != ".safetensors"
+    try:
+        with path.open("rb") as file, warnings.catch_warnings(action="ignore"):
+            return torch.load(str(path) if use_mmap else file, weights_only=True, map_location="cpu", mmap=use_mmap)
+    except OSError:
+        raise
+    except Exception as error:  # the bytes of a stranger's file decide what is raised
+        # Not torch's own message: it advises to load the file without the check.
+        if "weights_only" in str(error):
+            raise ValueError(
+                f"{where} holds more than tensors (or is no file of weights at all), and loading it would run code: "
+                "refused; give a file that holds a model's state dict and nothing else"
+            ) from error
+        raise ValueError(
+            f"{where} is neither a whole safetensors file nor a whole one of torch.save; copy or download it again"
+        ) from error
