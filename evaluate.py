@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from dataset.evaluators import EvaluatorName
+from dataset.evaluators import EvaluatorName, build_evaluators
 from dataset.schema import Split, check_contents, open_datasets, open_split
 from models import ArchConfig
 from models.base import RecursiveModel
@@ -77,9 +77,11 @@ def load(config: EvaluateConfig, world: World) -> Loaded:
         trained, model, checkpoint = load_run(Path(config.checkpoint), world)
         batch_size = trained.eval_batch_size or trained.global_batch_size
         with world.agree():
-            if config.data_path is None or config.data_path in trained.train_paths:
-                paths = trained.test_paths if config.data_path is None else [config.data_path]
-                split = open_datasets(paths, "test", numbered_by=trained.train_paths)
+            same_folder = {Path(path).resolve(): path for path in trained.train_paths}
+            if config.data_path is None:
+                split = open_datasets(trained.test_paths, "test", numbered_by=trained.train_paths)
+            elif trained_on := same_folder.get(Path(config.data_path).resolve()):
+                split = open_datasets([trained_on], "test", numbered_by=trained.train_paths)
             else:  # whoever names other data says that its puzzles are numbered alike
                 split = open_split(config.data_path, "test")
             require_same_task(checkpoint.state.task, split, trained.arch)
@@ -109,6 +111,7 @@ def main(world: World) -> None:
     loaded = load(config, world)
     split = loaded.split
     with world.agree():
+        evaluators = build_evaluators(config.evaluators, split)
         if world.is_main:
             check_contents(split)
     began = time.perf_counter()
@@ -118,7 +121,7 @@ def main(world: World) -> None:
         world,
         batch_size=config.batch_size or loaded.batch_size,
         max_examples=config.max_examples,
-        evaluators=config.evaluators,
+        evaluators=evaluators,
     )
     assert metrics is not None
     if world.is_main:

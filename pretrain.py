@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from safetensors.torch import save
 from torch import Tensor
 
-from dataset.evaluators import EvaluatorName, build_evaluators
+from dataset.evaluators import NO_EVALUATORS, EvaluatorName, Evaluators, build_evaluators
 from dataset.loader import IGNORE_LABEL, Batch, DataOn, EvalLoader, TrainLoader
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
@@ -296,7 +296,7 @@ def build_train_state(start: Start[PretrainConfig], data: Data, world: World) ->
         if start.branches_off:  # a run of its own, which has no best yet
             state.wandb_run_id, state.best, state.evaluations_since_best = new_run_id, None, 0
     if config.compile:
-        model.compile()
+        model.compile_levels()
     return state
 
 
@@ -309,7 +309,7 @@ def init_weights_from(source: str, model: RecursiveModel, puzzle_table: PuzzleTa
         if world.is_main:  # one download, one reading
             path = Path(source)
             if path.is_dir():
-                weights = trained_weights(open_checkpoint(path, lambda text: say(world, text)))
+                weights = open_checkpoint(path, lambda text: say(world, text)).trained_weights()
             else:
                 weights = to_ours(read_weights(source))
             model.load_state_dict(fit_weights(weights, model.state_dict(), puzzle_table, source))
@@ -391,11 +391,6 @@ def restore(state: TrainState, checkpoint: Checkpoint, config: PretrainConfig, d
         state.carry = Carry.from_tensors({name: slots[name].to(world.device, fresh[name].dtype) for name in fresh})
 
 
-def trained_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The weights that a run evaluated at this step: the moving average where it kept one."""
-    return checkpoint.load("model") | (checkpoint.load("ema") if checkpoint.has("ema") else {})
-
-
 def load_weights(
     model: RecursiveModel, weights: Mapping[str, Tensor], checkpoint: Checkpoint, arch: ArchConfig
 ) -> None:
@@ -427,7 +422,7 @@ def load_run(path: Path, world: World) -> tuple[PretrainConfig, RecursiveModel, 
     checkpoint, config = found
     model = build_model(config.arch, checkpoint.state.task, world, config.seed)
     with world.agree():
-        load_weights(model, trained_weights(checkpoint), checkpoint, config.arch)
+        load_weights(model, checkpoint.trained_weights(), checkpoint, config.arch)
     return config, model, checkpoint
 
 
@@ -436,7 +431,7 @@ def load_run(path: Path, world: World) -> tuple[PretrainConfig, RecursiveModel, 
 
 @dataclass
 class StepResult:
-    """What one training step found out, on the device and without gradients."""
+    """What one training step found out, on the device."""
 
     outputs: Outputs
     loss: Tensor  # summed over this rank's slots
@@ -480,7 +475,8 @@ def train_step(
     (loss / global_batch_size).backward()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     world.sum_gradients_(trained)
-    grad_norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None]).to(loss.device)
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    grad_norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros_like(loss)
     if grad_clip is not None:
         torch.nn.utils.clip_grads_with_norm_(trained, grad_clip, grad_norm)
 
@@ -510,7 +506,7 @@ def evaluate(
     *,
     batch_size: int,
     max_examples: int | None = None,
-    evaluators: Sequence[EvaluatorName] = (),
+    evaluators: Evaluators = NO_EVALUATORS,
     stop_requested: Callable[[], bool] = lambda: False,
     save_outputs: Sequence[SavedOutput] = (),
     save_to: Path | None = None,
@@ -538,8 +534,7 @@ def evaluate(
                 save_to.mkdir(parents=True)
     for set_name in split.sets:
         loader = EvalLoader(split, set_name, batch_size, max_examples)
-        checks = build_evaluators(evaluators, split)
-        sums = EvalSums(model.config.halt_max_steps, checks.metrics, world)
+        sums = EvalSums(model.config.halt_max_steps, evaluators.metrics, world)
         saved: list[dict[str, Tensor]] = []
         for rows, batch in loader.batches(world):
             if world.any(stop_requested()):
@@ -560,7 +555,7 @@ def evaluate(
                 config=model.config.loss,
                 ignore_label=IGNORE_LABEL,
             )
-            found = checks(batch["inputs"], outputs.logits_BSV.argmax(-1))
+            found = evaluators(batch["inputs"], outputs.logits_BSV.argmax(-1))
             sums.add_last(last, found, batch["labels"], ignore_label=IGNORE_LABEL)
             if save_outputs:
                 saved.append({"rows": torch.from_numpy(rows), **_outputs_to_save(save_outputs, batch, outputs)})
@@ -601,7 +596,8 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
     last_step = min(sampler.last_step, config.max_steps or sampler.last_step)
     with world.agree():
         require_steps(config, sampler, last_step)
-        best_metric = full_best_metric(config, data)
+        evaluators = build_evaluators(config.evaluators, data.test) if data.test is not None else NO_EVALUATORS
+        best_metric = full_best_metric(config, data, evaluators)
         augmentation = online_augmentation(config, data, world)
 
     def out_of_patience() -> bool:
@@ -659,7 +655,7 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
                     world,
                     batch_size=config.eval_batch_size or config.global_batch_size,
                     max_examples=config.eval_max_examples,
-                    evaluators=config.evaluators,
+                    evaluators=evaluators,
                     stop_requested=stop.requested,
                     save_outputs=config.eval_save_outputs,
                     save_to=config.run_path / "eval_outputs" / f"step_{state.step:08d}",
@@ -759,7 +755,7 @@ def require_steps(config: PretrainConfig, sampler: Sampler, last_step: int) -> N
         )
 
 
-def full_best_metric(config: PretrainConfig, data: Data) -> str:
+def full_best_metric(config: PretrainConfig, data: Data, evaluators: Evaluators) -> str:
     """The metric that `best` follows, with its set: the first one's where only a name is given; empty for none.
 
     Raises ValueError where evaluation never gives it.
@@ -769,7 +765,7 @@ def full_best_metric(config: PretrainConfig, data: Data) -> str:
     sets = list(data.test.sets)
     name = config.best_metric if "/" in config.best_metric else f"eval/{sets[0]}/{config.best_metric}"
     at_steps = [f"exact_accuracy_at_step/{n}" for n in range(1, config.arch.halt_max_steps + 1)]
-    metrics = (*EVAL_METRICS, *build_evaluators(config.evaluators, data.test).metrics)
+    metrics = (*EVAL_METRICS, *evaluators.metrics)
     if name not in [f"eval/{each}/{metric}" for each in sets for metric in (*metrics, *at_steps)]:
         possible = ", ".join(f"eval/{each}/{metric}" for each in sets for metric in metrics)
         raise ValueError(f"best_metric={config.best_metric} is no metric of this data; take one of {possible}")

@@ -27,14 +27,14 @@ _QUARTERS = 4  # evaluations in a run
 RECIPE = ["experiment=demo", "checkpoint_every_eval=false", "best_metric=null"]
 ATTENTION = ["arch.mlp_t=false", "arch.pos_encodings=rope_2d"]
 MIXING = ["arch.mlp_t=true", "arch.pos_encodings=none"]
-_ONE_STACK = ["~arch.L_layers", "arch.num_layers=1"]
+_ONE_STACK = ["arch.num_layers=1"]
 _ONCE = ["arch.num_layers=4", "arch.H_cycles=1", "arch.L_cycles=1", "arch.halt_max_steps=1"]
 ARMS = {
     "hrm": ["arch=hrm", "arch.H_layers=1", *ATTENTION],
     "hrm_mixer": ["arch=hrm", "arch.H_layers=1", *MIXING],
     "trm": ["arch=trm", *ATTENTION],
     "mixer": ["arch=trm_mlp", *MIXING],
-    "transformer": ["arch=transformer", "~arch.L_layers", *_ONCE, *ATTENTION],
+    "transformer": ["arch=transformer", *_ONCE, *ATTENTION],
     "universal": ["arch=transformer", "arch.recurrent=true", *_ONE_STACK, *ATTENTION],
     "urm": ["arch=urm", "arch.mlp=conv_swiglu", *_ONE_STACK, *ATTENTION],
 }

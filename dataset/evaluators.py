@@ -76,6 +76,9 @@ class Evaluators:
         return found
 
 
+NO_EVALUATORS = Evaluators([])
+
+
 def build_evaluators(names: Sequence[EvaluatorName], split: Split) -> Evaluators:
     """The evaluators of these names, each once. Raises ValueError for a split that one of them can't judge."""
     return Evaluators([EVALUATORS[name](split) for name in dict.fromkeys(names)])

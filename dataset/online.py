@@ -293,7 +293,7 @@ class ArcSymmetries(Symmetries):
     augmentation an identifier of its own.
     """
 
-    description = "symmetries of ARC"
+    description = "symmetries of ARC (which puzzle embeddings know nothing of)"
     num_draws = _NUM_COLOURS + 1
 
     def choose(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> dict[str, np.ndarray]:

@@ -218,20 +218,21 @@ def open_datasets(paths: Sequence[str], split: SplitName, *, numbered_by: Sequen
     Raises ValueError, one line, as `open_split` and `merge_splits` do, and for a dataset that isn't trained on, but
     whose puzzles have identifiers of their own.
     """
-    offsets, end = dict.fromkeys(numbered_by, 0), 0
+    offsets: dict[Path, int] = {}
+    end = 0
     for path in numbered_by:
-        offsets[path] = end
+        offsets[Path(path).resolve()] = end  # data/a and data/a/ are one
         if len(numbered_by) > 1:
             end += open_split(path, "train").metadata.num_puzzle_identifiers
     splits = [open_split(path, split) for path in paths]
     for path, opened in zip(paths, splits, strict=True):
-        if path not in offsets and opened.metadata.num_puzzle_identifiers > 1:
+        if Path(path).resolve() not in offsets and opened.metadata.num_puzzle_identifiers > 1:
             raise ValueError(
                 f"{path} names its own puzzles, but isn't trained on; evaluate on some of {', '.join(numbered_by)}"
             )
     if len(numbered_by) == len(splits) == 1:
         return splits[0]  # without the dataset's name in front of its sets
-    return merge_splits(splits, [offsets.get(path, 0) for path in paths])
+    return merge_splits(splits, [offsets.get(Path(path).resolve(), 0) for path in paths])
 
 
 def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int]) -> Split:

@@ -52,13 +52,15 @@ class CommonConfig(DepthConfig):
 
     @model_validator(mode="after")
     def _heads_share_the_hidden_size(self) -> Self:
+        if self.mlp_t:
+            return self  # there are no heads
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}; change one of them"
             )
         pairs = {"rope": 2, "rope_2d": 4}.get(self.pos_encodings, 1)
         head_dim = self.hidden_size // self.num_heads
-        if not self.mlp_t and head_dim % pairs:
+        if head_dim % pairs:
             raise ValueError(
                 f"hidden_size / num_heads is {head_dim}, but {self.pos_encodings} positions turn groups of {pairs} "
                 "components; make it a multiple or set pos_encodings to learned or none"
@@ -174,6 +176,14 @@ class RecursiveModel(nn.Module, ABC):
         if self.puzzle_embedding is not None:
             tensors["puzzle_embedding.weight"] = self.puzzle_embedding.weight
         return tensors
+
+    def compile_levels(self) -> None:
+        """torch.compile each stack of blocks, which is where the time goes. Not the whole model: it would be compiled
+        anew for every depth that a schedule goes through.
+        """
+        for module in self.modules():
+            if isinstance(module, Level):
+                module.compile()
 
     def freeze(self, what: Literal["none", "blocks", "puzzle_table", "weights"]) -> None:
         """Let no gradient reach the blocks, the puzzle table, or all weights but the table."""

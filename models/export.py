@@ -71,10 +71,7 @@ def load_weights(checkpoint: str, *, raw: bool) -> Weights:
                 f"{opened.path} has arch.{option}={arch[option]}, which the published code doesn't know; "
                 f"only {' or '.join(published)} can be exported"
             )
-    weights = opened.load("model")
-    if opened.has("ema") and not raw:
-        weights |= opened.load("ema")  # which leaves out what never moves
-    return weights
+    return opened.load("model") if raw else opened.trained_weights()
 
 
 def export(settings: Settings) -> str:

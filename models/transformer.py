@@ -28,6 +28,11 @@ class TransformerConfig(CommonConfig):
                 f"recurrent is false, so that {', '.join(repeated) or 'depth_curriculum'} would compute the same "
                 "again; set it to 1 (depth_curriculum to []), or recurrent to true"
             )
+        if self.recurrent and not repeated:
+            raise ValueError(
+                "recurrent is true, but H_cycles, L_cycles and halt_max_steps are all 1: the stack is applied once; "
+                "raise one of them, or set recurrent to false"
+            )
         return self
 
 

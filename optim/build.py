@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from optim.adam_atan2 import AdamATan2
 from optim.muon import Muon
-from utils.config import Float, StrictModel
+from utils.config import Float, Int, StrictModel
 
 # ---- config ----------------------------------------------------------------------------------------------
 
@@ -43,6 +43,7 @@ class MuonConfig(StrictModel):
     muon_lr: Float
     muon_momentum: Float
     muon_weight_decay: Float
+    muon_iterations: Int
     rest: Literal["adamw", "adam_atan2"]
     eps: Float
 
@@ -53,6 +54,8 @@ class MuonConfig(StrictModel):
                 raise ValueError(f"{name} is {value}; give 0 or more")
         if not 0 <= self.muon_momentum < 1:
             raise ValueError(f"muon_momentum is {self.muon_momentum}; give a number from 0 up to, but not including, 1")
+        if not 1 <= self.muon_iterations <= 100:
+            raise ValueError(f"muon_iterations is {self.muon_iterations}; give 1 to 100 (5 is usual)")
         _require_eps(self.eps)
         return self
 
@@ -199,7 +202,11 @@ def build_optimizers(
         rest = [parameter for parameter in rest if parameter not in taken]
         if matrices:
             by_name["muon"] = Muon(
-                matrices, lr=config.muon_lr, momentum=config.muon_momentum, weight_decay=config.muon_weight_decay
+                matrices,
+                lr=config.muon_lr,
+                momentum=config.muon_momentum,
+                weight_decay=config.muon_weight_decay,
+                iterations=config.muon_iterations,
             )
     if rest and rest_name == "adam_atan2":
         by_name[rest_name] = AdamATan2(rest, lr=lr, betas=betas, weight_decay=weight_decay)

@@ -35,8 +35,8 @@ class EMA:
         """
         assert not self._is_swapped, "the live tensors hold the average"
         shadows = list(self._shadow.values())
-        torch._foreach_mul_(shadows, rate)
-        torch._foreach_add_(shadows, list(self._live.values()), alpha=1 - rate)
+        # Of what doesn't change (frozen weights, rows that no batch names) the average is the value, to the last bit.
+        torch._foreach_lerp_(shadows, list(self._live.values()), 1 - rate)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:

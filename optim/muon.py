@@ -27,8 +27,12 @@ class Muon(torch.optim.Muon):
     The state of a parameter is its `momentum_buffer` (m).
     """
 
-    def __init__(self, params: ParamsT, lr: float, momentum: float, weight_decay: float) -> None:
-        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn="original")
+    def __init__(
+        self, params: ParamsT, lr: float, momentum: float, weight_decay: float, iterations: int = _NUM_ITERATIONS
+    ) -> None:
+        super().__init__(
+            params, lr=lr, momentum=momentum, weight_decay=weight_decay, ns_steps=iterations, adjust_lr_fn="original"
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -47,27 +51,27 @@ class Muon(torch.optim.Muon):
         update_RC = grad_RC.lerp(mean_RC, group["momentum"])
         if update_RC.is_cuda:  # before the gathering, which then moves half as much
             update_RC = update_RC.bfloat16()
-        update_RC = _orthogonal_of_shards(update_RC)
+        update_RC = _orthogonal_of_shards(update_RC, group["ns_steps"])
         num_rows, num_columns = weight_RC.shape
         weight_RC.mul_(1 - group["lr"] * group["weight_decay"])
         weight_RC.add_(update_RC, alpha=-group["lr"] * math.sqrt(max(1, num_rows / num_columns)))
 
 
-def _orthogonal_of_shards(matrix_RC: torch.Tensor) -> torch.Tensor:
+def _orthogonal_of_shards(matrix_RC: torch.Tensor, iterations: int) -> torch.Tensor:
     """`orthogonal`, sharded as the matrix is."""
     if not isinstance(matrix_RC, DTensor):
-        return orthogonal(matrix_RC)
-    whole_RC = orthogonal(matrix_RC.full_tensor())
+        return orthogonal(matrix_RC, iterations)
+    whole_RC = orthogonal(matrix_RC.full_tensor(), iterations)
     # Every rank has all of it, and only keeps its own part: without a source rank nothing is sent.
     return distribute_tensor(whole_RC, matrix_RC.device_mesh, matrix_RC.placements, src_data_rank=None)
 
 
-def orthogonal(matrix_RC: torch.Tensor) -> torch.Tensor:
+def orthogonal(matrix_RC: torch.Tensor, iterations: int = _NUM_ITERATIONS) -> torch.Tensor:
     """About U V^T of U S V^T (singular values 0.5 to 1.2, but those near 0 stay below), in the matrix's dtype."""
     if matrix_RC.shape[0] > matrix_RC.shape[1]:
-        return orthogonal(matrix_RC.T).T  # products of the shorter side with itself are the smaller ones
+        return orthogonal(matrix_RC.T, iterations).T  # products of the shorter side with itself are the smaller ones
     x_RC: torch.Tensor = matrix_RC / matrix_RC.norm().clamp(min=1e-7)
-    for _ in range(_NUM_ITERATIONS):
+    for _ in range(iterations):
         gram_RR = x_RC @ x_RC.T
         polynomial_RR = torch.addmm(gram_RR, gram_RR, gram_RR, beta=_B, alpha=_C)
         x_RC = torch.addmm(x_RC, polynomial_RR, x_RC, beta=_A)

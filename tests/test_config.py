@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from draw import DrawConfig
 from evaluate import EvaluateConfig
 from models import ArchConfig, build_arch
+from models.transformer import TransformerConfig
 from optim.build import OptimConfig
 from pretrain import PretrainConfig
 from utils.command_line import CONFIG_DIR, differences, read_config, validate
@@ -396,12 +397,42 @@ def test_what_is_typed_for_data_counts(experiment: str) -> None:
     assert compose(f"experiment={experiment}", "data_path=mine").train_paths == ["mine"]
 
 
+@pytest.mark.parametrize("arch", ["hrm", "trm", "transformer", "urm"])
+@pytest.mark.parametrize("optim", ["adam_atan2", "adamw", "muon"])
+@pytest.mark.parametrize("experiment", ["demo", "sudoku_extreme_cpu", "sudoku_extreme_fast"])
+def test_a_recipe_runs_with_another_architecture_and_optimizer(experiment: str, arch: str, optim: str) -> None:
+    """Options that the experiment gave to its own are not the other's."""
+    config = compose(f"experiment={experiment}", f"arch={arch}", f"optim={optim}", *ONE_PASS.get(arch, []))
+    assert (config.arch.name, config.optim.name) == (arch, optim)
+
+
+# What an experiment says of recursion is said of every architecture, and one has none.
+ONE_PASS = {"transformer": ["arch.H_cycles=1", "arch.L_cycles=1", "arch.halt_max_steps=1"]}
+
+
+def test_an_option_that_was_typed_is_not_dropped() -> None:
+    with pytest.raises(ValueError, match=r"unknown key 'arch\.L_layers'"):
+        compose("experiment=demo", "arch=urm", "arch.L_layers=2")
+
+
+def test_recurrent_makes_a_universal_transformer() -> None:
+    def sizes(*typed: str) -> tuple[int, ...]:
+        arch = compose("arch=transformer", *typed).arch
+        assert isinstance(arch, TransformerConfig)
+        return arch.num_layers, arch.H_cycles, arch.L_cycles, arch.halt_max_steps
+
+    assert sizes() == (8, 1, 1, 1)
+    assert sizes("arch.recurrent=true") == (4, 1, 6, 16)
+    assert sizes("arch.recurrent=true", "arch.L_cycles=2") == (4, 1, 2, 16)
+
+
 # x182m.py of github.com/jvdillon/sic and what it inherits; 5,000 steps of EMA warm-up; weight decay is 1e-4 a step.
 FAST = {
     "optim": {
         "name": "muon",
         "muon_lr": 0.02,
-        "muon_momentum": 0.95,
+        "muon_momentum": 0.6,
+        "muon_iterations": 3,
         "muon_weight_decay": 0.005,
         "rest": "adamw",
         "eps": 1e-8,

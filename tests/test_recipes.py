@@ -1,5 +1,6 @@
 """What a recipe is made of besides the architecture: the average, early stopping, several datasets; TRM's command."""
 
+import functools
 import json
 import re
 import shutil
@@ -263,6 +264,29 @@ def test_the_published_command_of_trm(data: Path, tmp_path: Path, log: Path) -> 
     config, model, checkpoint = load_run(run, SINGLE)
     assert (config.arch.name, config.run_name, config.ema_rate, model.prefix_len) == ("trm", "x", 0.999, 16)
     assert checkpoint.has("ema")
+
+
+def test_an_evaluator_that_cannot_judge_is_told_before_training(data: Path, short: Path, tmp_path: Path) -> None:
+    """Also where no best metric asks for its names."""
+    message = mistake(settings(short, tmp_path / "run", evaluators="[sudoku]", best_metric=None))
+    assert "no Sudoku" in message and not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_compiled_stacks_follow_every_depth(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled as a whole the model broke at the second depth. The backend is torch's own that generates no code."""
+    monkeypatch.setattr(torch.nn.Module, "compile", functools.partialmethod(torch.nn.Module.compile, backend="eager"))
+    schedule = {
+        "arch.depth_curriculum": "[{until:0.3,H_cycles:1,L_cycles:1},{until:0.6,H_cycles:1,L_cycles:2}]",
+        "arch.backprop": "all",
+        "arch.backprop_warmup_steps": 9,
+        "log_interval": 1,
+    }
+    losses = {}
+    for compiled in (False, True):
+        run = tmp_path / f"compiled_{compiled}"
+        train_here(settings(data, run, compile=compiled, **schedule))
+        losses[compiled] = [row["train/lm_loss"] for row in rows(run)]
+    assert losses[True] == pytest.approx(losses[False], rel=1e-5) and len(losses[True]) == runs.LAST_STEP
 
 
 def test_the_sudoku_evaluator_joins_the_metrics(data: Path, tmp_path: Path) -> None:

@@ -119,6 +119,10 @@ class Checkpoint:
         with _reading(self.path / f"{name}.safetensors") as file:
             return load_file(file)
 
+    def trained_weights(self) -> Tensors:
+        """The weights that the run evaluated at this step: where it kept a moving average, that of what it covers."""
+        return self.load("model") | (self.load("ema") if self.has("ema") else {})
+
     def load_slots(self, slots: slice) -> Tensors:
         """These slots of the carry, put together from the files of however many ranks wrote it."""
         parts: dict[str, list[Tensor]] = {}

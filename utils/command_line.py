@@ -58,11 +58,27 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
     for typed in overrides:
         _require_single_value(typed)
     try:
-        with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-            composed = compose(config_name, overrides=overrides)
-        container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        container = _compose(config_name, overrides)
+        # experiment=x arch=y: what the experiment says of its own architecture's options isn't said of the other's.
+        keys, groups = typed_keys_and_groups(overrides), default_groups(config_name)
+        if keys & {group for group, default in groups if default == "null"}:
+            for group in keys & {group for group, default in groups if default != "null"}:
+                chosen = [override for override in overrides if override.split("=")[0] == group]
+                own, options = _compose(config_name, chosen)[group], container[group]
+                for key in options.keys() - own.keys():
+                    if f"{group}.{key}" not in keys:
+                        del options[key]
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(_in_one_line(error, config_name)) from error
+    return container
+
+
+def _compose(config_name: str, overrides: list[str]) -> Container:
+    # In YAML: ${when:${.recurrent},6,1} is 6 where recurrent is true and 1 where not.
+    OmegaConf.register_new_resolver("when", lambda condition, then, other: then if condition else other, replace=True)
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        composed = compose(config_name, overrides=overrides)
+    container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     assert isinstance(container, dict)
     return container  # type: ignore[return-value]
 

@@ -131,6 +131,8 @@ def _merged(stored: Container, config_name: str, overrides: list[str]) -> tuple[
     given = [f"{group}={name}" for group, name in names.items() if name and not typed & {group, "experiment"}]
     asked = read_config(config_name, [*given, *overrides])
     changes = typed_changes(config_name, overrides, given)
+    if "data_path" in typed and "data_paths" not in typed:
+        changes["data_paths"] = []  # of which it takes the place
     others = {
         group: asked[group] for group, name in names.items() if name and changes.get(f"{group}.name", name) != name
     }

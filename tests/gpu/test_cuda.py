@@ -24,7 +24,15 @@ from utils.profiling import max_memory_gb
 # B = slots
 BATCH_SIZE = 8
 ADAM_ATAN2 = AdamATan2Config(name="adam_atan2")
-MUON = MuonConfig(name="muon", muon_lr=0.02, muon_momentum=0.95, muon_weight_decay=0.0, rest="adamw", eps=1e-8)
+MUON = MuonConfig(
+    name="muon",
+    muon_lr=0.02,
+    muon_momentum=0.95,
+    muon_weight_decay=0.0,
+    muon_iterations=5,
+    rest="adamw",
+    eps=1e-8,
+)
 
 pytestmark = [
     pytest.mark.gpu,

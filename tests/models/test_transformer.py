@@ -83,14 +83,20 @@ def test_recurrent_it_is_the_written_out_loop() -> None:
 def test_only_recursion_repeats(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         small_config("transformer", **changes)
-    small_config("transformer", recurrent=True, **changes)
+    if "depth_curriculum" not in changes:
+        small_config("transformer", recurrent=True, **changes)
+
+
+def test_recursion_repeats() -> None:
+    with pytest.raises(ValidationError, match="recurrent is true, but H_cycles, L_cycles and halt_max_steps are all 1"):
+        small_config("transformer", recurrent=True)
 
 
 def test_eight_layers_are_the_hrm_of_four_and_four_but_for_its_states() -> None:
     sizes: dict[str, Any] = {"hidden_size": 32, "puzzle_emb_ndim": 40, "pos_encodings": "learned"}
     hrm = small_model("hrm", H_layers=4, L_layers=4, **sizes)
     transformer = small_model("transformer", num_layers=8, **sizes)
-    recurrent = small_model("transformer", num_layers=8, recurrent=True, **sizes)
+    recurrent = small_model("transformer", num_layers=8, recurrent=True, L_cycles=2, **sizes)
 
     def size(model: torch.nn.Module) -> int:
         return sum(tensor.numel() for tensor in model.state_dict().values())

@@ -26,6 +26,7 @@ MUON: dict[str, object] = {
     "muon_lr": 0.05,
     "muon_momentum": 0.9,
     "muon_weight_decay": 0.3,
+    "muon_iterations": 5,
     "rest": "adamw",
     "eps": 1e-8,
 }
@@ -359,6 +360,7 @@ def test_the_defaults_are_valid(path: Path) -> None:
         (MUON | {"muon_lr": -0.1}, "muon_lr is -0.1; give 0 or more"),
         (MUON | {"muon_weight_decay": -1.0}, "muon_weight_decay is -1.0; give"),
         (MUON | {"muon_momentum": 1.0}, "muon_momentum is 1.0; give"),
+        (MUON | {"muon_iterations": 0}, "muon_iterations is 0; give"),
         (MUON | {"eps": 0.0}, "eps is 0.0; give a small positive number"),
         ({"name": "adamw", "eps": -1e-8}, "eps is -1e-08; give a small positive number"),
         (MUON | {"rest": "muon"}, "rest"),

@@ -74,6 +74,16 @@ def test_an_orthogonal_matrix_has_the_same_length_in_every_direction(shape: tupl
     assert lengths.min() > 0.5 and lengths.max() < 1.25
 
 
+def test_fewer_iterations_are_a_rougher_orthogonal_matrix() -> None:
+    """And the optimizer makes as many as it was told."""
+    lengths = {n: torch.linalg.svdvals(orthogonal(_random((8, 8), 0), n)) for n in (1, 5)}
+    assert lengths[1].min() < 0.5 < lengths[5].min()
+    weight_RC = nn.Parameter(torch.zeros(6, 16))
+    weight_RC.grad = _random((6, 16), 1)
+    Muon([weight_RC], lr=1.0, momentum=0.0, weight_decay=0.0, iterations=3).step()
+    torch.testing.assert_close(weight_RC.detach(), -orthogonal(_random((6, 16), 1), 3))
+
+
 def test_nothing_stays_nothing() -> None:
     weight_RC = nn.Parameter(torch.ones(3, 4))
     weight_RC.grad = torch.zeros(3, 4)
