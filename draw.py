@@ -118,7 +118,7 @@ def draw_curve(rows: list[dict[str, float]], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_yscale("log")
     axes[1].set_ylim(-0.02, 1.02)
-    axes[1].legend(frameon=False, loc="lower right")
+    axes[1].legend(frameon=False, loc="best")
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -20,7 +20,7 @@ from tests.runs import REPOSITORY
 
 QUESTION = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 ANSWER = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
-TINY = "debug=tiny device=cpu max_steps=3 eval_every_n_steps=null best_metric=null project_name=p"
+TINY = "debug=tiny device=cpu max_steps=3 eval_every_n_steps=null best_metric=null project_name=p compile=false"
 
 # The architecture of debug=tiny.
 TINY_ARCH = "arch.hidden_size=32 arch.num_heads=2 arch.H_cycles=1 arch.L_cycles=1 arch.forward_dtype=float32"

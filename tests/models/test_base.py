@@ -203,7 +203,7 @@ _VARIANTS = [
     {"pos_encodings": "learned", "num_registers": 2},
     {"pos_encodings": "rope_2d"},
     {"puzzle_emb_ndim": 0},
-    {"name": "transformer", "recurrent": True},
+    {"name": "transformer", "recurrent": True, "L_cycles": 2},
 ]
 
 
