@@ -195,13 +195,15 @@ class RecursiveModel(nn.Module, ABC):
     def _level(self, num_layers: int) -> Level:
         config = self.config
         return Level(
-            num_layers,
-            hidden_size=config.hidden_size,
-            num_heads=config.num_heads,
-            expansion=config.expansion,
-            num_positions=self.num_positions,
-            mlp_t=config.mlp_t,
-            mlp=config.mlp,
+            Block(
+                hidden_size=config.hidden_size,
+                num_heads=config.num_heads,
+                expansion=config.expansion,
+                num_positions=self.num_positions,
+                mlp_t=config.mlp_t,
+                mlp=config.mlp,
+            )
+            for _ in range(num_layers)
         )
 
     def _rotary(self) -> Rotary | None:

@@ -2,6 +2,8 @@
 
 # B = batch, T = positions (prefix and tokens), D = hidden size
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 
@@ -46,31 +48,11 @@ class Block(nn.Module):
 
 
 class Level(nn.Module):
-    """One recurrent network of the hierarchy: `num_layers` blocks, applied to the sum of whatever is fed to it."""
+    """One recurrent network of the hierarchy: blocks in a row, applied to the sum of whatever is fed to it."""
 
-    def __init__(
-        self,
-        num_layers: int,
-        *,
-        hidden_size: int,
-        num_heads: int,
-        expansion: float,
-        num_positions: int,
-        mlp_t: bool,
-        mlp: MlpKind = "swiglu",
-    ) -> None:
+    def __init__(self, blocks: Iterable[Block]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            Block(
-                hidden_size=hidden_size,
-                num_heads=num_heads,
-                expansion=expansion,
-                num_positions=num_positions,
-                mlp_t=mlp_t,
-                mlp=mlp,
-            )
-            for _ in range(num_layers)
-        )
+        self.layers = nn.ModuleList(blocks)
 
     def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
         """x_BTD -> x_BTD."""

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from pretrain import Data, PretrainConfig, TrainState, build_train_state, fit, open_data
-from tests.runs import Row
 from utils.dist import UserError, World
 from utils.run_folder import Start, read_start
 from utils.stop import StopSignal
@@ -41,10 +40,6 @@ def begin(overrides: list[str]) -> Begun:
 def train_here(overrides: list[str]) -> TrainState:
     """A whole run."""
     return begin(overrides).fit()
-
-
-def all_rows(run: Path) -> list[Row]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def mistake(overrides: list[str]) -> str:

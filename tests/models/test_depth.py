@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from models.base import RecursiveModel, SegmentOutput
-from models.block import Level
+from models.block import Block, Level
 from models.depth import Calls, Depth
 from tests.models.helpers import (
     assert_same_gradients,
@@ -235,7 +235,7 @@ def _relative_error(ours: Tensor, theirs: Tensor) -> float:
 
 def test_gradient_stays_within_the_last_calls() -> None:
     levels = [
-        Level(1, hidden_size=8, num_heads=2, expansion=1.0, num_positions=3, mlp_t=False, mlp="swiglu")
+        Level([Block(hidden_size=8, num_heads=2, expansion=1.0, num_positions=3, mlp_t=False, mlp="swiglu")])
         for _ in range(5)
     ]
     generator = torch.Generator().manual_seed(0)
