@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 import torch
 
+from dataset import maze
 from dataset.augment import BOXES, Box, box_of, draws_per_symmetry, symmetries_from
 from dataset.schema import PuzzleSet, Split
 
@@ -21,7 +22,6 @@ Batch = dict[str, torch.Tensor]
 # Tells this random stream from others made of (seed, step).
 _STREAM = 0xA6
 
-_NUM_TRANSFORMS = 8
 # Examples whose transforms are checked at a time, so that memory does not grow with the dataset.
 _CHECKED_AT_ONCE = 1024
 
@@ -81,12 +81,12 @@ def _symmetries_of(split: Split, device: torch.device) -> Symmetries:
         return SudokuSymmetries(box)
     if (seq_len, vocab_size) == (ARC_SIDE**2, ARC_VOCAB):
         return ArcSymmetries()
-    if vocab_size == MAZE_VOCAB and math.isqrt(seq_len) ** 2 == seq_len:
+    if vocab_size == maze.VOCAB_SIZE and math.isqrt(seq_len) ** 2 == seq_len:
         return MazeSymmetries(list(split.sets.values()), device)
     sudokus = ", ".join(f"{other.num_cells} of {other.side + 2}" for other in BOXES.values())
     raise ValueError(
         f"{split.path} has {seq_len} tokens of {vocab_size} kinds, a task whose symmetries are not known "
-        f"(Sudoku: {sudokus}; maze: a square of {MAZE_VOCAB}; ARC: {ARC_SIDE**2} of {ARC_VOCAB}); set augment=none"
+        f"(Sudoku: {sudokus}; maze: a square of {maze.VOCAB_SIZE}; ARC: {ARC_SIDE**2} of {ARC_VOCAB}); set augment=none"
     )
 
 
@@ -112,11 +112,11 @@ class SudokuSymmetries(Symmetries):
 
     def apply(self, batch: Batch, chosen: Batch) -> Batch:
         cells_BS = chosen["cells"].long()
-        moved = {name: _rename(batch[name].gather(1, cells_BS), chosen["names"]) for name in ("inputs", "labels")}
+        moved = {name: rename(batch[name].gather(1, cells_BS), chosen["names"]) for name in ("inputs", "labels")}
         return {**batch, **moved}
 
 
-def _rename(tokens_BS: torch.Tensor, names_BV: torch.Tensor) -> torch.Tensor:
+def rename(tokens_BS: torch.Tensor, names_BV: torch.Tensor) -> torch.Tensor:
     """Each token by its row's table; ignored labels, below 0, have no other name."""
     renamed_BS = names_BV.to(tokens_BS.dtype).gather(1, tokens_BS.clamp(min=0).long())
     return torch.where(tokens_BS < 0, tokens_BS, renamed_BS)
@@ -156,19 +156,14 @@ def _box_sources(
     return sources_BLL.flatten(1).clamp(0, side * side - 1)
 
 
-def _square_sources(side: int) -> torch.Tensor:
+def square_sources(side: int) -> torch.Tensor:
     """(T, side * side): the same for every transform of a grid that is the whole canvas."""
-    transform_T = torch.arange(_NUM_TRANSFORMS)
+    transform_T = torch.arange(maze.NUM_TRANSFORMS)
     zero_T, side_T = torch.zeros_like(transform_T), torch.full_like(transform_T, side)
     return _box_sources(transform_T, zero_T, zero_T, side_T, side_T, side)
 
 
 # ---- mazes -----------------------------------------------------------------------------------------------
-
-MAZE_VOCAB = 6
-_WALL, _START, _GOAL, _PATH = 1, 3, 4, 5
-# In which the search that made the labels looks around: down, left, right, up, as (rows, columns).
-_DIRECTIONS = ((1, 0), (0, -1), (0, 1), (-1, 0))
 
 
 class MazeSymmetries(Symmetries):
@@ -181,7 +176,7 @@ class MazeSymmetries(Symmetries):
     def __init__(self, sets: list[PuzzleSet], device: torch.device) -> None:
         allowed_NT = np.concatenate(
             [
-                allowed_transforms(puzzle_set.inputs[rows], puzzle_set.labels[rows])
+                maze.allowed_transforms(puzzle_set.inputs[rows], puzzle_set.labels[rows])
                 for puzzle_set in sets
                 for rows in _chunks(len(puzzle_set.inputs))
             ]
@@ -191,8 +186,8 @@ class MazeSymmetries(Symmetries):
         # The allowed ones of each example come first, in order.
         self._transforms_NT = np.argsort(~allowed_NT, axis=1, kind="stable").astype(np.uint8)
         side = math.isqrt(sets[0].inputs.shape[1])
-        self._sources_TS = _square_sources(side).to(device)
-        possible = len(allowed_NT) * _NUM_TRANSFORMS
+        self._sources_TS = square_sources(side).to(device)
+        possible = len(allowed_NT) * maze.NUM_TRANSFORMS
         self.description = f"symmetries of mazes {side}x{side} ({self.num_allowed:,} of {possible:,} keep the label)"
         self.num_draws = 1
 
@@ -207,75 +202,6 @@ class MazeSymmetries(Symmetries):
 
 def _chunks(num: int) -> list[slice]:
     return [slice(start, min(start + _CHECKED_AT_ONCE, num)) for start in range(0, num, _CHECKED_AT_ONCE)]
-
-
-def allowed_transforms(inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
-    """(N, T) bool: after which transforms the label is the path that the search finds. The identity always counts.
-
-    The first of all shortest paths is known cell by cell: from each of its cells it goes the first of the directions
-    that lead closer to G. Transforming the maze changes only the order of the directions.
-    """
-    num, side = len(inputs_NS), math.isqrt(inputs_NS.shape[1])
-    # With a wall around it, no step leaves the board or comes back in on another line.
-    padded = side + 2
-    inside = (slice(None), slice(1, -1), slice(1, -1))
-    inputs_NLL = np.full((num, padded, padded), _WALL, np.uint8)
-    inputs_NLL[inside] = inputs_NS.reshape(num, side, side)
-    is_goal_NLL = inputs_NLL == _GOAL
-    on_path_NLL = is_goal_NLL | (inputs_NLL == _START)
-    on_path_NLL[inside] |= labels_NS.reshape(num, side, side) == _PATH
-    distance_NLL = _distances(inputs_NLL != _WALL, is_goal_NLL)
-
-    # What a step in each direction from a cell leads to: closer to G, and on along the label.
-    closer, along = [], []
-    for rows, columns in _DIRECTIONS:
-        shift = (-rows, -columns)
-        ahead_NLL = np.roll(distance_NLL, shift, (1, 2))
-        closer.append((ahead_NLL >= 0) & (ahead_NLL == distance_NLL - 1))
-        along.append(np.roll(on_path_NLL, shift, (1, 2)))
-
-    distance_to_start_N = np.where(inputs_NLL == _START, distance_NLL, -1).max((1, 2))
-    is_shortest_N = (distance_to_start_N >= 0) & (on_path_NLL.sum((1, 2)) == distance_to_start_N + 1)
-    leaves_NLL = on_path_NLL & ~is_goal_NLL
-    allowed_NT = np.ones((num, _NUM_TRANSFORMS), bool)
-    for transform, order in enumerate(_direction_orders()):
-        wrong_NLL = np.zeros_like(on_path_NLL)
-        passed_over_NLL = np.zeros_like(on_path_NLL)
-        for direction in order:
-            wrong_NLL |= closer[direction] & ~passed_over_NLL & ~along[direction]
-            passed_over_NLL |= closer[direction]
-        if transform:
-            allowed_NT[:, transform] = is_shortest_N & ~(wrong_NLL & leaves_NLL).any((1, 2))
-    return allowed_NT
-
-
-def _distances(open_NLL: np.ndarray, is_goal_NLL: np.ndarray) -> np.ndarray:
-    """(N, L, L) int16: steps to G, -1 where there is no way. The outermost cells must be closed."""
-    distance_NLL = np.where(is_goal_NLL, np.int16(0), np.int16(-1))
-    front_NLL, unseen_NLL = is_goal_NLL, open_NLL & ~is_goal_NLL
-    steps = 0
-    while front_NLL.any():
-        steps += 1
-        reached_NLL = np.zeros_like(front_NLL)
-        reached_NLL[:, 1:] |= front_NLL[:, :-1]
-        reached_NLL[:, :-1] |= front_NLL[:, 1:]
-        reached_NLL[:, :, 1:] |= front_NLL[:, :, :-1]
-        reached_NLL[:, :, :-1] |= front_NLL[:, :, 1:]
-        front_NLL = reached_NLL & unseen_NLL
-        unseen_NLL = unseen_NLL & ~front_NLL
-        distance_NLL[front_NLL] = steps
-    return distance_NLL
-
-
-def _direction_orders() -> list[list[int]]:
-    """For each transform the order in which a search of the transformed maze looks around, in directions of the
-    original: read off the neighbours of the middle cell of a 3x3 grid, which stays where it is.
-    """
-    orders = []
-    for sources_S in _square_sources(3).tolist():
-        shown = [sources_S[4 + 3 * rows + columns] for rows, columns in _DIRECTIONS]
-        orders.append([_DIRECTIONS.index((cell // 3 - 1, cell % 3 - 1)) for cell in shown])
-    return orders
 
 
 # ---- ARC -------------------------------------------------------------------------------------------------
@@ -299,7 +225,7 @@ class ArcSymmetries(Symmetries):
     def choose(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> dict[str, np.ndarray]:
         names_BV = np.tile(np.arange(ARC_VOCAB, dtype=np.uint8), (len(uniform_BU), 1))
         names_BV[:, _BLACK + 1 :] = uniform_BU[:, :_NUM_COLOURS].argsort(axis=1) + _BLACK + 1
-        transform_B = (uniform_BU[:, _NUM_COLOURS] * _NUM_TRANSFORMS).astype(np.uint8)
+        transform_B = (uniform_BU[:, _NUM_COLOURS] * maze.NUM_TRANSFORMS).astype(np.uint8)
         return {"names": names_BV, "transforms": transform_B}
 
     def apply(self, batch: Batch, chosen: Batch) -> Batch:
@@ -322,7 +248,7 @@ def _transform_grid(tokens_BS: torch.Tensor, transform_B: torch.Tensor, names_BV
     height_B, width_B = torch.where(transposed_B, width_B, height_B), torch.where(transposed_B, height_B, width_B)
 
     sources_BS = _box_sources(transform_B, top_B, left_B, height_B, width_B, ARC_SIDE)
-    grid_BS = _rename(tokens_BS.gather(1, sources_BS), names_BV)
+    grid_BS = rename(tokens_BS.gather(1, sources_BS), names_BV)
 
     places = torch.arange(ARC_SIDE, device=tokens_BS.device)
     down_BL, across_BL = places - top_B[:, None], places - left_B[:, None]

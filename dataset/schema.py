@@ -7,6 +7,7 @@ groups (a puzzle and its augmentations), a group of puzzles, a puzzle of example
 
 import hashlib
 import json
+import mmap
 import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -340,7 +341,9 @@ def _scan(
     for start in range(0, len(array), num_rows):
         chunk = np.ascontiguousarray(array[start : start + num_rows])
         digest.update(chunk.data)
-        if chunk.min() >= 0 and chunk.max() < limit:
+        fits = chunk.min() >= 0 and chunk.max() < limit
+        if fits:
+            let_go(array)
             continue
         wrong = (chunk < 0) | (chunk >= limit)
         if ignored is not None:
@@ -352,6 +355,15 @@ def _scan(
                 f"{file}: row {start + first[0]} has {what} {chunk[first]}, "
                 f"but 0 to {limit - 1}{or_ignored} are possible; rebuild the dataset or correct dataset.json"
             )
+
+
+def let_go(array: np.ndarray) -> None:
+    """Gives back the pages of a mapped array that were read: they would count as this process's memory, up to the size
+    of the dataset.
+    """
+    pages = getattr(array, "_mmap", None)
+    if pages is not None and hasattr(mmap, "MADV_DONTNEED"):
+        pages.madvise(mmap.MADV_DONTNEED)
 
 
 def _compare_with_builder(folder: Path, fingerprint: str) -> None:

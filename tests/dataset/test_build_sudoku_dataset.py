@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataset import build_sudoku_dataset
+from dataset import build_sudoku_dataset, puzzle_csv
 from dataset.augment import BOXES, Box
 from dataset.build_sudoku_dataset import main
 from dataset.schema import Split, SplitName, check_contents, open_split
@@ -123,7 +123,7 @@ def test_a_build_is_a_function_of_the_seed(tmp_path: Path, source_dir: Path, mon
     _build(tmp_path / "a", *options, "--seed", 1)
     _build(tmp_path / "c", *options, "--seed", 2)
     monkeypatch.setattr(build_sudoku_dataset, "AUGMENT_CHUNK_BOARDS", 7)
-    monkeypatch.setattr(build_sudoku_dataset, "CSV_CHUNK_ROWS", 5)
+    monkeypatch.setattr(puzzle_csv, "CHUNK_ROWS", 5)
     _build(tmp_path / "b", *options, "--seed", 1)
     assert _fingerprints(tmp_path / "a") == _fingerprints(tmp_path / "b")
     assert _fingerprints(tmp_path / "a")[0] != _fingerprints(tmp_path / "c")[0]
@@ -310,11 +310,11 @@ def test_a_dataset_is_replaced_and_nothing_else_is(
 def test_full_disk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def save(*_: object) -> None:
+    def write_header(*_: object) -> None:
         with open("/dev/full", "w") as stream:
             stream.write("x")
 
-    monkeypatch.setattr(np, "save", save)
+    monkeypatch.setattr(np.lib.format, "write_array_header_1_0", write_header)
     assert "No space left on device" in _error(capsys, tmp_path / "data", "--source-dir", source_dir)
 
 

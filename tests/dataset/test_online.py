@@ -1,7 +1,6 @@
 """Augmentation on the fly: what comes out is a symmetry of what went in, the same for any number of ranks."""
 # B = examples of a batch, S = tokens, L = side of a grid, N = examples of a split, T = transforms
 
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,23 @@ import torch
 
 from dataset.augment import BOXES, Box
 from dataset.loader import IGNORE_LABEL, TrainLoader
+from dataset.maze import VOCAB_SIZE as MAZE_VOCAB
+from dataset.maze import allowed_transforms
 from dataset.online import (
     ARC_SIDE,
     ARC_VOCAB,
-    MAZE_VOCAB,
     ArcSymmetries,
     MazeSymmetries,
     OnlineAugmentation,
     SudokuSymmetries,
-    allowed_transforms,
 )
 from dataset.sampler import Sampler
 from dataset.schema import DatasetMetadata, PuzzleSet, Split
 from dataset.sudoku import random_solution, symmetry_class, valid_solutions
+from tests.dataset.mazes import random_maze, solved, turned, turned_row
 from utils.dist import World
 
 CPU = torch.device("cpu")
-WALL, BLANK, START, GOAL, PATH = 1, 2, 3, 4, 5
 
 
 def _split(inputs_NS: np.ndarray, labels_NS: np.ndarray, vocab_size: int, ignore: int | None = 0) -> Split:
@@ -64,7 +63,7 @@ def _sudoku(box: Box, num: int) -> Split:
 
 def _maze_split() -> Split:
     rng = np.random.default_rng(0)
-    mazes = [_random_maze(rng, 6) for _ in range(12)]
+    mazes = [random_maze(rng, 6) for _ in range(12)]
     return _split(np.stack([m for m, _ in mazes]), np.stack([label for _, label in mazes]), MAZE_VOCAB)
 
 
@@ -199,105 +198,6 @@ def test_ignored_labels_and_padding_move_but_keep_their_value() -> None:
 # ---- mazes -----------------------------------------------------------------------------------------------
 
 
-def _search(maze_LL: list[list[int]]) -> list[tuple[int, int]] | None:
-    """The path from S to G that breadth-first search finds: down, left, right, up; the first parent is kept."""
-    side = len(maze_LL)
-    cells = [(row, column) for row in range(side) for column in range(side)]
-    (start,) = [(r, c) for r, c in cells if maze_LL[r][c] == START]
-    (goal,) = [(r, c) for r, c in cells if maze_LL[r][c] == GOAL]
-    parent = {start: start}
-    queue = deque([start])
-    while queue:
-        row, column = queue.popleft()
-        for down, right in ((1, 0), (0, -1), (0, 1), (-1, 0)):
-            cell = (row + down, column + right)
-            if min(cell) < 0 or max(cell) >= side or maze_LL[cell[0]][cell[1]] == WALL or cell in parent:
-                continue
-            parent[cell] = (row, column)
-            queue.append(cell)
-    if goal not in parent:
-        return None
-    path = [goal]
-    while path[-1] != start:
-        path.append(parent[path[-1]])
-    return path
-
-
-def _solved(maze_S: np.ndarray) -> np.ndarray | None:
-    side = int(len(maze_S) ** 0.5)
-    path = _search(maze_S.reshape(side, side).tolist())
-    if path is None:
-        return None
-    label_LL = maze_S.reshape(side, side).copy()
-    for cell in path[1:-1]:
-        label_LL[cell] = PATH
-    return label_LL.ravel()
-
-
-def _is_solved(maze_S: np.ndarray, label_S: np.ndarray) -> bool:
-    expected_S = _solved(maze_S)
-    return expected_S is not None and np.array_equal(expected_S, label_S)
-
-
-def _random_maze(rng: np.random.Generator, side: int) -> tuple[np.ndarray, np.ndarray]:
-    while True:
-        maze_S = np.where(rng.random(side * side) < rng.uniform(0, 0.5), WALL, BLANK).astype(np.uint8)
-        maze_S[rng.choice(side * side, 2, replace=False)] = START, GOAL
-        label_S = _solved(maze_S)
-        if label_S is not None:
-            return maze_S, label_S
-
-
-def _turned(grid_LL: np.ndarray, transform: int) -> np.ndarray:
-    """Transform 4 * transposed + 2 * upside down + mirrored, transposed first."""
-    grid_LL = grid_LL.T if transform & 4 else grid_LL
-    grid_LL = grid_LL[::-1] if transform & 2 else grid_LL
-    return grid_LL[:, ::-1] if transform & 1 else grid_LL
-
-
-def _turned_row(grid_S: np.ndarray, transform: int) -> np.ndarray:
-    side = int(len(grid_S) ** 0.5)
-    return _turned(grid_S.reshape(side, side), transform).ravel()
-
-
-@pytest.mark.parametrize("side", [2, 3, 5, 8])
-def test_a_transform_is_allowed_where_the_search_finds_its_label(side: int) -> None:
-    rng = np.random.default_rng(side)
-    mazes = [_random_maze(rng, side) for _ in range(150)]
-    allowed_NT = allowed_transforms(np.stack([m for m, _ in mazes]), np.stack([label for _, label in mazes]))
-    expected_NT = [
-        [_is_solved(_turned_row(maze_S, t), _turned_row(label_S, t)) for t in range(8)] for maze_S, label_S in mazes
-    ]
-    np.testing.assert_array_equal(allowed_NT, expected_NT)
-    assert allowed_NT[:, 0].all()
-    assert not allowed_NT.all() and allowed_NT[:, 1:].any(axis=0).all(), "the mazes must tell the transforms apart"
-
-
-def test_labels_of_another_rule_stay_as_they_are_unless_they_follow_it_turned() -> None:
-    maze = "S.#...#.G"  # the search goes down first
-    tokens_S = np.array([{"#": WALL, ".": BLANK, "S": START, "G": GOAL}[c] for c in maze], np.uint8)
-    unreachable_S = tokens_S.copy()
-    unreachable_S[[5, 7]] = WALL
-    mazes, labels = [], []
-    for maze_S, path in (
-        (tokens_S, [3, 4, 7]),  # as the search has it
-        (tokens_S, [1, 4, 5]),  # what it finds in the transposed maze
-        (tokens_S, [3, 4, 5]),  # another shortest path
-        (tokens_S, [1, 3, 4, 7]),  # more than a path
-        (tokens_S, [3, 4]),  # less
-        (unreachable_S, []),
-    ):
-        mazes.append(maze_S)
-        labels.append(maze_S.copy())
-        labels[-1][path] = PATH
-    allowed_NT = allowed_transforms(np.stack(mazes), np.stack(labels))
-    assert allowed_NT.tolist() == [
-        [t == 0 or _is_solved(_turned_row(maze_S, t), _turned_row(label_S, t)) for t in range(8)]
-        for maze_S, label_S in zip(mazes, labels, strict=True)
-    ]
-    assert allowed_NT[1, 4] and not allowed_NT[0, 4] and not allowed_NT[3:, 1:].any()
-
-
 def test_every_maze_is_turned_as_its_label_allows_and_equally_often() -> None:
     split = _maze_split()
     puzzle_set = split.sets["all"]
@@ -317,8 +217,8 @@ def test_every_maze_is_turned_as_its_label_allows_and_equally_often() -> None:
     for row in range(0, len(examples_B), 37):
         inputs_S, labels_S = (batch[name][row].numpy() for name in ("inputs", "labels"))
         transform = int(chosen["transforms"][row])
-        np.testing.assert_array_equal(inputs_S, _turned_row(puzzle_set.inputs[examples_B[row]], transform))
-        np.testing.assert_array_equal(labels_S, _solved(inputs_S))
+        np.testing.assert_array_equal(inputs_S, turned_row(puzzle_set.inputs[examples_B[row]], transform))
+        np.testing.assert_array_equal(labels_S, solved(inputs_S))
 
 
 def test_examples_are_numbered_over_all_sets() -> None:
@@ -387,7 +287,7 @@ def test_grids_are_transformed_inside_their_boxes(transform: int, around: int) -
         new_top, new_left = (left, top) if transform & 4 else (top, left)
         for name, grid in (("inputs", one), ("labels", other)):
             colours = np.vectorize(lambda colour, names=names: names[colour + 2] - 2)(grid)
-            expected_S = _on_canvas(_turned(colours, transform), new_top, new_left).astype(np.int32)
+            expected_S = _on_canvas(turned(colours, transform), new_top, new_left).astype(np.int32)
             if name == "labels":
                 expected_S[expected_S == 0] = around
             np.testing.assert_array_equal(batch[name][index].numpy(), expected_S, err_msg=f"{name} {index}")

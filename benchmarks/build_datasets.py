@@ -1,0 +1,113 @@
+"""Times the dataset builders as users run them, each in a process of its own, and takes their peak memory.
+
+python -m benchmarks.build_datasets --sudoku DIR --maze DIR --arc PREFIX --generate 1000
+
+Each flag adds builds: files with train and test .csv or .csv.gz, the combined Kaggle files of ARC, or puzzles that the
+builders make. They are written into a temporary folder (TMPDIR says where; ARC with 1,000 augmentations takes 7 GB).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+class Run(NamedTuple):
+    seconds: float
+    peak_rss_gb: float
+    size_gb: float
+
+
+def measure(builder: str, builder_args: list[str]) -> Run:
+    """One build into a temporary folder; memory is the peak resident set, mapped pages included."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", f"dataset.{builder}", "--output-dir", f"{folder}/data", *builder_args]
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stderr is not None
+        messages = process.stderr.read()
+        # Not process.wait(): only wait4 tells what this child used.
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+        process.stderr.close()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            sys.exit(messages.strip().splitlines()[-1])
+        size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    rss_unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB elsewhere
+    return Run(seconds, usage.ru_maxrss * rss_unit / 1e9, size / 1e9)
+
+
+def builds(args: argparse.Namespace) -> list[tuple[str, list[str]]]:
+    """The builders that were asked for, with their options."""
+    found = []
+    num_aug = ["--num-aug", str(args.num_aug)]
+    if args.sudoku is not None:
+        options = ["--source-dir", str(args.sudoku.resolve()), "--subsample-size", "1000", *num_aug]
+        found.append(("build_sudoku_dataset", options))
+    if args.maze is not None:
+        found.append(("build_maze_dataset", ["--source-dir", str(args.maze.resolve())]))
+    if args.arc is not None:
+        subsets = ["--subsets", "training", "evaluation", "concept", "--test-set-name", "evaluation"]
+        found.append(("build_arc_dataset", ["--input-file-prefix", str(args.arc.resolve()), *subsets, *num_aug]))
+    if args.generate is not None:
+        generate = ["--generate", str(args.generate)]
+        found.append(("build_sudoku_dataset", [*generate, "--box", "2x3"]))
+        found.append(("build_sudoku_dataset", [*generate, "--box", "3x3"]))
+        found.append(("build_maze_dataset", [*generate, "--size", "30"]))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--sudoku", type=Path, metavar="DIR", help="9x9 puzzles, of which 1,000 are drawn to train on")
+    add("--maze", type=Path, metavar="DIR", help="mazes")
+    add("--arc", type=Path, metavar="PREFIX", help="<PREFIX>_<subset>_challenges.json: ARC-AGI-1 and ConceptARC")
+    add("--generate", type=int, metavar="N", help="make N + N/10 Sudokus of 6x6 and of 9x9, and mazes of 30x30")
+    add("--num-aug", type=int, default=1000, help="of --sudoku and --arc (default: %(default)s)")
+    add("--num-runs", type=int, default=3, help="of each build (default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write the figures there")
+    args = parser.parse_args()
+    chosen = builds(args)
+    if not chosen:
+        parser.error("nothing to build; give --sudoku, --maze, --arc or --generate")
+
+    figures = []
+    for builder, builder_args in chosen:
+        print(f"{builder} {' '.join(builder_args)}, {os.cpu_count()} CPUs")
+        print("run     seconds  peak RSS GB  on disk GB", flush=True)
+        runs = []
+        for number in range(1, args.num_runs + 1):
+            runs.append(measure(builder, builder_args))
+            print(_row(str(number), runs[-1]), flush=True)
+        median = Run(*(statistics.median(column) for column in zip(*runs, strict=True)))
+        print(_row("median", median), flush=True)
+        figures.append(
+            {
+                "builder": builder,
+                "builder_args": builder_args,
+                "median": median._asdict(),
+                "runs": [run._asdict() for run in runs],
+            }
+        )
+    if args.json is not None:
+        args.json.write_text(json.dumps({"cpus": os.cpu_count(), "builds": figures}, indent=2) + "\n", encoding="utf-8")
+
+
+def _row(name: str, run: Run) -> str:
+    return f"{name:<6} {run.seconds:>8.2f} {run.peak_rss_gb:>12.2f} {run.size_gb:>11.2f}"
+
+
+if __name__ == "__main__":
+    main()

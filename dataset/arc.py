@@ -1,0 +1,353 @@
+"""ARC: tasks as JSON, grids as tokens, the symmetries that augment a task, and the score of a vote.
+
+Tokens, as published: 0 padding, 1 end of a grid, colour c is c + 2; a sequence is a canvas of 30 x 30 cells.
+"""
+# N = examples, S = cells of the canvas, hw = rows and columns of a grid, C = the ten colours
+
+import gzip
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SIDE = 30
+SEQ_LEN = SIDE * SIDE
+NUM_COLOURS = 10
+PADDING, END, FIRST_COLOUR = 0, 1, 2
+VOCAB_SIZE = FIRST_COLOUR + NUM_COLOURS
+NUM_TRANSFORMS = 8
+# The transform that undoes each.
+INVERSE = (0, 3, 2, 1, 4, 5, 6, 7)
+IDENTITY_C = np.arange(NUM_COLOURS, dtype=np.uint8)
+
+SEPARATOR = "|||"  # between the parts of an identifier's name, as TRM writes them
+_AUGMENTATION = re.compile(r"t([0-7])\|\|\|(\d{10})")
+_FIX = "correct the file"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Grids of colours 0 to 9, (h, w) uint8; the output of a hidden test pair is None."""
+
+    input: np.ndarray
+    output: np.ndarray | None
+
+    @property
+    def key(self) -> bytes:
+        """Equal for pairs that are equal by content, and for no others."""
+        return grid_key(self.input) + (b"" if self.output is None else grid_key(self.output))
+
+
+@dataclass(frozen=True)
+class Task:
+    """Pairs that demonstrate it (each with its output) and pairs to be answered, of which all have outputs or none."""
+
+    name: str
+    train: list[Pair]
+    test: list[Pair]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tasks as JSON
+
+
+def read_tasks(file: Path, solutions_file: Path | None = None) -> list[Task]:
+    """The tasks of a .json or .json.gz file: one, called as the file is, or many, {name: task}.
+
+    Args:
+        solutions_file: {name: [output of every test pair]}, which then count instead of outputs in `file`.
+
+    Raises ValueError, one line, with file, task and place.
+    """
+    name = file.name.removesuffix(".gz").removesuffix(".json")
+    if solutions_file is None:
+        return parse_tasks(_read_json(file), str(file), name)
+    solutions = _read_json(solutions_file)
+    if not isinstance(solutions, dict):
+        raise ValueError(f"{solutions_file}: holds {_kind(solutions)}, not {{task: [outputs]}}; {_FIX}")
+    return [
+        _with_solutions(task, solutions.get(task.name), f"{solutions_file}: task {task.name}")
+        for task in parse_tasks(_read_json(file), str(file), name)
+    ]
+
+
+def parse_tasks(value: Any, where: str, name: str) -> list[Task]:
+    """The same from JSON that was parsed already: messages begin with `where`, and a single task is called `name`."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: holds {_kind(value)}, no ARC task ({{train: [...], test: [...]}}); {_FIX}")
+    if not value:
+        raise ValueError(f"{where}: holds no task; give a file with tasks")
+    # Of many tasks one may be called train; its value is no list of pairs then.
+    if isinstance(value.get("train"), list) or isinstance(value.get("test"), list):
+        return [_task(value, name, where)]
+    return [_task(task, name, f"{where}: task {name}") for name, task in value.items()]
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        data = file.read_bytes()
+        text = gzip.decompress(data) if file.suffix == ".gz" else data
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {file}; correct the name") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{file}: cannot be read ({_one_line(error)}); get the file again") from None
+    if not text.strip():
+        raise ValueError(f"{file}: is empty; get the file again")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # besides bad syntax: no UTF-8, numbers of thousands of digits
+        raise ValueError(f"{file}: is no JSON ({_one_line(error)}); {_FIX}") from None
+
+
+def _task(value: Any, name: str, where: str) -> Task:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: is {_kind(value)}, no ARC task ({{train: [...], test: [...]}}); {_FIX}")
+    pairs = {}
+    for part in ("train", "test"):
+        found = value.get(part)
+        if not isinstance(found, list) or not found:
+            is_what = "is missing" if part not in value else f"is {_kind(found)}"
+            raise ValueError(f"{where}: {part} {is_what}, where a list of pairs belongs; {_FIX}")
+        pairs[part] = [_pair(pair, f"{where}: {part} pair {i}") for i, pair in enumerate(found, 1)]
+    for i, pair in enumerate(pairs["train"], 1):
+        if pair.output is None:
+            raise ValueError(f"{where}: train pair {i} has no output; {_FIX}")
+    hidden = [i for i, pair in enumerate(pairs["test"], 1) if pair.output is None]
+    if 0 < len(hidden) < len(pairs["test"]):
+        raise ValueError(f"{where}: test pair {hidden[0]} has no output, but others have; give all of them or none")
+    return Task(name, pairs["train"], pairs["test"])
+
+
+def _pair(value: Any, where: str) -> Pair:
+    if not isinstance(value, dict) or "input" not in value:
+        raise ValueError(f"{where}: {'has no input' if isinstance(value, dict) else f'is {_kind(value)}'}; {_FIX}")
+    output = value.get("output")
+    return Pair(_grid(value["input"], f"{where}, input"), None if output is None else _grid(output, f"{where}, output"))
+
+
+def _grid(value: Any, where: str) -> np.ndarray:
+    if not isinstance(value, list) or not value or not all(isinstance(row, list) and row for row in value):
+        raise ValueError(f"{where}: is no list of rows with cells in each; {_FIX}")
+    num_rows, num_columns = len(value), len(value[0])
+    for r, row in enumerate(value, 1):
+        if len(row) != num_columns:
+            raise ValueError(f"{where}: row {r} has {len(row)} cells, row 1 has {num_columns}; {_FIX}")
+    if num_rows > SIDE or num_columns > SIDE:
+        raise ValueError(f"{where}: is {num_rows}x{num_columns}, but {SIDE}x{SIDE} is the largest grid; {_FIX}")
+    for r, row in enumerate(value, 1):
+        for c, cell in enumerate(row, 1):
+            if type(cell) is not int or not 0 <= cell < NUM_COLOURS:  # True is an int to isinstance
+                shown = json.dumps(cell)[:20]
+                raise ValueError(f"{where}: row {r}, column {c} is {shown}; colours are integers from 0 to 9: {_FIX}")
+    return np.array(value, dtype=np.uint8)
+
+
+def _with_solutions(task: Task, outputs: Any, where: str) -> Task:
+    if not isinstance(outputs, list) or len(outputs) != len(task.test):
+        found = f"{len(outputs)} outputs" if isinstance(outputs, list) else "no list of outputs"
+        raise ValueError(f"{where}: has {found} for {len(task.test)} test pairs; {_FIX}")
+    test = [
+        Pair(pair.input, _grid(output, f"{where}: output {i}"))
+        for i, (pair, output) in enumerate(zip(task.test, outputs, strict=True), 1)
+    ]
+    return Task(task.name, task.train, test)
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return "an empty list" if value == [] else names.get(type(value), "a number")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Grids and tokens
+
+
+def framed(grid_hw: np.ndarray) -> np.ndarray:
+    """(h + 1, w + 1) uint8: the tokens of a grid with end markers below and to the right, but not in the corner."""
+    height, width = grid_hw.shape
+    tokens = np.full((height + 1, width + 1), END, dtype=np.uint8)
+    tokens[:height, :width] = grid_hw + np.uint8(FIRST_COLOUR)
+    tokens[height, width] = PADDING
+    return tokens
+
+
+def to_tokens(grid_hw: np.ndarray, top: int = 0, left: int = 0) -> np.ndarray:
+    """(S,) uint8: the canvas with a grid whose first cell is at (top, left); end markers beyond its edge are left out.
+
+    Raises ValueError where the grid goes over the edge itself.
+    """
+    height, width = grid_hw.shape
+    if min(top, left) < 0 or max(top + height, left + width) > SIDE:
+        raise ValueError(
+            f"a grid of {height}x{width} at ({top}, {left}) goes over the edge of {SIDE}x{SIDE}; give a smaller one"
+        )
+    canvas = np.full((SIDE + 1, SIDE + 1), PADDING, dtype=np.uint8)
+    canvas[top : top + height + 1, left : left + width + 1] = framed(grid_hw)
+    return canvas[:SIDE, :SIDE].reshape(-1)
+
+
+def crop(tokens_NS: np.ndarray) -> list[np.ndarray]:
+    """The grid in each canvas: the largest rectangle from its first cell that holds colours only, (h, w) uint8.
+
+    Of two as large it is the one with fewer rows, as published. Where the first cell is no colour, it is 0 x 0.
+    """
+    canvas_NRC = tokens_NS.reshape(-1, SIDE, SIDE)
+    is_colour_NRC = (canvas_NRC >= FIRST_COLOUR) & (canvas_NRC < VOCAB_SIZE)
+    # How far colours run from the left in a row, and in every row down to it.
+    run_NR = np.logical_and.accumulate(is_colour_NRC, axis=2).sum(2)
+    width_NR = np.minimum.accumulate(run_NR, axis=1)
+    area_NR = width_NR * np.arange(1, SIDE + 1)
+    last_N = area_NR.argmax(1)
+    grids = []
+    for canvas_RC, last, widths_R, areas_R in zip(canvas_NRC, last_N, width_NR, area_NR, strict=True):
+        height = last + 1 if areas_R[last] else 0
+        grids.append((canvas_RC[:height, : widths_R[last]] - FIRST_COLOUR).astype(np.uint8))
+    return grids
+
+
+def grid_key(grid_hw: np.ndarray) -> bytes:
+    """Its shape and colours: the grid as something to look up."""
+    return bytes(grid_hw.shape) + np.ascontiguousarray(grid_hw, dtype=np.uint8).tobytes()
+
+
+def grid_of(key: bytes) -> np.ndarray:
+    return np.frombuffer(key, dtype=np.uint8, offset=2).reshape(key[0], key[1])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Augmentation
+
+
+def transform(grid_hw: np.ndarray, number: int) -> np.ndarray:
+    """A symmetry of the square, numbered as published: 0 to 3 quarter turns against the clock, 4 mirrored left to
+    right, 5 upside down, 6 mirrored at the diagonal, 7 at the other one. (h, w) or (w, h).
+    """
+    if number < 4:
+        return np.rot90(grid_hw, number)
+    if number == 4:
+        return np.fliplr(grid_hw)
+    if number == 5:
+        return np.flipud(grid_hw)
+    return grid_hw.T if number == 6 else np.fliplr(np.rot90(grid_hw))
+
+
+def undo(grid_hw: np.ndarray, number: int, permutation_C: np.ndarray) -> np.ndarray:
+    """The grid of which `permutation_C[transform(grid, number)]` is this one."""
+    return np.argsort(permutation_C).astype(np.uint8)[transform(grid_hw, INVERSE[number])]
+
+
+class Augmentations(NamedTuple):
+    """Versions of one task: a transform, then a permutation of colours, under which colour c becomes entry c."""
+
+    transforms_A: np.ndarray  # (A,) uint8
+    permutations_AC: np.ndarray  # (A, C) uint8
+
+
+def draw_augmentations(pairs: Sequence[Pair], num_aug: int, rng: np.random.Generator) -> Augmentations:
+    """The task itself and up to `num_aug` versions that differ from it and from one another by content.
+
+    Black stays black. One that was there already is drawn again, at most 5 * num_aug draws in all, as published: a
+    task with few colours or much symmetry has fewer versions.
+    """
+    transforms_A = np.zeros(1, dtype=np.uint8)
+    permutations_AC = IDENTITY_C[None]
+    seen = set(_version_keys(pairs, Augmentations(transforms_A, permutations_AC)))
+    num_draws = 5 * num_aug
+    while (num_missing := 1 + num_aug - len(transforms_A)) and num_draws:
+        num = min(num_missing, num_draws)
+        num_draws -= num
+        drawn_A = rng.integers(NUM_TRANSFORMS, size=num, dtype=np.uint8)
+        drawn_AC = np.tile(IDENTITY_C, (num, 1))
+        drawn_AC[:, 1:] = rng.permuted(drawn_AC[:, 1:], axis=1)
+        is_new_A = np.zeros(num, dtype=bool)
+        for a, key in enumerate(_version_keys(pairs, Augmentations(drawn_A, drawn_AC))):
+            is_new_A[a] = key not in seen
+            seen.add(key)
+        transforms_A = np.concatenate([transforms_A, drawn_A[is_new_A]])
+        permutations_AC = np.concatenate([permutations_AC, drawn_AC[is_new_A]])
+    return Augmentations(transforms_A, permutations_AC)
+
+
+def _version_keys(pairs: Sequence[Pair], augmentations: Augmentations) -> list[bytes]:
+    """What tells versions of a task apart: its pairs after augmentation, in no order, as a digest."""
+    keys = [b""] * len(augmentations.transforms_A)
+    for number in np.unique(augmentations.transforms_A):
+        grids = [[transform(grid, number) for grid in (pair.input, pair.output) if grid is not None] for pair in pairs]
+        shapes = [b"".join(bytes(grid.shape) for grid in of_pair) for of_pair in grids]
+        cells = np.concatenate([grid.reshape(-1) for of_pair in grids for grid in of_pair])
+        ends = np.cumsum([sum(grid.size for grid in of_pair) for of_pair in grids]).tolist()
+        (which,) = np.nonzero(augmentations.transforms_A == number)
+        for a in which.tolist():
+            content = augmentations.permutations_AC[a][cells].tobytes()
+            of_pairs = [shape + content[start:end] for shape, start, end in zip(shapes, [0, *ends], ends, strict=False)]
+            keys[a] = hashlib.blake2b(b"".join(sorted(of_pairs)), digest_size=16).digest()
+    return keys
+
+
+def augmented_name(task: str, number: int, permutation_C: np.ndarray) -> str:
+    """What an identifier is called: the task, or <task>|||t<transform>|||<what colours 0 to 9 become>."""
+    if number == 0 and np.array_equal(permutation_C, IDENTITY_C):
+        return task
+    return f"{task}{SEPARATOR}t{number}{SEPARATOR}{''.join(map(str, permutation_C.tolist()))}"
+
+
+def parse_name(name: str) -> tuple[str, int, np.ndarray]:
+    """The task, transform and permutation_C in the name of an identifier. Raises ValueError for a malformed one."""
+    task, separator, rest = name.partition(SEPARATOR)
+    if not separator:
+        return name, 0, IDENTITY_C
+    match = _AUGMENTATION.fullmatch(rest)
+    if match is None or len(set(match[2])) < NUM_COLOURS or not task:
+        raise ValueError(
+            f"the identifier {name!r} is not called <task>|||t<0 to 7>|||<ten different digits>; rebuild the dataset"
+        )
+    return task, int(match[1]), np.frombuffer(match[2].encode(), dtype=np.uint8) - ord("0")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Votes and their score
+
+# For each answer to a test input, how many predictions gave it and the sum of their confidences, in units of
+# 1 / CONFIDENCE_UNIT: integers have the same sum in any order, so that it doesn't depend on ranks who is first.
+Votes = Mapping[bytes, tuple[int, int]]
+CONFIDENCE_UNIT = 2**32
+
+
+class Candidate(NamedTuple):
+    key: bytes  # of the grid (`grid_key`)
+    num_votes: int
+    confidence: float  # the mean over its votes
+
+
+def rank(votes: Votes) -> list[Candidate]:
+    """The answers, best first: by their number of votes, then by mean confidence, then by their bytes."""
+    # As many votes each: then the order of sums is that of means, and exact.
+    ordered = sorted(votes.items(), key=lambda item: (-item[1][0], -item[1][1], item[0]))
+    return [Candidate(key, count, total / count / CONFIDENCE_UNIT) for key, (count, total) in ordered]
+
+
+def score(candidates: Sequence[Sequence[Candidate]], solutions: Sequence[bytes], ks: Sequence[int]) -> list[float]:
+    """pass@k of one task, for every k: the share of its test inputs whose solution is among the first k candidates.
+
+    Args:
+        candidates: of each test input, best first (`rank`); none where nothing was predicted.
+        solutions: the key of each test input's output.
+
+    Source: TRM's evaluator, which counts a task in parts like this.
+    """
+    num_tests = len(solutions)
+    places = [
+        next((place for place, candidate in enumerate(found, 1) if candidate.key == solution), None)
+        for found, solution in zip(candidates, solutions, strict=True)
+    ]
+    return [sum(place is not None and place <= k for place in places) / num_tests for k in ks]

@@ -1,0 +1,470 @@
+"""Builds an ARC dataset in the published format, from folders of tasks or from the combined files of Kaggle.
+
+Every task is one puzzle with up to --num-aug augmented versions: grids turned or mirrored, colours but black permuted,
+and in train moved over the canvas. The result is a pure function of the files and the settings, seed included, and
+appears under its name only when it is whole.
+"""
+# A = versions of a task, E = examples in one version, S = cells of the canvas, T = kinds of tokens
+
+import os
+import sys
+
+# As a script, Python looks for modules in dataset/ first, where inspect.py would stand in for the standard library's:
+# the folder above takes its place before anything else is imported.
+if not __package__:
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dataset.arc import (
+    END,
+    FIRST_COLOUR,
+    NUM_TRANSFORMS,
+    PADDING,
+    SEPARATOR,
+    SEQ_LEN,
+    SIDE,
+    VOCAB_SIZE,
+    Augmentations,
+    Pair,
+    Task,
+    augmented_name,
+    draw_augmentations,
+    framed,
+    read_tasks,
+    transform,
+)
+from dataset.builder import (
+    MAX_ROWS,
+    SPLITS,
+    Parser,
+    SplitWriter,
+    check_at_least,
+    check_exclusive,
+    finish,
+    given,
+    new_dataset,
+    progress,
+    run,
+    size_mb,
+)
+from dataset.schema import SplitName
+
+DEFAULT_DIRS = [Path("dataset/raw-data/ARC-AGI/data"), Path("dataset/raw-data/ConceptARC/corpus")]
+TEST_FOLDER = "evaluation"
+# The share of test pairs that may be among the training pairs.
+MAX_LEAK = 0.01
+CHUNK_ROWS = 8192
+# Independent streams of random numbers, one of each for every task.
+_AUGMENT, _TRANSLATE = 0, 1
+
+EXAMPLES = """
+examples:
+  # ARC-AGI-1 and ConceptARC, from their repositories in dataset/raw-data, into data/arc-aug-1000
+  python dataset/build_arc_dataset.py
+
+  # ARC-AGI-2
+  python dataset/build_arc_dataset.py --dataset-dirs dataset/raw-data/ARC-AGI-2/data --output-dir data/arc-2-aug-1000
+
+  # from combined files: kaggle/combined/arc-agi_training_challenges.json, ..._solutions.json and so on
+  python -m dataset.build_arc_dataset --input-file-prefix kaggle/combined/arc-agi \\
+      --output-dir data/arc1concept-aug-1000 --subsets training evaluation concept --test-set-name evaluation
+
+Files may be .json or .json.gz. Of a training task all pairs are learnt; of a test task those that demonstrate it are,
+and the others are the test split. A test set without solutions gives a dataset to make a submission with. A dataset
+that is already in the output folder is replaced once the new one is whole.
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line said. Either `dataset_dirs` or the three of combined files are not None."""
+
+    dataset_dirs: list[Path] | None
+    input_file_prefix: str | None
+    subsets: list[str] | None
+    test_set_name: str | None
+    output_dir: Path
+    num_aug: int
+    seed: int
+    allow_leak: bool
+
+
+class Source(NamedTuple):
+    """Tasks from one place, all of them for training or all of them test tasks."""
+
+    name: str
+    is_test: bool
+    tasks: list[Task]
+
+
+class Puzzle(NamedTuple):
+    """A task as it is written: its examples of each split, of which those of test are [] for a training task."""
+
+    name: str
+    pairs: dict[SplitName, list[Pair]]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
+
+
+def parse_settings(argv: list[str] | None = None) -> Settings:
+    """Raises ValueError for unknown, malformed or conflicting options."""
+    parser = Parser(
+        "build_arc_dataset.py",
+        description="Build an ARC dataset: inputs and labels are grids on a canvas of 30 x 30 cells.",
+        epilog=EXAMPLES,
+    )
+    add = parser.add_argument
+    add("--output-dir", type=Path, metavar="DIR", default=Path("data/arc-aug-1000"), help="default: %(default)s")
+    add("--num-aug", type=int, metavar="N", default=1000, help="augmented versions of each task (default: 1000)")
+    add("--seed", type=int, metavar="N", default=42, help="of everything that is random (default: 42)")
+    add(
+        "--allow-leak",
+        action="store_true",
+        help=f"build although more than {100 * MAX_LEAK:g} %% of the test pairs are among the training pairs",
+    )
+    add = parser.add_argument_group("tasks in folders").add_argument
+    add(
+        "--dataset-dirs",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        help=f"folders whose subfolders hold a .json file for each task; {TEST_FOLDER} is the test set "
+        f"(default: {' '.join(map(str, DEFAULT_DIRS))})",
+    )
+    add = parser.add_argument_group("tasks in combined files").add_argument
+    add("--input-file-prefix", metavar="PREFIX", help="of <PREFIX>_<subset>_challenges.json and ..._solutions.json")
+    add("--subsets", nargs="+", metavar="NAME", help="which of them to take")
+    add("--test-set-name", metavar="NAME", help="which of the subsets is the test set")
+
+    settings = Settings(**vars(parser.parse_args(argv)))
+    check_at_least(settings, num_aug=0, seed=0)
+    check_exclusive(settings, "dataset_dirs", "input_file_prefix")
+    if settings.input_file_prefix is None:
+        for option in given(settings, "subsets", "test_set_name"):
+            raise ValueError(f"{option} needs --input-file-prefix; add it or leave {option} out")
+        return dataclasses.replace(settings, dataset_dirs=settings.dataset_dirs or DEFAULT_DIRS)
+    if settings.subsets is None or settings.test_set_name is None:
+        raise ValueError("--input-file-prefix needs --subsets and --test-set-name; add them")
+    for subset in settings.subsets:
+        if settings.subsets.count(subset) > 1:
+            raise ValueError(f"--subsets names {subset} twice; name each once")
+    if settings.test_set_name not in settings.subsets:
+        subsets = ", ".join(settings.subsets)
+        raise ValueError(f"--test-set-name is {settings.test_set_name}, which is not among --subsets {subsets}; add it")
+    return settings
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Where the tasks come from
+
+
+def load_sources(settings: Settings) -> list[Source]:
+    """Raises ValueError for what is missing or no ARC task."""
+    if settings.dataset_dirs is not None:
+        return _read_folders(settings.dataset_dirs)
+    assert settings.input_file_prefix is not None and settings.subsets is not None
+    sources = []
+    for subset in settings.subsets:
+        challenges = _find_json(f"{settings.input_file_prefix}_{subset}_challenges")
+        solutions = _find_json(f"{settings.input_file_prefix}_{subset}_solutions")
+        if challenges is None:
+            name = f"{settings.input_file_prefix}_{subset}_challenges.json"
+            raise ValueError(f"there is no file {name} (or .json.gz); correct --input-file-prefix or --subsets")
+        sources.append(Source(subset, subset == settings.test_set_name, read_tasks(challenges, solutions)))
+    return sources
+
+
+def _find_json(stem: str) -> Path | None:
+    found = [file for file in (Path(f"{stem}.json"), Path(f"{stem}.json.gz")) if file.is_file()]
+    if len(found) == 2:
+        raise ValueError(f"{found[0]} is there as .json and as .json.gz; remove one of them")
+    return found[0] if found else None
+
+
+def _read_folders(dataset_dirs: Sequence[Path]) -> list[Source]:
+    sources = []
+    for folder in dataset_dirs:
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {folder}; get the tasks or correct --dataset-dirs")
+        found = []
+        for subfolder in sorted(path for path in folder.iterdir() if path.is_dir()):
+            # Sorted by name, as the folders are: in which order a disk lists files must not matter.
+            files = sorted(file for file in subfolder.iterdir() if file.name.endswith((".json", ".json.gz")))
+            tasks = [task for file in files for task in read_tasks(file)]
+            if tasks:
+                found.append(Source(str(subfolder), subfolder.name == TEST_FOLDER, tasks))
+        if not found:
+            raise ValueError(f"{folder}: no subfolder of it holds a .json file; correct --dataset-dirs")
+        sources += found
+    return sources
+
+
+def make_puzzles(sources: Sequence[Source], allow_leak: bool) -> list[Puzzle]:
+    """The puzzles of all sources, in order. Says on stderr what was left out.
+
+    A task that is there twice with the same content is one puzzle. One that is both trained on and tested is one too:
+    all that is known of it is trained on.
+
+    Raises ValueError where there is no test set, a name can't be used, or is that of different tasks, and where too
+    many test pairs are trained on.
+    """
+    if not any(source.is_test for source in sources):
+        names = ", ".join(source.name for source in sources)
+        raise ValueError(f"none of {names} is called {TEST_FOLDER}, so there is no test set; add a folder that has one")
+    _check_leak(sources, allow_leak)
+    puzzles: dict[str, Puzzle] = {}
+    first: dict[str, tuple[Source, Task]] = {}
+    repeated: list[str] = []
+    num_unknown = 0
+    for source in sources:
+        for task in source.tasks:
+            if not task.name or SEPARATOR in task.name:
+                raise ValueError(
+                    f"{source.name}: a task is called {task.name!r}; names need a letter and no {SEPARATOR}"
+                )
+            known = [pair for pair in task.test if pair.output is not None]
+            pairs: dict[SplitName, list[Pair]]
+            if source.is_test:
+                pairs = {"train": task.train, "test": task.test}
+            else:
+                pairs = {"train": task.train + known, "test": []}
+                num_unknown += len(task.test) - len(known)
+            if task.name not in first:
+                first[task.name] = (source, task)
+                puzzles[task.name] = Puzzle(task.name, pairs)
+                continue
+            other_source, other = first[task.name]
+            both_ways = allow_leak and source.is_test != other_source.is_test
+            if _content(task) != _content(other) and not both_ways:
+                raise ValueError(
+                    f"{source.name} and {other_source.name} hold different tasks called {task.name}; "
+                    "rename one or leave one out"
+                )
+            repeated.append(task.name)
+            puzzles[task.name] = _merge(puzzles[task.name], pairs)
+    if repeated:
+        print(f"note: tasks that are there more than once are built once: {_few(repeated)}", file=sys.stderr)
+    if num_unknown:
+        print(f"note: test pairs of training tasks that have no output are left out: {num_unknown}", file=sys.stderr)
+    return list(puzzles.values())
+
+
+def _content(task: Task) -> tuple[list[bytes], list[bytes]]:
+    """Equal for tasks with the same pairs in any order, in which revisions of ARC differ."""
+    return sorted(pair.key for pair in task.train), sorted(pair.key for pair in task.test)
+
+
+def _merge(puzzle: Puzzle, pairs: dict[SplitName, list[Pair]]) -> Puzzle:
+    merged = {}
+    for split in SPLITS:
+        there = {pair.key for pair in puzzle.pairs[split]}
+        merged[split] = puzzle.pairs[split] + [pair for pair in pairs[split] if pair.key not in there]
+    return Puzzle(puzzle.name, merged)
+
+
+def _check_leak(sources: Sequence[Source], allow_leak: bool) -> None:
+    """Compares pairs by content, before augmentation."""
+    trained_on: dict[bytes, str] = {}
+    for source in sources:
+        for task in source.tasks:
+            for pair in task.train if source.is_test else task.train + task.test:
+                trained_on.setdefault(pair.key, task.name)
+    tested = [
+        (task.name, pair.key)
+        for source in sources
+        if source.is_test
+        for task in source.tasks
+        for pair in task.test
+        if pair.output is not None
+    ]
+    leaks = [f"{name} (in {trained_on[key]})" for name, key in tested if key in trained_on]
+    if not leaks:
+        return
+    what = f"{len(leaks)} of {len(tested)} test pairs are among the training pairs: {_few(leaks)}"
+    if len(leaks) > MAX_LEAK * len(tested) and not allow_leak:
+        raise ValueError(f"{what}; leave those tasks out of training, or add --allow-leak")
+    print(f"warning: {what}", file=sys.stderr)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The dataset
+
+
+def _rng(settings: Settings, puzzle: Puzzle, stream: int) -> np.random.Generator:
+    """Of a task's own, so that its draws don't depend on which others there are."""
+    digest = hashlib.sha256(puzzle.name.encode("utf-8", "surrogatepass")).digest()
+    return np.random.default_rng([settings.seed, stream, int.from_bytes(digest)])
+
+
+def draw_all(puzzles: Sequence[Puzzle], settings: Settings) -> list[Augmentations]:
+    """The versions of every puzzle, itself first, drawn before any is written: the table of identifiers has a row for
+    each, and every dataset.json says how many.
+
+    Raises ValueError where there would be more examples than a dataset can index.
+    """
+    num_rows = (1 + settings.num_aug) * sum(len(puzzle.pairs["train"]) for puzzle in puzzles)
+    if num_rows > MAX_ROWS:
+        raise ValueError(f"{num_rows:,} examples are more than a dataset can index, {MAX_ROWS:,}; lower --num-aug")
+    drawn = []
+    with progress("augmenting", len(puzzles), "tasks") as bar:
+        for puzzle in puzzles:
+            pairs = [pair for split in SPLITS for pair in puzzle.pairs[split]]
+            drawn.append(draw_augmentations(pairs, settings.num_aug, _rng(settings, puzzle, _AUGMENT)))
+            bar.update()
+    fewer = [puzzle.name for puzzle, found in zip(puzzles, drawn, strict=True) if len(found[0]) <= settings.num_aug]
+    if fewer:
+        print(f"note: not {settings.num_aug} different versions were found of {_few(fewer)}", file=sys.stderr)
+    return drawn
+
+
+def write_splits(folder: Path, puzzles: Sequence[Puzzle], drawn: Sequence[Augmentations], settings: Settings) -> None:
+    """Writes train and test: for every puzzle a group of its versions, under the same identifiers, from 1 on."""
+    num_identifiers = 1 + sum(len(found.transforms_A) for found in drawn)
+    with contextlib.ExitStack() as stack:
+        writers = {
+            split: stack.enter_context(
+                SplitWriter(
+                    folder / split, seq_len=SEQ_LEN, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=num_identifiers
+                )
+            )
+            for split in SPLITS
+        }
+        bar = stack.enter_context(progress("writing", num_identifiers - 1, "versions"))
+        next_identifier = 1
+        for puzzle, found in zip(puzzles, drawn, strict=True):
+            num_versions = len(found.transforms_A)
+            identifiers_A = np.arange(next_identifier, next_identifier + num_versions)
+            next_identifier += num_versions
+            for split in SPLITS:
+                pairs = puzzle.pairs[split]
+                if not pairs:
+                    continue
+                if split == "train":
+                    places_AE2 = draw_places(pairs, found.transforms_A, _rng(settings, puzzle, _TRANSLATE))
+                else:
+                    places_AE2 = np.zeros((num_versions, len(pairs), 2), dtype=np.int64)
+                step = max(1, CHUNK_ROWS // len(pairs))
+                for start in range(0, num_versions, step):
+                    chunk = slice(start, start + step)
+                    versions = Augmentations(found.transforms_A[chunk], found.permutations_AC[chunk])
+                    inputs_NS, labels_NS = rows_of(pairs, versions, places_AE2[chunk])
+                    sizes_P = np.full(len(versions.transforms_A), len(pairs))
+                    writers[split].add(inputs_NS, labels_NS, sizes_P, identifiers_A[chunk])
+                writers[split].end_groups(np.array([num_versions]))
+            bar.update(num_versions)
+
+
+def draw_places(pairs: Sequence[Pair], transforms_A: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(A, E, 2): row and column at which the grids of each example begin, with both on the canvas.
+
+    One random example of each version is at (0, 0), as published.
+    """
+    sizes_E2 = np.array(
+        [np.max([grid.shape for grid in (pair.input, pair.output) if grid is not None], axis=0) for pair in pairs]
+    )
+    is_transposed_8 = [transform(np.empty((1, 2)), number).shape == (2, 1) for number in range(NUM_TRANSFORMS)]
+    is_transposed_A11 = np.array(is_transposed_8)[transforms_A][:, None, None]
+    places_AE2 = rng.integers(SIDE + 1 - np.where(is_transposed_A11, sizes_E2[:, ::-1], sizes_E2))
+    stays_A = rng.integers(len(pairs), size=len(transforms_A))
+    places_AE2[np.arange(len(transforms_A)), stays_A] = 0
+    return places_AE2
+
+
+def rows_of(pairs: Sequence[Pair], versions: Augmentations, places_AE2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(A * E, S) uint8 inputs and labels: the examples of the first version, then of the next. An output that is not
+    known is padding, which is ignored as a label.
+    """
+    num_versions, num_examples = places_AE2.shape[:2]
+    # With room for the end markers of a grid at the edge, which are cut off.
+    canvases = np.full((2, num_versions, num_examples, SIDE + 1, SIDE + 1), PADDING, dtype=np.uint8)
+    tokens_AT = np.empty((num_versions, VOCAB_SIZE), dtype=np.uint8)
+    tokens_AT[:, [PADDING, END]] = PADDING, END
+    tokens_AT[:, FIRST_COLOUR:] = versions.permutations_AC + np.uint8(FIRST_COLOUR)
+    for number in np.unique(versions.transforms_A):
+        (which,) = np.nonzero(versions.transforms_A == number)
+        for e, pair in enumerate(pairs):
+            for canvas_AERC, grid in zip(canvases, (pair.input, pair.output), strict=True):
+                if grid is None:
+                    continue
+                tokens = framed(transform(grid, number))
+                rows = places_AE2[which, e, 0][:, None, None] + np.arange(tokens.shape[0])[:, None]
+                columns = places_AE2[which, e, 1][:, None, None] + np.arange(tokens.shape[1])
+                canvas_AERC[which[:, None, None], e, rows, columns] = tokens_AT[which][:, tokens]
+    inputs_NS, labels_NS = canvases[..., :SIDE, :SIDE].reshape(2, -1, SEQ_LEN)
+    return inputs_NS, labels_NS
+
+
+def identifier_names(puzzles: Sequence[Puzzle], drawn: Sequence[Augmentations]) -> Iterator[str]:
+    """In the order of identifiers."""
+    yield "<blank>"
+    for puzzle, found in zip(puzzles, drawn, strict=True):
+        for number, permutation_C in zip(found.transforms_A.tolist(), found.permutations_AC, strict=True):
+            yield augmented_name(puzzle.name, number, permutation_C)
+
+
+def _write_test_puzzles(file: Path, sources: Sequence[Source]) -> None:
+    """The test tasks as they are, without augmentation: what votes are compared with."""
+
+    def plain(pair: Pair) -> dict[str, list[list[int]]]:
+        grids = {"input": pair.input, "output": pair.output}
+        return {name: grid.tolist() for name, grid in grids.items() if grid is not None}
+
+    puzzles = {
+        task.name: {"train": [plain(pair) for pair in task.train], "test": [plain(pair) for pair in task.test]}
+        for source in sources
+        if source.is_test
+        for task in source.tasks
+    }
+    file.write_text(json.dumps(puzzles) + "\n", encoding="utf-8")
+
+
+def build(settings: Settings) -> str:
+    """Builds the dataset and returns a summary of it. Raises ValueError for bad input; leaves nothing then."""
+    started = time.perf_counter()
+    with new_dataset(settings.output_dir) as folder:
+        sources = load_sources(settings)
+        puzzles = make_puzzles(sources, settings.allow_leak)
+        drawn = draw_all(puzzles, settings)
+        write_splits(folder, puzzles, drawn, settings)
+        _write_test_puzzles(folder / "test_puzzles.json", sources)
+        builder = {"program": "build_arc_dataset", **dataclasses.asdict(settings)}
+        del builder["output_dir"]
+        fingerprints = finish(folder, identifier_names(puzzles, drawn), builder)
+        megabytes = size_mb(folder)
+    lines = [f"built {settings.output_dir} in {time.perf_counter() - started:.1f} s ({megabytes:,.1f} MB)"]
+    for split in SPLITS:
+        sizes = [
+            (len(found.transforms_A), len(puzzle.pairs[split])) for puzzle, found in zip(puzzles, drawn, strict=True)
+        ]
+        num_tasks = sum(num_pairs > 0 for _, num_pairs in sizes)
+        num_versions = sum(num for num, num_pairs in sizes if num_pairs)
+        num_examples = sum(num * num_pairs for num, num_pairs in sizes)
+        lines.append(f"  {split:<5}  {num_examples:,} examples of {num_versions:,} versions of {num_tasks:,} tasks")
+    lines.append(f"  tokens padding 0, end 1, colours from 2: vocab_size {VOCAB_SIZE}, seq_len {SEQ_LEN}")
+    return "\n".join([*lines, *(f"  sha256 {fingerprints[split]} ({split})" for split in SPLITS)])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status: 0, 2 after a mistake of the user, 130 after Ctrl-C."""
+    return run(lambda arguments: build(parse_settings(arguments)), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

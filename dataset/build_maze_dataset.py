@@ -1,0 +1,327 @@
+"""Builds a maze dataset in the published format: downloaded, from local CSV files, or generated here.
+
+The result is a pure function of the settings, seed included, and appears under its name only when it is whole.
+"""
+# N = mazes, L = side, S = cells of a maze (L * L), T = transforms
+
+import os
+import sys
+
+# As a script, Python looks for modules in dataset/ first, where inspect.py would stand in for the standard library's:
+# the folder above takes its place before anything else is imported.
+if not __package__:
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+import argparse
+import dataclasses
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dataset import maze, puzzle_csv
+from dataset.builder import (
+    SPLITS,
+    Parser,
+    SplitWriter,
+    check_at_least,
+    check_exclusive,
+    finish,
+    given,
+    new_dataset,
+    progress,
+    run,
+    size_mb,
+)
+from dataset.puzzle_csv import FIX_ROW, NO_TOKEN, Row
+from dataset.schema import SplitName
+
+DEFAULT_REPO = "sapientinc/maze-30x30-hard-1k"
+DEFAULT_SIZE = 30
+# Mazes that are checked or written at a time, so that memory does not grow with their number times what that takes.
+CHUNK_MAZES = 1024
+# Independent streams of random numbers, as in the Sudoku builder.
+_SUBSAMPLE, _GENERATE = 0, 2
+
+EXAMPLES = """
+examples:
+  # Maze-Hard: 1,000 training mazes and 1,000 test mazes of 30x30 (downloads train.csv and test.csv)
+  python dataset/build_maze_dataset.py
+
+  # the same from files that are already here: train.csv and test.csv, or .csv.gz
+  python dataset/build_maze_dataset.py --output-dir data/maze --source-dir my-mazes
+
+  # mazes of one's own: 1,000 to train on and 100 to test on, none of them a transform of another
+  python dataset/build_maze_dataset.py --output-dir data/maze-12x12 --generate 1000 --size 12
+
+why --aug is off by default:
+  A maze has millions of shortest paths. Its label is the one that a breadth-first search from S finds when it looks
+  down, left, right and up, in this order. Turned or mirrored, a path is still a shortest one, but mostly not the one
+  that this rule chooses: of the 8,000 images of the 1,000 published training mazes 1,938 keep to it. A model that is
+  trained on all of them can't know which path is asked for, and is scored by the rule. To train on those that keep to
+  it, leave --aug off and train with augment=online.
+
+The CSV files have the header source,question,answer,rating. A maze is a text of L x L characters, row by row: # is a
+wall, a blank is free (also where a row begins or ends), S the start, G the goal, and o in the answer the path. Walls
+are only where the text has them, there is none around it. A dataset that is already in the output folder is replaced
+once the new one is whole.
+"""
+
+
+class Mazes(NamedTuple):
+    """Tokens, (N, S) uint8 each."""
+
+    questions_NS: np.ndarray
+    answers_NS: np.ndarray
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line said. `size` is None unless mazes are generated."""
+
+    output_dir: Path
+    source_repo: str | None
+    source_dir: Path | None
+    generate: int | None
+    size: int | None
+    subsample_size: int | None
+    aug: bool
+    seed: int
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
+
+
+def parse_settings(argv: list[str] | None = None) -> Settings:
+    """Raises ValueError for unknown, malformed or conflicting options."""
+    parser = Parser(
+        "build_maze_dataset.py",
+        description="Build a maze dataset: inputs are mazes, labels the same with a shortest path, one token per cell.",
+        epilog=EXAMPLES,
+    )
+    add = parser.add_argument
+    add("--output-dir", type=Path, metavar="DIR", default=Path("data/maze-30x30-hard-1k"), help="default: %(default)s")
+    add(
+        "--aug",
+        type=_parse_bool,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="true|false",
+        help="add the 7 turned and mirrored images of each training maze (default: false, see below)",
+    )
+    add("--seed", type=int, metavar="N", default=0, help="of everything that is random (default: 0)")
+
+    add = parser.add_argument_group("where the mazes come from (one of these)").add_argument
+    add("--source-repo", metavar="REPO", help=f"data set on the Hugging Face Hub (default: {DEFAULT_REPO})")
+    add("--source-dir", type=Path, metavar="DIR", help="folder with train and test, as .csv or .csv.gz")
+    add("--generate", type=int, metavar="N", help="make N hard training mazes, and a tenth of it (at least 1) for test")
+
+    add = parser.add_argument_group("with --source-repo or --source-dir").add_argument
+    add("--subsample-size", type=int, metavar="N", help="draw N of the training mazes (default: all)")
+
+    add = parser.add_argument_group("with --generate").add_argument
+    add(
+        "--size",
+        type=int,
+        metavar="L",
+        help=f"side of the mazes, {maze.MIN_SIDE} to {maze.MAX_SIDE} (default: {DEFAULT_SIZE}); G is at least "
+        f"{maze.least_distance(DEFAULT_SIZE)} x (L / {DEFAULT_SIZE})^1.13 steps from S",
+    )
+    return _complete(Settings(**vars(parser.parse_args(argv))))
+
+
+def _parse_bool(text: str) -> bool:
+    values = {"true": True, "false": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return values[text.lower()]
+
+
+def _complete(settings: Settings) -> Settings:
+    """Checks the options against one another and fills in the defaults that depend on others."""
+    check_at_least(settings, seed=0, generate=1, subsample_size=1)
+    check_exclusive(settings, "source_repo", "source_dir", "generate")
+    if settings.generate is None:
+        for option in given(settings, "size"):
+            raise ValueError(f"{option} needs --generate; add --generate N or leave {option} out")
+        source_repo = settings.source_repo or (DEFAULT_REPO if settings.source_dir is None else None)
+        return dataclasses.replace(settings, source_repo=source_repo)
+    for option in given(settings, "subsample_size"):
+        raise ValueError(f"{option} is for mazes from files, not for --generate; leave it out")
+    size = DEFAULT_SIZE if settings.size is None else settings.size
+    if not maze.MIN_SIDE <= size <= maze.MAX_SIDE:
+        raise ValueError(f"--size is {size}; it must be {maze.MIN_SIDE} to {maze.MAX_SIDE}")
+    return dataclasses.replace(settings, size=size)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Where the mazes come from: each gives those of both splits
+
+
+def load_mazes(settings: Settings) -> dict[SplitName, Mazes]:
+    """The mazes of both splits, before augmentation. Raises ValueError for files that hold something else."""
+    if settings.generate is not None:
+        return _generate(settings)
+    if settings.source_dir is not None:
+        files = {split: puzzle_csv.find_csv(settings.source_dir, split) for split in SPLITS}
+    else:
+        assert settings.source_repo is not None
+        files = puzzle_csv.download(settings.source_repo)
+    mazes = {split: read_csv(file) for split, file in files.items()}
+    num_cells, num_test_cells = (mazes[split].questions_NS.shape[1] for split in SPLITS)
+    if num_cells != num_test_cells:
+        raise ValueError(
+            f"{files['test']}: mazes have {num_test_cells} cells, those of {files['train']} {num_cells}; "
+            "give both the same"
+        )
+    size = settings.subsample_size
+    if size is not None:
+        num = len(mazes["train"].questions_NS)
+        if size > num:
+            raise ValueError(f"{files['train']}: --subsample-size is {size}, but there are {num} mazes; lower it")
+        chosen = np.random.default_rng([settings.seed, _SUBSAMPLE]).choice(num, size, replace=False)
+        mazes["train"] = Mazes(*(array_NS[chosen] for array_NS in mazes["train"]))
+    return mazes
+
+
+def _generate(settings: Settings) -> dict[SplitName, Mazes]:
+    assert settings.generate is not None and settings.size is not None
+    cut = settings.generate
+    num = cut + max(1, cut // 10)
+    rng = np.random.default_rng([settings.seed, _GENERATE])
+    with progress("generating", num, "mazes") as bar:
+        pairs = []
+        for pair in maze.generate(num, settings.size, rng):
+            pairs.append(pair)
+            bar.update()
+    questions_NS, answers_NS = (np.stack(column) for column in zip(*pairs, strict=True))
+    return {"train": Mazes(questions_NS[:cut], answers_NS[:cut]), "test": Mazes(questions_NS[cut:], answers_NS[cut:])}
+
+
+def read_csv(file: Path) -> Mazes:
+    """The mazes of a .csv or .csv.gz file, all of the first one's size. Every row is checked.
+
+    Raises ValueError with file and line.
+    """
+    parts: list[Mazes] = []
+    num_cells = 0
+    with progress(f"reading {file.name}", None, "rows") as bar:
+        for rows in puzzle_csv.read_rows(file):
+            num_cells = num_cells or _num_cells_of(file, rows[0])
+            for start in range(0, len(rows), CHUNK_MAZES):
+                chunk = rows[start : start + CHUNK_MAZES]
+                parts.append(_to_mazes(file, chunk, num_cells))
+                bar.update(len(chunk))
+    return Mazes(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _num_cells_of(file: Path, row: Row) -> int:
+    num_cells = len(row.question)
+    if num_cells < 4 or maze.side_of(num_cells) is None:
+        raise ValueError(
+            f"{file}:{row.line}: the question has {num_cells} characters; a maze is a square, of 4, 9, 16, ...; "
+            f"{FIX_ROW}"
+        )
+    return num_cells
+
+
+def _to_mazes(file: Path, rows: list[Row], num_cells: int) -> Mazes:
+    """Turns text into tokens and makes sure that each answer is a shortest path through its maze.
+
+    It need not be the one that the search finds: files of others may have another rule.
+    """
+    questions_NS = puzzle_csv.to_tokens(file, rows, "question", _token_of("# SG"), num_cells, "'#', blank, S and G")
+    answers_NS = puzzle_csv.to_tokens(file, rows, "answer", _token_of("# SGo"), num_cells, "'#', blank, S, G and o")
+    for token in (maze.START, maze.GOAL):
+        count_N = (questions_NS == token).sum(axis=1)
+        for n in np.flatnonzero(count_N != 1)[:1]:
+            raise ValueError(
+                f"{file}:{rows[n].line}: the question has {count_N[n]} {maze.SYMBOLS[token]}, not one; {FIX_ROW}"
+            )
+    is_drawn_NS = (questions_NS == maze.BLANK) & (answers_NS == maze.PATH)
+    for n, cell in np.argwhere((questions_NS != answers_NS) & ~is_drawn_NS)[:1]:
+        raise ValueError(
+            f"{file}:{rows[n].line}: the answer has {rows[n].answer[cell]!r} in cell {cell + 1}, "
+            f"the question {rows[n].question[cell]!r}; {FIX_ROW}"
+        )
+    judged = maze.judge_paths(questions_NS, answers_NS)
+    for n in np.flatnonzero(~judged["path_optimal"])[:1]:
+        wrong = "no shortest path" if judged["path_valid"][n] else "not one path"
+        raise ValueError(f"{file}:{rows[n].line}: what the answer shows is {wrong} from S to G; {FIX_ROW}")
+    return Mazes(questions_NS, answers_NS)
+
+
+def _token_of(characters: str) -> np.ndarray:
+    """(256,) uint8: the tokens of these characters."""
+    token_of = np.full(256, NO_TOKEN, dtype=np.uint8)
+    for character in characters:
+        token_of[ord(character)] = maze.to_tokens(character)[0]
+    return token_of
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The dataset
+
+
+def write_split(folder: Path, mazes: Mazes, aug: bool) -> None:
+    """Writes one split: for each maze a group of it alone, or of its eight images with itself first."""
+    num, num_cells = mazes.questions_NS.shape
+    num_images = maze.NUM_TRANSFORMS if aug else 1
+    with (
+        SplitWriter(folder, seq_len=num_cells, vocab_size=maze.VOCAB_SIZE, num_puzzle_identifiers=1) as writer,
+        progress(folder.name, num * num_images, "mazes") as bar,
+    ):
+        for start in range(0, num, CHUNK_MAZES):
+            inputs, labels = (_images(array_NS[start : start + CHUNK_MAZES], num_images) for array_NS in mazes)
+            ones = np.ones(len(inputs), np.int32)
+            writer.add(inputs, labels, ones, identifiers_P=0 * ones)
+            bar.update(len(inputs))
+        writer.end_groups(np.full(num, num_images))
+
+
+def _images(mazes_NS: np.ndarray, num_images: int) -> np.ndarray:
+    """(N * T, S): the first T transforms of each maze, one maze after the other."""
+    side = maze.side_of(mazes_NS.shape[1])
+    assert side is not None
+    mazes_NLL = mazes_NS.reshape(-1, side, side)
+    images_NTLL = np.stack([maze.transformed(mazes_NLL, transform) for transform in range(num_images)], axis=1)
+    return images_NTLL.reshape(-1, side * side)
+
+
+def build(settings: Settings) -> str:
+    """Builds the dataset and returns a summary of it. Raises ValueError for bad input; leaves nothing then."""
+    started = time.perf_counter()
+    with new_dataset(settings.output_dir) as folder:
+        mazes = load_mazes(settings)
+        write_split(folder / "train", mazes["train"], settings.aug)
+        write_split(folder / "test", mazes["test"], aug=False)
+        builder = {"program": "build_maze_dataset", **dataclasses.asdict(settings)}
+        del builder["output_dir"]
+        fingerprints = finish(folder, ["<blank>"], builder)
+        megabytes = size_mb(folder)
+    num_train, num_test = (len(mazes[split].questions_NS) for split in SPLITS)
+    num_cells = mazes["train"].questions_NS.shape[1]
+    side = maze.side_of(num_cells)
+    images = f"{num_train * maze.NUM_TRANSFORMS:,} images of {num_train:,} mazes" if settings.aug else ""
+    return "\n".join(
+        [
+            f"built {settings.output_dir} in {time.perf_counter() - started:.1f} s ({megabytes:,.1f} MB)",
+            f"  train  {images or f'{num_train:,} mazes'} of {side}x{side}",
+            f"  test   {num_test:,} mazes",
+            f"  tokens padding 0, wall 1, blank 2, S 3, G 4, path 5: vocab_size {maze.VOCAB_SIZE}, seq_len {num_cells}",
+            *(f"  sha256 {fingerprints[split]} ({split})" for split in SPLITS),
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status: 0, 2 after a mistake of the user, 130 after Ctrl-C."""
+    return run(lambda arguments: build(parse_settings(arguments)), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

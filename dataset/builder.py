@@ -1,0 +1,334 @@
+"""What the programs that build datasets share: mistakes as one line, progress, and the published format on disk.
+
+A dataset is written as a stream, appears under its name only when it is whole, and is read back before that.
+"""
+# N = examples, S = tokens of an example, P = puzzles, G = groups
+
+import argparse
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import numpy as np
+from tqdm import tqdm
+
+from dataset.schema import DatasetMetadata, SplitName, check_contents, open_split
+
+SPLITS: tuple[SplitName, ...] = ("train", "test")
+# The index arrays are int32, as published.
+MAX_ROWS = 2**31 - 1
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are one line, and whose description and examples keep their line breaks."""
+
+    def __init__(self, prog: str, description: str, epilog: str) -> None:
+        super().__init__(
+            prog,
+            description=description,
+            epilog=epilog,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=24, width=100),
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """argparse would print its usage as well; the project's rule is one line."""
+        raise ValueError(f"{message}; --help shows the options")
+
+
+def option(name: str) -> str:
+    """How a setting is called on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def given(settings: object, *names: str) -> list[str]:
+    """The options among `names` that are not None."""
+    return [option(name) for name in names if getattr(settings, name) is not None]
+
+
+def check_at_least(settings: object, **least: int) -> None:
+    """Raises ValueError for a setting below its least value; None is none."""
+    for name, limit in least.items():
+        value = getattr(settings, name)
+        if value is not None and value < limit:
+            raise ValueError(f"{option(name)} is {value}; it must be at least {limit}")
+
+
+def check_exclusive(settings: object, *names: str) -> None:
+    """Raises ValueError where more than one of these settings was given."""
+    found = given(settings, *names)
+    if len(found) > 1:
+        raise ValueError(f"{' and '.join(found)} exclude each other; give one of them")
+
+
+def run(program: Callable[[list[str] | None], str], argv: list[str] | None) -> int:
+    """Prints the summary that `program` returns. Exit status: 0, 2 after a mistake of the user, 130 after Ctrl-C."""
+    try:
+        summary = program(argv)
+    except (ValueError, OSError) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing was built", file=sys.stderr)
+        return 130
+    print(summary)
+    return 0
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class _Lines:
+    """Turns tqdm's rewriting of one line into whole lines, for a file or a pipe."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip():
+            print(line, file=sys.stderr)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def progress(what: str, total: int | None, unit: str) -> "tqdm[NoReturn]":
+    """A bar on a terminal, else a line every ten seconds."""
+    interactive = sys.stderr.isatty()
+    return tqdm(
+        desc=what,
+        total=total,
+        unit=f" {unit}",
+        unit_scale=total is None or total >= 10_000,
+        mininterval=0.1 if interactive else 10.0,
+        file=None if interactive else _Lines(),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The folder
+
+
+@contextlib.contextmanager
+def new_dataset(output_dir: Path) -> Iterator[Path]:
+    """A folder to build in, beside `output_dir`, that takes its place when the block ends well and else is removed.
+
+    It is locked, so that what an earlier build left when it was killed can be told from a build that is running.
+
+    Raises ValueError where something else than a dataset is in the way, another process builds the same, or the block
+    or the folder meets an OSError.
+    """
+    try:
+        with _new_folder(output_dir) as folder:
+            yield folder
+    except OSError as error:
+        reason = f"cannot build {output_dir} ({one_line(error)})"
+        raise ValueError(f"{reason}; see to space and permissions there, or choose another --output-dir") from None
+
+
+@contextlib.contextmanager
+def _new_folder(output_dir: Path) -> Iterator[Path]:
+    target = output_dir.resolve()
+    _check_replaceable(target, output_dir)
+    building = target.with_name(f".{target.name}.building")
+    replaced = target.with_name(f".{target.name}.replaced")
+    building.mkdir(parents=True, exist_ok=True)
+    lock = os.open(building, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{output_dir} is being built by another process; wait for it or stop it") from None
+        except OSError as error:
+            # Cluster file systems mounted without locks; then it is up to the user not to build twice at once.
+            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+                raise
+        try:
+            _settle_replaced(replaced, target)
+            for stale in building.iterdir():
+                shutil.rmtree(stale) if stale.is_dir() else stale.unlink()
+            yield building
+            if target.exists():
+                target.rename(replaced)
+            building.rename(target)
+        except BaseException:  # KeyboardInterrupt too
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+        finally:
+            _settle_replaced(replaced, target)
+    finally:
+        os.close(lock)
+
+
+def _settle_replaced(replaced: Path, target: Path) -> None:
+    """Puts an old dataset back if a build stopped before the new one had taken its place, else removes it."""
+    if replaced.exists():
+        if target.exists():
+            shutil.rmtree(replaced)
+        else:
+            replaced.rename(target)
+
+
+def _check_replaceable(target: Path, shown: Path) -> None:
+    """Only a dataset may be replaced: a mistyped folder must not cost anyone's files."""
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise ValueError(f"{shown} is a file; choose another --output-dir")
+    ours = {*SPLITS, "identifiers.json", "fingerprint.json", "test_puzzles.json"}
+    others = sorted(entry.name for entry in target.iterdir() if entry.name not in ours)
+    if others:
+        raise ValueError(f"{shown} holds {others[0]}, which is no part of a dataset; choose another --output-dir")
+    is_dataset = any((target / split / "dataset.json").is_file() for split in SPLITS)
+    if any(target.iterdir()) and not is_dataset:
+        raise ValueError(f"{shown} is neither empty nor a dataset; choose another --output-dir")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is in it
+
+
+class _ArrayFile:
+    """A .npy file to which rows are appended; how many they are is written into its header at the end.
+
+    Plain writes, no memory map: on a full disk a map kills the process without an error.
+    """
+
+    def __init__(self, file: Path, dtype: np.dtype[Any], *row_shape: int) -> None:
+        self._dtype, self._row_shape = dtype, row_shape
+        self._stream = file.open("wb")
+        self._num_rows = 0
+        self._write_header()
+
+    def append(self, rows: np.ndarray) -> None:
+        assert rows.shape[1:] == self._row_shape
+        self._stream.write(np.ascontiguousarray(rows, dtype=self._dtype).data)
+        self._num_rows += len(rows)
+
+    def finish(self) -> None:
+        self._stream.seek(0)
+        self._write_header()  # of the same length: numpy leaves room for a first axis of any length
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _write_header(self) -> None:
+        shape = (self._num_rows, *self._row_shape)
+        header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._stream, header)
+
+
+class SplitWriter:
+    """Writes one split with one set into a new folder, as a stream: nothing but counts is kept in memory.
+
+        with SplitWriter(folder / "train", seq_len=81, vocab_size=11, num_puzzle_identifiers=1) as writer:
+            writer.add(inputs_NS, labels_NS, sizes_P, identifiers_P)
+            writer.end_groups(sizes_G)
+
+    dataset.json comes last, when the block ends well: without it the folder is no split. Padding, ignored labels and
+    the blank identifier are 0. There must be a group, and every puzzle must be in one.
+    """
+
+    def __init__(
+        self, folder: Path, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int, set_name: str = "all"
+    ) -> None:
+        self._folder, self._set_name = folder, set_name
+        self._seq_len, self._vocab_size, self._num_identifiers = seq_len, vocab_size, num_puzzle_identifiers
+        self._num_rows = self._num_puzzles = self._num_grouped = self._num_groups = 0
+
+    def __enter__(self) -> "SplitWriter":
+        self._folder.mkdir()
+        self._files = contextlib.ExitStack()
+        self._inputs = self._open("inputs", np.uint8, self._seq_len)
+        self._labels = self._open("labels", np.uint8, self._seq_len)
+        self._identifiers = self._open("puzzle_identifiers", np.int32)
+        self._puzzle_indices = self._open("puzzle_indices", np.int32)
+        self._group_indices = self._open("group_indices", np.int32)
+        for indices in (self._puzzle_indices, self._group_indices):
+            indices.append(np.zeros(1, np.int32))
+        return self
+
+    def _open(self, array: str, dtype: type[np.generic], *row_shape: int) -> _ArrayFile:
+        file = _ArrayFile(self._folder / f"{self._set_name}__{array}.npy", np.dtype(dtype), *row_shape)
+        self._files.callback(file.close)
+        return file
+
+    def add(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, sizes_P: np.ndarray, identifiers_P: np.ndarray) -> None:
+        """Appends the examples of P puzzles: the first sizes_P[0] rows are those of the first, and so on.
+
+        Raises ValueError where there are more rows than a dataset can index.
+        """
+        assert inputs_NS.dtype == labels_NS.dtype == np.uint8 and inputs_NS.shape == labels_NS.shape
+        assert len(sizes_P) == len(identifiers_P) and sizes_P.sum() == len(inputs_NS)
+        if self._num_rows + len(inputs_NS) > MAX_ROWS:
+            raise ValueError(f"{self._folder.name}: a dataset indexes {MAX_ROWS:,} examples at most; augment less")
+        self._inputs.append(inputs_NS)
+        self._labels.append(labels_NS)
+        self._identifiers.append(identifiers_P)
+        self._puzzle_indices.append(self._num_rows + np.cumsum(sizes_P, dtype=np.int64))
+        self._num_rows += len(inputs_NS)
+        self._num_puzzles += len(sizes_P)
+
+    def end_groups(self, sizes_G: np.ndarray) -> None:
+        """The next sizes_G[0] puzzles that aren't in a group yet are one, and so on."""
+        self._group_indices.append(self._num_grouped + np.cumsum(sizes_G, dtype=np.int64))
+        self._num_grouped += int(sizes_G.sum())
+        self._num_groups += len(sizes_G)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        arrays = (self._inputs, self._labels, self._identifiers, self._puzzle_indices, self._group_indices)
+        with self._files:
+            if error is not None:
+                return
+            assert self._num_grouped == self._num_puzzles
+            for array in arrays:
+                array.finish()
+        metadata = DatasetMetadata(
+            pad_id=0,
+            ignore_label_id=0,
+            blank_identifier_id=0,
+            vocab_size=self._vocab_size,
+            seq_len=self._seq_len,
+            num_puzzle_identifiers=self._num_identifiers,
+            total_groups=self._num_groups,
+            mean_puzzle_examples=self._num_rows / self._num_puzzles,
+            sets=[self._set_name],
+        )
+        (self._folder / "dataset.json").write_text(metadata.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def finish(folder: Path, identifiers: Iterable[str], builder: dict[str, object]) -> dict[SplitName, str]:
+    """Names the puzzle identifiers, reads both splits back and leaves their fingerprints, which it returns.
+
+    Args:
+        identifiers: their names from number 0 on; read one by one, because there can be a million.
+        builder: what made the dataset, for fingerprint.json: the program's name and its settings.
+
+    Raises ValueError where a split isn't what its metadata says.
+    """
+    # Read back through the code that training reads it with.
+    fingerprints = {split: check_contents(open_split(folder, split)) for split in SPLITS}
+    with (folder / "identifiers.json").open("w", encoding="utf-8") as stream:
+        stream.write("[")
+        for number, name in enumerate(identifiers):
+            stream.write((", " if number else "") + json.dumps(name))
+        stream.write("]\n")
+    record = json.dumps({**fingerprints, "builder": builder}, indent=2, default=str)
+    (folder / "fingerprint.json").write_text(record + "\n", encoding="utf-8")
+    return fingerprints
+
+
+def size_mb(folder: Path) -> float:
+    """How much its files hold, in millions of bytes."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6

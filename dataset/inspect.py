@@ -1,0 +1,259 @@
+"""Shows what is in a dataset: counts, fingerprints, how it was built, and some examples, labels beside inputs."""
+# N = examples, S = tokens of an example, P = puzzles, G = groups
+
+# Run as a script, Python looks for modules in dataset/ first, where this one would stand in for the standard library's,
+# which nearly every import below needs: so this comes before any of them.
+import os
+import sys
+
+if not __package__:
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+import json
+import math
+import re
+import shutil
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dataset.builder import SPLITS, Parser, check_at_least, run
+from dataset.schema import PuzzleSet, Split, SplitName, check_contents, open_split
+from dataset.tasks import BoardTask, task_of_shape
+
+# Larger datasets are read through for their fingerprint only if that is asked for.
+MAX_HASHED_BYTES = 10**9
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_DIFFERENT, _IGNORED = "36", "90"  # ANSI: cyan, grey
+_TOKENS_IN_LINE = 30
+
+EXAMPLES = """
+examples:
+  python -m dataset.inspect data/sudoku-6x6
+  python -m dataset.inspect data/sudoku-6x6 --split test --row 17 --num 1
+  python -m dataset.inspect data/arc-aug-1000 --seed 3 --color | less -R
+
+A label is shown beside its input, or below it where the terminal is too narrow. Sudoku, mazes and
+ARC are told by their shapes and shown as boards, anything else as token numbers, in which - is a
+label that does not count. What a label changes is coloured.
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line said. `row` None: rows are drawn."""
+
+    path: Path
+    num: int
+    split: SplitName
+    seed: int
+    row: int | None
+    fingerprint: bool
+    color: bool
+
+
+def parse_settings(argv: list[str] | None) -> Settings:
+    """Raises ValueError for unknown, malformed or conflicting options."""
+    parser = Parser(
+        "python -m dataset.inspect",
+        "Show what is in a dataset: counts, fingerprints, how it was built, and some examples.",
+        EXAMPLES,
+    )
+    add = parser.add_argument
+    add("path", type=Path, metavar="PATH", help="the folder that holds train and test")
+    add("--num", type=int, metavar="N", default=3, help="examples to show (default: %(default)s; 0: none)")
+    add("--split", choices=SPLITS, default="train", help="where they are from (default: %(default)s)")
+    add("--seed", type=int, metavar="N", default=0, help="of the choice of examples (default: %(default)s)")
+    add("--row", type=int, metavar="R", help="show row R, counted from 0 over all sets, and those after it instead")
+    add("--fingerprint", action="store_true", help="compute it even if it is recorded or the data is over 1 GB")
+    add("--color", action="store_true", help="with ANSI colours even if the output is no terminal")
+    settings = Settings(**vars(parser.parse_args(argv)))
+    check_at_least(settings, num=0, seed=0, row=0)
+    return settings
+
+
+def describe(settings: Settings) -> str:
+    """The whole page. Raises ValueError for a dataset that is missing, damaged, or changed since it was built."""
+    splits = {name: open_split(settings.path, name) for name in SPLITS if (settings.path / name).exists()}
+    if settings.split not in splits:
+        splits[settings.split] = open_split(settings.path, settings.split)  # which says what is missing
+    shown = splits[settings.split]
+    metadata = shown.metadata
+    task = task_of_shape(metadata.seq_len, metadata.vocab_size)
+    record = _read_json(settings.path / "fingerprint.json", dict)
+    labels = "all labels count" if metadata.ignore_label_id is None else f"label {metadata.ignore_label_id} is ignored"
+    lines = [
+        str(settings.path),
+        f"  task     {task.name if task else 'unknown'}: {metadata.seq_len} tokens of {metadata.vocab_size} kinds, "
+        f"padding {metadata.pad_id}, {labels}",
+        *_counts(splits),
+        *(f"  sha256   {line}" for line in _fingerprints(settings, splits, record)),
+        *_builder(record.get("builder")),
+    ]
+    if settings.num:
+        names = _read_json(settings.path / "identifiers.json", list)
+        for row in _rows(settings, shown):
+            lines += ["", *_example(shown, row, task, names, settings.color or sys.stdout.isatty())]
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What it holds
+
+
+def _counts(splits: dict[SplitName, Split]) -> list[str]:
+    table: list[tuple[str, ...]] = [("", "groups", "puzzles", "examples", "examples in a puzzle", "identifiers")]
+    for name, split in splits.items():
+        for set_name, puzzle_set in split.sets.items():
+            sizes_P = np.diff(puzzle_set.puzzle_indices)
+            used = len(np.unique(puzzle_set.puzzle_identifiers))
+            numbers = [len(puzzle_set.group_indices) - 1, len(sizes_P), len(puzzle_set.inputs)]
+            table.append(
+                (
+                    f"{name}/{set_name}",
+                    *(f"{number:,}" for number in numbers),
+                    f"{sizes_P.min()} to {sizes_P.max()}",
+                    f"{used:,} of {split.metadata.num_puzzle_identifiers:,}",
+                )
+            )
+    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
+    return ["  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in table]
+
+
+def _fingerprints(settings: Settings, splits: dict[SplitName, Split], record: dict[str, Any]) -> list[str]:
+    num_bytes = sum(s.inputs.nbytes + s.labels.nbytes for split in splits.values() for s in split.sets.values())
+    lines = []
+    for name, split in splits.items():
+        if name in record and not settings.fingerprint:
+            lines.append(f"{name:<5} {record[name]} (recorded)")
+        elif num_bytes < MAX_HASHED_BYTES or settings.fingerprint:
+            lines.append(f"{name:<5} {check_contents(split)} (computed)")
+        else:
+            lines.append(f"{name:<5} not recorded; --fingerprint computes it from {num_bytes / 1e9:.1f} GB")
+    return lines
+
+
+def _builder(settings: object) -> list[str]:
+    """How the builder was called, as fingerprint.json tells."""
+    if not isinstance(settings, dict):
+        return []
+    given = [f"{key}={value}" for key, value in settings.items() if key != "program" and value is not None]
+    return [" ".join([f"  built by {settings.get('program')}", *given])]
+
+
+def _read_json(file: Path, kind: type) -> Any:
+    """A list or dict; an empty one where there is no such file."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return kind()
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: cannot be read ({error}); python -m dataset.validate checks the rest") from None
+    if not isinstance(value, kind):
+        raise ValueError(f"{file}: is no {kind.__name__}; rebuild the dataset")
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Examples
+
+
+def _rows(settings: Settings, split: Split) -> list[int]:
+    """Of all sets, numbered one after the other."""
+    num_rows = sum(len(puzzle_set.inputs) for puzzle_set in split.sets.values())
+    if settings.row is None:
+        rng = np.random.default_rng(settings.seed)
+        return sorted(rng.choice(num_rows, min(settings.num, num_rows), replace=False).tolist())
+    if settings.row >= num_rows:
+        raise ValueError(f"--row is {settings.row}, but {split.path} has rows 0 to {num_rows - 1}; give one of them")
+    return list(range(settings.row, min(settings.row + settings.num, num_rows)))
+
+
+def _example(split: Split, row: int, task: BoardTask | None, names: list[str], color: bool) -> list[str]:
+    puzzle_set = next(iter(split.sets.values()))
+    first = 0
+    for puzzle_set in split.sets.values():
+        if row - first < len(puzzle_set.inputs):
+            break
+        first += len(puzzle_set.inputs)
+    row -= first
+    inputs_S, labels_S, labelled_S = _tokens(split, puzzle_set, row)
+    if task is None:
+        boards = _token_grids(inputs_S, labels_S, labelled_S, color)
+    else:
+        label = task.show(labels_S, question_S=inputs_S, color=color) if labelled_S.any() else "(no label counts)"
+        boards = (task.show(inputs_S, color=color).splitlines(), label.splitlines())
+
+    puzzle = int(np.searchsorted(puzzle_set.puzzle_indices, row, side="right")) - 1
+    group = int(np.searchsorted(puzzle_set.group_indices, puzzle, side="right")) - 1
+    identifier = int(puzzle_set.puzzle_identifiers[puzzle])
+    name = f" {names[identifier]}" if identifier < len(names) else ""
+    title = (
+        f"{split.path.name}/{puzzle_set.name} row {row}: group {group}, puzzle {puzzle}, identifier {identifier}{name}"
+    )
+    return [title, *_side_by_side(*boards)]
+
+
+def _tokens(split: Split, puzzle_set: PuzzleSet, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Input, label (padding where it is ignored), and which labels count: (S,) each."""
+    metadata = split.metadata
+    inputs_S, labels_S = (array[row].astype(np.int64) for array in (puzzle_set.inputs, puzzle_set.labels))
+    labelled_S = np.ones(len(labels_S), bool)
+    if metadata.ignore_label_id is not None:
+        labelled_S = labels_S != metadata.ignore_label_id
+    labels_S = np.where(labelled_S, labels_S, metadata.pad_id)
+    for tokens_S in (inputs_S, labels_S):
+        if tokens_S.min() < 0 or tokens_S.max() >= metadata.vocab_size:
+            raise ValueError(
+                f"{split.path}: row {row} of {puzzle_set.name} has tokens outside of 0 to {metadata.vocab_size - 1}; "
+                "python -m dataset.validate says where"
+            )
+    return inputs_S, labels_S, labelled_S
+
+
+def _token_grids(
+    inputs_S: np.ndarray, labels_S: np.ndarray, labelled_S: np.ndarray, color: bool
+) -> tuple[list[str], list[str]]:
+    """The numbers of the tokens, as a square where they may be one."""
+    side = math.isqrt(len(inputs_S))
+    columns = side if side * side == len(inputs_S) else _TOKENS_IN_LINE
+    width = len(str(max(inputs_S.max(), labels_S.max())))
+
+    def styled(text: str, style: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if color and style else text
+
+    inputs = [str(token).rjust(width) for token in inputs_S]
+    labels = [
+        styled(str(label).rjust(width), _DIFFERENT if label != token else "")
+        if counts
+        else styled("-".rjust(width), _IGNORED)
+        for token, label, counts in zip(inputs_S, labels_S, labelled_S, strict=True)
+    ]
+    starts = range(0, len(inputs), columns)
+    return [" ".join(inputs[start : start + columns]) for start in starts], [
+        " ".join(labels[start : start + columns]) for start in starts
+    ]
+
+
+def _side_by_side(left: list[str], right: list[str]) -> list[str]:
+    """Or one below the other where the terminal is too narrow."""
+    width = max(map(_width, left))
+    if width + 3 + max(map(_width, right)) > shutil.get_terminal_size().columns:
+        return [line.rstrip() for line in (*left, "", *right)]
+    return [f"{a}{' ' * (width - _width(a))}   {b}".rstrip() for a, b in zip_longest(left, right, fillvalue="")]
+
+
+def _width(line: str) -> int:
+    return len(_ANSI.sub("", line))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status: 0, 2 after a mistake of the user or for a dataset that is damaged, 130 after Ctrl-C."""
+    return run(lambda arguments: describe(parse_settings(arguments)), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

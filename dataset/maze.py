@@ -1,0 +1,306 @@
+"""Mazes: their tokens, the path that is the label, what makes another path right, their transforms, and new ones.
+
+A maze is a square without a wall around it, with one start S and one goal G; one goes up, down, left and right. It has
+millions of shortest paths. The label is the one that breadth-first search from S finds when it looks around in the
+order down, left, right, up and keeps the first way by which it reached a cell.
+"""
+# N = mazes, L = side, S = cells (L * L), T = 8 transforms, V = mazes whose answer has a
+# line from S to G, K = candidates for a new maze
+
+import math
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+PADDING, WALL, BLANK, START, GOAL, PATH = range(6)
+VOCAB_SIZE = 6
+# The published characters of the tokens; padding, which no maze has, looks like a blank.
+SYMBOLS = " # SGo"
+
+# In which the search that made the labels looks around: down, left, right, up, as (rows, columns).
+_DIRECTIONS = ((1, 0), (0, -1), (0, 1), (-1, 0))
+
+NUM_TRANSFORMS = 8
+
+MIN_SIDE, MAX_SIDE = 6, 40
+# Of the candidates for a new maze: how many at a time, and the share of walls, evenly from this range. With it, hard
+# mazes have 37 % walls on average, as the published ones.
+_CANDIDATES, _LEAST_WALLS, _MOST_WALLS = 8192, 0.32, 0.45
+
+
+def to_tokens(text: str) -> np.ndarray:
+    """(S,) uint8 from a text of S characters. Raises ValueError for a character that no maze has."""
+    tokens = [SYMBOLS.find(character, 1) for character in text]
+    if -1 in tokens:
+        cell = tokens.index(-1)
+        raise ValueError(f"{text[cell]!r} in cell {cell + 1} is no part of a maze; use '#', blank, S, G and o")
+    return np.array(tokens, np.uint8)
+
+
+def to_text(tokens_S: np.ndarray) -> str:
+    return "".join(SYMBOLS[token] for token in tokens_S.tolist())
+
+
+def side_of(num_cells: int) -> int | None:
+    """The side of a maze of so many cells; None where they are no square."""
+    side = math.isqrt(num_cells)
+    return side if side * side == num_cells else None
+
+
+# ---- paths ---------------------------------------------------------------------------------------------------------
+
+
+def shortest_path(maze_LL: np.ndarray) -> list[tuple[int, int]] | None:
+    """The cells (row, column) of the label, from S to G with both; None where there is no way.
+
+    The maze has one S and one G.
+    """
+    # With a wall around it, cells numbered row by row: a step is a number, and none leaves the maze.
+    padded_LL = np.pad(maze_LL, 1, constant_values=WALL)
+    width = len(padded_LL)
+    (start,), (goal,) = (np.flatnonzero(padded_LL == token).tolist() for token in (START, GOAL))
+    steps = [down * width + right for down, right in _DIRECTIONS]
+    is_unseen = (padded_LL != WALL).ravel().tolist()
+    is_unseen[start] = False
+    came_from: dict[int, int] = {}
+    queue = deque([start])
+    while queue and goal not in came_from:
+        cell = queue.popleft()
+        for step in steps:
+            ahead = cell + step
+            if is_unseen[ahead]:
+                is_unseen[ahead] = False
+                came_from[ahead] = cell
+                queue.append(ahead)
+    if goal not in came_from:
+        return None
+    path = [goal]
+    while path[-1] != start:
+        path.append(came_from[path[-1]])
+    return [(cell // width - 1, cell % width - 1) for cell in reversed(path)]
+
+
+def distances(open_NLL: np.ndarray, from_NLL: np.ndarray) -> np.ndarray:
+    """(N, L, L) int32: steps over open cells from the nearest cell that is True in `from_NLL`, -1 where there is no
+    way.
+    """
+    # With the mazes side by side in memory, a step is a few operations on long rows, not many on short ones.
+    front_LLN, unseen_LLN = (np.ascontiguousarray(a.transpose(1, 2, 0)) for a in (from_NLL, open_NLL & ~from_NLL))
+    distance_LLN = np.where(front_LLN, np.int32(0), np.int32(-1))
+    steps = 0
+    while front_LLN.any():
+        steps += 1
+        reached_LLN = np.zeros_like(front_LLN)
+        reached_LLN[1:] |= front_LLN[:-1]
+        reached_LLN[:-1] |= front_LLN[1:]
+        reached_LLN[:, 1:] |= front_LLN[:, :-1]
+        reached_LLN[:, :-1] |= front_LLN[:, 1:]
+        front_LLN = reached_LLN & unseen_LLN
+        unseen_LLN &= ~front_LLN
+        distance_LLN[front_LLN] = steps
+    return distance_LLN.transpose(2, 0, 1)
+
+
+def judge_paths(inputs_NS: np.ndarray, answers_NS: np.ndarray) -> dict[str, np.ndarray]:
+    """What the answers to mazes are worth, whichever path their labels show: (N,) bool each, on the host.
+
+    "path_valid": the answer is its maze with some blanks made path, and these and S and G are one path from S to G: S
+    and G have one neighbour in it, all others two, and nothing lies astray.
+    "path_optimal": valid, and no path is shorter.
+
+    A maze without exactly one S and one G has no right answer. Answers can hold any numbers.
+    """
+    num = len(inputs_NS)
+    side = side_of(inputs_NS.shape[1])
+    assert side is not None
+    mazes_NLL, answers_NLL = (array_NS.reshape(num, side, side) for array_NS in (inputs_NS, answers_NS))
+    is_start_NLL, is_goal_NLL = mazes_NLL == START, mazes_NLL == GOAL
+    is_maze_N = (is_start_NLL.sum((1, 2)) == 1) & (is_goal_NLL.sum((1, 2)) == 1)
+    is_drawn_NLL = (answers_NLL == PATH) & (mazes_NLL == BLANK)
+    is_kept_N = ((answers_NLL == mazes_NLL) | is_drawn_NLL).all((1, 2))
+
+    on_path_NLL = is_drawn_NLL | is_start_NLL | is_goal_NLL
+    num_beside_NLL = np.zeros(on_path_NLL.shape, np.int8)
+    num_beside_NLL[:, 1:] += on_path_NLL[:, :-1]
+    num_beside_NLL[:, :-1] += on_path_NLL[:, 1:]
+    num_beside_NLL[:, :, 1:] += on_path_NLL[:, :, :-1]
+    num_beside_NLL[:, :, :-1] += on_path_NLL[:, :, 1:]
+    is_line_N = ((num_beside_NLL == 2 - (is_start_NLL | is_goal_NLL)) | ~on_path_NLL).all((1, 2))
+    path_valid_N = is_maze_N & is_kept_N & is_line_N
+
+    # So far it is a path from S to G and perhaps rings, which no way along the path reaches. Searched where needed.
+    (rows_V,) = np.nonzero(path_valid_N)
+    on_path_VLL, is_start_VLL, is_goal_VLL = (array[rows_V] for array in (on_path_NLL, is_start_NLL, is_goal_NLL))
+    path_valid_N[rows_V] = ((distances(on_path_VLL, is_start_VLL) >= 0) == on_path_VLL).all((1, 2))
+    least_V = distances(mazes_NLL[rows_V] != WALL, is_start_VLL)[is_goal_VLL]
+    path_optimal_N = path_valid_N.copy()
+    path_optimal_N[rows_V] &= on_path_VLL.sum((1, 2)) == least_V + 1
+    return {"path_valid": path_valid_N, "path_optimal": path_optimal_N}
+
+
+# ---- transforms ----------------------------------------------------------------------------------------------------
+
+
+def transformed(grids_NLL: np.ndarray, transform: int) -> np.ndarray:
+    """A view of the grids after transform 4 * transposed + 2 * upside down + mirrored, in this order; 0 is none."""
+    if transform & 4:
+        grids_NLL = grids_NLL.swapaxes(1, 2)
+    if transform & 2:
+        grids_NLL = grids_NLL[:, ::-1]
+    return grids_NLL[:, :, ::-1] if transform & 1 else grids_NLL
+
+
+def allowed_transforms(inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
+    """(N, T) bool: after which transforms the label is the path that the search finds. The identity always counts.
+
+    The first of all shortest paths is known cell by cell: from each of its cells it goes the first of the directions
+    that lead closer to G. Transforming the maze changes only the order of the directions.
+    """
+    num, side = len(inputs_NS), math.isqrt(inputs_NS.shape[1])
+    # With a wall around it, no step leaves the board or comes back in on another line.
+    padded = side + 2
+    inside = (slice(None), slice(1, -1), slice(1, -1))
+    inputs_NLL = np.full((num, padded, padded), WALL, np.uint8)
+    inputs_NLL[inside] = inputs_NS.reshape(num, side, side)
+    is_goal_NLL = inputs_NLL == GOAL
+    on_path_NLL = is_goal_NLL | (inputs_NLL == START)
+    on_path_NLL[inside] |= labels_NS.reshape(num, side, side) == PATH
+    distance_NLL = distances(inputs_NLL != WALL, is_goal_NLL)
+
+    # What a step in each direction from a cell leads to: closer to G, and on along the label.
+    closer, along = [], []
+    for rows, columns in _DIRECTIONS:
+        shift = (-rows, -columns)
+        ahead_NLL = np.roll(distance_NLL, shift, (1, 2))
+        closer.append((ahead_NLL >= 0) & (ahead_NLL == distance_NLL - 1))
+        along.append(np.roll(on_path_NLL, shift, (1, 2)))
+
+    distance_to_start_N = np.where(inputs_NLL == START, distance_NLL, -1).max((1, 2))
+    is_shortest_N = (distance_to_start_N >= 0) & (on_path_NLL.sum((1, 2)) == distance_to_start_N + 1)
+    leaves_NLL = on_path_NLL & ~is_goal_NLL
+    allowed_NT = np.ones((num, NUM_TRANSFORMS), bool)
+    for transform, order in enumerate(_direction_orders()):
+        wrong_NLL = np.zeros_like(on_path_NLL)
+        passed_over_NLL = np.zeros_like(on_path_NLL)
+        for direction in order:
+            wrong_NLL |= closer[direction] & ~passed_over_NLL & ~along[direction]
+            passed_over_NLL |= closer[direction]
+        if transform:
+            allowed_NT[:, transform] = is_shortest_N & ~(wrong_NLL & leaves_NLL).any((1, 2))
+    return allowed_NT
+
+
+def _direction_orders() -> list[list[int]]:
+    """For each transform the order in which a search of the transformed maze looks around, in directions of the
+    original: read off the neighbours of the middle cell of a 3x3 grid, which stays where it is.
+    """
+    orders = []
+    for transform in range(NUM_TRANSFORMS):
+        cells = transformed(np.arange(9).reshape(1, 3, 3), transform).ravel().tolist()
+        shown = [cells[4 + 3 * rows + columns] for rows, columns in _DIRECTIONS]
+        orders.append([_DIRECTIONS.index((cell // 3 - 1, cell % 3 - 1)) for cell in shown])
+    return orders
+
+
+# ---- new mazes -----------------------------------------------------------------------------------------------------
+
+
+def least_distance(side: int) -> int:
+    """How far G is from S at least in a hard maze: 109 steps where the side is 30, as in the published mazes.
+
+    Where walls are just so many that one can still get through, the shortest ways grow with the side to the power of
+    1.13, as in percolation. With that, 0.5 to 1.3 % of the candidates are hard (measured for sides of 6 to 40).
+    """
+    return int(109 * (side / 30) ** 1.13)
+
+
+def generate(num: int, side: int, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Hard mazes with their labels, (S,) uint8 each; none is a transform of another.
+
+    Walls are thrown at random, and a maze is kept if in it two cells are far apart (`least_distance`); S and G are two
+    such cells. The first mazes of a longer stream are those of a shorter one.
+    """
+    assert MIN_SIDE <= side <= MAX_SIDE
+    seen: set[bytes] = set()
+    while True:
+        for question_LL in _hard_mazes(side, rng):
+            key = min(transformed(question_LL[None], transform).tobytes() for transform in range(NUM_TRANSFORMS))
+            if key in seen:
+                continue
+            seen.add(key)
+            path = shortest_path(question_LL)
+            assert path is not None
+            answer_LL = question_LL.copy()
+            for cell in path[1:-1]:
+                answer_LL[cell] = PATH
+            yield question_LL.ravel(), answer_LL.ravel()
+            if len(seen) == num:
+                return
+
+
+def _hard_mazes(side: int, rng: np.random.Generator) -> np.ndarray:
+    """(N, L, L) uint8: what is hard among the next candidates, as far as two searches in each can tell."""
+    least = least_distance(side)
+    share_K11 = rng.uniform(_LEAST_WALLS, _MOST_WALLS, (_CANDIDATES, 1, 1))
+    open_KLL = rng.random((_CANDIDATES, side, side), dtype=np.float32) >= share_K11
+    # The cell that is farthest from another one is at an end of nearly the longest way there is.
+    is_end_KLL, depth_K = _farthest(open_KLL, _one_of(open_KLL, rng))
+    # Where no cell is farther than half of it from this one, no two are that far from each other.
+    open_KLL, is_end_KLL = (array_KLL[2 * depth_K >= least] for array_KLL in (open_KLL, is_end_KLL))
+    end_KLL = _one_of(is_end_KLL, rng)
+    _, length_K = _farthest(open_KLL, end_KLL)
+    open_NLL, end_NLL = (array_KLL[length_K >= least] for array_KLL in (open_KLL, end_KLL))
+    far_NLL = _one_of(distances(open_NLL, end_NLL) >= least, rng)
+    swapped_N11 = rng.random((len(open_NLL), 1, 1)) < 0.5
+    mazes_NLL = np.where(open_NLL, np.uint8(BLANK), np.uint8(WALL))
+    mazes_NLL[np.where(swapped_N11, far_NLL, end_NLL)] = START
+    mazes_NLL[np.where(swapped_N11, end_NLL, far_NLL)] = GOAL
+    return mazes_NLL
+
+
+def _one_of(cells_NLL: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One of the cells of each grid, drawn evenly: (N, L, L) bool."""
+    num = len(cells_NLL)
+    lots_NS = np.where(cells_NLL, rng.random(cells_NLL.shape, dtype=np.float32), -1).reshape(num, -1)
+    chosen_NS = np.zeros(lots_NS.shape, bool)
+    chosen_NS[np.arange(num), lots_NS.argmax(1)] = True
+    return chosen_NS.reshape(cells_NLL.shape)
+
+
+def _farthest(open_KLL: np.ndarray, from_KLL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The cells farthest from these, (K, L, L) bool, and how far they are, (K,).
+
+    As `distances`, but with a row of a maze in the bits of one number, and what is done set aside: 7 times as fast.
+    """
+    unseen_KL, front_KL = _to_bits(open_KLL & ~from_KLL), _to_bits(from_KLL)
+    farthest_KL, depth_K = np.zeros_like(front_KL), np.zeros(len(front_KL), int)
+    going_K = np.arange(len(front_KL))
+    steps = 0
+    one = np.uint64(1)
+    while len(going_K):
+        ahead_KL = front_KL << one | front_KL >> one
+        ahead_KL[:, 1:] |= front_KL[:, :-1]
+        ahead_KL[:, :-1] |= front_KL[:, 1:]
+        ahead_KL &= unseen_KL
+        goes_on_K = ahead_KL.any(1)
+        done_K = going_K[~goes_on_K]
+        farthest_KL[done_K], depth_K[done_K] = front_KL[~goes_on_K], steps
+        going_K, front_KL, unseen_KL = going_K[goes_on_K], ahead_KL[goes_on_K], unseen_KL[goes_on_K]
+        unseen_KL &= ~front_KL
+        steps += 1
+    return _from_bits(farthest_KL), depth_K
+
+
+def _to_bits(cells_KLL: np.ndarray) -> np.ndarray:
+    """(K, L) uint64: cell (k, row, column) is bit `column` of number (k, row)."""
+    packed = np.packbits(cells_KLL, axis=2, bitorder="little")
+    padded_KL8 = np.zeros((*packed.shape[:2], 8), np.uint8)
+    padded_KL8[:, :, : packed.shape[2]] = packed
+    return padded_KL8.view("<u8")[:, :, 0]
+
+
+def _from_bits(rows_KL: np.ndarray) -> np.ndarray:
+    num, side = rows_KL.shape
+    bytes_KL8 = rows_KL.astype("<u8").view(np.uint8).reshape(num, side, 8)
+    return np.unpackbits(bytes_KL8, axis=2, count=side, bitorder="little").view(bool)

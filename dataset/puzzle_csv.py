@@ -1,0 +1,138 @@
+"""The published CSV files of puzzles, source,question,answer,rating: where they are, and their rows, checked."""
+# N = rows, S = cells of a puzzle
+
+import csv
+import gzip
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from dataset.builder import SPLITS, one_line
+from dataset.schema import SplitName
+
+HEADER = ["source", "question", "answer", "rating"]
+CHUNK_ROWS = 20_000
+FIX_ROW = "correct or remove the row"
+# In a table of tokens: no token of the task.
+NO_TOKEN = 255
+
+
+class Row(NamedTuple):
+    """One puzzle. `line` is the last of its lines in the file, counted from 1."""
+
+    line: int
+    question: str
+    answer: str
+    rating: int
+
+
+def find_csv(folder: Path, split: SplitName) -> Path:
+    """<split>.csv or <split>.csv.gz of a folder. Raises ValueError unless there is exactly one of them."""
+    candidates = [folder / f"{split}.csv", folder / f"{split}.csv.gz"]
+    found = [file for file in candidates if file.is_file()]
+    if not found:
+        raise ValueError(f"{folder}: holds neither {split}.csv nor {split}.csv.gz; correct --source-dir")
+    if len(found) == 2:
+        raise ValueError(f"{folder}: holds both {split}.csv and {split}.csv.gz; remove one of them")
+    return found[0]
+
+
+def download(repo: str) -> dict[SplitName, Path]:
+    """Both files of a data set on the Hugging Face Hub, from its cache where they are there already.
+
+    Raises ValueError where they can't be had.
+    """
+    try:
+        import huggingface_hub
+        from huggingface_hub.utils import logging
+    except ImportError:
+        raise ValueError(
+            "downloading needs huggingface_hub, which is missing; pip install it, or give files with --source-dir"
+        ) from None
+    logging.set_verbosity_error()  # otherwise each retry is two lines of warning
+    files: dict[SplitName, Path] = {}
+    for split in SPLITS:
+        print(f"fetching {split}.csv of {repo} from the Hugging Face Hub", file=sys.stderr)
+        try:
+            files[split] = Path(huggingface_hub.hf_hub_download(repo, f"{split}.csv", repo_type="dataset"))
+        except (OSError, ValueError) as error:  # no network, no such data set, not a name of one
+            raise ValueError(
+                f"cannot download {split}.csv of {repo} ({one_line(error)}); check the name and the connection, "
+                "or give files with --source-dir"
+            ) from None
+    return files
+
+
+def read_rows(file: Path) -> Iterator[list[Row]]:
+    """Lists of up to CHUNK_ROWS rows of a .csv or .csv.gz file, so that one of millions needs no memory for its text.
+
+    Nothing is stripped: blanks are cells of some puzzles. Empty lines are passed over.
+
+    Raises ValueError with file and line for a file that can't be read, has another header or no rows, and for a row of
+    another form.
+    """
+    opener = gzip.open if file.suffix == ".gz" else open
+    rows: list[Row] = []
+    line = 1
+    is_empty = True
+    try:
+        # Undecodable bytes become characters that no puzzle has; spreadsheets put a byte order mark in front.
+        with opener(file, "rt", encoding="utf-8-sig", errors="replace", newline="") as stream:
+            reader = csv.reader(stream)
+            header = next(reader, None)
+            if header is None:
+                raise ValueError(f"{file}:1: the file is empty; it needs the header {','.join(HEADER)} and rows")
+            if header != HEADER:
+                found = ",".join(header)[:80]
+                raise ValueError(f"{file}:1: the header is {found!r}; it must be {','.join(HEADER)}")
+            for fields in reader:
+                line = reader.line_num
+                if not fields:
+                    continue
+                if len(fields) != len(HEADER):
+                    raise ValueError(f"{file}:{line}: {len(fields)} fields instead of 4; {FIX_ROW}")
+                _, question, answer, rating = fields
+                try:
+                    rows.append(Row(line, question, answer, int(rating)))
+                except ValueError:
+                    raise ValueError(f"{file}:{line}: the rating is {rating[:40]!r}, no integer; {FIX_ROW}") from None
+                is_empty = False
+                if len(rows) == CHUNK_ROWS:
+                    yield rows
+                    rows = []
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
+        raise ValueError(f"{file}:{line}: cannot be read on ({one_line(error)}); get the file again") from None
+    if is_empty:
+        raise ValueError(f"{file}:2: no puzzles after the header; give a file with rows")
+    if rows:
+        yield rows
+
+
+def to_tokens(
+    file: Path, rows: list[Row], column: Literal["question", "answer"], token_of: np.ndarray, num_cells: int, only: str
+) -> np.ndarray:
+    """(N, S) uint8 from the text of a column.
+
+    Args:
+        token_of: (256,) uint8, the token of each Latin-1 character, or NO_TOKEN.
+        num_cells: how long every text must be.
+        only: what the characters can be, for the message: "1 to 9".
+
+    Raises ValueError with file and line.
+    """
+    texts: list[str] = [getattr(row, column) for row in rows]
+    for row, text in zip(rows, texts, strict=True):
+        if len(text) != num_cells:
+            raise ValueError(f"{file}:{row.line}: the {column} has {len(text)} characters, not {num_cells}; {FIX_ROW}")
+    codes = np.frombuffer("".join(texts).encode("latin-1", errors="replace"), dtype=np.uint8)
+    tokens_NS = token_of[codes].reshape(len(rows), num_cells)
+    for n, cell in np.argwhere(tokens_NS == NO_TOKEN)[:1]:
+        raise ValueError(
+            f"{file}:{rows[n].line}: the {column} has {texts[n][cell]!r} in cell {cell + 1}, "
+            f"where only {only} can be; {FIX_ROW}"
+        )
+    return tokens_NS

@@ -1,0 +1,564 @@
+"""Checks a dataset in the published format, of any task, and says all that is wrong with it and where.
+
+Examples are read in chunks. What grows with the data are the index arrays, and eight bytes for each example by which
+those of the test split are found again in the training split.
+"""
+# N = examples (of a set, or of a chunk of it), S = tokens of an example, L = side of a grid
+
+# Run as a script, Python looks for modules in dataset/ first, where inspect.py would stand in for the standard
+# library's, which nearly every import below needs: so this comes before any of them.
+import os
+import sys
+
+if not __package__:
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dataset import arc, maze
+from dataset.augment import Box, box_of
+from dataset.builder import SPLITS, Parser, one_line, progress
+from dataset.schema import (
+    CHUNK_BYTES,
+    DatasetMetadata,
+    SplitName,
+    _array_file,
+    _check_indices,
+    _open_array,
+    _read_metadata,
+    check_contents,
+    open_split,
+)
+from dataset.sudoku import valid_solutions
+
+# Of the test examples, the share that may stand in the training data before the accuracy on them means little.
+MAX_LEAK = 0.01
+_ARRAYS = {"inputs": 2, "labels": 2, "puzzle_identifiers": 1, "puzzle_indices": 1, "group_indices": 1}  # and their axes
+_WITHOUT_ENDS = bytes(arc.PADDING if token == arc.END else token for token in range(256))
+
+CHECKS = f"""
+errors (exit status 1):
+  files     missing or damaged, of a wrong type or shape; counts and indices that disagree; train and
+            test that disagree; identifiers.json of another length; another fingerprint than recorded
+  values    tokens, labels or identifiers out of range; a training example without any label; all
+            labels of a set the same as its inputs
+  leak      over {MAX_LEAK:.0%} of the test examples stand in train as well (--allow-leak: a warning)
+  task      Sudoku: labels that are no valid board or change a clue. Maze: labels that are no shortest
+            path. ARC: what is no rectangle of colours with end markers, or input and label in
+            different places. The task is told by its shape (81 tokens of 11 kinds are a Sudoku);
+            --any-task leaves this out, for another task that happens to have such a shape
+
+warnings (exit status 0):
+  fewer leaks than that; the same test example twice; test examples without any label (they are not
+  scored); some labels the same as their inputs; no test split; no identifiers.json, or a name twice
+  in it; a wrong mean_puzzle_examples; all puzzles in one group (an epoch draws one of each group);
+  test puzzles with an identifier that no training puzzle has
+
+Examples are the same if inputs and labels are; if the inputs are, where puzzles have no identifiers;
+and in ARC wherever on the canvas the grids stand. Exit status 2: there is no dataset, or a mistake on
+the command line. Memory: the index arrays, 8 bytes for each example, and some MB.
+"""
+
+
+@dataclass
+class Findings:
+    """What was found, in that order: lines that begin with a file or folder."""
+
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def attempt(self, check: Callable[[], Any]) -> Any:
+        """What `check` returns; None, and an error, if it raises ValueError."""
+        try:
+            return check()
+        except ValueError as error:
+            self.errors.append(one_line(error))
+            return None
+
+
+@dataclass
+class Split:
+    """As much of a split as could be opened."""
+
+    name: SplitName
+    folder: Path
+    metadata: DatasetMetadata
+    sets: dict[str, dict[str, np.ndarray]]  # arrays by name; inputs and labels are memory maps, the others int64
+    whole: bool  # everything is there, and no count, index or value is wrong so far
+
+    def file(self, set_name: str, array: str) -> Path:
+        return _array_file(self.folder, set_name, array)
+
+    def num_rows(self, array: str) -> int:
+        return sum(len(arrays[array]) for arrays in self.sets.values() if array in arrays)
+
+
+def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) -> tuple[Findings, str]:
+    """Checks the dataset at `path`; returns what is wrong with it, and some lines about what is in it.
+
+    Raises ValueError, one line, where there is no dataset.
+    """
+    findings = Findings()
+    splits = _open_splits(path, findings)
+    for split in splits.values():
+        _check_puzzles(split, findings)
+    if len(splits) == 2:
+        _compare(splits["train"], splits["test"], findings)
+    if splits:
+        _check_names(path / "identifiers.json", next(iter(splits.values())).metadata, findings)
+
+    lines: list[str] = []
+    keys: dict[SplitName, np.ndarray] = {}
+    with progress("checking", sum(split.num_rows("inputs") for split in splits.values()), "examples") as bar:
+        for name, split in splits.items():
+            task = None if any_task else _task_of(split.metadata)
+            parts = [_scan_set(split, set_name, task, findings, bar.update) for set_name in split.sets]
+            keys[name] = np.concatenate(parts)
+            # Only now, because the first value out of range would end it.
+            fingerprint = findings.attempt(partial(_fingerprint, path, name)) if split.whole else None
+            lines += _describe(split, task, fingerprint)
+    if not all(split.whole for split in splits.values()):
+        lines.append("leaks and duplicates were not looked for: there are errors to be corrected first")
+    elif "test" in splits:
+        _check_duplicates(splits["test"], keys["test"], findings)
+        if "train" in splits:
+            _check_leaks(splits["test"], keys["test"], splits["train"], keys["train"], allow_leak, findings)
+    return findings, "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files, shapes, indices
+
+
+def _open_splits(path: Path, findings: Findings) -> dict[SplitName, Split]:
+    """The splits that have a readable dataset.json."""
+    described = [name for name in SPLITS if (path / name / "dataset.json").is_file()]
+    if not described:
+        if (path / "dataset.json").is_file():
+            raise ValueError(f"{path} is a split of a dataset; give the folder above it, {path.parent}")
+        what = "holds neither train/dataset.json nor test/dataset.json" if path.exists() else "is not there"
+        raise ValueError(f"no dataset at {path}: it {what}; correct the path")
+    if "train" not in described:
+        findings.errors.append(f"{path}: has no train/dataset.json; rebuild the dataset")
+    if "test" not in described:
+        findings.warnings.append(f"{path}: has no test split, so nothing can be evaluated on it")
+    splits = {name: findings.attempt(partial(_open, path, name, findings)) for name in described}
+    return {name: split for name, split in splits.items() if split is not None}
+
+
+def _open(path: Path, name: SplitName, findings: Findings) -> Split:
+    """Raises ValueError only if dataset.json is wrong; of all else that is, each is a finding."""
+    folder = path / name
+    split = Split(name, folder, _read_metadata(path, folder), {}, whole=True)
+    num_before = len(findings.errors)
+    for set_name in dict.fromkeys(split.metadata.sets):
+        split.sets[set_name] = _open_set(split, set_name, findings)
+    if len(findings.errors) == num_before:
+        # What training opens has the last word; also about what concerns several sets.
+        findings.attempt(partial(open_split, path, name))
+    split.whole = len(findings.errors) == num_before
+    return split
+
+
+def _open_set(split: Split, set_name: str, findings: Findings) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for array, num_axes in _ARRAYS.items():
+        opened = findings.attempt(partial(_open_array, split.file(set_name, array), num_axes))
+        if opened is not None:
+            arrays[array] = opened if num_axes == 2 else opened.astype(np.int64)
+
+    def disagree(array: str, what: str) -> None:
+        findings.errors.append(f"{split.file(set_name, array)}: {what}; rebuild the dataset")
+
+    for array in ("inputs", "labels"):
+        if array in arrays and arrays[array].shape[1] != split.metadata.seq_len:
+            num_tokens = arrays.pop(array).shape[1]
+            disagree(array, f"rows have {num_tokens} tokens, but seq_len in dataset.json is {split.metadata.seq_len}")
+    if "inputs" in arrays and "labels" in arrays and len(arrays["inputs"]) != len(arrays["labels"]):
+        disagree("labels", f"{len(arrays.pop('labels'))} rows, but inputs has {len(arrays['inputs'])}")
+    for array, counted, what in (
+        ("puzzle_indices", "inputs", "rows in inputs"),
+        ("group_indices", "puzzle_identifiers", "puzzles in puzzle_identifiers"),
+    ):
+        if array in arrays and counted in arrays:
+            check = partial(_check_indices, split.file(set_name, array), arrays[array], len(arrays[counted]), what)
+            findings.attempt(check)
+    if "puzzle_indices" in arrays and "puzzle_identifiers" in arrays:
+        num, num_puzzles = len(arrays["puzzle_identifiers"]), len(arrays["puzzle_indices"]) - 1
+        if num != num_puzzles:
+            disagree("puzzle_identifiers", f"{num} entries, but puzzle_indices has {num_puzzles} puzzles")
+    return arrays
+
+
+def _fingerprint(path: Path, name: SplitName) -> str:
+    return check_contents(open_split(path, name))
+
+
+def _check_puzzles(split: Split, findings: Findings) -> None:
+    """Identifiers, groups, and the counts that say how long an epoch is."""
+    limit = split.metadata.num_puzzle_identifiers
+    for set_name, arrays in split.sets.items():
+        identifiers_P = arrays.get("puzzle_identifiers", np.zeros(0, np.int64))
+        (wrong,) = np.nonzero((identifiers_P < 0) | (identifiers_P >= limit))
+        if len(wrong):
+            findings.errors.append(
+                f"{split.file(set_name, 'puzzle_identifiers')}: puzzle {wrong[0]} has identifier "
+                f"{identifiers_P[wrong[0]]}, but 0 to {limit - 1} are possible{_others(len(wrong))}; rebuild the "
+                "dataset or correct num_puzzle_identifiers in dataset.json"
+            )
+            split.whole = False
+    if not split.whole:
+        return
+    num_examples, num_puzzles = split.num_rows("inputs"), split.num_rows("puzzle_identifiers")
+    mean = num_examples / num_puzzles
+    if not math.isclose(mean, split.metadata.mean_puzzle_examples, rel_tol=1e-3):
+        findings.warnings.append(
+            f"{split.folder / 'dataset.json'}: mean_puzzle_examples is {split.metadata.mean_puzzle_examples:.6g}, but "
+            f"{num_examples:,} examples of {num_puzzles:,} puzzles are {mean:.6g}; other trainers count steps with it"
+        )
+    if split.name == "train" and split.metadata.total_groups == 1 and num_puzzles > 1:
+        findings.warnings.append(
+            f"{split.folder}: one group holds all {num_puzzles:,} puzzles, and an epoch visits one of each group; "
+            "give a group to each puzzle and its augmentations"
+        )
+
+
+def _compare(train: Split, test: Split, findings: Findings) -> None:
+    """A model trained on one split must be able to read the other."""
+    for key in (
+        "seq_len",
+        "vocab_size",
+        "num_puzzle_identifiers",
+        "pad_id",
+        "ignore_label_id",
+        "blank_identifier_id",
+    ):
+        value, expected = getattr(test.metadata, key), getattr(train.metadata, key)
+        if value != expected:
+            findings.errors.append(
+                f"{test.folder / 'dataset.json'}: {key} is {value}, but {expected} in train; build both splits alike"
+            )
+    if train.whole and test.whole and train.metadata.num_puzzle_identifiers > 1:
+        known = np.unique(np.concatenate([arrays["puzzle_identifiers"] for arrays in train.sets.values()]))
+        for set_name, arrays in test.sets.items():
+            (new,) = np.nonzero(~np.isin(arrays["puzzle_identifiers"], known))
+            if len(new):
+                findings.warnings.append(
+                    f"{test.file(set_name, 'puzzle_identifiers')}: puzzle {new[0]} has identifier "
+                    f"{arrays['puzzle_identifiers'][new[0]]}, which no training puzzle has{_others(len(new))}; its "
+                    "embedding is never trained"
+                )
+
+
+def _check_names(file: Path, metadata: DatasetMetadata, findings: Findings) -> None:
+    """identifiers.json: the name of each identifier."""
+    try:
+        names = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        findings.warnings.append(f"{file}: is missing, so nobody can tell which puzzle an identifier means")
+        return
+    except (OSError, ValueError, RecursionError) as error:
+        findings.errors.append(f"{file}: cannot be read ({one_line(error)}); rebuild the dataset")
+        return
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        findings.errors.append(f"{file}: is no list of names; rebuild the dataset")
+        return
+    num = metadata.num_puzzle_identifiers
+    if len(names) != num:
+        findings.errors.append(
+            f"{file}: holds {len(names):,} names, but num_puzzle_identifiers is {num:,}; rebuild the dataset"
+        )
+    if len(set(names)) < len(names):
+        seen: set[str] = set()
+        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        findings.warnings.append(f"{file}: names {twice!r} twice; puzzles are told apart by it")
+
+
+def _others(num: int) -> str:
+    return "" if num == 1 else f" (and so {num - 1:,} others)"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Examples
+
+
+class _Task(NamedTuple):
+    """What is known of a task beyond its tokens."""
+
+    name: str
+    # Of inputs_NS, labels_NS and whether a label counts, NS: for each thing that can be wrong in an input or a label,
+    # the rows (N,) in which it is.
+    find: Callable[[np.ndarray, np.ndarray, np.ndarray], dict[tuple[str, str], np.ndarray]]
+
+
+def _task_of(metadata: DatasetMetadata) -> _Task | None:
+    """The closed table of tasks, told by their shapes."""
+    seq_len, vocab_size = metadata.seq_len, metadata.vocab_size
+    box = box_of(seq_len, vocab_size)
+    if box is not None:
+        return _Task(f"Sudoku {box}", partial(_find_in_sudoku, box))
+    if (seq_len, vocab_size) == (arc.SEQ_LEN, arc.VOCAB_SIZE):
+        return _Task("ARC", _find_in_arc)
+    side = math.isqrt(seq_len)
+    if (seq_len, vocab_size) == (side * side, maze.VOCAB_SIZE):
+        return _Task(f"maze {side}x{side}", _find_in_maze)
+    return None
+
+
+def _find_in_sudoku(
+    box: Box, inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray
+) -> dict[tuple[str, str], np.ndarray]:
+    complete_N = labelled_NS.all(axis=1)
+    # Token 1 is a blank, 2 the digit 1; where a label does not count, anything may stand.
+    digits_NS = np.where(labelled_NS & (labels_NS > 0), labels_NS - 1, 0)
+    changed_NS = (inputs_NS > 1) & labelled_NS & (inputs_NS != labels_NS)
+    return {
+        ("inputs", "has padding inside the board"): (inputs_NS == 0).any(axis=1),
+        ("labels", f"is no valid board with boxes of {box}"): complete_N & ~valid_solutions(digits_NS, box),
+        ("labels", "changes a clue of its input"): changed_NS.any(axis=1),
+    }
+
+
+def _find_in_maze(
+    inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray
+) -> dict[tuple[str, str], np.ndarray]:
+    complete_N = labelled_NS.all(axis=1)
+    judged = maze.judge_paths(inputs_NS, labels_NS)
+    valid_N, shortest_N = judged["path_valid"], judged["path_optimal"]
+    return {
+        ("labels", "is not its input with one path from S to G"): complete_N & ~valid_N,
+        ("labels", "is a path, but not a shortest one"): complete_N & valid_N & ~shortest_N,
+    }
+
+
+def _find_in_arc(
+    inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray
+) -> dict[tuple[str, str], np.ndarray]:
+    labelled_N = labelled_NS.any(axis=1)
+    inputs_right_N, inputs_corner_N = _arc_grids(inputs_NS)
+    labels_right_N, labels_corner_N = _arc_grids(labels_NS)
+    elsewhere_N = labelled_N & inputs_right_N & labels_right_N & (inputs_corner_N != labels_corner_N)
+    what = "is no rectangle of colours with end markers below and right of it"
+    return {
+        ("inputs", what): ~inputs_right_N,
+        ("labels", what): labelled_N & ~labels_right_N,
+        ("labels", "has its grid elsewhere on the canvas than its input"): elsewhere_N,
+    }
+
+
+def _arc_grids(tokens_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) each: whether a canvas holds one grid with its end markers, and the number of the grid's upper left cell."""
+    tokens_NLL = tokens_NS.reshape(-1, arc.SIDE, arc.SIDE)
+    is_grid_NLL = tokens_NLL >= arc.FIRST_COLOUR
+    rows_NL, columns_NL = (np.logical_or.reduce(is_grid_NLL, axis=axis) for axis in (2, 1))
+    below_NL, right_NL = _line_after(rows_NL), _line_after(columns_NL)
+    # Without gaps there is one line after the grid, or none where it ends with the canvas.
+    right_N = (_num_runs(rows_NL) == 1) & (_num_runs(columns_NL) == 1)
+    right_N &= (is_grid_NLL == (rows_NL[:, :, None] & columns_NL[:, None, :])).all(axis=(1, 2))
+    ends_NLL = (below_NL[:, :, None] & columns_NL[:, None, :]) | (rows_NL[:, :, None] & right_NL[:, None, :])
+    right_N &= ((tokens_NLL == arc.END) == ends_NLL).all(axis=(1, 2))
+    return right_N, rows_NL.argmax(axis=1) * arc.SIDE + columns_NL.argmax(axis=1)
+
+
+def _line_after(lines_NL: np.ndarray) -> np.ndarray:
+    """The lines that come right after one of `lines_NL` and aren't one."""
+    after_NL = np.zeros_like(lines_NL)
+    after_NL[:, 1:] = lines_NL[:, :-1] & ~lines_NL[:, 1:]
+    return after_NL
+
+
+def _num_runs(lines_NL: np.ndarray) -> np.ndarray:
+    return lines_NL[:, 0] + (lines_NL[:, 1:] & ~lines_NL[:, :-1]).sum(axis=1)
+
+
+def _scan_set(
+    split: Split, set_name: str, task: _Task | None, findings: Findings, advance: Callable[[int], object]
+) -> np.ndarray:
+    """Reads every example once. Returns a key for each, (N,) uint64, equal for equal examples."""
+    arrays, metadata = split.sets[set_name], split.metadata
+    if "inputs" not in arrays or "labels" not in arrays:
+        return np.zeros(0, np.uint64)
+    inputs, labels = arrays["inputs"], arrays["labels"]
+    first: dict[tuple[str, str], str] = {}  # for each thing that is wrong the first row in which it is,
+    num: Counter[tuple[str, str]] = Counter()  # and in how many it is
+
+    def note(kind: tuple[str, str], rows_N: np.ndarray, detail: str = "") -> None:
+        if rows_N.any():
+            array, what = kind
+            where = f"{split.file(set_name, array)}: row {start + int(rows_N.argmax())}"
+            first.setdefault(kind, f"{where} {what}{detail}")
+            num[kind] += int(np.count_nonzero(rows_N))
+
+    unlabelled, same = ("labels", "has no label that counts"), ("labels", "is the same as its input")
+    keys = []
+    num_rows = max(1, CHUNK_BYTES // max(array.nbytes // len(array) for array in (inputs, labels)))
+    for start in range(0, len(inputs), num_rows):
+        # Mapped anew for every chunk: pages that were read would otherwise stay with the process.
+        mapped = (_open_array(split.file(set_name, array), 2) for array in ("inputs", "labels"))
+        inputs_NS, labels_NS = (np.asarray(array[start : start + num_rows]) for array in mapped)
+        labelled_NS = np.ones(labels_NS.shape, bool)
+        if metadata.ignore_label_id is not None:
+            labelled_NS = labels_NS != metadata.ignore_label_id
+            labels_NS = np.where(labelled_NS, labels_NS, 0)
+        right_N1 = np.ones((len(inputs_NS), 1), bool)
+        for array, tokens_NS in (("inputs", inputs_NS), ("labels", labels_NS)):
+            if tokens_NS.min() >= 0 and tokens_NS.max() < metadata.vocab_size:
+                continue
+            wrong_NS = (tokens_NS < 0) | (tokens_NS >= metadata.vocab_size)
+            value = tokens_NS.flat[int(wrong_NS.argmax())]
+            what = f"has a token outside of 0 to {metadata.vocab_size - 1}"
+            note((array, what), np.logical_or.reduce(wrong_NS, axis=1), f", {value}")
+            right_N1 &= ~wrong_NS.any(axis=1, keepdims=True)
+            split.whole = False
+        if not right_N1.all():  # what follows looks up tokens in tables
+            inputs_NS, labels_NS, labelled_NS = inputs_NS * right_N1, labels_NS * right_N1, labelled_NS & right_N1
+        note(unlabelled, right_N1[:, 0] & (~labelled_NS).all(axis=1))
+        note(same, right_N1[:, 0] & np.logical_and.reduce(inputs_NS == labels_NS, axis=1))
+        if task is not None:
+            for kind, rows_N in task.find(inputs_NS, labels_NS, labelled_NS).items():
+                note(kind, right_N1[:, 0] & rows_N)
+        keys.append(_keys(inputs_NS, labels_NS, metadata, is_arc=task is not None and task.find is _find_in_arc))
+        advance(len(inputs_NS))
+
+    for kind, line in first.items():
+        harmless = (kind == unlabelled and split.name == "test") or (kind == same and num[kind] < len(inputs))
+        others = f" ({num[kind]:,} rows of {len(inputs):,} in all)" if num[kind] > 1 else ""
+        (findings.warnings if harmless else findings.errors).append(line + others)
+    return np.concatenate(keys)
+
+
+def _keys(inputs_NS: np.ndarray, labels_NS: np.ndarray, metadata: DatasetMetadata, is_arc: bool) -> np.ndarray:
+    """(N,) uint64, equal for equal examples and hardly ever for others: in one ARC dataset of ten million."""
+    # Where puzzles have no identifiers, the input is the whole question, and which answer it has doesn't matter.
+    parts = (inputs_NS,) if metadata.num_puzzle_identifiers == 1 else (inputs_NS, labels_NS)
+    dtype = np.uint8 if metadata.vocab_size <= 256 else np.int32
+    texts = zip(*(_texts(part_NS.astype(dtype, copy=False), is_arc) for part_NS in parts), strict=True)
+    digests = (hashlib.blake2b(b"\xff".join(text), digest_size=8).digest() for text in texts)
+    return np.frombuffer(b"".join(digests), np.uint64)
+
+
+def _texts(tokens_NS: np.ndarray, is_arc: bool) -> list[bytes]:
+    text = tokens_NS.tobytes()
+    size = len(text) // len(tokens_NS)
+    texts = [text[start : start + size] for start in range(0, len(text), size)]
+    if not is_arc:
+        return texts
+    # From its first cell to its last, a grid is the same wherever it stands, but for its end markers, which are left
+    # out where the canvas ends.
+    return [text.translate(_WITHOUT_ENDS).strip(bytes([arc.PADDING])) for text in texts]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the splits hold twice
+
+
+def _place(split: Split, example: int) -> str:
+    """Where an example stands, from its number among those of all sets."""
+    ends = np.cumsum([len(arrays["inputs"]) for arrays in split.sets.values()])
+    number = int(np.searchsorted(ends, example, side="right"))
+    row = example - (ends[number - 1] if number else 0)
+    return f"row {row} of {split.file(list(split.sets)[number], 'inputs')}"
+
+
+def _check_duplicates(test: Split, keys_N: np.ndarray, findings: Findings) -> None:
+    """The same example under another identifier is another question: augmentations vote, each for itself."""
+    identifiers_N = np.concatenate(
+        [np.repeat(arrays["puzzle_identifiers"], np.diff(arrays["puzzle_indices"])) for arrays in test.sets.values()]
+    )
+    order_N = np.lexsort((identifiers_N, keys_N))  # stable: of equal ones the first comes first
+    same_N = (np.diff(keys_N[order_N]) == 0) & (np.diff(identifiers_N[order_N]) == 0)
+    if same_N.any():
+        at = int(same_N.argmax())
+        findings.warnings.append(
+            f"{_place(test, order_N[at + 1])} is the example of {_place(test, order_N[at])} again "
+            f"({int(same_N.sum()):,} of {len(keys_N):,} are such copies); each counts in the accuracy"
+        )
+
+
+def _check_leaks(
+    test: Split, test_keys_N: np.ndarray, train: Split, train_keys_N: np.ndarray, allowed: bool, findings: Findings
+) -> None:
+    leaked_N = np.isin(test_keys_N, train_keys_N)
+    if not leaked_N.any():
+        return
+    in_test = int(leaked_N.argmax())
+    in_train = int((train_keys_N == test_keys_N[in_test]).argmax())
+    share = float(leaked_N.mean())
+    line = (
+        f"{_place(test, in_test)} stands in the training data, {_place(train, in_train)} "
+        f"({int(leaked_N.sum()):,} of {len(leaked_N):,} test examples do, {share:.2%})"
+    )
+    if share > MAX_LEAK and not allowed:
+        findings.errors.append(f"{line}; leave them out of one of the two, or allow it with --allow-leak")
+    else:
+        findings.warnings.append(line)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the user sees
+
+
+def _describe(split: Split, task: _Task | None, fingerprint: str | None) -> list[str]:
+    metadata = split.metadata
+    sizes = [
+        _count(split.num_rows("inputs"), "example"),
+        _count(split.num_rows("puzzle_identifiers"), "puzzle"),
+        _count(metadata.total_groups, "group"),
+        _count(metadata.num_puzzle_identifiers, "identifier"),
+        f"{metadata.seq_len} tokens of {metadata.vocab_size} kinds",
+    ]
+    known = "" if task is None else f" ({task.name})"
+    return [
+        f"{split.name:<6} {', '.join(sizes)}{known}",
+        *([] if fingerprint is None else [f"       sha256 {fingerprint}"]),
+    ]
+
+
+def _count(num: int, what: str) -> str:
+    return f"{num:,} {what}{'' if num == 1 else 's'}"
+
+
+def _program(argv: list[str] | None) -> int:
+    parser = Parser(
+        "python -m dataset.validate",
+        "Check a dataset in the published format, of any task: all that is wrong with it, line by line, and where.",
+        CHECKS,
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="the folder that holds train and test")
+    parser.add_argument("--allow-leak", action="store_true", help="test examples may stand in the training data")
+    parser.add_argument("--any-task", action="store_true", help="check nothing that only Sudoku, mazes or ARC have")
+    args = parser.parse_args(argv)
+    findings, summary = validate(args.path, allow_leak=args.allow_leak, any_task=args.any_task)
+    for kind, lines in (("error", findings.errors), ("warning", findings.warnings)):
+        for line in lines:
+            print(f"{kind}: {line}")
+    print(summary)
+    num_errors, num_warnings = len(findings.errors), len(findings.warnings)
+    print(f"{'wrong' if num_errors else 'ok'}: {_count(num_errors, 'error')}, {_count(num_warnings, 'warning')}")
+    return 1 if findings.errors else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status: 0 for a dataset in order, 1 for one that is not, 2 after a mistake, 130 after Ctrl-C."""
+    try:
+        return _program(argv)
+    except (ValueError, OSError) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("error: interrupted; not all was checked", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,480 @@
+"""What the ARC builder writes, that it can be undone, what it refuses and what it warns of."""
+# A = versions of a task, E = examples in one version, S = cells of the canvas
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataset import build_arc_dataset
+from dataset.arc import SIDE, crop, grid_key, parse_name, to_tokens, undo
+from dataset.build_arc_dataset import load_sources, main, make_puzzles, parse_settings
+from dataset.schema import PuzzleSet, Split, SplitName, open_split
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+REAL_TASKS = REPOSITORY.parent / "shared" / "data" / "arc"
+needs_real_tasks = pytest.mark.skipif(not REAL_TASKS.exists(), reason="the shared ARC tasks are not here")
+
+Grid = list[list[int]]
+
+
+def _pair(rng: np.random.Generator, height: int, width: int) -> dict[str, Grid]:
+    sizes = {"input": (height, width), "output": (max(1, height - 1), min(SIDE, width + 1))}
+    return {name: rng.integers(10, size=size).tolist() for name, size in sizes.items()}
+
+
+def _task(seed: int, num_train: int = 2, num_test: int = 1) -> dict[str, list[dict[str, Grid]]]:
+    rng = np.random.default_rng(seed)
+    sides = iter(rng.integers(2, 12, size=(num_train + num_test, 2)).tolist())
+    return {
+        "train": [_pair(rng, *next(sides)) for _ in range(num_train)],
+        "test": [_pair(rng, *next(sides)) for _ in range(num_test)],
+    }
+
+
+TRAINING = {"a": _task(1), "b": _task(2, num_train=3, num_test=2)}
+EVALUATION = {"c": _task(3, num_train=3), "d": _task(4, num_train=2, num_test=2)}
+
+
+def _write_combined(folder: Path, **subsets: dict[str, Any]) -> Path:
+    """Kaggle's layout, with the outputs of test pairs in a file of their own; the prefix of its files."""
+    prefix = folder / "arc-agi"
+    for subset, tasks in subsets.items():
+        challenges = {
+            name: {**task, "test": [{"input": pair["input"]} for pair in task["test"]]} for name, task in tasks.items()
+        }
+        solutions = {name: [pair["output"] for pair in task["test"]] for name, task in tasks.items()}
+        Path(f"{prefix}_{subset}_challenges.json").write_text(json.dumps(challenges))
+        with gzip.open(f"{prefix}_{subset}_solutions.json.gz", "wt") as stream:
+            json.dump(solutions, stream)
+    return prefix
+
+
+def _write_folders(folder: Path, **subfolders: dict[str, Any]) -> Path:
+    for subfolder, tasks in subfolders.items():
+        (folder / subfolder).mkdir(parents=True)
+        for name, task in tasks.items():
+            (folder / subfolder / f"{name}.json").write_text(json.dumps(task))
+    return folder
+
+
+@pytest.fixture
+def tasks_dir(tmp_path: Path) -> Path:
+    return _write_folders(tmp_path / "tasks", training=TRAINING, evaluation=EVALUATION)
+
+
+def _build(output_dir: Path, *options: object) -> dict[SplitName, Split]:
+    assert main(["--output-dir", str(output_dir), *map(str, options)]) == 0
+    return {"train": open_split(output_dir, "train"), "test": open_split(output_dir, "test")}
+
+
+def _error(capsys: pytest.CaptureFixture[str], output_dir: Path, *options: object) -> str:
+    """Runs the builder into a mistake: status 2, one line, nothing left behind."""
+    before = sorted(output_dir.parent.iterdir())
+    assert main(["--output-dir", str(output_dir), *map(str, options)]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert ";" in line, "it must say what to do"
+    assert sorted(output_dir.parent.iterdir()) == before
+    return line
+
+
+def _names(output_dir: Path) -> list[str]:
+    names = json.loads((output_dir / "identifiers.json").read_text())
+    assert names[0] == "<blank>"
+    return list(names)
+
+
+def _puzzles(puzzle_set: PuzzleSet) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    """Identifier, (E, S) inputs and labels of every puzzle."""
+    starts = puzzle_set.puzzle_indices.tolist()
+    return [
+        (identifier, np.array(puzzle_set.inputs[start:end]), np.array(puzzle_set.labels[start:end]))
+        for identifier, start, end in zip(puzzle_set.puzzle_identifiers.tolist(), starts, starts[1:], strict=False)
+    ]
+
+
+def _start(tokens_S: np.ndarray) -> tuple[int, int]:
+    """Row and column of the first cell that is no padding, which is a grid's first cell."""
+    row, column = divmod(int(np.flatnonzero(tokens_S)[0]), SIDE)
+    return row, column
+
+
+def _grid_at(tokens_S: np.ndarray, top: int, left: int) -> np.ndarray:
+    canvas_RC = np.zeros((SIDE, SIDE), dtype=np.uint8)
+    canvas_RC[: SIDE - top, : SIDE - left] = tokens_S.reshape(SIDE, SIDE)[top:, left:]
+    return crop(canvas_RC.reshape(1, -1))[0]
+
+
+def test_format(tmp_path: Path, tasks_dir: Path) -> None:
+    splits = _build(tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 3)
+    for split, num_groups, mean in (("train", 4, (3 + 5 + 3 + 2) / 4), ("test", 2, (1 + 2) / 2)):
+        assert json.loads((tmp_path / "data" / split / "dataset.json").read_text()) == {
+            "pad_id": 0,
+            "ignore_label_id": 0,
+            "blank_identifier_id": 0,
+            "vocab_size": 12,
+            "seq_len": 900,
+            "num_puzzle_identifiers": 17,
+            "total_groups": num_groups,
+            "mean_puzzle_examples": mean,
+            "sets": ["all"],
+        }
+    train, test = splits["train"].sets["all"], splits["test"].sets["all"]
+    # Folders and files in the order of their names: evaluation comes before training.
+    assert train.inputs.shape == (4 * 13, 900) and train.inputs.dtype == np.uint8
+    assert train.puzzle_identifiers.tolist() == list(range(1, 17))
+    assert np.diff(train.puzzle_indices).tolist() == [3] * 4 + [2] * 4 + [3] * 4 + [5] * 4
+    assert train.group_indices.tolist() == [0, 4, 8, 12, 16]
+    assert test.puzzle_identifiers.tolist() == list(range(1, 9))
+    assert np.diff(test.puzzle_indices).tolist() == [1] * 4 + [2] * 4
+    assert test.group_indices.tolist() == [0, 4, 8]
+    names = _names(tmp_path / "data")
+    assert len(names) == len(set(names)) == 17
+    assert names[1::4] == ["c", "d", "a", "b"]
+    assert [parse_name(name)[0] for name in names[1:]] == [task for task in "cdab" for _ in range(4)]
+    assert [name[1:] for name in names[1:5]] != [name[1:] for name in names[5:9]], "every task has draws of its own"
+    assert json.loads((tmp_path / "data" / "test_puzzles.json").read_text()) == EVALUATION
+    recorded = json.loads((tmp_path / "data" / "fingerprint.json").read_text())
+    assert recorded["builder"]["num_aug"] == 3 and recorded["builder"]["program"] == "build_arc_dataset"
+
+
+def test_every_example_can_be_undone(tmp_path: Path, tasks_dir: Path) -> None:
+    """Every version of every pair is that pair again, after what its name says; train and test pairs are in place."""
+    splits = _build(tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 20)
+    names = _names(tmp_path / "data")
+    expected = {
+        "train": {name: task["train"] + task["test"] for name, task in TRAINING.items()}
+        | {name: task["train"] for name, task in EVALUATION.items()},
+        "test": {name: task["test"] for name, task in EVALUATION.items()},
+    }
+    for split, tasks in expected.items():
+        seen = []
+        for identifier, inputs_ES, labels_ES in _puzzles(splits[split].sets["all"]):  # type: ignore[index]
+            task, number, permutation_C = parse_name(names[identifier])
+            seen.append(task)
+            num_at_start = 0
+            for pair, input_S, label_S in zip(tasks[task], inputs_ES, labels_ES, strict=True):
+                top, left = _start(input_S)
+                num_at_start += (top, left) == (0, 0)
+                for grid, tokens_S in ((pair["input"], input_S), (pair["output"], label_S)):
+                    assert _start(tokens_S) == (top, left), "input and output are moved alike"
+                    found_hw = _grid_at(tokens_S, top, left)
+                    assert undo(found_hw, number, permutation_C).tolist() == grid
+                    np.testing.assert_array_equal(tokens_S, to_tokens(found_hw, top, left))
+            assert num_at_start >= 1 if split == "train" else num_at_start == len(inputs_ES)
+        assert set(seen) == set(tasks) and len(seen) == 21 * len(tasks)
+
+
+def test_grids_are_moved_over_the_whole_canvas(tmp_path: Path) -> None:
+    """A grid of 29x28 has 2 x 3 places, lying or standing, and each is taken about as often."""
+    rng = np.random.default_rng(0)
+    task = {"train": [_pair(rng, 29, 27), _pair(rng, 29, 27)], "test": [_pair(rng, 29, 27)]}
+    tasks = _write_folders(tmp_path / "tasks", training={"a": task}, evaluation={"c": EVALUATION["c"]})
+    split = _build(tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 600)["train"]
+    names = _names(tmp_path / "data")
+    moved: dict[tuple[int, int], int] = {}
+    num_stays = np.zeros(3, dtype=int)
+    for identifier, inputs_ES, _ in _puzzles(split.sets["all"]):
+        task_name, number, _ = parse_name(names[identifier])
+        if task_name != "a":
+            continue
+        starts = [_start(input_S) for input_S in inputs_ES]
+        num_stays += [start == (0, 0) for start in starts]
+        for start in starts:
+            place = start[::-1] if number in (1, 3, 6, 7) else start
+            moved[place] = moved.get(place, 0) + 1
+    assert sorted(moved) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    # 601 examples stay, and a sixth of the other 1,202 is at (0, 0) by chance.
+    assert 720 < moved.pop((0, 0)) < 880
+    assert all(140 < num < 260 for num in moved.values())
+    assert (num_stays > 200).all(), "each of the three must stay at times"
+
+
+def test_combined_files_and_folders_are_the_same_tasks(tmp_path: Path, tasks_dir: Path) -> None:
+    prefix = _write_combined(tmp_path, evaluation=EVALUATION, training=TRAINING)
+    options = ("--subsets", "evaluation", "training", "--test-set-name", "evaluation", "--num-aug", 4)
+    _build(tmp_path / "files", "--input-file-prefix", prefix, *options)
+    _build(tmp_path / "folders", "--dataset-dirs", tasks_dir, "--num-aug", 4)
+    assert _fingerprints(tmp_path / "files") == _fingerprints(tmp_path / "folders")
+    for name in ("identifiers.json", "test_puzzles.json"):
+        assert (tmp_path / "files" / name).read_text() == (tmp_path / "folders" / name).read_text()
+
+
+def _fingerprints(folder: Path) -> list[str]:
+    recorded = json.loads((folder / "fingerprint.json").read_text())
+    return [recorded["train"], recorded["test"]]
+
+
+def test_a_build_is_a_function_of_the_seed(tmp_path: Path, tasks_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--dataset-dirs", tasks_dir, "--num-aug", 30)
+    _build(tmp_path / "a", *options, "--seed", 1)
+    _build(tmp_path / "c", *options, "--seed", 2)
+    monkeypatch.setattr(build_arc_dataset, "CHUNK_ROWS", 7)
+    _build(tmp_path / "b", *options, "--seed", 1)
+    assert _fingerprints(tmp_path / "a") == _fingerprints(tmp_path / "b")
+    assert _fingerprints(tmp_path / "a")[0] != _fingerprints(tmp_path / "c")[0]
+
+
+def test_what_a_task_becomes_does_not_depend_on_the_others(tmp_path: Path, tasks_dir: Path) -> None:
+    alone = _write_folders(tmp_path / "alone", evaluation={"d": EVALUATION["d"]})
+    found = []
+    for output_dir, source in ((tmp_path / "x", alone), (tmp_path / "y", tasks_dir)):
+        split = _build(output_dir, "--dataset-dirs", source, "--num-aug", 5)["train"]
+        names = _names(output_dir)
+        found.append(
+            [
+                (names[identifier], inputs_ES.tobytes(), labels_ES.tobytes())
+                for identifier, inputs_ES, labels_ES in _puzzles(split.sets["all"])
+                if parse_name(names[identifier])[0] == "d"
+            ]
+        )
+    assert found[0] == found[1] and len(found[0]) == 6
+
+
+def test_a_hidden_test_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prefix = _write_combined(tmp_path, training=TRAINING, evaluation=EVALUATION)
+    for subset in ("training", "evaluation"):
+        Path(f"{prefix}_{subset}_solutions.json.gz").unlink()
+    options = ("--subsets", "training", "evaluation", "--test-set-name", "evaluation", "--num-aug", 2)
+    splits = _build(tmp_path / "data", "--input-file-prefix", prefix, *options)
+    assert "note: test pairs of training tasks that have no output are left out: 3" in capsys.readouterr().err
+    assert np.diff(splits["train"].sets["all"].puzzle_indices)[::3].tolist() == [2, 3, 3, 2]
+    assert (splits["test"].sets["all"].labels == 0).all() and (splits["test"].sets["all"].inputs != 0).any(1).all()
+    test_puzzles = json.loads((tmp_path / "data" / "test_puzzles.json").read_text())
+    assert test_puzzles["d"]["test"] == [{"input": pair["input"]} for pair in EVALUATION["d"]["test"]]
+    assert test_puzzles["d"]["train"] == EVALUATION["d"]["train"]
+
+
+def test_tasks_with_few_versions_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    black = {"train": [{"input": [[0]], "output": [[0]]}], "test": [{"input": [[0]], "output": [[0, 0]]}]}
+    tasks = _write_folders(tmp_path / "tasks", training={"black": black}, evaluation=EVALUATION)
+    _build(tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 5)
+    assert "note: not 5 different versions were found of black\n" in capsys.readouterr().err
+    assert "black" in _names(tmp_path / "data")
+    assert len(_names(tmp_path / "data")) == 1 + 2 * 6 + 2
+
+
+# ---- leaks and repetitions -------------------------------------------------------------------------------------------
+
+
+def _many(num: int) -> dict[str, Any]:
+    return {f"many{seed:03}": _task(1000 + seed, num_train=1) for seed in range(num)}
+
+
+def test_test_pairs_among_the_training_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    leaking = {"train": TRAINING["a"]["train"], "test": EVALUATION["c"]["test"]}
+    tasks = _write_folders(tmp_path / "tasks", training={**TRAINING, "leaking": leaking}, evaluation=EVALUATION)
+    options = ("--dataset-dirs", tasks, "--num-aug", 1)
+    message = _error(capsys, tmp_path / "data", *options)
+    assert "1 of 3 test pairs are among the training pairs: c (in leaking); " in message
+    splits = _build(tmp_path / "data", *options, "--allow-leak")
+    assert "warning: 1 of 3 test pairs are among the training pairs: c (in leaking)" in capsys.readouterr().err
+    assert splits["train"].metadata.total_groups == 5
+
+
+def test_a_test_pair_that_demonstrates_its_own_task_is_a_leak(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = EVALUATION["c"]
+    tasks = _write_folders(tmp_path / "tasks", evaluation={"c": {**task, "train": task["train"] + task["test"]}})
+    assert "1 of 1 test pairs" in _error(capsys, tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 0)
+
+
+@pytest.mark.parametrize(("num_test", "status"), [(99, 2), (100, 0)])
+def test_up_to_one_in_a_hundred_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_test: int, status: int
+) -> None:
+    evaluation = _many(num_test)
+    leaking = {"train": TRAINING["a"]["train"], "test": evaluation["many007"]["test"]}
+    prefix = _write_combined(tmp_path, t={"leaking": leaking}, e=evaluation)
+    options = ["--subsets", "t", "e", "--test-set-name", "e", "--num-aug", "0", "--output-dir", str(tmp_path / "data")]
+    assert main(["--input-file-prefix", str(prefix), *options]) == status
+    messages = capsys.readouterr().err
+    assert f"1 of {num_test} test pairs are among the training pairs: many007 (in leaking)" in messages
+    assert ("warning: " in messages) == (status == 0)
+
+
+def test_the_same_task_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Revisions of ARC have the same pairs in another order.
+    again = {"train": TRAINING["b"]["train"][::-1], "test": TRAINING["b"]["test"][::-1]}
+    tasks = _write_folders(tmp_path / "tasks", training=TRAINING, copy={"b": again}, evaluation=EVALUATION)
+    splits = _build(tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 1)
+    assert "note: tasks that are there more than once are built once: b\n" in capsys.readouterr().err
+    assert splits["train"].metadata.total_groups == 4
+    assert sorted(_names(tmp_path / "data")[1::2]) == ["a", "b", "c", "d"]
+
+    (tasks / "copy" / "b.json").write_text(json.dumps(_task(77)))
+    message = _error(capsys, tmp_path / "other", "--dataset-dirs", tasks, "--num-aug", 1)
+    assert "training and " in message and "copy hold different tasks called b; rename one" in message
+
+
+def test_a_task_both_trained_on_and_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --allow-leak it is one puzzle; another revision of it is then trained on as well."""
+    task = EVALUATION["c"]
+    revised = {**task, "train": [*task["train"][1:], TRAINING["a"]["train"][0]]}
+    tasks = _write_folders(tmp_path / "tasks", evaluation=EVALUATION, training={"c": revised})
+    options = ("--dataset-dirs", tasks, "--num-aug", 0)
+    assert "1 of 3 test pairs are among the training pairs: c (in c)" in _error(capsys, tmp_path / "data", *options)
+    splits = _build(tmp_path / "data", *options, "--allow-leak")
+    assert _names(tmp_path / "data") == ["<blank>", "c", "d"]
+    _, inputs_ES, _ = _puzzles(splits["train"].sets["all"])[0]
+    trained_on = {grid_key(_grid_at(input_S, *_start(input_S))) for input_S in inputs_ES}
+    pairs = [*task["train"], revised["train"][-1], *task["test"]]
+    assert trained_on == {grid_key(np.array(pair["input"])) for pair in pairs} and len(inputs_ES) == len(pairs)
+    assert np.diff(splits["test"].sets["all"].puzzle_indices).tolist() == [1, 2]
+    assert json.loads((tmp_path / "data" / "test_puzzles.json").read_text()) == EVALUATION
+
+
+def test_another_task_of_the_same_name_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = _write_folders(tmp_path / "tasks", evaluation=EVALUATION, training={"c": TRAINING["a"]})
+    message = _error(capsys, tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 1)
+    assert "hold different tasks called c" in message
+
+
+@needs_real_tasks
+def test_leaks_in_the_real_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prefix = REAL_TASKS / "arc-agi"
+    options = ("--input-file-prefix", prefix, "--test-set-name", "evaluation", "--num-aug", 0)
+    _build(tmp_path / "arc-1", *options, "--subsets", "training", "evaluation", "concept")
+    messages = capsys.readouterr()
+    assert "warning: 1 of 419 test pairs are among the training pairs: 070dd51e (in 40853293)" in messages.err
+    # 1302 + 416 pairs of training, 1363 of evaluation, 427 + 480 of ConceptARC.
+    assert "3,988 examples of 960 versions of 960 tasks" in messages.out
+    assert "419 examples of 400 versions of 400 tasks" in messages.out
+
+    mixed = load_sources(parse_settings([*map(str, options), "--subsets", "training2", "evaluation"]))
+    with pytest.raises(ValueError, match="395 of 419 test pairs are among the training pairs"):
+        make_puzzles(mixed, allow_leak=False)
+    puzzles = make_puzzles(mixed, allow_leak=True)
+    assert (
+        "once are built once: 00576224, 009d5c81, 00dbd492, 03560426, 05a7bcf2 and 371 more" in capsys.readouterr().err
+    )
+    assert len(puzzles) == 1000 + 400 - 376
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--num-aug", -1], "--num-aug is -1; it must be at least 0"),
+        (["--seed", -1], "--seed is -1; it must be at least 0"),
+        (["--num-aug", "many"], "--num-aug: invalid int value: 'many'"),
+        (["--dataset-dirs", "x", "--input-file-prefix", "y"], "--dataset-dirs and --input-file-prefix exclude each"),
+        (["--subsets", "x"], "--subsets needs --input-file-prefix"),
+        (["--test-set-name", "x"], "--test-set-name needs --input-file-prefix"),
+        (["--input-file-prefix", "x", "--subsets", "y"], "needs --subsets and --test-set-name"),
+        (
+            ["--input-file-prefix", "x", "--subsets", "a", "b", "--test-set-name", "c"],
+            "--test-set-name is c, which is not among --subsets a, b",
+        ),
+        (
+            ["--input-file-prefix", "x", "--subsets", "a", "a", "--test-set-name", "a"],
+            "--subsets names a twice",
+        ),
+        (["--dataset-dirs", "missing"], "there is no folder missing; get the tasks or correct --dataset-dirs"),
+        (["--input-file", "x"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[object], expected: str
+) -> None:
+    assert expected in _error(capsys, tmp_path / "data", *options)
+
+
+def test_published_command_lines() -> None:
+    hrm = parse_settings([])
+    assert [str(folder) for folder in hrm.dataset_dirs or []] == [
+        "dataset/raw-data/ARC-AGI/data",
+        "dataset/raw-data/ConceptARC/corpus",
+    ]
+    assert (str(hrm.output_dir), hrm.num_aug, hrm.seed) == ("data/arc-aug-1000", 1000, 42)
+    arc_2 = "--dataset-dirs dataset/raw-data/ARC-AGI-2/data --output-dir data/arc-2-aug-1000"
+    assert parse_settings(arc_2.split()).dataset_dirs == [Path("dataset/raw-data/ARC-AGI-2/data")]
+    trm = (
+        "--input-file-prefix kaggle/combined/arc-agi --output-dir data/arc1concept-aug-1000 "
+        "--subsets training evaluation concept --test-set-name evaluation"
+    )
+    combined = parse_settings(trm.split())
+    assert (combined.subsets, combined.test_set_name) == (["training", "evaluation", "concept"], "evaluation")
+    assert combined.dataset_dirs is None and combined.input_file_prefix == "kaggle/combined/arc-agi"
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "build although more than 1 % of the test pairs" in text and "--test-set-name evaluation" in text
+
+
+def test_more_versions_than_can_be_indexed(tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path) -> None:
+    message = _error(capsys, tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 10**9)
+    assert "13,000,000,013 examples are more than a dataset can index, 2,147,483,647; lower --num-aug" in message
+
+
+def test_missing_files_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path) -> None:
+    prefix = _write_combined(tmp_path, training=TRAINING)
+    options = ("--input-file-prefix", prefix, "--test-set-name", "evaluation")
+    message = _error(capsys, tmp_path / "data", *options, "--subsets", "training", "evaluation")
+    assert f"there is no file {prefix}_evaluation_challenges.json (or .json.gz)" in message
+    solutions = Path(f"{prefix}_training_solutions.json")
+    solutions.write_text("{}")
+    message = _error(capsys, tmp_path / "data", *options, "--subsets", "training", "evaluation")
+    assert f"{solutions} is there as .json and as .json.gz" in message
+
+    (tmp_path / "empty" / "training").mkdir(parents=True)
+    message = _error(capsys, tmp_path / "data", "--dataset-dirs", tasks_dir, tmp_path / "empty")
+    assert "empty: no subfolder of it holds a .json file" in message
+    no_test = _write_folders(tmp_path / "no_test", training=TRAINING)
+    message = _error(capsys, tmp_path / "data", "--dataset-dirs", no_test)
+    assert "so there is no test set" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "b.json: is empty"),
+        ("no JSON", "b.json: is no JSON"),
+        ("[1, 2]", "b.json: holds a list, no ARC task"),
+        ('{"train": [{"input": [[1]]}], "test": [{"input": [[1]]}]}', "b.json: train pair 1 has no output"),
+        (
+            json.dumps({**_task(9), "test": [{"input": [[0] * 31], "output": [[1]]}]}),
+            "b.json: test pair 1, input: is 1",
+        ),
+        (json.dumps({**_task(9), "test": [{"input": [[10]], "output": [[1]]}]}), "row 1, column 1 is 10"),
+    ],
+)
+def test_a_bad_file_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path, text: str, expected: str
+) -> None:
+    (tasks_dir / "training" / "b.json").write_text(text)
+    assert expected in _error(capsys, tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 1)
+
+
+@pytest.mark.parametrize("name", ["", "a|||b"])
+def test_names_that_identifiers_cannot_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    prefix = _write_combined(tmp_path, e={name: EVALUATION["c"]})
+    options = ("--input-file-prefix", prefix, "--subsets", "e", "--test-set-name", "e")
+    assert f"a task is called {name!r}" in _error(capsys, tmp_path / "data", *options)
+
+
+@pytest.mark.parametrize("how", [["dataset/build_arc_dataset.py"], ["-m", "dataset.build_arc_dataset"]])
+def test_as_a_script_and_as_a_module(tmp_path: Path, tasks_dir: Path, how: list[str]) -> None:
+    options = ["--output-dir", str(tmp_path / "data"), "--dataset-dirs", str(tasks_dir), "--num-aug", "2"]
+    done = subprocess.run([sys.executable, *how, *options], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "39 examples of 12 versions of 4 tasks" in done.stdout and "vocab_size 12, seq_len 900" in done.stdout
+    assert "\r" not in done.stderr, "a redirected progress bar must be made of lines"
+    options[1] = str(tmp_path / "other")
+    bad = subprocess.run(
+        [sys.executable, *how, *options, "--seed", "-1"], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr == "error: --seed is -1; it must be at least 0\n"

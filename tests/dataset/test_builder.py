@@ -1,0 +1,179 @@
+"""What all builders share: the arrays as a stream, the folder that appears when it is whole, mistakes as one line."""
+# N = examples, S = tokens, P = puzzles, G = groups
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset import builder
+from dataset.builder import Parser, SplitWriter, check_at_least, check_exclusive, finish, given, new_dataset, run
+from dataset.schema import check_contents, open_split
+
+
+def _write(folder: Path, cuts: list[int], **options: str) -> None:
+    """A split of 5 puzzles with 1, 3, 2, 1 and 1 examples, added in parts that end at `cuts` puzzles."""
+    sizes_P, identifiers_P = np.array([1, 3, 2, 1, 1]), np.array([1, 0, 3, 2, 2])
+    inputs_NS = np.arange(8 * 4, dtype=np.uint8).reshape(8, 4) % 7
+    labels_NS = inputs_NS[::-1]  # not contiguous
+    starts_P = np.concatenate([[0], np.cumsum(sizes_P)])
+    with SplitWriter(folder, seq_len=4, vocab_size=7, num_puzzle_identifiers=4, **options) as writer:
+        for first, end in zip([0, *cuts], [*cuts, 5], strict=True):
+            rows = slice(starts_P[first], starts_P[end])
+            writer.add(inputs_NS[rows], labels_NS[rows], sizes_P[first:end], identifiers_P[first:end])
+            if first < end == 2:
+                writer.end_groups(np.array([2]))
+        writer.end_groups(np.array([2, 1]) if 2 in cuts else np.array([2, 2, 1]))
+
+
+@pytest.mark.parametrize("cuts", [[], [2], [1, 2, 2, 4]])
+def test_a_stream_gives_the_arrays_that_numpy_would_write(tmp_path: Path, cuts: list[int]) -> None:
+    _write(tmp_path / "train", cuts)
+    inputs_NS = np.arange(8 * 4, dtype=np.uint8).reshape(8, 4) % 7
+    expected: dict[str, np.ndarray] = {
+        "inputs": inputs_NS,
+        "labels": np.ascontiguousarray(inputs_NS[::-1]),
+        "puzzle_identifiers": np.array([1, 0, 3, 2, 2], np.int32),
+        "puzzle_indices": np.array([0, 1, 4, 6, 7, 8], np.int32),
+        "group_indices": np.array([0, 2, 4, 5], np.int32),
+    }
+    for name, array in expected.items():
+        np.save(tmp_path / "expected.npy", array)
+        assert (tmp_path / "train" / f"all__{name}.npy").read_bytes() == (tmp_path / "expected.npy").read_bytes()
+    assert json.loads((tmp_path / "train" / "dataset.json").read_text()) == {
+        "pad_id": 0,
+        "ignore_label_id": 0,
+        "blank_identifier_id": 0,
+        "vocab_size": 7,
+        "seq_len": 4,
+        "num_puzzle_identifiers": 4,
+        "total_groups": 3,
+        "mean_puzzle_examples": 1.6,
+        "sets": ["all"],
+    }
+    check_contents(open_split(tmp_path, "train"))
+
+
+def test_a_set_has_the_name_it_is_given(tmp_path: Path) -> None:
+    _write(tmp_path / "train", [2], set_name="evaluation")
+    assert list(open_split(tmp_path, "train").sets) == ["evaluation"]
+
+
+def test_a_split_that_was_not_finished_is_none(tmp_path: Path) -> None:
+    one = np.zeros((1, 4), np.uint8)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        SplitWriter(tmp_path / "train", seq_len=4, vocab_size=7, num_puzzle_identifiers=4) as writer,
+    ):
+        writer.add(one, one, np.array([1]), np.array([0]))
+        raise KeyboardInterrupt
+    assert (tmp_path / "train" / "all__inputs.npy").exists()
+    with pytest.raises(ValueError, match="no dataset at"):
+        open_split(tmp_path, "train")
+
+
+def test_more_rows_than_the_indices_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builder, "MAX_ROWS", 7)
+    with pytest.raises(ValueError, match="train: a dataset indexes 7 examples at most"):
+        _write(tmp_path / "train", [2, 4])
+    monkeypatch.setattr(builder, "MAX_ROWS", 8)
+    _write(tmp_path / "other", [2, 4])
+
+
+def test_what_was_built_is_read_back_and_recorded(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        _write(tmp_path / split, [])
+    names = ["<blank>", 'a "name"', "naïve", "</script>"]
+    fingerprints = finish(tmp_path, iter(names), {"program": "x", "folder": Path("y")})
+    assert json.loads((tmp_path / "identifiers.json").read_text()) == names
+    recorded = json.loads((tmp_path / "fingerprint.json").read_text())
+    assert recorded.pop("builder") == {"program": "x", "folder": "y"} and recorded == fingerprints
+    assert fingerprints["train"] == fingerprints["test"] == check_contents(open_split(tmp_path, "train"))
+
+
+def test_a_wrong_token_is_found_when_it_is_read_back(tmp_path: Path) -> None:
+    seven = np.full((1, 4), 7, np.uint8)
+    for split in ("train", "test"):
+        with SplitWriter(tmp_path / split, seq_len=4, vocab_size=7, num_puzzle_identifiers=1) as writer:
+            writer.add(seven, seven, np.array([1]), np.array([0]))
+            writer.end_groups(np.array([1]))
+    with pytest.raises(ValueError, match="row 0 has token 7, but 0 to 6 are possible"):
+        finish(tmp_path, ["<blank>"], {})
+
+
+def _build(output_dir: Path) -> None:
+    with new_dataset(output_dir) as folder:
+        for split in ("train", "test"):
+            _write(folder / split, [])
+        finish(folder, ["<blank>", "a", "b", "c"], {})
+        (folder / "test_puzzles.json").write_text("{}")
+
+
+def test_a_dataset_takes_the_place_of_another_and_of_nothing_else(tmp_path: Path) -> None:
+    _build(tmp_path / "a" / "data")
+    before = (tmp_path / "a" / "data" / "train").stat().st_ino
+    _build(tmp_path / "a" / "data")
+    assert (tmp_path / "a" / "data" / "train").stat().st_ino != before
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["data"]
+    (tmp_path / "a" / "data" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds notes\.txt, which is no part of a dataset; choose another"):
+        _build(tmp_path / "a" / "data")
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), OSError("No space\nleft"), KeyboardInterrupt()])
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(ValueError if isinstance(error, OSError) else type(error)) as caught:  # noqa: SIM117
+        with new_dataset(tmp_path / "data") as folder:
+            _write(folder / "train", [])
+            raise error
+    assert list(tmp_path.iterdir()) == []
+    if isinstance(error, OSError):
+        assert "data (No space left); see to space and permissions there" in str(caught.value)
+
+
+class _Settings:
+    one_number = 0
+    other = None
+    third = "x"
+
+
+def test_options_are_checked_by_the_names_they_have_on_the_command_line() -> None:
+    assert given(_Settings, "one_number", "other", "third") == ["--one-number", "--third"]
+    check_at_least(_Settings, one_number=0, other=5)
+    with pytest.raises(ValueError, match="--one-number is 0; it must be at least 1"):
+        check_at_least(_Settings, one_number=1)
+    check_exclusive(_Settings, "other", "third")
+    with pytest.raises(ValueError, match="--one-number and --third exclude each other; give one of them"):
+        check_exclusive(_Settings, "one_number", "other", "third")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "out", "err"),
+    [
+        ("built\n  it", 0, "built\n  it\n", ""),
+        (ValueError("two\nlines"), 2, "", "error: two lines\n"),
+        (PermissionError(), 2, "", "error: PermissionError\n"),
+        (KeyboardInterrupt(), 130, "", "error: interrupted; nothing was built\n"),
+    ],
+)
+def test_the_exit_status(
+    capsys: pytest.CaptureFixture[str], outcome: str | BaseException, status: int, out: str, err: str
+) -> None:
+    def program(argv: list[str] | None) -> str:
+        assert argv == ["--x"]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    assert run(program, ["--x"]) == status
+    assert capsys.readouterr() == (out, err)
+
+
+def test_a_wrong_option_is_one_line() -> None:
+    parser = Parser("x.py", description="X.", epilog="y")
+    parser.add_argument("--number", type=int)
+    with pytest.raises(ValueError, match=r"invalid int value: 'a'; --help shows the options$"):
+        parser.parse_args(["--number", "a"])
+    with pytest.raises(ValueError, match="unrecognized arguments: --num 1"):
+        parser.parse_args(["--num", "1"])

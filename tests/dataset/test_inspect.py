@@ -1,0 +1,234 @@
+"""What is shown of a dataset is what is in it; and that a module called inspect stands in nobody's way."""
+# N = examples, S = tokens of an example
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from os import terminal_size
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset import arc, inspect
+from dataset.build_sudoku_dataset import main as build_sudoku
+from dataset.builder import SplitWriter, finish
+from dataset.inspect import main
+from dataset.schema import check_contents, open_split
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted(
+    path.stem for path in (REPOSITORY / "dataset").glob("*.py") if 'if __name__ == "__main__"' in path.read_text()
+)
+
+
+@pytest.fixture(scope="module")
+def sudoku(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("inspect") / "data"
+    options = ["--generate", "8", "--generate-test", "5", "--box", "2x2", "--num-aug", "2"]
+    assert build_sudoku(["--output-dir", str(path), *options]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def own_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3x3 tokens of 12 kinds: puzzles of two examples in groups of three, identifiers of their own."""
+    path = tmp_path_factory.mktemp("inspect") / "data"
+    path.mkdir()
+    inputs_NS = np.arange(12 * 9, dtype=np.uint8).reshape(12, 9) % 11 + 1
+    labels_NS = inputs_NS.copy()
+    labels_NS[:, 0], labels_NS[:, 8] = inputs_NS[:, 0] % 11 + 1, 0
+    for split in ("train", "test"):
+        with SplitWriter(path / split, seq_len=9, vocab_size=12, num_puzzle_identifiers=7) as writer:
+            writer.add(inputs_NS, labels_NS, np.full(6, 2), np.arange(1, 7))
+            writer.end_groups(np.array([3, 3]))
+    finish(
+        path, ["<blank>", *(f"rule {letter}" for letter in "abcdef")], {"program": "by_hand", "colour": None, "n": 3}
+    )
+    return path
+
+
+def _shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
+    assert main([str(argument) for argument in arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_counts(sudoku: Path, own_task: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _shown(capsys, sudoku, "--num", 0)
+    assert lines[1] == "  task     sudoku 2x2: 16 tokens of 6 kinds, padding 0, label 0 is ignored"
+    assert lines[3].split() == ["train/all", "8", "24", "24", "1", "to", "1", "1", "of", "1"]
+    assert lines[4].split() == ["test/all", "5", "5", "5", "1", "to", "1", "1", "of", "1"]
+    lines = _shown(capsys, own_task, "--num", 0)
+    assert lines[1].startswith("  task     unknown: 9 tokens of 12 kinds")
+    assert lines[3].split() == ["train/all", "2", "6", "12", "2", "to", "2", "6", "of", "7"]
+    assert lines[-1] == "  built by by_hand n=3"
+
+
+def test_fingerprints(
+    sudoku: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = json.loads((sudoku / "fingerprint.json").read_text())
+    lines = _shown(capsys, sudoku, "--num", 0)
+    assert lines[5:7] == [f"  sha256   {split:<5} {recorded[split]} (recorded)" for split in ("train", "test")]
+    assert f"  sha256   test  {recorded['test']} (computed)" in _shown(capsys, sudoku, "--num", 0, "--fingerprint")
+
+    copy = tmp_path / "copy"
+    shutil.copytree(sudoku, copy)
+    (copy / "fingerprint.json").unlink()
+    computed = f"  sha256   train {check_contents(open_split(copy, 'train'))} (computed)"
+    assert computed in _shown(capsys, copy, "--num", 0)
+    monkeypatch.setattr(inspect, "MAX_HASHED_BYTES", 100)
+    assert "  sha256   train not recorded; --fingerprint computes it from 0.0 GB" in _shown(capsys, copy, "--num", 0)
+    assert computed in _shown(capsys, copy, "--num", 0, "--fingerprint")
+
+
+def test_a_board_beside_its_solution(sudoku: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _shown(capsys, sudoku, "--split", "test", "--row", 3, "--num", 1)
+    title = lines.index("test/all row 3: group 3, puzzle 3, identifier 0 <blank>")
+    rows = [re.findall(r"[.\d]", line) for line in lines[title + 1 :] if "─" not in line]
+    shown = np.array([[0 if symbol == "." else int(symbol) for symbol in row] for row in rows])
+    puzzle_set = open_split(sudoku, "test").sets["all"]
+    np.testing.assert_array_equal(shown[:, :4].ravel(), puzzle_set.inputs[3] - 1)
+    np.testing.assert_array_equal(shown[:, 4:].ravel(), puzzle_set.labels[3] - 1)
+
+
+def test_a_task_that_nobody_knows(own_task: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _shown(capsys, own_task, "--row", 8, "--num", 1)
+    assert lines[-4:] == [
+        "train/all row 8: group 1, puzzle 4, identifier 5 rule e",
+        " 7  8  9    8  8  9",
+        "10 11  1   10 11  1",
+        " 2  3  4    2  3  -",
+    ]
+    colored = _shown(capsys, own_task, "--row", 8, "--num", 1, "--color")[-3:]
+    assert colored[0].endswith("   \x1b[36m 8\x1b[0m  8  9") and colored[2].endswith(" 3 \x1b[90m -\x1b[0m")
+
+
+def test_which_rows(own_task: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def rows(*arguments: object) -> list[str]:
+        return [line.split(":")[0] for line in _shown(capsys, own_task, *arguments) if " row " in line]
+
+    assert rows("--row", 10, "--num", 5) == ["train/all row 10", "train/all row 11"]
+    assert rows() == rows("--seed", 0) and len(rows()) == 3
+    assert len({tuple(rows("--seed", seed)) for seed in range(5)}) > 1
+    assert rows("--num", 100) == [f"train/all row {row}" for row in range(12)]
+    assert rows("--num", 1, "--split", "test")[0].startswith("test/all row ")
+
+
+def test_rows_of_several_sets(own_task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "data"
+    shutil.copytree(own_task, path)
+    (path / "fingerprint.json").unlink()
+    for file in list((path / "train").glob("all__*")):
+        shutil.copy(file, file.with_name(file.name.replace("all", "more")))
+    description = path / "train" / "dataset.json"
+    description.write_text(
+        json.dumps(json.loads(description.read_text()) | {"sets": ["all", "more"], "total_groups": 4})
+    )
+    lines = _shown(capsys, path, "--row", 11, "--num", 2)
+    titles = [line for line in lines if " row " in line]
+    assert titles == [
+        "train/all row 11: group 1, puzzle 5, identifier 6 rule f",
+        "train/more row 0: group 0, puzzle 0, identifier 1 rule a",
+    ]
+
+
+def test_colours_are_for_terminals(
+    sudoku: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "\x1b" not in "".join(_shown(capsys, sudoku))
+    assert "\x1b[" in "".join(_shown(capsys, sudoku, "--color"))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert "\x1b[" in "".join(_shown(capsys, sudoku))
+
+
+def test_arc(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "data"
+    path.mkdir()
+    inputs_NS, labels_NS = (
+        np.stack([arc.to_tokens(np.full(shape, colour, np.uint8), 5, 6)] * 2)
+        for shape, colour in (((2, 3), 1), ((3, 2), 2))
+    )
+    labels_NS[1] = 0
+    for split in ("train", "test"):
+        with SplitWriter(path / split, seq_len=900, vocab_size=12, num_puzzle_identifiers=1) as writer:
+            writer.add(inputs_NS, labels_NS, np.ones(2, int), np.zeros(2, int))
+            writer.end_groups(np.ones(2, int))
+    finish(path, ["<blank>"], {"program": "test"})
+    lines = _shown(capsys, path, "--row", 0, "--num", 2)
+    first = lines.index("train/all row 0: group 0, puzzle 0, identifier 0 <blank>")
+    assert [line.split() for line in lines[first + 1 : first + 4]] == [list("11122"), list("11122"), list("22")]
+    assert lines[first + 6].startswith("1 1 1 ") and lines[first + 6].endswith(" (no label counts)")
+    assert len(re.findall(r"\x1b\[48;5;", "".join(_shown(capsys, path, "--row", 0, "--num", 1, "--color")))) == 12
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: terminal_size((10, 24)))
+    lines = _shown(capsys, path, "--row", 0, "--num", 1)
+    assert lines[-6:] == ["1 1 1", "1 1 1", "", "2 2", "2 2", "2 2"]
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["{data}/nowhere"], "no dataset at"),
+        (["{data}", "--row", "12"], "has rows 0 to 11"),
+        (["{data}", "--num", "-1"], "--num is -1"),
+        (["{data}", "--row", "first"], "invalid int value"),
+        ([], "required: PATH"),
+    ],
+)
+def test_mistakes_are_one_line(
+    own_task: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    assert main([argument.format(data=own_task) for argument in arguments]) == 2
+    output = capsys.readouterr()
+    (line,) = output.err.splitlines()
+    assert output.out == "" and line.startswith("error: ") and expected in line and ";" in line
+
+
+@pytest.mark.parametrize(
+    "file, content, expected",
+    [
+        ("fingerprint.json", "{", "cannot be read"),
+        ("identifiers.json", "{}", "no list"),
+        ("train/all__inputs.npy", "", "cannot be mapped"),
+    ],
+)
+def test_damaged_files(
+    own_task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, content: str, expected: str
+) -> None:
+    path = tmp_path / "data"
+    shutil.copytree(own_task, path)
+    (path / file).write_text(content)
+    assert main([str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and file in line and expected in line
+
+
+def test_a_token_that_does_not_exist(own_task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "data"
+    shutil.copytree(own_task, path)
+    array = np.load(path / "train/all__labels.npy")
+    array[4, 4] = 12
+    np.save(path / "train/all__labels.npy", array)
+    assert main([str(path), "--row", "4"]) == 2
+    assert "row 4 of all has tokens outside of 0 to 11; python -m dataset.validate" in capsys.readouterr().err
+
+
+# ---- the standard library has an inspect, too ------------------------------------------------------------
+
+
+def test_the_programs_are_found() -> None:
+    assert {"build_sudoku_dataset", "validate", "inspect"} <= set(SCRIPTS)
+
+
+@pytest.mark.parametrize("how", ["script", "module"])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_program_starts_both_ways(name: str, how: str) -> None:
+    """As a script, dataset/ itself comes first where Python looks for modules, and inspect.py is in it."""
+    program = [f"dataset/{name}.py"] if how == "script" else ["-m", f"dataset.{name}"]
+    done = subprocess.run(
+        [sys.executable, *program, "--help"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ") and done.stderr == ""

@@ -1,0 +1,364 @@
+"""Mazes: the label's path, judging other paths, transforms and new mazes, against slow searches."""
+# N = mazes, S = cells of a maze, L = side, T = transforms
+
+import itertools
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset import maze
+from dataset.build_maze_dataset import read_csv
+from dataset.maze import (
+    BLANK,
+    GOAL,
+    PATH,
+    START,
+    WALL,
+    allowed_transforms,
+    distances,
+    generate,
+    judge_paths,
+    least_distance,
+    shortest_path,
+    to_text,
+    to_tokens,
+    transformed,
+)
+from tests.dataset.mazes import Cell, any_maze, random_maze, search, solved, turned, turned_row
+
+REAL_MAZES = Path(__file__).resolve().parents[3] / "shared" / "data" / "maze-30x30-hard-1k"
+
+
+def _is_solved(maze_S: np.ndarray, label_S: np.ndarray) -> bool:
+    expected_S = solved(maze_S)
+    return expected_S is not None and np.array_equal(expected_S, label_S)
+
+
+# ---- text --------------------------------------------------------------------------------------------------
+
+
+def test_text_and_tokens() -> None:
+    assert to_tokens("# SGo").tolist() == [1, 2, 3, 4, 5]
+    assert to_tokens(" S \n".strip("\n")).tolist() == [2, 3, 2], "blanks at the ends are cells"
+    maze_S, label_S = random_maze(np.random.default_rng(0), 7)
+    for tokens_S in (maze_S, label_S):
+        np.testing.assert_array_equal(to_tokens(to_text(tokens_S)), tokens_S)
+    assert to_text(np.array([0, 1])) == " #"
+
+
+@pytest.mark.parametrize(("text", "expected"), [("# S.", "'.' in cell 4"), ("\t#", r"'\\t' in cell 1")])
+def test_other_characters_are_a_mistake(text: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        to_tokens(text)
+
+
+# ---- paths -------------------------------------------------------------------------------------------------
+
+
+def _all_paths(maze_LL: np.ndarray) -> list[list[int]]:
+    """Every way from S to G that enters no cell twice, as directions: 0 down, 1 left, 2 right, 3 up."""
+    steps = ((1, 0), (0, -1), (0, 1), (-1, 0))
+    found = []
+
+    def go(cell: Cell, taken: list[int], visited: set[Cell]) -> None:
+        if maze_LL[cell] == GOAL:
+            found.append(taken)
+            return
+        for direction, (down, right) in enumerate(steps):
+            ahead = (cell[0] + down, cell[1] + right)
+            if min(ahead) >= 0 and max(ahead) < len(maze_LL) and maze_LL[ahead] != WALL and ahead not in visited:
+                go(ahead, [*taken, direction], {*visited, ahead})
+
+    (start,) = zip(*np.nonzero(maze_LL == START), strict=True)
+    go(start, [], {start})
+    return found
+
+
+@pytest.mark.parametrize("side", [2, 3, 4])
+def test_the_label_is_the_first_of_all_shortest_paths(side: int) -> None:
+    """Among all paths, the shortest, and of these the first in the order of directions: down, left, right, up."""
+    rng = np.random.default_rng(side)
+    num_choices = num_without = 0
+    for _ in range(100):
+        maze_LL = any_maze(rng, side).reshape(side, side)
+        paths = _all_paths(maze_LL)
+        found = shortest_path(maze_LL)
+        if not paths:
+            num_without += 1
+            assert found is None
+            continue
+        expected = min(paths, key=lambda path: (len(path), path))
+        num_choices += sum(len(path) == len(expected) for path in paths) > 1
+        assert found is not None
+        assert maze_LL[found[0]] == START and maze_LL[found[-1]] == GOAL
+        taken = [(r - row, c - column) for (row, column), (r, c) in itertools.pairwise(found)]
+        assert [((1, 0), (0, -1), (0, 1), (-1, 0)).index(step) for step in taken] == expected
+    assert num_without and (num_choices > 10 or side == 2)
+
+
+@pytest.mark.parametrize("side", [9, 30])
+def test_the_label_is_what_the_search_finds(side: int) -> None:
+    rng = np.random.default_rng(side)
+    for _ in range(30):
+        maze_LL = any_maze(rng, side).reshape(side, side)
+        assert shortest_path(maze_LL) == search(maze_LL.tolist())
+
+
+def test_distances() -> None:
+    rng = np.random.default_rng(0)
+    open_NLL = rng.random((40, 7, 7)) < 0.65
+    from_NLL = rng.random((40, 7, 7)) < 0.05
+    expected_NLL = np.full((40, 7, 7), -1)
+    for n in range(40):
+        queue = deque((cell, 0) for cell in zip(*np.nonzero(from_NLL[n]), strict=True))
+        while queue:
+            (row, column), steps = queue.popleft()
+            if expected_NLL[n, row, column] >= 0:
+                continue
+            expected_NLL[n, row, column] = steps
+            for r, c in ((row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)):
+                if 0 <= r < 7 and 0 <= c < 7 and open_NLL[n, r, c]:
+                    queue.append(((r, c), steps + 1))
+    np.testing.assert_array_equal(distances(open_NLL, from_NLL), expected_NLL)
+
+
+def _judge(maze_LL: np.ndarray, answer_LL: np.ndarray) -> tuple[bool, bool]:
+    """Whether the answer is one path, and a shortest one: walks along it from S to G."""
+    side = len(maze_LL)
+    cells = [(row, column) for row in range(side) for column in range(side)]
+    for cell in cells:
+        if answer_LL[cell] != maze_LL[cell] and (maze_LL[cell] != BLANK or answer_LL[cell] != PATH):
+            return False, False
+    starts = [cell for cell in cells if maze_LL[cell] == START]
+    goals = [cell for cell in cells if maze_LL[cell] == GOAL]
+    if len(starts) != 1 or len(goals) != 1:
+        return False, False
+    left = {cell for cell in cells if maze_LL[cell] in (START, GOAL) or answer_LL[cell] == PATH}
+    cell = starts[0]
+    left.remove(cell)
+    num_steps = 0
+    while cell != goals[0]:
+        row, column = cell
+        ahead = [c for c in ((row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)) if c in left]
+        if len(ahead) != 1:
+            return False, False
+        (cell,) = ahead
+        left.remove(cell)
+        num_steps += 1
+    if left:
+        return False, False
+    shortest = search(maze_LL.tolist())
+    assert shortest is not None
+    return True, num_steps == len(shortest) - 1
+
+
+def _compare(mazes: list[np.ndarray], answers: list[np.ndarray]) -> np.ndarray:
+    judged = judge_paths(np.stack([m.ravel() for m in mazes]), np.stack([a.ravel() for a in answers]))
+    found_N2 = np.stack([judged["path_valid"], judged["path_optimal"]], axis=1)
+    expected_N2 = [_judge(m, a) for m, a in zip(mazes, answers, strict=True)]
+    np.testing.assert_array_equal(found_N2, expected_N2)
+    assert judged["path_valid"].dtype == judged["path_optimal"].dtype == bool
+    return found_N2
+
+
+def _grid(text: str) -> np.ndarray:
+    return to_tokens(text.replace("/", "").replace(".", " ")).reshape(len(text.split("/")), -1)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "valid", "optimal"),
+    [
+        ("S../.#./..G", "S../o#./ooG", True, True),
+        ("S../.#./..G", "Soo/.#o/..G", True, True),
+        ("S../.../..G", "Soo/.oo/..G", False, False),  # a square: which way?
+        ("S.../..../..../G...", "Sooo/...o/...o/Gooo", True, False),  # a way round
+        ("SG/..", "SG/..", True, True),
+        ("SG/..", "SG/oo", False, False),  # S and G have a second neighbour
+        ("SG./..#/...", "SG./..#/..o", False, False),  # astray
+        ("S../.#./..G", "S../o#./o.G", False, False),  # a gap
+        ("S../.#./..G", "S../.../..G", False, False),  # a wall is gone
+        ("S../.#./..G", "So./.o./.oG", False, False),  # over the wall
+        ("S../.#./..G", "S#./o#./ooG", False, False),  # a new wall
+        ("S../.#./..G", "o../o#./ooG", False, False),  # S is gone
+        ("S../.#./..G", "S../o#./ooo", False, False),  # G is gone
+        ("S../.#./..G", "S../S#./ooG", False, False),  # a second S
+        ("S#./##./..G", "S#./##./..G", False, False),  # no way, and none drawn
+        (
+            "SG..../....../....../....../....../......",
+            "SG..../....../..ooo./..o.o./..ooo./......",
+            False,
+            False,
+        ),  # a ring
+        ("S..S/..../..../...G", "SooS/...o/...o/...G", False, False),  # no maze: two S
+        ("S../.../...", "Soo/..o/..o", False, False),  # no maze: no G
+        ("...G/..../..../....", "...G/..../..../....", False, False),
+    ],
+)
+def test_answers_of_all_kinds(question: str, answer: str, valid: bool, optimal: bool) -> None:
+    assert _compare([_grid(question)], [_grid(answer)]).tolist() == [[valid, optimal]]
+
+
+def test_damaged_answers_are_judged_as_a_walk_along_them_judges() -> None:
+    rng = np.random.default_rng(0)
+    mazes, answers = [], []
+    for _ in range(1500):
+        maze_S, answer_S = random_maze(rng, 5)
+        for cell in rng.choice(25, rng.integers(0, 4), replace=False):
+            if rng.random() < 0.8:  # a path cell more or less, else anything
+                answer_S[cell] = {BLANK: PATH, PATH: BLANK}.get(int(answer_S[cell]), answer_S[cell])
+            else:
+                answer_S[cell] = rng.integers(0, 7)
+        mazes.append(maze_S.reshape(5, 5))
+        answers.append(answer_S.reshape(5, 5))
+    found_N2 = _compare(mazes, answers)
+    assert 0.2 < found_N2[:, 0].mean() < 0.8
+
+
+def test_every_drawing_on_a_small_maze() -> None:
+    """All 2^7 ways to mark the blanks of 3x3 mazes: loose ends and ways round among them."""
+    longer = 0
+    for question in ("S......G.", ".S.....G.", "S...G....", "....S...G", "S...#...G"):
+        maze_S = to_tokens(question.replace(".", " "))
+        (blanks,) = np.nonzero(maze_S == BLANK)
+        answers = []
+        for drawn in itertools.product((False, True), repeat=len(blanks)):
+            answer_S = maze_S.copy()
+            answer_S[blanks[list(drawn)]] = PATH
+            answers.append(answer_S.reshape(3, 3))
+        found_N2 = _compare([maze_S.reshape(3, 3)] * len(answers), answers)
+        assert found_N2[:, 1].any()
+        longer += (found_N2[:, 0] & ~found_N2[:, 1]).sum()
+    assert longer > 0
+
+
+def test_answers_of_any_numbers() -> None:
+    maze_S, label_S = random_maze(np.random.default_rng(0), 5)
+    wide_S = label_S.astype(np.int64)
+    wide_S[0] = -100
+    judged = judge_paths(np.stack([maze_S] * 3), np.stack([label_S, wide_S, label_S + np.int64(256)]))
+    assert judged["path_optimal"].tolist() == [True, False, False]
+
+
+# ---- transforms --------------------------------------------------------------------------------------------
+
+
+def test_transforms() -> None:
+    grids_NLL = np.arange(2 * 16).reshape(2, 4, 4)
+    for transform in range(8):
+        expected = [turned(grid_LL, transform) for grid_LL in grids_NLL]
+        np.testing.assert_array_equal(transformed(grids_NLL, transform), expected)
+    assert len({transformed(grids_NLL, transform).tobytes() for transform in range(8)}) == 8
+
+
+@pytest.mark.parametrize("side", [2, 3, 5, 8])
+def test_a_transform_is_allowed_where_the_search_finds_its_label(side: int) -> None:
+    rng = np.random.default_rng(side)
+    mazes = [random_maze(rng, side) for _ in range(150)]
+    allowed_NT = allowed_transforms(np.stack([m for m, _ in mazes]), np.stack([label for _, label in mazes]))
+    expected_NT = [
+        [_is_solved(turned_row(maze_S, t), turned_row(label_S, t)) for t in range(8)] for maze_S, label_S in mazes
+    ]
+    np.testing.assert_array_equal(allowed_NT, expected_NT)
+    assert allowed_NT[:, 0].all()
+    assert not allowed_NT.all() and allowed_NT[:, 1:].any(axis=0).all(), "the mazes must tell the transforms apart"
+
+
+def test_labels_of_another_rule_stay_as_they_are_unless_they_follow_itturned() -> None:
+    maze = "S.#...#.G"  # the search goes down first
+    tokens_S = np.array([{"#": WALL, ".": BLANK, "S": START, "G": GOAL}[c] for c in maze], np.uint8)
+    unreachable_S = tokens_S.copy()
+    unreachable_S[[5, 7]] = WALL
+    mazes, labels = [], []
+    for maze_S, path in (
+        (tokens_S, [3, 4, 7]),  # as the search has it
+        (tokens_S, [1, 4, 5]),  # what it finds in the transposed maze
+        (tokens_S, [3, 4, 5]),  # another shortest path
+        (tokens_S, [1, 3, 4, 7]),  # more than a path
+        (tokens_S, [3, 4]),  # less
+        (unreachable_S, []),
+    ):
+        mazes.append(maze_S)
+        labels.append(maze_S.copy())
+        labels[-1][path] = PATH
+    allowed_NT = allowed_transforms(np.stack(mazes), np.stack(labels))
+    assert allowed_NT.tolist() == [
+        [t == 0 or _is_solved(turned_row(maze_S, t), turned_row(label_S, t)) for t in range(8)]
+        for maze_S, label_S in zip(mazes, labels, strict=True)
+    ]
+    assert allowed_NT[1, 4] and not allowed_NT[0, 4] and not allowed_NT[3:, 1:].any()
+
+
+# ---- new mazes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("side", "num"), [(6, 40), (13, 20), (30, 6), (40, 2)])
+def test_new_mazes_are_hard_and_labelled(side: int, num: int) -> None:
+    pairs = list(generate(num, side, np.random.default_rng(0)))
+    assert len(pairs) == num
+    for question_S, answer_S in pairs:
+        assert question_S.dtype == answer_S.dtype == np.uint8 and question_S.shape == (side * side,)
+        assert set(question_S.tolist()) == {WALL, BLANK, START, GOAL}
+        assert _is_solved(question_S, answer_S)
+        assert (answer_S == PATH).sum() + 1 >= least_distance(side)
+    judged = judge_paths(*(np.stack(column) for column in zip(*pairs, strict=True)))
+    assert judged["path_optimal"].all()
+    keys = [{turned_row(question_S, transform).tobytes() for transform in range(8)} for question_S, _ in pairs]
+    assert all(one.isdisjoint(other) for one, other in itertools.combinations(keys, 2))
+
+
+def test_a_longer_stream_begins_with_the_shorter_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maze, "_CANDIDATES", 500)
+    one, other, third = (
+        [question_S.tobytes() for question_S, _ in generate(num, 8, np.random.default_rng(seed))]
+        for num, seed in ((10, 1), (25, 1), (10, 2))
+    )
+    assert one == other[:10] and one != third
+
+
+def test_mazes_that_were_seen_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hard_mazes(side: int, rng: np.random.Generator) -> np.ndarray:
+        return np.stack([turned(drawn[i], t) for i, t in next(order)])
+
+    drawn = [question_S.reshape(6, 6) for question_S, _ in generate(3, 6, np.random.default_rng(0))]
+    order = iter([[(0, 0), (0, 5)], [(0, 3), (1, 0), (1, 7)], [(2, 2)]])
+    monkeypatch.setattr(maze, "_hard_mazes", hard_mazes)
+    found = [question_S.reshape(6, 6) for question_S, _ in generate(3, 6, np.random.default_rng(0))]
+    for question_LL, expected_LL in zip(found, [drawn[0], drawn[1], turned(drawn[2], 2)], strict=True):
+        np.testing.assert_array_equal(question_LL, expected_LL)
+
+
+def test_new_mazes_look_like_the_published_ones() -> None:
+    """Published: 37 % walls (standard deviation 2.7 %), at least 109 steps, half of them at most 112."""
+    mazes_NLL = maze._hard_mazes(30, np.random.default_rng(0))
+    assert len(mazes_NLL) > 30
+    steps_N = np.where(mazes_NLL == GOAL, distances(mazes_NLL != WALL, mazes_NLL == START), -1).max((1, 2))
+    assert steps_N.min() >= least_distance(30) == 109 and 109 <= np.median(steps_N) <= 113
+    walls_N = (mazes_NLL == WALL).mean((1, 2))
+    assert 0.36 < walls_N.mean() < 0.385 and 0.02 < walls_N.std() < 0.035
+
+
+@pytest.mark.parametrize("side", [6, 40])
+def test_the_fast_search_agrees(side: int) -> None:
+    rng = np.random.default_rng(side)
+    open_KLL = rng.random((200, side, side)) < rng.uniform(0.3, 1, (200, 1, 1))
+    from_KLL = maze._one_of(open_KLL, rng)
+    assert (from_KLL.sum((1, 2)) == 1).all() and not (from_KLL & ~open_KLL).any()
+    farthest_KLL, depth_K = maze._farthest(open_KLL, from_KLL)
+    expected_KLL = distances(open_KLL, from_KLL)
+    np.testing.assert_array_equal(depth_K, expected_KLL.max((1, 2)))
+    np.testing.assert_array_equal(farthest_KLL, expected_KLL == depth_K[:, None, None])
+
+
+@pytest.mark.skipif(not REAL_MAZES.exists(), reason="the shared mazes are not here")
+@pytest.mark.parametrize(("split", "num", "num_allowed"), [("train", 1000, 1938), ("test", 500, 951)])
+def test_the_published_labels(split: str, num: int, num_allowed: int) -> None:
+    mazes = read_csv(REAL_MAZES / f"{split}.csv.gz")
+    assert mazes.questions_NS.shape == mazes.answers_NS.shape == (num, 900)
+    for question_S, answer_S in zip(*mazes, strict=True):
+        label_LL = question_S.reshape(30, 30).copy()
+        for cell in (shortest_path(label_LL) or [])[1:-1]:
+            label_LL[cell] = PATH
+        np.testing.assert_array_equal(label_LL.ravel(), answer_S)
+    assert allowed_transforms(*mazes).sum() == num_allowed

@@ -1,0 +1,83 @@
+"""CSV files of puzzles: found, read row by row, and refused with the line. Downloads: test_build_sudoku_dataset.py."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset import puzzle_csv
+from dataset.puzzle_csv import NO_TOKEN, Row, find_csv, read_rows, to_tokens
+
+HEADER = "source,question,answer,rating"
+
+
+def _file(folder: Path, text: str, name: str = "train.csv") -> Path:
+    file = folder / name
+    file.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return file
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.csv.gz"])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 100])
+def test_rows_keep_their_blanks_and_their_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, chunk: int
+) -> None:
+    monkeypatch.setattr(puzzle_csv, "CHUNK_ROWS", chunk)
+    text = f'\ufeff{HEADER}\r\nx, a ,b  ,1\r\n\r\n"two\r\nlines",c,d,-2\r\n,,,0\r\n'
+    lists = list(read_rows(_file(tmp_path, text, name)))
+    assert [row for rows in lists for row in rows] == [
+        Row(2, " a ", "b  ", 1),
+        Row(5, "c", "d", -2),
+        Row(6, "", "", 0),
+    ]
+    assert [len(rows) for rows in lists] == {1: [1, 1, 1], 2: [2, 1], 3: [3], 100: [3]}[chunk]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "train.csv:1: the file is empty; it needs the header source,question,answer,rating and rows"),
+        (f"{HEADER}\n\n", "train.csv:2: no puzzles after the header"),
+        ("a,b\n", "train.csv:1: the header is 'a,b'; it must be source,question"),
+        (f"{HEADER}\nx,a,b\n", "train.csv:2: 3 fields instead of 4; correct or remove the row"),
+        (f"{HEADER}\nx,a,b,1\nx,a,b,1,2\n", "train.csv:3: 5 fields instead of 4"),
+        (f"{HEADER}\nx,a,b,{'9' * 60}a\n", f"train.csv:2: the rating is '{'9' * 40}', no integer"),
+        (f"{HEADER}\nx,a,b,\n", "train.csv:2: the rating is '', no integer"),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
+        list(read_rows(_file(tmp_path, text)))
+    assert expected in str(caught.value)
+
+
+def test_truncated_and_missing_files(tmp_path: Path) -> None:
+    file = tmp_path / "train.csv.gz"
+    file.write_bytes(gzip.compress(f"{HEADER}\n{'x,a,b,1' * 100}".encode())[:-9])
+    with pytest.raises(ValueError, match=r"train\.csv\.gz:1: cannot be read on \(Compressed file ended"):
+        list(read_rows(file))
+    with pytest.raises(ValueError, match=r"none\.csv:1: cannot be read on \(.*No such file"):
+        list(read_rows(tmp_path / "none.csv"))
+
+
+def test_which_file_is_taken(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds neither test\.csv nor test\.csv\.gz"):
+        find_csv(tmp_path, "test")
+    compressed = _file(tmp_path, HEADER, "test.csv.gz")
+    assert find_csv(tmp_path, "test") == compressed
+    _file(tmp_path, HEADER, "test.csv")
+    with pytest.raises(ValueError, match=r"holds both test\.csv and test\.csv\.gz; remove one of them"):
+        find_csv(tmp_path, "test")
+
+
+def test_characters_become_tokens(tmp_path: Path) -> None:
+    token_of = np.full(256, NO_TOKEN, np.uint8)
+    token_of[[ord("a"), ord(" ")]] = 4, 5
+    rows = [Row(2, "a a", "aaa", 0), Row(7, "  a", "a\u0664a", 0)]
+    file = Path("f.csv")
+    assert to_tokens(file, rows, "question", token_of, 3, "a").tolist() == [[4, 5, 4], [5, 5, 4]]
+    with pytest.raises(ValueError, match="f\\.csv:7: the answer has '\u0664' in cell 2, where only a or blank can be"):
+        to_tokens(file, rows, "answer", token_of, 3, "a or blank")
+    with pytest.raises(ValueError, match=r"f\.csv:2: the question has 3 characters, not 4"):
+        to_tokens(file, rows, "question", token_of, 4, "a")

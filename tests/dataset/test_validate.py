@@ -1,0 +1,452 @@
+"""A dataset in order passes; each thing that is wrong with another is a line that says where, hiding nothing else."""
+# N = examples, S = tokens of an example, L = side of a grid
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset import arc, validate
+from dataset.augment import BOXES
+from dataset.build_sudoku_dataset import main as build_sudoku
+from dataset.builder import SplitWriter, finish
+from dataset.maze import generate as generate_mazes
+from dataset.schema import check_contents, open_split
+from dataset.sudoku import valid_solutions
+from dataset.validate import main
+
+SEQ_LEN, VOCAB = 6, 9  # no task that is known
+NUM = {"train": 400, "test": 200}
+
+
+def _write(
+    path: Path,
+    arrays: dict[str, tuple[np.ndarray, np.ndarray]],
+    *,
+    vocab_size: int = VOCAB,
+    num_identifiers: int = 1,
+) -> Path:
+    """Inputs and labels of each split; identifiers 0, 1, ... in turn."""
+    path.mkdir()
+    for split, (inputs_NS, labels_NS) in arrays.items():
+        num, seq_len = inputs_NS.shape
+        with SplitWriter(
+            path / split, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=num_identifiers
+        ) as writer:
+            writer.add(inputs_NS, labels_NS, np.ones(num, int), np.arange(num) % num_identifiers)
+            writer.end_groups(np.ones(num, int))
+    names = ["<blank>", *(f"puzzle {number}" for number in range(1, num_identifiers))]
+    finish(path, names, {"program": "test"})
+    return path
+
+
+def _random(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Examples of which no two are the same, and no label is its input."""
+    rows = np.random.default_rng(seed).permutation(VOCAB**4)[: sum(NUM.values())]
+    inputs_NS = np.stack([rows // VOCAB**place % VOCAB for place in range(SEQ_LEN)], axis=1).astype(np.uint8)
+    labels_NS = (inputs_NS % (VOCAB - 1) + 1).astype(np.uint8)
+    cut = NUM["train"]
+    return {"train": (inputs_NS[:cut], labels_NS[:cut]), "test": (inputs_NS[cut:], labels_NS[cut:])}
+
+
+def _edit(file: Path, change: Callable[[np.ndarray], np.ndarray | None]) -> None:
+    array = np.load(file)
+    changed = change(array)
+    np.save(file, array if changed is None else changed)
+
+
+def _edit_json(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def _put(at: int | tuple[int, int] | slice, value: int) -> Callable[[np.ndarray], None]:
+    def change(array: np.ndarray) -> None:
+        array[at] = value
+
+    return change
+
+
+class _Report:
+    """What the program printed: its errors and warnings without that word, and its exit status."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: object) -> None:
+        self.status = main([str(argument) for argument in arguments])
+        lines = capsys.readouterr().out.splitlines()
+        self.errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        self.warnings = [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")]
+        self.summary = lines[len(self.errors) + len(self.warnings) :]
+        assert self.status == (1 if self.errors else 0)
+        assert all(str(arguments[0]) in line for line in self.errors + self.warnings), "each says where"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """In order, without a recorded fingerprint: its change is tested by itself."""
+    path = _write(tmp_path / "data", _random())
+    (path / "fingerprint.json").unlink()
+    return path
+
+
+def test_a_dataset_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _write(tmp_path / "data", _random())
+    report = _Report(capsys, path)
+    assert (report.errors, report.warnings) == ([], [])
+    assert report.summary == [
+        "train  400 examples, 400 puzzles, 400 groups, 1 identifier, 6 tokens of 9 kinds",
+        f"       sha256 {check_contents(open_split(path, 'train'))}",
+        "test   200 examples, 200 puzzles, 200 groups, 1 identifier, 6 tokens of 9 kinds",
+        f"       sha256 {check_contents(open_split(path, 'test'))}",
+        "ok: 0 errors, 0 warnings",
+    ]
+
+
+ERRORS: list[tuple[str, Callable[[np.ndarray], np.ndarray | None], str]] = [
+    ("train/all__inputs", _put((7, 2), VOCAB), "row 7 has a token outside of 0 to 8, 9"),
+    ("train/all__labels", _put((7, 2), 200), "row 7 has a token outside of 0 to 8, 200"),
+    ("test/all__labels", lambda array: array.astype(np.int64) - 20, "row 0 has a token outside of 0 to 8, -"),
+    ("train/all__labels", _put(11, 0), "row 11 has no label that counts"),
+    ("train/all__inputs", lambda array: array[:-1], "labels.npy: 400 rows, but inputs has 399"),
+    ("train/all__inputs", lambda array: array[:, 1:], "inputs.npy: rows have 5 tokens, but seq_len"),
+    ("train/all__inputs", lambda array: array.astype(np.float32), "holds float32, not integers"),
+    ("test/all__puzzle_identifiers", _put(5, 1), "puzzle 5 has identifier 1, but 0 to 0 are possible; rebuild"),
+    ("test/all__puzzle_identifiers", lambda array: array[:-2], "198 entries, but puzzle_indices has 200 puzzles"),
+    ("test/all__puzzle_indices", _put(9, 3), "entry 9 is 3, not above entry 8, 8"),
+    ("test/all__group_indices", _put(-1, 300), "ends at 300, but there are 200 puzzles"),
+]
+
+
+@pytest.mark.parametrize("array, change, expected", ERRORS)
+def test_what_is_wrong_with_an_array(
+    data: Path,
+    capsys: pytest.CaptureFixture[str],
+    array: str,
+    change: Callable[[np.ndarray], np.ndarray | None],
+    expected: str,
+) -> None:
+    _edit(data / f"{array}.npy", change)
+    report = _Report(capsys, data)
+    assert [line for line in report.errors if expected in line], report.errors
+    split, name = array.split("/")
+    assert all(str(data / split) in line for line in report.errors), "the other split is in order"
+    assert any(name.split("__")[1].split("_")[0] in line for line in report.errors)
+
+
+def test_nothing_hides_anything_else(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _edit(data / "train/all__inputs.npy", _put((slice(3, 6), 0), 77))  # type: ignore[arg-type]
+    _edit(data / "train/all__labels.npy", _put(20, 0))
+    _edit(data / "train/all__puzzle_indices.npy", _put(4, 0))
+    (data / "train/all__group_indices.npy").write_bytes(b"nothing")
+    (data / "test/all__puzzle_identifiers.npy").unlink()
+    _edit(data / "test/all__inputs.npy", _put((1, 1), 99))
+    _edit_json(data / "test/dataset.json", seq_len=SEQ_LEN, num_puzzle_identifiers=2)
+    (data / "identifiers.json").write_text('["<blank>", "a", "b"]')
+    report = _Report(capsys, data)
+    expected = [
+        "train/all__puzzle_indices.npy: entry 4 is 0",
+        "train/all__group_indices.npy: cannot be mapped",
+        "test/all__puzzle_identifiers.npy is missing",
+        "test/dataset.json: num_puzzle_identifiers is 2, but 1 in train",
+        "identifiers.json: holds 3 names, but num_puzzle_identifiers is 1",
+        "train/all__inputs.npy: row 3 has a token outside of 0 to 8, 77 (3 rows of 400 in all)",
+        "train/all__labels.npy: row 20 has no label that counts",
+        "test/all__inputs.npy: row 1 has a token outside of 0 to 8, 99",
+    ]
+    assert len(report.errors) == len(expected)
+    for line in expected:
+        assert [found for found in report.errors if line in found], f"{line} is not in {report.errors}"
+    assert report.summary[-2].startswith("leaks and duplicates were not looked for")
+    assert report.summary[-1] == "wrong: 8 errors, 0 warnings"
+
+
+def test_rows_are_numbered_through_all_chunks(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _edit(data / "train/all__labels.npy", _put((slice(389, 391), 1), VOCAB))  # type: ignore[arg-type]
+    for chunk_bytes in (1, 7 * SEQ_LEN, 10**6):
+        monkeypatch.setattr(validate, "CHUNK_BYTES", chunk_bytes)
+        (error,) = _Report(capsys, data).errors
+        assert error.endswith("row 389 has a token outside of 0 to 8, 9 (2 rows of 400 in all)")
+
+
+def test_wrong_metadata(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _edit_json(data / "train/dataset.json", vocab_size=0, seq_len="many")
+    (error,) = _Report(capsys, data).errors
+    assert "vocab_size" in error and "seq_len" in error
+    _edit_json(data / "train/dataset.json", vocab_size=VOCAB + 3, seq_len=SEQ_LEN, total_groups=4)
+    report = _Report(capsys, data)
+    assert len(report.errors) == 2
+    assert "total_groups is 4, but the sets hold 400" in report.errors[0]
+    assert f"vocab_size is {VOCAB}, but {VOCAB + 3} in train" in report.errors[1]
+
+
+def test_a_change_after_the_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _write(tmp_path / "data", _random())
+    _edit(path / "test/all__labels.npy", lambda array: np.where(array == 3, 4, array).astype(np.uint8))
+    (error,) = _Report(capsys, path).errors
+    assert "test changed after it was built" in error
+
+
+@pytest.mark.parametrize("text, expected", [("", "cannot be read"), ("{}", "no list of names"), ("[1]", "no list")])
+def test_wrong_names(data: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str) -> None:
+    (data / "identifiers.json").write_text(text)
+    (error,) = _Report(capsys, data).errors
+    assert expected in error
+    (data / "identifiers.json").unlink()
+    report = _Report(capsys, data)
+    assert report.status == 0 and "identifiers.json: is missing" in report.warnings[0]
+
+
+def test_identifiers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _write(tmp_path / "data", _random(), num_identifiers=5)
+    (path / "fingerprint.json").unlink()
+    assert _Report(capsys, path).warnings == []
+    _edit(path / "train/all__puzzle_identifiers.npy", lambda array: np.where(array == 3, 2, array))
+    (path / "identifiers.json").write_text('["<blank>", "a", "b", "a", "c"]')
+    names, unseen = _Report(capsys, path).warnings
+    assert "names 'a' twice" in names or "names 'a' twice" in unseen
+    assert "puzzle 3 has identifier 3, which no training puzzle has (and so 39 others)" in names + unseen
+
+
+def test_a_missing_split(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (data / "test").rename(data / "elsewhere")
+    report = _Report(capsys, data)
+    assert report.errors == [] and "no test split" in report.warnings[0]
+    (data / "elsewhere").rename(data / "test")
+    (data / "train").rename(data / "elsewhere")
+    assert "has no train/dataset.json" in _Report(capsys, data).errors[0]
+
+
+def test_one_group_for_everything(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _edit(data / "train/all__group_indices.npy", lambda array: np.array([0, 400]))
+    _edit_json(data / "train/dataset.json", total_groups=1, mean_puzzle_examples=3.5)
+    report = _Report(capsys, data)
+    assert report.errors == []
+    mean, group = report.warnings
+    assert "mean_puzzle_examples is 3.5, but 400 examples of 400 puzzles are 1" in mean
+    assert "one group holds all 400 puzzles" in group
+
+
+def test_labels_that_teach_nothing(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _edit(data / "test/all__labels.npy", _put(slice(10, 13), 0))
+    _edit(
+        data / "train/all__labels.npy",
+        lambda array: np.concatenate([np.load(data / "train/all__inputs.npy")[:2], array[2:]]),
+    )
+    report = _Report(capsys, data)
+    assert report.errors == []
+    same, unlabelled = report.warnings
+    assert same.endswith("train/all__labels.npy: row 0 is the same as its input (2 rows of 400 in all)")
+    assert unlabelled.endswith("test/all__labels.npy: row 10 has no label that counts (3 rows of 200 in all)")
+    (data / "train/all__labels.npy").write_bytes((data / "train/all__inputs.npy").read_bytes())
+    (error,) = _Report(capsys, data).errors
+    assert error.endswith("row 0 is the same as its input (400 rows of 400 in all)")
+
+
+# ---- what the splits hold twice --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_leaked, is_error", [(1, False), (2, False), (3, True), (200, True)])
+def test_leaks(tmp_path: Path, capsys: pytest.CaptureFixture[str], num_leaked: int, is_error: bool) -> None:
+    arrays = _random()
+    rng = np.random.default_rng(num_leaked)
+    at, leaked = rng.permutation(400)[:num_leaked], np.sort(rng.permutation(200)[:num_leaked])
+    for train_NS, test_NS in zip(arrays["train"], arrays["test"], strict=True):
+        train_NS[at] = test_NS[leaked]
+    path = _write(tmp_path / "data", arrays)
+    report = _Report(capsys, path)
+    (line,) = report.errors if is_error else report.warnings
+    assert len(report.errors + report.warnings) == 1
+    assert line.startswith(
+        f"row {leaked[0]} of {path / 'test/all__inputs.npy'} stands in the training data, row {at[0]} "
+    )
+    assert f"({num_leaked:,} of 200 test examples do, {num_leaked / 200:.2%})" in line
+    assert _Report(capsys, path, "--allow-leak").status == 0
+
+
+@pytest.mark.parametrize("num_identifiers, is_leak", [(1, True), (3, False)])
+def test_another_answer_to_the_same_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_identifiers: int, is_leak: bool
+) -> None:
+    """Without identifiers the input is the question; with them two tasks may begin with the same grid."""
+    arrays = _random()
+    arrays["train"][0][5] = arrays["test"][0][6]
+    report = _Report(capsys, _write(tmp_path / "data", arrays, num_identifiers=num_identifiers))
+    assert len(report.warnings) == is_leak and report.errors == []
+
+
+def test_duplicates_in_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arrays = _random()
+    for test_NS in arrays["test"]:
+        test_NS[[50, 150, 199]] = test_NS[20]
+    path = _write(tmp_path / "one", arrays)
+    (line,) = _Report(capsys, path).warnings
+    assert line.startswith(f"row 50 of {path / 'test/all__inputs.npy'} is the example of row 20 of ")
+    assert "(3 of 200 are such copies)" in line
+    # 20, 50, 150 and 199 have the identifiers 0, 2, 2, 3 of 4: other questions, but for one.
+    path = _write(tmp_path / "four", arrays, num_identifiers=4)
+    (line,) = _Report(capsys, path).warnings
+    assert line.startswith(f"row 150 of {path / 'test/all__inputs.npy'} is the example of row 50 of ")
+    assert "(1 of 200 are such copies)" in line
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------
+
+
+def test_sudoku(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "data"
+    assert build_sudoku(["--output-dir", str(path), "--generate", "50", "--box", "2x2"]) == 0
+    capsys.readouterr()
+    report = _Report(capsys, path)
+    assert (report.errors, report.warnings) == ([], []) and "(Sudoku 2x2)" in report.summary[0]
+    (path / "fingerprint.json").unlink()
+    inputs_NS = np.load(path / "train/all__inputs.npy")
+    blank = int(np.flatnonzero(inputs_NS[4] == 1)[0])
+    clue = int(np.flatnonzero(inputs_NS[7] > 1)[0])
+    _edit(path / "train/all__labels.npy", lambda array: array.__setitem__((4, blank), (array[4, blank] - 1) % 4 + 2))
+    _edit(path / "train/all__inputs.npy", _put((9, 0), 0))
+
+    def other_board(labels_NS: np.ndarray) -> None:
+        """Digits renamed: a valid board, but not of these clues."""
+        names = np.array([0, 1, 3, 4, 5, 2], np.uint8)
+        labels_NS[7] = names[labels_NS[7]]
+        assert valid_solutions(labels_NS[7:8] - 1, BOXES["2x2"]) and labels_NS[7, clue] != inputs_NS[7, clue]
+
+    _edit(path / "train/all__labels.npy", other_board)
+    report = _Report(capsys, path)
+    assert sorted(error.split("/")[-1] for error in report.errors) == [
+        "all__inputs.npy: row 9 has padding inside the board",
+        "all__labels.npy: row 4 is no valid board with boxes of 2x2",
+        "all__labels.npy: row 7 changes a clue of its input",
+    ]
+    assert _Report(capsys, path, "--any-task").errors == []
+
+
+def test_a_sudoku_of_which_only_some_cells_are_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "data"
+    assert build_sudoku(["--output-dir", str(path), "--generate", "30", "--box", "2x2"]) == 0
+    capsys.readouterr()
+    (path / "fingerprint.json").unlink()
+    _edit(path / "test/all__labels.npy", _put((slice(None), slice(1, None)), 0))  # type: ignore[arg-type]
+    assert _Report(capsys, path).errors == []
+
+
+def test_mazes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = list(generate_mazes(12, 8, np.random.default_rng(0)))
+    questions_NS, answers_NS = (np.stack(column) for column in zip(*pairs, strict=True))
+    path = _write(
+        tmp_path / "data",
+        {"train": (questions_NS[:8], answers_NS[:8]), "test": (questions_NS[8:], answers_NS[8:])},
+        vocab_size=6,
+    )
+    report = _Report(capsys, path)
+    assert report.errors == [] and "(maze 8x8)" in report.summary[0]
+    (path / "fingerprint.json").unlink()
+    gap = int(np.flatnonzero(answers_NS[5] == 5)[2])
+    _edit(path / "train/all__labels.npy", _put((5, gap), 2))
+    # A maze without walls has many paths; this one goes round.
+    maze_LL, answer_LL = np.full((8, 8), 2, np.uint8), np.full((8, 8), 2, np.uint8)
+    maze_LL[0, 0], maze_LL[0, 2] = 3, 4
+    answer_LL[0, 0], answer_LL[0, 2], answer_LL[1, :3] = 3, 4, 5
+    _edit(path / "test/all__inputs.npy", lambda array: np.concatenate([maze_LL.reshape(1, -1), array[1:]]))
+    _edit(path / "test/all__labels.npy", lambda array: np.concatenate([answer_LL.reshape(1, -1), array[1:]]))
+    report = _Report(capsys, path)
+    assert report.errors[0].endswith("train/all__labels.npy: row 5 is not its input with one path from S to G")
+    assert report.errors[1].endswith("test/all__labels.npy: row 0 is a path, but not a shortest one")
+
+
+def _canvases() -> list[np.ndarray]:
+    """Grids of all kinds of sizes in all kinds of places."""
+    rng = np.random.default_rng(0)
+    found = []
+    for height, width in [(1, 1), (30, 30), (30, 1), (1, 30), (29, 30), (3, 5), *rng.integers(1, 31, (20, 2)).tolist()]:
+        grid = rng.integers(0, 10, (height, width)).astype(np.uint8)
+        top, left = (int(rng.integers(0, 31 - size)) for size in (height, width))
+        found += [arc.to_tokens(grid), arc.to_tokens(grid, top, left), arc.to_tokens(grid, 30 - height, 30 - width)]
+    return found
+
+
+def test_arc_grids_of_all_sizes_are_right() -> None:
+    right_N, corner_N = validate._arc_grids(np.stack(_canvases()))
+    assert right_N.all()
+    assert corner_N.tolist() == [int(np.flatnonzero(tokens_S > 1)[0]) for tokens_S in _canvases()]
+
+
+GRID = arc.to_tokens(np.arange(6, dtype=np.uint8).reshape(2, 3), 4, 7)
+
+
+@pytest.mark.parametrize(
+    "cell, token",
+    [
+        ((4, 8), 0),  # a hole
+        ((5, 9), 1),  # a marker in place of a colour
+        ((4, 10), 0),  # no marker on the right
+        ((4, 10), 3),  # a colour there
+        ((6, 8), 0),  # no marker below
+        ((6, 10), 1),  # a marker where the two lines of markers would meet
+        ((3, 7), 1),  # one above
+        ((20, 20), 4),  # a second grid
+        ((20, 20), 1),
+    ],
+)
+def test_arc_canvases_that_are_wrong(cell: tuple[int, int], token: int) -> None:
+    tokens_LL = GRID.reshape(30, 30).copy()
+    assert tokens_LL[cell] != token
+    tokens_LL[cell] = token
+    right_N, _ = validate._arc_grids(np.stack([GRID, tokens_LL.ravel(), np.zeros(900, np.uint8)]))
+    assert right_N.tolist() == [True, False, False]
+
+
+def test_arc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+
+    def draw(num: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [
+            (rng.integers(0, 10, (3, 4)).astype(np.uint8), rng.integers(0, 10, (2, 2)).astype(np.uint8))
+            for _ in range(num)
+        ]
+
+    def split(pairs: list[tuple[np.ndarray, np.ndarray]], top: int, left: int) -> tuple[np.ndarray, np.ndarray]:
+        first, second = (
+            np.stack([arc.to_tokens(grid, top, left) for grid in column]) for column in zip(*pairs, strict=True)
+        )
+        return first, second
+
+    train, test = draw(300), draw(200)
+    train[17], test[60] = (test[30][0], test[30][1]), (test[60][0], np.zeros((0, 0), np.uint8))
+    # Moved to the lower edge, where the end markers are left out; and a test pair whose answer is hidden.
+    hidden = split(test[:60] + test[61:], 0, 0)
+    arrays = {
+        "train": split(train, 27, 26),
+        "test": (
+            np.insert(hidden[0], 60, arc.to_tokens(test[60][0]), axis=0),
+            np.insert(hidden[1], 60, 0, axis=0),
+        ),
+    }
+    path = _write(tmp_path / "data", arrays, vocab_size=12, num_identifiers=4)
+    report = _Report(capsys, path)
+    assert report.errors == [] and "(ARC)" in report.summary[0]
+    assert len(report.warnings) == 2
+    assert "row 60 has no label that counts" in report.warnings[0]
+    assert "row 30 of" in report.warnings[1] and "row 17 of" in report.warnings[1]
+    (path / "fingerprint.json").unlink()
+    _edit(path / "train/all__inputs.npy", lambda array: np.concatenate([array[:9], arrays["test"][0][:1], array[10:]]))
+    _edit(path / "train/all__labels.npy", _put((12, 0), 5))
+    elsewhere, no_grid = _Report(capsys, path).errors
+    if "elsewhere" not in elsewhere:
+        elsewhere, no_grid = no_grid, elsewhere
+    assert "train/all__labels.npy: row 9 has its grid elsewhere on the canvas than its input" in elsewhere
+    assert "train/all__labels.npy: row 12 is no rectangle of colours" in no_grid
+
+
+# ---- the command line ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [[], ["{data}/nowhere"], ["{data}/train"], ["{data}", "--quick"], ["{data}/.."]])
+def test_mistakes_are_one_line(data: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert main([argument.format(data=data) for argument in arguments]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    assert line.startswith("error: ") and ";" in line

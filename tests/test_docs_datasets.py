@@ -1,0 +1,104 @@
+"""docs/datasets.md brings a task to a trained model: its builder and its commands are run as written, in a folder that
+looks like a clone. What is appended makes them small.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset import validate
+from dataset.schema import open_split
+from tests.runs import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "datasets.md").read_text()
+SMALL = {
+    "build_sudoku_dataset": "--generate 20 --generate-test 5",
+    "build_maze_dataset": "--generate 10 --size 8",
+    "build_arc_dataset": "--num-aug 2",
+    "pretrain.py": "device=cpu max_steps=3 eval_every_n_steps=3",
+    "evaluate.py": "device=cpu",
+}
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def _commands() -> list[str]:
+    """Every line of every bash block, continued lines joined, comments dropped."""
+    lines = "".join(_blocks("bash")).replace("\\\n", " ").splitlines()
+    return [line for line in (re.sub(r"\s+#.*", "", line).strip() for line in lines) if line]
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository's entries, with the page's builder in a dataset/ of its own, and three small ARC tasks."""
+    folder = tmp_path_factory.mktemp("docs")
+    for path in REPOSITORY.iterdir():
+        if path.name not in ("data", "checkpoints", "dataset", ".venv", ".git"):
+            (folder / path.name).symlink_to(path)
+    (folder / "dataset").mkdir()
+    for path in (REPOSITORY / "dataset").glob("*.py"):
+        (folder / "dataset" / path.name).symlink_to(path)
+    (builder,) = _blocks("python")
+    file = re.search(r"Save this as `(.*?)`", PAGE)
+    assert file is not None
+    (folder / file.group(1)).write_text(builder)
+
+    rng = np.random.default_rng(0)
+    grids = iter(rng.integers(0, 10, (100, 3, 3)).tolist())
+    (folder / "kaggle" / "combined").mkdir(parents=True)
+    for subset in ("training", "evaluation", "concept"):
+        names = [f"{subset}{number}" for number in range(2)]
+        challenges = {
+            name: {"train": [{"input": next(grids), "output": next(grids)}], "test": [{"input": next(grids)}]}
+            for name in names
+        }
+        solutions = {name: [next(grids)] for name in names}
+        prefix = folder / "kaggle" / "combined" / f"arc-agi_{subset}"
+        prefix.with_name(f"{prefix.name}_challenges.json").write_text(json.dumps(challenges))
+        prefix.with_name(f"{prefix.name}_solutions.json").write_text(json.dumps(solutions))
+    return folder
+
+
+def _run(clone: Path, command: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    return subprocess.run(
+        ["bash", "-c", command], cwd=clone, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("command", _commands())
+def test_command(clone: Path, command: str) -> None:
+    done = _run(clone, " ".join([command, *(options for program, options in SMALL.items() if program in command)]))
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    if "dataset.validate" in command:
+        assert done.stdout.splitlines()[-1] == "ok: 0 errors, 0 warnings"
+    if "pretrain.py" in command:
+        assert "steps of" in done.stderr, "it did not train"
+    if "evaluate.py" in command:
+        assert re.fullmatch(r"exact_accuracy=[01]\.\d{4}", done.stdout.splitlines()[-1]), done.stdout
+
+
+def test_what_was_built(clone: Path) -> None:
+    """The page's puzzles are what it says they are, and every builder's dataset passes the check."""
+    for path in sorted((clone / "data").iterdir()):
+        assert validate.main([str(path), "--allow-leak"]) == 0, path.name
+    latin = open_split(clone / "data" / "latin-5x5", "train").sets["all"]
+    squares = latin.labels.reshape(-1, 5, 5)
+    for axis in (1, 2):
+        assert (np.sort(squares, axis=axis) == np.arange(2, 7).reshape((5, 1) if axis == 1 else (1, 5))).all()
+    assert ((latin.inputs == 1) | (latin.inputs == latin.labels)).all() and (latin.inputs == 1).any(axis=1).all()
+
+
+def test_the_page_names_what_there_is() -> None:
+    for file in re.findall(r"`(dataset/\w+\.py)`", PAGE):
+        assert (REPOSITORY / file).exists() or file == "dataset/build_latin_dataset.py", file
+    for name in re.findall(r"a line in `(\w+)`", PAGE):
+        assert any(f"def {name}(" in path.read_text() for path in (REPOSITORY / "dataset").glob("*.py")), name
