@@ -15,12 +15,13 @@ import torch
 from dataset.augment import box_of
 from dataset.loader import EvalLoader
 from dataset.schema import open_split
-from models.act import initial_carry, segment
 from models.base import RecursiveModel
+from models.inference import trace
 from pretrain import load_run, require_same_task
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import StrictModel
 from utils.dist import DeviceName, World, run
+from utils.drawing import pyplot
 from utils.run_folder import run_folder_of
 
 USAGE = """
@@ -73,7 +74,6 @@ def main(world: World) -> None:
     print(f"drew {run_folder / 'curve.png'} and {run_folder / 'puzzle.png'}")
 
 
-@torch.no_grad()
 def most_telling(
     model: RecursiveModel, batch: dict[str, torch.Tensor]
 ) -> tuple[list[int], list[int], list[list[int]], list[float]]:
@@ -81,13 +81,8 @@ def most_telling(
 
     Returns its question and solution, the answer after each segment, and the halting confidence there.
     """
-    carry = initial_carry(model, batch)
-    answers, halting = [], []
-    for _ in range(model.config.halt_max_steps):
-        carry, outputs = segment(model, carry, batch, training=False)
-        answers.append(outputs.logits_BSV.argmax(-1))
-        halting.append(outputs.q_halt_B.sigmoid())
-    answers_TNS, halting_TN = torch.stack(answers), torch.stack(halting)
+    said = trace(model, batch)
+    answers_TNS, halting_TN = said.predictions_TNS, said.confidence_TN
     solved_N = (answers_TNS[-1] == batch["labels"]).all(-1)
     num_wrong_N = (answers_TNS != batch["labels"]).sum((0, 2))
     chosen = int(num_wrong_N.where(solved_N, -1).argmax())
@@ -101,7 +96,7 @@ def most_telling(
 
 def draw_curve(rows: list[dict[str, float]], path: Path) -> None:
     """Cross-entropy and exact accuracy over steps, in training and on the test split."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), constrained_layout=True)
     panels = [("lm_loss", "cross-entropy per token"), ("exact_accuracy", "puzzles solved exactly")]
     for axis, (metric, title) in zip(axes, panels, strict=True):
@@ -132,7 +127,7 @@ def draw_puzzle(
     path: Path,
 ) -> None:
     """The puzzle, and the model's whole answer after each segment that changed something and after the last."""
-    plt = _pyplot()
+    plt = pyplot()
     changed = [t for t in range(1, len(answers_TS)) if answers_TS[t] != answers_TS[t - 1]]
     shown = sorted({0, *changed[:5], len(answers_TS) - 1})
     boards: list[tuple[str, list[int], list[int] | None]] = [("puzzle", question_S, None)]
@@ -176,19 +171,6 @@ def _draw_board(
         )
     axis.set(xlim=(0, side), ylim=(side, 0), aspect="equal", xticks=[], yticks=[])
     axis.set_frame_on(False)
-
-
-def _pyplot() -> Any:
-    """Imported here: it takes a second, and a machine without a screen needs its file backend."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ValueError("draw.py needs matplotlib; pip install -r requirements-demo.txt") from error
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot
-
-    return matplotlib.pyplot
 
 
 if __name__ == "__main__":

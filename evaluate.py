@@ -1,24 +1,38 @@
-"""Score a checkpoint on every example of a test split, with any batch size, device and number of ranks.
+"""Score a checkpoint on the examples of a test split, with any batch size, device and number of ranks.
 
 python evaluate.py checkpoint=checkpoints/<project>/<run> [data_path=...]
-"""
 
+Prints a table and writes results.json, and what else was asked for, beside the run's checkpoints.
+"""
+# N = sequences, S = tokens of a puzzle
+
+import json
+import math
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
 from pydantic import Field, model_validator
 
-from dataset.evaluators import EvaluatorName, build_evaluators
+from dataset.evaluators import EvaluatorName, Evaluators, build_evaluators, fitting_evaluators
+from dataset.loader import IGNORE_LABEL, EvalLoader
 from dataset.schema import Split, check_contents, open_datasets, open_split
-from models import ArchConfig
+from dataset.tta import Ballots, Variations
 from models.base import RecursiveModel
-from models.published import PuzzleTable
-from pretrain import build_model, evaluate, init_weights_from, load_run, require_same_task, task_of
+from models.inference import Slots
+from pretrain import TrainedConfig, build_model, evaluate, init_weights_from, load_run, require_same_task, task_of
+from utils.checkpoint import write_atomically
 from utils.command_line import CommandLine, read_config, validate
-from utils.config import Int, StrictModel
+from utils.config import Bool, Int
 from utils.dist import DeviceName, DistConfig, World, run
+from utils.drawing import draw_accuracy_over_steps, pyplot
+from utils.run_folder import open_checkpoint, run_folder_of
+from utils.saved_outputs import SavedOutput
 
 USAGE = """
 evaluate.py: score a checkpoint.
@@ -26,38 +40,33 @@ evaluate.py: score a checkpoint.
   python evaluate.py checkpoint=checkpoints/<project>/<run>                 the newest step, on the data of its training
   python evaluate.py checkpoint=<run>/step_00001000 data_path=data/other    one step, on other data
   torchrun --nproc-per-node 8 evaluate.py checkpoint=... batch_size=4096    on eight devices
+  python evaluate.py checkpoint=<run> adaptive=false                        every step of every example, as published
+  python evaluate.py checkpoint=<run> num_steps=32 plot=true                accuracy over the number of steps, drawn
+  python evaluate.py checkpoint=<run> tta=8                                 eight symmetries of each puzzle vote
   python evaluate.py checkpoint=hf://owner/repo/file arch=trm_mlp data_path=data/sudoku-extreme-1k-aug-1000    published
 """
 
 
-class EvaluateConfig(StrictModel):
+class EvaluateConfig(TrainedConfig):
     """config/evaluate.yaml says what each key means."""
 
-    checkpoint: str
-    arch: ArchConfig | None
-    puzzle_table: PuzzleTable | None
-    data_path: str | None
-    evaluators: list[EvaluatorName]
+    out: str | None = Field(min_length=1)
+    evaluators: list[EvaluatorName] | None
     batch_size: Int | None = Field(gt=0)
     max_examples: Int | None = Field(gt=0)
+    num_steps: Int | None = Field(gt=0)
+    adaptive: Bool
+    tta: Int | None = Field(ge=2)
+    vote_with: list[str]
+    plot: Bool
+    save_outputs: list[SavedOutput]
     device: DeviceName
     dist: DistConfig
 
-    @property
-    def is_run(self) -> bool:
-        """Whether the checkpoint is a folder, which knows its architecture and its data, or a file of weights."""
-        return not (self.checkpoint.startswith("hf://") or Path(self.checkpoint).is_file())
-
     @model_validator(mode="after")
-    def _a_file_needs_what_a_run_knows(self) -> "EvaluateConfig":
-        if self.is_run and (self.arch or self.puzzle_table):
-            given = "arch" if self.arch else "puzzle_table"
-            raise ValueError(f"{given} is given, but {self.checkpoint} is a run, which knows its own; leave it out")
-        if not self.is_run and not (self.arch and self.data_path):
-            raise ValueError(
-                f"{self.checkpoint} is a file of weights, which says neither its architecture nor its data; "
-                "give arch=... (with the options that it was trained with) and data_path=..."
-            )
+    def _files_have_a_folder(self) -> "EvaluateConfig":
+        if not self.is_run and self.out is None and (self.plot or self.save_outputs):
+            raise ValueError(f"{self.checkpoint} has no run folder for plot and save_outputs to write to; give out=...")
         return self
 
 
@@ -69,13 +78,15 @@ class Loaded:
     model: RecursiveModel
     split: Split
     batch_size: int
+    out: Path | None  # where its results go, unless the user says so
 
 
-def load(config: EvaluateConfig, world: World) -> Loaded:
-    """Every rank. Raises UserError."""
+def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
+    """The checkpoint `source`, with the options and on the data of `config`. Every rank. Raises UserError."""
     if config.is_run:
-        trained, model, checkpoint = load_run(Path(config.checkpoint), world)
+        trained, model, checkpoint = load_run(Path(source), world)
         batch_size = trained.eval_batch_size or trained.global_batch_size
+        out = run_folder_of(checkpoint.path) / "eval_outputs" / checkpoint.path.name
         with world.agree():
             same_folder = {Path(path).resolve(): path for path in trained.train_paths}
             if config.data_path is None:
@@ -84,14 +95,116 @@ def load(config: EvaluateConfig, world: World) -> Loaded:
                 split = open_datasets([trained_on], "test", numbered_by=trained.train_paths)
             else:  # whoever names other data says that its puzzles are numbered alike
                 split = open_split(config.data_path, "test")
+                out = out.with_name(f"{out.name}_{Path(config.data_path).resolve().name}")
             require_same_task(checkpoint.state.task, split, trained.arch)
-        return Loaded(str(checkpoint.path), model, split, batch_size)
+        return Loaded(str(checkpoint.path), model, split, batch_size, out)
     assert config.arch is not None and config.data_path is not None
     with world.agree():
         split = open_split(Path(config.data_path), "test")
     model = build_model(config.arch, task_of(split), world, seed=0)
-    init_weights_from(config.checkpoint, model, config.puzzle_table, world)
-    return Loaded(config.checkpoint, model, split, batch_size=768)
+    init_weights_from(source, model, config.puzzle_table, world)
+    return Loaded(source, model, split, batch_size=768, out=None)
+
+
+# ---- test-time augmentation ------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def evaluate_votes(
+    model: RecursiveModel,
+    split: Split,
+    world: World,
+    variations: Variations,
+    *,
+    batch_size: int,
+    num_steps: int | None,
+    adaptive: bool,
+    max_examples: int | None,
+    evaluators: Evaluators,
+) -> dict[str, float]:
+    """What the variations of each example vote for; the same metrics on all ranks. Every rank.
+
+    Returns:
+        eval/<set>/tta/<name> for exact_accuracy and what the evaluators judge, over the examples with labels.
+    """
+    metrics: dict[str, float] = {}
+    for set_name in split.sets:
+        loader = EvalLoader(split, set_name, max(world.size, batch_size // variations.count), max_examples)
+        slots = Slots(
+            model,
+            variations.spread(loader.batches(world)),
+            num_steps=num_steps or model.config.halt_max_steps,
+            adaptive=adaptive,
+        )
+        ballots = Ballots(variations.count)
+        names = ("count", "exact_accuracy", *evaluators.checks)
+        sums = torch.zeros(len(names), dtype=torch.int64)
+        while slots.busy:
+            done = slots.advance().finished
+            if done is None:
+                continue
+            answers_NS = variations.undo(done.rows_N, done.outputs.logits_BSV.argmax(-1)).cpu().numpy()
+            confidence_N = done.outputs.q_halt_B.sigmoid().float().cpu().numpy()
+            decided = ballots.cast(done.rows_N, answers_NS, confidence_N)
+            if not decided:
+                continue
+            # The last variation to come in says which puzzle it is, turned back like the answers.
+            last = [index for index, _ in decided]
+            answers = torch.from_numpy(np.stack([answer_S for _, answer_S in decided]))
+            inputs = variations.undo(done.rows_N[last], done.batch["inputs"][last]).cpu()
+            labels = done.batch["labels"][last].cpu()
+            is_label = labels != IGNORE_LABEL
+            labelled = is_label.any(1)
+            exact = (~is_label | (answers == labels)).all(1)
+            judged = evaluators.judge(inputs, answers)
+            found = [labelled, exact, *(judged[name] for name in evaluators.checks)]
+            sums += torch.stack([(labelled & each).sum() for each in found])
+        count, *rest = world.sum_(sums.to(world.device)).tolist()
+        if count:
+            shares = zip(names[1:], rest, strict=True)
+            metrics |= {f"eval/{set_name}/tta/{name}": value / count for name, value in shares}
+    return metrics
+
+
+# ---- what it comes to ------------------------------------------------------------------------------------
+
+
+def intervals(metrics: dict[str, float], evaluators: Evaluators) -> dict[str, tuple[float, float]]:
+    """95 % confidence intervals of the metrics that are shares of examples (of tasks for pass@k)."""
+    of_examples = {"exact_accuracy", "q_halt_accuracy", *evaluators.checks}
+    found = {}
+    for name, value in metrics.items():
+        _, set_name, metric = name.split("/", 2)
+        if metric.removeprefix("tta/") in of_examples or metric.startswith("exact_accuracy_at_step/"):
+            found[name] = wilson_interval(value, metrics[f"eval/{set_name}/num_examples"])
+        elif metric.startswith("pass@"):
+            found[name] = wilson_interval(value, evaluators.num_tasks)
+    return found
+
+
+def wilson_interval(share: float, num: float) -> tuple[float, float]:
+    """The 95 % score interval of a share of `num` independent trials (Wilson, 1927): within [0, 1] for 0 and 1 too."""
+    z = 1.959964
+    middle = (share + z * z / (2 * num)) / (1 + z * z / num)
+    half = z / (1 + z * z / num) * math.sqrt(share * (1 - share) / num + z * z / (4 * num * num))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def accuracy_over_steps(metrics: dict[str, float], set_name: str) -> list[float]:
+    prefix = f"eval/{set_name}/exact_accuracy_at_step/"
+    return [value for name, value in metrics.items() if name.startswith(prefix)]
+
+
+def table(metrics: dict[str, float], found: dict[str, tuple[float, float]]) -> Iterator[str]:
+    for name, value in metrics.items():
+        if name.endswith("/num_examples"):
+            yield f"  {name:<44}{value:>10,.0f}"
+        else:
+            low_high = f"   {found[name][0]:.4f} .. {found[name][1]:.4f}" if name in found else ""
+            yield f"  {name:<44}{value:>10.4f}{low_high}"
+
+
+# ---- the program -----------------------------------------------------------------------------------------
 
 
 def main(world: World) -> None:
@@ -108,30 +221,103 @@ def main(world: World) -> None:
     if config is None:
         return
     world = world.use_device(config.device, timeout_s=config.dist.timeout_s)
-    loaded = load(config, world)
-    split = loaded.split
+    loaded = load(config, config.checkpoint, world)
+    split, model = loaded.split, loaded.model
+    out = Path(config.out) if config.out is not None else loaded.out
     with world.agree():
-        evaluators = build_evaluators(config.evaluators, split)
+        names = fitting_evaluators(split) if config.evaluators is None else config.evaluators
+        evaluators = build_evaluators(names, split)
+        if config.vote_with and not evaluators.let_vote:
+            raise ValueError(f"vote_with={config.vote_with}, but only answers of ARC vote; leave it out")
+        variations = Variations.of(split, config.tta) if config.tta is not None else None
         if world.is_main:
             check_contents(split)
+            # Mistakes that would end an hour of work.
+            if config.plot:
+                pyplot()
+            for other in config.vote_with:
+                if config.is_run:
+                    open_checkpoint(Path(other), lambda text: print(text, file=sys.stderr))
+            if out is not None:
+                if out.exists() and not out.is_dir():
+                    raise ValueError(f"out={out} is a file; give a folder")
+                out.mkdir(parents=True, exist_ok=True)
+    options: dict[str, Any] = {
+        "batch_size": config.batch_size or loaded.batch_size,
+        "num_steps": config.num_steps,
+        "adaptive": config.adaptive,
+        "max_examples": config.max_examples,
+        "evaluators": evaluators,
+    }
+    for other in config.vote_with:
+        voter = load(config, other, world)
+        with world.agree():
+            if voter.split.path.resolve() != split.path.resolve():  # there the same numbers mean other puzzles
+                raise ValueError(
+                    f"vote_with={other} was trained on {voter.split.path.parent}, but the votes are on "
+                    f"{split.path.parent}; take one of that, or give data_path=... if both number puzzles alike"
+                )
+        evaluate(voter.model, split, world, keep_votes=True, **options)
     began = time.perf_counter()
     metrics = evaluate(
-        loaded.model,
+        model,
         split,
         world,
-        batch_size=config.batch_size or loaded.batch_size,
-        max_examples=config.max_examples,
-        evaluators=evaluators,
+        keep_votes=bool(config.vote_with),
+        save_outputs=config.save_outputs,
+        save_to=out,
+        **options,
     )
     assert metrics is not None
-    if world.is_main:
-        sizes = [len(puzzle_set.inputs) for puzzle_set in split.sets.values()]
-        num_examples = sum(min(size, config.max_examples or size) for size in sizes)
-        print(f"{loaded.name} on {split.path}: {num_examples:,} examples in {time.perf_counter() - began:.1f} s")
-        for name, value in metrics.items():
-            print(f"  {name:<44}{value:.4f}")
-        first_set = next(iter(split.sets))
-        print(f"exact_accuracy={metrics.get(f'eval/{first_set}/exact_accuracy', float('nan')):.4f}")
+    seconds = time.perf_counter() - began
+    if variations is not None:
+        metrics |= evaluate_votes(model, split, world, variations, **options)
+    with world.agree():
+        if world.is_main:
+            report(config, loaded, metrics, evaluators, seconds, out)
+
+
+def report(
+    config: EvaluateConfig,
+    loaded: Loaded,
+    metrics: dict[str, float],
+    evaluators: Evaluators,
+    seconds: float,
+    out: Path | None,
+) -> None:
+    """The table on stdout; results.json and the picture into the folder. `seconds` are those of the single pass."""
+    split = loaded.split
+    sizes = {name: len(puzzle_set.inputs) for name, puzzle_set in split.sets.items()}
+    num_examples = {name: min(size, config.max_examples or size) for name, size in sizes.items()}
+    total = sum(num_examples.values())
+    found = intervals(metrics, evaluators)
+    print(
+        f"{loaded.name} on {split.path}: {total:,} examples in {seconds:.1f} s ({total / seconds:,.1f} per second), "
+        "95 % intervals"
+    )
+    for line in table(metrics, found):
+        print(line)
+    if out is not None:
+        results = {
+            "checkpoint": loaded.name,
+            "data": str(split.path),
+            "num_examples": num_examples,
+            "settings": config.model_dump(mode="json"),
+            "seconds": seconds,
+            "metrics": metrics,
+            "intervals": found,
+        }
+        write_atomically(out / "results.json", json.dumps(results, indent=2) + "\n")
+        over_steps = {name: accuracy_over_steps(metrics, name) for name in split.sets}
+        with_labels = {name: values for name, values in over_steps.items() if values}
+        if config.plot and with_labels:
+            trained_steps = loaded.model.config.halt_max_steps
+            draw_accuracy_over_steps(with_labels, trained_steps, out / "accuracy_over_steps.png")
+        elif config.plot:
+            print("nothing is drawn: no example has a label")
+        print(f"written to {out}")
+    first_set = next(iter(split.sets))
+    print(f"exact_accuracy={metrics.get(f'eval/{first_set}/exact_accuracy', float('nan')):.4f}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ devices, sinks and architectures is inside the objects that the chapters make, s
 """
 # B = slots of this rank (of the global batch where so named), S = tokens of a puzzle, V = vocabulary
 
-import shutil
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,6 @@ from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
-from safetensors.torch import save
 from torch import Tensor
 
 from dataset.evaluators import NO_EVALUATORS, EvaluatorName, Evaluators, build_evaluators
@@ -25,9 +23,10 @@ from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
 from dataset.schema import Split, check_contents, open_datasets
 from models import ArchConfig, build_arch
-from models.act import Carry, draw_min_halt_steps, initial_carry, segment, wants_to_halt
+from models.act import Carry, draw_min_halt_steps, initial_carry, segment
 from models.base import RecursiveModel
 from models.depth import Depth
+from models.inference import Finished, Slots
 from models.losses import LossConfig, Outputs, act_loss
 from models.metric_sums import EVAL_METRICS, EvalSums, OpenSums
 from models.published import PuzzleTable, fit_weights, to_ours
@@ -37,11 +36,21 @@ from optim.schedule import lr_multiplier
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from utils.checkpoint import Checkpoint, Checkpointer, RunState, Snapshot
 from utils.command_line import CommandLine, differences, validate
-from utils.config import Bool, Float, Int
+from utils.config import Bool, Float, Int, StrictModel
 from utils.dist import DeviceName, DistConfig, UserError, World, run
 from utils.metrics import Metrics, WandbConfig
-from utils.profiling import StepClock, StepProfiler, max_memory_gb
-from utils.run_folder import RunConfig, Start, clear_stopped, mark_stopped, open_checkpoint, prepare, read_start
+from utils.profiling import Deadline, StepClock, StepProfiler, TimeShare, max_memory_gb
+from utils.run_folder import (
+    RunConfig,
+    Start,
+    clear_stopped,
+    completed,
+    mark_stopped,
+    open_checkpoint,
+    prepare,
+    read_start,
+)
+from utils.saved_outputs import OutputWriter, SavedOutput
 from utils.stop import StopSignal
 from utils.weights_file import read_weights
 
@@ -58,7 +67,6 @@ Any key below is set with key=value, also inside groups (arch.hidden_size=128).
 
 Positive = Field(gt=0)
 NotNegative = Field(ge=0)
-SavedOutput = Literal["inputs", "labels", "puzzle_identifiers", "logits", "predictions", "q_halt", "q_continue"]
 
 
 # ---- config ----------------------------------------------------------------------------------------------
@@ -103,6 +111,8 @@ class PretrainConfig(RunConfig):
     min_eval_interval: Int = NotNegative
     eval_batch_size: Int | None = Field(gt=0)
     eval_max_examples: Int | None = Field(gt=0)
+    eval_adaptive: Bool
+    eval_max_share: Float | None = Field(gt=0, lt=1)
     eval_save_outputs: list[SavedOutput]
     evaluators: list[EvaluatorName]
     early_stop_patience: Int | None = Field(gt=0)
@@ -407,6 +417,36 @@ def load_weights(
     model.load_state_dict(weights)
 
 
+class TrainedConfig(StrictModel):
+    """What names a trained model: a run, which knows its architecture and its data, or a file of weights with both."""
+
+    checkpoint: str
+    arch: ArchConfig | None
+    puzzle_table: PuzzleTable | None
+    data_path: str | None
+
+    @property
+    def is_run(self) -> bool:
+        return not (self.checkpoint.startswith("hf://") or Path(self.checkpoint).is_file())
+
+    @model_validator(mode="after")
+    def _a_file_needs_what_a_run_knows(self) -> "TrainedConfig":
+        if self.is_run and (self.arch or self.puzzle_table):
+            given = "arch" if self.arch else "puzzle_table"
+            raise ValueError(f"{given} is given, but {self.checkpoint} is a run, which knows its own; leave it out")
+        if not self.is_run and not (self.arch and self.data_path):
+            raise ValueError(
+                f"{self.checkpoint} is a file of weights, which says neither its architecture nor its data; "
+                "give arch=... (with the options that it was trained with) and data_path=..."
+            )
+        return self
+
+
+def stored_config(checkpoint: Checkpoint) -> PretrainConfig:
+    """What the checkpoint's run was trained with. Raises ValueError."""
+    return validate(PretrainConfig, completed(checkpoint.state.config, "pretrain"))
+
+
 def load_run(path: Path, world: World) -> tuple[PretrainConfig, RecursiveModel, Checkpoint]:
     """A trained model, for evaluation, from a run folder (its newest checkpoint) or a step folder. Every rank.
 
@@ -416,7 +456,7 @@ def load_run(path: Path, world: World) -> tuple[PretrainConfig, RecursiveModel, 
     with world.agree():
         if world.is_main:
             checkpoint = open_checkpoint(path, lambda text: say(world, text))
-            found = checkpoint, validate(PretrainConfig, checkpoint.state.config)
+            found = checkpoint, stored_config(checkpoint)
     found = world.broadcast_object(found)
     assert found is not None
     checkpoint, config = found
@@ -505,77 +545,102 @@ def evaluate(
     world: World,
     *,
     batch_size: int,
+    num_steps: int | None = None,
+    adaptive: bool = False,
     max_examples: int | None = None,
     evaluators: Evaluators = NO_EVALUATORS,
+    keep_votes: bool = False,
     stop_requested: Callable[[], bool] = lambda: False,
+    deadline: Deadline | None = None,
     save_outputs: Sequence[SavedOutput] = (),
     save_to: Path | None = None,
 ) -> dict[str, float] | None:
-    """Examples of every set, each once, for halt_max_steps segments; the same metrics on all ranks. Every rank.
+    """Examples of every set, each once; the same metrics on all ranks. Every rank.
 
     Args:
-        batch_size: over all ranks together; it changes nothing but speed and memory.
+        batch_size: slots over all ranks together; it changes nothing but speed and memory.
+        num_steps: segments of an example; None: halt_max_steps.
+        adaptive: examples that are settled leave, and others take their slots (models/inference.py).
         max_examples: of each larger set only so many, evenly spread.
         evaluators: what else to find out about the answers.
-        stop_requested: asked between batches; when any rank's says so, the evaluation is abandoned and None returned.
-        save_outputs, save_to: what to write of each example after its last segment, beside its row in the dataset;
-            one file per set and rank in this folder.
+        keep_votes: add to the votes of the evaluation before, for several checkpoints that vote together.
+        stop_requested: asked between segments; when any rank's says so, the evaluation is abandoned and None returned.
+        deadline: of rank 0; what has not begun when it comes near is left out, evenly spread, and what has not ended by
+            then is dropped. Several sets share the time.
+        save_outputs, save_to: what to write of each example, beside its row in the dataset, and into which folder;
+            evaluators write theirs there too.
 
     Returns:
-        eval/<set>/<name> for EVAL_METRICS and exact_accuracy_at_step/<n>. `steps` are those that ran, `halt_step` is
-        where the Q head would have stopped.
+        eval/<set>/<name> for EVAL_METRICS, the evaluators' metrics, exact_accuracy_at_step/<n> and num_examples, those
+        with labels. `steps` are those that ran, `halt_step` is where the Q head would have stopped.
     """
+    num_steps, deadline = num_steps or model.config.halt_max_steps, deadline or Deadline()
     metrics: dict[str, float] = {}
     if save_outputs:
         assert save_to is not None
-        with world.agree():
-            if world.is_main:  # files of an attempt with more ranks would double their rows
-                shutil.rmtree(save_to, ignore_errors=True)
-                save_to.mkdir(parents=True)
-    for set_name in split.sets:
-        loader = EvalLoader(split, set_name, batch_size, max_examples)
-        sums = EvalSums(model.config.halt_max_steps, evaluators.metrics, world)
-        saved: list[dict[str, Tensor]] = []
-        for rows, batch in loader.batches(world):
-            if world.any(stop_requested()):
+        OutputWriter.clear(save_to, world)
+    for set_name, part in deadline.shared_by(list(split.sets)):
+        loader = EvalLoader(split, set_name, batch_size, max_examples, spread=part.is_set)
+        slots = Slots(
+            model,
+            loader.batches(world),
+            num_steps=num_steps,
+            adaptive=adaptive,
+            keep_steps=not {"predictions_at_step", "q_halt_at_step"}.isdisjoint(save_outputs),
+        )
+        sums = EvalSums(num_steps, evaluators.checks, world)
+        if not keep_votes:
+            evaluators.clear()
+        writer = OutputWriter(save_to, set_name, world) if save_outputs and save_to is not None else None
+        while True:
+            closing, closed = (world.is_main and late for late in (part.is_before(num_steps), part.is_over))
+            stopping, busy, closing, closed = world.any_of(stop_requested(), slots.busy, closing, closed)
+            if stopping:
                 return None
-            if len(rows) == 0:
+            if closed or not busy:
+                break
+            if closing:
+                slots.stop_feeding()
+            if not slots.busy:  # others are
                 continue
-            carry = initial_carry(model, batch)
-            halted_B = torch.zeros_like(carry.halted_B)  # by the Q head, had it a say
-            for index in range(model.config.halt_max_steps):
-                carry, outputs = segment(model, carry, batch, training=False)
-                sums.add_segment(index, outputs, batch["labels"], halted_B, ignore_label=IGNORE_LABEL)
-                halted_B |= wants_to_halt(model, outputs.q_halt_B, outputs.q_continue_B)
-            _, last = act_loss(
-                outputs,
-                batch["labels"],
-                halted_B=carry.halted_B,
-                steps_B=carry.steps_B,
-                config=model.config.loss,
-                ignore_label=IGNORE_LABEL,
+            said = slots.advance()
+            sums.add_segment(
+                said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, ignore_label=IGNORE_LABEL
             )
-            found = evaluators(batch["inputs"], outputs.logits_BSV.argmax(-1))
-            sums.add_last(last, found, batch["labels"], ignore_label=IGNORE_LABEL)
-            if save_outputs:
-                saved.append({"rows": torch.from_numpy(rows), **_outputs_to_save(save_outputs, batch, outputs)})
-        metrics |= {f"eval/{set_name}/{name}": value for name, value in sums.reduce(loader.num_examples).items()}
-        if save_outputs:
-            with world.agree():
-                if saved and save_to is not None:
-                    whole = {name: torch.cat([part[name] for part in saved]) for name in saved[0]}
-                    (save_to / f"{set_name}_rank{world.rank}.safetensors").write_bytes(save(whole))
+            if said.finished is not None:
+                done, answers_NS = said.finished, said.finished.outputs.logits_BSV.argmax(-1)
+                evaluators.vote(done.batch, answers_NS, done.outputs.q_halt_B.sigmoid())
+                sums.add_last(
+                    done.outputs,
+                    done.batch["labels"],
+                    done.steps_N,
+                    evaluators.judge(done.batch["inputs"], answers_NS),
+                    config=model.config.loss,
+                    ignore_label=IGNORE_LABEL,
+                )
+                if writer is not None:
+                    writer.add({"rows": torch.from_numpy(done.rows_N), **_outputs_to_save(save_outputs, done)})
+            if part.is_set:
+                world.wait_for_device()
+                part.lap()
+        found = sums.reduce() | evaluators.results(world, save_to)
+        metrics |= {f"eval/{set_name}/{name}": value for name, value in found.items()}
+        if writer is not None:
+            writer.close(world)
     return metrics
 
 
-def _outputs_to_save(names: Sequence[SavedOutput], batch: Batch, outputs: Outputs) -> dict[str, Tensor]:
-    possible = batch | {
-        "logits": outputs.logits_BSV,
-        "predictions": outputs.logits_BSV.argmax(-1).int(),
-        "q_halt": outputs.q_halt_B,
-        "q_continue": outputs.q_continue_B,
+def _outputs_to_save(names: Sequence[SavedOutput], done: Finished) -> dict[str, Tensor]:
+    possible = done.batch | {
+        "logits": done.outputs.logits_BSV,
+        "predictions": done.outputs.logits_BSV.argmax(-1).int(),
+        "q_halt": done.outputs.q_halt_B,
+        "q_continue": done.outputs.q_continue_B,
+        "steps": done.steps_N,
     }
-    return {name: possible[name].cpu() for name in names}
+    if done.predictions_NTS is not None and done.q_halt_NT is not None:
+        possible |= {"predictions_at_step": done.predictions_NTS, "q_halt_at_step": done.q_halt_NT}
+    return {name: possible[name] for name in names}
 
 
 # ---- the loop --------------------------------------------------------------------------------------------
@@ -620,7 +685,7 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
         checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)
     loader = TrainLoader(data.train, sampler, world, augmentation=augmentation, data_on=config.data_on)
     profiler = StepProfiler(config.profile and world.is_main, config.run_path, metrics.say)
-    clock = StepClock()
+    clock, share = StepClock(), TimeShare(config.eval_max_share)
     for line in [*start.notes, describe(config, data, state, augmentation, last_step, world)]:
         metrics.say(line)
 
@@ -648,25 +713,28 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
         state.pending_row = None
         if data.test is not None and evaluation_due():
             state.sums.require_finite(checkpointer.last_good)
-            with state.ema.swapped() if state.ema else nullcontext():
+            with share.taking() as deadline, state.ema.swapped() if state.ema else nullcontext():
                 outcome = evaluate(
                     state.model,
                     data.test,
                     world,
                     batch_size=config.eval_batch_size or config.global_batch_size,
+                    adaptive=config.eval_adaptive,
                     max_examples=config.eval_max_examples,
                     evaluators=evaluators,
                     stop_requested=stop.requested,
+                    deadline=deadline,
                     save_outputs=config.eval_save_outputs,
                     save_to=config.run_path / "eval_outputs" / f"step_{state.step:08d}",
                 )
             if outcome is None:
                 state.pending_row = row
             else:
-                evaluated, row = True, row | outcome
+                evaluated, row = True, row | outcome | {"perf/eval_share": share.share}
                 is_best = improves(outcome.get(best_metric), state.best, config.best_mode)
                 state.best = outcome[best_metric] if is_best else state.best
-                state.evaluations_since_best = 0 if is_best else state.evaluations_since_best + 1
+                if outcome:  # time for some of it was left
+                    state.evaluations_since_best = 0 if is_best else state.evaluations_since_best + 1
         if row and state.pending_row is None:
             with world.agree():
                 metrics.write(state.step, row)
@@ -729,6 +797,8 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
     except Exception as error:
         error.add_note(f"at step {state.step}; {checkpointer.last_good}")
         raise
+    if config.evaluates:
+        metrics.say(f"evaluation took {share.share:.1%} of the time")
     profiler.close()
     metrics.close()
 

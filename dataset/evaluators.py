@@ -1,22 +1,32 @@
 """What a task knows about its answers beyond comparing them with the labels: a closed table of evaluators by name.
 
-An evaluator is made for a split and judges predictions where they are, without a wait for the device.
+An evaluator is made for a split. Most judge one answer at a time; that of ARC lets the answers vote.
 """
 # B = examples, S = cells of a board, L = side of a board
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
 
+from dataset import maze
+from dataset.arc import SEQ_LEN, VOCAB_SIZE
+from dataset.arc_votes import ArcVotes
 from dataset.augment import BOXES, box_of
 from dataset.schema import Split
+from utils.dist import World
+
+Batch = dict[str, torch.Tensor]
 
 # Tokens of a Sudoku: 0 is padding, 1 a blank, 2 the digit 1.
 _FIRST_DIGIT = 2
 
 
-class Evaluator(Protocol):
+class Judge(Protocol):
+    """Judges each answer by itself."""
+
     metrics: tuple[str, ...]
 
     def __call__(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -58,22 +68,69 @@ class SudokuEvaluator:
         return {"valid_boards": valid_B, "clues_kept": kept_B}
 
 
-EvaluatorName = Literal["sudoku"]
-EVALUATORS: Mapping[EvaluatorName, Callable[[Split], Evaluator]] = {"sudoku": SudokuEvaluator}
+class MazeEvaluator:
+    """Whether an answer is a path from S to G, and whether none is shorter, whatever the label says: there are many
+    shortest paths, and the label is one of them.
+
+    A breadth-first search on the host. Raises ValueError for a split that is no maze.
+    """
+
+    metrics: tuple[str, ...] = ("path_valid", "path_optimal")
+
+    def __init__(self, split: Split) -> None:
+        if not _is_maze(split):
+            raise ValueError(
+                f"{split.path} has {split.metadata.seq_len} tokens of {split.metadata.vocab_size} kinds, which is no "
+                f"maze (a square of {maze.VOCAB_SIZE} kinds is); leave the evaluator maze out"
+            )
+
+    def __call__(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = maze.judge_paths(inputs_BS.cpu().numpy(), predictions_BS.cpu().numpy())
+        return {name: torch.from_numpy(found[name]).to(inputs_BS.device) for name in self.metrics}
+
+
+EvaluatorName = Literal["sudoku", "maze", "arc"]
+JUDGES: Mapping[str, Callable[[Split], Judge]] = {"sudoku": SudokuEvaluator, "maze": MazeEvaluator}
 
 
 class Evaluators:
     """Any number of evaluators as one, none included."""
 
-    def __init__(self, evaluators: Sequence[Evaluator]) -> None:
-        self._evaluators = evaluators
-        self.metrics = tuple(name for evaluator in evaluators for name in evaluator.metrics)
+    def __init__(self, judges: Sequence[Judge], votes: ArcVotes | None = None) -> None:
+        self._judges, self._votes = judges, votes
+        self.checks = tuple(name for judge in judges for name in judge.metrics)
+        self.metrics = (*self.checks, *(votes.metrics if votes is not None else ()))
 
-    def __call__(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
+    @property
+    def let_vote(self) -> bool:
+        return self._votes is not None
+
+    @property
+    def num_tasks(self) -> int:
+        """Those that the metrics of votes are means over; 0 where answers don't vote."""
+        return 0 if self._votes is None else self._votes.num_tasks
+
+    def clear(self) -> None:
+        """Forgets the votes of the checkpoint before."""
+        if self._votes is not None:
+            self._votes.clear()
+
+    def judge(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What holds of each answer, bool (B,) for every name in `checks`."""
         found: dict[str, torch.Tensor] = {}
-        for evaluator in self._evaluators:
-            found |= evaluator(inputs_BS, predictions_BS)
+        for judge in self._judges:
+            found |= judge(inputs_BS, predictions_BS)
         return found
+
+    def vote(self, batch: Batch, predictions_BS: torch.Tensor, confidence_B: torch.Tensor) -> None:
+        """Counts the answers where they vote."""
+        if self._votes is not None:
+            tensors = (batch["puzzle_identifiers"], batch["inputs"], predictions_BS, confidence_B.float())
+            self._votes.add(*(tensor.cpu().numpy() for tensor in tensors))
+
+    def results(self, world: World, save_to: Path | None) -> dict[str, float]:
+        """What the votes came to, the same on all ranks. Every rank."""
+        return {} if self._votes is None else self._votes.result(world, save_to)
 
 
 NO_EVALUATORS = Evaluators([])
@@ -81,4 +138,23 @@ NO_EVALUATORS = Evaluators([])
 
 def build_evaluators(names: Sequence[EvaluatorName], split: Split) -> Evaluators:
     """The evaluators of these names, each once. Raises ValueError for a split that one of them can't judge."""
-    return Evaluators([EVALUATORS[name](split) for name in dict.fromkeys(names)])
+    judges = [JUDGES[name](split) for name in dict.fromkeys(names) if name != "arc"]
+    return Evaluators(judges, ArcVotes(split) if "arc" in names else None)
+
+
+def fitting_evaluators(split: Split) -> list[EvaluatorName]:
+    """The names of those that know a task of these sizes."""
+    sizes = split.metadata.seq_len, split.metadata.vocab_size
+    if box_of(*sizes) is not None:
+        return ["sudoku"]
+    if _is_maze(split):
+        return ["maze"]
+    # Votes need the names of tasks and augmentations, which datasets of several parts and of other builders lack.
+    if sizes == (SEQ_LEN, VOCAB_SIZE) and (split.path.parent / "test_puzzles.json").is_file():
+        return ["arc"]
+    return []
+
+
+def _is_maze(split: Split) -> bool:
+    seq_len = split.metadata.seq_len
+    return split.metadata.vocab_size == maze.VOCAB_SIZE and math.isqrt(seq_len) ** 2 == seq_len

@@ -155,21 +155,27 @@ class EvalLoader:
 
     Args:
         max_examples: of a larger set only so many, evenly spread over the file; None: all.
+        spread: every batch is spread over the file too, for an evaluation that may have to end early.
     """
 
-    def __init__(self, split: Split, set_name: str, batch_size: int, max_examples: int | None = None) -> None:
+    def __init__(
+        self, split: Split, set_name: str, batch_size: int, max_examples: int | None = None, *, spread: bool = False
+    ) -> None:
         self._split, self._set, self._batch_size = split, split.sets[set_name], batch_size
         size = len(self._set.inputs)
         self.num_examples = size if max_examples is None else min(size, max_examples)
         self._rows = np.arange(self.num_examples) * size // self.num_examples
+        if spread:
+            num_batches = -(-self.num_examples // batch_size)
+            self._rows = np.concatenate([self._rows[first::num_batches] for first in range(num_batches)])
 
     def batches(self, world: World) -> Iterator[tuple[np.ndarray, Batch]]:
-        """This rank's share of each batch: the rows in the file, and the batch. Every rank gets equally many, some of
-        which may be empty.
-        """
+        """This rank's share of each batch: the rows in the file, and the batch; shares without any are left out."""
         for start in range(0, self.num_examples, self._batch_size):
             num_rows = min(self._batch_size, self.num_examples - start)
             rows = self._rows[start : start + num_rows][world.slice_of(num_rows)]
+            if len(rows) == 0:
+                continue
             arrays = _read(self._set, rows, self._split.metadata.ignore_label_id)
             batch = _pinned(_as_tensors(arrays), world.device.type == "cuda")
             yield rows, _to_device(batch, world.device)

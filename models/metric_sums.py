@@ -1,13 +1,13 @@
 """Sums of METRICS that stay on the device until the host reads them all at once: one collective, one wait."""
 
-# B = slots of this rank, S = tokens, V = vocabulary
+# B = slots of this rank, N = sequences that leave, T = segments, S = tokens, V = vocabulary
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from models.losses import LOSS_SUMS, METRICS, Outputs, correctness, widest_float
+from models.losses import LOSS_SUMS, METRICS, LossConfig, Outputs, act_loss, correctness, widest_float
 from utils.dist import UserError, World
 
 EVAL_METRICS = ("exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss")
@@ -88,38 +88,60 @@ class EvalSums:
         self._world, self._check_names = world, checks
         self._checks = _zeros(len(checks), world)
         self._last = _zeros(len(METRICS), world)
-        self._exact_at = _zeros(num_segments, world)
+        self._exact_after = _zeros(num_segments, world)
         self._halt_steps = _zeros(1, world)
+        self._num_sequences = _zeros(1, world)
 
     def add_segment(
-        self, index: int, outputs: Outputs, labels_BS: Tensor, halted_before_B: Tensor, *, ignore_label: int
+        self, outputs: Outputs, labels_BS: Tensor, steps_B: Tensor, halted_before_B: Tensor, *, ignore_label: int
     ) -> None:
-        """Count segment `index` = 0, 1, ..., before which the Q head would have halted these slots already."""
+        """Count a segment, the steps_B-th (from 1) of each slot, before which the Q head would have halted some."""
         labelled_B, _, exact_B = correctness(outputs.logits_BSV, labels_BS, ignore_label)
-        self._exact_at[index] += (labelled_B & exact_B).sum()
+        right_B = (labelled_B & exact_B).to(self._exact_after.dtype)
+        self._exact_after.index_add_(0, steps_B - 1, right_B)
         self._halt_steps += (labelled_B & ~halted_before_B).sum()
 
     def add_last(
-        self, metric_sums: Tensor, checks: Mapping[str, Tensor], labels_BS: Tensor, *, ignore_label: int
+        self,
+        outputs: Outputs,
+        labels_NS: Tensor,
+        steps_N: Tensor,
+        checks: Mapping[str, Tensor],
+        *,
+        config: LossConfig,
+        ignore_label: int,
     ) -> None:
-        """Count the last segment: sums in the order of METRICS, and a bool (B,) for each name of the checks."""
-        self._last += metric_sums
+        """Count the last segment of N sequences, and a bool (N,) for each name of the checks."""
+        halted_N = torch.ones_like(steps_N, dtype=torch.bool)
+        _, sums = act_loss(
+            outputs, labels_NS, halted_B=halted_N, steps_B=steps_N, config=config, ignore_label=ignore_label
+        )
+        self._last += sums
+        self._num_sequences += len(steps_N)
+        labelled_N, _, exact_N = correctness(outputs.logits_BSV, labels_NS, ignore_label)
+        # One that left early has its answer for all segments to come.
+        segments_T = torch.arange(1, len(self._exact_after) + 1, device=steps_N.device)
+        left_NT = segments_T > steps_N[:, None]
+        self._exact_after += (left_NT & (labelled_N & exact_N)[:, None]).sum(0)
         if checks:
-            labelled_B = (labels_BS != ignore_label).any(-1)
-            self._checks += torch.stack([(labelled_B & checks[name]).sum() for name in self._check_names])
+            self._checks += torch.stack([(labelled_N & checks[name]).sum() for name in self._check_names])
 
-    def reduce(self, num_examples: int) -> dict[str, float]:
-        """EVAL_METRICS and exact_accuracy_at_step/<n>, the same on all ranks. Every rank.
+    def reduce(self) -> dict[str, float]:
+        """EVAL_METRICS, the checks, exact_accuracy_at_step/<n> and num_examples, the same on all ranks. Every rank.
 
-        Losses are per example, the others means over the examples with labels, left out if there are none.
+        Losses are per sequence, the others means over the num_examples that have labels, left out if there are none.
         """
-        sums = self._world.sum_(torch.cat([self._last, self._checks, self._exact_at, self._halt_steps])).tolist()
+        parts = (self._last, self._checks, self._exact_after, self._halt_steps, self._num_sequences)
+        sums = self._world.sum_(torch.cat(parts)).tolist()
         named = dict(zip((*METRICS, *self._check_names), sums, strict=False))
-        *exact_at, named["halt_step"] = sums[len(named) :]
+        *exact_after, named["halt_step"], num_sequences = sums[len(named) :]
         count = named["count"]
-        row = {name: named[name] / num_examples for name in EVAL_METRICS if name in LOSS_SUMS}
+        row: dict[str, float] = {}
+        if num_sequences > 0:
+            row |= {name: named[name] / num_sequences for name in EVAL_METRICS if name in LOSS_SUMS}
         if count > 0:
+            row["num_examples"] = count
             means = (*(name for name in EVAL_METRICS if name not in LOSS_SUMS), *self._check_names)
             row |= {name: named[name] / count for name in means}
-            row |= {f"exact_accuracy_at_step/{n}": value / count for n, value in enumerate(exact_at, start=1)}
+            row |= {f"exact_accuracy_at_step/{n}": value / count for n, value in enumerate(exact_after, start=1)}
         return row

@@ -19,9 +19,15 @@ from models import ArchConfig, build_arch
 from models.transformer import TransformerConfig
 from optim.build import OptimConfig
 from pretrain import PretrainConfig
+from solve import SolveConfig
 from utils.command_line import CONFIG_DIR, differences, read_config, validate
 
-PROGRAMS: dict[str, type[BaseModel]] = {"pretrain": PretrainConfig, "evaluate": EvaluateConfig, "draw": DrawConfig}
+PROGRAMS: dict[str, type[BaseModel]] = {
+    "pretrain": PretrainConfig,
+    "evaluate": EvaluateConfig,
+    "solve": SolveConfig,
+    "draw": DrawConfig,
+}
 ALL_FILES = sorted(path.relative_to(CONFIG_DIR) for path in CONFIG_DIR.rglob("*.yaml"))
 # A file whose name begins with _ is a part of others, and no choice.
 GROUP_FILES = [path for path in ALL_FILES if len(path.parts) == 2 and not path.name.startswith("_")]
@@ -368,8 +374,10 @@ def typed(command: str) -> list[str]:
 
 
 def assert_same_training(one: PretrainConfig, other: PretrainConfig) -> None:
-    """The two may say differently what they are called and where one dataset is: data_path or data_paths."""
-    apart = {"run_name", "data_path", "data_paths"}
+    """The two may say differently what they are called and where one dataset is: data_path or data_paths. And our
+    recipes ask what the task knows about its answers, which published commands don't.
+    """
+    apart = {"run_name", "data_path", "data_paths", "evaluators"}
     assert differences(one.model_dump(exclude=apart), other.model_dump(exclude=apart)) == []
     assert one.train_paths == other.train_paths
 
@@ -477,7 +485,7 @@ def test_the_fast_maze_recipe_is_the_sudoku_one_but_for_what_the_task_asks() -> 
     changed = {line.split(":")[0] for line in differences(sudoku, maze)}
     arch = {f"arch.{key}" for key in ("H_cycles", "L_cycles", "mlp_t", "pos_encodings", "num_registers")}
     assert changed == arch | {
-        *("data_path", "global_batch_size", "max_steps", "eval_max_examples"),
+        *("data_path", "global_batch_size", "max_steps", "eval_max_examples", "evaluators"),
         *("optim.muon_lr", "optim.muon_weight_decay"),
     }
 

@@ -15,13 +15,14 @@ from models import export
 from models.act import initial_carry, segment
 from models.hrm import HRM
 from models.losses import act_loss
-from pretrain import SavedOutput, evaluate, load_run
+from pretrain import evaluate, load_run
 from tests import runs
 from tests.in_process import train_here, with_identifiers
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_hrm
 from tests.spawn import run_ranks
 from utils.command_line import CommandLine
 from utils.dist import UserError, World
+from utils.saved_outputs import SavedOutput
 
 # N = examples, T = segments, S = tokens
 SINGLE = World.single()
@@ -86,10 +87,13 @@ def _by_hand(model: HRM, rows: dict[str, np.ndarray]) -> list[dict[str, torch.Te
                 "predictions": outputs.logits_BSV.argmax(-1).int(),
                 "q_halt": outputs.q_halt_B,
                 "q_continue": outputs.q_continue_B,
+                "steps": carry.steps_B,
                 "loss": loss,
                 **batch,
             }
         )
+    said[-1]["predictions_at_step"] = torch.stack([segment["predictions"] for segment in said], 1).to(torch.uint8)
+    said[-1]["q_halt_at_step"] = torch.stack([segment["q_halt"] for segment in said], 1)
     return said
 
 
@@ -197,6 +201,7 @@ def test_a_set_without_labels_has_losses_only(model: HRM) -> None:
     rows = _rows(3, seed=2)
     rows["labels"][:] = IGNORED
     assert sorted(_evaluate(model, _split(all=rows), 2)) == ["eval/all/lm_loss", "eval/all/q_halt_loss"]
+    assert _evaluate(model, _split(all=_rows(3, seed=2)), 2)["eval/all/num_examples"] == 3
 
 
 def test_evaluation_leaves_the_model_alone(model: HRM, rows: dict[str, np.ndarray]) -> None:
@@ -205,6 +210,99 @@ def test_evaluation_leaves_the_model_alone(model: HRM, rows: dict[str, np.ndarra
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.is_grad_enabled()
+
+
+def test_settled_ones_leave_with_the_answer_that_they_have_then(
+    model: HRM, rows: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    said = _by_hand(model, rows)
+
+    def settled_at(n: int) -> int:
+        """Halted by the Q head, with the answer of the segment before."""
+        wants = [t for t in range(1, STEPS) if said[t]["q_halt"][n] > said[t]["q_continue"][n]]
+        same = [t for t in wants if torch.equal(said[t]["predictions"][n], said[t - 1]["predictions"][n])]
+        return min([*(t + 1 for t in same), STEPS])
+
+    options: dict[str, Any] = {"adaptive": True, "save_outputs": ["predictions", "steps"], "save_to": tmp_path}
+    assert len({settled_at(n) for n in range(23)}) > 1, "the comparison says nothing"
+    metrics = _evaluate(model, _split(all=rows), 5, **options)
+    saved = load_file(tmp_path / "all_rank0_0000.safetensors")
+    labels_NS = torch.from_numpy(rows["labels"].astype(np.int32))
+    is_label_NS = labels_NS != IGNORED
+    assert sorted(saved["rows"].tolist()) == list(range(23))
+    right = {}
+    for n, predictions_S, steps in zip(saved["rows"].tolist(), saved["predictions"], saved["steps"], strict=True):
+        assert int(steps) == settled_at(n)
+        assert torch.equal(predictions_S, said[settled_at(n) - 1]["predictions"][n])
+        right[n] = bool((predictions_S == labels_NS[n])[is_label_NS[n]].all())
+    counted = [n for n in range(23) if is_label_NS[n].any()]
+    assert metrics["eval/all/exact_accuracy"] == pytest.approx(sum(right[n] for n in counted) / 22)
+    assert (
+        metrics["eval/all/steps"] == pytest.approx(sum(settled_at(n) for n in counted) / 22)
+        and 1 < metrics["eval/all/steps"] < STEPS
+    )
+    # What left stays as it was.
+    for t in range(STEPS):
+        answers = [said[min(t + 1, settled_at(n)) - 1]["predictions"][n] for n in counted]
+        exact = [
+            bool((answer == labels_NS[n])[is_label_NS[n]].all()) for n, answer in zip(counted, answers, strict=True)
+        ]
+        assert metrics[f"eval/all/exact_accuracy_at_step/{t + 1}"] == pytest.approx(sum(exact) / 22)
+
+
+def test_more_or_fewer_segments_than_in_training(model: HRM, rows: dict[str, np.ndarray]) -> None:
+    short, usual, long = (_evaluate(model, _split(all=rows), 8, num_steps=n) for n in (2, STEPS, 6))
+    for n in range(1, 7):
+        name = f"eval/all/exact_accuracy_at_step/{n}"
+        assert (name in short, name in usual) == (n <= 2, n <= STEPS)
+        assert long[name] == usual.get(name, long[name]) == short.get(name, long[name])
+    assert short["eval/all/exact_accuracy"] == usual["eval/all/exact_accuracy_at_step/2"]
+    assert long["eval/all/steps"] == 6
+
+
+class Clock:
+    """A deadline that comes after so many segments."""
+
+    def __init__(self, num_segments: float) -> None:
+        self.is_set, self._left = True, num_segments
+
+    def shared_by(self, names: list[str]) -> Any:
+        return ((name, self) for name in names)
+
+    def lap(self) -> None:
+        self._left -= 1
+
+    @property
+    def is_over(self) -> bool:
+        return self._left <= 0
+
+    def is_before(self, num_laps: int) -> bool:
+        return self._left < num_laps
+
+
+@pytest.mark.parametrize("num_segments, num_batches", [(0, 0), (3, 0), (4, 1), (7, 1), (8, 2), (19, 4), (20, 5)])
+def test_a_deadline_leaves_out_what_does_not_fit(
+    model: HRM, rows: dict[str, np.ndarray], tmp_path: Path, num_segments: int, num_batches: int
+) -> None:
+    """Batches of 5 take 4 segments each, and each is spread over the file."""
+    metrics = evaluate(
+        model,
+        _split(all=rows),
+        SINGLE,
+        batch_size=5,
+        deadline=Clock(num_segments),  # type: ignore[arg-type]
+        save_outputs=["labels"],
+        save_to=tmp_path,
+    )
+    assert metrics is not None
+    files = list(tmp_path.iterdir())
+    if num_batches == 0:
+        assert metrics == {} and files == []
+        return
+    seen = load_file(files[0])["rows"].tolist()
+    expected = [row for first in range(5) for row in range(first, 23, 5)][: 5 * num_batches]
+    assert seen == expected
+    assert metrics["eval/all/num_examples"] == len([row for row in seen if row != 4])
 
 
 def test_a_stop_abandons_it(model: HRM, rows: dict[str, np.ndarray], tmp_path: Path) -> None:
@@ -233,10 +331,10 @@ def test_saved_outputs_are_what_was_named(
 ) -> None:
     _evaluate(model, _split(all=rows, more=_rows(2, 5)), 5, save_outputs=names, save_to=tmp_path / "outputs")
     assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == [
-        "all_rank0.safetensors",
-        "more_rank0.safetensors",
+        "all_rank0_0000.safetensors",
+        "more_rank0_0000.safetensors",
     ]
-    saved = load_file(tmp_path / "outputs" / "all_rank0.safetensors")
+    saved = load_file(tmp_path / "outputs" / "all_rank0_0000.safetensors")
     assert sorted(saved) == sorted([*names, "rows"])
     assert saved.pop("rows").tolist() == list(range(23))
     expected = _by_hand(model, rows)[-1]
@@ -256,7 +354,8 @@ def _score(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     program.main(SINGLE)
     first, *table, last = capsys.readouterr().out.splitlines()
     assert "examples in" in first
-    metrics = {name: float(value) for name, value in (line.split() for line in table)}
+    rows = [line.split() for line in table if line.startswith("  eval/")]
+    metrics = {name: float(value.replace(",", "")) for name, value, *_ in rows}
     assert last == f"exact_accuracy={metrics['eval/all/exact_accuracy']:.4f}"
     return metrics
 
@@ -267,15 +366,18 @@ def test_the_program_scores_as_training_did(
     trained = runs.rows(quiet)[-1]
     for typed in ([], ["batch_size=7"], ["batch_size=1000"]):
         scored = _score(monkeypatch, capsys, f"checkpoint={quiet}", *typed)
-        assert scored == pytest.approx({name: trained[name] for name in scored}, abs=1e-4)
-        assert set(scored) == {name for name in trained if name.startswith("eval/")}
+        known = {name: value for name, value in trained.items() if name.startswith("eval/")}
+        assert {name: scored[name] for name in known} == pytest.approx(known, abs=1e-4)
+        # The program finds out by itself who knows the task.
+        assert scored.keys() - known.keys() == {"eval/all/valid_boards", "eval/all/clues_kept"}
 
 
 def test_an_older_step_and_other_data(
     quiet: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (older,) = [row for row in runs.rows(quiet) if row["step"] == 10]
-    scored = _score(monkeypatch, capsys, f"checkpoint={quiet}/step_00000010", f"data_path={data}")
+    typed = [f"checkpoint={quiet}/step_00000010", f"data_path={data}", "evaluators=[]"]
+    scored = _score(monkeypatch, capsys, *typed)
     assert scored == pytest.approx({name: older[name] for name in scored}, abs=1e-4)
 
 
@@ -317,7 +419,7 @@ def test_an_exported_file_scores_as_its_run(
     assert export.main(["--format", "hrm", str(trm), "-o", str(file), *names]) == 0
     scored = _score(monkeypatch, capsys, f"checkpoint={file}", f"data_path={data}", *TYPED_ARCH)
     trained = {name: value for name, value in runs.rows(trm)[-1].items() if name.startswith("eval/")}
-    assert scored == pytest.approx(trained, abs=1e-4)
+    assert {name: scored[name] for name in trained} == pytest.approx(trained, abs=1e-4)
     assert scored == _score(monkeypatch, capsys, f"checkpoint={trm}")
     assert export.main(["--format", "hrm", str(trm), "-o", str(raw), "--raw", *names]) == 0
     of_raw = _score(monkeypatch, capsys, f"checkpoint={raw}", f"data_path={data}", *TYPED_ARCH)

@@ -179,7 +179,7 @@ STEP_PATH = {
     "optim/ema.py": ("EMA.update",),
     "dataset/loader.py": ("TrainLoader._device_part", "_Resident.rows"),
     "dataset/online.py": ("SudokuSymmetries.apply", "MazeSymmetries.apply", "ArcSymmetries.apply", "_transform_grid"),
-    "dataset/evaluators.py": ("SudokuEvaluator.__call__", "Evaluators.__call__"),
+    "dataset/evaluators.py": ("SudokuEvaluator.__call__", "Evaluators.judge"),
     "utils/dist.py": ("World.sum_", "World.sum_gradients_", "World.gather_rows"),
 }
 WAITING_METHODS = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "masked_select", "synchronize", "is_nonzero"}

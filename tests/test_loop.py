@@ -157,8 +157,35 @@ def test_evaluations_drop_nothing(data: Path, tmp_path: Path, every_step: list[R
 def test_saved_outputs_lie_in_the_run(data: Path, tmp_path: Path) -> None:
     _run(data, tmp_path / "run", max_steps=2, eval_save_outputs="[predictions,labels]")
     assert [path.name for path in (tmp_path / "run" / "eval_outputs").rglob("*.safetensors")] == [
-        "all_rank0.safetensors"
+        "all_rank0_0000.safetensors"
     ]
+
+
+def test_evaluation_keeps_to_its_share_and_says_so(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With hardly any time no evaluation ends, with nearly all of it each is whole."""
+    rows = {}
+    for share in (None, 1e-9, 0.999999):
+        run = tmp_path / str(share)
+        _, rows[share] = _run(data, run, eval_max_share=share, eval_batch_size=4, checkpoint_every_n_steps=None)
+        said = capfd.readouterr().err
+        assert ("evaluation took " in said) and ("% of the time" in said)
+    evaluated = {share: [row for row in found if "perf/eval_share" in row] for share, found in rows.items()}
+    assert [row["step"] for row in evaluated[None]] == [5, 10, 12]
+    assert all(0 < row["perf/eval_share"] < 1 for found in evaluated.values() for row in found)
+    for row, whole in zip(evaluated[0.999999], evaluated[None], strict=True):
+        assert row["eval/all/num_examples"] == whole["eval/all/num_examples"] == 20
+    assert [row["step"] for row in evaluated[1e-9]] == [5, 10, 12]
+    assert not [name for row in evaluated[1e-9] for name in row if name.startswith("eval/")]
+    # A checkpoint is due after an evaluation, whether there was time for it or not.
+    assert (tmp_path / "1e-09" / "step_00000010").is_dir() and not (tmp_path / "1e-09" / "best").exists()
+
+
+def test_adaptive_evaluation_in_training(data: Path, tmp_path: Path) -> None:
+    _, rows = _run(data, tmp_path / "run", eval_adaptive=True, arch__halt_max_steps=3)
+    last = rows[-1]
+    assert last["eval/all/halt_step"] <= last["eval/all/steps"] <= 3
 
 
 # ---- that it learns --------------------------------------------------------------------------------------

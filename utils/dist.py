@@ -107,6 +107,11 @@ class World:
         pinned = tensor.pin_memory() if self.device.type == "cuda" else tensor
         return pinned.to(self.device, non_blocking=True)
 
+    def wait_for_device(self) -> None:
+        """For a clock: elsewhere the host runs ahead of the device."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
     # ---- tensors ------------------------------------------------------------------------------------------------
 
     def sum_(self, tensor: Tensor) -> Tensor:
@@ -170,13 +175,26 @@ class World:
         dist.all_gather_object(values, value, group=self.host_group)
         return values
 
+    def gather_to_main(self, value: T) -> list[T] | None:
+        """Every rank's value in rank order, on rank 0 only: what is too large to lie everywhere. Every rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.is_main else None
+        dist.gather_object(value, values, dst=0, group=self.host_group)
+        return values
+
     def any(self, flag: bool) -> bool:
         """Whether any rank raises the flag; over the host group, so that no device waits for it. Every rank."""
+        (raised,) = self.any_of(flag)
+        return raised
+
+    def any_of(self, *flags: bool) -> list[bool]:
+        """The same for several flags at once. Every rank."""
         if self.size == 1:
-            return flag
-        votes = torch.tensor([int(flag)])
+            return list(flags)
+        votes = torch.tensor(flags, dtype=torch.int32)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.host_group)
-        return bool(votes.item())
+        return [bool(vote) for vote in votes]
 
     def barrier(self) -> None:
         """Every rank."""

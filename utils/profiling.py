@@ -1,5 +1,6 @@
 """Where the time and the memory go: a clock that is always on, and a trace of a few steps for whoever asks."""
 
+import math
 import resource
 import sys
 import time
@@ -14,6 +15,54 @@ from torch.profiler import ProfilerActivity, profile, schedule
 _SKIPPED, _WARMUP, _TRACED = 2, 1, 3
 
 T = TypeVar("T")
+
+
+class TimeShare:
+    """How much of a run's time evaluation takes, and how much it may still take: by this process's clock."""
+
+    def __init__(self, largest: float | None) -> None:
+        self._largest, self._began, self._taken_s = largest, time.perf_counter(), 0.0
+
+    @property
+    def share(self) -> float:
+        return self._taken_s / (time.perf_counter() - self._began)
+
+    @contextmanager
+    def taking(self) -> Iterator["Deadline"]:
+        """Counts what happens inside. The deadline is that by which it has taken the largest share."""
+        began = time.perf_counter()
+        limit_s = math.inf
+        if self._largest is not None:  # (taken + limit) / (elapsed + limit) = largest
+            limit_s = (self._largest * (began - self._began) - self._taken_s) / (1 - self._largest)
+        yield Deadline(limit_s)
+        self._taken_s += time.perf_counter() - began
+
+
+class Deadline:
+    """When to come to an end: `limit_s` seconds from now, never if that is infinite."""
+
+    def __init__(self, limit_s: float = math.inf) -> None:
+        self.is_set = math.isfinite(limit_s)
+        self._since, self._lap_s = time.perf_counter(), 0.0
+        self._ends = self._since + limit_s
+
+    def shared_by(self, names: list[str]) -> Iterator[tuple[str, "Deadline"]]:
+        """Each with a deadline of its own: an equal part of the time that is left when its turn comes."""
+        for index, name in enumerate(names):
+            yield name, Deadline((self._ends - time.perf_counter()) / (len(names) - index))
+
+    def lap(self) -> None:
+        """Called after each lap, to learn how long one takes."""
+        now = time.perf_counter()
+        self._since, self._lap_s = now, now - self._since
+
+    @property
+    def is_over(self) -> bool:
+        return time.perf_counter() > self._ends
+
+    def is_before(self, num_laps: int) -> bool:
+        """Whether it comes before the end of so many more laps."""
+        return time.perf_counter() + num_laps * self._lap_s > self._ends
 
 
 class StepClock:

@@ -93,7 +93,7 @@ def read_start(config_class: type[C], config_name: str, overrides: list[str]) ->
     if stored is None:
         asked = validate(config_class, read_config(config_name, overrides))
         return Start(_named_as(asked, where), notes=[f"resume=auto: no checkpoint in {run_path}, starting afresh"])
-    stored, changes = _merged(stored, config_name, overrides)
+    stored, changes = _merged(completed(stored, config_name), config_name, overrides)
     changes |= {"resume": where.resume, "checkpoint_path": str(run_path)}
     if checkpoint is None:
         if stored.get("resume") not in (None, "auto"):
@@ -120,6 +120,21 @@ def _place(config_name: str, overrides: list[str]) -> RunConfig:
     options = tuple(f"{group}." for group, _ in default_groups(config_name))
     values = read_config(config_name, [typed for typed in overrides if not typed.lstrip("+~").startswith(options)])
     return validate(RunConfig, {key: values[key] for key in RunConfig.model_fields})
+
+
+def completed(stored: Container, config_name: str) -> Container:
+    """A stored config with the defaults of the keys that have come since: what a run does without them."""
+    names = {group: _name_in(stored.get(group), group) for group, _ in default_groups(config_name)}
+    return _filled_up(stored, read_config(config_name, [f"{group}={name}" for group, name in names.items() if name]))
+
+
+def _filled_up(stored: Container, defaults: Container) -> Container:
+    both = {
+        key: _filled_up(value, defaults[key])
+        for key, value in stored.items()
+        if isinstance(value, dict) and isinstance(defaults.get(key), dict)
+    }
+    return defaults | stored | both
 
 
 def _merged(stored: Container, config_name: str, overrides: list[str]) -> tuple[Container, Container]:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from dataset import maze
 from dataset.augment import BOXES, Box
-from dataset.evaluators import EVALUATORS, EvaluatorName, build_evaluators
+from dataset.evaluators import JUDGES, EvaluatorName, build_evaluators, fitting_evaluators
 from dataset.schema import DatasetMetadata, Split
 from dataset.sudoku import random_solution
 
@@ -59,7 +60,7 @@ def test_boards_are_valid_as_each_unit_says(box: Box) -> None:
     boards_BS = np.stack(boards)
     expected = [_is_valid(board_S.tolist(), box) for board_S in boards_BS]
     assert 8 <= sum(expected) < len(boards)
-    evaluator = EVALUATORS["sudoku"](_split(box.num_cells, box.side + 2))
+    evaluator = JUDGES["sudoku"](_split(box.num_cells, box.side + 2))
     for dtype in (torch.int64, torch.int32):
         predictions_BS = torch.from_numpy(boards_BS).to(dtype)
         found = evaluator(torch.ones_like(predictions_BS, dtype=torch.int32), predictions_BS)
@@ -76,18 +77,50 @@ def test_clues_are_kept_where_the_input_has_a_digit() -> None:
     predictions_BS[1, 5] = 3
     predictions_BS[2, 3] = 1
     predictions_BS[3, 9] = 2
-    found = build_evaluators(["sudoku"], _split(16, 6))(inputs_BS, predictions_BS)
+    found = build_evaluators(["sudoku"], _split(16, 6)).judge(inputs_BS, predictions_BS)
     assert found["clues_kept"].tolist() == [True, False, False, True]
     assert not found["valid_boards"].any()
 
 
+def test_mazes_are_judged_by_the_path_alone() -> None:
+    """There are two shortest ones, of which a label would be one."""
+    question = "S   #   G"
+    answers = {
+        question: (False, False),  # no path
+        "Soo #o  G": (True, True),
+        "S  o# ooG": (True, True),
+        "Soo #ooG ": (False, False),  # another goal
+        "Sooo#oooG": (False, False),  # both, which is a ring
+        "Soo  o  G": (False, False),  # without the wall
+    }
+    inputs_BS = torch.from_numpy(np.stack([maze.to_tokens(question)] * len(answers))).int()
+    predictions_BS = torch.from_numpy(np.stack([maze.to_tokens(answer) for answer in answers])).long()
+    found = build_evaluators(["maze"], _split(9, 6)).judge(inputs_BS, predictions_BS)
+    assert list(zip(found["path_valid"].tolist(), found["path_optimal"].tolist(), strict=True)) == list(
+        answers.values()
+    )
+    assert found["path_valid"].dtype == torch.bool
+
+
 def test_names_and_metrics() -> None:
-    assert set(get_args(EvaluatorName)) == set(EVALUATORS)
+    assert set(get_args(EvaluatorName)) == {*JUDGES, "arc"}
     evaluators = build_evaluators(["sudoku", "sudoku"], _split(81, 11))
     tokens_BS = torch.ones(3, 81, dtype=torch.int64)
-    assert evaluators.metrics == ("valid_boards", "clues_kept") == tuple(evaluators(tokens_BS, tokens_BS))
+    assert evaluators.metrics == ("valid_boards", "clues_kept") == tuple(evaluators.judge(tokens_BS, tokens_BS))
     nothing = build_evaluators([], _split(900, 12))
-    assert nothing.metrics == () and nothing(tokens_BS, tokens_BS) == {}
+    assert nothing.metrics == () and nothing.judge(tokens_BS, tokens_BS) == {}
+
+
+def test_the_task_says_who_knows_it() -> None:
+    """Of an ARC dataset its builder's list of tasks: without it nobody could vote."""
+    sizes = [(36, 8), (900, 6), (25, 6), (24, 6), (900, 12), (100, 10)]
+    assert [fitting_evaluators(_split(*size)) for size in sizes] == [["sudoku"], ["maze"], ["maze"], [], [], []]
+
+
+@pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 11), (24, 6), (900, 12)])
+def test_what_is_no_maze_is_a_mistake(seq_len: int, vocab_size: int) -> None:
+    with pytest.raises(ValueError, match=f"data/test has {seq_len} tokens of {vocab_size} kinds, which is no maze"):
+        build_evaluators(["maze"], _split(seq_len, vocab_size))
 
 
 @pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 10), (36, 6), (900, 6), (64, 10)])

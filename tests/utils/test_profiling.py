@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from utils.profiling import StepClock, StepProfiler, max_memory_gb
+from utils.profiling import Deadline, StepClock, StepProfiler, TimeShare, max_memory_gb
 
 
 @pytest.fixture
@@ -53,6 +53,58 @@ def test_memory_is_that_of_this_process() -> None:
     block = bytearray(300_000_000)
     assert max_memory_gb(torch.device("cpu")) >= before
     assert len(block) == 300_000_000
+
+
+def test_evaluation_has_its_share_and_no_more(now: SimpleNamespace) -> None:
+    """A fifth of all time: 20 s after 80 s, and later what has come up since, less what it took too much."""
+    share = TimeShare(0.2)
+    now.s += 80
+    with share.taking() as deadline:
+        assert deadline.is_set and not deadline.is_over
+        now.s += 19.9
+        assert not deadline.is_over
+        now.s += 5.1
+        assert deadline.is_over
+    assert share.share == pytest.approx(25 / 105)
+    now.s += 15
+    with share.taking() as deadline:
+        assert deadline.is_over, "25 of 120 s are more than a fifth already"
+    now.s += 80
+    with share.taking() as deadline:  # 25 + 18.75 of 200 + 18.75 s
+        now.s += 18.7
+        assert not deadline.is_over
+        now.s += 0.1
+        assert deadline.is_over
+
+
+def test_without_a_largest_share_it_is_only_counted(now: SimpleNamespace) -> None:
+    share = TimeShare(None)
+    now.s += 1
+    with share.taking() as deadline:
+        now.s += 1e6
+        assert not (deadline.is_set or deadline.is_over or deadline.is_before(10**6))
+    assert share.share == pytest.approx(1e6 / (1e6 + 1))
+
+
+def test_laps_that_would_end_behind_the_deadline(now: SimpleNamespace) -> None:
+    deadline = Deadline(10.0)
+    assert not deadline.is_before(1000)  # nobody knows yet how long one takes
+    now.s += 1.5
+    deadline.lap()
+    assert [deadline.is_before(n) for n in (5, 6)] == [False, True]  # at 9.0 and at 10.5
+    now.s += 0.5
+    deadline.lap()
+    assert [deadline.is_before(n) for n in (16, 17)] == [False, True]
+
+
+def test_sets_share_the_time_that_is_left(now: SimpleNamespace) -> None:
+    seen = []
+    for name, part in Deadline(9.0).shared_by(["a", "b", "c"]):
+        now.s += {"a": 2.9, "b": 2.0, "c": 3.6}[name]
+        seen.append(part.is_over)
+        now.s += 0.2
+        seen.append(part.is_over)
+    assert seen == [False, True, False, False, False, True]  # b had 2.95 s, c the 3.7 s left
 
 
 def _work() -> torch.Tensor:

@@ -1,0 +1,242 @@
+"""ARC as it is scored: the predictions for all versions of a task, brought back to the task itself, vote.
+
+Votes are kept where they arise, equal ones as one, and travel to rank 0 a few tasks at a time.
+"""
+# N = examples, S = cells of the canvas, U = identifiers in the split, C = the ten colours
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dataset.arc import (
+    CONFIDENCE_UNIT,
+    NUM_COLOURS,
+    SEQ_LEN,
+    VOCAB_SIZE,
+    Candidate,
+    Task,
+    Votes,
+    crop,
+    grid_key,
+    grid_of,
+    parse_name,
+    parse_tasks,
+    rank,
+    score,
+    undo,
+)
+from dataset.schema import Split
+from utils.checkpoint import write_atomically
+from utils.dist import World
+
+KS = (1, 2, 5, 10, 100, 1000)
+# How many answers to each test input arc_votes.json shows.
+NUM_SHOWN = 10
+TASKS_AT_A_TIME = 8
+# HRM's builder calls a version <task>_t<transform>_<hash of the permutation>.
+_HASHED = re.compile(r".+_t[0-7]_-?\d+")
+
+
+class ArcVotes:
+    """Votes on the tasks of one dataset's test split.
+
+        votes = ArcVotes(split)
+        for each batch of this rank's share:
+            votes.add(identifiers_N, inputs_NS, predictions_NS, confidence_N)
+        scores = votes.result(world, save_to=folder)          # {"pass@1": ..., "pass@1000": ...}, on every rank
+        votes.clear()                                         # before another checkpoint votes
+
+    `metrics` has the names in the result: none where the dataset doesn't know its solutions.
+
+    Raises ValueError for a split that is no ARC, or whose identifiers.json or test_puzzles.json is missing or doesn't
+    belong to it.
+    """
+
+    def __init__(self, split: Split) -> None:
+        metadata = split.metadata
+        if split.parts:
+            raise ValueError(f"{split.path}: votes are of one dataset at a time; evaluate each by itself")
+        if len(split.sets) > 1:
+            raise ValueError(f"{split.path}: votes are of one set, but there are {', '.join(split.sets)}; merge them")
+        if (metadata.seq_len, metadata.vocab_size) != (SEQ_LEN, VOCAB_SIZE):
+            raise ValueError(
+                f"{split.path} has {metadata.seq_len} tokens of {metadata.vocab_size} kinds, but ARC {SEQ_LEN} of "
+                f"{VOCAB_SIZE}; leave the votes out"
+            )
+        folder = split.path.parent
+        self._puzzles_file = folder / "test_puzzles.json"
+        self._tasks = _read_puzzles(self._puzzles_file)
+        # Where the votes on each test input of a task are; inputs that are equal share theirs.
+        self._slots = [
+            {key: slot for slot, key in enumerate(dict.fromkeys(grid_key(pair.input) for pair in task.test))}
+            for task in self._tasks
+        ]
+        self._solved = [task.test[0].output is not None for task in self._tasks]
+        self.metrics: tuple[str, ...] = tuple(f"pass@{k}" for k in KS) if any(self._solved) else ()
+        self._identifiers_U = np.unique(
+            np.concatenate([puzzle_set.puzzle_identifiers for puzzle_set in split.sets.values()])
+        )
+        self._read_names(folder / "identifiers.json")
+        self.clear()
+
+    @property
+    def num_tasks(self) -> int:
+        """Those whose solutions are known, which the metrics are means over."""
+        return sum(self._solved)
+
+    def clear(self) -> None:
+        """Forgets all votes."""
+        self._votes: list[list[dict[bytes, tuple[int, int]]]] = [[{} for _ in slots] for slots in self._slots]
+        self._num_empty = [[0 for _ in slots] for slots in self._slots]
+
+    def add(
+        self, identifiers_N: np.ndarray, inputs_NS: np.ndarray, predictions_NS: np.ndarray, confidence_N: np.ndarray
+    ) -> None:
+        """One vote for each row: tokens, and the confidence in [0, 1] that the answer is right.
+
+        A prediction whose first cell is no colour is no grid, and a vote for none.
+
+        Raises ValueError for an input that is no test input of the task its identifier names.
+        """
+        places_N = np.searchsorted(self._identifiers_U, identifiers_N)
+        inputs, predictions = crop(inputs_NS), crop(predictions_NS)
+        units_N = np.rint(confidence_N.astype(np.float64) * CONFIDENCE_UNIT).astype(np.int64)
+        for n, (place, units) in enumerate(zip(places_N.tolist(), units_N.tolist(), strict=True)):
+            if place == len(self._identifiers_U) or self._identifiers_U[place] != identifiers_N[n]:
+                raise ValueError(f"identifier {identifiers_N[n]} is not in the test split; evaluate on its own dataset")
+            index, number, permutation_C = self._task_U[place], self._number_U[place], self._permutation_UC[place]
+            slot = self._slots[index].get(grid_key(undo(inputs[n], number, permutation_C)))
+            if slot is None:
+                raise ValueError(
+                    f"{self._puzzles_file}: task {self._tasks[index].name} has no test input like that of an example "
+                    f"with identifier {identifiers_N[n]}; rebuild the dataset"
+                )
+            if predictions[n].size == 0:
+                self._num_empty[index][slot] += 1
+                continue
+            votes = self._votes[index][slot]
+            key = grid_key(undo(predictions[n], number, permutation_C))
+            num_votes, total = votes.get(key, (0, 0))
+            votes[key] = (num_votes + 1, total + units)
+
+    def result(self, world: World, save_to: Path | None = None) -> dict[str, float]:
+        """pass@k for every k: the mean over all tasks with solutions, voted on or not. Every rank.
+
+        Rank 0 writes submission.json (two attempts for every test input of every task, as Kaggle takes them) and
+        arc_votes.json (the first candidates) into the folder `save_to`. Raises UserError where it can't.
+        """
+        sums = np.zeros(len(KS))
+        submission: dict[str, Any] = {}
+        report: dict[str, Any] = {}
+        for start in range(0, len(self._tasks), TASKS_AT_A_TIME):
+            some = slice(start, start + TASKS_AT_A_TIME)
+            shares = world.gather_to_main((self._votes[some], self._num_empty[some]))
+            if shares is None:
+                continue
+            for i, task in enumerate(self._tasks[some]):
+                slots = self._slots[start + i]
+                candidates = [rank(_merged(votes[i][slot] for votes, _ in shares)) for slot in slots.values()]
+                num_empty = [sum(empty[i][slot] for _, empty in shares) for slot in slots.values()]
+                of_test = [slots[grid_key(pair.input)] for pair in task.test]
+                solutions = [grid_key(pair.output) for pair in task.test if pair.output is not None]
+                if solutions:
+                    sums += score([candidates[slot] for slot in of_test], solutions, KS)
+                submission[task.name] = [_attempts(candidates[slot]) for slot in of_test]
+                report[task.name] = [
+                    _report(pair.input, pair.output, candidates[slot], num_empty[slot])
+                    for pair, slot in zip(task.test, of_test, strict=True)
+                ]
+        with world.agree():
+            if world.is_main and save_to is not None:
+                save_to.mkdir(parents=True, exist_ok=True)
+                write_atomically(save_to / "submission.json", json.dumps(submission) + "\n")
+                write_atomically(save_to / "arc_votes.json", json.dumps(report) + "\n")
+        scores = world.broadcast_object((sums / max(1, sum(self._solved))).tolist())
+        return dict(zip(self.metrics, scores, strict=False))
+
+    def _read_names(self, file: Path) -> None:
+        """What every identifier of the split stands for, as arrays: as Python objects a million would be large."""
+        names = _read_json(file)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{file}: is no list of names; rebuild the dataset")
+        if len(names) <= self._identifiers_U[-1]:
+            raise ValueError(
+                f"{file}: has {len(names)} names, but the test split has identifier {self._identifiers_U[-1]}; "
+                "rebuild the dataset"
+            )
+        index_of = {task.name: index for index, task in enumerate(self._tasks)}
+        num = len(self._identifiers_U)
+        self._task_U = np.empty(num, dtype=np.int32)
+        self._number_U = np.empty(num, dtype=np.uint8)
+        self._permutation_UC = np.empty((num, NUM_COLOURS), dtype=np.uint8)
+        for u, identifier in enumerate(self._identifiers_U.tolist()):
+            name = names[identifier]
+            task, self._number_U[u], self._permutation_UC[u] = parse_name(name)
+            index = index_of.get(task)
+            if index is None and _HASHED.fullmatch(name):
+                raise ValueError(
+                    f"{file}: {name}, a name as HRM's builder writes it, hides how colours were permuted, so "
+                    "votes can't be counted; rebuild the dataset with dataset/build_arc_dataset.py"
+                )
+            if index is None:
+                raise ValueError(f"{file}: {task} is not in {self._puzzles_file.name}; rebuild the dataset")
+            self._task_U[u] = index
+
+
+def _read_puzzles(file: Path) -> list[Task]:
+    tasks = parse_tasks(_read_json(file), str(file), "")
+    if tasks[0].name == "":
+        raise ValueError(f"{file}: holds one task without its name; rebuild the dataset")
+    return tasks
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(
+            f"{file} is missing, without which votes can't be counted; rebuild the dataset with "
+            "dataset/build_arc_dataset.py"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: cannot be read ({' '.join(str(error).split())}); rebuild the dataset") from None
+
+
+def _merged(shares: Iterable[Votes]) -> Votes:
+    merged: dict[bytes, tuple[int, int]] = {}
+    for votes in shares:
+        for key, (num_votes, total) in votes.items():
+            there, there_total = merged.get(key, (0, 0))
+            merged[key] = (there + num_votes, there_total + total)
+    return merged
+
+
+def _attempts(candidates: list[Candidate]) -> dict[str, list[list[int]]]:
+    """The first two; a single one twice, and black where there is none: both attempts must be there."""
+    grids = [grid_of(candidate.key).tolist() for candidate in candidates[:2]] or [[[0]]]
+    return {"attempt_1": grids[0], "attempt_2": grids[-1]}
+
+
+def _report(
+    input_hw: np.ndarray, solution_hw: np.ndarray | None, candidates: list[Candidate], num_empty: int
+) -> dict[str, Any]:
+    solution = None if solution_hw is None else grid_key(solution_hw)
+    return {
+        "input": input_hw.tolist(),
+        "solution": None if solution_hw is None else solution_hw.tolist(),
+        "num_votes": sum(candidate.num_votes for candidate in candidates),
+        "num_empty": num_empty,
+        "candidates": [
+            {
+                "grid": grid_of(candidate.key).tolist(),
+                "count": candidate.num_votes,
+                "confidence": candidate.confidence,
+                "right": None if solution is None else candidate.key == solution,
+            }
+            for candidate in candidates[:NUM_SHOWN]
+        ],
+    }

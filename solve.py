@@ -1,0 +1,574 @@
+r"""Solve puzzles with a trained model, and see how it comes to its answer: Sudoku, mazes, ARC tasks.
+
+python solve.py checkpoint=checkpoints/<project>/<run> \
+    puzzle=53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79
+
+From Python, with any number of puzzles at once:
+
+    from solve import Solver
+
+    solver = Solver.from_checkpoint("checkpoints/<project>/<run>")
+    (solution,) = solver.solve(["53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"])
+    if solution.solved:
+        print(solution.answer)         # "534678912..."
+    else:
+        print(solution.reason)         # "a digit stands twice in row 3"
+    for step in solution.steps:        # what the model thought, segment by segment
+        print(step.number, step.confidence, len(step.changed), step.answer)
+"""
+# N = puzzles, T = steps (segments), S = cells of a board
+
+import csv
+import gzip
+import json
+import os
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from dataset.arc import Task, parse_tasks, read_tasks, to_tokens
+from dataset.schema import open_split
+from dataset.tasks import KNOWN_SHAPES, BoardTask, Plain, TextTask, Verdict, task_of_shape
+from models.base import RecursiveModel
+from models.inference import trace
+from pretrain import TrainedConfig, build_model, init_weights_from, load_run, require_same_task, stored_config, task_of
+from utils.command_line import CommandLine, read_config, validate
+from utils.config import Int
+from utils.dist import DeviceName, World, run
+from utils.run_folder import open_checkpoint
+
+USAGE = """
+solve.py: solve puzzles with a trained model, and see how it comes to its answer.
+
+  python solve.py checkpoint=checkpoints/<project>/<run> puzzle=53..7....6..195....98....6.8...6...34..8.3..17...
+  python solve.py checkpoint=<run> csv=puzzles.csv          the columns question and, if it is there, answer
+  python solve.py checkpoint=<run> task=0a1b2c3d.json       the test inputs of an ARC task
+  cat mazes.txt | python solve.py checkpoint=<run> puzzle=-   puzzles from standard input
+  python solve.py checkpoint=hf://owner/repo/file arch=trm_mlp data_path=data/sudoku-extreme-1k-aug-1000 puzzle=...
+
+--json prints one object for each puzzle on a line: name, task, question, answer, expected, valid, solved, reason,
+settled_at, confidence, steps (answer, changed, confidence of each), notes. Cells are counted from 0, row by row.
+
+Exit status: 0 all solved (of an ARC task without outputs: answered), 1 not all solved, 2 a mistake in what was given.
+"""
+
+# What Hydra would read as something else than the text that was typed: 0030.. as a number, # as the beginning of a
+# comment, commas as a choice; blanks and braces not at all.
+_VERBATIM = ("puzzle", "csv", "task")
+_STDIN = "-"
+# Boards of all their steps fill some pages.
+_MOST_IN_STEPS = 4
+# What a puzzle without a row of its own in the puzzle table has in the published datasets.
+_BLANK_IDENTIFIER = 0
+# Answers up to this length stand on a puzzle's line.
+_SHORT = 81
+
+
+class SolveConfig(TrainedConfig):
+    """config/solve.yaml says what each key means."""
+
+    puzzle: str | None
+    csv: str | None
+    task: str | None
+    num_steps: Int | None = Field(gt=0)
+    batch_size: Int = Field(gt=0)
+    show: Literal["auto", "steps", "lines"]
+    color: Literal["auto", "always", "never"]
+    device: DeviceName
+
+
+# ---- puzzles and solutions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """One board to be solved, and its solution where that is known."""
+
+    name: str  # where it is from: "puzzle", "puzzles.csv:2", "0a1b2c3d test 1"
+    question_S: np.ndarray
+    solution_S: np.ndarray | None = None
+    identifier: int = _BLANK_IDENTIFIER  # its row in the puzzle table
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a model says after one segment."""
+
+    number: int  # from 1
+    answer: Plain  # text, a character for each cell; of ARC the rows of the grid, none where it is no grid
+    tokens_S: np.ndarray
+    changed: list[int]  # cells, counted from 0 and row by row, not as in the step before (the first: as in the puzzle)
+    confidence: float  # of halting: what the model takes for the probability that the answer is right
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A puzzle, what the model said of it step by step, and what its last answer is worth."""
+
+    board: BoardTask
+    puzzle: Puzzle
+    steps: list[Step]
+    # The step after which it wants to halt and has repeated its answer, where adaptive evaluation stops; else the last.
+    settled_at: int
+    verdict: Verdict
+
+    @property
+    def answer(self) -> Plain:
+        """That of the last step: text, a character for each cell, or of ARC the rows of the grid."""
+        return self.steps[-1].answer
+
+    @property
+    def valid(self) -> bool:
+        """Whether the answer is a complete Sudoku that keeps its clues, one path through the maze, a grid."""
+        return self.verdict.valid
+
+    @property
+    def solved(self) -> bool | None:
+        """Whether the answer is right: valid, of a maze the shortest, of ARC the output; None where that is hidden."""
+        return self.verdict.solved
+
+    @property
+    def reason(self) -> str:
+        """Why, in words."""
+        return self.verdict.reason
+
+    @property
+    def counts_as_solved(self) -> bool:
+        """For the exit status: where nobody can tell what is right, an answer in the right form counts."""
+        return self.valid if self.solved is None else self.solved
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints."""
+        puzzle = self.puzzle
+        return {
+            "name": puzzle.name,
+            "task": self.board.name,
+            "question": self.board.plain(puzzle.question_S),
+            "answer": self.answer,
+            "expected": None if puzzle.solution_S is None else self.board.plain(puzzle.solution_S),
+            "valid": self.valid,
+            "solved": self.solved,
+            "reason": self.reason,
+            "settled_at": self.settled_at,
+            "confidence": self.steps[-1].confidence,
+            "steps": [
+                {"step": step.number, "answer": step.answer, "changed": step.changed, "confidence": step.confidence}
+                for step in self.steps
+            ],
+            "notes": list(puzzle.notes),
+        }
+
+
+class Solver:
+    """A trained model, ready to solve puzzles of the task that it was trained on.
+
+        solver = Solver.from_checkpoint("checkpoints/<project>/<run>", device="cpu")
+        for solution in solver.solve([first, second]):
+            print(solution.answer, solution.solved, solution.steps[-1].confidence)
+
+    A puzzle is a text: of Sudoku its digits, with . or 0 for a blank; of a maze its characters # (wall), blank, S and
+    G; row by row, with or without line ends. Of an ARC task it is the task as JSON, or a `dataset.arc.Task`
+    (`dataset.arc.read_tasks` reads files), and there is one solution for each of its test inputs.
+    """
+
+    def __init__(self, source: "Source", model: RecursiveModel, world: World) -> None:
+        self.source, self.board = source, source.board
+        self._model, self._world = model, world
+
+    @classmethod
+    def from_checkpoint(
+        cls, checkpoint: str | Path, overrides: Sequence[str] = (), *, device: DeviceName = "auto"
+    ) -> "Solver":
+        """Load a model for solving.
+
+        Args:
+            checkpoint: a run folder (its newest checkpoint), a step folder, a file of weights, or hf://owner/repo/file.
+            overrides: as one types them to solve.py. A file of weights needs its architecture and the dataset of its
+                training: ["arch=trm_mlp", "data_path=data/sudoku-extreme-1k-aug-1000"].
+            device: "cuda", "mps" or "cpu"; "auto" takes the first that is there.
+
+        Raises:
+            ValueError: in one line, for a checkpoint that is missing, damaged or of a task that has no boards, and for
+                a device that isn't there.
+        """
+        # In the place of a path, which Hydra would want quoted.
+        typed = read_config("solve", ["checkpoint=_", *overrides]) | {"checkpoint": str(checkpoint), "device": device}
+        world = World.single().use_device(device, timeout_s=60)
+        source = Source.look_at(validate(SolveConfig, typed), world)
+        return cls(source, source.load_model(world), world)
+
+    def solve(self, puzzles: Sequence[str | Task]) -> list[Solution]:
+        """Solve any number of puzzles, `batch_size` at a time.
+
+        Raises:
+            ValueError: in one line, for the first puzzle that is none of the model's task, before any is solved.
+        """
+        parsed: list[Puzzle] = []
+        for number, puzzle in enumerate(puzzles, start=1):
+            if isinstance(puzzle, Task):
+                parsed += self.source.puzzles_of_tasks([puzzle], f"puzzle {number}")
+            else:
+                parsed += self.source.puzzles_of_text(puzzle, f"puzzle {number}")
+        return list(self.solutions(parsed))
+
+    def solutions(self, puzzles: Sequence[Puzzle]) -> Iterator[Solution]:
+        """The same of puzzles that were read already, one after the other."""
+        batch_size = self.source.config.batch_size
+        for start in range(0, len(puzzles), batch_size):
+            chunk = puzzles[start : start + batch_size]
+            inputs_NS = torch.from_numpy(np.stack([puzzle.question_S for puzzle in chunk]).astype(np.int32))
+            identifiers_N = torch.tensor([puzzle.identifier for puzzle in chunk], dtype=torch.int32)
+            batch = {
+                "inputs": self._world.to_device(inputs_NS),
+                "labels": self._world.to_device(torch.zeros_like(inputs_NS)),  # nobody looks at them
+                "puzzle_identifiers": self._world.to_device(identifiers_N),
+            }
+            seen = trace(self._model, batch, self.source.config.num_steps)
+            answers_TNS = seen.predictions_TNS.cpu().numpy().astype(np.uint8)
+            confidence_TN, settled_at_N = seen.confidence_TN.float().cpu().numpy(), seen.settled_at_N.cpu().numpy()
+            for n, puzzle in enumerate(chunk):
+                yield self._solution(puzzle, answers_TNS[:, n], confidence_TN[:, n], int(settled_at_N[n]))
+
+    def _solution(self, puzzle: Puzzle, answers_TS: np.ndarray, confidence_T: np.ndarray, settled_at: int) -> Solution:
+        steps = []
+        before_S = puzzle.question_S
+        for index, answer_S in enumerate(answers_TS):
+            changed = np.flatnonzero(answer_S != before_S).tolist()
+            steps.append(Step(index + 1, self.board.plain(answer_S), answer_S, changed, float(confidence_T[index])))
+            before_S = answer_S
+        verdict = self.board.check(puzzle.question_S, answers_TS[-1], puzzle.solution_S)
+        return Solution(self.board, puzzle, steps, settled_at, verdict)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is known of a model before its weights are read, so that a mistake in a puzzle is told at once."""
+
+    config: SolveConfig
+    checkpoint: str  # the step folder, or the file
+    board: BoardTask
+    sizes: dict[str, int]  # seq_len, vocab_size, num_puzzle_identifiers
+    data_paths: list[str]  # that it was trained on
+    has_puzzle_table: bool
+
+    @staticmethod
+    def look_at(config: SolveConfig, world: World) -> "Source":
+        """Raises UserError."""
+        with world.agree():
+            split = open_split(config.data_path, "test") if config.data_path else None
+            if config.is_run:
+                found = open_checkpoint(Path(config.checkpoint), lambda text: print(text, file=sys.stderr))
+                trained = stored_config(found)
+                checkpoint, arch, sizes = str(found.path), trained.arch, found.state.task
+                data_paths = [config.data_path] if config.data_path else trained.train_paths
+                if split is not None:
+                    require_same_task(sizes, split, arch)
+            else:
+                assert config.arch is not None and config.data_path is not None and split is not None
+                checkpoint, arch, sizes = config.checkpoint, config.arch, task_of(split)
+                data_paths = [config.data_path]
+            board = task_of_shape(sizes["seq_len"], sizes["vocab_size"])
+            if board is None:
+                raise ValueError(
+                    f"{config.checkpoint} reads {sizes['seq_len']} tokens of {sizes['vocab_size']} kinds, a task whose "
+                    f"boards are not known ({KNOWN_SHAPES}); score it with evaluate.py"
+                )
+        return Source(config, checkpoint, board, sizes, data_paths, arch.puzzle_emb_ndim > 0)
+
+    def load_model(self, world: World) -> RecursiveModel:
+        """Raises UserError."""
+        if self.config.is_run:
+            return load_run(Path(self.checkpoint), world)[1]
+        assert self.config.arch is not None
+        model = build_model(self.config.arch, self.sizes, world, seed=0)
+        init_weights_from(self.checkpoint, model, self.config.puzzle_table, world)
+        return model
+
+    def puzzles(self) -> list[Puzzle]:
+        """What the command line asks for. Raises ValueError with the place, for the first that is no puzzle."""
+        config, board = self.config, self.board
+        if config.task is not None:
+            return self.puzzles_of_tasks(read_tasks(Path(config.task)), config.task)
+        if config.csv is not None:
+            if not isinstance(board, TextTask):
+                raise ValueError(f"csv={config.csv} has boards of text, but {self._is_for}; give task=<file>.json")
+            return _read_csv(Path(config.csv), board)
+        assert config.puzzle is not None
+        if config.puzzle != _STDIN:
+            return self.puzzles_of_text(config.puzzle, "puzzle")
+        text = sys.stdin.buffer.read().decode("utf-8-sig", errors="replace")
+        if not text.strip("\r\n"):
+            raise ValueError("standard input is empty; pipe puzzles into it, or give puzzle=<its cells>")
+        if isinstance(board, TextTask) and not _is_json(text):
+            return [Puzzle(place, board.parse(cells, place)) for place, cells in board.split(text, "stdin")]
+        return self.puzzles_of_text(text, "stdin")
+
+    def puzzles_of_text(self, text: str, where: str) -> list[Puzzle]:
+        """One board or, of ARC, the test inputs of a task as JSON. Raises ValueError that begins with `where`."""
+        if not isinstance(self.board, TextTask):
+            try:
+                value = json.loads(text)
+            except (ValueError, RecursionError):
+                start = " ".join(text.split())[:20]
+                raise ValueError(
+                    f"{where} begins with {start!r} and is no JSON, but {self._is_for}; give a task as JSON, "
+                    "or task=<file>.json"
+                ) from None
+            return self.puzzles_of_tasks(parse_tasks(value, where, where), where)
+        if _is_json(text):
+            raise ValueError(f"{where} is JSON, as ARC tasks are, but {self._is_for}; give the cells of a board")
+        return [Puzzle(where, self.board.parse(text, where))]
+
+    def puzzles_of_tasks(self, tasks: Sequence[Task], where: str) -> list[Puzzle]:
+        """The test inputs of ARC tasks, with the outputs where they are there. Raises ValueError."""
+        if isinstance(self.board, TextTask):
+            raise ValueError(
+                f"{where} is an ARC task, but {self._is_for}; give its boards with puzzle= or csv=, or a checkpoint "
+                "that was trained on ARC"
+            )
+        puzzles = []
+        for task in tasks:
+            identifier = self._rows.get(task.name, _BLANK_IDENTIFIER)
+            notes: tuple[str, ...] = ()
+            if self.has_puzzle_table and not _BLANK_IDENTIFIER < identifier < self.sizes["num_puzzle_identifiers"]:
+                identifier, notes = _BLANK_IDENTIFIER, (self._not_seen(task),)
+            for number, pair in enumerate(task.test, start=1):
+                output_S = None if pair.output is None else to_tokens(pair.output)
+                name = f"{task.name} test {number}"
+                puzzles.append(Puzzle(name, to_tokens(pair.input), output_S, identifier, notes))
+        return puzzles
+
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        """The row of the puzzle table of every puzzle with a name."""
+        return _rows_of_names(self.data_paths) if self.has_puzzle_table else {}
+
+    def _not_seen(self, task: Task) -> str:
+        data = " + ".join(self.data_paths)
+        if not self._rows:
+            return (
+                f"there is no identifiers.json in {data}, which would say whether the model has seen {task.name}; its "
+                "puzzle embedding is the blank one (data_path=... says where the data are)"
+            )
+        return (
+            f"{task.name} is not among the puzzles of {data}: the model has not seen this task, and its puzzle "
+            "embedding is the blank one"
+        )
+
+    @property
+    def _is_for(self) -> str:
+        return f"{self.config.checkpoint} was trained on {self.board.name}"
+
+
+def _is_json(text: str) -> bool:
+    """Whether a text looks like an ARC task, as no board does."""
+    return text.lstrip().startswith("{")
+
+
+def _rows_of_names(data_paths: Sequence[str]) -> dict[str, int]:
+    """The row of the puzzle table of every puzzle with a name; none where the data aren't here any more.
+
+    Raises ValueError for a file that holds something else than names.
+    """
+    rows: dict[str, int] = {}
+    first = 0
+    for path in data_paths:
+        file = Path(path) / "identifiers.json"
+        if not file.is_file():
+            return {}
+        try:
+            names = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError:
+            names = None
+        if not isinstance(names, list):
+            raise ValueError(f"{file}: is no list of names; rebuild the dataset")
+        rows |= {name: first + index for index, name in enumerate(names) if isinstance(name, str)}
+        first += len(names)  # the puzzles of several datasets have their rows one after the other
+    return rows
+
+
+def _read_csv(file: Path, board: TextTask) -> list[Puzzle]:
+    """The column question and, where there is one, answer; others are passed over, and so are empty lines.
+
+    Raises ValueError with file and line.
+    """
+    puzzles: list[Puzzle] = []
+    line = 1
+    try:
+        # Undecodable bytes become characters that no board has; spreadsheets put a byte order mark in front.
+        opener = gzip.open if file.suffix == ".gz" else open
+        with opener(file, "rt", encoding="utf-8-sig", errors="replace", newline="") as stream:
+            reader = csv.reader(stream)
+            header = next(reader, None)
+            if header is None:
+                raise ValueError(f"{file}:1: the file is empty; it needs a header with question, and rows")
+            if "question" not in header:
+                found = ",".join(header)[:80]
+                raise ValueError(f"{file}:1: the header is {found!r}, without question; name the columns in it")
+            question, answer = header.index("question"), header.index("answer") if "answer" in header else None
+            for fields in reader:
+                line = reader.line_num
+                if not fields:
+                    continue
+                if len(fields) != len(header):
+                    raise ValueError(
+                        f"{file}:{line}: {len(fields)} fields instead of {len(header)}; correct or remove the row"
+                    )
+                question_S = board.parse(fields[question], f"{file}:{line}: the question")
+                solution_S = None
+                if answer is not None and fields[answer]:
+                    solution_S = board.parse_solution(fields[answer], f"{file}:{line}: the answer", question_S)
+                puzzles.append(Puzzle(f"{file.name}:{line}", question_S, solution_S))
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {file}; correct the name") from None
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{file}:{line}: cannot be read on ({reason}); get the file again") from None
+    if not puzzles:
+        raise ValueError(f"{file}:2: no puzzles after the header; give a file with rows")
+    return puzzles
+
+
+# ---- what a person sees ----------------------------------------------------------------------------------
+
+
+def describe_steps(solution: Solution, *, color: bool) -> Iterator[str]:
+    """The puzzle, the board after each step that changed it, and the verdict: lines of text."""
+    board, puzzle, steps = solution.board, solution.puzzle, solution.steps
+    yield f"{puzzle.name} ({board.name})"
+    yield from (f"note: {note}" for note in puzzle.notes)
+    yield board.show(puzzle.question_S, color=color)
+    solution_S = puzzle.solution_S if board.has_one_solution else None
+    for first, last in _runs(steps):
+        confidence = f"halting confidence {last.confidence:.2f}"
+        if not last.changed:
+            which = f"step {last.number}" if first is last else f"steps {first.number} to {last.number}"
+            yield f"\n{which}: nothing changed, {confidence}"
+            continue
+        num = len(last.changed)
+        yield f"\nstep {last.number}: {num} cell{'' if num == 1 else 's'} changed, {confidence}"
+        # At the first step everything that was filled in has changed, and to mark it says nothing.
+        previous_S = None if last.number == 1 else steps[last.number - 2].tokens_S
+        yield board.show(
+            last.tokens_S, question_S=puzzle.question_S, previous_S=previous_S, solution_S=solution_S, color=color
+        )
+    yield f"\n{_outcome(solution)}: {solution.reason}"
+    yield f"the model would stop after step {solution.settled_at} of {len(steps)}"
+
+
+def describe_in_a_line(solution: Solution) -> str:
+    """The outcome and, where it is short, the answer; what is wrong with it."""
+    answer, steps = solution.answer, solution.steps
+    parts = [f"{solution.puzzle.name:<20} {_outcome(solution):<10}"]
+    parts += [answer] if isinstance(answer, str) and len(answer) <= _SHORT else []
+    parts += [f"would stop at step {solution.settled_at} of {len(steps)}, confidence {steps[-1].confidence:.2f}"]
+    parts += [] if solution.solved else [solution.reason]
+    return "  ".join(parts)
+
+
+def _runs(steps: Sequence[Step]) -> Iterator[tuple[Step, Step]]:
+    """First and last of the steps that changed nothing, one after the other; each of the others by itself."""
+    first = steps[0]
+    for step, after in zip(steps, [*steps[1:], None], strict=True):
+        if step.changed or after is None or after.changed:
+            yield first, step
+            first = after or step
+
+
+def _outcome(solution: Solution) -> str:
+    return {True: "solved", False: "not solved", None: "answered"}[solution.solved]
+
+
+# ---- the program -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What a user typed, of which `config` is None where there is only a page to be shown."""
+
+    config: SolveConfig | None
+    page: str | None
+    as_json: bool
+
+
+def read_command_line(argv: Sequence[str]) -> Typed:
+    """Raises ValueError."""
+    verbatim: dict[str, str] = {}
+    rest = []
+    for typed in argv:
+        key, _, value = typed.lstrip("+").partition("=")
+        if key not in _VERBATIM:
+            rest.append(typed)
+            continue
+        if key in verbatim:
+            raise ValueError(f"{key} is given twice; give it once, or many puzzles with csv= or puzzle=-")
+        if not value:
+            raise ValueError(f"{key} is given, but empty; give {key}=...")
+        verbatim[key] = value
+    command = CommandLine.parse([typed for typed in rest if typed != "--json"], "solve", USAGE)
+    if command.page:
+        return Typed(None, command.page, as_json=False)
+    config = validate(SolveConfig, read_config("solve", command.overrides) | verbatim)
+    if len(verbatim) > 1:
+        raise ValueError(f"{' and '.join(f'{key}=' for key in verbatim)} exclude each other; give one of them")
+    if not verbatim:
+        raise ValueError(f"there is nothing to solve; give one of {', '.join(f'{key}=...' for key in _VERBATIM)}")
+    return Typed(config, None, as_json="--json" in rest)
+
+
+def main(world: World) -> None:
+    with world.agree():
+        if world.size > 1:
+            raise ValueError(f"solve.py is one process, not {world.size}; start it without torchrun")
+        typed = read_command_line(sys.argv[1:])
+    if typed.config is None:
+        print(typed.page)
+        return
+    config = typed.config
+    source = Source.look_at(config, world)
+    with world.agree():
+        puzzles = source.puzzles()
+    world = world.use_device(config.device, timeout_s=60)
+    solver = Solver(source, source.load_model(world), world)
+
+    try:
+        num_solved = report(solver, puzzles, as_json=typed.as_json)
+    except BrokenPipeError:  # whoever reads has seen enough; without this, Python would still try to write the rest
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    if num_solved < len(puzzles):
+        sys.exit(1)
+
+
+def report(solver: Solver, puzzles: Sequence[Puzzle], *, as_json: bool) -> int:
+    """Solves and prints, one puzzle after the other; returns how many count as solved."""
+    config, board = solver.source.config, solver.board
+    color = config.color == "always" or (config.color == "auto" and sys.stdout.isatty())
+    in_steps = config.show == "steps" or (config.show == "auto" and len(puzzles) <= _MOST_IN_STEPS)
+    if in_steps and not as_json:
+        print(f"{solver.source.checkpoint}\n{board.legend(color=color)}\n")
+    num_solved = 0
+    for solution in solver.solutions(puzzles):
+        num_solved += solution.counts_as_solved
+        if as_json:
+            print(json.dumps(solution.as_json()), flush=True)
+        elif in_steps:
+            print("\n".join(describe_steps(solution, color=color)), end="\n\n", flush=True)
+        else:
+            print(describe_in_a_line(solution), flush=True)
+    if len(puzzles) > 1 and not as_json:
+        print(f"{num_solved} of {len(puzzles)} solved", flush=True)
+    return num_solved
+
+
+if __name__ == "__main__":
+    run(main)

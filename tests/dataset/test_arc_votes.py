@@ -1,0 +1,377 @@
+"""From predictions for versions of a task to votes on it, their score and a submission; on any number of ranks."""
+# N = examples, S = cells of the canvas
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataset import arc_votes
+from dataset.arc import parse_name, to_tokens, transform
+from dataset.arc_votes import ArcVotes
+from dataset.build_arc_dataset import main
+from dataset.schema import Split, merge_splits, open_split
+from tests.spawn import run_ranks
+from utils.dist import UserError, World
+
+REAL_TASKS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "arc"
+KS = (1, 2, 5, 10, 100, 1000)
+NUM_AUG = 20
+
+
+def _pair(rng: np.random.Generator, height: int, width: int) -> dict[str, Any]:
+    return {name: rng.integers(10, size=(height, width)).tolist() for name in ("input", "output")}
+
+
+def _evaluation() -> dict[str, Any]:
+    """Tasks with one test input, with two, and with two that are equal."""
+    rng = np.random.default_rng(0)
+    train = [_pair(rng, 3, 4), _pair(rng, 2, 2)]
+    twin = _pair(rng, 3, 3)
+    return {
+        "one": {"train": train, "test": [_pair(rng, 4, 5)]},
+        "two": {"train": train, "test": [_pair(rng, 1, 1), _pair(rng, 30, 30)]},
+        "twins": {"train": train, "test": [twin, dict(twin)]},
+    }
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("arc")
+    (folder / "tasks" / "evaluation").mkdir(parents=True)
+    for name, task in _evaluation().items():
+        (folder / "tasks" / "evaluation" / f"{name}.json").write_text(json.dumps(task))
+    options = ["--dataset-dirs", str(folder / "tasks"), "--num-aug", str(NUM_AUG)]
+    assert main([*options, "--output-dir", str(folder / "data")]) == 0
+    return folder / "data"
+
+
+def _rows(split: Split) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Identifiers, inputs and labels of every example, as an evaluation sees them."""
+    puzzle_set = split.sets["all"]
+    identifiers_N = np.repeat(puzzle_set.puzzle_identifiers, np.diff(puzzle_set.puzzle_indices)).astype(np.int32)
+    return identifiers_N, np.array(puzzle_set.inputs, dtype=np.int32), np.array(puzzle_set.labels, dtype=np.int32)
+
+
+def _copy_dataset(data: Path, folder: Path) -> Path:
+    """With files of its own beside the splits, whose arrays stay where they are."""
+    folder.mkdir()
+    for entry in data.iterdir():
+        if entry.is_dir():
+            (folder / entry.name).symlink_to(entry)
+        else:
+            (folder / entry.name).write_text(entry.read_text())
+    return folder
+
+
+def _version(task: dict[str, Any], test: int, name: str) -> tuple[np.ndarray, Any]:
+    """Tokens of a test input of the task's version `name`, and what makes tokens of an answer to it."""
+    _, number, permutation_C = parse_name(name)
+
+    def tokens(grid: list[list[int]]) -> np.ndarray:
+        return to_tokens(permutation_C[transform(np.array(grid, dtype=np.uint8), number)]).astype(np.int32)
+
+    return tokens(task["test"][test]["input"]), tokens
+
+
+class _Ballot:
+    """Hand-made votes: answers are given as grids of the task itself, for any of its versions."""
+
+    def __init__(self, data: Path) -> None:
+        self.names = json.loads((data / "identifiers.json").read_text())
+        self.rows: list[tuple[int, np.ndarray, np.ndarray, float]] = []
+
+    def vote(self, task: str, test: int, version: int, answer: list[list[int]] | None, confidence: float) -> None:
+        """An answer of None is no grid."""
+        identifiers = [number for number, name in enumerate(self.names) if parse_name(name)[0] == task]
+        identifier = identifiers[version]
+        input_S, tokens = _version(_evaluation()[task], test, self.names[identifier])
+        answer_S = np.zeros_like(input_S) if answer is None else tokens(answer)
+        self.rows.append((identifier, input_S, answer_S, confidence))
+
+    def cast(self, votes: ArcVotes, rows: slice = slice(None)) -> None:
+        identifiers, inputs, answers, confidences = zip(*self.rows[rows], strict=True)
+        votes.add(
+            np.array(identifiers, dtype=np.int32),
+            np.stack(inputs),
+            np.stack(answers),
+            np.array(confidences, dtype=np.float32),
+        )
+
+
+def test_a_perfect_predictor(tmp_path: Path, data: Path) -> None:
+    """The label of every version, cropped and undone, is the task's solution. Twins keep one of two equal pairs."""
+    split = open_split(data, "test")
+    votes = ArcVotes(split)
+    assert votes.metrics == tuple(f"pass@{k}" for k in KS)
+    identifiers_N, inputs_NS, labels_NS = _rows(split)
+    rng = np.random.default_rng(0)
+    for some in np.array_split(rng.permutation(len(inputs_NS)), 5):
+        confidence_N = rng.random(len(some)).astype(np.float32)
+        votes.add(identifiers_N[some], inputs_NS[some], labels_NS[some], confidence_N)
+    assert votes.result(World.single(), tmp_path / "out") == {f"pass@{k}": 1.0 for k in KS}
+    submission = json.loads((tmp_path / "out" / "submission.json").read_text())
+    assert submission == {
+        name: [{"attempt_1": pair["output"], "attempt_2": pair["output"]} for pair in task["test"]]
+        for name, task in _evaluation().items()
+    }
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["arc_votes.json", "submission.json"]
+    report = json.loads((tmp_path / "out" / "arc_votes.json").read_text())
+    (one,) = report["one"]
+    assert one["num_votes"] == NUM_AUG + 1 and one["num_empty"] == 0
+    assert [(found["count"], found["right"]) for found in one["candidates"]] == [(NUM_AUG + 1, True)]
+
+
+WRONG, WORSE = [[1, 2]], [[3], [4]]
+
+
+def test_votes_by_hand(tmp_path: Path, data: Path) -> None:
+    tasks = _evaluation()
+    ballot = _Ballot(data)
+    right = tasks["one"]["test"][0]["output"]
+    ballot.vote("one", 0, 0, WRONG, 0.25)
+    ballot.vote("one", 0, 1, WRONG, 0.5)
+    ballot.vote("one", 0, 2, right, 0.875)
+    ballot.vote("one", 0, 3, WORSE, 0.75)
+    ballot.vote("one", 0, 4, None, 1.0)
+    ballot.vote("two", 1, 7, tasks["two"]["test"][1]["output"], 0.0)
+    ballot.vote("twins", 0, 5, None, 1.0)
+    votes = ArcVotes(open_split(data, "test"))
+    ballot.cast(votes)
+    # The solution of `one` is second; half of `two` was answered; nobody has a grid for `twins`.
+    expected = {k: ((k >= 2) + 0.5 + 0) / 3 for k in KS}
+    assert votes.result(World.single(), tmp_path) == {f"pass@{k}": pytest.approx(expected[k]) for k in KS}
+
+    submission = json.loads((tmp_path / "submission.json").read_text())
+    assert submission["one"] == [{"attempt_1": WRONG, "attempt_2": right}]
+    none = {"attempt_1": [[0]], "attempt_2": [[0]]}
+    only = tasks["two"]["test"][1]["output"]
+    assert submission["two"] == [none, {"attempt_1": only, "attempt_2": only}]
+    assert submission["twins"] == [none, none]
+
+    report = json.loads((tmp_path / "arc_votes.json").read_text())
+    assert report["one"] == [
+        {
+            "input": tasks["one"]["test"][0]["input"],
+            "solution": right,
+            "num_votes": 4,
+            "num_empty": 1,
+            "candidates": [
+                {"grid": WRONG, "count": 2, "confidence": 0.375, "right": False},
+                {"grid": right, "count": 1, "confidence": 0.875, "right": True},
+                {"grid": WORSE, "count": 1, "confidence": 0.75, "right": False},
+            ],
+        }
+    ]
+    assert [(test["num_votes"], test["num_empty"], test["candidates"]) for test in report["twins"]] == [(0, 1, [])] * 2
+
+
+def test_only_the_first_candidates_are_shown(tmp_path: Path, data: Path) -> None:
+    ballot = _Ballot(data)
+    for answer in range(15):
+        ballot.vote("one", 0, answer, [[answer % 10, answer // 10]], 1 - answer / 32)
+    votes = ArcVotes(open_split(data, "test"))
+    ballot.cast(votes)
+    votes.result(World.single(), tmp_path)
+    (one,) = json.loads((tmp_path / "arc_votes.json").read_text())["one"]
+    assert one["num_votes"] == 15
+    assert [found["grid"] for found in one["candidates"]] == [[[answer, 0]] for answer in range(10)]
+
+
+def test_votes_are_forgotten(data: Path) -> None:
+    votes = ArcVotes(open_split(data, "test"))
+    ballot = _Ballot(data)
+    ballot.vote("one", 0, 0, _evaluation()["one"]["test"][0]["output"], 0.5)
+    ballot.cast(votes)
+    assert votes.result(World.single())["pass@1"] == votes.result(World.single())["pass@1"] == pytest.approx(1 / 3)
+    votes.clear()
+    assert votes.result(World.single()) == {f"pass@{k}": 0.0 for k in KS}
+
+
+def test_a_hidden_test_set_has_a_submission_but_no_score(tmp_path: Path, data: Path) -> None:
+    folder = _copy_dataset(data, tmp_path / "hidden")
+    puzzles = _evaluation()
+    for task in puzzles.values():
+        for pair in task["test"]:
+            del pair["output"]
+    (folder / "test_puzzles.json").write_text(json.dumps(puzzles))
+    votes = ArcVotes(open_split(folder, "test"))
+    ballot = _Ballot(data)
+    ballot.vote("one", 0, 0, WRONG, 0.5)
+    ballot.cast(votes)
+    assert votes.metrics == () and votes.result(World.single(), tmp_path) == {}
+    assert json.loads((tmp_path / "submission.json").read_text())["one"] == [{"attempt_1": WRONG, "attempt_2": WRONG}]
+    (one,) = json.loads((tmp_path / "arc_votes.json").read_text())["one"]
+    assert one["solution"] is None and one["candidates"][0]["right"] is None
+
+
+def test_tasks_with_a_hidden_output_are_not_scored(tmp_path: Path, data: Path) -> None:
+    folder = _copy_dataset(data, tmp_path / "partly")
+    puzzles = _evaluation()
+    for name in ("two", "twins"):
+        for pair in puzzles[name]["test"]:
+            del pair["output"]
+    (folder / "test_puzzles.json").write_text(json.dumps(puzzles))
+    votes = ArcVotes(open_split(folder, "test"))
+    ballot = _Ballot(data)
+    ballot.vote("one", 0, 0, puzzles["one"]["test"][0]["output"], 0.5)
+    ballot.cast(votes)
+    assert votes.result(World.single())["pass@1"] == 1.0
+
+
+# ---- several ranks ---------------------------------------------------------------------------------------------------
+
+
+def _election(data: Path) -> _Ballot:
+    """Answers that tie in number and in confidence, given on different ranks and in different order."""
+    tasks = _evaluation()
+    ballot = _Ballot(data)
+    rng = np.random.default_rng(3)
+    confidences = rng.random(21).tolist()
+    for name in tasks:
+        for test in range(len(tasks[name]["test"])):
+            for answer in (tasks[name]["test"][test]["output"], WRONG, WORSE):
+                for version in rng.permutation(21):
+                    ballot.vote(name, test, int(version), answer, confidences[version])
+    order = rng.permutation(len(ballot.rows))
+    ballot.rows = [ballot.rows[n] for n in order]
+    return ballot
+
+
+def _vote_on_rank(world: World, data: Path, save_to: Path) -> dict[str, float]:
+    votes = ArcVotes(open_split(data, "test"))
+    arc_votes.TASKS_AT_A_TIME = 2  # of three: the last lot is smaller
+    ballot = _election(data)
+    ballot.cast(votes, world.slice_of(len(ballot.rows)))
+    return votes.result(world, save_to)
+
+
+def test_ranks_agree(tmp_path: Path, data: Path) -> None:
+    alone = _vote_on_rank(World.single(), data, tmp_path / "1")
+    assert run_ranks(_vote_on_rank, 4, data, tmp_path / "4") == [alone] * 4
+    for name in ("submission.json", "arc_votes.json"):
+        assert (tmp_path / "4" / name).read_text() == (tmp_path / "1" / name).read_text()
+    (one,) = json.loads((tmp_path / "1" / "arc_votes.json").read_text())["one"]
+    assert [found["count"] for found in one["candidates"]] == [21, 21, 21]
+    assert len({found["confidence"] for found in one["candidates"]}) == 1, "they must tie"
+
+
+def _vote_only_on_the_second(world: World, data: Path) -> dict[str, float]:
+    votes = ArcVotes(open_split(data, "test"))
+    ballot = _Ballot(data)
+    ballot.vote("one", 0, 0, _evaluation()["one"]["test"][0]["output"], 0.5)
+    if world.rank == 1:
+        ballot.cast(votes)
+    return votes.result(world)
+
+
+def test_a_rank_without_votes(data: Path) -> None:
+    expected = {f"pass@{k}": pytest.approx(1 / 3) for k in KS}
+    assert run_ranks(_vote_only_on_the_second, 2, data) == [expected] * 2
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="file"):
+        ArcVotes(open_split(data, "test")).result(World.single(), tmp_path / "file")
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def _edit(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text)
+    return folder
+
+
+def test_files_that_do_not_belong_to_the_split(tmp_path: Path, data: Path) -> None:
+    names = json.loads((data / "identifiers.json").read_text())
+    puzzles = _evaluation()
+
+    def mistake(name: str, text: str | None) -> str:
+        folder = _copy_dataset(data, tmp_path / str(len(list(tmp_path.iterdir()))))
+        if text is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_text(text)
+        with pytest.raises(ValueError) as error:
+            ArcVotes(open_split(folder, "test"))
+        message = str(error.value)
+        assert name in message and ";" in message and "\n" not in message
+        return message
+
+    assert "is missing, without which votes can't be counted" in mistake("test_puzzles.json", None)
+    assert "is missing" in mistake("identifiers.json", None)
+    assert "cannot be read" in mistake("identifiers.json", "[")
+    assert "is no list of names" in mistake("identifiers.json", '{"a": 1}')
+    assert "is no list of names" in mistake("identifiers.json", json.dumps([0] * len(names)))
+    assert f"has 3 names, but the test split has identifier {len(names) - 1}" in mistake(
+        "identifiers.json", json.dumps(names[:3])
+    )
+    hashed = [name.split("|||")[0] + ("_t3_-812735" if "|||" in name else "") for name in names]
+    message = mistake("identifiers.json", json.dumps(hashed))
+    assert "one_t3_-812735, a name as HRM's builder writes it" in message
+    assert "rebuild the dataset with dataset/build_arc_dataset.py" in message
+    del puzzles["two"]
+    assert "two is not in test_puzzles.json" in mistake("test_puzzles.json", json.dumps(puzzles)).replace(
+        "identifiers.json", ""
+    )
+    assert "holds one task without its name" in mistake("test_puzzles.json", json.dumps(puzzles["one"]))
+
+
+def test_a_malformed_version_name(tmp_path: Path, data: Path) -> None:
+    folder = _copy_dataset(data, tmp_path / "x")
+    _edit(folder, "identifiers.json", (data / "identifiers.json").read_text().replace("|||t", "|||z"))
+    with pytest.raises(ValueError, match="rebuild the dataset"):
+        ArcVotes(open_split(folder, "test"))
+
+
+def test_rows_that_do_not_belong_to_the_tasks(tmp_path: Path, data: Path) -> None:
+    split = open_split(data, "test")
+    identifiers_N, inputs_NS, labels_NS = (array[:1] for array in _rows(split))
+    confidence_N = np.ones(1, dtype=np.float32)
+    puzzles = _evaluation()
+    puzzles["one"]["test"][0]["input"][0][0] ^= 1
+    folder = _copy_dataset(data, tmp_path / "x")
+    votes = ArcVotes(open_split(_edit(folder, "test_puzzles.json", json.dumps(puzzles)), "test"))
+    with pytest.raises(ValueError, match=r"test_puzzles\.json: task one has no test input like that of an example"):
+        votes.add(identifiers_N, inputs_NS, labels_NS, confidence_N)
+    for identifier in (0, 10**6):
+        with pytest.raises(ValueError, match=f"identifier {identifier} is not in the test split"):
+            ArcVotes(split).add(np.array([identifier]), inputs_NS, labels_NS, confidence_N)
+
+
+def test_splits_that_are_not_one_arc_dataset(tmp_path: Path, data: Path) -> None:
+    other = _copy_dataset(data, tmp_path / "other")
+    both = [open_split(folder, "test") for folder in (data, other)]
+    merged = merge_splits(both, [0, both[0].metadata.num_puzzle_identifiers])
+    with pytest.raises(ValueError, match="votes are of one dataset at a time"):
+        ArcVotes(merged)
+    split = open_split(data, "test")
+    sudoku = Split(split.path, split.metadata.model_copy(update={"seq_len": 81, "vocab_size": 11}), split.sets)
+    with pytest.raises(ValueError, match="has 81 tokens of 11 kinds, but ARC 900 of 12"):
+        ArcVotes(sudoku)
+
+
+@pytest.mark.skipif(not REAL_TASKS.exists(), reason="the shared ARC tasks are not here")
+def test_a_perfect_predictor_on_real_tasks(tmp_path: Path) -> None:
+    options = ["--input-file-prefix", str(REAL_TASKS / "arc-agi"), "--subsets", "evaluation"]
+    options += ["--test-set-name", "evaluation", "--num-aug", "3", "--output-dir", str(tmp_path / "data")]
+    assert main(options) == 0
+    split = open_split(tmp_path / "data", "test")
+    votes = ArcVotes(split)
+    identifiers_N, inputs_NS, labels_NS = _rows(split)
+    votes.add(identifiers_N, inputs_NS, labels_NS, np.full(len(inputs_NS), 0.5, dtype=np.float32))
+    assert votes.result(World.single(), tmp_path) == {f"pass@{k}": 1.0 for k in KS}
+    puzzles = json.loads((tmp_path / "data" / "test_puzzles.json").read_text())
+    assert json.loads((tmp_path / "submission.json").read_text()) == {
+        name: [{"attempt_1": pair["output"], "attempt_2": pair["output"]} for pair in task["test"]]
+        for name, task in puzzles.items()
+    }
+    assert len(puzzles) == 400
+    # Copying the input solves nothing.
+    votes.clear()
+    votes.add(identifiers_N, inputs_NS, inputs_NS, np.full(len(inputs_NS), 0.5, dtype=np.float32))
+    assert votes.result(World.single())["pass@1000"] == 0.0

@@ -1,0 +1,159 @@
+"""Slots against each sequence run by itself: who sits beside whom, and who leaves when, changes no answer."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from models.act import Batch, initial_carry, segment
+from models.hrm import HRM
+from models.inference import Finished, Slots, trace
+from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_hrm
+
+# N = sequences, T = segments, S = tokens
+NUM, STEPS = 17, 5
+
+
+@pytest.fixture(scope="module")
+def model() -> HRM:
+    """Sequences halt after different numbers of segments, some never."""
+    return small_hrm(seed=6, halt_max_steps=3)
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(0, high, shape, generator=generator, dtype=torch.int32)
+
+    return {
+        "inputs": tokens(VOCAB_SIZE, NUM, SEQ_LEN),
+        "labels": tokens(VOCAB_SIZE, NUM, SEQ_LEN),
+        "puzzle_identifiers": tokens(NUM_PUZZLES, NUM),
+    }
+
+
+class Alone:
+    """One sequence, by itself, segment after segment."""
+
+    def __init__(self, model: HRM, batch: Batch, n: int) -> None:
+        one = {name: tensor[n : n + 1] for name, tensor in batch.items()}
+        carry = initial_carry(model, one)
+        self.answers: list[list[int]] = []
+        self.q_halt: list[float] = []
+        self.halts_at = self.settled_at = STEPS
+        with torch.no_grad():
+            for step in range(1, STEPS + 1):
+                carry, outputs = segment(model, carry, one, training=False)
+                carry.halted_B = torch.tensor([False])
+                self.answers.append(outputs.logits_BSV.argmax(-1)[0].tolist())
+                self.q_halt.append(float(outputs.q_halt_B))
+                if outputs.q_halt_B > outputs.q_continue_B:
+                    self.halts_at = min(self.halts_at, step)
+                    if step > 1 and self.answers[-1] == self.answers[-2]:
+                        self.settled_at = min(self.settled_at, step)
+
+
+@pytest.fixture(scope="module")
+def alone(model: HRM, batch: Batch) -> list[Alone]:
+    found = [Alone(model, batch, n) for n in range(NUM)]
+    settled_at = {one.settled_at for one in found}
+    assert len(settled_at) > 2 and settled_at != {one.halts_at for one in found}, "the comparison says nothing"
+    return found
+
+
+def _pieces(batch: Batch, sizes: list[int]) -> Iterator[tuple[np.ndarray, Batch]]:
+    start = 0
+    for size in sizes:
+        rows = np.arange(start, start + size)
+        yield 100 + rows, {name: tensor[start : start + size] for name, tensor in batch.items()}
+        start += size
+
+
+def _run(slots: Slots) -> tuple[list[Finished], list[int]]:
+    finished, sizes = [], []
+    while slots.busy:
+        said = slots.advance()
+        sizes.append(len(said.steps_B))
+        assert len(said.labels_BS) == len(said.halted_before_B) == len(said.outputs.q_halt_B) == sizes[-1]
+        if said.finished is not None:
+            finished.append(said.finished)
+    return finished, sizes
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("sizes", [[17], [4, 4, 4, 4, 1], [3, 14], [1] * 17, [6, 0, 11]])
+def test_every_sequence_is_answered_as_if_it_were_alone(
+    model: HRM, batch: Batch, alone: list[Alone], adaptive: bool, sizes: list[int]
+) -> None:
+    slots = Slots(model, _pieces(batch, sizes), num_steps=STEPS, adaptive=adaptive, keep_steps=True)
+    finished, num_slots = _run(slots)
+    assert max(num_slots) == sizes[0]
+    rows = np.concatenate([done.rows_N for done in finished]) - 100
+    assert sorted(rows.tolist()) == list(range(NUM))
+    for done in finished:
+        assert done.predictions_NTS is not None and done.q_halt_NT is not None
+        answers = done.outputs.logits_BSV.argmax(-1).tolist()
+        for i, n in enumerate((done.rows_N - 100).tolist()):
+            steps = alone[n].settled_at if adaptive else STEPS
+            assert int(done.steps_N[i]) == steps
+            assert answers[i] == alone[n].answers[steps - 1]
+            assert done.batch["inputs"][i].tolist() == batch["inputs"][n].tolist()
+            assert int(done.batch["puzzle_identifiers"][i]) == int(batch["puzzle_identifiers"][n])
+            last = [alone[n].answers[steps - 1]] * (STEPS - steps)
+            assert done.predictions_NTS[i].tolist() == alone[n].answers[:steps] + last
+            expected = alone[n].q_halt[:steps] + [alone[n].q_halt[steps - 1]] * (STEPS - steps)
+            assert done.q_halt_NT[i].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_leaving_early_saves_segments(model: HRM, batch: Batch, alone: list[Alone]) -> None:
+    """No slot runs empty: the slots of all segments together are those that the sequences need."""
+    _, sizes = _run(Slots(model, _pieces(batch, [4] * 4 + [1]), num_steps=STEPS, adaptive=True))
+    assert sum(sizes) == sum(one.settled_at for one in alone) < NUM * STEPS
+    _, sizes = _run(Slots(model, _pieces(batch, [4] * 4 + [1]), num_steps=STEPS))
+    assert sum(sizes) == NUM * STEPS
+
+
+def test_in_the_order_of_the_stream_when_nobody_leaves_early(model: HRM, batch: Batch) -> None:
+    finished, _ = _run(Slots(model, _pieces(batch, [4] * 4 + [1]), num_steps=2))
+    assert [row for done in finished for row in done.rows_N.tolist()] == list(range(100, 100 + NUM))
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_without_food_what_has_begun_is_finished(model: HRM, batch: Batch, adaptive: bool) -> None:
+    slots = Slots(model, _pieces(batch, [4] * 4 + [1]), num_steps=STEPS, adaptive=adaptive)
+    first = slots.advance().finished
+    left_at_once = 0 if first is None else len(first.rows_N)
+    slots.stop_feeding()
+    finished, _ = _run(slots)
+    assert left_at_once + sum(len(done.rows_N) for done in finished) == 4
+    assert not slots.busy
+
+
+def test_nothing_to_do(model: HRM) -> None:
+    slots = Slots(model, iter([]), num_steps=STEPS)
+    assert not slots.busy
+    slots.stop_feeding()
+    assert not slots.busy
+
+
+def test_halting_that_was_counted_before(model: HRM, batch: Batch, alone: list[Alone]) -> None:
+    """In segments where all go on, the slots that the Q head would have halted earlier."""
+    slots = Slots(model, _pieces(batch, [NUM]), num_steps=STEPS)
+    for step in range(1, STEPS + 1):
+        said = slots.advance()
+        assert said.steps_B.tolist() == [step] * NUM
+
+        expected = [one.halts_at < step for one in alone]
+        assert said.halted_before_B.tolist() == expected
+
+
+def test_a_trace_is_every_segment(model: HRM, batch: Batch, alone: list[Alone]) -> None:
+    said = trace(model, batch, STEPS)
+    for n, one in enumerate(alone):
+        assert said.predictions_TNS[:, n].tolist() == one.answers
+        assert said.confidence_TN[:, n].tolist() == pytest.approx(torch.tensor(one.q_halt).sigmoid().tolist(), abs=1e-4)
+        assert int(said.settled_at_N[n]) == one.settled_at
+    assert trace(model, batch).predictions_TNS.shape == (3, NUM, SEQ_LEN)  # halt_max_steps

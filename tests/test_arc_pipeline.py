@@ -1,0 +1,496 @@
+"""ARC from tasks as JSON to a score and a submission: built, augmented, answered, brought back, voted on; with the
+real evaluation, training loop and programs, and predictors of whom it is known what they deserve.
+"""
+# N = examples, S = cells of the canvas
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import evaluate as program
+from dataset.arc import FIRST_COLOUR, PADDING, SEQ_LEN, VOCAB_SIZE, parse_name, to_tokens
+from dataset.build_arc_dataset import main as build
+from dataset.evaluators import build_evaluators
+from dataset.schema import open_split
+from models import inference
+from models.act import Batch, Carry, segment
+from models.base import RecursiveModel, SegmentOutput, State
+from models.depth import Depth
+from models.losses import Outputs
+from pretrain import evaluate
+from tests import runs
+from tests.in_process import mistake, train_here
+from tests.models.helpers import small_config
+from tests.spawn import run_ranks
+from utils.dist import UserError, World
+
+SINGLE = World.single()
+REAL_TASKS = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "arc"
+KS = (1, 2, 5, 10, 100, 1000)
+NUM_AUG = 10
+NUM_VERSIONS = NUM_AUG + 1
+# What a predictor answers that is wrong: one black cell, which is itself in every version of a task.
+WRONG = [[0]]
+BATCH_SIZE = 16
+
+Tasks = dict[str, dict[str, Any]]
+Segment = Callable[..., tuple[Carry, Outputs]]
+
+
+# ---- tasks and data --------------------------------------------------------------------------------------
+
+
+def _pairs(rng: np.random.Generator, *shapes: tuple[tuple[int, int], tuple[int, int]]) -> list[dict[str, Any]]:
+    """With all ten colours in the largest of them, so that no two versions of a task are the same."""
+    return [
+        {name: rng.integers(10, size=shape).tolist() for name, shape in zip(("input", "output"), pair, strict=True)}
+        for pair in shapes
+    ]
+
+
+def _tasks() -> dict[str, Tasks]:
+    """Grids of all forms: one cell, flat, tall, the whole canvas; one or two test inputs; two tasks with the same test
+    input, which only the identifier tells apart.
+    """
+    rng = np.random.default_rng(0)
+    demonstrations = [((4, 5), (5, 4)), ((3, 3), (6, 2))]
+    evaluation = {
+        "flat": {"train": _pairs(rng, *demonstrations), "test": _pairs(rng, ((2, 7), (1, 12)))},
+        "two": {"train": _pairs(rng, *demonstrations), "test": _pairs(rng, ((1, 1), (30, 30)), ((30, 30), (13, 1)))},
+        "this": {"train": _pairs(rng, *demonstrations), "test": _pairs(rng, ((4, 4), (4, 4)))},
+        "that": {"train": _pairs(rng, *demonstrations), "test": _pairs(rng, ((4, 4), (3, 8)))},
+    }
+    evaluation["that"]["test"][0]["input"] = evaluation["this"]["test"][0]["input"]
+    training = {name: {"train": _pairs(rng, *demonstrations), "test": _pairs(rng, ((3, 4), (4, 3)))} for name in "ab"}
+    return {"training": training, "evaluation": evaluation}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("arc")
+    for subset, tasks in _tasks().items():
+        (folder / "tasks" / subset).mkdir(parents=True)
+        for name, task in tasks.items():
+            (folder / "tasks" / subset / f"{name}.json").write_text(json.dumps(task))
+    options = ["--dataset-dirs", str(folder / "tasks"), "--num-aug", str(NUM_AUG)]
+    assert build([*options, "--output-dir", str(folder / "data")]) == 0
+    return folder / "data"
+
+
+def _solutions(tasks: Tasks) -> dict[str, list[dict[str, Any]]]:
+    """The submission of somebody who knows them."""
+    return {
+        name: [{"attempt_1": pair["output"], "attempt_2": pair["output"]} for pair in task["test"]]
+        for name, task in tasks.items()
+    }
+
+
+# ---- predictors ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Right in the first `num_right` versions of every task (the task itself is one), and WRONG in the others, with a
+    confidence for each.
+    """
+
+    num_right: int = NUM_VERSIONS
+    q_right: float = 1.0
+    q_wrong: float = 1.0
+
+
+WRONG_ONE = Predictor(num_right=0)
+
+
+def _answering(data: Path, predictor: Predictor) -> Segment:
+    """models.act.segment of the real model, but with the predictor's answers, looked up in the test split.
+
+    Where a label is padding, which nobody scores, stands a colour: behind the end markers it must not matter.
+    """
+    puzzle_set = open_split(data, "test").sets["all"]
+    names = json.loads((data / "identifiers.json").read_text())
+    versions: dict[str, list[int]] = {}
+    table: dict[tuple[int, bytes], tuple[torch.Tensor, float]] = {}
+    for puzzle, identifier in enumerate(puzzle_set.puzzle_identifiers.tolist()):
+        of_task = versions.setdefault(parse_name(names[identifier])[0], [])
+        of_task.append(identifier)
+        is_right = len(of_task) <= predictor.num_right
+        for row in range(puzzle_set.puzzle_indices[puzzle], puzzle_set.puzzle_indices[puzzle + 1]):
+            answer_S = puzzle_set.labels[row] if is_right else to_tokens(np.array(WRONG))
+            answer_S = np.where(answer_S == PADDING, FIRST_COLOUR + row % 10, answer_S).astype(np.int64)
+            key = identifier, puzzle_set.inputs[row].astype(np.int32).tobytes()
+            table[key] = torch.from_numpy(answer_S), predictor.q_right if is_right else predictor.q_wrong
+
+    def answering(model: RecursiveModel, carry: Carry, batch: Batch, *, training: bool) -> tuple[Carry, Outputs]:
+        carry, outputs = segment(model, carry, batch, training=training)
+        identifiers, inputs = carry.current["puzzle_identifiers"].tolist(), carry.current["inputs"].numpy()
+        said = [table[identifier, input_S.tobytes()] for identifier, input_S in zip(identifiers, inputs, strict=True)]
+        logits_BSV = F.one_hot(torch.stack([answer_S for answer_S, _ in said]), VOCAB_SIZE).float()
+        q_halt_B = torch.tensor([q for _, q in said])
+        return carry, replace(outputs, logits_BSV=logits_BSV, q_halt_B=q_halt_B)
+
+    return answering
+
+
+class Idle(RecursiveModel):
+    """A model that doesn't think, since nobody will ask for its answer: 900 cells take others their time."""
+
+    def __init__(self, num_identifiers: int) -> None:
+        super().__init__(
+            small_config("trm", hidden_size=4, num_heads=1, puzzle_emb_ndim=4, halt_max_steps=2),
+            states={"z_H": "H_init"},
+            seq_len=SEQ_LEN,
+            vocab_size=VOCAB_SIZE,
+            num_puzzle_identifiers=num_identifiers,
+        )
+        self.init_weights(torch.Generator().manual_seed(0))
+
+    def forward(
+        self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
+    ) -> SegmentOutput:
+        return self._read_out(state["z_H"], state)
+
+
+@dataclass
+class Judge:
+    """One evaluator of a dataset, for any number of predictors one after the other."""
+
+    data: Path
+    world: World = SINGLE
+
+    def __post_init__(self) -> None:
+        self.split = open_split(self.data, "test")
+        self.model = Idle(self.split.metadata.num_puzzle_identifiers)
+        self.evaluators = build_evaluators(["arc"], self.split)
+
+    def __call__(self, predictor: Predictor, **options: Any) -> dict[str, float]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(inference, "segment", _answering(self.data, predictor))
+            options = {"batch_size": BATCH_SIZE, **options}
+            metrics = evaluate(self.model, self.split, self.world, evaluators=self.evaluators, **options)
+        assert metrics is not None
+        return {name.removeprefix("eval/all/"): value for name, value in metrics.items()}
+
+
+def _scores(metrics: dict[str, float]) -> dict[int, float]:
+    assert [name for name in metrics if name.startswith("pass@")] == [f"pass@{k}" for k in KS]
+    return {k: metrics[f"pass@{k}"] for k in KS}
+
+
+# ---- predictors through pretrain.evaluate ----------------------------------------------------------------
+
+
+def test_the_data_is_what_the_predictors_take_it_for(data: Path) -> None:
+    puzzle_set = open_split(data, "test").sets["all"]
+    names = json.loads((data / "identifiers.json").read_text())
+    tested = [parse_name(names[identifier])[0] for identifier in puzzle_set.puzzle_identifiers]
+    assert {name: tested.count(name) for name in tested} == dict.fromkeys(_tasks()["evaluation"], NUM_VERSIONS)
+    assert len(puzzle_set.inputs) == NUM_VERSIONS * 5
+    assert (puzzle_set.labels == PADDING).any(), "padding is there to be filled with colours"
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_perfect_predictor(data: Path, tmp_path: Path, adaptive: bool) -> None:
+    metrics = Judge(data)(Predictor(), save_to=tmp_path / "out", adaptive=adaptive)
+    assert _scores(metrics) == dict.fromkeys(KS, 1.0)
+    assert (metrics["exact_accuracy"], metrics["num_examples"]) == (1.0, NUM_VERSIONS * 5)
+    submission = json.loads((tmp_path / "out" / "submission.json").read_text())
+    assert submission == _solutions(_tasks()["evaluation"])
+    votes = json.loads((tmp_path / "out" / "arc_votes.json").read_text())
+    for name, task in _tasks()["evaluation"].items():
+        for of_input, pair in zip(votes[name], task["test"], strict=True):
+            assert (of_input["input"], of_input["solution"]) == (pair["input"], pair["output"])
+            assert (of_input["num_votes"], of_input["num_empty"]) == (NUM_VERSIONS, 0)
+            (candidate,) = of_input["candidates"]
+            assert (candidate["grid"], candidate["right"]) == (pair["output"], True)
+            assert candidate["confidence"] == pytest.approx(1 / (1 + math.exp(-1)))
+
+
+def _on_rank(world: World, data: Path, predictor: Predictor, folder: Path) -> dict[str, float]:
+    return Judge(data, world)(predictor, save_to=folder, batch_size=7)
+
+
+@pytest.mark.parametrize("predictor", [Predictor(), Predictor(num_right=6, q_right=-1.0, q_wrong=2.0)], ids=str)
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_change_nothing(data: Path, tmp_path: Path, predictor: Predictor, world_size: int) -> None:
+    """Of batches of 7 rows ranks get shares of different sizes, and the last one is short."""
+    expected = Judge(data)(predictor, save_to=tmp_path / "one")
+    assert expected["pass@1"] == 1.0
+    for metrics in run_ranks(_on_rank, world_size, data, predictor, tmp_path / "many"):
+        assert _scores(metrics) == _scores(expected)
+        assert metrics == pytest.approx(expected, rel=1e-5)
+    for name in ("submission.json", "arc_votes.json"):
+        assert (tmp_path / "many" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "predictor, expected",
+    [
+        # 6 of 11 against 5 that are surer of themselves: count beats confidence, either way round.
+        (Predictor(num_right=6, q_right=-3.0, q_wrong=3.0), (1.0, 1.0)),
+        (Predictor(num_right=5, q_right=3.0, q_wrong=-3.0), (0.0, 1.0)),
+        (Predictor(num_right=1, q_right=-3.0, q_wrong=3.0), (0.0, 1.0)),
+        (WRONG_ONE, (0.0, 0.0)),
+    ],
+    ids=str,
+)
+def test_the_votes_decide(data: Path, tmp_path: Path, predictor: Predictor, expected: tuple[float, float]) -> None:
+    metrics = Judge(data)(predictor, save_to=tmp_path)
+    first, second = expected
+    assert _scores(metrics) == {1: first, **dict.fromkeys(KS[1:], second)}
+    assert metrics["exact_accuracy"] == pytest.approx(predictor.num_right / NUM_VERSIONS)
+    # Both attempts are in the submission, the winner first.
+    submission = json.loads((tmp_path / "submission.json").read_text())
+    for name, task in _tasks()["evaluation"].items():
+        for attempts, pair in zip(submission[name], task["test"], strict=True):
+            right, wrong = pair["output"], WRONG
+            if predictor.num_right == 0:
+                right = wrong
+            order = [right, wrong] if first else [wrong, right]
+            assert [attempts["attempt_1"], attempts["attempt_2"]] == order
+
+
+def test_half_a_task_counts_half(data: Path, tmp_path: Path) -> None:
+    """max_examples leaves inputs without any answer: those count as not solved, and are in the submission as black."""
+    metrics = Judge(data)(Predictor(), save_to=tmp_path, max_examples=3)
+    assert metrics["num_examples"] == 3
+    submission = json.loads((tmp_path / "submission.json").read_text())
+    expected = _solutions(_tasks()["evaluation"])
+    assert submission.keys() == expected.keys()
+    solved = {
+        name: [mine == theirs for mine, theirs in zip(submission[name], expected[name], strict=True)]
+        for name in expected
+    }
+    empty = {"attempt_1": [[0]], "attempt_2": [[0]]}
+    assert all(
+        attempts in (empty, right)
+        for name in expected
+        for attempts, right in zip(submission[name], expected[name], strict=True)
+    )
+    shares = [sum(of_task) / len(of_task) for of_task in solved.values()]
+    assert metrics["pass@1"] == sum(shares) / len(shares)
+    assert 0 < sum(sum(of_task) for of_task in solved.values()) <= 3
+
+
+def test_votes_are_those_of_one_evaluation_unless_they_are_kept(data: Path, tmp_path: Path) -> None:
+    """A predictor that is wrong and sure of it, before one that is right and isn't: each has 11 votes."""
+    judge = Judge(data)
+    sure, unsure = Predictor(num_right=0, q_wrong=3.0), Predictor(q_right=-3.0)
+    assert judge(sure)["pass@1000"] == 0.0
+    assert judge(unsure)["pass@1"] == 1.0
+    assert judge(sure)["pass@1000"] == 0.0
+    together = judge(unsure, keep_votes=True, save_to=tmp_path)
+    assert (together["pass@1"], together["pass@2"]) == (0.0, 1.0)
+    assert together["exact_accuracy"] == 1.0, "what isn't voted on is of the second alone"
+    votes = json.loads((tmp_path / "arc_votes.json").read_text())
+    assert {of_input["num_votes"] for task in votes.values() for of_input in task} == {2 * NUM_VERSIONS}
+    assert judge(unsure)["pass@1"] == 1.0
+
+
+# ---- training and evaluate.py ----------------------------------------------------------------------------
+
+
+def _settings(data: Path, run: Path, *typed: str) -> list[str]:
+    """Of a block that is applied once in each of two segments: 900 cells take their time."""
+    paths = [f"data_path={data}", f"checkpoint_path={run}", "device=cpu", "arch=transformer"]
+    sizes = {"recurrent": "true", "num_layers": 1, "hidden_size": 8, "num_heads": 1, "halt_max_steps": 2}
+    often = ["max_steps=4", "eval_every_n_steps=2", "checkpoint_every_n_steps=2", "evaluators=[arc]"]
+    batches = ["global_batch_size=2", f"eval_batch_size={BATCH_SIZE}"]
+    return ["debug=tiny", *paths, *(f"arch.{key}={value}" for key, value in sizes.items()), *often, *batches, *typed]
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with evaluations after steps 2 and 4: at the first all answers are wrong, at the second all right; `best`
+    follows pass@2. Nothing but the answers is made up.
+    """
+    folder = tmp_path_factory.mktemp("run") / "run"
+    wrong, right = _answering(data, Predictor(num_right=0, q_wrong=3.0)), _answering(data, Predictor(q_right=-3.0))
+    with pytest.MonkeyPatch.context() as patch:
+        evaluations = iter([wrong, right])
+
+        def evaluated(*args: Any, **options: Any) -> Any:
+            patch.setattr(inference, "segment", next(evaluations))
+            return evaluate(*args, **options)
+
+        patch.setattr("pretrain.evaluate", evaluated)
+        train_here(_settings(data, folder, "best_metric=pass@2"))
+    return folder
+
+
+def test_training_follows_the_votes(run: Path) -> None:
+    """They don't leak from one evaluation to the next: then the sure ones of step 2 would win at step 4 too."""
+    first, second = (row for row in runs.rows(run) if "eval/all/pass@1" in row)
+    for row, step, expected in ((first, 2, 0.0), (second, 4, 1.0)):
+        assert row["step"] == step
+        assert {k: row[f"eval/all/pass@{k}"] for k in KS} == dict.fromkeys(KS, expected)
+        assert row["eval/all/exact_accuracy"] == expected
+    outputs = run / "eval_outputs"
+    assert sorted(path.name for path in outputs.iterdir()) == ["step_00000002", "step_00000004"]
+    read = {step: json.loads((outputs / f"step_0000000{step}" / "submission.json").read_text()) for step in (2, 4)}
+    assert read[4] == _solutions(_tasks()["evaluation"])
+    assert read[2].keys() == read[4].keys() and read[2]["flat"] == [{"attempt_1": WRONG, "attempt_2": WRONG}]
+    assert (run / "best").read_text().strip() == "step_00000004"
+
+
+def _evaluate_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *typed: str) -> list[str]:
+    """What evaluate.py prints."""
+    monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
+    capsys.readouterr()
+    program.main(SINGLE)
+    return capsys.readouterr().out.splitlines()
+
+
+def _wilson(share: float, num: int) -> tuple[float, float]:
+    """The shares p that lie within 1.96 of their own standard deviations of `share`, found by trying all."""
+    tried = [i / 10**5 for i in range(10**5 + 1)]
+    within = [p for p in tried if abs(p - share) <= 1.959964 * math.sqrt(p * (1 - p) / num) + 1e-12]
+    return min(within), max(within)
+
+
+def test_the_program_prints_scores_with_intervals_over_tasks(
+    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without being told that it is ARC. Of four tasks, not of their 55 examples."""
+    monkeypatch.setattr(inference, "segment", _answering(data, Predictor(num_right=5, q_right=3.0)))
+    first, *lines, _, last = _evaluate_run(monkeypatch, capsys, f"checkpoint={run}", f"out={tmp_path}")
+    assert "55 examples in" in first and last == f"exact_accuracy={5 / 11:.4f}"
+    rows = {name.removeprefix("eval/all/"): rest for name, *rest in (line.split() for line in lines)}
+    for k in KS:
+        value, low, dots, high = rows[f"pass@{k}"]
+        share = 0.0 if k == 1 else 1.0
+        assert (float(value), dots) == (share, "..")
+        assert (float(low), float(high)) == pytest.approx(_wilson(share, 4), abs=1e-4)
+    assert float(rows["exact_accuracy"][1]) == pytest.approx(_wilson(5 / 11, 55)[0], abs=1e-4)
+    saved = json.loads((tmp_path / "results.json").read_text())
+    assert saved["metrics"]["eval/all/pass@2"] == 1.0
+    assert saved["intervals"]["eval/all/pass@2"] == pytest.approx(_wilson(1.0, 4), abs=1e-4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["arc_votes.json", "results.json", "submission.json"]
+
+
+# Of each test input (task, index): how many answers were no grid, and of each grid the votes and their confidence.
+Tally = dict[tuple[str, int], tuple[int, dict[str, tuple[int, float]]]]
+
+
+def _tally(folder: Path) -> Tally:
+    found: Tally = {}
+    for name, task in json.loads((folder / "arc_votes.json").read_text()).items():
+        for index, of_input in enumerate(task):
+            candidates = {json.dumps(c["grid"]): (c["count"], c["confidence"]) for c in of_input["candidates"]}
+            assert of_input["num_votes"] == sum(count for count, _ in candidates.values())
+            found[name, index] = of_input["num_empty"], candidates
+    return found
+
+
+def test_checkpoints_vote_together(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their own answers this time: together they are those of both, counted by hand."""
+    monkeypatch.setattr("dataset.arc_votes.NUM_SHOWN", 10**6)
+    steps = [run / f"step_0000000{step}" for step in (2, 4)]
+    for step in steps:
+        _evaluate_run(monkeypatch, capsys, f"checkpoint={step}", f"out={tmp_path / step.name}")
+    _evaluate_run(monkeypatch, capsys, f"checkpoint={steps[1]}", f"vote_with=[{steps[0]}]", f"out={tmp_path / 'both'}")
+    (early, late), both = (_tally(tmp_path / step.name) for step in steps), _tally(tmp_path / "both")
+    assert early.keys() == late.keys() == both.keys()
+    num_shared = 0
+    for key, (num_empty, candidates) in both.items():
+        assert num_empty == early[key][0] + late[key][0]
+        assert num_empty + sum(count for count, _ in candidates.values()) == 2 * NUM_VERSIONS
+        shares = early[key][1], late[key][1]
+        assert candidates.keys() == shares[0].keys() | shares[1].keys()
+        num_shared += len(shares[0].keys() & shares[1].keys())
+        for grid, (count, confidence) in candidates.items():
+            votes = [share[grid] for share in shares if grid in share]
+            assert count == sum(one for one, _ in votes)
+            assert confidence == pytest.approx(sum(one * mean for one, mean in votes) / count)
+        order = list(candidates.values())
+        assert order == sorted(order, reverse=True), "by count, then by confidence"
+    assert num_shared, "the comparison says something"
+    # Whatever isn't voted on is of the one checkpoint.
+    together, one = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("both", steps[1].name))
+    for name, value in one["metrics"].items():
+        assert "pass@" in name or together["metrics"][name] == value
+
+
+def test_all_tasks_are_in_the_submission_of_few_examples(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = _evaluate_run(monkeypatch, capsys, f"checkpoint={run}", "max_examples=2", f"out={tmp_path}")
+    assert "2 examples in" in lines[0]
+    submission = json.loads((tmp_path / "submission.json").read_text())
+    tasks = _tasks()["evaluation"]
+    assert {name: len(attempts) for name, attempts in submission.items()} == {
+        name: len(task["test"]) for name, task in tasks.items()
+    }
+    assert json.loads((tmp_path / "results.json").read_text())["num_examples"] == {"all": 2}
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------
+
+
+def test_data_without_the_list_of_tasks(
+    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It can't be voted on; where nobody asked for votes it is scored without."""
+    other = tmp_path / "other"
+    other.mkdir()
+    for entry in data.iterdir():
+        if entry.name != "test_puzzles.json":
+            (other / entry.name).symlink_to(entry)
+    expected = f"{other / 'test_puzzles.json'} is missing, without which votes can't be counted; rebuild the dataset"
+    assert expected in mistake(_settings(other, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+    typed = [f"checkpoint={run}", f"data_path={other}", f"out={tmp_path / 'out'}", "max_examples=1"]
+    with pytest.raises(UserError) as caught:
+        _evaluate_run(monkeypatch, capsys, *typed, "evaluators=[arc]")
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    assert not any("pass@" in line for line in _evaluate_run(monkeypatch, capsys, *typed))
+
+
+def test_a_voter_that_was_trained_on_other_data(
+    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whose rows of the puzzle table are of other puzzles."""
+    other, voter = tmp_path / "other", tmp_path / "voter"
+    shutil.copytree(data, other)
+    train_here(_settings(other, voter, "max_steps=1", "eval_every_n_steps=null"))
+    typed = [f"checkpoint={run}", f"vote_with=[{voter}]", "max_examples=1", f"out={tmp_path / 'out'}"]
+    with pytest.raises(UserError) as caught:
+        _evaluate_run(monkeypatch, capsys, *typed)
+    assert f"vote_with={voter} was trained on {other}, but the votes are on {data}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    # Who names the data says that they are numbered alike.
+    _evaluate_run(monkeypatch, capsys, *typed, f"data_path={data}")
+
+
+@pytest.mark.parametrize("metric", ["pass@3", "pass2"])
+def test_a_best_metric_that_nobody_gives(data: Path, tmp_path: Path, metric: str) -> None:
+    message = mistake(_settings(data, tmp_path / "run", f"best_metric={metric}"))
+    assert f"best_metric={metric} is no metric of this data" in message and "eval/all/pass@1000" in message
+
+
+# ---- the real tasks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not REAL_TASKS.is_dir(), reason="needs the published tasks in shared/data/arc")
+def test_a_perfect_predictor_of_the_real_tasks(tmp_path: Path) -> None:
+    options = ["--subsets", "evaluation", "--test-set-name", "evaluation", "--num-aug", "2"]
+    assert (
+        build(["--input-file-prefix", str(REAL_TASKS / "arc-agi"), *options, "--output-dir", str(tmp_path / "d")]) == 0
+    )
+    metrics = Judge(tmp_path / "d")(Predictor(), save_to=tmp_path, num_steps=1, batch_size=64)
+    assert _scores(metrics) == dict.fromkeys(KS, 1.0)
+    tasks = json.loads((tmp_path / "d" / "test_puzzles.json").read_text())
+    assert len(tasks) == 400
+    assert json.loads((tmp_path / "submission.json").read_text()) == _solutions(tasks)

@@ -1,0 +1,525 @@
+"""evaluate.py from end to end, on a run that has learnt something: what it prints, writes and refuses, and its numbers
+against puzzles that are answered one by one.
+"""
+# N = examples, T = segments, S = cells, K = variations of an example
+
+import base64
+import json
+import shutil
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import evaluate as program
+from dataset.schema import Split, open_split
+from dataset.tta import Variations
+from models.base import RecursiveModel
+from models.inference import Trace, trace
+from pretrain import load_run
+from tests import runs
+from tests.in_process import train_here
+from utils.dist import UserError, World
+from utils.drawing import draw_accuracy_over_steps
+from utils.saved_outputs import SavedOutput
+
+SINGLE = World.single()
+SAVED_OUTPUTS = list(get_args(SavedOutput))
+NUM_TEST, NUM_CELLS, VOCAB_SIZE = 40, 16, 6
+TRAINED_STEPS = 4
+NUM_VARIATIONS = 4
+LAST = "step_00000044"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "s4"
+    script = [sys.executable, str(runs.REPOSITORY / "dataset/build_sudoku_dataset.py"), "--output-dir", str(path)]
+    options = ["--generate", "200", "--generate-test", str(NUM_TEST), "--box", "2x2", "--num-aug", "0"]
+    subprocess.run([*script, *options], check=True, capture_output=True, timeout=60)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Solves most of the test puzzles, not all, and halts."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    arch = {"arch": "trm_mlp", "arch__hidden_size": 64, "arch__L_cycles": 1, "arch__halt_max_steps": TRAINED_STEPS}
+    recipe = {"optim": "adamw", "lr": "4e-3", "weight_decay": 0.1, "augment": "online", "global_batch_size": 32}
+    length = {"epochs": 1000, "max_steps": 44, "eval_every_n_steps": 44, "checkpoint_every_n_steps": 22}
+    train_here(runs.settings(data, folder, **{**arch, **recipe, **length, "log_interval": 44}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(run: Path) -> Path:
+    return run / LAST / "model.safetensors"
+
+
+SIZES = ["hidden_size=64", "num_heads=2", "H_cycles=2", "L_cycles=1", "L_layers=1", f"halt_max_steps={TRAINED_STEPS}"]
+TYPED_ARCH = ["arch=trm_mlp", *(f"arch.{size}" for size in SIZES), "arch.forward_dtype=float32"]
+
+
+@dataclass
+class Printed:
+    """What evaluate.py said."""
+
+    head: str
+    metrics: dict[str, str]
+    intervals: dict[str, tuple[str, str]]
+    tail: list[str]
+
+    def value(self, name: str) -> float:
+        return float(self.metrics[f"eval/all/{name}"].replace(",", ""))
+
+
+Evaluate = Callable[..., Printed]
+
+
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Evaluate:
+    def evaluate(*typed: str) -> Printed:
+        monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
+        capsys.readouterr()
+        program.main(SINGLE)
+        head, *lines = capsys.readouterr().out.splitlines()
+        table = [line.split() for line in lines if line.startswith("  ")]
+        assert lines[: len(table)] == [line for line in lines if line.startswith("  ")]
+        intervals = {name: (rest[0], rest[2]) for name, _, *rest in table if rest}
+        assert all(rest[1] == ".." for _, _, *rest in table if rest)
+        return Printed(head, {name: value for name, value, *_ in table}, intervals, lines[len(table) :])
+
+    return evaluate
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The one line of a mistake that is noticed before any work."""
+
+    def refused(*typed: str) -> str:
+        monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
+        monkeypatch.setattr(program, "evaluate", None)
+        monkeypatch.setattr(program, "evaluate_votes", None)
+        with pytest.raises(UserError) as caught:
+            program.main(SINGLE)
+        message = str(caught.value)
+        assert "\n" not in message and 20 < len(message) < 400
+        return message
+
+    return refused
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    results = json.loads((folder / "results.json").read_text())
+    assert isinstance(results, dict)
+    return results
+
+
+# ---- puzzles answered one by one -------------------------------------------------------------------------
+
+
+@dataclass
+class Known:
+    """The test split, and a model that is asked about one board at a time."""
+
+    split: Split
+    model: RecursiveModel
+
+    def ask(self, board_S: torch.Tensor, num_steps: int = TRAINED_STEPS) -> Trace:
+        identifiers = torch.zeros(1, dtype=torch.int32)
+        batch = {"inputs": board_S[None].int(), "labels": board_S[None].int(), "puzzle_identifiers": identifiers}
+        return trace(self.model, batch, num_steps)
+
+    def board(self, row: int) -> torch.Tensor:
+        return torch.from_numpy(self.split.sets["all"].inputs[row].astype(np.int64))
+
+    def solution(self, row: int) -> list[int]:
+        return [int(token) for token in self.split.sets["all"].labels[row]]
+
+
+@pytest.fixture(scope="module")
+def known(run: Path, data: Path) -> Known:
+    _, model, _ = load_run(run, SINGLE)
+    return Known(open_split(data, "test"), model)
+
+
+def _is_valid(board: list[int]) -> bool:
+    units = [[(line, i) for i in range(4)] for line in range(4)]
+    units += [[(i, line) for i in range(4)] for line in range(4)]
+    units += [[(top + i, left + j) for i in range(2) for j in range(2)] for top in (0, 2) for left in (0, 2)]
+    return all(sorted(board[4 * r + c] for r, c in unit) == [2, 3, 4, 5] for unit in units)
+
+
+def _keeps(clues: list[int], board: list[int]) -> bool:
+    return all(clue in (1, cell) for clue, cell in zip(clues, board, strict=True))
+
+
+def _shares(known: Known, answers: dict[int, list[int]]) -> dict[str, float]:
+    judged = {
+        "exact_accuracy": [answer == known.solution(row) for row, answer in answers.items()],
+        "valid_boards": [_is_valid(answer) for answer in answers.values()],
+        "clues_kept": [_keeps(known.board(row).tolist(), answer) for row, answer in answers.items()],
+    }
+    return {name: sum(hits) / len(hits) for name, hits in judged.items()}
+
+
+def test_the_run_is_worth_evaluating(known: Known) -> None:
+    """Otherwise what follows compares little: some puzzles are solved, and some sequences halt."""
+    traces = [known.ask(known.board(row)) for row in range(NUM_TEST)]
+    solved = [t.predictions_TNS[-1, 0].tolist() == known.solution(row) for row, t in enumerate(traces)]
+    assert 0 < sum(solved) < NUM_TEST
+    assert len({int(t.settled_at_N) for t in traces}) > 1
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_the_single_pass(known: Known, run: Path, tmp_path: Path, evaluated: Evaluate, adaptive: bool) -> None:
+    """Adaptively each puzzle has the answer that had settled, and no more segments than that takes."""
+    traces = {row: known.ask(known.board(row)) for row in range(NUM_TEST)}
+    took = {row: int(t.settled_at_N) if adaptive else TRAINED_STEPS for row, t in traces.items()}
+    answers = {row: t.predictions_TNS[took[row] - 1, 0].tolist() for row, t in traces.items()}
+    evaluated(f"checkpoint={run}", f"adaptive={str(adaptive).lower()}", f"out={tmp_path}", "batch_size=7")
+    metrics = _results(tmp_path)["metrics"]
+    for name, share in _shares(known, answers).items():
+        assert metrics[f"eval/all/{name}"] == pytest.approx(share), name
+    assert metrics["eval/all/steps"] == pytest.approx(sum(took.values()) / NUM_TEST)
+    for n in range(1, TRAINED_STEPS + 1):
+        after = {row: t.predictions_TNS[min(n, took[row]) - 1, 0].tolist() for row, t in traces.items()}
+        share = _shares(known, after)["exact_accuracy"]
+        assert metrics[f"eval/all/exact_accuracy_at_step/{n}"] == pytest.approx(share)
+
+
+def _voted(known: Known, rows: range, num_steps: int, *, adaptive: bool) -> dict[int, list[int]]:
+    """What the variations of each puzzle vote for: each answered by itself and turned back, and hands counted."""
+    variations = Variations.of(known.split, NUM_VARIATIONS)
+    winners = {}
+    for row in rows:
+        cast: list[tuple[list[int], float]] = []
+        for k in range(NUM_VARIATIONS):
+            number = np.array([row * NUM_VARIATIONS + k])
+            seen = known.ask(variations.vary(number, known.board(row)[None])[0], num_steps)
+            t = int(seen.settled_at_N) - 1 if adaptive else num_steps - 1
+            answer = variations.undo(number, seen.predictions_TNS[t])[0].tolist()
+            cast.append((answer, float(seen.confidence_TN[t, 0])))
+        best = (0, 0.0)
+        for answer, _ in cast:
+            confidences = [confidence for other, confidence in cast if other == answer]
+            standing = len(confidences), sum(confidences) / len(confidences)
+            if standing > best:
+                best, winners[row] = standing, answer
+    return winners
+
+
+@pytest.mark.parametrize("adaptive, batch_size, num_steps", [(True, 10, TRAINED_STEPS), (False, 1, 2)])
+def test_variations_vote(
+    known: Known, run: Path, tmp_path: Path, evaluated: Evaluate, adaptive: bool, batch_size: int, num_steps: int
+) -> None:
+    """Of every second puzzle. The variations of one are together even where the batch is smaller than they are many."""
+    rows = range(0, NUM_TEST, 2)
+    options = [f"tta={NUM_VARIATIONS}", f"adaptive={str(adaptive).lower()}", f"batch_size={batch_size}"]
+    options += [f"num_steps={num_steps}"]
+    printed = evaluated(f"checkpoint={run}", *options, f"max_examples={len(rows)}", f"out={tmp_path}")
+    results = _results(tmp_path)
+    expected = _shares(known, _voted(known, rows, num_steps, adaptive=adaptive))
+    found = {name: value for name, value in results["metrics"].items() if "/tta/" in name}
+    assert found == pytest.approx({f"eval/all/tta/{name}": share for name, share in expected.items()})
+    assert found.keys() <= results["intervals"].keys() and found.keys() <= printed.metrics.keys()
+    # They stand beside the single pass and are no part of it.
+    single = {name: value for name, value in results["metrics"].items() if "/tta/" not in name}
+    assert single["eval/all/num_examples"] == len(rows)
+    assert any(value != single[name.replace("/tta/", "/")] for name, value in found.items()), "votes change something"
+
+
+def test_ranks_change_nothing(run: Path, tmp_path: Path, evaluated: Evaluate, log: Path) -> None:
+    typed = [f"checkpoint={run}", f"tta={NUM_VARIATIONS}", "batch_size=13", "device=cpu"]
+    evaluated(*typed[:-1], f"out={tmp_path / 'one'}", "save_outputs=[predictions]")
+    output = runs.train(
+        [*typed, f"out={tmp_path / 'two'}", "save_outputs=[predictions]"], log, ranks=2, program="evaluate"
+    ).ok()
+    assert len([line for line in output.splitlines() if line.startswith("exact_accuracy=")]) == 1
+    one, two = _results(tmp_path / "one"), _results(tmp_path / "two")
+    assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
+    for name in one["metrics"].keys() - {"eval/all/lm_loss", "eval/all/q_halt_loss", "eval/all/accuracy"}:
+        assert two["metrics"][name] == one["metrics"][name], name
+    assert two["num_examples"] == one["num_examples"] and one["intervals"].keys() == two["intervals"].keys()
+    files = sorted((tmp_path / "two").glob("*.safetensors"))
+    assert [file.name for file in files] == ["all_rank0_0000.safetensors", "all_rank1_0000.safetensors"]
+    answers: dict[int, list[int]] = {}
+    for saved in map(load_file, files):
+        answers |= dict(zip(saved["rows"].tolist(), saved["predictions"].tolist(), strict=True))
+    saved = load_file(tmp_path / "one" / "all_rank0_0000.safetensors")
+    assert answers == dict(zip(saved["rows"].tolist(), saved["predictions"].tolist(), strict=True))
+    assert len(answers) == NUM_TEST
+
+
+def test_more_steps_than_in_training(known: Known, run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    for n in (TRAINED_STEPS, 7):
+        evaluated(f"checkpoint={run}", f"num_steps={n}", "adaptive=false", f"out={tmp_path / str(n)}")
+    usual, longer = (_results(tmp_path / str(n))["metrics"] for n in (TRAINED_STEPS, 7))
+    at_step = [name for name in longer if "_at_step/" in name]
+    assert at_step == [f"eval/all/exact_accuracy_at_step/{n}" for n in range(1, 8)]
+    assert [longer[name] for name in at_step[:TRAINED_STEPS]] == [usual[name] for name in at_step[:TRAINED_STEPS]]
+    assert longer["eval/all/steps"] == 7
+    last = {row: known.ask(known.board(row), 7).predictions_TNS[-1, 0].tolist() for row in range(NUM_TEST)}
+    assert longer["eval/all/exact_accuracy"] == longer[at_step[-1]] == _shares(known, last)["exact_accuracy"]
+
+
+# ---- what it prints and writes ---------------------------------------------------------------------------
+
+
+def test_results_are_the_table(run: Path, data: Path, evaluated: Evaluate) -> None:
+    """Beside the run, in a folder that is called as the step."""
+    printed = evaluated(f"checkpoint={run}", "tta=2", "max_examples=30")
+    folder = run / "eval_outputs" / LAST
+    results = _results(folder)
+    keys = ["checkpoint", "data", "num_examples", "settings", "seconds", "metrics", "intervals"]
+    assert list(results) == keys
+    assert (results["checkpoint"], results["data"]) == (str(run / LAST), str(data / "test"))
+    assert results["num_examples"] == {"all": 30} and results["seconds"] > 0
+    settings = results["settings"]
+    assert (settings["checkpoint"], settings["tta"], settings["max_examples"]) == (str(run), 2, 30)
+    assert settings["adaptive"] is True and settings["save_outputs"] == []
+
+    assert printed.head.startswith(f"{run / LAST} on {data / 'test'}: 30 examples in ")
+    assert printed.head.endswith("95 % intervals")
+    count = "eval/all/num_examples"
+    shown = {name: f"{value:.0f}" if name == count else f"{value:.4f}" for name, value in results["metrics"].items()}
+    assert printed.metrics == shown and list(printed.metrics) == list(results["metrics"])
+    assert printed.intervals == {
+        name: (f"{low:.4f}", f"{high:.4f}") for name, (low, high) in results["intervals"].items()
+    }
+    exact = results["metrics"]["eval/all/exact_accuracy"]
+    assert printed.tail == [f"written to {folder}", f"exact_accuracy={exact:.4f}"]
+
+    names = {name.removeprefix("eval/all/") for name in results["metrics"]}
+    judged = {"exact_accuracy", "valid_boards", "clues_kept"}
+    at_step = {f"exact_accuracy_at_step/{n}" for n in range(1, TRAINED_STEPS + 1)}
+    are_shares = judged | {f"tta/{name}" for name in judged} | at_step | {"q_halt_accuracy"}
+    assert names == are_shares | {"lm_loss", "q_halt_loss", "num_examples", "accuracy", "steps", "halt_step"}
+    assert {name.removeprefix("eval/all/") for name in results["intervals"]} == are_shares
+    for name, (low, high) in results["intervals"].items():
+        assert (low, high) == pytest.approx(_wilson(results["metrics"][name], 30), abs=2e-5)
+
+
+def _wilson(share: float, num: float) -> tuple[float, float]:
+    """Of all probabilities, those from which `share` is at most 1.96 of their own standard deviations away."""
+    tried = np.linspace(0, 1, 200_001)
+    within = tried[np.abs(tried - share) <= 1.959964 * np.sqrt(tried * (1 - tried) / num) + 1e-12]
+    return float(within.min()), float(within.max())
+
+
+@pytest.mark.parametrize("num", [1, 2, 7, 40, 423, 10**6])
+def test_intervals(num: int) -> None:
+    for hits in sorted({0, 1, num // 3, num - 1, num}):
+        low, high = program.wilson_interval(hits / num, num)
+        assert 0 <= low <= hits / num <= high <= 1
+        assert (low, high) == pytest.approx(_wilson(hits / num, num), abs=2e-5)
+        # Mirrored: what was not hit.
+        assert program.wilson_interval(1 - hits / num, num) == pytest.approx((1 - high, 1 - low))
+    z = 1.959964
+    assert program.wilson_interval(0.0, num) == pytest.approx((0.0, z * z / (num + z * z)))
+
+
+def test_other_data_have_a_folder_of_their_own(run: Path, data: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    copy = tmp_path / "other"
+    shutil.copytree(data, copy)
+    printed = evaluated(f"checkpoint={run}/step_00000022", f"data_path={copy}", "evaluators=[]")
+    folder = run / "eval_outputs" / "step_00000022_other"
+    assert printed.tail[0] == f"written to {folder}"
+    assert _results(folder)["data"] == str(copy / "test")
+    assert "eval/all/valid_boards" not in printed.metrics
+    assert not (run / "eval_outputs" / "step_00000022").exists()
+    # Its own data by another name are no other data.
+    evaluated(f"checkpoint={run}/step_00000022", f"data_path={data}/../{data.name}", "max_examples=1")
+    assert _results(run / "eval_outputs" / "step_00000022")["num_examples"] == {"all": 1}
+
+
+def test_a_file_of_weights_has_no_folder(
+    run: Path, weights: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluated: Evaluate
+) -> None:
+    def everything() -> set[Path]:
+        return {path for folder in (run, data, tmp_path) for path in folder.rglob("*")}
+
+    monkeypatch.chdir(tmp_path)
+    before = everything()
+    typed = [f"checkpoint={weights}", f"data_path={data}", *TYPED_ARCH]
+    printed = evaluated(*typed)
+    assert everything() == before
+    assert len(printed.tail) == 1 and printed.tail[0].startswith("exact_accuracy=")
+    assert printed.head.startswith(f"{weights} on ")
+    as_run = evaluated(f"checkpoint={run}", f"out={tmp_path / 'run'}")
+    assert printed.metrics == as_run.metrics
+    assert evaluated(*typed, "out=out").tail[0] == "written to out"
+    assert _results(tmp_path / "out")["settings"]["arch"]["hidden_size"] == 64
+
+
+def test_few_examples_are_spread(run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    printed = evaluated(f"checkpoint={run}", "max_examples=7", "save_outputs=[steps]", f"out={tmp_path}", "tta=2")
+    assert printed.value("num_examples") == 7 and ": 7 examples in" in printed.head
+    assert _results(tmp_path)["num_examples"] == {"all": 7}
+    rows = load_file(tmp_path / "all_rank0_0000.safetensors")["rows"].tolist()
+    assert sorted(rows) == [i * NUM_TEST // 7 for i in range(7)]
+    for name, (low, high) in _results(tmp_path)["intervals"].items():
+        assert (low, high) == pytest.approx(_wilson(_results(tmp_path)["metrics"][name], 7), abs=2e-5)
+        assert _results(tmp_path)["metrics"][name] * 7 == pytest.approx(round(_results(tmp_path)["metrics"][name] * 7))
+    assert evaluated(f"checkpoint={run}", "max_examples=1000", f"out={tmp_path}").value("num_examples") == NUM_TEST
+
+
+def test_everything_is_saved(known: Known, run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    """In shapes that others can rely on, and again over what lies there."""
+    (tmp_path / "all_rank7_0000.safetensors").write_bytes(b"of an attempt with more ranks")
+    names = f"save_outputs=[{','.join(SAVED_OUTPUTS)}]"
+    evaluated(f"checkpoint={run}", names, f"out={tmp_path}", "num_steps=5", "batch_size=9")
+    (file,) = tmp_path.glob("*.safetensors")
+    saved = load_file(file)
+    assert {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in saved.items()} == {
+        "rows": ((), torch.int64),
+        "inputs": ((NUM_CELLS,), torch.int32),
+        "labels": ((NUM_CELLS,), torch.int32),
+        "puzzle_identifiers": ((), torch.int32),
+        "logits": ((NUM_CELLS, VOCAB_SIZE), torch.float32),
+        "predictions": ((NUM_CELLS,), torch.int32),
+        "q_halt": ((), torch.float32),
+        "q_continue": ((), torch.float32),
+        "steps": ((), torch.int32),
+        "predictions_at_step": ((5, NUM_CELLS), torch.uint8),
+        "q_halt_at_step": ((5,), torch.float32),
+    }
+    assert sorted(saved["rows"].tolist()) == list(range(NUM_TEST))
+    left_early = 0
+    for n, row in enumerate(saved["rows"].tolist()):
+        seen = known.ask(known.board(row), 5)
+        settled_at = int(seen.settled_at_N)
+        left_early += settled_at < 5
+        assert saved["inputs"][n].tolist() == known.board(row).tolist()
+        assert saved["labels"][n].tolist() == known.solution(row)
+        assert saved["steps"][n] == settled_at
+        for t in range(5):
+            after = min(t, settled_at - 1)
+            assert saved["predictions_at_step"][n, t].tolist() == seen.predictions_TNS[after, 0].tolist()
+            confidence = saved["q_halt_at_step"][n, t].sigmoid()
+            torch.testing.assert_close(confidence, seen.confidence_TN[after, 0], rtol=1e-3, atol=1e-4)
+        assert torch.equal(saved["predictions"][n], saved["predictions_at_step"][n, -1].int())
+        assert torch.equal(saved["logits"][n].argmax(-1).int(), saved["predictions"][n])
+        assert saved["q_halt"][n] == saved["q_halt_at_step"][n, -1]
+    assert left_early
+
+
+def test_the_viewer_reads_what_was_saved(known: Known, run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    """The command in view.py's own help, then the page."""
+    outputs = "save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]"
+    evaluated(f"checkpoint={run}", outputs, "max_examples=10")
+    page = tmp_path / "x.html"
+    command = [sys.executable, str(runs.REPOSITORY / "view.py"), str(run), "-o", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"wrote {page}") and "10 examples" in done.stdout
+    block = page.read_text().split('id="data">')[1].split("</script>")[0]
+    shown = json.loads(zlib.decompress(base64.b64decode(block)))
+    assert [example["row"] for example in shown["examples"]] == [i * NUM_TEST // 10 for i in range(10)]
+    assert shown["sets"] == {"all": 10} and shown["board"]["kind"] == "sudoku"
+    assert (
+        shown["facts"]["all/exact_accuracy"]
+        == f"{_results(run / 'eval_outputs' / LAST)['metrics']['eval/all/exact_accuracy']:.4f}"
+    )
+
+
+# ---- the picture -----------------------------------------------------------------------------------------
+
+
+def _drawn(file: Path) -> np.ndarray:
+    """A picture's colours, after checking that it shows more than a background."""
+    image = matplotlib.image.imread(file)
+    assert image.ndim == 3 and min(image.shape[:2]) > 300
+    _, counts = np.unique((image[:, :, :3] * 255).astype(np.int64) @ [1, 256, 65536], return_counts=True)
+    assert len(counts) > 50 and counts.max() < 0.99 * counts.sum()
+    return np.asarray(image)
+
+
+def test_accuracy_over_steps_is_drawn(run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    evaluated(f"checkpoint={run}", "plot=true", "num_steps=6", f"out={tmp_path}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["accuracy_over_steps.png", "results.json"]
+    picture = _drawn(tmp_path / "accuracy_over_steps.png")
+    at_step = [value for name, value in _results(tmp_path)["metrics"].items() if "_at_step/" in name]
+    draw_accuracy_over_steps({"all": at_step}, TRAINED_STEPS, tmp_path / "same.png")
+    assert np.array_equal(_drawn(tmp_path / "same.png"), picture)
+    # Neither other values nor another length of training look like it.
+    for values, trained_steps in ((at_step[::-1], TRAINED_STEPS), (at_step, 6)):
+        draw_accuracy_over_steps({"all": values}, trained_steps, tmp_path / "other.png")
+        assert not np.array_equal(_drawn(tmp_path / "other.png"), picture)
+
+
+def test_without_labels_there_is_nothing_to_draw(run: Path, data: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    """Puzzles of a competition, say: the losses are all that is known."""
+    hidden = tmp_path / "hidden"
+    shutil.copytree(data, hidden)
+    (hidden / "fingerprint.json").unlink()
+    labels = hidden / "test" / "all__labels.npy"
+    np.save(labels, np.zeros_like(np.load(labels)))
+    typed = [f"data_path={hidden}", "plot=true", "tta=2", f"out={tmp_path / 'out'}", "save_outputs=[predictions]"]
+    printed = evaluated(f"checkpoint={run}", *typed)
+    assert printed.tail[0] == "nothing is drawn: no example has a label" and printed.tail[-1] == "exact_accuracy=nan"
+    assert printed.metrics.keys() == {"eval/all/lm_loss", "eval/all/q_halt_loss"} and printed.intervals == {}
+    assert len(load_file(tmp_path / "out" / "all_rank0_0000.safetensors")["predictions"]) == NUM_TEST
+    assert not list((tmp_path / "out").glob("*.png"))
+
+
+def test_without_matplotlib(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], evaluated: Evaluate
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    message = refused(f"checkpoint={run}", "plot=true", f"out={tmp_path / 'out'}")
+    assert message == "drawing needs matplotlib; pip install -r requirements-demo.txt"
+    assert not (tmp_path / "out").exists()
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------
+
+
+def test_a_task_whose_answers_cannot_be_turned_back(
+    run: Path, data: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    """A seventh kind of token makes it no Sudoku."""
+    other, folder = tmp_path / "other", tmp_path / "run"
+    shutil.copytree(data, other)
+    (other / "fingerprint.json").unlink()
+    for split in ("train", "test"):
+        file = other / split / "dataset.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"vocab_size": 7}))
+    train_here(runs.settings(other, folder, max_steps=1))
+    shutil.rmtree(folder / "eval_outputs", ignore_errors=True)
+    message = refused(f"checkpoint={folder}", "tta=4")
+    assert message.startswith(
+        f"tta=4, but {other / 'test'} has 16 tokens of 7 kinds, whose answers can't be turned back"
+    )
+    assert not (folder / "eval_outputs").exists()
+    assert "was built for" in refused(f"checkpoint={run}", f"data_path={other}")
+
+
+def test_mistakes_are_noticed_before_any_work(
+    run: Path, weights: Path, data: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    out = f"out={tmp_path / 'out'}"
+    of_file = [f"checkpoint={weights}", f"data_path={data}", *TYPED_ARCH]
+    for typed, expected in (
+        ([f"checkpoint={run}", f"vote_with=[{run}]"], "but only answers of ARC vote; leave it out"),
+        ([f"checkpoint={run}", "evaluators=[arc]"], "has 16 tokens of 6 kinds, but ARC 900 of 12"),
+        ([f"checkpoint={run}", "tta=1"], "tta: input should be greater than or equal to 2, but it is 1"),
+        ([f"checkpoint={run}", "save_outputs=[guesses]"], "save_outputs"),
+        ([f"checkpoint={run}", "num_steps=0"], "num_steps: input should be greater than 0"),
+        ([f"checkpoint={run}", "max_examples=0"], "max_examples: input should be greater than 0"),
+        ([f"checkpoint={tmp_path / 'nowhere'}"], f"{tmp_path / 'nowhere'}"),
+    ):
+        assert expected in refused(*typed, out)
+        assert not (tmp_path / "out").exists()
+    for option in ("plot=true", "save_outputs=[steps]"):
+        expected = f"{weights} has no run folder for plot and save_outputs to write to; give out=..."
+        assert expected in refused(*of_file, option)

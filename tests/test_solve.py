@@ -1,0 +1,574 @@
+"""Solving from the command line and from Python: answers against segments run by hand, exit statuses, mistakes."""
+# N = puzzles, T = steps, S = cells
+
+import functools
+import gzip
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import solve as program
+from dataset import arc, maze, sudoku
+from dataset.augment import BOXES
+from dataset.builder import SPLITS, SplitWriter
+from models.act import Batch, initial_carry, segment
+from models.inference import Trace
+from pretrain import load_run
+from solve import Solver, Source
+from tests import runs
+from tests.in_process import train_here
+from utils.dist import UserError, World
+
+SINGLE = World.single()
+STEPS = 3
+QUESTION, SOLUTION = "1..4....4....3.1", "1234341241232341"
+OTHER = ".2..3..1..1...4."
+MAZE_SIDE = 5
+MAZE, PATH = "S   G" + " ### " * 3 + "     ", "SoooG" + " ### " * 3 + "     "
+GRID = [[1, 2], [3, 4]]
+TASK: dict[str, list[dict[str, Any]]] = {
+    "train": [{"input": GRID, "output": GRID}],
+    "test": [{"input": GRID, "output": [[5, 5]]}, {"input": [[7]], "output": [[5, 6]]}],
+}
+HIDDEN = {"train": TASK["train"], "test": [{"input": GRID}]}
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 4x4 Sudoku that has hardly learnt anything, whose Q head halts here and there."""
+    folder = tmp_path_factory.mktemp("solve") / "run"
+    train_here(runs.settings(data, folder, max_steps=4, lr=1e-2, lr_warmup_steps=0, eval_every_n_steps=None))
+    return folder
+
+
+def _board_run(folder: Path, seq_len: int, vocab_size: int, names: list[str]) -> Path:
+    """An untrained run on a dataset of one board, with a row of the puzzle table for every name."""
+    row_1S = np.full((1, seq_len), 2, dtype=np.uint8)
+    data = folder / "data"
+    data.mkdir(parents=True)
+    for split in SPLITS:
+        with SplitWriter(
+            data / split, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=len(names)
+        ) as writer:
+            writer.add(row_1S, row_1S, np.ones(1, int), np.zeros(1, int))
+            writer.end_groups(np.ones(1, int))
+    (data / "identifiers.json").write_text(json.dumps(names))
+    train_here(runs.settings(data, folder / "run", max_steps=1, global_batch_size=1, eval_every_n_steps=None))
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def maze_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _board_run(tmp_path_factory.mktemp("maze") / "m", MAZE_SIDE**2, maze.VOCAB_SIZE, ["<blank>"])
+
+
+@pytest.fixture(scope="module")
+def arc_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    names = ["<blank>", "another", "known", "known|||t3|||0192837465"]
+    return _board_run(tmp_path_factory.mktemp("arc") / "a", arc.SEQ_LEN, arc.VOCAB_SIZE, names)
+
+
+def _answering(*answers_NS: list[np.ndarray]) -> Callable[..., Trace]:
+    """A `trace` of a model that gives these answers, step after step, and would stop after the second."""
+
+    def trace(model: object, batch: Batch, num_steps: int | None) -> Trace:
+        predictions_TNS = torch.from_numpy(np.stack([np.stack(answers) for answers in answers_NS]))
+        num_steps, num = predictions_TNS.shape[:2]
+        assert len(batch["inputs"]) == num
+        confidence_TN = torch.linspace(0.1, 0.9, num_steps)[:, None].expand(-1, num)
+        return Trace(predictions_TNS, confidence_TN, torch.full((num,), min(2, num_steps)))
+
+    return trace
+
+
+def solved_by_search(model: object, batch: Batch, num_steps: int | None) -> Trace:
+    """A `trace` of a model that finds the solution of 4x4 Sudokus at its second step; at the first it copies."""
+    inputs_NS = batch["inputs"].numpy().astype(np.uint8)
+    solutions = [sudoku.solve(inputs_S - 1, BOXES["2x2"]) for inputs_S in inputs_NS]
+    answers = [np.ones(16, np.uint8) if solution_S is None else solution_S + 1 for solution_S in solutions]
+    return _answering(list(inputs_NS), answers, answers)(model, batch, num_steps)
+
+
+def _tokens(text: str) -> np.ndarray:
+    return np.array([".1234".index(symbol) + 1 for symbol in text], dtype=np.uint8)
+
+
+class Stdin:
+    def __init__(self, text: str) -> None:
+        self.buffer = io.BytesIO(text.encode())
+
+
+Call = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs main() with what was typed; its exit status and what it printed."""
+
+    def run_main(*typed: str, stdin: str = "") -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["solve.py", "device=cpu", *typed])
+        monkeypatch.setattr(sys, "stdin", Stdin(stdin))
+        capsys.readouterr()
+        try:
+            program.main(SINGLE)
+            status = 0
+        except SystemExit as ended:
+            assert isinstance(ended.code, int)
+            status = ended.code
+        return status, capsys.readouterr().out
+
+    return run_main
+
+
+# ---- the API ---------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_answers_are_those_of_segments_by_hand(run: Path) -> None:
+    _, model, _ = load_run(run, SINGLE)
+    puzzles = [QUESTION, OTHER, "." * 16]
+    solutions = Solver.from_checkpoint(run, device="cpu").solve(puzzles)
+    assert len(solutions) == 3
+    for text, solution in zip(puzzles, solutions, strict=True):
+        inputs_1S = torch.from_numpy(_tokens(text).astype(np.int32))[None]
+        batch = {"inputs": inputs_1S, "labels": inputs_1S, "puzzle_identifiers": torch.zeros(1, dtype=torch.int32)}
+        carry, before = initial_carry(model, batch), text
+        settled = STEPS
+        assert [step.number for step in solution.steps] == list(range(1, STEPS + 1))
+        for step in solution.steps:
+            carry, outputs = segment(model, carry, batch, training=False)
+            answer = "".join("?.1234"[token] for token in outputs.logits_BSV[0].argmax(-1).tolist())
+            assert step.answer == answer
+            assert step.changed == [cell for cell in range(16) if answer[cell] != before[cell]]
+            assert step.confidence == pytest.approx(float(outputs.q_halt_B.sigmoid()), rel=1e-5)
+            wants_to_halt = bool(outputs.q_halt_B > outputs.q_continue_B)
+            if wants_to_halt and step.number > 1 and not step.changed:
+                settled = min(settled, step.number)
+            before = answer
+        assert solution.answer == before
+        assert solution.settled_at == settled
+        assert solution.solved == solution.valid == (sorted(before[:4]) == list("1234") and solution.solved)
+        assert len(solution.reason) > 10
+
+
+def test_batches_and_steps(run: Path) -> None:
+    puzzles = [QUESTION, OTHER, "." * 16, SOLUTION, "4" + "." * 15]
+    together = Solver.from_checkpoint(run, device="cpu").solve(puzzles)
+    in_twos = Solver.from_checkpoint(str(run), ["batch_size=2"], device="cpu").solve(puzzles)
+    for one, other in zip(together, in_twos, strict=True):
+        assert [step.answer for step in one.steps] == [step.answer for step in other.steps]
+    (longer,) = Solver.from_checkpoint(run, ["num_steps=5"], device="cpu").solve([QUESTION])
+    assert [step.answer for step in longer.steps[:STEPS]] == [step.answer for step in together[0].steps]
+    assert len(longer.steps) == 5
+    assert Solver.from_checkpoint(run, device="cpu").solve([]) == []
+
+
+def test_a_file_of_weights_solves_as_its_run(run: Path, data: Path) -> None:
+    config, _, checkpoint = load_run(run, SINGLE)
+    options = {name: getattr(config.arch, name) for name in ("hidden_size", "num_heads", "H_cycles", "L_cycles")}
+    options |= {"H_layers": 1, "L_layers": 1, "halt_max_steps": STEPS, "forward_dtype": "float32"}
+    overrides = ["arch=hrm", f"data_path={data}", *(f"arch.{name}={value}" for name, value in options.items())]
+    solver = Solver.from_checkpoint(checkpoint.path / "model.safetensors", overrides, device="cpu")
+    (solution,), (expected,) = solver.solve([QUESTION]), Solver.from_checkpoint(run, device="cpu").solve([QUESTION])
+    assert [step.answer for step in solution.steps] == [step.answer for step in expected.steps]
+    assert [step.confidence for step in solution.steps] == [step.confidence for step in expected.steps]
+
+
+def test_mistakes_in_python_are_value_errors(run: Path) -> None:
+    with pytest.raises(ValueError, match="there is no checkpoint at nowhere"):
+        Solver.from_checkpoint("nowhere")
+    with pytest.raises(ValueError, match="puzzle 2 has 3 characters, this model's puzzles have 16"):
+        Solver.from_checkpoint(run, device="cpu").solve([QUESTION, "123"])
+
+
+# ---- one puzzle ------------------------------------------------------------------------------------------
+
+
+def test_every_step_is_shown(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = _tokens("2" + SOLUTION[1:])
+    right = _tokens(SOLUTION)
+    almost = _tokens("1243" + SOLUTION[4:])  # with a clue altered
+    answers = ([almost], [right], [right], [right], [wrong], [right])
+    monkeypatch.setattr(program, "trace", _answering(*answers))
+    status, text = call(f"checkpoint={run}", f"puzzle={QUESTION}")
+    assert status == 0
+    headings = [line for line in text.splitlines() if line.startswith("step")]
+    assert headings == [
+        "step 1: 12 cells changed, halting confidence 0.10",
+        "step 2: 2 cells changed, halting confidence 0.26",
+        "steps 3 to 4: nothing changed, halting confidence 0.58",
+        "step 5: 1 cell changed, halting confidence 0.74",
+        "step 6: 1 cell changed, halting confidence 0.90",
+    ]
+    assert text.count("┌") == 5  # the puzzle, and the steps that changed something
+    assert "│ 1  .  │ .  4  │" in text and "│ 1  2' │ 4! 3! │" in text and "│ 1  2' │ 3* 4* │" in text
+    assert "│ 2× 2" in text
+    assert text.rstrip().endswith(
+        "solved: every row, column and box holds each digit once, and the clues are kept\n"
+        "the model would stop after step 2 of 6"
+    )
+    assert "\x1b" not in text  # not a terminal
+    _, colored = call(f"checkpoint={run}", f"puzzle={QUESTION}", "color=always")
+    assert "\x1b[36;7m3 \x1b[0m" in colored
+    monkeypatch.setattr(program, "trace", _answering([almost], [wrong]))
+    status, text = call(f"checkpoint={run}", f"puzzle={QUESTION}")
+    assert status == 1
+    assert "not solved: 1 clue altered; a digit stands twice in row 1" in text
+
+
+def test_json_is_one_object_per_puzzle(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "trace", solved_by_search)
+    status, text = call("--json", f"checkpoint={run}", f"puzzle={QUESTION}")
+    assert status == 0
+    (line,) = text.splitlines()
+    found = json.loads(line)
+    steps = found.pop("steps")
+    assert found == {
+        "name": "puzzle",
+        "task": "sudoku 2x2",
+        "question": QUESTION,
+        "answer": SOLUTION,
+        "expected": None,
+        "valid": True,
+        "solved": True,
+        "reason": "every row, column and box holds each digit once, and the clues are kept",
+        "settled_at": 2,
+        "confidence": pytest.approx(0.9),
+        "notes": [],
+    }
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert [step["answer"] for step in steps] == [QUESTION, SOLUTION, SOLUTION]
+    blanks = [cell for cell in range(16) if QUESTION[cell] == "."]
+    assert [step["changed"] for step in steps] == [[], blanks, []]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "0000000000000341",  # a number to Hydra
+        "1e-4",  # one too
+        "1,2",
+        "{1: 2}",
+        "  #  # ",
+        "a=b",
+        "${x}",
+        "\\.'\"",
+    ],
+)
+def test_a_puzzle_arrives_as_it_was_typed(typed: str) -> None:
+    for key in ("puzzle", "csv", "task", "+puzzle"):
+        read = program.read_command_line(["--json", "checkpoint=x", f"{key}={typed}", "device=cpu"])
+        assert read.config is not None and read.as_json
+        assert getattr(read.config, key.lstrip("+")) == typed
+        assert (read.config.checkpoint, read.config.device) == ("x", "cpu")
+
+
+def test_a_maze_in_rows(maze_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    astray = PATH[:-1] + "o"
+    monkeypatch.setattr(program, "trace", _answering(*([maze.to_tokens(text)] for text in (astray, PATH))))
+    rows = "\n".join(MAZE[start : start + MAZE_SIDE] for start in range(0, len(MAZE), MAZE_SIDE))
+    for typed, stdin in ((MAZE, ""), (rows, ""), ("-", rows + "\n"), ("-", MAZE)):
+        status, text = call(f"checkpoint={maze_run}", f"puzzle={typed}", stdin=stdin)
+        assert status == 0
+        assert "│S o o o G │" in text and "step 2: 1 cell changed" in text and "│         *│" in text
+        assert "solved: a path of 4 steps, and there is no shorter one" in text
+    monkeypatch.setattr(program, "trace", _answering([maze.to_tokens(astray)]))
+    status, text = call(f"checkpoint={maze_run}", f"puzzle={MAZE}", "--json")
+    found = json.loads(text)
+    assert (status, found["solved"], found["question"], found["answer"]) == (1, False, MAZE, astray)
+
+
+# ---- many puzzles ----------------------------------------------------------------------------------------
+
+
+def test_a_csv(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(program, "trace", solved_by_search)
+    file = tmp_path / "puzzles.csv"
+    unsolvable = "12....3" + "." * 9  # no 3 is left for the first row, and 4 has two cells there
+    assert sudoku.solve(_tokens(unsolvable) - 1, BOXES["2x2"]) is None
+    file.write_text(f"question\n{QUESTION}\n\n{unsolvable}\n{OTHER}\n{QUESTION}\n{OTHER}\n")
+    status, text = call(f"checkpoint={run}", f"csv={file}", "batch_size=2")
+    assert status == 1
+    *lines, last = text.splitlines()
+    assert last == "4 of 5 solved"
+    assert [line.split()[0] for line in lines] == [f"puzzles.csv:{line}" for line in (2, 4, 5, 6, 7)]
+    assert SOLUTION in lines[0] and " solved " in lines[0] and "would stop at step 2 of 3, confidence 0.90" in lines[0]
+    assert "not solved" in lines[1] and lines[1].endswith("16 cells left blank; 3 clues altered")
+
+    compressed = tmp_path / "published.csv.gz"
+    with gzip.open(compressed, "wt") as stream:
+        stream.write(f"source,question,answer,rating\nx,{QUESTION},{SOLUTION},3\nx,{OTHER},,\n")
+    status, text = call(f"checkpoint={run}", f"csv={compressed}", "--json")
+    first, second = (json.loads(line) for line in text.splitlines())
+    assert (status, first["expected"], second["expected"]) == (0, SOLUTION, None)
+    status, text = call(f"checkpoint={run}", f"csv={compressed}")
+    assert status == 0 and text.count("│ 1  .  │ .  4  │") == 1 and "2 of 2 solved" in text  # a few are shown in steps
+    assert "┌" not in call(f"checkpoint={run}", f"csv={compressed}", "show=lines")[1]
+    assert "┌" in call(f"checkpoint={run}", f"csv={file}", "show=steps")[1]
+
+
+def test_standard_input(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "trace", solved_by_search)
+    status, text = call(f"checkpoint={run}", "puzzle=-", "--json", stdin=f"{QUESTION}\r\n\n{OTHER}\n")
+    assert status == 0
+    assert [(found["name"], found["question"]) for found in map(json.loads, text.splitlines())] == [
+        ("stdin:1", QUESTION),
+        ("stdin:3", OTHER),
+    ]
+
+
+# ---- ARC -------------------------------------------------------------------------------------------------
+
+
+def _arc_answers(monkeypatch: pytest.MonkeyPatch, *grids: list[list[int]]) -> None:
+    answers = [arc.to_tokens(np.array(grid, dtype=np.uint8)) for grid in grids]
+    monkeypatch.setattr(program, "trace", _answering(answers))
+
+
+def test_an_arc_task(arc_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "known.json"
+    file.write_text(json.dumps(TASK))
+    _arc_answers(monkeypatch, [[5, 5]], [[5, 6]])
+    status, text = call(f"checkpoint={arc_run}", f"task={file}")
+    assert status == 0
+    assert "known test 1 (arc)\n1 2\n3 4\n" in text and "known test 2 (arc)\n7\n" in text
+    assert "5 6\n\nsolved: the output that the task gives" in text and "note" not in text
+    _arc_answers(monkeypatch, [[5, 5]], [[5, 5]])
+    status, text = call(f"checkpoint={arc_run}", f"task={file}", "--json")
+    first, second = (json.loads(line) for line in text.splitlines())
+    assert (status, first["solved"], second["solved"], second["valid"]) == (1, True, False, True)
+    assert (second["question"], second["answer"], second["expected"]) == ([[7]], [[5, 5]], [[5, 6]])
+    assert second["reason"] == "1 of 2 cells not as in the output"
+
+
+def test_an_arc_task_without_outputs(
+    arc_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _arc_answers(monkeypatch, [[9]])
+    status, text = call(f"checkpoint={arc_run}", "puzzle=-", stdin=json.dumps({"known": HIDDEN}))
+    assert status == 0
+    assert "answered: not checked, since the task gives no output" in text
+    monkeypatch.setattr(program, "trace", _answering([np.zeros(arc.SEQ_LEN, dtype=np.uint8)]))
+    status, text = call(f"checkpoint={arc_run}", f"puzzle={json.dumps(HIDDEN)}")
+    assert status == 1
+    assert "not solved: the answer is no grid" in text
+
+
+def test_a_known_task_has_its_row_of_the_puzzle_table(
+    arc_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+    answer = _answering([arc.to_tokens(np.ones((1, 1), np.uint8))] * 2)
+
+    def trace(model: object, batch: Batch, num_steps: int | None) -> Trace:
+        asked.append(batch["puzzle_identifiers"].tolist())
+        return answer(model, batch, num_steps)
+
+    monkeypatch.setattr(program, "trace", trace)
+    file = tmp_path / "two.json"
+    file.write_text(json.dumps({"known": HIDDEN, "unknown": HIDDEN}))
+    _, text = call(f"checkpoint={arc_run}", f"task={file}")
+    assert asked == [[2, 0]]
+    (note,) = [line for line in text.splitlines() if line.startswith("note: ")]
+    assert note.startswith("note: unknown is not among the puzzles of ") and "the model has not seen this task" in note
+
+    # The data of the training may have gone, and may be found elsewhere.
+    run = Path(shutil.copytree(arc_run, tmp_path / "run"))
+    config = run / "step_00000001" / "state.json"
+    assert str(arc_run.parent / "data") in config.read_text()
+    moved = Path(shutil.copytree(arc_run.parent / "data", tmp_path / "moved"))
+    names = arc_run.parent / "data" / "identifiers.json"
+    kept = names.read_text()
+    names.unlink()
+    try:
+        _, text = call(f"checkpoint={run}", f"task={file}", "--json")
+        assert asked[1:] == [[0, 0]]
+        assert "there is no identifiers.json in" in json.loads(text.splitlines()[0])["notes"][0]
+        call(f"checkpoint={run}", f"task={file}", f"data_path={moved}")
+        assert asked[2:] == [[2, 0]]
+    finally:
+        names.write_text(kept)
+
+
+def test_rows_of_several_datasets_follow_one_another(tmp_path: Path) -> None:
+    for folder, names in (("a", ["<blank>", "x"]), ("b", ["<blank>", "y", "z"])):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "identifiers.json").write_text(json.dumps(names))
+    paths = [str(tmp_path / folder) for folder in "ab"]
+    rows = program._rows_of_names(paths)
+    assert [rows[name] for name in "xyz"] == [1, 3, 4]
+    assert program._rows_of_names([*paths, str(tmp_path / "c")]) == {}
+    (tmp_path / "b" / "identifiers.json").write_text("{")
+    with pytest.raises(ValueError, match=r"b/identifiers\.json: is no list of names"):
+        program._rows_of_names(paths)
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------
+
+FILES = {
+    "empty.csv": "",
+    "header.csv": "source,question,answer,rating\n",
+    "no_question.csv": f"answer\n{SOLUTION}\n",
+    "fields.csv": f"source,question\nx,{QUESTION}\nx,{QUESTION},3\n",
+    "short.csv": f"question\n{QUESTION}\n{QUESTION[1:]}\n",
+    "answer.csv": f"question,answer\n{QUESTION},{SOLUTION[::-1]}\n",
+    "damaged.csv.gz": "no gzip",
+    "empty.json": "",
+    "text.json": "hello",
+    "list.json": "[1]",
+    "ragged.json": json.dumps({"train": TASK["train"], "test": [{"input": [[1, 2], [3]]}]}),
+    "color.json": json.dumps({"train": TASK["train"], "test": [{"input": [[1, 10]]}]}),
+    "large.json": json.dumps({"train": TASK["train"], "test": [{"input": [[1] * 31]}]}),
+    "task.json": json.dumps(TASK),
+}
+SUDOKU_MISTAKES = [
+    ("puzzle=" + QUESTION[1:], "puzzle has 15 characters, this model's puzzles have 16 (sudoku 2x2); give one for"),
+    ("puzzle=" + QUESTION.replace("3", "5"), "puzzle has '5' in cell 14 (row 4, column 2), where only 1 to 4"),
+    ("puzzle=44" + "." * 14, "puzzle has the digit 4 twice in row 1 (columns 1 and 2); correct it"),
+    ("puzzle=" + MAZE, "puzzle has 19 characters, this model's puzzles have 16"),
+    ("puzzle=" + json.dumps(TASK), "puzzle is JSON, as ARC tasks are, but {run} was trained on sudoku 2x2; give"),
+    ("puzzle=-", "standard input is empty; pipe puzzles into it, or give puzzle=<its cells>"),
+    ("csv=nowhere.csv", "there is no file nowhere.csv; correct the name"),
+    ("csv={files}/empty.csv", "empty.csv:1: the file is empty; it needs a header with question, and rows"),
+    ("csv={files}/header.csv", "header.csv:2: no puzzles after the header"),
+    ("csv={files}/no_question.csv", "no_question.csv:1: the header is 'answer', without question"),
+    ("csv={files}/fields.csv", "fields.csv:3: 3 fields instead of 2; correct or remove the row"),
+    ("csv={files}/short.csv", "short.csv:3: the question has 15 characters, this model's puzzles have 16"),
+    ("csv={files}/answer.csv", "answer.csv:2: the answer is no solution of its question: "),
+    ("csv={files}/damaged.csv.gz", "damaged.csv.gz:1: cannot be read on (Not a gzipped file"),
+    ("task={files}/task.json", "task.json is an ARC task, but {run} was trained on sudoku 2x2; give its boards with"),
+    ("task=nowhere.json", "there is no file nowhere.json"),
+]
+ARC_MISTAKES = [
+    ("puzzle=" + QUESTION, "puzzle begins with '1..4....4....3.1' and is no JSON, but {run} was trained on arc"),
+    ("csv={files}/short.csv", "short.csv has boards of text, but {run} was trained on arc; give task=<file>.json"),
+    ("task={files}/empty.json", "empty.json: is empty"),
+    ("task={files}/text.json", "text.json: is no JSON"),
+    ("task={files}/list.json", "list.json: holds a list, no ARC task"),
+    ("task={files}/ragged.json", "ragged.json: test pair 1, input: row 2 has 1 cells, row 1 has 2"),
+    ("task={files}/color.json", "color.json: test pair 1, input: row 1, column 2 is 10; colours are integers from 0"),
+    ("task={files}/large.json", "large.json: test pair 1, input: is 1x31, but 30x30 is the largest grid"),
+]
+MAZE_MISTAKES = [
+    ("puzzle=" + MAZE[1:], "puzzle has 24 characters, this model's puzzles have 25 (maze 5x5)"),
+    ("puzzle=" + PATH, "puzzle has 'o' in cell 2 (row 1, column 2), where only # for a wall, blank, S and G can be"),
+    ("puzzle=" + MAZE.replace("G", "S"), "puzzle has 2 S, where a maze has one; correct it"),
+    ("puzzle=" + MAZE.replace("G", " "), "puzzle has no G, where a maze has one; correct it"),
+    ("puzzle=S#  G#### " + MAZE[10:], "puzzle has no way from S to G; open one"),
+]
+
+
+@pytest.mark.parametrize(
+    ("run_name", "typed", "expected"),
+    [
+        *(("run", *case) for case in SUDOKU_MISTAKES),
+        *(("arc_run", *case) for case in ARC_MISTAKES),
+        *(("maze_run", *case) for case in MAZE_MISTAKES),
+    ],
+)
+def test_what_is_no_puzzle(
+    run_name: str,
+    typed: str,
+    expected: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(sys, "stdin", Stdin(""))
+    folder = request.getfixturevalue(run_name)
+    key, _, value = typed.replace("{files}", str(tmp_path)).partition("=")
+    source = _source(folder)
+    asked = replace(source, config=source.config.model_copy(update={key: value}))
+    with pytest.raises(ValueError) as caught:
+        asked.puzzles()
+    assert expected.replace("{run}", str(folder)) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@functools.cache
+def _source(run: Path) -> Source:
+    read = program.read_command_line([f"checkpoint={run}", "puzzle=x"])
+    assert read.config is not None
+    config = read.config.model_copy(update={"puzzle": None})
+    return Source.look_at(config, SINGLE)
+
+
+def test_a_mistake_in_a_puzzle_comes_before_the_weights(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(program, "load_run", load)
+    with pytest.raises(UserError, match="puzzle has 3 characters, this model's puzzles have 16"):
+        call(f"checkpoint={run}", "puzzle=123")
+
+
+def test_mistakes_about_the_model(run: Path, call: Call, tmp_path: Path) -> None:
+    other = _board_run(tmp_path / "other", 10, 7, ["<blank>"])
+    weights = next(run.glob("step_*/model.safetensors"))
+    question = f"puzzle={QUESTION}"
+    for typed, expected in (
+        ([question], "checkpoint is not set; give checkpoint=..."),
+        (["checkpoint=nowhere", question], "there is no checkpoint at nowhere; give the folder of a run"),
+        ([f"checkpoint={other}", question], f"{other} reads 10 tokens of 7 kinds, a task whose boards are not known"),
+        ([f"checkpoint={weights}", question], "is a file of weights, which says neither its architecture nor its data"),
+        ([f"checkpoint={run}", question, "arch=trm"], "which knows its own; leave it out"),
+        ([f"checkpoint={run}", question, f"data_path={other.parent / 'data'}"], "take data of the same task"),
+        ([f"checkpoint={run}", question, question], "puzzle is given twice; give it once, or many puzzles with csv="),
+        ([f"checkpoint={run}", "puzzle="], "puzzle is given, but empty; give puzzle=..."),
+        ([f"checkpoint={run}"], "there is nothing to solve; give one of puzzle=..., csv=..., task=..."),
+        ([f"checkpoint={run}", question, "puzze=1"], "unknown key 'puzze'; did you mean puzzle?"),
+        ([f"checkpoint={run}", question, "num_steps=0"], "num_steps: input should be greater than 0"),
+        ([f"checkpoint={run}", question, "task=x"], "puzzle= and task= exclude each other; give one of them"),
+        ([f"checkpoint={run}", question, "device=cuda"], "device=cuda, but PyTorch finds no CUDA device here"),
+    ):
+        if "device=cuda" in typed and torch.cuda.is_available():
+            continue
+        with pytest.raises(UserError, match=re.escape(expected)):
+            call(*typed)
+
+
+# ---- as the user meets it: real processes ----------------------------------------------------------------
+
+
+def _solves(rank: int) -> None:
+    """The model gives way to one that can solve puzzles."""
+    vars(program)["trace"] = solved_by_search
+
+
+def test_exit_statuses(run: Path, log: Path) -> None:
+    typed = ["device=cpu", f"checkpoint={run}"]
+    solved = runs.train([*typed, f"puzzle={QUESTION}"], log, program="solve", hook=_solves)
+    assert "solved: every row" in solved.ok()
+    mistaken = runs.train([*typed, "puzzle=123"], log, program="solve")
+    assert mistaken.error() == mistaken.output.strip()
+    assert "error: puzzle has 3 characters, this model's puzzles have 16" in mistaken.output
+
+
+def test_standard_streams(run: Path, tmp_path: Path) -> None:
+    """Puzzles through a pipe, none of them solved, and a reader that leaves, as `solve.py ... | head` has it."""
+    file = tmp_path / "many.txt"
+    file.write_text(f"{'.' * 16}\n" * 1000)
+    command = [sys.executable, str(runs.REPOSITORY / "solve.py"), "device=cpu", f"checkpoint={run}", "puzzle=-"]
+    with file.open() as stdin:
+        process = subprocess.Popen(
+            [*command, "--json"], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    assert process.stdout is not None and process.stderr is not None
+    found = json.loads(process.stdout.readline())
+    assert (found["name"], found["question"], found["solved"]) == ("stdin:1", "." * 16, False)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1
+    assert process.stderr.read() == ""

@@ -1,0 +1,62 @@
+"""Outputs are written in pieces, all of them, and a disk that is full is one mistake on all ranks."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.spawn import run_ranks
+from utils import saved_outputs
+from utils.dist import UserError, World
+from utils.saved_outputs import OutputWriter
+
+SINGLE = World.single()
+
+
+def _outputs(first: int, num: int) -> dict[str, torch.Tensor]:
+    rows = torch.arange(first, first + num)
+    return {"rows": rows, "logits": rows[:, None].float().expand(num, 8).contiguous()}
+
+
+def test_pieces_of_a_size_come_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_outputs, "_BYTES_PER_FILE", 200)  # an example has 40
+    writer = OutputWriter(tmp_path, "all", SINGLE)
+    first = 0
+    for num in (3, 3, 1, 7, 1, 1):
+        writer.add(_outputs(first, num))
+        first += num
+        assert len(writer._pending) < 5  # memory does not grow with what was added
+    writer.close(SINGLE)
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == [f"all_rank0_{n:04d}.safetensors" for n in range(3)]
+    pieces = [load_file(file) for file in files]
+    assert torch.cat([piece["rows"] for piece in pieces]).tolist() == list(range(16))
+    assert torch.cat([piece["logits"] for piece in pieces])[:, 7].tolist() == list(range(16))
+
+
+def test_nothing_added_is_no_file(tmp_path: Path) -> None:
+    OutputWriter(tmp_path, "all", SINGLE).close(SINGLE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_an_attempt_before_go_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "folder"
+    OutputWriter.clear(folder, SINGLE)
+    for name in ("all_rank0_0000.safetensors", "all_rank3_0012.safetensors", "mine.safetensors", "notes.txt"):
+        (folder / name).touch()
+    OutputWriter.clear(folder, SINGLE)
+    assert sorted(path.name for path in folder.iterdir()) == ["mine.safetensors", "notes.txt"]
+
+
+def _one_rank_cannot_write(world: World, folder: str) -> str:
+    writer = OutputWriter(Path(folder) / ("gone" if world.rank == 1 else "."), "all", world)
+    writer.add(_outputs(0, 3))
+    with pytest.raises(UserError) as caught:
+        writer.close(world)
+    return str(caught.value)
+
+
+def test_a_file_that_cannot_be_written_is_a_mistake_on_all_ranks(tmp_path: Path) -> None:
+    said = run_ranks(_one_rank_cannot_write, 2, str(tmp_path))
+    assert len(set(said)) == 1 and "No such file or directory" in said[0]

@@ -1,0 +1,36 @@
+"""Pictures, with matplotlib, which only those who draw need."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def pyplot() -> Any:
+    """Imported here: it takes a second, and a machine without a screen needs its file backend."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ValueError("drawing needs matplotlib; pip install -r requirements-demo.txt") from error
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot
+
+    return matplotlib.pyplot
+
+
+def draw_accuracy_over_steps(accuracy: Mapping[str, Sequence[float]], trained_steps: int, path: Path) -> None:
+    """The share of puzzles solved exactly after 1, 2, ... steps, a line for each set."""
+    plt = pyplot()
+    figure, axis = plt.subplots(figsize=(5.5, 3.4), constrained_layout=True)
+    for name, values in accuracy.items():
+        steps = range(1, len(values) + 1)
+        axis.plot(steps, values, marker="o", markersize=4, label=f"{name}: {values[-1]:.3f} at the last")
+    longest = max(map(len, accuracy.values()), default=0)
+    if trained_steps < longest:
+        axis.axvline(trained_steps, color="#8a8f98", linewidth=1, linestyle="--", label="as many as in training")
+    axis.set(xlabel="steps of reasoning", ylabel="puzzles solved exactly", ylim=(-0.02, 1.02))
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, loc="best")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

@@ -1,0 +1,69 @@
+"""What an evaluation saves of each example, written piece by piece so that memory does not grow with the dataset."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from utils.dist import World
+
+SavedOutput = Literal[
+    "inputs",
+    "labels",
+    "puzzle_identifiers",
+    "logits",
+    "predictions",
+    "q_halt",
+    "q_continue",
+    "steps",
+    "predictions_at_step",
+    "q_halt_at_step",
+]
+
+_BYTES_PER_FILE = 64 << 20
+
+
+class OutputWriter:
+    """One set's outputs of this rank, in files <set>_rank<rank>_<number>.safetensors."""
+
+    def __init__(self, folder: Path, set_name: str, world: World) -> None:
+        self._folder, self._prefix = folder, f"{set_name}_rank{world.rank}"
+        self._pending: list[dict[str, Tensor]] = []
+        self._num_files = 0
+        self._failure: OSError | None = None
+
+    @staticmethod
+    def clear(folder: Path, world: World) -> None:
+        """Makes the folder, without the files of an attempt before, whose rows would count twice. Every rank."""
+        with world.agree():
+            if world.is_main:
+                folder.mkdir(parents=True, exist_ok=True)
+                for file in folder.glob("*_rank*.safetensors"):
+                    file.unlink()
+
+    def add(self, outputs: dict[str, Tensor]) -> None:
+        """Tensors of equally many examples."""
+        self._pending.append({name: tensor.cpu() for name, tensor in outputs.items()})
+        num_bytes = sum(tensor.nbytes for piece in self._pending for tensor in piece.values())
+        if num_bytes >= _BYTES_PER_FILE:
+            self._write()
+
+    def _write(self) -> None:
+        whole = {name: torch.cat([piece[name] for piece in self._pending]) for name in self._pending[0]}
+        self._pending = []
+        if self._failure is None:
+            try:
+                (self._folder / f"{self._prefix}_{self._num_files:04d}.safetensors").write_bytes(save(whole))
+                self._num_files += 1
+            except OSError as error:  # other ranks hear of it in close(): here they may be anywhere
+                self._failure = error
+
+    def close(self, world: World) -> None:
+        """Writes what is left. Every rank. Raises UserError where a file could not be written."""
+        with world.agree():
+            if self._pending:
+                self._write()
+            if self._failure is not None:
+                raise self._failure
