@@ -1,0 +1,759 @@
+"""The viewer: what its page holds, which mistakes it names, and how the page behaves in a real browser, offline."""
+# N = examples, T = reasoning steps, S = cells, P = puzzles, G = groups
+
+import base64
+import json
+import shutil
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import view
+from dataset.arc import to_tokens
+from dataset.builder import run as run_program
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+# Something that would run, if a name were ever read as HTML.
+EVIL = "</script><script>document.title='taken over'</script><img src=x onerror=alert(1)>"
+SOLUTION_S = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1]) + 1
+GIVEN = (0, 3, 5, 6, 9, 10, 12, 15)
+NUM_STEPS = 4
+# What would be wrong at each step, of six puzzles: three are solved, and the last one only at the end.
+NUM_WRONG_NT = [[0, 0, 0, 0], [3, 2, 1, 1], [2, 1, 0, 0], [4, 4, 4, 4], [3, 2, 1, 0], [5, 3, 3, 2]]
+
+
+def shown(output: Path) -> dict[str, Any]:
+    """The data of a page."""
+    block = output.read_text().split('id="data">')[1].split("</script>")[0]
+    data = json.loads(zlib.decompress(base64.b64decode(block)))
+    assert isinstance(data, dict)
+    return data
+
+
+def page_of(path: Path, output: Path, *options: str) -> dict[str, Any]:
+    view.view([str(path), "-o", str(output), *options])
+    return shown(output)
+
+
+def tokens_of(text: str | list[int]) -> list[int]:
+    if isinstance(text, list):
+        return text
+    return [-1 if character == view.IGNORED else view.ALPHABET.index(character) for character in text]
+
+
+def write_dataset(
+    folder: Path, inputs_NS: np.ndarray, labels_NS: np.ndarray, vocab_size: int, names: list[str], group_size: int = 1
+) -> Path:
+    """Both splits alike; puzzle p has the identifier p modulo their number, and one example."""
+    num = len(inputs_NS)
+    for split in ("train", "test"):
+        (folder / split).mkdir(parents=True)
+        arrays = {
+            "inputs": inputs_NS,
+            "labels": labels_NS,
+            "puzzle_identifiers": np.arange(num) % len(names),
+            "puzzle_indices": np.arange(num + 1),
+            "group_indices": np.arange(0, num + 1, group_size),
+        }
+        for name, array in arrays.items():
+            np.save(folder / split / f"all__{name}.npy", array.astype(np.int32))
+        metadata = {
+            "pad_id": 0,
+            "ignore_label_id": 0,
+            "blank_identifier_id": 0,
+            "vocab_size": vocab_size,
+            "seq_len": inputs_NS.shape[1],
+            "num_puzzle_identifiers": len(names),
+            "total_groups": num // group_size,
+            "mean_puzzle_examples": 1,
+            "sets": ["all"],
+        }
+        (folder / split / "dataset.json").write_text(json.dumps(metadata))
+    (folder / "identifiers.json").write_text(json.dumps(names))
+    return folder
+
+
+def questions() -> np.ndarray:
+    """(6, 16): one 4x4 Sudoku, over and over."""
+    return np.tile(np.where(np.isin(np.arange(16), GIVEN), SOLUTION_S, 1), (6, 1))
+
+
+def write_sudoku(folder: Path, names: list[str] | None = None, group_size: int = 1) -> Path:
+    labels_NS = np.tile(SOLUTION_S, (6, 1))
+    return write_dataset(folder, questions(), labels_NS, 6, names or ["<blank>"], group_size)
+
+
+def write_metrics(run: Path) -> None:
+    rows: list[dict[str, float]] = []
+    for step in (1, *range(10, 510, 10)):
+        rows.append({"step": step, "train/lm_loss": 2 / step, "train/exact_accuracy": step / 500, "perf/step_ms": 12.5})
+        if step % 100 == 0:
+            rows[-1] |= {"eval/all/exact_accuracy": step / 1000, "eval/all/lm_loss": 3 / step}
+            rows[-1] |= {f"eval/all/exact_accuracy_at_step/{n}": n * step / 4000 for n in (1, 2, 3, 4)}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def predictions() -> np.ndarray:
+    """(6, 4, 16): of the cells that aren't given, as many of the first are wrong as NUM_WRONG_NT says."""
+    free = [cell for cell in range(16) if cell not in GIVEN]
+    predictions_NTS = np.tile(SOLUTION_S, (6, NUM_STEPS, 1)).astype(np.uint8)
+    for n, num_wrong_T in enumerate(NUM_WRONG_NT):
+        for t, num_wrong in enumerate(num_wrong_T):
+            for cell in free[:num_wrong]:
+                predictions_NTS[n, t, cell] = SOLUTION_S[cell] % 4 + 2
+    return predictions_NTS
+
+
+def write_run(run: Path, data: Path | None) -> Path:
+    """A run whose predictions were saved in two files, as two ranks do."""
+    outputs = run / "eval_outputs" / "step_00000500"
+    outputs.mkdir(parents=True)
+    config = {"data_path": str(data), "arch": {"name": "trm", "hidden_size": 64}, "lr": 0.001, "seed": 0}
+    (run / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    write_metrics(run)
+    q_halt_NT = np.tile(np.linspace(-3, 3, NUM_STEPS, dtype=np.float32), (6, 1))
+    for rank in range(2):
+        mine = slice(rank, None, 2)
+        arrays = {
+            "rows": np.arange(6)[mine],
+            "inputs": questions()[mine].astype(np.int32),
+            "labels": np.tile(SOLUTION_S, (6, 1))[mine].astype(np.int32),
+            "puzzle_identifiers": np.arange(6)[mine].astype(np.int32),
+            "predictions_at_step": predictions()[mine],
+            "q_halt_at_step": q_halt_NT[mine],
+        }
+        # Slices as they are would be written with the whole array's strides.
+        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        save_file(whole, outputs / f"all_rank{rank}_0000.safetensors")
+    results = {
+        "checkpoint": f"{run}/step_00000500",
+        "data": str(data and data / "test"),
+        "num_examples": {"all": 6},
+        "metrics": {"eval/all/num_examples": 6, "eval/all/exact_accuracy": 0.5, "eval/all/lm_loss": float("nan")},
+        "intervals": {"eval/all/exact_accuracy": [0.1876, 0.8124]},
+    }
+    (outputs / "results.json").write_text(json.dumps(results))
+    return run
+
+
+def write_arc(folder: Path) -> tuple[Path, Path]:
+    """A dataset of two tasks, and a run that voted on them: one right in the first place, one nowhere."""
+    grids = [np.array([[1, 2], [3, 4]]), np.array([[5, 0, 5], [0, 5, 0]])]
+    inputs_NS = np.stack([to_tokens(grid.astype(np.uint8)) for grid in grids])
+    labels_NS = np.stack([to_tokens(grid.astype(np.uint8)[::-1]) for grid in grids])
+    names = ["<blank>", "aaaa0001|||t1|||0213456789"]
+    data = write_dataset(folder / "arc", inputs_NS, labels_NS, 12, names)
+    pair = {"input": [[1, 2]], "output": [[2, 1]]}
+    tasks = {f"aaaa000{n}": {"train": [pair], "test": [pair]} for n in range(2)}
+    (data / "test_puzzles.json").write_text(json.dumps(tasks))
+    run = folder / "run"
+    outputs = run / "eval_outputs" / "step_00000500"
+    outputs.mkdir(parents=True)
+    (run / "config.yaml").write_text(json.dumps({"data_path": str(data)}))
+    write_metrics(run)
+    wrong_NS = labels_NS.copy()
+    wrong_NS[0, 0] += 1
+    arrays: dict[str, np.ndarray] = {
+        "rows": np.arange(2),
+        "inputs": inputs_NS.astype(np.int32),
+        "labels": np.where(labels_NS == 0, -100, labels_NS.astype(np.int32)),
+        "puzzle_identifiers": np.arange(2).astype(np.int32),
+        "predictions": wrong_NS.astype(np.int32),
+        "q_halt": np.zeros(2, np.float32),
+    }
+    save_file(arrays, outputs / "all_rank0_0000.safetensors")
+
+    def candidate(grid: list[list[int]], count: int, right: bool) -> dict[str, Any]:
+        return {"grid": grid, "count": count, "confidence": count / 10, "right": right}
+
+    votes = {
+        "aaaa0000": [candidate([[2, 1]], 7, True), candidate([[9, 9]], 2, False)],
+        "aaaa0001": [candidate([[3, 3]], 8, False)],
+    }
+    report = {
+        name: [{"input": [[1, 2]], "solution": [[2, 1]], "num_votes": 9, "num_empty": 1, "candidates": candidates}]
+        for name, candidates in votes.items()
+    }
+    (outputs / "arc_votes.json").write_text(json.dumps(report))
+    return data, run
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the page holds
+
+
+def test_a_dataset_is_shown_with_its_groups_and_names(tmp_path: Path) -> None:
+    data = write_sudoku(tmp_path / "data", ["<blank>", EVIL], group_size=3)
+    page = page_of(data, tmp_path / "view.html")
+    assert page["board"] == {"kind": "sudoku", "rows": 4, "columns": 4, "box": [2, 2]}
+    assert page["sets"] == {"train/all": 6, "test/all": 6}
+    rows = [(one["set"], one["row"], one["group"], one["puzzle"], one["name"]) for one in page["examples"]]
+    of_set = [(n, n // 3, n % 3, ["<blank>", EVIL][n % 2]) for n in range(6)]
+    assert rows == [("train/all", *row) for row in of_set] + [("test/all", *row) for row in of_set]
+    for example in page["examples"]:
+        assert tokens_of(example["input"]) == questions()[0].tolist()
+        assert tokens_of(example["label"]) == SOLUTION_S.tolist()
+
+
+def test_the_page_is_one_file_and_names_are_no_html(tmp_path: Path) -> None:
+    data = write_sudoku(tmp_path / "<b>@@DATA@@&", ["<blank>", EVIL])
+    text_of = tmp_path / "view.html"
+    page_of(data, text_of)
+    text = text_of.read_text()
+    assert "taken over" not in text and "<b>@@DATA" not in text
+    assert "<title>&lt;b&gt;@@DATA@@&amp;</title>" in text
+    for outside in ("http://", "https://", "src=", "@import", "url("):
+        assert outside not in text.replace("http://www.w3.org/2000/svg", "")  # a name, which nobody fetches
+
+
+def test_a_run_is_shown_with_answers_confidence_and_curves(tmp_path: Path) -> None:
+    data = write_sudoku(tmp_path / "data", [f"puzzle {n}" for n in range(6)])
+    page = page_of(write_run(tmp_path / "run", data), tmp_path / "view.html")
+    assert page["board"]["kind"] == "sudoku" and page["sets"] == {"all": 6}
+    assert [example["row"] for example in page["examples"]] == list(range(6)), "files of two ranks, by row"
+    assert [example["name"] for example in page["examples"]] == [f"puzzle {n}" for n in range(6)]
+    for example, predictions_TS in zip(page["examples"], predictions(), strict=True):
+        assert [tokens_of(answer) for answer in example["answers"]] == predictions_TS.tolist()
+        assert example["confidence"] == pytest.approx([0.0474, 0.2689, 0.7311, 0.9526])
+    series = {(one["metric"], line["name"]): line for one in page["curves"] for line in one["series"]}
+    assert set(series) == {
+        ("exact_accuracy", "train"),
+        ("exact_accuracy", "eval all"),
+        ("lm_loss", "train"),
+        ("lm_loss", "eval all"),
+        ("perf/step_ms", "perf/step_ms"),
+    }
+    assert series["exact_accuracy", "eval all"] == {
+        "name": "eval all",
+        "steps": [100, 200, 300, 400, 500],
+        "values": [0.1, 0.2, 0.3, 0.4, 0.5],
+    }
+    last = page["over_steps"][-1]
+    assert last == {"set": "all", "step": 500, "counts": [1, 2, 3, 4], "values": [0.125, 0.25, 0.375, 0.5]}
+    assert page["results"]["rows"][1:] == [
+        ["eval/all/exact_accuracy", 0.5, 0.1876, 0.8124],
+        ["eval/all/lm_loss", None],
+    ]
+
+
+def test_a_board_is_told_by_its_tokens_where_the_dataset_is_gone(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "run", None), tmp_path / "view.html")
+    assert page["board"] == {"kind": "sudoku", "rows": 4, "columns": 4, "box": [2, 2]}
+
+
+@pytest.mark.parametrize(
+    "seq_len, vocab_size, kind, rows, columns",
+    [
+        (81, 11, "sudoku", 9, 9),
+        (36, 8, "sudoku", 6, 6),
+        (900, 6, "maze", 30, 30),
+        (900, 12, "arc", 30, 30),
+        (25, 9, "numbers", 5, 5),
+        (50, 9, "numbers", 3, 24),
+    ],
+)
+def test_boards_go_by_the_shape_of_the_data(seq_len: int, vocab_size: int, kind: str, rows: int, columns: int) -> None:
+    board = view.board_of(seq_len, vocab_size)
+    assert (board["kind"], board["rows"], board["columns"]) == (kind, rows, columns)
+
+
+def test_few_examples_are_spread_over_all(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", None)
+    page = page_of(run, tmp_path / "view.html", "--max-examples", "3")
+    assert [example["row"] for example in page["examples"]] == [0, 2, 5]
+    assert page["sets"] == {"all": 6}
+    data = write_sudoku(tmp_path / "data", group_size=3)
+    page = page_of(data, tmp_path / "view.html", "--max-examples", "3", "--set", "test/all")
+    assert [(example["set"], example["row"]) for example in page["examples"]] == [("test/all", n) for n in range(3)]
+
+
+def test_tokens_of_large_vocabularies_are_numbers() -> None:
+    assert view.to_text(np.array([0, 63, -100])) == "A/-"
+    assert view.to_text(np.array([0, 64, -100])) == [0, 64, -1]
+
+
+def test_a_sequence_that_halted_ends_there(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", None)
+    for file in (run / "eval_outputs" / "step_00000500").glob("*.safetensors"):
+        arrays = load_file(file)
+        save_file({**arrays, "steps": np.full(3, 2, np.int32)}, file)
+    page = page_of(run, tmp_path / "view.html")
+    assert {(len(one["answers"]), len(one["confidence"])) for one in page["examples"]} == {(2, 2)}
+
+
+def test_the_newest_outputs_are_shown_unless_another_step_is_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", None)
+    shutil.copytree(run / "eval_outputs" / "step_00000500", run / "eval_outputs" / "step_00000090")
+    shutil.copytree(run / "eval_outputs" / "step_00000500", run / "eval_outputs" / "step_00000500_other")
+    assert page_of(run, tmp_path / "view.html")["facts"]["outputs"] == "step_00000500"
+    assert page_of(run, tmp_path / "view.html", "--step", "90")["facts"]["outputs"] == "step_00000090"
+    other = page_of(run / "eval_outputs" / "step_00000500_other", tmp_path / "view.html")
+    assert other["facts"]["outputs"] == "step_00000500_other" and len(other["examples"]) == 6
+
+
+def test_a_run_without_predictions_names_the_command(tmp_path: Path) -> None:
+    run = tmp_path / "my run"
+    run.mkdir()
+    write_metrics(run)
+    page = page_of(run, tmp_path / "view.html")
+    assert page["examples"] == [] and len(page["curves"]) == 3
+    saved = '"save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]"'
+    assert page["command"] == f"python evaluate.py checkpoint='{run}' {saved}"
+    outputs = run / "eval_outputs" / "step_00000500"
+    outputs.mkdir(parents=True)
+    save_file({"rows": np.arange(2), "q_halt": np.zeros(2, np.float32)}, outputs / "all_rank0_0000.safetensors")
+    assert "q_halt" in page_of(run, tmp_path / "view.html")["notes"][0]
+
+
+def test_a_line_that_the_run_is_writing_is_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", None)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 510, "train/lm_l')
+    assert page_of(run, tmp_path / "view.html")["curves"][0]["series"][0]["steps"][-1] == 500
+
+
+def test_long_curves_become_means() -> None:
+    values_N = np.random.default_rng(0).random(4001)
+    thin = view.thinned([(10 * n, float(value)) for n, value in enumerate(values_N)])
+    assert len(thin["steps"]) == len(thin["values"]) == view.MAX_POINTS
+    assert thin["steps"][-1] == 40_000
+    places = [0, *(step // 10 + 1 for step in thin["steps"])]
+    for begin, end, mean in zip(places, places[1:], thin["values"], strict=False):
+        assert mean == pytest.approx(values_N[begin:end].mean(), rel=1e-5)
+    assert view.thinned([(1, float("inf"))]) == {"steps": [1], "values": [None]}
+
+
+def test_arc_votes_come_with_the_tasks_own_pairs(tmp_path: Path) -> None:
+    data, run = write_arc(tmp_path)
+    page = page_of(run, tmp_path / "view.html")
+    assert page["board"]["kind"] == "arc"
+    first, second = page["votes"]
+    assert first["task"] == "aaaa0000" and first["train"] == [[["12"], ["21"]]]
+    (test,) = first["tests"]
+    assert test["solution"] == ["21"] and (test["num_votes"], test["num_empty"]) == (9, 1)
+    assert [one["right"] for one in test["candidates"]] == [True, False]
+    assert second["tests"][0]["candidates"][0] == {"grid": ["33"], "count": 8, "confidence": 0.8, "right": False}
+    shutil.rmtree(data)
+    assert page_of(run, tmp_path / "view.html")["votes"][0]["train"] == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Mistakes
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """The one line with which a command is refused."""
+    assert run_program(view.view, [str(argument) for argument in arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    line = printed.err
+    assert line.startswith("error: ") and line.endswith("\n") and line.count("\n") == 1
+    return line
+
+
+def test_what_is_neither_run_nor_dataset_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no folder" in mistake(capsys, tmp_path / "missing")
+    assert "neither a run" in mistake(capsys, tmp_path)
+    data = write_sudoku(tmp_path / "data")
+    assert "--step is for runs" in mistake(capsys, data, "--step", "3")
+    assert "has no set other; it has train/all, test/all" in mistake(capsys, data, "--set", "other")
+    assert "--max-examples is 0" in mistake(capsys, data, "--max-examples", "0")
+    assert "--max" in mistake(capsys, data, "--max", "3")
+    (data / "test" / "all__labels.npy").write_bytes(b"nothing")
+    assert "all__labels.npy" in mistake(capsys, data)
+
+
+OUTPUTS = "eval_outputs/step_00000500"
+
+
+@pytest.mark.parametrize(
+    "file, contents, expected",
+    [
+        ("metrics.jsonl", b"", "is empty"),
+        ("metrics.jsonl", b'{"step": 1}\n[1]\n{"step": 2}\n', ":2: is no JSON object"),
+        ("config.yaml", b"a: [", "cannot be read"),
+        ("config.yaml", b"- a", "is no config of a run"),
+        (f"{OUTPUTS}/results.json", b"{", "not JSON"),
+        (f"{OUTPUTS}/results.json", b'{"metrics": 3}', "isn't what evaluate.py writes"),
+        (f"{OUTPUTS}/arc_votes.json", b'{"a": [{}]}', "isn't what evaluation writes"),
+        (f"{OUTPUTS}/all_rank1_0000.safetensors", b"\x10", "is damaged"),
+    ],
+)
+def test_a_damaged_run_is_refused_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, contents: bytes, expected: str
+) -> None:
+    run, output = write_run(tmp_path / "run", None), tmp_path / "view.html"
+    output.write_text("the page before")
+    (run / file).write_bytes(contents)
+    line = mistake(capsys, run, "-o", output)
+    assert str(run / file) in line and expected in line
+    assert output.read_text() == "the page before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "view.html"]
+
+
+def test_outputs_that_are_not_there_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", None)
+    assert "has no outputs of step 3, but of: 500" in mistake(capsys, run, "--step", "3")
+    assert "has no set other; it has all" in mistake(capsys, run, "--set", "other")
+
+
+def test_arrays_that_do_not_go_together_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", None)
+    file = run / "eval_outputs" / "step_00000500" / "all_rank0_0000.safetensors"
+    arrays = load_file(file)
+    save_file({**arrays, "labels": arrays["labels"][:2]}, file)
+    assert "labels has shape (2, 16)" in mistake(capsys, run)
+    save_file({**arrays, "labels": arrays["labels"][0]}, file)
+    assert "labels has shape (16,), but 2 axes" in mistake(capsys, run)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_sudoku(tmp_path / "data")
+    assert "cannot write" in mistake(capsys, data, "-o", tmp_path / "no" / "view.html")
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        view.view(["--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert "--max-examples" in text and "python evaluate.py checkpoint=" in text
+    write_sudoku(tmp_path / "data")
+    command = [sys.executable, str(REPOSITORY / "view.py"), "data"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("wrote view.html") and (tmp_path / "view.html").is_file()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In a browser
+
+
+class Browser:
+    """Chromium without a window and without a network."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    def open(self, page: Path, width: int = 1400, height: int = 1000, dark: bool = False) -> None:
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        self._driver.get(f"file://{page}")
+        self.wait("document.documentElement.dataset.ready === 'true'")
+
+    def run(self, script: str) -> Any:
+        return self._driver.execute_script(script)
+
+    def get(self, expression: str) -> Any:
+        return self.run(f"return {expression}")
+
+    def wait(self, condition: str) -> None:
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        WebDriverWait(self._driver, 20, 0.02).until(lambda _: self.get(condition), condition)
+
+    def text(self, selector: str) -> str:
+        return str(self.get(f"document.querySelector({json.dumps(selector)}).innerText"))
+
+    def click(self, selector: str) -> None:
+        """As a person does: only what is there to be clicked."""
+        from selenium.webdriver.common.by import By
+
+        self._driver.find_element(By.CSS_SELECTOR, selector).click()
+
+    def keys(self, *keys: str) -> None:
+        from selenium.webdriver import ActionChains
+
+        ActionChains(self._driver).send_keys(*keys).perform()
+
+    def picture(self, selector: str = "#board") -> str:
+        return str(self.get(f"document.querySelector({json.dumps(selector)}).toDataURL()"))
+
+    def choose(self, select: str, value: str) -> None:
+        change = "dispatchEvent(new Event('change'))"
+        self.run(f"const e = document.querySelector('{select}'); e.value = {json.dumps(value)}; e.{change}")
+
+    def rows(self) -> list[int]:
+        """The rows in the list, in order."""
+        texts = self.get("[...document.querySelectorAll('#items .item b')].map((b) => b.textContent)")
+        return [int(text.split()[-1]) for text in texts]
+
+    def overflow(self) -> int:
+        """Pixels by which the page is wider than the screen."""
+        return int(self.get("document.documentElement.scrollWidth - window.innerWidth"))
+
+    def errors(self) -> list[str]:
+        return [entry["message"] for entry in self._driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        return list(self.get("performance.getEntriesByType('resource').map((entry) => entry.name)"))
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium isn't installed")
+    programs = shutil.which("chromium"), shutil.which("chromedriver")
+    if None in programs:
+        pytest.skip("chromium and chromedriver (Debian: chromium, chromium-driver) aren't installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs[0]
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(programs[1]))
+    driver.execute_cdp_cmd("Network.enable", {})
+    offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+    driver.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+    yield Browser(driver)
+    driver.quit()
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    """Each test must leave no error in the console, and nothing may have been fetched."""
+    chromium.errors()
+    yield chromium
+    assert chromium.errors() == []
+    assert chromium.requests() == []
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A page of everything there is."""
+    folder = tmp_path_factory.mktemp("pages")
+    data = write_sudoku(folder / "sudoku", ["<blank>", EVIL], group_size=3)
+    names = ["<blank>", EVIL, *(f"puzzle {n}" for n in range(2, 6))]
+    run = write_run(folder / "run", write_sudoku(folder / "named", names))
+    arc_data, arc_run = write_arc(folder / "both")
+    bare = folder / "bare"
+    bare.mkdir()
+    write_metrics(bare)
+    other = write_dataset(folder / "numbers", np.arange(50)[None] % 7, np.arange(50)[None] % 5, 100, ["<blank>"])
+    sources = {"data": data, "run": run, "arc_data": arc_data, "arc_run": arc_run, "bare": bare, "other": other}
+    outputs = {}
+    for name, source in sources.items():
+        outputs[name] = folder / f"{name}.html"
+        page_of(source, outputs[name])
+    return outputs
+
+
+def test_reasoning_plays_and_can_be_stepped_through(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["run"])
+    assert browser.text("#heading") == "Row 0" and "solved" in browser.text("#verdict")
+    browser.click("#next")
+    assert browser.text("#heading") == "Row 1" and "1 wrong cell in the end" in browser.text("#verdict")
+    # At step 3 it is as confident, but its answer has just changed.
+    assert "halts at step 4" in browser.text("#confidence-card")
+    assert "step 4 of 4 · nothing changed · 1 wrong · confidence 0.95" in browser.text("#said")
+    browser.click("#first")
+    assert browser.get("document.querySelector('#slider').value") == "0"
+    pictures = [browser.picture()]
+    for step, said in enumerate(["3 wrong", "1 cell changed · 2 wrong", "1 cell changed · 1 wrong"], start=1):
+        browser.click("#forward")
+        assert f"step {step} of 4 · {said}" in browser.text("#said")
+        pictures.append(browser.picture())
+    assert len(set(pictures)) == 4, "every step draws another board"
+    assert "would halt here" not in browser.text("#said")
+    browser.click("#forward")
+    assert "would halt here" in browser.text("#said")
+    browser.click("#back")
+    browser.click("#back")
+    assert browser.picture() == pictures[2]
+
+    browser.choose("#speed", "250")
+    browser.click("#first")
+    browser.click("#play")
+    assert browser.get("document.querySelector('#play').ariaLabel") == "Pause"
+    browser.wait("document.querySelector('#slider').value === '4'")
+    browser.wait("document.querySelector('#play').ariaLabel === 'Play'")
+    browser.click("#play")  # from the beginning, and stopped on its way
+    browser.wait("document.querySelector('#slider').value === '1'")
+    browser.click("#play")
+    assert browser.get("document.querySelector('#play').ariaLabel") == "Play"
+    assert browser.get("document.querySelector('#slider').value") in ("1", "2")
+
+
+def test_filters_order_and_search_change_the_list(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["run"])
+    assert browser.rows() == [0, 1, 2, 3, 4, 5]
+    browser.click("#filter [data-value=solved]")
+    assert browser.rows() == [0, 2, 4]
+    browser.choose("#sort", "slowest")
+    assert browser.rows() == [4, 2, 0]
+    browser.click("#items .item")
+    assert browser.text("#heading") == "Row 4" and "solved from step 4 on" in browser.text("#verdict")
+    browser.click("#filter [data-value=unsolved]")
+    assert browser.text("#heading") == "Row 5", "the first of what is left"
+    browser.choose("#sort", "most")
+    assert browser.rows() == [3, 5, 1]
+    browser.choose("#sort", "fewest")
+    assert browser.rows() == [1, 5, 3]
+    browser.click("#filter [data-value=all]")
+    browser.click("#search")
+    browser.keys("puzzle 3")
+    assert browser.rows() == [3] and browser.text("#heading") == "Row 3"
+    browser.run("document.querySelector('#search').value = ''")
+    browser.keys("9")
+    assert browser.rows() == [] and "Nothing matches" in browser.text("#count")
+
+
+def test_the_keyboard_does_everything(browser: Browser, pages: dict[str, Path]) -> None:
+    from selenium.webdriver import Keys
+
+    browser.open(pages["run"])
+    browser.keys("j", Keys.ARROW_DOWN, Keys.ARROW_DOWN, "k")
+    assert browser.text("#heading") == "Row 2"
+    browser.keys(Keys.HOME)
+    assert "4 reasoning steps to come" in browser.text("#said")
+    browser.keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
+    assert "step 1 of 4 · 2 wrong" in browser.text("#said")
+    browser.run("document.querySelector('#slider').focus()")
+    browser.keys(Keys.ARROW_RIGHT)
+    assert "step 2 of 4" in browser.text("#said"), "one step, not the slider's and the player's"
+    browser.keys("h")
+    assert "step 4 of 4" in browser.text("#said")
+    browser.keys(Keys.END)
+    assert "step 4 of 4" in browser.text("#said")
+    browser.keys(" ")
+    assert browser.get("document.querySelector('#play').ariaLabel") == "Pause"
+    browser.keys(" ")
+    assert browser.get("document.querySelector('#play').ariaLabel") == "Play"
+    browser.keys("f")
+    assert browser.rows() == [0, 2, 4]
+    browser.keys("/")
+    assert browser.get("document.activeElement.id") == "search"
+    browser.keys("4j")
+    assert browser.text("#heading") == "Row 4", "letters are text there"
+    browser.keys(Keys.ESCAPE)
+    browser.keys("?")
+    assert browser.get("document.querySelector('#keys').open")
+    assert "play and pause" in browser.text("#keys")
+    browser.keys(Keys.ESCAPE)
+    assert not browser.get("document.querySelector('#keys').open")
+    browser.run("document.querySelector('#tab-examples').focus()")
+    browser.keys(Keys.ARROW_RIGHT)
+    assert browser.get("document.activeElement.id") == "tab-curves"
+    assert browser.get("document.activeElement.matches(':focus-visible')")
+    browser.keys(Keys.ARROW_LEFT)
+    assert browser.get("document.activeElement.id") == "tab-examples"
+    assert "step 4 of 4" in browser.text("#said"), "the tabs' arrows aren't the player's"
+
+
+def test_a_name_that_looks_like_a_script_is_text(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["run"])
+    browser.keys("j")
+    assert browser.get("document.title") == "run"
+    assert EVIL in browser.get("document.querySelector('#verdict').textContent")
+    assert browser.get("document.querySelectorAll('img').length") == 0
+
+
+def test_dark_and_light(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["run"], dark=True)
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark, board = browser.get(background), browser.picture()
+    assert browser.get("document.querySelector('#theme').ariaPressed") == "true"
+    browser.click("#theme")
+    light = browser.get(background)
+    assert light != dark and browser.picture() != board
+    browser.open(pages["run"], dark=True)
+    assert browser.get(background) == light, "what one chose is kept"
+    browser.keys("t")
+    assert browser.get(background) == dark
+    browser.run("localStorage.clear()")
+    browser.open(pages["run"])
+    assert browser.get(background) == light, "as the system has it"
+
+
+SMALL = (
+    "[...document.querySelectorAll('button, select, input')].filter((e) => e.checkVisibility()).filter((e) => "
+    "{ const r = e.getBoundingClientRect(); return r.height < 39.5 || r.width < 39.5 }).map((e) => e.id || e.outerHTML)"
+)
+UNNAMED = (
+    "[...document.querySelectorAll('button, select, input, canvas[role=img]')].filter((e) => "
+    "!(e.ariaLabel || e.labels?.length || e.textContent.trim())).map((e) => e.outerHTML)"
+)
+
+
+@pytest.mark.parametrize("name", ["run", "data", "arc_run", "arc_data", "bare", "other"])
+def test_a_phone_shows_every_view(browser: Browser, pages: dict[str, Path], name: str) -> None:
+    browser.open(pages[name], width=360, height=740)
+    for tab in browser.get("[...document.querySelectorAll('[role=tab]')].map((tab) => tab.id)"):
+        browser.run(f"document.querySelector('#{tab}').click()")
+        assert browser.overflow() == 0, tab
+        assert browser.get(SMALL) == [], tab
+        assert browser.get(UNNAMED) == [], tab
+
+
+def test_curves_can_be_chosen_and_read(browser: Browser, pages: dict[str, Path]) -> None:
+    from selenium.webdriver import Keys
+
+    browser.open(pages["bare"])
+    assert browser.get("document.querySelector('#tab-curves').ariaSelected") == "true", "there is nothing else to see"
+    assert browser.get("document.querySelector('#metric').value") == "exact_accuracy"
+    first = browser.get("document.querySelector('#curve').innerHTML")
+    browser.choose("#metric", "lm_loss")
+    assert browser.get("document.querySelector('#curve').innerHTML") != first
+    browser.click("#log")
+    assert browser.get("document.querySelector('#log').ariaPressed") == "true"
+    browser.run("document.querySelector('#curve').focus()")
+    browser.keys(Keys.ARROW_LEFT)
+    assert browser.text("#curve .tip").splitlines()[0] == "step 500"
+    assert "eval all 0.006" in browser.text("#curve .tip")
+    browser.click("#minis button:last-child")
+    assert browser.get("document.querySelector('#metric').value") == "perf/step_ms"
+    assert "training step 500" in browser.text("#over-steps")
+    browser.click("#tab-none")
+    assert "python evaluate.py checkpoint=" in browser.text("#panel-none")
+
+
+def test_results_are_a_table(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["run"])
+    browser.click("#tab-results")
+    assert "eval/all/exact_accuracy\t0.5\t0.1876 to 0.8124" in browser.text("#results")
+    assert "6 examples of all" in browser.text("#results-about")
+
+
+def test_a_dataset_is_browsed_by_group(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["data"])
+    assert browser.rows() == [0, 1, 0, 1], "two groups of each split"
+    assert browser.picture("#question") != browser.picture("#solution")
+    browser.choose("#set", "test/all")
+    assert browser.text("#heading") == "group 0, row 0"
+    browser.click("#strip button:nth-of-type(3)")
+    assert browser.text("#heading") == "group 0, puzzle 2, row 2"
+    assert "3 puzzles" in browser.text("#strip")
+    browser.click("#next")
+    assert browser.text("#heading") == "group 1, row 3"
+
+
+def test_tokens_that_nobody_knows_are_numbers(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["other"])
+    assert browser.picture("#question") != browser.picture("#solution")
+    assert browser.get("document.querySelector('#question').width > document.querySelector('#question').height")
+
+
+def test_arc_answers_and_votes(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["arc_run"])
+    assert "1 wrong cell" in browser.text("#verdict")
+    assert not browser.get("document.querySelector('#controls').checkVisibility()"), "only final answers were saved"
+    assert "python evaluate.py checkpoint=" in browser.text("#hint")
+    browser.keys("j")
+    assert "aaaa0001, turned by 90°, colours 0–9 become 0213456789" in browser.text("#verdict")
+    size = "document.querySelector('#board')"
+    assert browser.get(f"{size}.width / {size}.height") == pytest.approx(1.5, abs=0.05), "3 columns, 2 rows: cropped"
+    browser.click("#tab-votes")
+    assert "right in place 1" in browser.text("#vote-stage h2")
+    assert browser.text(".candidates li.is-right").splitlines() == ["✓ right", "7 votes", "confidence 0.7"]
+    assert "9 votes, 1 prediction that were no grid" in browser.text("#vote-stage")
+    assert "What the task shows" in browser.text("#vote-stage")
+    browser.click("#vote-filter [data-value=unsolved]")
+    assert "not among the candidates" in browser.text("#vote-stage h2")
+    assert browser.get("document.querySelectorAll('#vote-items .item').length") == 1
