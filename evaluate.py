@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from dataset.evaluators import EvaluatorName, Evaluators, build_evaluators, fitting_evaluators
+from dataset.evaluators import NO_EVALUATORS, EvaluatorName, Evaluators, build_evaluators, fitting_evaluators
 from dataset.loader import IGNORE_LABEL, EvalLoader
 from dataset.schema import Split, check_contents, open_datasets, open_split
 from dataset.tta import Ballots, Variations
@@ -139,8 +139,8 @@ def evaluate_votes(
         ballots = Ballots(variations.count)
         names = ("count", "exact_accuracy", *evaluators.checks)
         sums = torch.zeros(len(names), dtype=torch.int64)
-        while slots.busy:
-            done = slots.advance().finished
+        while any(world.any_of(slots.busy)):  # together, so that nobody waits longer for the others than groups allow
+            done = slots.advance().finished if slots.busy else None
             if done is None:
                 continue
             answers_NS = variations.undo(done.rows_N, done.outputs.logits_BSV.argmax(-1)).cpu().numpy()
@@ -207,6 +207,18 @@ def table(metrics: dict[str, float], found: dict[str, tuple[float, float]]) -> I
 # ---- the program -----------------------------------------------------------------------------------------
 
 
+def evaluators_of(config: EvaluateConfig, split: Split, world: World) -> Evaluators:
+    """Those asked for, or that know the task. Raises ValueError where one that was asked for can't serve."""
+    if config.evaluators is not None:
+        return build_evaluators(config.evaluators, split)
+    try:
+        return build_evaluators(fitting_evaluators(split), split)
+    except ValueError as error:  # votes, of a dataset that another program built
+        if world.is_main:
+            print(f"without votes: {error}", file=sys.stderr)
+        return NO_EVALUATORS
+
+
 def main(world: World) -> None:
     """Every rank."""
     config: EvaluateConfig | None = None
@@ -225,8 +237,7 @@ def main(world: World) -> None:
     split, model = loaded.split, loaded.model
     out = Path(config.out) if config.out is not None else loaded.out
     with world.agree():
-        names = fitting_evaluators(split) if config.evaluators is None else config.evaluators
-        evaluators = build_evaluators(names, split)
+        evaluators = evaluators_of(config, split, world)
         if config.vote_with and not evaluators.let_vote:
             raise ValueError(f"vote_with={config.vote_with}, but only answers of ARC vote; leave it out")
         variations = Variations.of(split, config.tta) if config.tta is not None else None
@@ -236,7 +247,7 @@ def main(world: World) -> None:
             if config.plot:
                 pyplot()
             for other in config.vote_with:
-                if config.is_run:
+                if not Path(other).is_file():
                     open_checkpoint(Path(other), lambda text: print(text, file=sys.stderr))
             if out is not None:
                 if out.exists() and not out.is_dir():

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -431,6 +432,8 @@ class TrainedConfig(StrictModel):
 
     @model_validator(mode="after")
     def _a_file_needs_what_a_run_knows(self) -> "TrainedConfig":
+        if self.arch and not Path(self.checkpoint).exists() and self.is_run:
+            raise ValueError(f"{self.checkpoint} does not exist; give a file of weights for arch to read, or a run")
         if self.is_run and (self.arch or self.puzzle_table):
             given = "arch" if self.arch else "puzzle_table"
             raise ValueError(f"{given} is given, but {self.checkpoint} is a run, which knows its own; leave it out")
@@ -565,8 +568,8 @@ def evaluate(
         evaluators: what else to find out about the answers.
         keep_votes: add to the votes of the evaluation before, for several checkpoints that vote together.
         stop_requested: asked between segments; when any rank's says so, the evaluation is abandoned and None returned.
-        deadline: of rank 0; what has not begun when it comes near is left out, evenly spread, and what has not ended by
-            then is dropped. Several sets share the time.
+        deadline: of rank 0. Where it is set, a batch counts whole or not at all, since those that halt early are the
+            easy ones; what doesn't fit is left out, evenly spread. Several sets share the time.
         save_outputs, save_to: what to write of each example, beside its row in the dataset, and into which folder;
             evaluators write theirs there too.
 
@@ -576,54 +579,64 @@ def evaluate(
     """
     num_steps, deadline = num_steps or model.config.halt_max_steps, deadline or Deadline()
     metrics: dict[str, float] = {}
-    if save_outputs:
-        assert save_to is not None
-        OutputWriter.clear(save_to, world)
+    if save_to is not None:
+        OutputWriter.clear(save_to, list(split.sets), world)
     for set_name, part in deadline.shared_by(list(split.sets)):
-        loader = EvalLoader(split, set_name, batch_size, max_examples, spread=part.is_set)
-        slots = Slots(
-            model,
-            loader.batches(world),
-            num_steps=num_steps,
-            adaptive=adaptive,
-            keep_steps=not {"predictions_at_step", "q_halt_at_step"}.isdisjoint(save_outputs),
-        )
+        examples = EvalLoader(split, set_name, batch_size, max_examples, spread=part.is_set).batches(world)
         sums = EvalSums(num_steps, evaluators.checks, world)
         if not keep_votes:
             evaluators.clear()
         writer = OutputWriter(save_to, set_name, world) if save_outputs and save_to is not None else None
+
+        def count(done: Finished, sums: EvalSums = sums, writer: OutputWriter | None = writer) -> None:
+            answers_NS = done.outputs.logits_BSV.argmax(-1)
+            evaluators.vote(done.batch, answers_NS, done.outputs.q_halt_B.sigmoid())
+            checks = evaluators.judge(done.batch["inputs"], answers_NS)
+            labels_NS, loss_config = done.batch["labels"], model.config.loss
+            sums.add_last(done.outputs, labels_NS, done.steps_N, checks, config=loss_config, ignore_label=IGNORE_LABEL)
+            if writer is not None:
+                writer.add({"rows": torch.from_numpy(done.rows_N), **_outputs_to_save(save_outputs, done)})
+
         while True:
-            closing, closed = (world.is_main and late for late in (part.is_before(num_steps), part.is_over))
-            stopping, busy, closing, closed = world.any_of(stop_requested(), slots.busy, closing, closed)
-            if stopping:
-                return None
-            if closed or not busy:
-                break
-            if closing:
-                slots.stop_feeding()
-            if not slots.busy:  # others are
-                continue
-            said = slots.advance()
-            sums.add_segment(
-                said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, ignore_label=IGNORE_LABEL
+            slots = Slots(
+                model,
+                islice(examples, 1) if part.is_set else examples,
+                num_steps=num_steps,
+                adaptive=adaptive,
+                keep_steps=not {"predictions_at_step", "q_halt_at_step"}.isdisjoint(save_outputs),
             )
-            if said.finished is not None:
-                done, answers_NS = said.finished, said.finished.outputs.logits_BSV.argmax(-1)
-                evaluators.vote(done.batch, answers_NS, done.outputs.q_halt_B.sigmoid())
-                sums.add_last(
-                    done.outputs,
-                    done.batch["labels"],
-                    done.steps_N,
-                    evaluators.judge(done.batch["inputs"], answers_NS),
-                    config=model.config.loss,
-                    ignore_label=IGNORE_LABEL,
+            more, late = world.any_of(slots.busy, world.is_main and part.is_near)
+            part.was_met &= not (more and late)
+            if late or not more:
+                break
+            part.begin_lap()
+            of_batch, finished = EvalSums(num_steps, evaluators.checks, world), list[Finished]()
+            while True:
+                stopping, busy, over = world.any_of(stop_requested(), slots.busy, world.is_main and part.is_over)
+                if stopping:
+                    return None
+                if over or not busy:
+                    break
+                if not slots.busy:  # others are
+                    continue
+                said = slots.advance()
+                of_batch.add_segment(
+                    said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, ignore_label=IGNORE_LABEL
                 )
-                if writer is not None:
-                    writer.add({"rows": torch.from_numpy(done.rows_N), **_outputs_to_save(save_outputs, done)})
-            if part.is_set:
-                world.wait_for_device()
-                part.lap()
-        found = sums.reduce() | evaluators.results(world, save_to)
+                if part.is_set:
+                    world.wait_for_device()  # else the clock would time what was asked for, not what was done
+                if said.finished is not None:
+                    finished.append(said.finished) if part.is_set else count(said.finished)
+            if busy:
+                part.was_met = False
+                break
+            sums.add(of_batch)
+            for done in finished:
+                count(done)
+            part.end_lap()
+        found = sums.reduce()
+        if found:  # at least one example
+            found |= evaluators.results(world, save_to)
         metrics |= {f"eval/{set_name}/{name}": value for name, value in found.items()}
         if writer is not None:
             writer.close(world)
@@ -710,10 +723,11 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
     def finish_step(row: dict[str, float]) -> bool:
         """What may follow an update: evaluation, log, checkpoint, stop. True ends the run."""
         is_best = evaluated = False
-        state.pending_row = None
+        was_pending, state.pending_row = state.pending_row is not None, None
         if data.test is not None and evaluation_due():
             state.sums.require_finite(checkpointer.last_good)
-            with share.taking() as deadline, state.ema.swapped() if state.ema else nullcontext():
+            # One that a stop put off has no time of this process to take a share of.
+            with share.taking(limited=not was_pending) as deadline, state.ema.swapped() if state.ema else nullcontext():
                 outcome = evaluate(
                     state.model,
                     data.test,
@@ -731,9 +745,11 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
                 state.pending_row = row
             else:
                 evaluated, row = True, row | outcome | {"perf/eval_share": share.share}
-                is_best = improves(outcome.get(best_metric), state.best, config.best_mode)
-                state.best = outcome[best_metric] if is_best else state.best
-                if outcome:  # time for some of it was left
+                if world.any(world.is_main and not deadline.was_met):  # some lucky ones of it are no measure
+                    metrics.say(f"step {state.step}: no time for all of the evaluation (eval_max_share)")
+                else:
+                    is_best = improves(outcome.get(best_metric), state.best, config.best_mode)
+                    state.best = outcome[best_metric] if is_best else state.best
                     state.evaluations_since_best = 0 if is_best else state.evaluations_since_best + 1
         if row and state.pending_row is None:
             with world.agree():

@@ -212,6 +212,8 @@ class Solver:
         Raises:
             ValueError: in one line, for the first puzzle that is none of the model's task, before any is solved.
         """
+        if isinstance(puzzles, str):
+            raise ValueError("solve() takes a list of puzzles, and this is one text; give [puzzle]")
         parsed: list[Puzzle] = []
         for number, puzzle in enumerate(puzzles, start=1):
             if isinstance(puzzle, Task):

@@ -61,7 +61,7 @@ class ArcVotes:
         if split.parts:
             raise ValueError(f"{split.path}: votes are of one dataset at a time; evaluate each by itself")
         if len(split.sets) > 1:
-            raise ValueError(f"{split.path}: votes are of one set, but there are {', '.join(split.sets)}; merge them")
+            raise ValueError(f"{split.path}: votes are of one set, not of {', '.join(split.sets)}; give evaluators=[]")
         if (metadata.seq_len, metadata.vocab_size) != (SEQ_LEN, VOCAB_SIZE):
             raise ValueError(
                 f"{split.path} has {metadata.seq_len} tokens of {metadata.vocab_size} kinds, but ARC {SEQ_LEN} of "
@@ -90,6 +90,7 @@ class ArcVotes:
 
     def clear(self) -> None:
         """Forgets all votes."""
+        self._mistake = ""
         self._votes: list[list[dict[bytes, tuple[int, int]]]] = [[{} for _ in slots] for slots in self._slots]
         self._num_empty = [[0 for _ in slots] for slots in self._slots]
 
@@ -100,21 +101,24 @@ class ArcVotes:
 
         A prediction whose first cell is no colour is no grid, and a vote for none.
 
-        Raises ValueError for an input that is no test input of the task its identifier names.
+        An input that is no test input of the task its identifier names is a mistake that `result` raises: here only
+        some ranks would meet it.
         """
         places_N = np.searchsorted(self._identifiers_U, identifiers_N)
         inputs, predictions = crop(inputs_NS), crop(predictions_NS)
         units_N = np.rint(confidence_N.astype(np.float64) * CONFIDENCE_UNIT).astype(np.int64)
         for n, (place, units) in enumerate(zip(places_N.tolist(), units_N.tolist(), strict=True)):
             if place == len(self._identifiers_U) or self._identifiers_U[place] != identifiers_N[n]:
-                raise ValueError(f"identifier {identifiers_N[n]} is not in the test split; evaluate on its own dataset")
+                self._mistake = f"identifier {identifiers_N[n]} is not in the test split; evaluate on its own dataset"
+                continue
             index, number, permutation_C = self._task_U[place], self._number_U[place], self._permutation_UC[place]
             slot = self._slots[index].get(grid_key(undo(inputs[n], number, permutation_C)))
             if slot is None:
-                raise ValueError(
+                self._mistake = (
                     f"{self._puzzles_file}: task {self._tasks[index].name} has no test input like that of an example "
-                    f"with identifier {identifiers_N[n]}; rebuild the dataset"
+                    f"with identifier {identifiers_N[n]}; rebuild the dataset, or give evaluators=[]"
                 )
+                continue
             if predictions[n].size == 0:
                 self._num_empty[index][slot] += 1
                 continue
@@ -129,6 +133,9 @@ class ArcVotes:
         Rank 0 writes submission.json (two attempts for every test input of every task, as Kaggle takes them) and
         arc_votes.json (the first candidates) into the folder `save_to`. Raises UserError where it can't.
         """
+        with world.agree():
+            if self._mistake:
+                raise ValueError(self._mistake)
         sums = np.zeros(len(KS))
         submission: dict[str, Any] = {}
         report: dict[str, Any] = {}
@@ -180,7 +187,8 @@ class ArcVotes:
             if index is None and _HASHED.fullmatch(name):
                 raise ValueError(
                     f"{file}: {name}, a name as HRM's builder writes it, hides how colours were permuted, so "
-                    "votes can't be counted; rebuild the dataset with dataset/build_arc_dataset.py"
+                    "votes can't be counted; rebuild the dataset with dataset/build_arc_dataset.py, or give "
+                    "evaluators=[]"
                 )
             if index is None:
                 raise ValueError(f"{file}: {task} is not in {self._puzzles_file.name}; rebuild the dataset")
@@ -200,7 +208,7 @@ def _read_json(file: Path) -> Any:
     except FileNotFoundError:
         raise ValueError(
             f"{file} is missing, without which votes can't be counted; rebuild the dataset with "
-            "dataset/build_arc_dataset.py"
+            "dataset/build_arc_dataset.py, or give evaluators=[]"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file}: cannot be read ({' '.join(str(error).split())}); rebuild the dataset") from None

@@ -221,10 +221,10 @@ def read_csv(file: Path) -> Mazes:
 
 def _num_cells_of(file: Path, row: Row) -> int:
     num_cells = len(row.question)
-    if num_cells < 4 or maze.side_of(num_cells) is None:
+    if num_cells < 4 or not maze.is_maze(num_cells, maze.VOCAB_SIZE):
         raise ValueError(
-            f"{file}:{row.line}: the question has {num_cells} characters; a maze is a square, of 4, 9, 16, ...; "
-            f"{FIX_ROW}"
+            f"{file}:{row.line}: the question has {num_cells} characters; a maze is a square, of 4, 9, 25, ... "
+            f"(16 would be taken for a Sudoku); {FIX_ROW}"
         )
     return num_cells
 

@@ -4,7 +4,6 @@ An evaluator is made for a split. Most judge one answer at a time; that of ARC l
 """
 # B = examples, S = cells of a board, L = side of a board
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -78,7 +77,7 @@ class MazeEvaluator:
     metrics: tuple[str, ...] = ("path_valid", "path_optimal")
 
     def __init__(self, split: Split) -> None:
-        if not _is_maze(split):
+        if not maze.is_maze(split.metadata.seq_len, split.metadata.vocab_size):
             raise ValueError(
                 f"{split.path} has {split.metadata.seq_len} tokens of {split.metadata.vocab_size} kinds, which is no "
                 f"maze (a square of {maze.VOCAB_SIZE} kinds is); leave the evaluator maze out"
@@ -147,14 +146,9 @@ def fitting_evaluators(split: Split) -> list[EvaluatorName]:
     sizes = split.metadata.seq_len, split.metadata.vocab_size
     if box_of(*sizes) is not None:
         return ["sudoku"]
-    if _is_maze(split):
+    if maze.is_maze(*sizes):
         return ["maze"]
     # Votes need the names of tasks and augmentations, which datasets of several parts and of other builders lack.
     if sizes == (SEQ_LEN, VOCAB_SIZE) and (split.path.parent / "test_puzzles.json").is_file():
         return ["arc"]
     return []
-
-
-def _is_maze(split: Split) -> bool:
-    seq_len = split.metadata.seq_len
-    return split.metadata.vocab_size == maze.VOCAB_SIZE and math.isqrt(seq_len) ** 2 == seq_len

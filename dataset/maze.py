@@ -13,6 +13,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dataset.augment import box_of
+
 PADDING, WALL, BLANK, START, GOAL, PATH = range(6)
 VOCAB_SIZE = 6
 # The published characters of the tokens; padding, which no maze has, looks like a blank.
@@ -40,6 +42,11 @@ def to_tokens(text: str) -> np.ndarray:
 
 def to_text(tokens_S: np.ndarray) -> str:
     return "".join(SYMBOLS[token] for token in tokens_S.tolist())
+
+
+def is_maze(seq_len: int, vocab_size: int) -> bool:
+    """Whether data of these sizes are mazes: a square that is no Sudoku, as 16 cells of 6 kinds are."""
+    return vocab_size == VOCAB_SIZE and side_of(seq_len) is not None and box_of(seq_len, vocab_size) is None
 
 
 def side_of(num_cells: int) -> int | None:

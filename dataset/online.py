@@ -81,7 +81,7 @@ def _symmetries_of(split: Split, device: torch.device) -> Symmetries:
         return SudokuSymmetries(box)
     if (seq_len, vocab_size) == (ARC_SIDE**2, ARC_VOCAB):
         return ArcSymmetries()
-    if vocab_size == maze.VOCAB_SIZE and math.isqrt(seq_len) ** 2 == seq_len:
+    if maze.is_maze(seq_len, vocab_size):
         return MazeSymmetries(list(split.sets.values()), device)
     sudokus = ", ".join(f"{other.num_cells} of {other.side + 2}" for other in BOXES.values())
     raise ValueError(

@@ -74,10 +74,10 @@ class Split:
 
     def file(self, set_name: str, array: str) -> Path:
         assert not self.parts, "the files are those of the parts"
-        return _array_file(self.path, set_name, array)
+        return array_file(self.path, set_name, array)
 
 
-def _array_file(folder: Path, set_name: str, array: str) -> Path:
+def array_file(folder: Path, set_name: str, array: str) -> Path:
     return folder / f"{set_name}__{array}.npy"
 
 
@@ -87,7 +87,7 @@ def open_split(data_path: str | Path, split: SplitName) -> Split:
     Raises ValueError, one line, naming the file and what to do.
     """
     folder = Path(data_path) / split
-    metadata = _read_metadata(Path(data_path), folder)
+    metadata = read_metadata(Path(data_path), folder)
     sets = {name: _open_set(folder, name, metadata.seq_len) for name in metadata.sets}
     if len(sets) < len(metadata.sets):
         raise ValueError(f"{folder / 'dataset.json'}: sets names a set twice: {metadata.sets}; name each once")
@@ -100,7 +100,7 @@ def open_split(data_path: str | Path, split: SplitName) -> Split:
     return Split(folder, metadata, sets)
 
 
-def _read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
+def read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
     file = folder / "dataset.json"
     try:
         text = file.read_text(encoding="utf-8")
@@ -132,21 +132,21 @@ def _read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
 
 
 def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
-    inputs = _open_array(_array_file(folder, name, "inputs"), num_axes=2)
-    labels = _open_array(_array_file(folder, name, "labels"), num_axes=2)
-    identifiers = _open_array(_array_file(folder, name, "puzzle_identifiers"), num_axes=1)
-    puzzle_indices = _open_array(_array_file(folder, name, "puzzle_indices"), num_axes=1)
-    group_indices = _open_array(_array_file(folder, name, "group_indices"), num_axes=1)
+    inputs = open_array(array_file(folder, name, "inputs"), num_axes=2)
+    labels = open_array(array_file(folder, name, "labels"), num_axes=2)
+    identifiers = open_array(array_file(folder, name, "puzzle_identifiers"), num_axes=1)
+    puzzle_indices = open_array(array_file(folder, name, "puzzle_indices"), num_axes=1)
+    group_indices = open_array(array_file(folder, name, "group_indices"), num_axes=1)
 
     for array_name, array in (("inputs", inputs), ("labels", labels)):
         if array.shape[1] != seq_len:
             raise ValueError(
-                f"{_array_file(folder, name, array_name)}: rows have {array.shape[1]} tokens, "
+                f"{array_file(folder, name, array_name)}: rows have {array.shape[1]} tokens, "
                 f"but seq_len in dataset.json is {seq_len}; rebuild the dataset"
             )
     if len(labels) != len(inputs):
         raise ValueError(
-            f"{_array_file(folder, name, 'labels')}: {len(labels)} rows, but inputs has {len(inputs)}; "
+            f"{array_file(folder, name, 'labels')}: {len(labels)} rows, but inputs has {len(inputs)}; "
             "rebuild the dataset"
         )
     # In memory and as int64: differences of unsigned integers would wrap around.
@@ -158,22 +158,20 @@ def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
         puzzle_indices.astype(np.int64),
         group_indices.astype(np.int64),
     )
-    _check_indices(
-        _array_file(folder, name, "puzzle_indices"), puzzle_set.puzzle_indices, len(inputs), "rows in inputs"
-    )
+    check_indices(array_file(folder, name, "puzzle_indices"), puzzle_set.puzzle_indices, len(inputs), "rows in inputs")
     num_puzzles = len(puzzle_set.puzzle_indices) - 1
     if len(identifiers) != num_puzzles:
         raise ValueError(
-            f"{_array_file(folder, name, 'puzzle_identifiers')}: {len(identifiers)} entries, "
+            f"{array_file(folder, name, 'puzzle_identifiers')}: {len(identifiers)} entries, "
             f"but puzzle_indices has {num_puzzles} puzzles; rebuild the dataset"
         )
-    _check_indices(
-        _array_file(folder, name, "group_indices"), puzzle_set.group_indices, num_puzzles, "puzzles in puzzle_indices"
+    check_indices(
+        array_file(folder, name, "group_indices"), puzzle_set.group_indices, num_puzzles, "puzzles in puzzle_indices"
     )
     return puzzle_set
 
 
-def _open_array(file: Path, num_axes: int) -> np.ndarray:
+def open_array(file: Path, num_axes: int) -> np.ndarray:
     """Maps a .npy file. Not np.load, which opens archives too; a pickle is refused by either."""
     try:
         array = np.lib.format.open_memmap(file, mode="r")
@@ -194,7 +192,7 @@ def _open_array(file: Path, num_axes: int) -> np.ndarray:
     return array
 
 
-def _check_indices(file: Path, indices: np.ndarray, end: int, what: str) -> None:
+def check_indices(file: Path, indices: np.ndarray, end: int, what: str) -> None:
     """They must run from 0 to `end` and increase, so that nothing is empty, left out or used twice."""
     if indices[0] != 0:
         raise ValueError(f"{file}: entry 0 is {indices[0]}, not 0; rebuild the dataset")

@@ -175,7 +175,7 @@ def task_of_shape(seq_len: int, vocab_size: int) -> BoardTask | None:
         return SudokuTask(box)
     if (seq_len, vocab_size) == (arc.SEQ_LEN, arc.VOCAB_SIZE):
         return ArcTask()
-    if vocab_size == maze.VOCAB_SIZE and math.isqrt(seq_len) ** 2 == seq_len:
+    if maze.is_maze(seq_len, vocab_size):
         return MazeTask(math.isqrt(seq_len))
     return None
 

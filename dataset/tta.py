@@ -35,7 +35,7 @@ class Variations(ABC):
         side = math.isqrt(seq_len)
         if box_of(seq_len, vocab_size) is not None:
             return SudokuVariations(split, count)
-        if vocab_size == maze.VOCAB_SIZE and side * side == seq_len:
+        if maze.is_maze(seq_len, vocab_size):
             if count > len(square_sources(side)):
                 raise ValueError(f"tta={count}, but a maze has 8 symmetries; take 8 or fewer")
             return MazeVariations(side, count)

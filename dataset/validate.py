@@ -32,12 +32,12 @@ from dataset.schema import (
     CHUNK_BYTES,
     DatasetMetadata,
     SplitName,
-    _array_file,
-    _check_indices,
-    _open_array,
-    _read_metadata,
+    array_file,
     check_contents,
+    check_indices,
+    open_array,
     open_split,
+    read_metadata,
 )
 from dataset.sudoku import valid_solutions
 
@@ -97,7 +97,7 @@ class Split:
     whole: bool  # everything is there, and no count, index or value is wrong so far
 
     def file(self, set_name: str, array: str) -> Path:
-        return _array_file(self.folder, set_name, array)
+        return array_file(self.folder, set_name, array)
 
     def num_rows(self, array: str) -> int:
         return sum(len(arrays[array]) for arrays in self.sets.values() if array in arrays)
@@ -159,7 +159,7 @@ def _open_splits(path: Path, findings: Findings) -> dict[SplitName, Split]:
 def _open(path: Path, name: SplitName, findings: Findings) -> Split:
     """Raises ValueError only if dataset.json is wrong; of all else that is, each is a finding."""
     folder = path / name
-    split = Split(name, folder, _read_metadata(path, folder), {}, whole=True)
+    split = Split(name, folder, read_metadata(path, folder), {}, whole=True)
     num_before = len(findings.errors)
     for set_name in dict.fromkeys(split.metadata.sets):
         split.sets[set_name] = _open_set(split, set_name, findings)
@@ -173,7 +173,7 @@ def _open(path: Path, name: SplitName, findings: Findings) -> Split:
 def _open_set(split: Split, set_name: str, findings: Findings) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for array, num_axes in _ARRAYS.items():
-        opened = findings.attempt(partial(_open_array, split.file(set_name, array), num_axes))
+        opened = findings.attempt(partial(open_array, split.file(set_name, array), num_axes))
         if opened is not None:
             arrays[array] = opened if num_axes == 2 else opened.astype(np.int64)
 
@@ -191,7 +191,7 @@ def _open_set(split: Split, set_name: str, findings: Findings) -> dict[str, np.n
         ("group_indices", "puzzle_identifiers", "puzzles in puzzle_identifiers"),
     ):
         if array in arrays and counted in arrays:
-            check = partial(_check_indices, split.file(set_name, array), arrays[array], len(arrays[counted]), what)
+            check = partial(check_indices, split.file(set_name, array), arrays[array], len(arrays[counted]), what)
             findings.attempt(check)
     if "puzzle_indices" in arrays and "puzzle_identifiers" in arrays:
         num, num_puzzles = len(arrays["puzzle_identifiers"]), len(arrays["puzzle_indices"]) - 1
@@ -310,7 +310,7 @@ def _task_of(metadata: DatasetMetadata) -> _Task | None:
     if (seq_len, vocab_size) == (arc.SEQ_LEN, arc.VOCAB_SIZE):
         return _Task("ARC", _find_in_arc)
     side = math.isqrt(seq_len)
-    if (seq_len, vocab_size) == (side * side, maze.VOCAB_SIZE):
+    if maze.is_maze(seq_len, vocab_size):
         return _Task(f"maze {side}x{side}", _find_in_maze)
     return None
 
@@ -404,7 +404,7 @@ def _scan_set(
     num_rows = max(1, CHUNK_BYTES // max(array.nbytes // len(array) for array in (inputs, labels)))
     for start in range(0, len(inputs), num_rows):
         # Mapped anew for every chunk: pages that were read would otherwise stay with the process.
-        mapped = (_open_array(split.file(set_name, array), 2) for array in ("inputs", "labels"))
+        mapped = (open_array(split.file(set_name, array), 2) for array in ("inputs", "labels"))
         inputs_NS, labels_NS = (np.asarray(array[start : start + num_rows]) for array in mapped)
         labelled_NS = np.ones(labels_NS.shape, bool)
         if metadata.ignore_label_id is not None:

@@ -84,10 +84,6 @@ class Slots:
         """Whether a sequence is under way or waits."""
         return self._waiting is not None or not bool(self._free_B.all())
 
-    def stop_feeding(self) -> None:
-        """What is under way goes on to its end, and nothing else begins."""
-        self._examples, self._waiting = iter(()), None
-
     @torch.no_grad()
     def advance(self) -> Segment:
         """One more segment of every sequence under way, after those that wait have taken the free slots."""

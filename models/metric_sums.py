@@ -126,13 +126,20 @@ class EvalSums:
         if checks:
             self._checks += torch.stack([(labelled_N & checks[name]).sum() for name in self._check_names])
 
+    def add(self, other: "EvalSums") -> None:
+        """Count what another one counted."""
+        for mine, others in zip(self._parts(), other._parts(), strict=True):
+            mine += others
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        return self._last, self._checks, self._exact_after, self._halt_steps, self._num_sequences
+
     def reduce(self) -> dict[str, float]:
         """EVAL_METRICS, the checks, exact_accuracy_at_step/<n> and num_examples, the same on all ranks. Every rank.
 
         Losses are per sequence, the others means over the num_examples that have labels, left out if there are none.
         """
-        parts = (self._last, self._checks, self._exact_after, self._halt_steps, self._num_sequences)
-        sums = self._world.sum_(torch.cat(parts)).tolist()
+        sums = self._world.sum_(torch.cat(self._parts())).tolist()
         named = dict(zip((*METRICS, *self._check_names), sums, strict=False))
         *exact_after, named["halt_step"], num_sequences = sums[len(named) :]
         count = named["count"]

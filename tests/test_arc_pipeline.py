@@ -342,6 +342,15 @@ def test_training_follows_the_votes(run: Path) -> None:
     assert (run / "best").read_text().strip() == "step_00000004"
 
 
+def test_without_time_there_is_no_vote(data: Path, tmp_path: Path) -> None:
+    """And so no score of nothing, which early stopping would take for one."""
+    run = tmp_path / "run"
+    train_here(_settings(data, run, "best_metric=pass@2", "early_stop_patience=1", "eval_max_share=1e-9"))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["step"] == 4 and not [name for row in rows for name in row if name.startswith("eval/")]
+    assert not list(run.rglob("submission.json")) and not (run / "best").exists()
+
+
 def _evaluate_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *typed: str) -> list[str]:
     """What evaluate.py prints."""
     monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])

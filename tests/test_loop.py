@@ -171,6 +171,7 @@ def test_evaluation_keeps_to_its_share_and_says_so(
         _, rows[share] = _run(data, run, eval_max_share=share, eval_batch_size=4, checkpoint_every_n_steps=None)
         said = capfd.readouterr().err
         assert ("evaluation took " in said) and ("% of the time" in said)
+        assert ("no time for all of the evaluation" in said) == (share == 1e-9)
     evaluated = {share: [row for row in found if "perf/eval_share" in row] for share, found in rows.items()}
     assert [row["step"] for row in evaluated[None]] == [5, 10, 12]
     assert all(0 < row["perf/eval_share"] < 1 for found in evaluated.values() for row in found)

@@ -491,7 +491,8 @@ def test_an_option_of_the_runs_own_optimizer(data: Path, tmp_path: Path) -> None
 def test_keep_last_k_and_the_best(data: Path, tmp_path: Path, log: Path) -> None:
     """The best is kept although old: here the first evaluation is, since nothing is learned."""
     run = tmp_path / "run"
-    train(settings(data, run, keep_last_k=2, best_metric="eval/all/steps", eval_every_n_steps=3), log).ok()
+    never_better = {"best_metric": "eval/all/steps", "eval_adaptive": "false"}
+    train(settings(data, run, keep_last_k=2, eval_every_n_steps=3, **never_better), log).ok()
     assert (run / "best").read_text() == "step_00000003\n"
     assert sorted(path.name[-2:] for path in run.glob("step_*")) == ["03", "10", "12"]
     for folder in run.glob("step_*"):
@@ -534,7 +535,7 @@ def test_evaluation_every_so_many_epochs(data: Path, tmp_path: Path, log: Path) 
 # ---- what was pending, with another config ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{"eval_every_n_steps": None}, {"global_batch_size": 8}])
+@pytest.mark.parametrize("changes", [{"eval_every_n_steps": None}, {"global_batch_size": 8}, {"eval_max_share": 1e-9}])
 def test_pending_evaluation_of_a_run_that_is_resumed_otherwise(
     data: Path, tmp_path: Path, log: Path, changes: dict[str, object]
 ) -> None:
@@ -545,6 +546,9 @@ def test_pending_evaluation_of_a_run_that_is_resumed_otherwise(
     _resume(data, run, log, **changes).ok()
     logged = [row["step"] for row in rows(run)]
     assert pending in logged and logged[-1] > pending and len(logged) == len(set(logged))
+    if "eval_max_share" in changes:  # a new process has used no time yet to take a share of
+        (row,) = [row for row in rows(run) if row["step"] == pending]
+        assert row["eval/all/num_examples"] == 20
 
 
 def test_best_of_another_metric_starts_anew(data: Path, copied: Path, log: Path) -> None:

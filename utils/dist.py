@@ -260,6 +260,9 @@ def run(main: Callable[[World], None]) -> NoReturn:
                 print(f"error: {mistake}", file=sys.stderr, flush=True)
             world.barrier()  # torchrun ends the others once one has exited: not before the line is out
         world.close()
+    except KeyboardInterrupt:  # of programs without a graceful stop
+        print("error: interrupted", file=sys.stderr, flush=True)
+        os._exit(130)
     except Exception as error:
         traceback.print_exc()
         print(f"fault on rank {world.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -18,51 +18,63 @@ T = TypeVar("T")
 
 
 class TimeShare:
-    """How much of a run's time evaluation takes, and how much it may still take: by this process's clock."""
+    """How much of this process's time evaluation takes, and how much it may still take."""
 
     def __init__(self, largest: float | None) -> None:
         self._largest, self._began, self._taken_s = largest, time.perf_counter(), 0.0
+        self._lap_s = 0.0
 
     @property
     def share(self) -> float:
         return self._taken_s / (time.perf_counter() - self._began)
 
     @contextmanager
-    def taking(self) -> Iterator["Deadline"]:
-        """Counts what happens inside. The deadline is that by which it has taken the largest share."""
+    def taking(self, *, limited: bool) -> Iterator["Deadline"]:
+        """Counts what happens inside. The deadline, if `limited`, is that by which it has taken the largest share."""
         began = time.perf_counter()
         limit_s = math.inf
-        if self._largest is not None:  # (taken + limit) / (elapsed + limit) = largest
+        if limited and self._largest is not None:  # (taken + limit) / (elapsed + limit) = largest
             limit_s = (self._largest * (began - self._began) - self._taken_s) / (1 - self._largest)
-        yield Deadline(limit_s)
+        deadline = Deadline(limit_s, self._lap_s)
+        yield deadline
+        self._lap_s = deadline.lap_s
         self._taken_s += time.perf_counter() - began
 
 
 class Deadline:
-    """When to come to an end: `limit_s` seconds from now, never if that is infinite."""
+    """When to come to an end: `limit_s` seconds from now, never if that is infinite.
 
-    def __init__(self, limit_s: float = math.inf) -> None:
-        self.is_set = math.isfinite(limit_s)
-        self._since, self._lap_s = time.perf_counter(), 0.0
-        self._ends = self._since + limit_s
+    Attributes:
+        lap_s: the longest lap so far; given where one is known from before.
+        was_met: whether nothing had to be left out.
+    """
+
+    def __init__(self, limit_s: float = math.inf, lap_s: float = 0.0) -> None:
+        self.is_set, self.lap_s, self.was_met = math.isfinite(limit_s), lap_s, True
+        self._lap_began = time.perf_counter()
+        self._ends = self._lap_began + limit_s
 
     def shared_by(self, names: list[str]) -> Iterator[tuple[str, "Deadline"]]:
         """Each with a deadline of its own: an equal part of the time that is left when its turn comes."""
         for index, name in enumerate(names):
-            yield name, Deadline((self._ends - time.perf_counter()) / (len(names) - index))
+            part = Deadline((self._ends - time.perf_counter()) / (len(names) - index), self.lap_s)
+            yield name, part
+            self.lap_s, self.was_met = part.lap_s, self.was_met and part.was_met
 
-    def lap(self) -> None:
-        """Called after each lap, to learn how long one takes."""
-        now = time.perf_counter()
-        self._since, self._lap_s = now, now - self._since
+    def begin_lap(self) -> None:
+        self._lap_began = time.perf_counter()
+
+    def end_lap(self) -> None:
+        self.lap_s = max(self.lap_s, time.perf_counter() - self._lap_began)
 
     @property
     def is_over(self) -> bool:
         return time.perf_counter() > self._ends
 
-    def is_before(self, num_laps: int) -> bool:
-        """Whether it comes before the end of so many more laps."""
-        return time.perf_counter() + num_laps * self._lap_s > self._ends
+    @property
+    def is_near(self) -> bool:
+        """Whether it comes before the end of another lap."""
+        return time.perf_counter() + self.lap_s > self._ends
 
 
 class StepClock:

@@ -93,7 +93,10 @@ def read_start(config_class: type[C], config_name: str, overrides: list[str]) ->
     if stored is None:
         asked = validate(config_class, read_config(config_name, overrides))
         return Start(_named_as(asked, where), notes=[f"resume=auto: no checkpoint in {run_path}, starting afresh"])
-    stored, changes = _merged(completed(stored, config_name), config_name, overrides)
+    whole = completed(stored, config_name)
+    if newer := sorted(whole.keys() - stored.keys()):
+        notes.append(f"not known when the run began: {', '.join(f'{key}={whole[key]}' for key in newer)}")
+    stored, changes = _merged(whole, config_name, overrides)
     changes |= {"resume": where.resume, "checkpoint_path": str(run_path)}
     if checkpoint is None:
         if stored.get("resume") not in (None, "auto"):

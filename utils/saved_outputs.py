@@ -1,5 +1,6 @@
 """What an evaluation saves of each example, written piece by piece so that memory does not grow with the dataset."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -31,30 +32,33 @@ class OutputWriter:
     def __init__(self, folder: Path, set_name: str, world: World) -> None:
         self._folder, self._prefix = folder, f"{set_name}_rank{world.rank}"
         self._pending: list[dict[str, Tensor]] = []
+        self._num_bytes = 0
         self._num_files = 0
         self._failure: OSError | None = None
 
     @staticmethod
-    def clear(folder: Path, world: World) -> None:
-        """Makes the folder, without the files of an attempt before, whose rows would count twice. Every rank."""
+    def clear(folder: Path, set_names: list[str], world: World) -> None:
+        """Removes what an evaluation before saved of these sets: its rows would count twice. Every rank."""
+        ours = re.compile(rf"({'|'.join(map(re.escape, set_names))})_rank\d+_\d{{4,}}\.safetensors")
         with world.agree():
-            if world.is_main:
-                folder.mkdir(parents=True, exist_ok=True)
-                for file in folder.glob("*_rank*.safetensors"):
-                    file.unlink()
+            if world.is_main and folder.is_dir():
+                for file in folder.iterdir():
+                    if ours.fullmatch(file.name):
+                        file.unlink()
 
     def add(self, outputs: dict[str, Tensor]) -> None:
         """Tensors of equally many examples."""
         self._pending.append({name: tensor.cpu() for name, tensor in outputs.items()})
-        num_bytes = sum(tensor.nbytes for piece in self._pending for tensor in piece.values())
-        if num_bytes >= _BYTES_PER_FILE:
+        self._num_bytes += sum(tensor.nbytes for tensor in self._pending[-1].values())
+        if self._num_bytes >= _BYTES_PER_FILE:
             self._write()
 
     def _write(self) -> None:
         whole = {name: torch.cat([piece[name] for piece in self._pending]) for name in self._pending[0]}
-        self._pending = []
+        self._pending, self._num_bytes = [], 0
         if self._failure is None:
             try:
+                self._folder.mkdir(parents=True, exist_ok=True)
                 (self._folder / f"{self._prefix}_{self._num_files:04d}.safetensors").write_bytes(save(whole))
                 self._num_files += 1
             except OSError as error:  # other ranks hear of it in close(): here they may be anywhere

@@ -52,6 +52,8 @@ def read_weights(where: str) -> dict[str, Tensor]:
                 f"{where} holds {name!r}, which is no plain tensor under a name; give a file that holds a model's "
                 "state dict and nothing else"
             )
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(f"{where}: {name} holds NaN or infinity; give a file of another step")
     return {name: tensor.detach() for name, tensor in weights.items()}
 
 

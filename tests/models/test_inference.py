@@ -121,21 +121,8 @@ def test_in_the_order_of_the_stream_when_nobody_leaves_early(model: HRM, batch: 
     assert [row for done in finished for row in done.rows_N.tolist()] == list(range(100, 100 + NUM))
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_without_food_what_has_begun_is_finished(model: HRM, batch: Batch, adaptive: bool) -> None:
-    slots = Slots(model, _pieces(batch, [4] * 4 + [1]), num_steps=STEPS, adaptive=adaptive)
-    first = slots.advance().finished
-    left_at_once = 0 if first is None else len(first.rows_N)
-    slots.stop_feeding()
-    finished, _ = _run(slots)
-    assert left_at_once + sum(len(done.rows_N) for done in finished) == 4
-    assert not slots.busy
-
-
 def test_nothing_to_do(model: HRM) -> None:
     slots = Slots(model, iter([]), num_steps=STEPS)
-    assert not slots.busy
-    slots.stop_feeding()
     assert not slots.busy
 
 

@@ -59,7 +59,7 @@ def test_evaluation_has_its_share_and_no_more(now: SimpleNamespace) -> None:
     """A fifth of all time: 20 s after 80 s, and later what has come up since, less what it took too much."""
     share = TimeShare(0.2)
     now.s += 80
-    with share.taking() as deadline:
+    with share.taking(limited=True) as deadline:
         assert deadline.is_set and not deadline.is_over
         now.s += 19.9
         assert not deadline.is_over
@@ -67,10 +67,10 @@ def test_evaluation_has_its_share_and_no_more(now: SimpleNamespace) -> None:
         assert deadline.is_over
     assert share.share == pytest.approx(25 / 105)
     now.s += 15
-    with share.taking() as deadline:
+    with share.taking(limited=True) as deadline:
         assert deadline.is_over, "25 of 120 s are more than a fifth already"
     now.s += 80
-    with share.taking() as deadline:  # 25 + 18.75 of 200 + 18.75 s
+    with share.taking(limited=True) as deadline:  # 25 + 18.75 of 200 + 18.75 s
         now.s += 18.7
         assert not deadline.is_over
         now.s += 0.1
@@ -80,31 +80,51 @@ def test_evaluation_has_its_share_and_no_more(now: SimpleNamespace) -> None:
 def test_without_a_largest_share_it_is_only_counted(now: SimpleNamespace) -> None:
     share = TimeShare(None)
     now.s += 1
-    with share.taking() as deadline:
+    with share.taking(limited=True) as deadline:
         now.s += 1e6
-        assert not (deadline.is_set or deadline.is_over or deadline.is_before(10**6))
+        assert not (deadline.is_set or deadline.is_over or deadline.is_near)
     assert share.share == pytest.approx(1e6 / (1e6 + 1))
 
 
+def test_a_put_off_evaluation_has_all_the_time(now: SimpleNamespace) -> None:
+    with TimeShare(0.1).taking(limited=False) as deadline:
+        now.s += 1e6
+        assert not deadline.is_over
+
+
 def test_laps_that_would_end_behind_the_deadline(now: SimpleNamespace) -> None:
-    deadline = Deadline(10.0)
-    assert not deadline.is_before(1000)  # nobody knows yet how long one takes
-    now.s += 1.5
-    deadline.lap()
-    assert [deadline.is_before(n) for n in (5, 6)] == [False, True]  # at 9.0 and at 10.5
-    now.s += 0.5
-    deadline.lap()
-    assert [deadline.is_before(n) for n in (16, 17)] == [False, True]
+    """The longest counts; and the next evaluation knows it from the start."""
+    share = TimeShare(0.5)
+    now.s += 10
+    with share.taking(limited=True) as deadline:  # 10 s
+        assert not deadline.is_near  # nobody knows yet how long one takes
+        for seconds in (3.0, 1.0):
+            deadline.begin_lap()
+            now.s += seconds
+            deadline.end_lap()
+            now.s += 0.5
+        assert not deadline.is_near  # 5 s are over
+        now.s += 2.1
+        assert deadline.is_near and not deadline.is_over
+    now.s += 2.0
+    with share.taking(limited=True) as deadline:
+        now.s += 1.0
+        assert deadline.lap_s == 3.0 and not deadline.is_over
+        now.s += 1.0
+        assert deadline.is_near
 
 
 def test_sets_share_the_time_that_is_left(now: SimpleNamespace) -> None:
     seen = []
-    for name, part in Deadline(9.0).shared_by(["a", "b", "c"]):
+    deadline = Deadline(9.0)
+    for name, part in deadline.shared_by(["a", "b", "c"]):
+        part.was_met = name != "b"
         now.s += {"a": 2.9, "b": 2.0, "c": 3.6}[name]
         seen.append(part.is_over)
         now.s += 0.2
         seen.append(part.is_over)
     assert seen == [False, True, False, False, False, True]  # b had 2.95 s, c the 3.7 s left
+    assert not deadline.was_met
 
 
 def _work() -> torch.Tensor:

@@ -42,15 +42,19 @@ def test_nothing_added_is_no_file(tmp_path: Path) -> None:
 
 def test_files_of_an_attempt_before_go_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "folder"
-    OutputWriter.clear(folder, SINGLE)
-    for name in ("all_rank0_0000.safetensors", "all_rank3_0012.safetensors", "mine.safetensors", "notes.txt"):
+    OutputWriter.clear(folder, ["all"], SINGLE)
+    assert not folder.exists()
+    folder.mkdir(parents=True)
+    others = ["mine.safetensors", "notes.txt", "other_rank0_0000.safetensors", "weights_rank0.safetensors"]
+    for name in ("all_rank0_0000.safetensors", "all_rank3_0012.safetensors", "a+_rank0_0000.safetensors", *others):
         (folder / name).touch()
-    OutputWriter.clear(folder, SINGLE)
-    assert sorted(path.name for path in folder.iterdir()) == ["mine.safetensors", "notes.txt"]
+    OutputWriter.clear(folder, ["all", "a+"], SINGLE)
+    assert sorted(path.name for path in folder.iterdir()) == others
 
 
 def _one_rank_cannot_write(world: World, folder: str) -> str:
-    writer = OutputWriter(Path(folder) / ("gone" if world.rank == 1 else "."), "all", world)
+    (Path(folder) / "file").touch()
+    writer = OutputWriter(Path(folder) / ("file" if world.rank == 1 else "."), "all", world)
     writer.add(_outputs(0, 3))
     with pytest.raises(UserError) as caught:
         writer.close(world)
@@ -59,4 +63,4 @@ def _one_rank_cannot_write(world: World, folder: str) -> str:
 
 def test_a_file_that_cannot_be_written_is_a_mistake_on_all_ranks(tmp_path: Path) -> None:
     said = run_ranks(_one_rank_cannot_write, 2, str(tmp_path))
-    assert len(set(said)) == 1 and "No such file or directory" in said[0]
+    assert len(set(said)) == 1 and "File exists" in said[0]
