@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from models.act import Batch, Carry, initial_carry
 from models.hrm import HRM
+from models.inference import Slots
 from models.metric_sums import OpenSums
 from optim.build import AdamATan2Config, MuonConfig, OptimConfig, build_optimizers
 from optim.ema import EMA
@@ -182,6 +184,26 @@ def test_a_checkpoint_of_the_gpu_is_scored_on_the_cpu(data: Path, tmp_path: Path
     trained = runs.rows(run)[-1]["eval/all/lm_loss"]
     (line,) = [line for line in done.stdout.splitlines() if "eval/all/lm_loss" in line]
     assert float(line.split()[1]) == pytest.approx(trained, rel=1e-2, abs=1e-3)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_sequences_leave_their_slots_as_on_the_cpu(adaptive: bool) -> None:
+    """A few at a time, so that slots are taken anew and closed at the end."""
+    steps: dict[str, dict[int, int]] = {}
+    for device in ("cpu", "cuda"):
+        model = small_hrm(seed=6).to(device)
+        batch = {name: tensor.to(device) for name, tensor in random_batch(BATCH_SIZE, seed=0).items()}
+        pieces = [
+            (np.array([n]), {name: tensor[n : n + 1] for name, tensor in batch.items()}) for n in range(BATCH_SIZE)
+        ]
+        slots = Slots(model, iter(pieces), num_steps=5, adaptive=adaptive, keep_steps=True)
+        steps[device] = {}
+        while slots.busy:
+            done = slots.advance().finished
+            if done is not None:
+                assert done.predictions_NTS is not None and done.predictions_NTS.device.type == device
+                steps[device] |= dict(zip(done.rows_N.tolist(), done.steps_N.tolist(), strict=True))
+    assert steps["cuda"] == steps["cpu"] and len(steps["cpu"]) == BATCH_SIZE
 
 
 def test_memory_is_that_of_the_device() -> None:
