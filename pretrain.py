@@ -745,7 +745,7 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
                 state.pending_row = row
             else:
                 evaluated, row = True, row | outcome | {"perf/eval_share": share.share}
-                if world.any(world.is_main and not deadline.was_met):  # some lucky ones of it are no measure
+                if not deadline.was_met:  # some lucky ones of it are no measure
                     metrics.say(f"step {state.step}: no time for all of the evaluation (eval_max_share)")
                 else:
                     is_best = improves(outcome.get(best_metric), state.best, config.best_mode)

@@ -13,9 +13,10 @@ from abc import ABC, abstractmethod
 import numpy as np
 import torch
 
-from dataset import maze
-from dataset.augment import BOXES, Box, box_of, draws_per_symmetry, symmetries_from
+from dataset import arc, maze
+from dataset.augment import Box, box_of, draws_per_symmetry, symmetries_from
 from dataset.schema import PuzzleSet, Split
+from dataset.tasks import KNOWN_SHAPES
 
 Batch = dict[str, torch.Tensor]
 
@@ -79,14 +80,13 @@ def _symmetries_of(split: Split, device: torch.device) -> Symmetries:
     box = box_of(seq_len, vocab_size)
     if box is not None:
         return SudokuSymmetries(box)
-    if (seq_len, vocab_size) == (ARC_SIDE**2, ARC_VOCAB):
+    if (seq_len, vocab_size) == (arc.SEQ_LEN, arc.VOCAB_SIZE):
         return ArcSymmetries()
     if maze.is_maze(seq_len, vocab_size):
         return MazeSymmetries(list(split.sets.values()), device)
-    sudokus = ", ".join(f"{other.num_cells} of {other.side + 2}" for other in BOXES.values())
     raise ValueError(
         f"{split.path} has {seq_len} tokens of {vocab_size} kinds, a task whose symmetries are not known "
-        f"(Sudoku: {sudokus}; maze: a square of {maze.VOCAB_SIZE}; ARC: {ARC_SIDE**2} of {ARC_VOCAB}); set augment=none"
+        f"({KNOWN_SHAPES}); set augment=none"
     )
 
 
@@ -206,10 +206,8 @@ def _chunks(num: int) -> list[slice]:
 
 # ---- ARC -------------------------------------------------------------------------------------------------
 
-ARC_SIDE, ARC_VOCAB = 30, 12
-# Tokens: 0 is padding, 1 the marker of a grid's end, 2 black, 3 to 11 the other colours.
-_PADDING, _END, _BLACK = 0, 1, 2
-_NUM_COLOURS = 9
+# All but black, which stays what it is.
+_NUM_PERMUTED = arc.NUM_COLOURS - 1
 
 
 class ArcSymmetries(Symmetries):
@@ -220,12 +218,12 @@ class ArcSymmetries(Symmetries):
     """
 
     description = "symmetries of ARC (which puzzle embeddings know nothing of)"
-    num_draws = _NUM_COLOURS + 1
+    num_draws = _NUM_PERMUTED + 1
 
     def choose(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> dict[str, np.ndarray]:
-        names_BV = np.tile(np.arange(ARC_VOCAB, dtype=np.uint8), (len(uniform_BU), 1))
-        names_BV[:, _BLACK + 1 :] = uniform_BU[:, :_NUM_COLOURS].argsort(axis=1) + _BLACK + 1
-        transform_B = (uniform_BU[:, _NUM_COLOURS] * maze.NUM_TRANSFORMS).astype(np.uint8)
+        names_BV = np.tile(np.arange(arc.VOCAB_SIZE, dtype=np.uint8), (len(uniform_BU), 1))
+        names_BV[:, arc.FIRST_COLOUR + 1 :] = uniform_BU[:, :_NUM_PERMUTED].argsort(axis=1) + arc.FIRST_COLOUR + 1
+        transform_B = (uniform_BU[:, _NUM_PERMUTED] * maze.NUM_TRANSFORMS).astype(np.uint8)
         return {"names": names_BV, "transforms": transform_B}
 
     def apply(self, batch: Batch, chosen: Batch) -> Batch:
@@ -238,7 +236,7 @@ def _transform_grid(tokens_BS: torch.Tensor, transform_B: torch.Tensor, names_BV
     """The grid of every example, transformed and in its new colours, with its end marked as published: below it over
     its columns, right of it over its rows, where the canvas goes on.
     """
-    is_grid_BLL = (tokens_BS >= _BLACK).view(-1, ARC_SIDE, ARC_SIDE)
+    is_grid_BLL = (tokens_BS >= arc.FIRST_COLOUR).view(-1, arc.SIDE, arc.SIDE)
     in_row_BL, in_column_BL = is_grid_BLL.any(2), is_grid_BLL.any(1)
     # Grids have no holes: sums are sizes. argmax gives the first of equals; without a grid all sizes are 0.
     top_B, height_B = in_row_BL.int().argmax(1), in_row_BL.sum(1)
@@ -247,10 +245,10 @@ def _transform_grid(tokens_BS: torch.Tensor, transform_B: torch.Tensor, names_BV
     top_B, left_B = torch.where(transposed_B, left_B, top_B), torch.where(transposed_B, top_B, left_B)
     height_B, width_B = torch.where(transposed_B, width_B, height_B), torch.where(transposed_B, height_B, width_B)
 
-    sources_BS = _box_sources(transform_B, top_B, left_B, height_B, width_B, ARC_SIDE)
+    sources_BS = _box_sources(transform_B, top_B, left_B, height_B, width_B, arc.SIDE)
     grid_BS = rename(tokens_BS.gather(1, sources_BS), names_BV)
 
-    places = torch.arange(ARC_SIDE, device=tokens_BS.device)
+    places = torch.arange(arc.SIDE, device=tokens_BS.device)
     down_BL, across_BL = places - top_B[:, None], places - left_B[:, None]
     in_row_BL = (down_BL >= 0) & (down_BL < height_B[:, None])
     in_column_BL = (across_BL >= 0) & (across_BL < width_B[:, None])
@@ -258,5 +256,5 @@ def _transform_grid(tokens_BS: torch.Tensor, transform_B: torch.Tensor, names_BV
     inside_BS = (in_row_BL[:, :, None] & in_column_BL[:, None, :]).flatten(1)
     end_BLL = (below_BL[:, :, None] & in_column_BL[:, None, :]) | (in_row_BL[:, :, None] & right_BL[:, None, :])
     # Around it lies padding, which labels may ignore: the least token there is, for colours and markers are above it.
-    around_B1 = tokens_BS.amin(1, keepdim=True).clamp(max=_PADDING)
-    return torch.where(inside_BS, grid_BS, torch.where(end_BLL.flatten(1), _END, around_B1))
+    around_B1 = tokens_BS.amin(1, keepdim=True).clamp(max=arc.PADDING)
+    return torch.where(inside_BS, grid_BS, torch.where(end_BLL.flatten(1), arc.END, around_B1))

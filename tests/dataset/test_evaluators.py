@@ -1,7 +1,6 @@
 """The evaluators against boards that are judged cell by cell."""
 # B = boards, S = cells of a board
 
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -11,23 +10,8 @@ import torch
 from dataset import maze
 from dataset.augment import BOXES, Box
 from dataset.evaluators import JUDGES, EvaluatorName, build_evaluators, fitting_evaluators
-from dataset.schema import DatasetMetadata, Split
 from dataset.sudoku import random_solution
-
-
-def _split(seq_len: int, vocab_size: int) -> Split:
-    metadata = DatasetMetadata(
-        pad_id=0,
-        ignore_label_id=0,
-        blank_identifier_id=0,
-        vocab_size=vocab_size,
-        seq_len=seq_len,
-        num_puzzle_identifiers=1,
-        total_groups=1,
-        mean_puzzle_examples=1.0,
-        sets=["all"],
-    )
-    return Split(Path("data/test"), metadata, {})
+from tests.dataset.shapes import split_of
 
 
 def _is_valid(tokens_S: list[int], box: Box) -> bool:
@@ -60,7 +44,7 @@ def test_boards_are_valid_as_each_unit_says(box: Box) -> None:
     boards_BS = np.stack(boards)
     expected = [_is_valid(board_S.tolist(), box) for board_S in boards_BS]
     assert 8 <= sum(expected) < len(boards)
-    evaluator = JUDGES["sudoku"](_split(box.num_cells, box.side + 2))
+    evaluator = JUDGES["sudoku"](split_of(box.num_cells, box.side + 2))
     for dtype in (torch.int64, torch.int32):
         predictions_BS = torch.from_numpy(boards_BS).to(dtype)
         found = evaluator(torch.ones_like(predictions_BS, dtype=torch.int32), predictions_BS)
@@ -77,7 +61,7 @@ def test_clues_are_kept_where_the_input_has_a_digit() -> None:
     predictions_BS[1, 5] = 3
     predictions_BS[2, 3] = 1
     predictions_BS[3, 9] = 2
-    found = build_evaluators(["sudoku"], _split(16, 6)).judge(inputs_BS, predictions_BS)
+    found = build_evaluators(["sudoku"], split_of(16, 6)).judge(inputs_BS, predictions_BS)
     assert found["clues_kept"].tolist() == [True, False, False, True]
     assert not found["valid_boards"].any()
 
@@ -95,7 +79,7 @@ def test_mazes_are_judged_by_the_path_alone() -> None:
     }
     inputs_BS = torch.from_numpy(np.stack([maze.to_tokens(question)] * len(answers))).int()
     predictions_BS = torch.from_numpy(np.stack([maze.to_tokens(answer) for answer in answers])).long()
-    found = build_evaluators(["maze"], _split(9, 6)).judge(inputs_BS, predictions_BS)
+    found = build_evaluators(["maze"], split_of(9, 6)).judge(inputs_BS, predictions_BS)
     assert list(zip(found["path_valid"].tolist(), found["path_optimal"].tolist(), strict=True)) == list(
         answers.values()
     )
@@ -104,26 +88,26 @@ def test_mazes_are_judged_by_the_path_alone() -> None:
 
 def test_names_and_metrics() -> None:
     assert set(get_args(EvaluatorName)) == {*JUDGES, "arc"}
-    evaluators = build_evaluators(["sudoku", "sudoku"], _split(81, 11))
+    evaluators = build_evaluators(["sudoku", "sudoku"], split_of(81, 11))
     tokens_BS = torch.ones(3, 81, dtype=torch.int64)
     assert evaluators.metrics == ("valid_boards", "clues_kept") == tuple(evaluators.judge(tokens_BS, tokens_BS))
-    nothing = build_evaluators([], _split(900, 12))
+    nothing = build_evaluators([], split_of(900, 12))
     assert nothing.metrics == () and nothing.judge(tokens_BS, tokens_BS) == {}
 
 
 def test_the_task_says_who_knows_it() -> None:
     """Of an ARC dataset its builder's list of tasks: without it nobody could vote."""
     sizes = [(36, 8), (900, 6), (25, 6), (24, 6), (900, 12), (100, 10)]
-    assert [fitting_evaluators(_split(*size)) for size in sizes] == [["sudoku"], ["maze"], ["maze"], [], [], []]
+    assert [fitting_evaluators(split_of(*size)) for size in sizes] == [["sudoku"], ["maze"], ["maze"], [], [], []]
 
 
 @pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 11), (24, 6), (900, 12)])
 def test_what_is_no_maze_is_a_mistake(seq_len: int, vocab_size: int) -> None:
     with pytest.raises(ValueError, match=f"data/test has {seq_len} tokens of {vocab_size} kinds, which is no maze"):
-        build_evaluators(["maze"], _split(seq_len, vocab_size))
+        build_evaluators(["maze"], split_of(seq_len, vocab_size))
 
 
 @pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 10), (36, 6), (900, 6), (64, 10)])
 def test_what_is_no_sudoku_is_a_mistake(seq_len: int, vocab_size: int) -> None:
     with pytest.raises(ValueError, match=f"data/test has {seq_len} tokens of {vocab_size} kinds, which is no Sudoku"):
-        build_evaluators(["sudoku"], _split(seq_len, vocab_size))
+        build_evaluators(["sudoku"], split_of(seq_len, vocab_size))

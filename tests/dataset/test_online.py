@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from dataset.arc import SIDE, VOCAB_SIZE
 from dataset.augment import BOXES, Box
 from dataset.loader import IGNORE_LABEL, TrainLoader
 from dataset.maze import VOCAB_SIZE as MAZE_VOCAB
 from dataset.maze import allowed_transforms
 from dataset.online import (
-    ARC_SIDE,
-    ARC_VOCAB,
     ArcSymmetries,
     MazeSymmetries,
     OnlineAugmentation,
@@ -70,7 +69,7 @@ def _maze_split() -> Split:
 def _arc_split() -> Split:
     rng = np.random.default_rng(0)
     pairs = [_random_arc(rng) for _ in range(12)]
-    return _split(np.stack([p[0] for p in pairs]), np.stack([p[1] for p in pairs]), ARC_VOCAB)
+    return _split(np.stack([p[0] for p in pairs]), np.stack([p[1] for p in pairs]), VOCAB_SIZE)
 
 
 SPLITS = {"sudoku": lambda: _sudoku(BOXES["2x2"], 12), "maze": _maze_split, "arc": _arc_split}
@@ -237,14 +236,14 @@ def test_examples_are_numbered_over_all_sets() -> None:
 
 def _on_canvas(grid: np.ndarray, top: int, left: int) -> np.ndarray:
     """A grid of colours on the canvas as published: (900,) tokens."""
-    canvas_LL = np.zeros((ARC_SIDE, ARC_SIDE), np.uint8)
+    canvas_LL = np.zeros((SIDE, SIDE), np.uint8)
     for row in range(len(grid)):
         for column in range(len(grid[0])):
             canvas_LL[top + row, left + column] = grid[row, column] + 2
-    if top + len(grid) < ARC_SIDE:
+    if top + len(grid) < SIDE:
         for column in range(len(grid[0])):
             canvas_LL[top + len(grid), left + column] = 1
-    if left + len(grid[0]) < ARC_SIDE:
+    if left + len(grid[0]) < SIDE:
         for row in range(len(grid)):
             canvas_LL[top + row, left + len(grid[0])] = 1
     return canvas_LL.ravel()
@@ -253,7 +252,7 @@ def _on_canvas(grid: np.ndarray, top: int, left: int) -> np.ndarray:
 def _arc_grids(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int, int]:
     """Two grids of different sizes, often as wide or high as the canvas, and where on it both begin."""
     sizes = rng.choice([1, 2, 3, 7, 18, 29, 30], size=(2, 2))
-    top, left = (int(rng.integers(0, ARC_SIDE - sizes[:, axis].max() + 1)) for axis in (0, 1))
+    top, left = (int(rng.integers(0, SIDE - sizes[:, axis].max() + 1)) for axis in (0, 1))
     one, other = (rng.integers(0, 10, size) for size in sizes)
     return one, other, top, left
 
@@ -269,7 +268,7 @@ def test_grids_are_transformed_inside_their_boxes(transform: int, around: int) -
     rng = np.random.default_rng(transform)
     symmetries = ArcSymmetries()
     cases = [_arc_grids(rng) for _ in range(30)]
-    assert any(len(grid) == ARC_SIDE or len(grid[0]) == ARC_SIDE for one, other, *_ in cases for grid in (one, other))
+    assert any(len(grid) == SIDE or len(grid[0]) == SIDE for one, other, *_ in cases for grid in (one, other))
     inputs_BS = np.stack([_on_canvas(one, top, left) for one, _, top, left in cases]).astype(np.int32)
     labels_BS = np.stack([_on_canvas(other, top, left) for _, other, top, left in cases]).astype(np.int32)
     labels_BS[labels_BS == 0] = around
@@ -283,7 +282,7 @@ def test_grids_are_transformed_inside_their_boxes(transform: int, around: int) -
     assert {batch[name].dtype for name in ("inputs", "labels")} == {torch.int32}
     for index, (one, other, top, left) in enumerate(cases):
         names = chosen["names"][index].tolist()
-        assert names[:3] == [0, 1, 2] and sorted(names) == list(range(ARC_VOCAB))
+        assert names[:3] == [0, 1, 2] and sorted(names) == list(range(VOCAB_SIZE))
         new_top, new_left = (left, top) if transform & 4 else (top, left)
         for name, grid in (("inputs", one), ("labels", other)):
             colours = np.vectorize(lambda colour, names=names: names[colour + 2] - 2)(grid)
@@ -321,6 +320,6 @@ def test_every_arc_transform_and_colour_is_drawn_about_equally_often() -> None:
     symmetries, num = ArcSymmetries(), 8000
     chosen = symmetries.choose(np.random.default_rng(0).random((num, symmetries.num_draws)), np.arange(num))
     assert abs(np.bincount(chosen["transforms"], minlength=8) - num / 8).max() < 6 * (num / 8) ** 0.5
-    for colour in range(3, ARC_VOCAB):
-        counts = np.bincount(chosen["names"][:, colour], minlength=ARC_VOCAB)[3:]
+    for colour in range(3, VOCAB_SIZE):
+        counts = np.bincount(chosen["names"][:, colour], minlength=VOCAB_SIZE)[3:]
         assert abs(counts - num / 9).max() < 6 * (num / 9) ** 0.5

@@ -1,33 +1,16 @@
 """Variations are symmetries of the task that can be undone; votes count, and confidence decides between equals."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from dataset import maze
 from dataset.augment import BOXES, Box
-from dataset.schema import DatasetMetadata, Split
 from dataset.sudoku import random_solution, valid_solutions
 from dataset.tta import Ballots, Variations, winner
+from tests.dataset.shapes import split_of
 
 # N = boards, K = variations, S = tokens
-
-
-def _split(seq_len: int, vocab_size: int) -> Split:
-    metadata = DatasetMetadata(
-        pad_id=0,
-        ignore_label_id=0,
-        blank_identifier_id=0,
-        vocab_size=vocab_size,
-        seq_len=seq_len,
-        num_puzzle_identifiers=1,
-        total_groups=1,
-        mean_puzzle_examples=1.0,
-        sets=["all"],
-    )
-    return Split(Path("data/test"), metadata, {})
 
 
 def _spread(variations: Variations, rows: list[int], boards_NS: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
@@ -46,7 +29,7 @@ def test_variations_of_a_sudoku_are_sudokus_and_come_back(box: Box) -> None:
     boards_NS = torch.from_numpy(np.stack([random_solution(box, rng) for _ in range(3)]).astype(np.int64)) + 1
     boards_NS[1, :5] = 1  # blanks stay blanks
     boards_NS[2, 7] = 0
-    variations = Variations.of(_split(box.num_cells, box.side + 2), 6)
+    variations = Variations.of(split_of(box.num_cells, box.side + 2), 6)
     numbers, varied_NS = _spread(variations, [4, 9, 1000], boards_NS)
     assert torch.equal(variations.undo(numbers, varied_NS), boards_NS.repeat_interleave(6, 0))
     assert torch.equal(varied_NS[::6], boards_NS), "the first is the puzzle itself"
@@ -60,7 +43,7 @@ def test_variations_of_a_sudoku_are_sudokus_and_come_back(box: Box) -> None:
 
 def test_variations_of_a_maze_are_the_eight_of_the_square() -> None:
     board_S = torch.from_numpy(maze.to_tokens("S  ## # G").astype(np.int64))
-    variations = Variations.of(_split(9, 6), 8)
+    variations = Variations.of(split_of(9, 6), 8)
     numbers, varied_NS = _spread(variations, [5], board_S[None])
     grid = board_S.numpy().reshape(3, 3)
     turned = [np.rot90(image, k) for image in (grid, grid.T) for k in range(4)]
@@ -79,7 +62,7 @@ def test_variations_of_a_maze_are_the_eight_of_the_square() -> None:
 )
 def test_tasks_without(sizes: tuple[int, int], count: int, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
-        Variations.of(_split(*sizes), count)
+        Variations.of(split_of(*sizes), count)
 
 
 def _answer(*tokens: int) -> np.ndarray:
