@@ -51,7 +51,7 @@ def main(world: World) -> None:
     if config is None:
         print(command.page)
         return
-    world = world.use_device(config.device, timeout_s=60)
+    world = world.use_device(config.device)
     trained, model, checkpoint = load_run(Path(config.checkpoint), world)
     run_folder = run_folder_of(checkpoint.path)
     with world.agree():

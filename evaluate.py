@@ -103,6 +103,7 @@ def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
         split = open_split(Path(config.data_path), "test")
     model = build_model(config.arch, task_of(split), world, seed=0)
     init_weights_from(source, model, config.puzzle_table, world)
+    model.to(world.device)
     return Loaded(source, model, split, batch_size=768, out=None)
 
 
@@ -232,7 +233,7 @@ def main(world: World) -> None:
     config = world.broadcast_object(config)
     if config is None:
         return
-    world = world.use_device(config.device, timeout_s=config.dist.timeout_s)
+    world = world.use_device(config.device, config.dist)
     loaded = load(config, config.checkpoint, world)
     split, model = loaded.split, loaded.model
     out = Path(config.out) if config.out is not None else loaded.out

@@ -7,12 +7,12 @@ devices, sinks and architectures is inside the objects that the chapters make, s
 
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from pydantic import Field, model_validator
@@ -24,23 +24,26 @@ from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
 from dataset.schema import Split, check_contents, open_datasets
 from models import ArchConfig, build_arch
-from models.act import Carry, draw_min_halt_steps, initial_carry, segment
+from models.act import Carry, draw_min_halt_steps, initial_carry
 from models.base import RecursiveModel
 from models.depth import Depth
-from models.inference import Finished, Slots
+from models.inference import Finished, Slots, idle_segment
+from models.layout import Layout
 from models.losses import LossConfig, Outputs, act_loss
 from models.metric_sums import EVAL_METRICS, EvalSums, OpenSums
+from models.parallelize import ParallelConfig, parallelize, require_strategy
 from models.published import PuzzleTable, fit_weights, to_ours
-from optim.build import OptimConfig, Optimizers, build_optimizers
-from optim.ema import EMA
-from optim.schedule import lr_multiplier
+from optim.build import OptimConfig, Optimizers, build_optimizers, require_same_state
+from optim.ema import EMA, require_same_average
+from optim.loss_scale import LossScale
+from optim.schedule import BatchScaling, batch_scale, lr_multiplier
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from utils.checkpoint import Checkpoint, Checkpointer, RunState, Snapshot
 from utils.command_line import CommandLine, differences, validate
 from utils.config import Bool, Float, Int, StrictModel
 from utils.dist import DeviceName, DistConfig, UserError, World, run
 from utils.metrics import Metrics, WandbConfig
-from utils.profiling import Deadline, StepClock, StepProfiler, TimeShare, max_memory_gb
+from utils.profiling import CommSampler, Deadline, StepClock, StepProfiler, TimeShare, max_memory_gb
 from utils.run_folder import (
     RunConfig,
     Start,
@@ -66,6 +69,7 @@ pretrain.py: train a hierarchical reasoning model.
 Any key below is set with key=value, also inside groups (arch.hidden_size=128).
 """
 
+T = TypeVar("T")
 Positive = Field(gt=0)
 NotNegative = Field(ge=0)
 
@@ -78,11 +82,13 @@ class PretrainConfig(RunConfig):
 
     arch: ArchConfig
     optim: OptimConfig
+    parallel: ParallelConfig
 
     data_paths_test: list[str]
     data_on: DataOn
     augment: Literal["none", "online"]
     global_batch_size: Int = Positive
+    grad_accumulation: Int = Positive
     epochs: Int = Field(gt=0, le=10**7)  # the end of each is kept in memory
     max_steps: Int | None = Field(gt=0)
     seed: Int = Field(ge=0, lt=2**63)
@@ -91,6 +97,8 @@ class PretrainConfig(RunConfig):
     lr: Float = NotNegative
     lr_min_ratio: Float = Field(ge=0, le=1)
     lr_warmup_steps: Int = NotNegative
+    lr_scaling: BatchScaling
+    lr_scaling_reference: Int = Positive
     beta1: Float = Field(ge=0, lt=1)
     beta2: Float = Field(ge=0, lt=1)
     weight_decay: Float = NotNegative
@@ -127,6 +135,7 @@ class PretrainConfig(RunConfig):
     log_interval: Int = Positive
     wandb: WandbConfig
     profile: Bool
+    perf_every_n_steps: Int | None = Field(gt=0)
 
     device: DeviceName
     compile: Bool
@@ -219,16 +228,29 @@ def open_data(config: PretrainConfig, world: World) -> Data:
         test = None
         if config.evaluates:
             test = open_datasets(config.test_paths, "test", numbered_by=config.train_paths)
-        if config.global_batch_size % world.size:
-            raise ValueError(
-                f"global_batch_size={config.global_batch_size} can't be split over {world.size} ranks; "
-                f"take {-(-config.global_batch_size // world.size) * world.size}, or another number of ranks"
-            )
+        require_whole_shares(config, world)
         for split in filter(None, (train, test)):
             require_same_task(task_of(train), split, config.arch)
             if world.is_main:
                 fingerprint[split.path.name] = check_contents(split)
     return Data(train, test, world.broadcast_object(fingerprint))
+
+
+def require_whole_shares(config: PretrainConfig, world: World) -> None:
+    """Raises ValueError where ranks would hold different numbers of slots unasked, or one none, or no whole parts."""
+    batch_size, num_ranks = config.global_batch_size, world.data_size
+    if batch_size % num_ranks and not config.dist.rank_weights:
+        raise ValueError(
+            f"global_batch_size={batch_size} can't be split over {num_ranks} ranks; "
+            f"take {-(-batch_size // num_ranks) * num_ranks}, or another number of ranks"
+        )
+    slots = world.slice_of(batch_size)
+    if slots.start == slots.stop:
+        raise ValueError(
+            f"dist.rank_weights={config.dist.rank_weights} leaves rank {world.rank} none of the {batch_size} slots; "
+            "take other weights, or a larger global_batch_size"
+        )
+    config.parallel.require_parts(slots.stop - slots.start, config.grad_accumulation)
 
 
 def task_of(split: Split) -> dict[str, int]:
@@ -256,9 +278,10 @@ def require_same_task(task: dict[str, int], other: Split, arch: ArchConfig) -> N
 class TrainState:
     """Everything that a step changes, which is what a checkpoint holds."""
 
-    model: RecursiveModel
+    layout: Layout  # the model, and how it lies over the ranks
     optimizers: Optimizers
     ema: EMA | None
+    loss_scale: LossScale | None
     carry: Carry
     sums: OpenSums
     wandb_run_id: str
@@ -268,9 +291,13 @@ class TrainState:
     evaluations_since_best: int = 0
     pending_row: dict[str, float] | None = None  # of this step, waiting for an evaluation that a stop interrupted
 
+    @property
+    def model(self) -> RecursiveModel:
+        return self.layout.model
+
 
 def build_model(arch: ArchConfig, task: dict[str, int], world: World, seed: int) -> RecursiveModel:
-    """The model on the world's device, with rank 0's initial weights everywhere. Every rank.
+    """The whole model on the host, with rank 0's initial weights everywhere. Every rank.
 
     Args:
         task: seq_len, vocab_size and num_puzzle_identifiers of the dataset.
@@ -278,7 +305,6 @@ def build_model(arch: ArchConfig, task: dict[str, int], world: World, seed: int)
     with world.agree():
         model = build_arch(arch, **task)
     model.init_weights(torch.Generator().manual_seed(seed))
-    model.to(world.device)
     world.broadcast_(model.state_dict().values())
     return model
 
@@ -287,9 +313,18 @@ def build_train_state(start: Start[PretrainConfig], data: Data, world: World) ->
     """A fresh state, or the checkpoint's. Every rank. Raises UserError where that is of other data or another arch."""
     config, checkpoint = start.config, start.checkpoint
     model = build_model(config.arch, task_of(data.train), world, config.seed)
-    if checkpoint is None and config.initial_weights:
+    if checkpoint is not None:
+        with world.agree():
+            require_same_run(checkpoint, config, data)
+            load_weights(model, checkpoint.weights(), checkpoint, config.arch)
+    elif config.initial_weights:
         init_weights_from(config.initial_weights, model, config.puzzle_table, world)
     model.freeze("weights" if config.freeze_weights else config.freeze)
+    with world.agree():
+        require_strategy(model, config.parallel, world)
+    layout = parallelize(
+        model, config.parallel, world, num_microbatches=config.grad_accumulation, compile=config.compile
+    )
     optimizers = build_optimizers(
         model,
         model.block_weights(),
@@ -299,15 +334,14 @@ def build_train_state(start: Start[PretrainConfig], data: Data, world: World) ->
         weight_decay=config.weight_decay,
     )
     ema = EMA(model.trained_tensors()) if config.ema else None
+    loss_scale = LossScale() if config.arch.forward_dtype == "float16" else None
     new_run_id = world.broadcast_object(uuid.uuid4().hex[:8])
-    state = TrainState(model, optimizers, ema, fresh_carry(model, config, data, world), OpenSums(world), new_run_id)
+    carry = fresh_carry(model, config, data, world)
+    state = TrainState(layout, optimizers, ema, loss_scale, carry, OpenSums(world), new_run_id)
     if checkpoint is not None:
-        with world.agree():
-            restore(state, checkpoint, config, data, world)
+        restore(state, checkpoint, config, world)
         if start.branches_off:  # a run of its own, which has no best yet
             state.wandb_run_id, state.best, state.evaluations_since_best = new_run_id, None, 0
-    if config.compile:
-        model.compile_levels()
     return state
 
 
@@ -336,17 +370,34 @@ def fresh_carry(model: RecursiveModel, config: PretrainConfig, data: Data, world
     return initial_carry(model, nothing)
 
 
+def live_tensors(state: TrainState) -> dict[str, tuple[str, Tensor]]:
+    """What a step changes beside the weights and the slots, under a checkpoint's names: each with the name of the
+    parameter that it belongs to, as which it lies over the ranks (empty: it lies whole on all of them).
+    """
+    tensors = {
+        f"optimizer.{name}": (name.split(".", 2)[2], tensor)
+        for name, tensor in state.optimizers.export_state(state.model).items()
+    }
+    if state.ema is not None:
+        tensors |= {f"ema.{name}": (name, tensor) for name, tensor in state.ema.tensors().items()}
+    if state.loss_scale is not None:
+        tensors |= {f"loss_scale.{name}": ("", tensor) for name, tensor in state.loss_scale.tensors().items()}
+    return tensors
+
+
+def portable(state: TrainState) -> dict[str, Tensor]:
+    """The live tensors as any strategy can read them. Every rank."""
+    return {key: state.layout.to_portable(name, tensor) for key, (name, tensor) in live_tensors(state).items()}
+
+
 def take_snapshot(state: TrainState, config: PretrainConfig, data: Data, world: World) -> Snapshot:
     """Everything that a run needs to go on as if nothing had happened. Every rank."""
     return Snapshot(
-        shared={
-            "model": state.model.state_dict(),
-            "optimizer": state.optimizers.export_state(state.model),
-            "progress": {"open_sums": state.sums.by_rank()},
-            **({"ema": state.ema.tensors()} if state.ema else {}),
-        },
+        weights=state.layout.whole_weights(),
+        shared=portable(state) | {"progress.open_sums": state.sums.by_rank()},
         slots=world.slice_of(config.global_batch_size),
         by_slot=state.carry.tensors(),
+        by_rank=state.layout.compression_state(),
         state=RunState(
             step=state.step,
             draws=state.draws,
@@ -363,8 +414,8 @@ def take_snapshot(state: TrainState, config: PretrainConfig, data: Data, world: 
     )
 
 
-def restore(state: TrainState, checkpoint: Checkpoint, config: PretrainConfig, data: Data, world: World) -> None:
-    """Overwrite a fresh state with a checkpoint. Raises ValueError."""
+def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data) -> None:
+    """Raises ValueError where a run can't go on from the checkpoint."""
     saved = checkpoint.state
     if config.initial_weights and config.initial_weights not in (
         saved.config["init_from"],
@@ -380,26 +431,42 @@ def restore(state: TrainState, checkpoint: Checkpoint, config: PretrainConfig, d
             f"{checkpoint.path} was trained on other data than {', '.join(config.train_paths)} holds now; "
             "give the data_path of that"
         )
-    load_weights(state.model, checkpoint.load("model"), checkpoint, config.arch)
-    state.optimizers.import_state(state.model, checkpoint.load("optimizer"))
-    if state.ema is not None and checkpoint.has("ema"):
-        state.ema.restore(checkpoint.load("ema"))
-    elif state.ema is not None:  # asked for from here on: it begins at the weights
-        state.ema = EMA(state.model.trained_tensors())
+
+
+def restore(state: TrainState, checkpoint: Checkpoint, config: PretrainConfig, world: World) -> None:
+    """Overwrite all of a fresh state but its weights with a checkpoint's. Every rank. Raises UserError."""
+    saved, live, tensors = checkpoint.state, live_tensors(state), portable(state)
+    own = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    own = {key: shape for part in world.gather_objects(own) for key, shape in part.items()}  # of all stages
+    with world.agree():
+        require_same_state(checkpoint.sizes("optimizer"), without_prefix("optimizer.", own))
+        kept = [prefix for prefix in ("ema", "loss_scale") if checkpoint.has(prefix)]  # others begin here
+        if "ema" in kept and state.ema is not None:
+            require_same_average(checkpoint.sizes("ema"), without_prefix("ema.", own))
+        tensors = {key: tensor for key, tensor in tensors.items() if key.split(".")[0] in ("optimizer", *kept)}
+        checkpoint.load_into(tensors)
+    for key, tensor in tensors.items():
+        state.layout.from_portable(live[key][0], tensor, live[key][1])
     state.step, state.draws, state.wandb_run_id = saved.step, saved.draws, saved.wandb_run_id
     state.pending_row = saved.pending_row
     if (saved.config["best_metric"], saved.config["best_mode"]) == (config.best_metric, config.best_mode):
         state.best, state.evaluations_since_best = saved.best, saved.evaluations_since_best
-    state.sums.restore(checkpoint.load("progress")["open_sums"], saved.open_steps, saved.open_slots)
-    # With another batch size or dtype there are other slots: sequences start anew, and the draws go on where they were.
-    fresh = state.carry.tensors()
-    if saved.config["global_batch_size"] == config.global_batch_size:
-        slots = checkpoint.load_slots(world.slice_of(config.global_batch_size))
-        if any(name not in slots or slots[name].shape != fresh[name].shape for name in fresh):
-            raise ValueError(
-                f"{checkpoint.path} holds other slots than this model's; it is damaged or of another version"
-            )
-        state.carry = Carry.from_tensors({name: slots[name].to(world.device, fresh[name].dtype) for name in fresh})
+    with world.agree():
+        state.sums.restore(checkpoint.load("progress")["open_sums"], saved.open_steps, saved.open_slots)
+        state.layout.load_compression_state(checkpoint.load_by_rank(world.rank, world.size))
+        # With another batch size or dtype there are other slots: sequences start anew, and the draws go on.
+        fresh = state.carry.tensors()
+        if saved.config["global_batch_size"] == config.global_batch_size:
+            slots = checkpoint.load_slots(world.slice_of(config.global_batch_size))
+            if any(name not in slots or slots[name].shape != fresh[name].shape for name in fresh):
+                raise ValueError(
+                    f"{checkpoint.path} holds other slots than this model's; it is damaged or of another version"
+                )
+            state.carry = Carry.from_tensors({name: slots[name].to(world.device, fresh[name].dtype) for name in fresh})
+
+
+def without_prefix(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 def load_weights(
@@ -466,7 +533,7 @@ def load_run(path: Path, world: World) -> tuple[PretrainConfig, RecursiveModel, 
     model = build_model(config.arch, checkpoint.state.task, world, config.seed)
     with world.agree():
         load_weights(model, checkpoint.trained_weights(), checkpoint, config.arch)
-    return config, model, checkpoint
+    return config, model.to(world.device), checkpoint
 
 
 # ---- one step --------------------------------------------------------------------------------------------
@@ -476,20 +543,21 @@ def load_run(path: Path, world: World) -> tuple[PretrainConfig, RecursiveModel, 
 class StepResult:
     """What one training step found out, on the device."""
 
-    outputs: Outputs
-    loss: Tensor  # summed over this rank's slots
+    outputs: list[Outputs]  # of each microbatch
     sums: Tensor  # this rank's, in the order of METRICS
     grad_norm: Tensor  # of the global batch before clipping, over all parameters (the puzzle table isn't one)
+    was_taken: bool  # False: float16 overflowed, and nothing was updated
 
 
 def train_step(
-    model: RecursiveModel,
+    layout: Layout,
     optimizers: Optimizers,
     carry: Carry,
     batch: Batch,
     *,
     depth: Depth,
     loss_config: LossConfig,
+    loss_scale: LossScale | None = None,
     lr_multiplier: float,
     puzzle_emb_lr: float,
     puzzle_emb_weight_decay: float,
@@ -504,38 +572,50 @@ def train_step(
     counts more than its slots.
 
     Args:
+        loss_scale: of float16, for which alone the host does wait: whether the step is taken depends on its gradients.
         lr_multiplier: what the schedule makes of every learning rate; puzzle_emb_lr is multiplied already.
     """
-    carry, outputs = segment(model, carry, batch, training=True, depth=depth, min_halt_steps_B=min_halt_steps_B)
-    loss, sums = act_loss(
-        outputs,
-        carry.current["labels"],
-        halted_B=carry.halted_B,
-        steps_B=carry.steps_B,
-        config=loss_config,
-        ignore_label=IGNORE_LABEL,
-    )
-    (loss / global_batch_size).backward()
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    world.sum_gradients_(trained)
-    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
-    grad_norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros_like(loss)
-    if grad_clip is not None:
-        torch.nn.utils.clip_grads_with_norm_(trained, grad_clip, grad_norm)
 
-    if model.puzzle_embedding is not None and model.puzzle_embedding.trainable:
-        assert outputs.puzzle_rows_BE is not None and outputs.puzzle_rows_BE.grad is not None
-        sparse_sign_sgd_(
-            model.puzzle_embedding.weight,
-            carry.current["puzzle_identifiers"],
-            outputs.puzzle_rows_BE.grad,
-            lr=puzzle_emb_lr,
-            weight_decay=puzzle_emb_weight_decay,
-            world=world,
+    def loss_of(outputs: Outputs, carry: Carry) -> tuple[Tensor, Tensor]:
+        loss, sums = act_loss(
+            outputs,
+            carry.current["labels"],
+            halted_B=carry.halted_B,
+            steps_B=carry.steps_B,
+            config=loss_config,
+            ignore_label=IGNORE_LABEL,
         )
-    optimizers.step(lr_multiplier)
+        loss = loss / global_batch_size
+        return loss if loss_scale is None else loss_scale.scale(loss), sums
+
+    carry, outputs, sums = layout.gradients(
+        carry, batch, depth=depth, min_halt_steps_B=min_halt_steps_B, loss_of=loss_of
+    )
+    rows = [part.puzzle_rows_BE for part in outputs if part.puzzle_rows_BE is not None]
+    rows_grads = [part_BE.grad for part_BE in rows if part_BE.grad is not None]
+    if loss_scale is not None:
+        loss_scale.unscale_(weight.grad for weight in layout.model.parameters() if weight.grad is not None)
+    grad_norm = layout.grad_norm()
+    was_taken = loss_scale is None or loss_scale.update([grad_norm, *rows_grads], world)
+    if was_taken:
+        if grad_clip is not None:
+            layout.clip_(grad_clip, grad_norm)
+        table = layout.model.puzzle_embedding
+        if table is not None and table.trainable:
+            sparse_sign_sgd_(
+                table.weight,
+                carry.current["puzzle_identifiers"],
+                torch.cat(rows_grads),
+                lr=puzzle_emb_lr,
+                weight_decay=puzzle_emb_weight_decay,
+                num_slots=global_batch_size,
+                world=world,
+            )
+        optimizers.step(lr_multiplier)
+    else:
+        grad_norm = torch.zeros_like(grad_norm)  # no fault, which OpenSums would take it for
     optimizers.zero_grad()
-    return carry, StepResult(outputs, loss.detach(), sums, grad_norm.detach())
+    return carry, StepResult(outputs, sums, grad_norm, was_taken)
 
 
 # ---- evaluation ------------------------------------------------------------------------------------------
@@ -553,6 +633,7 @@ def evaluate(
     max_examples: int | None = None,
     evaluators: Evaluators = NO_EVALUATORS,
     keep_votes: bool = False,
+    lockstep: bool = False,
     stop_requested: Callable[[], bool] = lambda: False,
     deadline: Deadline | None = None,
     save_outputs: Sequence[SavedOutput] = (),
@@ -567,6 +648,7 @@ def evaluate(
         max_examples: of each larger set only so many, evenly spread.
         evaluators: what else to find out about the answers.
         keep_votes: add to the votes of the evaluation before, for several checkpoints that vote together.
+        lockstep: a segment of this model takes all ranks, so that one without examples of its own computes along.
         stop_requested: asked between segments; when any rank's says so, the evaluation is abandoned and None returned.
         deadline: of rank 0. Where it is set, a batch counts whole or not at all, since those that halt early are the
             easy ones; what doesn't fit is left out, evenly spread. Several sets share the time.
@@ -618,6 +700,8 @@ def evaluate(
                 if over or not busy:
                     break
                 if not slots.busy:  # others are
+                    if lockstep:
+                        idle_segment(model, split.metadata.seq_len, world.device)
                     continue
                 said = slots.advance()
                 of_batch.add_segment(
@@ -697,8 +781,10 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
         )
         checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)
     loader = TrainLoader(data.train, sampler, world, augmentation=augmentation, data_on=config.data_on)
-    profiler = StepProfiler(config.profile and world.is_main, config.run_path, metrics.say)
+    profiler = StepProfiler(config.profile and world.is_main, config.run_path, metrics.say, world.device)
+    comm = CommSampler(None if config.profile else config.perf_every_n_steps, world)
     clock, share = StepClock(), TimeShare(config.eval_max_share)
+    lr_scale = batch_scale(config.lr_scaling, config.global_batch_size, config.lr_scaling_reference)
     for line in [*start.notes, describe(config, data, state, augmentation, last_step, world)]:
         metrics.say(line)
 
@@ -727,7 +813,7 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
         if data.test is not None and evaluation_due():
             state.sums.require_finite(checkpointer.last_good)
             # One that a stop put off has no time of this process to take a share of.
-            with share.taking(limited=not was_pending) as deadline, state.ema.swapped() if state.ema else nullcontext():
+            with share.taking(limited=not was_pending) as deadline, averaged_weights(state):
                 outcome = evaluate(
                     state.model,
                     data.test,
@@ -736,6 +822,7 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
                     adaptive=config.eval_adaptive,
                     max_examples=config.eval_max_examples,
                     evaluators=evaluators,
+                    lockstep=state.layout.lockstep,
                     stop_requested=stop.requested,
                     deadline=deadline,
                     save_outputs=config.eval_save_outputs,
@@ -765,6 +852,7 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
             )
         elif stopping and (state.step < last_step or state.pending_row is not None):
             reason = stop.name or "a signal to another rank"
+            checkpointer.wait()  # what the marker promises
             metrics.say(f"stopped by {reason} at step {state.step}; resume=auto goes on from here")
             with world.agree():
                 if world.is_main:
@@ -779,44 +867,61 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
         for batch in clock.timing_data(loader.batches(steps)):
             state.step, state.draws = state.step + 1, state.draws + config.global_batch_size
             multiplier = lr_multiplier(state.step, last_step, config.lr_warmup_steps, config.lr_min_ratio)
-            state.carry, result = train_step(
-                state.model,
-                state.optimizers,
-                state.carry,
-                batch,
-                depth=config.arch.depth_at(state.step, last_step),
-                loss_config=config.arch.loss,
-                lr_multiplier=multiplier,
-                puzzle_emb_lr=config.puzzle_emb_lr * multiplier,
-                puzzle_emb_weight_decay=config.puzzle_emb_weight_decay,
-                grad_clip=config.grad_clip,
-                global_batch_size=config.global_batch_size,
-                min_halt_steps_B=exploration(config, state.step, world),
-                world=world,
-            )
-            if state.ema is not None:
-                state.ema.update(config.ema_rate if state.step / last_step > config.ema_start else 0.0)
-            state.sums.add(state.step, config.global_batch_size, result.sums, result.grad_norm)
+            with comm.step(state.step):
+                state.carry, result = train_step(
+                    state.layout,
+                    state.optimizers,
+                    state.carry,
+                    batch,
+                    depth=config.arch.depth_at(state.step, last_step),
+                    loss_config=config.arch.loss,
+                    loss_scale=state.loss_scale,
+                    lr_multiplier=multiplier * lr_scale,
+                    puzzle_emb_lr=config.puzzle_emb_lr * multiplier,
+                    puzzle_emb_weight_decay=config.puzzle_emb_weight_decay,
+                    grad_clip=config.grad_clip,
+                    global_batch_size=config.global_batch_size,
+                    min_halt_steps_B=exploration(config, state.step, world),
+                    world=world,
+                )
+                if state.ema is not None and result.was_taken:
+                    state.ema.update(config.ema_rate if state.step / last_step > config.ema_start else 0.0)
+                state.sums.add(state.step, config.global_batch_size, result.sums, result.grad_norm)
             profiler.step()
             metrics.advance(state.step)
             row: dict[str, float] = {}
             if state.step == 1 or state.step % config.log_interval == 0:
                 state.sums.require_finite(checkpointer.last_good)
-                row = state.sums.reduce() | {"train/lr": config.lr * multiplier}
+                row = state.sums.reduce() | {"train/lr": config.lr * multiplier * lr_scale}
+                if state.loss_scale is not None:
+                    row["train/loss_scale"] = float(state.loss_scale.tensors()["scale"])
                 row |= clock.read(config.global_batch_size) | {"perf/max_memory_gb": max_memory_gb(world.device)}
+                row |= comm.row()
             with clock.paused():
                 if finish_step(row):
                     break
+        checkpointer.wait()
     except UserError:
+        checkpointer.wait()  # what is under way is still of use
         metrics.close(failed=True)
         raise
     except Exception as error:
+        checkpointer.settle()
         error.add_note(f"at step {state.step}; {checkpointer.last_good}")
         raise
     if config.evaluates:
         metrics.say(f"evaluation took {share.share:.1%} of the time")
     profiler.close()
     metrics.close()
+
+
+@contextmanager
+def averaged_weights(state: TrainState) -> Iterator[None]:
+    """Inside, the model has the moving average for weights, where the run keeps one. Every rank."""
+    with state.ema.swapped() if state.ema is not None else nullcontext():
+        state.layout.values_changed()
+        yield
+    state.layout.values_changed()
 
 
 def online_augmentation(config: PretrainConfig, data: Data, world: World) -> OnlineAugmentation | None:
@@ -890,7 +995,7 @@ def describe(
     return (
         f"{config.run_path}: {config.arch.name}, {network:,} parameters and {num_rows}; "
         f"{data.train.metadata.total_groups:,} groups{drawn}; {last_step:,} steps of {config.global_batch_size} "
-        f"sequences; {world.size} x {world.device.type}"
+        f"sequences; {config.parallel.name}, {world.size} x {world.device.type}"
     )
 
 
@@ -914,7 +1019,9 @@ def main(world: World) -> None:
         if start is None:
             return
         config = start.config
-        world = world.use_device(config.device, timeout_s=config.dist.timeout_s, deterministic=config.deterministic)
+        with world.agree():
+            axes = config.parallel.axes(world.size)
+        world = world.use_device(config.device, config.dist, axes=axes, deterministic=config.deterministic)
         data = open_data(config, world)
         state = build_train_state(start, data, world)
         fit(start, data, state, stop, world)

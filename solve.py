@@ -202,7 +202,7 @@ class Solver:
         """
         # In the place of a path, which Hydra would want quoted.
         typed = read_config("solve", ["checkpoint=_", *overrides]) | {"checkpoint": str(checkpoint), "device": device}
-        world = World.single().use_device(device, timeout_s=60)
+        world = World.single().use_device(device)
         source = Source.look_at(validate(SolveConfig, typed), world)
         return cls(source, source.load_model(world), world)
 
@@ -293,6 +293,7 @@ class Source:
         assert self.config.arch is not None
         model = build_model(self.config.arch, self.sizes, world, seed=0)
         init_weights_from(self.checkpoint, model, self.config.puzzle_table, world)
+        model.to(world.device)
         return model
 
     def puzzles(self) -> list[Puzzle]:
@@ -539,7 +540,7 @@ def main(world: World) -> None:
     source = Source.look_at(config, world)
     with world.agree():
         puzzles = source.puzzles()
-    world = world.use_device(config.device, timeout_s=60)
+    world = world.use_device(config.device)
     solver = Solver(source, source.load_model(world), world)
 
     try:

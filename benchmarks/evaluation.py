@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    world = World.single().use_device(options.device, timeout_s=600)
+    world = World.single().use_device(options.device)
     config, model, checkpoint = load_run(options.run, world)
     split = open_datasets(config.test_paths, "test", numbered_by=config.train_paths)
     first_set = next(iter(split.sets))

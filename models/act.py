@@ -5,12 +5,13 @@ The carry is the state of training between segments. Nothing here makes the host
 
 # B = slots of the batch, S = tokens, V = vocabulary, E = puzzle embedding size
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from models.base import RecursiveModel, State
+from models.base import RecursiveModel, SegmentOutput, State
 from models.depth import Depth
 from models.losses import Outputs
 
@@ -68,6 +69,7 @@ def segment(
     training: bool,
     depth: Depth | None = None,
     min_halt_steps_B: torch.Tensor | None = None,
+    forward: Callable[..., SegmentOutput] | None = None,
 ) -> tuple[Carry, Outputs]:
     """One segment for every slot. Slots that halted take their example of `batch` and start anew; the others go on.
 
@@ -75,9 +77,11 @@ def segment(
         training: halt early by the Q values and make the target of q_continue; else every slot runs halt_max_steps.
         depth: how far the segment recurses; None: as far as evaluation does.
         min_halt_steps_B: exploration; a slot may not halt by its Q values before so many steps (0: as it likes).
+        forward: what to call for the segment itself in place of `model`, which a strategy may have wrapped.
     """
     config = model.config
     depth = depth or config.depth
+    forward = forward or model
 
     fresh_B = carry.halted_B
     state = model.reset(carry.state, fresh_B)
@@ -89,7 +93,7 @@ def segment(
 
     table = model.puzzle_embedding
     rows_BE = None if table is None else table.rows(current["puzzle_identifiers"])
-    state, logits_BSV, q_halt_B, q_continue_B = model(state, current["inputs"], rows_BE, depth)
+    state, logits_BSV, q_halt_B, q_continue_B = forward(state, current["inputs"], rows_BE, depth)
 
     last_B = steps_B >= config.halt_max_steps
     halted_B = last_B

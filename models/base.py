@@ -20,7 +20,7 @@ from models.losses import LossConfig
 from models.puzzle_embedding import PuzzleEmbedding
 from utils.config import Bool, Float, Int
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # So that a sequence hardly ever halts before it has learnt when to.
 Q_HEAD_BIAS = -5.0
 
@@ -47,7 +47,7 @@ class CommonConfig(DepthConfig):
     halt_max_steps: Int = Field(ge=1, le=LARGEST_COUNT)
     halt_exploration_prob: Float = Field(ge=0, le=1)
     no_ACT_continue: Bool
-    forward_dtype: Literal["bfloat16", "float32"]
+    forward_dtype: Literal["bfloat16", "float16", "float32"]
     loss: LossConfig
 
     @model_validator(mode="after")
@@ -104,6 +104,7 @@ class RecursiveModel(nn.Module, ABC):
         self.config = config
         self._states = states
         self.dtype = DTYPES[config.forward_dtype]
+        self.vocab_size = vocab_size
         hidden_size = config.hidden_size
         # Without puzzle rows there is nothing to put into a prefix, however long it was meant to be.
         self.puzzle_len = config.puzzle_emb_ndim and (

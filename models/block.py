@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from models.attention import Attention, Rotary
 from models.layers import MLPS, MlpKind, rms_norm
@@ -54,8 +55,19 @@ class Level(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(blocks)
 
-    def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
-        """x_BTD -> x_BTD."""
+    def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None, *, keep_inputs_only: bool = False) -> torch.Tensor:
+        """x_BTD -> x_BTD.
+
+        Args:
+            keep_inputs_only: of each block, and compute it again in the backward pass.
+        """
         for layer in self.layers:
-            x_BTD = layer(x_BTD, rotary)
+            x_BTD = recomputed(layer, x_BTD, rotary) if keep_inputs_only else layer(x_BTD, rotary)
         return x_BTD
+
+
+def recomputed(network: nn.Module, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+    """network(x_BTD, rotary), of which only the input is kept until the backward pass calls it once more."""
+    # Nothing in a block is drawn by chance, so there is no random state to bring back.
+    y_BTD: torch.Tensor = checkpoint(network, x_BTD, rotary, use_reentrant=False, preserve_rng_state=False)
+    return y_BTD

@@ -11,11 +11,13 @@ from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
-from torch.utils.checkpoint import checkpoint
 
 from models.attention import Rotary
-from models.block import Level
-from utils.config import Bool, Float, Int, StrictModel
+from models.block import Level, recomputed
+from utils.config import Float, Int, StrictModel
+
+Checkpointing = Literal["none", "block", "cycle"]
+"""What a call with gradient keeps for the backward pass: everything, the input of each block, or its own (cycle)."""
 
 # Of any count or width in a config: beyond it is a slip of the finger, better told than met as a failed allocation.
 LARGEST_COUNT = 2**16
@@ -40,8 +42,14 @@ class DepthConfig(StrictModel):
     L_cycles: Int = Field(ge=1, le=LARGEST_COUNT)
     backprop: Literal["one_step", "last_H_cycle", "all"] | Int
     backprop_warmup_steps: Int = Field(ge=0)
-    activation_checkpointing: Bool
+    activation_checkpointing: Checkpointing
     depth_curriculum: list[Stage]
+
+    @field_validator("activation_checkpointing", mode="before")
+    @classmethod
+    def _what_was_a_switch(cls, value: object) -> object:
+        """Stored configs of older runs say true or false."""
+        return {False: "none", True: "cycle"}[value] if isinstance(value, bool) else value
 
     @field_validator("depth_curriculum")
     @classmethod
@@ -114,10 +122,11 @@ class Calls:
     """Calls the networks of one segment in turn, and keeps the gradient to the last `depth.num_grad_calls` calls.
 
     Args:
-        checkpointing: keep only the input of each call with gradient and compute the rest again in the backward pass.
+        checkpointing: less than everything is computed again in the backward pass, call by call or block by block, so
+            that cycle keeps the least beyond the forward pass and block has the least at hand in the backward pass.
     """
 
-    def __init__(self, depth: Depth, *, checkpointing: bool) -> None:
+    def __init__(self, depth: Depth, *, checkpointing: Checkpointing) -> None:
         self._left = depth.num_calls
         self._num_grad_calls = depth.num_grad_calls
         self._checkpointing = checkpointing
@@ -128,7 +137,8 @@ class Calls:
         assert self._left > 0, "the recursion makes more calls than its depth says"
         self._left -= 1
         with torch.set_grad_enabled(self._grad_wanted and self._left < self._num_grad_calls):
-            if self._checkpointing and torch.is_grad_enabled():
-                # Nothing in a block is drawn by chance, so there is no random state to bring back.
-                return checkpoint(network, x_BTD, rotary, use_reentrant=False, preserve_rng_state=False)
-            return network(x_BTD, rotary)
+            if self._checkpointing == "none" or not torch.is_grad_enabled():
+                return network(x_BTD, rotary)
+            if self._checkpointing == "block":
+                return network(x_BTD, rotary, keep_inputs_only=True)
+            return recomputed(network, x_BTD, rotary)

@@ -71,7 +71,7 @@ def load_weights(checkpoint: str, *, raw: bool) -> Weights:
                 f"{opened.path} has arch.{option}={arch[option]}, which the published code doesn't know; "
                 f"only {' or '.join(published)} can be exported"
             )
-    return opened.load("model") if raw else opened.trained_weights()
+    return opened.weights() if raw else opened.trained_weights()
 
 
 def export(settings: Settings) -> str:

@@ -122,7 +122,7 @@ class Slots:
             self._halted_B = torch.zeros_like(self._carry.halted_B)
             self._answers_BS = torch.zeros_like(batch["inputs"], dtype=torch.int64)
             if self._keep_steps:
-                self._kept = _room(batch["inputs"], self._num_steps, self._model.lm_head.weight.shape[0])
+                self._kept = _room(batch["inputs"], self._num_steps, self._model.vocab_size)
             return batch
         free = np.flatnonzero(self._free_B)
         rows, new = self._take(len(free))
@@ -195,6 +195,13 @@ class Slots:
             of(self._kept["predictions"]) if self._keep_steps else None,
             of(self._kept["q_halt"]) if self._keep_steps else None,
         )
+
+
+def idle_segment(model: RecursiveModel, seq_len: int, device: torch.device) -> None:
+    """A segment of an empty puzzle: for the sake of other ranks, whose segments are collectives."""
+    shapes = {"inputs": (1, seq_len), "labels": (1, seq_len), "puzzle_identifiers": (1,)}
+    batch = {name: torch.zeros(shape, dtype=torch.int32, device=device) for name, shape in shapes.items()}
+    segment(model, initial_carry(model, batch), batch, training=False)
 
 
 def _room(inputs_BS: Tensor, num_steps: int, vocab_size: int) -> dict[str, Tensor]:

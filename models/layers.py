@@ -42,13 +42,14 @@ def rms_norm(x: torch.Tensor) -> torch.Tensor:
     return F.rms_norm(x.float(), x.shape[-1:], eps=RMS_EPS).to(x.dtype)
 
 
-class Linear(nn.Module):
+class Linear(nn.Linear):  # tensor parallelism knows how to split those
     """y = x W^T (+ b) with float32 parameters, computed in the dtype of x. Allocated unset: call `init_weights`."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        super().__init__(in_features, out_features, bias=bias)
+
+    def reset_parameters(self) -> None:
+        """Nothing: torch's would draw from the global random state."""
 
     def init_weights(self, generator: torch.Generator) -> None:
         truncated_normal_(self.weight, 1 / math.sqrt(self.weight.shape[1]), generator)

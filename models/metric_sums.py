@@ -32,7 +32,7 @@ class OpenSums:
 
     def add(self, step: int, global_batch_size: int, metric_sums: Tensor, grad_norm: Tensor) -> None:
         """Count a step: this rank's sums in the order of METRICS, and the norm that all ranks agree on."""
-        share = (grad_norm / self._world.size).to(metric_sums.dtype)  # the sum over ranks makes it whole again
+        share = (grad_norm / self._world.data_size).to(metric_sums.dtype)  # the sum over ranks makes it whole again
         self._values += torch.cat([metric_sums, share.view(1)])
         self.num_steps += 1
         self.num_slots += global_batch_size
@@ -64,18 +64,18 @@ class OpenSums:
         return row
 
     def by_rank(self) -> Tensor:
-        """Every rank's sums (ranks, values), for a checkpoint. Every rank."""
+        """The sums of each share of the slots (shares, values), for a checkpoint. Every rank."""
         return self._world.gather_rows(self._values[None])
 
     def restore(self, by_rank: Tensor, num_steps: int, num_slots: int) -> None:
-        """Each rank its own where there are as many as before, so that the sums round alike; else all to rank 0."""
+        """Each share its own where there are as many as before, so that the sums round alike; else all to the first."""
         if by_rank.shape[1:] != self._values.shape:
             raise ValueError(
                 f"the checkpoint has {tuple(by_rank.shape)} open sums; it is damaged or of another version"
             )
-        if len(by_rank) == self._world.size:
-            self._values.copy_(by_rank[self._world.rank])
-        elif self._world.is_main:
+        if len(by_rank) == self._world.data_size:
+            self._values.copy_(by_rank[self._world.data_rank])
+        elif self._world.data_rank == 0:
             self._values.copy_(by_rank.sum(0))
         self.num_steps, self.num_slots = num_steps, num_slots
 

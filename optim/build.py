@@ -1,15 +1,17 @@
 """From a config to the optimizers of a model: who updates which parameter, at which rate, and what a checkpoint keeps.
 
-The puzzle table is no parameter and has its own update (sparse_sign_sgd).
+The puzzle table is no parameter and has its own update (sparse_sign_sgd). Parameters may be plain tensors, or DTensors
+on several meshes of one model (models/parallelize.py).
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from optim.adam_atan2 import AdamATan2
 from optim.muon import Muon
@@ -102,8 +104,9 @@ class Optimizers:
             optimizer.zero_grad()
 
     def export_state(self, model: nn.Module) -> dict[str, Tensor]:
-        """The live state tensors as "<optimizer>.<key>.<parameter>", such as "adamw.exp_avg.lm_head.weight". Names, so
-        that they fit safetensors and survive another order of parameters.
+        """The live state tensors, to be saved or overwritten in place, as "<optimizer>.<key>.<parameter>", such as
+        "adamw.exp_avg.lm_head.weight": names survive another order of parameters. Each lies where its parameter does,
+        but for the step counts: torch wants these on the host.
         """
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         return {
@@ -113,36 +116,37 @@ class Optimizers:
             for key, tensor in state.items()
         }
 
-    def import_state(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse, into the live tensors, which keep their device and dtype.
 
-        Raises ValueError, with nothing changed, where the tensors are of other optimizers or parameters than these.
-        """
-        own = self.export_state(model)
-        here, there = _owners(own), _owners(tensors)
-        if here and there and here != there and there <= _NAMES:
+def require_same_state(saved: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ValueError where a checkpoint's state is of other optimizers or parameters than this run's.
+
+    By names and whole shapes only, so that nothing is overwritten, or read at all, before all of it is known to fit.
+
+    Args:
+        saved, own: of what `export_state` gives; of all ranks together, where each holds some of the parameters.
+    """
+    here, there = _owners(own), _owners(saved)
+    if here and there and here != there and there <= _NAMES:
+        raise ValueError(
+            f"the checkpoint holds the state of {' and '.join(sorted(there))}, but this run's optimizer is "
+            f"{' and '.join(sorted(here))}; resuming keeps the optimizer: give {_options(there)}"
+        )
+    if missing := own.keys() - saved.keys():
+        raise ValueError(
+            f"the checkpoint lacks the optimizer state {min(missing)} ({len(missing)} missing in all); "
+            "resume with the optimizer and the frozen weights that it was saved with"
+        )
+    if foreign := saved.keys() - own.keys():
+        raise ValueError(
+            f"the checkpoint's optimizer state {min(foreign)} belongs to nothing trained here ({len(foreign)} such "
+            "in all); resume with the optimizer and the frozen weights that it was saved with"
+        )
+    for name, shape in saved.items():
+        if shape != own[name]:
             raise ValueError(
-                f"the checkpoint holds the state of {' and '.join(sorted(there))}, but this run's optimizer is "
-                f"{' and '.join(sorted(here))}; resuming keeps the optimizer: give {_options(there)}"
+                f"the checkpoint's optimizer state {name} is {shape}, here it is {own[name]}; "
+                "resume with the model that it was saved with"
             )
-        if missing := own.keys() - tensors.keys():
-            raise ValueError(
-                f"the checkpoint lacks the optimizer state {min(missing)} ({len(missing)} missing in all); "
-                "resume with the optimizer and the frozen weights that it was saved with"
-            )
-        if foreign := tensors.keys() - own.keys():
-            raise ValueError(
-                f"the checkpoint's optimizer state {min(foreign)} belongs to nothing trained here ({len(foreign)} such "
-                "in all); resume with the optimizer and the frozen weights that it was saved with"
-            )
-        for name, tensor in tensors.items():
-            if tensor.shape != own[name].shape:
-                raise ValueError(
-                    f"the checkpoint's optimizer state {name} is {tuple(tensor.shape)}, here it is "
-                    f"{tuple(own[name].shape)}; resume with the model that it was saved with"
-                )
-        for name, tensor in tensors.items():
-            own[name].copy_(tensor)
 
 
 _NAMES = {"muon", "adamw", "adam_atan2"}
@@ -150,8 +154,7 @@ _NAMES = {"muon", "adamw", "adam_atan2"}
 
 def _initial_state(name: str, parameter: Tensor) -> dict[str, Tensor]:
     """What the optimizer would make by itself at the parameter's first gradient. Made at once, so that a checkpoint is
-    complete whenever it is taken, and a restored tensor has a place of the right device and dtype to go to: torch wants
-    the step counts on the host.
+    complete whenever it is taken, and a restored tensor has a place of the right device, dtype and shards to go to.
     """
     if name == "muon":
         return {"momentum_buffer": torch.zeros_like(parameter)}
@@ -209,15 +212,26 @@ def build_optimizers(
                 iterations=config.muon_iterations,
             )
     if rest and rest_name == "adam_atan2":
-        by_name[rest_name] = AdamATan2(rest, lr=lr, betas=betas, weight_decay=weight_decay)
+        by_name[rest_name] = AdamATan2(_groups(rest), lr=lr, betas=betas, weight_decay=weight_decay)
     elif rest:
         assert config.name != "adam_atan2"
         by_name[rest_name] = torch.optim.AdamW(
-            rest, lr=lr, betas=betas, eps=config.eps, weight_decay=weight_decay, foreach=True
+            _groups(rest), lr=lr, betas=betas, eps=config.eps, weight_decay=weight_decay, foreach=True
         )
     groups = [group for optimizer in by_name.values() for group in optimizer.param_groups]
     require_exact_cover(model, [parameter for group in groups for parameter in group["params"]])
     return Optimizers(by_name)
+
+
+def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """Parameter groups of which each lies in one way: torch's foreach functions take no plain tensors and DTensors, and
+    no DTensors of several meshes, in one list.
+    """
+    groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
+    for parameter in parameters:
+        place = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
+        groups[place].append(parameter)
+    return [{"params": group} for group in groups.values()]
 
 
 def require_exact_cover(model: nn.Module, updated: Iterable[Tensor]) -> None:

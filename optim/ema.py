@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 
 class EMA:
@@ -12,9 +13,10 @@ class EMA:
 
     It holds references to the live tensors, and its shadow's values change places with theirs, in place: a copy of the
     model to evaluate, as published, would need its memory twice, and another set of pointers leaves sharded parameters
-    (FSDP2), the optimizer's state and compiled graphs with the old ones. A root that FSDP2 shards must be told
-    `reshard_after_forward=True`: by default it keeps what it gathered for a forward until the next backward, so that
-    the first step after an evaluation would compute with the average.
+    (FSDP2), the optimizer's state and compiled graphs with the old ones. Whoever holds something made of the live
+    values, as FSDP2 may hold what it gathered for a forward, has to make it anew after either swap.
+
+    Of DTensors each rank averages its own shard, whatever the meshes.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -34,9 +36,9 @@ class EMA:
         the last weights. The host doesn't wait for the device.
         """
         assert not self._is_swapped, "the live tensors hold the average"
-        shadows = list(self._shadow.values())
+        shadows, lives = ([_local(tensor) for tensor in side.values()] for side in (self._shadow, self._live))
         # Of what doesn't change (frozen weights, rows that no batch names) the average is the value, to the last bit.
-        torch._foreach_lerp_(shadows, list(self._live.values()), 1 - rate)
+        torch._foreach_lerp_(shadows, lives, 1 - rate)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
@@ -55,24 +57,32 @@ class EMA:
     @torch.no_grad()
     def _exchange(self) -> None:
         for name, live in self._live.items():  # one by one, so that memory for one tensor is enough
-            aside = live.clone()
-            live.copy_(self._shadow[name])
-            self._shadow[name].copy_(aside)
+            own, shadow = _local(live), _local(self._shadow[name])
+            aside = own.clone()
+            own.copy_(shadow)
+            shadow.copy_(aside)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The average by name, for a checkpoint; not a copy."""
+        """The average by name, for a checkpoint to save or to overwrite in place; not a copy."""
         assert not self._is_swapped, "the shadow holds the live values"
         return dict(self._shadow)
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up a checkpoint's average. Raises ValueError, with nothing changed, where it is of another model."""
-        assert not self._is_swapped, "the shadow holds the live values"
-        for name in sorted({*tensors, *self._shadow}):
-            there, here = (tuple(side[name].shape) if name in side else "absent" for side in (tensors, self._shadow))
-            if there != here:
-                raise ValueError(
-                    f"the checkpoint's average of {name} is {there}, here it is {here}; resume with the model and the "
-                    "ema setting that it was saved with"
-                )
-        for name, tensor in tensors.items():
-            self._shadow[name].copy_(tensor)
+
+def require_same_average(saved: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ValueError where a checkpoint's average is of another model than this run's.
+
+    Args:
+        saved, own: whole shapes of what `EMA.tensors` gives; of all ranks together, where each holds some of them.
+    """
+    for name in sorted({*saved, *own}):
+        there, here = saved.get(name, "absent"), own.get(name, "absent")
+        if there != here:
+            raise ValueError(
+                f"the checkpoint's average of {name} is {there}, here it is {here}; resume with the model and the "
+                "ema setting that it was saved with"
+            )
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part, of which a DTensor's `to_local` gives the storage itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -20,9 +20,10 @@ class Muon(torch.optim.Muon):
 
     torch.optim.Muon with adjust_lr_fn="original" but for two things. Of sharded parameters (FSDP2) torch iterates on
     the shards, with some 14 collectives per matrix and partial sums in bfloat16, after which an update was 4 % off that
-    of one rank: here the matrix to be made orthogonal is gathered, one collective, and every rank makes all of it so;
-    momentum and weights stay sharded. And only a CUDA device iterates in bfloat16: a CPU that emulates it takes eight
-    times as long as in float32. A matrix of stacked projections (q, k and v) is one.
+    of one rank: here the matrix to be made orthogonal is gathered, one collective for each axis that shards it, and
+    every rank makes all of it so; momentum and weights stay sharded. And only a CUDA device iterates in bfloat16: a CPU
+    that emulates it takes eight times as long as in float32. A matrix of stacked projections (q, k and v) is one. Its
+    rows may be stored in another order (tensor parallelism): made orthogonal, they are the same in that order.
 
     The state of a parameter is its `momentum_buffer` (m).
     """

@@ -23,6 +23,7 @@ from models import ArchConfig, build_arch
 from models.act import Batch, initial_carry, segment
 from models.hrm import HRMConfig
 from models.layers import RMS_EPS
+from models.layout import Layout
 from models.losses import METRICS, act_loss
 from models.published import fit_weights, to_ours
 from models.trm import TRMConfig
@@ -74,7 +75,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "mlp": "swiglu",
     "num_registers": 0,
     "backprop_warmup_steps": 0,
-    "activation_checkpointing": False,
+    "activation_checkpointing": "none",
     "depth_curriculum": [],
 }
 OPTIM_KEYS = ("lr", "puzzle_emb_lr", "weight_decay", "puzzle_emb_weight_decay", "beta1", "beta2")
@@ -186,6 +187,8 @@ def replay(recording: Recording) -> Report:
     config, optim = recording.config, recording.optim
     model = build_arch(config, **{name: recording.sizes[name] for name in SIZES if name != "batch_size"})
     model.load_state_dict(fit_weights(recording.initial, model.state_dict(), None, "initial.safetensors"))
+    world = World.single()
+    layout = Layout(model, world)
     optimizers = build_optimizers(
         model,
         [],
@@ -199,7 +202,7 @@ def replay(recording: Recording) -> Report:
     carry = initial_carry(model, recording.batches[0])
     for t, (batch, lr_multiplier) in enumerate(zip(recording.batches, recording.lr_multipliers, strict=True)):
         carry, result = train_step(
-            model,
+            layout,
             optimizers,
             carry,
             batch,
@@ -211,9 +214,9 @@ def replay(recording: Recording) -> Report:
             grad_clip=None,
             global_batch_size=recording.sizes["batch_size"],
             min_halt_steps_B=torch.zeros(recording.sizes["batch_size"], dtype=torch.int32),
-            world=World.single(),
+            world=world,
         )
-        outputs = result.outputs
+        (outputs,) = result.outputs
         report.compare("logits", f"train.{t:02d}.out.logits", outputs.logits_BSV.detach())
         report.compare("q", f"train.{t:02d}.out.q_halt_logits", outputs.q_halt_B.detach())
         report.compare("q", f"train.{t:02d}.out.q_continue_logits", outputs.q_continue_B.detach())
@@ -221,7 +224,7 @@ def replay(recording: Recording) -> Report:
             report.compare("targets", f"train.{t:02d}.out.target_q_continue", outputs.target_q_continue_B)
         report.compare("halting", f"train.{t:02d}.carry.halted", carry.halted_B, exact=True)
         report.compare("halting", f"train.{t:02d}.carry.steps", carry.steps_B, exact=True)
-        report.compare("loss", f"train[{t}].loss", result.loss.item())
+        report.compare("loss", f"train[{t}].loss", _loss(result.sums, config.loss.halt_weight))
         report.compare("gradient norm", f"train[{t}].grad_norm", float(result.grad_norm))
         _compare_metrics(report, "metrics", f"train[{t}]", result.sums, with_q_continue=has_target)
 
@@ -278,6 +281,11 @@ def _print(folder: Path, report: Report) -> None:
             print(f"  {quantity:<14} {report.errors[quantity]:.2e}")
     for failure in report.failures:
         print(f"  FAILED: {failure}")
+
+
+def _loss(sums: torch.Tensor, halt_weight: float) -> float:
+    by_name = dict(zip(METRICS, sums.tolist(), strict=True))
+    return by_name["lm_loss"] + halt_weight * (by_name["q_halt_loss"] + by_name["q_continue_loss"])
 
 
 def _compare_metrics(report: Report, quantity: str, prefix: str, sums: torch.Tensor, *, with_q_continue: bool) -> None:

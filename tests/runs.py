@@ -244,7 +244,7 @@ def latest(run: Path) -> int:
 def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
     """Everything that a step folder holds, under <file>:<name>."""
     found: dict[str, torch.Tensor] = {}
-    for path in sorted((run / f"step_{step:08d}").glob("*.safetensors")):
+    for path in sorted((run / f"step_{step:08d}").rglob("*.safetensors")):
         found |= {f"{path.name}:{name}": tensor for name, tensor in load_file(path).items()}
     return found
 
@@ -341,6 +341,16 @@ def stopped_in_evaluation(number: int, on_rank: int, rank: int) -> None:
             yield batch
 
     EvalLoader.batches = interrupted  # type: ignore[method-assign,assignment]
+
+
+def stopped_after(num_steps: int, rank: int) -> None:
+    """Rank 0 gets SIGTERM in its n-th step, which is the last that it does."""
+
+    def stop(step: int) -> None:
+        if step == num_steps and rank == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    _before_step(stop)
 
 
 def stopped_at_once(rank: int) -> None:

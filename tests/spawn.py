@@ -5,6 +5,7 @@ import os
 import socket
 import traceback
 from collections.abc import Callable
+from fractions import Fraction
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -36,6 +37,11 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         for process in processes:
             process.kill()
             process.join()
+
+
+def world_of(rank: int, size: int) -> World:
+    """What a rank would be told, for what needs no peers."""
+    return World(rank=rank, size=size, data_rank=rank, data_size=size, weights=(Fraction(1),) * size)
 
 
 def free_port() -> int:

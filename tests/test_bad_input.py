@@ -24,6 +24,7 @@ from pretrain import (
     task_of,
 )
 from tests import runs
+from tests.spawn import world_of
 from utils.dist import UserError, World
 from utils.run_folder import read_start
 from utils.stop import StopSignal
@@ -177,8 +178,8 @@ def _mistake(call: Callable[[], Any]) -> str:
         ({"arch__puzzle_emb_ndim": -1}, "puzzle_emb_ndim: input should be greater than or equal to 0, but it is -1"),
         ({"arch__rope_theta": 0}, "rope_theta: input should be greater than or equal to 1, but it is 0"),
         (
-            {"arch__forward_dtype": "float16"},
-            "forward_dtype: input should be 'bfloat16' or 'float32', but it is 'float16'",
+            {"arch__forward_dtype": "float64"},
+            "forward_dtype: input should be 'bfloat16', 'float16' or 'float32', but it is 'float64'",
         ),
         (
             {"arch__pos_encodings": "alibi"},
@@ -224,7 +225,7 @@ def test_several_mistakes_at_once(tmp_path: Path) -> None:
 def test_ranks_that_do_not_divide_the_batch(data: Path, tmp_path: Path) -> None:
     config = _start(data, tmp_path / "run", global_batch_size=16)
     # Ranks of a world that isn't there: the check comes before the first collective of the chapter could.
-    world = World(rank=1, size=3)
+    world = world_of(1, 3)
     object.__setattr__(world, "gather_objects", lambda value: [value])
     message = _mistake(lambda: open_data(config, world))
     assert message == "global_batch_size=16 can't be split over 3 ranks; take 18, or another number of ranks"
@@ -401,6 +402,6 @@ def test_mistakes_are_agreed_on_before_they_are_reported(data: Path, tmp_path: P
 
 def test_a_device_that_is_not_there() -> None:
     if not torch.cuda.is_available():
-        assert _mistake(lambda: SINGLE.use_device("cuda", timeout_s=1)).startswith("device=cuda, but PyTorch finds no")
+        assert _mistake(lambda: SINGLE.use_device("cuda")).startswith("device=cuda, but PyTorch finds no")
     if not torch.backends.mps.is_available():
-        assert _mistake(lambda: SINGLE.use_device("mps", timeout_s=1)).startswith("device=mps, but PyTorch finds no")
+        assert _mistake(lambda: SINGLE.use_device("mps")).startswith("device=mps, but PyTorch finds no")

@@ -301,7 +301,7 @@ OFF_ARCH = {
     "mlp": "swiglu",
     "num_registers": 0,
     "backprop_warmup_steps": 0,
-    "activation_checkpointing": False,
+    "activation_checkpointing": "none",
     "depth_curriculum": [],
     "loss": {"loss_type": "stablemax_cross_entropy", "label_smoothing": 0.0, "halt_weight": 0.5},
 }

@@ -11,6 +11,7 @@ from models import export
 from tests import runs
 from tests.in_process import Tensors, begin, changed, mistake, train_here, weights_of, with_identifiers
 from tests.runs import rows, settings, train
+from utils.checkpoint import Checkpoint
 
 # A TRM that halts by q_halt: everything that the published code knows, and a moving average.
 TRAINED = {"arch": "trm", "ema": "true", "ema_rate": 0.8, "max_steps": 4, "eval_every_n_steps": 4}
@@ -42,7 +43,7 @@ def raw(trained: Path) -> Tensors:
 @pytest.fixture(scope="module")
 def average(trained: Path, raw: Tensors) -> Tensors:
     """What the run was evaluated with."""
-    averaged = load_file(trained / "step_00000004" / "ema.safetensors")
+    averaged = Checkpoint.open(trained / "step_00000004").load("ema")
     assert changed({name: raw[name] for name in averaged}, averaged) == averaged.keys()
     return raw | averaged
 

@@ -9,10 +9,11 @@ import torch
 from dataset.loader import IGNORE_LABEL, TrainLoader
 from dataset.sampler import Sampler
 from models.act import draw_min_halt_steps, initial_carry, segment
+from models.layout import Layout
 from models.losses import act_loss
 from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
-from pretrain import PretrainConfig, TrainState, build_model, build_train_state, fit, open_data, task_of
+from pretrain import PretrainConfig, TrainState, build_model, build_train_state, fit, open_data, task_of, train_step
 from tests import runs
 from utils.dist import World
 from utils.run_folder import read_start
@@ -211,6 +212,45 @@ def test_bfloat16_on_the_cpu(data: Path, tmp_path: Path, every_step: list[Row]) 
     assert rows[0]["train/lm_loss"] == pytest.approx(every_step[0]["train/lm_loss"], rel=0.03)
 
 
+def test_float16_scales_the_loss_and_skips_what_overflows(
+    data: Path, tmp_path: Path, every_step: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A skipped step changes nothing that is trained, and the curve goes on as that of float32 does."""
+    taken = []
+
+    def noting(layout: Layout, *args: object, **kwargs: object) -> object:
+        before = {name: tensor.clone() for name, tensor in layout.model.trained_tensors().items()}
+        carry, result = train_step(layout, *args, **kwargs)  # type: ignore[arg-type]
+        after = layout.model.trained_tensors()
+        taken.append(result.was_taken)
+        assert all(torch.equal(before[name], after[name]) for name in before) != result.was_taken
+        return carry, result
+
+    monkeypatch.setattr("pretrain.train_step", noting)
+    # So large that the first steps overflow, and halved each time.
+    monkeypatch.setattr("optim.loss_scale._START", 2.0**22)
+    _, rows = _run(data, tmp_path / "run", arch__forward_dtype="float16", log_interval=1)
+    assert taken[0] is False and taken[-1] is True
+    scales = [row["train/loss_scale"] for row in rows]
+    expected, scale = [], 2.0**22
+    for was_taken in taken:
+        scale = scale if was_taken else scale / 2
+        expected.append(scale)
+    assert scales == expected
+    assert rows[0]["train/lm_loss"] == pytest.approx(every_step[0]["train/lm_loss"], rel=1e-2)
+    assert rows[-1]["train/lm_loss"] < rows[0]["train/lm_loss"]
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("none", 1.0), ("sqrt", 2.0), ("linear", 4.0)])
+def test_the_rate_grows_with_the_batch(data: Path, tmp_path: Path, kind: str, factor: float) -> None:
+    """Of the weights; a row of the puzzle table moves by its own rate once a step, however many slots name it."""
+    settings = {"global_batch_size": 16, "lr_scaling_reference": 4, "lr": 1e-3, "lr_warmup_steps": 0, "max_steps": 1}
+    state, rows = _run(data, tmp_path / "run", lr_scaling=kind, puzzle_emb_lr=1e-3, **settings)
+    assert rows[0]["train/lr"] == pytest.approx(1e-3 * factor)
+    assert state.model.puzzle_embedding is not None
+    assert state.model.puzzle_embedding.weight.abs().max() == pytest.approx(1e-3)
+
+
 def test_a_seed_gives_another_run(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
     _, rows = _run(data, tmp_path / "run", seed=1, log_interval=1, max_steps=2)
     assert rows[0]["train/lm_loss"] != every_step[0]["train/lm_loss"]
@@ -235,20 +275,26 @@ def test_the_log_begins_with_what_runs_and_with_honest_counts(
     num_parameters = sum(p.numel() for p in state.model.parameters())
     assert head == (
         f"{tmp_path / 'run'}: hrm, {num_parameters:,} parameters and 32 in the puzzle table; 30 groups; "
-        "2 steps of 16 sequences; 1 x cpu"
+        "2 steps of 16 sequences; ddp, 1 x cpu"
     )
     assert stdout == ""
     assert "\r" not in stderr
 
 
-def test_a_profile_is_a_trace_and_ten_rows(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_is_a_trace_and_the_ten_largest_of_time_and_memory(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     _run(data, tmp_path / "run", profile=True, max_steps=8, eval_every_n_steps=None, checkpoint_every_n_steps=None)
     trace = json.loads((tmp_path / "run" / "trace.json").read_text())
     assert len({event["name"] for event in trace["traceEvents"]}) > 20
     lines = capfd.readouterr().err.splitlines()
-    rules = [index for index, line in enumerate(lines) if line.startswith("---")]
-    assert len(rules) == 3 and rules[2] - rules[1] - 1 == 10
-    assert any("trace of 3 steps" in line and "trace.json" in line for line in lines)
+    heads = [index for index, line in enumerate(lines) if line.startswith("operation ")]
+    assert len(heads) == 2, "one table by time, one by memory"
+    for head in heads:
+        shares = [float(line.rsplit(maxsplit=1)[-1].rstrip("%")) for line in lines[head + 1 : head + 11]]
+        assert shares == sorted(shares, reverse=True)
+    assert any("3 steps: " in line and "trace.json" in line and "memory.txt" in line for line in lines)
+    assert (tmp_path / "run" / "memory.txt").stat().st_size > 0
 
 
 @pytest.mark.slow

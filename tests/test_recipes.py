@@ -17,6 +17,7 @@ from pretrain import evaluate, load_run
 from tests import runs
 from tests.in_process import SINGLE, Tensors, begin, changed, mistake, train_here, with_identifiers
 from tests.runs import rows, settings, train
+from utils.checkpoint import Checkpoint
 
 
 def _weights(run: Path, step: int) -> Tensors:
@@ -24,7 +25,7 @@ def _weights(run: Path, step: int) -> Tensors:
 
 
 def _average(run: Path, step: int) -> Tensors:
-    return load_file(run / f"step_{step:08d}" / "ema.safetensors")
+    return Checkpoint.open(run / f"step_{step:08d}").load("ema")
 
 
 def _evaluated(run: Path) -> list[float]:
@@ -81,7 +82,7 @@ def test_the_average_never_touches_training(data: Path, averaged: Path, tmp_path
         assert {k: v for k, v in row.items() if k[:6] == "train/"} == {
             k: v for k, v in other.items() if k[:6] == "train/"
         }
-    assert not (run / "step_00000012" / "ema.safetensors").exists()
+    assert not Checkpoint.open(run / "step_00000012").has("ema")
 
 
 def test_the_average_begins_late(data: Path, averaged: Path, tmp_path: Path) -> None:

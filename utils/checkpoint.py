@@ -1,40 +1,56 @@
-"""Checkpoints: one folder per saved step, written beside and renamed when whole, readable by any number of ranks,
-never executed.
+"""Checkpoints: one folder per saved step, written beside and renamed when whole, readable by any number of ranks under
+any strategy, never executed.
 
 <run>/latest, <run>/best            text files that name a step folder
 <run>/step_00001000/
-    model.safetensors               weights and puzzle table, for use elsewhere too
-    optimizer.safetensors  progress.safetensors
-    ema.safetensors                 where the run keeps a moving average: what it evaluates
-    slots_<first>_<end>.safetensors one file per rank: its slots of the carry
+    model.safetensors               weights and puzzle table of the whole model, for use elsewhere too
+    state/rank_0000.safetensors ... everything else, as torch.distributed.checkpoint shares it out: optimizer.*, ema.*,
+                                    progress.*, slots.<first>_<end>.* (rows of the carry), rank_<r>_of_<n>.*
     state.json                      step, cursor, config, fingerprints, open metrics, W&B run, best
     manifest.json                   size and sha256 of each file; written last
+
+Saving copies to host memory and returns; a thread writes while the training goes on.
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 
 from utils.dist import UserError, World
 
 Tensors = dict[str, Tensor]
 
 _STEP_FOLDER = re.compile(r"step_(\d{8,})")
-_SLOTS_FILE = re.compile(r"slots_(\d+)_(\d+)\.safetensors")
+_FILE_OF_A_STEP = re.compile(r"model\.safetensors|state\.json|state/rank_\d{4,}\.safetensors")
+_SLOTS = re.compile(r"slots\.(\d+)_(\d+)\.(.+)")
 _TEMPORARY = ".incomplete_"
 _REPLACED = f"{_TEMPORARY}replaced_"
+
+# Each rank reads what it needs, and one process alone writes: both are meant.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 class _File(BaseModel):
@@ -67,12 +83,14 @@ class RunState(BaseModel):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is to be saved. `shared` and `state` count on rank 0; `by_slot` is each rank's rows `slots` of the carry."""
+    """What is to be saved."""
 
-    shared: dict[str, Tensors]
+    weights: Tensors  # the whole model on rank 0; not looked at elsewhere
+    shared: Tensors  # the same on all ranks that hold the same part of the model; of a DTensor each rank has its part
     slots: slice
-    by_slot: Tensors
-    state: RunState
+    by_slot: Tensors  # the rows `slots` of the carry
+    by_rank: Tensors  # of no use to another number of ranks
+    state: RunState  # rank 0's counts
 
 
 @dataclass(frozen=True)
@@ -90,9 +108,14 @@ class Checkpoint:
             manifest = _Manifest.model_validate_json((path / "manifest.json").read_text())
         except (OSError, ValidationError, UnicodeDecodeError) as error:
             raise ValueError(f"checkpoint {path} is damaged: manifest.json can't be read") from error
+        if "optimizer.safetensors" in manifest.files:
+            raise ValueError(
+                f"checkpoint {path} was written by an older version; start another run with "
+                f"init_from={path / 'model.safetensors'}"
+            )
         for name, expected in manifest.files.items():
             file = path / name
-            if file.name != name or not file.is_file():
+            if not _FILE_OF_A_STEP.fullmatch(name) or not file.is_file():
                 raise ValueError(f"checkpoint {path} is damaged: {name} is missing")
             if file.stat().st_size != expected.bytes:
                 raise ValueError(
@@ -102,47 +125,106 @@ class Checkpoint:
                 raise ValueError(f"checkpoint {path} is damaged: the contents of {name} were altered (sha256 differs)")
         if missing := {"model.safetensors", "state.json"} - manifest.files.keys():
             raise ValueError(f"checkpoint {path} is damaged: manifest.json lists no {missing.pop()}")
+        for file in (path / "state").glob("*.safetensors"):
+            if f"state/{file.name}" not in manifest.files:  # DCP would read it
+                raise ValueError(f"checkpoint {path} is damaged: manifest.json doesn't list state/{file.name}")
         try:
             state = RunState.model_validate_json((path / "state.json").read_text())
         except (ValidationError, UnicodeDecodeError) as error:
             raise ValueError(f"checkpoint {path} is damaged: state.json isn't the state of a run") from error
         return Checkpoint(path, state, frozenset(manifest.files))
 
-    def has(self, name: str) -> bool:
-        """Whether there is a <name>.safetensors."""
-        return f"{name}.safetensors" in self.files
-
-    def load(self, name: str) -> Tensors:
-        """The tensors of <name>.safetensors, on the CPU."""
-        if not self.has(name):
-            raise ValueError(f"checkpoint {self.path} is damaged: manifest.json lists no {name}.safetensors")
-        with _reading(self.path / f"{name}.safetensors") as file:
+    def weights(self) -> Tensors:
+        """The whole model, on the CPU."""
+        with _reading(self.path / "model.safetensors") as file:
             return load_file(file)
 
     def trained_weights(self) -> Tensors:
         """The weights that the run evaluated at this step: where it kept a moving average, that of what it covers."""
-        return self.load("model") | (self.load("ema") if self.has("ema") else {})
+        return self.weights() | (self.load("ema") if self.has("ema") else {})
+
+    def sizes(self, prefix: str) -> dict[str, torch.Size]:
+        """The whole shape of each tensor called <prefix>.<name>, by <name>. Reads headers only."""
+        start = f"{prefix}."
+        return {name.removeprefix(start): of.size for name, of in self._index().items() if name.startswith(start)}
+
+    def has(self, prefix: str) -> bool:
+        """Whether there is any <prefix>.<name>."""
+        return bool(self.sizes(prefix))
+
+    def load(self, prefix: str) -> Tensors:
+        """The tensors called <prefix>.<name>, by <name>, whole and on the CPU. Raises ValueError where there are
+        none.
+        """
+        found = {name: of for name, of in self._index().items() if name.startswith(f"{prefix}.")}
+        if not found:
+            raise ValueError(f"checkpoint {self.path} is damaged: its files hold no {prefix}")
+        tensors = {name: torch.empty(of.size, dtype=of.properties.dtype) for name, of in found.items()}
+        self.load_into(tensors)
+        return {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
+
+    def load_into(self, tensors: Mapping[str, Tensor]) -> None:
+        """Overwrite tensors, given by their full names, in place: of a DTensor the part that lies here, whatever parts
+        were written. No collective: each rank reads for itself.
+
+        Raises ValueError, with nothing overwritten, where a name is missing or a shape is another.
+        """
+        index = self._index()
+        if missing := tensors.keys() - index.keys():
+            raise ValueError(f"checkpoint {self.path} lacks {min(missing)} ({len(missing)} missing in all)")
+        for name, tensor in tensors.items():
+            if tensor.shape != index[name].size:
+                raise ValueError(
+                    f"checkpoint {self.path} holds {name} of {tuple(index[name].size)}, here it is "
+                    f"{tuple(tensor.shape)}"
+                )
+        reader = HuggingFaceStorageReader(str(self.path / "state"))
+        try:
+            with torch.no_grad():
+                state_dict_loader.load(dict(tensors), storage_reader=reader, no_dist=True)
+        except CheckpointException as error:
+            raise ValueError(f"checkpoint {self.path} can't be read: {_first_failure(error)}") from error
 
     def load_slots(self, slots: slice) -> Tensors:
-        """These slots of the carry, put together from the files of however many ranks wrote it."""
-        parts: dict[str, list[Tensor]] = {}
-        for first, end, path in self._slot_files():
-            overlap = slice(max(first, slots.start) - first, min(end, slots.stop) - first)
-            if overlap.start >= overlap.stop:
+        """These slots of the carry, put together from what however many ranks wrote."""
+        parts: dict[str, list[tuple[int, Tensor]]] = {}
+        for name in sorted(self.files):
+            if not name.startswith("state/"):
                 continue
-            with _reading(path) as file, safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (safe_open is no dict)
-                    parts.setdefault(name, []).append(tensors.get_slice(name)[overlap])
-        carry = {name: torch.cat(rows) for name, rows in parts.items()}
+            with _reading(self.path / name) as file, safe_open(file, framework="pt") as tensors:
+                for match in filter(None, map(_SLOTS.fullmatch, tensors.keys())):
+                    first, end = int(match[1]), int(match[2])
+                    overlap = slice(max(first, slots.start) - first, min(end, slots.stop) - first)
+                    if overlap.start < overlap.stop:
+                        parts.setdefault(match[3], []).append((first, tensors.get_slice(match[0])[overlap]))
+        in_order = {name: sorted(rows, key=lambda part: part[0]) for name, rows in parts.items()}
+        carry = {name: torch.cat([rows for _, rows in found]) for name, found in in_order.items()}
         if not carry or any(len(rows) != slots.stop - slots.start for rows in carry.values()):
             raise ValueError(
                 f"checkpoint {self.path} is damaged: its files hold not all of slots {slots.start} to {slots.stop - 1}"
             )
         return carry
 
-    def _slot_files(self) -> list[tuple[int, int, Path]]:
-        found = [match for name in self.files if (match := _SLOTS_FILE.fullmatch(name))]
-        return sorted((int(match[1]), int(match[2]), self.path / match[0]) for match in found)
+    def load_by_rank(self, rank: int, num_ranks: int) -> Tensors:
+        """What this rank alone had; nothing where another number of ranks wrote."""
+        own = _of_rank(rank, num_ranks)
+        return self.load(own) if self.has(own) else {}
+
+    def _index(self) -> dict[str, TensorStorageMetadata]:
+        """Of every tensor in state/ its whole shape, dtype and the parts that were written."""
+        folder = self.path / "state"
+        if not any(name.startswith("state/") for name in self.files):
+            return {}
+        with _reading(folder):
+            try:
+                metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+            except (KeyError, TypeError, ValueError) as error:  # of a header that only a forger writes
+                raise ValueError(f"{folder} can't be read as safetensors of this program: {error!r}") from error
+        index = {name: of for name, of in metadata.items() if isinstance(of, TensorStorageMetadata)}
+        for name, of in index.items():
+            if sum(chunk.sizes.numel() for chunk in of.chunks) != of.size.numel():
+                raise ValueError(f"checkpoint {self.path} is damaged: its files hold not all of {name}")
+        return index
 
 
 def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -187,11 +269,44 @@ def step_folders(run: Path) -> list[Path]:
     )
 
 
+class _Writer(HuggingFaceStorageWriter):
+    """Writes a file per rank. As torch writes it, everything would be copied once more, under the interpreter's lock:
+    at the paper's size the training would stand still for a second.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        super().__init__(str(folder), save_distributed=True)
+        self._file = folder / f"rank_{rank:04d}.safetensors"
+        self.written: dict[str, _File] = {}
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        tensors: Tensors = {}
+        offsets, results = {}, []
+        for item in plan.items:
+            name, data = item.index.fqn, planner.resolve_data(item)
+            assert isinstance(data, Tensor) and item.tensor_data is not None
+            tensors[name] = data
+            offsets[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
+            results.append(WriteResult(item.index, data.nbytes, storage_data=None))
+        if tensors:  # of this header the reader learns where each part belongs
+            sharding = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
+            self.written[f"state/{self._file.name}"] = _write_tensors(self._file, tensors, sharding)
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        done.set_result(results)
+        return done
+
+
 class Checkpointer:
-    """Writes a run's checkpoints, keeps the last `keep_last_k` of them (None: all) and the best one."""
+    """Writes a run's checkpoints in the background, keeps the last `keep_last_k` of them (None: all) and the best
+    one.
+    """
 
     def __init__(self, run: Path, world: World, keep_last_k: int | None) -> None:
         self.run, self._world, self._keep_last_k = run, world, keep_last_k
+        self._background: World | None = None  # this world, whose host collectives are the thread's own
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._saving: Future[None] | None = None
+        self._staged: Tensors = {}
         if world.is_main:
             for leftover in run.glob(f"{_TEMPORARY}*"):
                 if leftover.is_dir():
@@ -206,45 +321,94 @@ class Checkpointer:
         return f"the last good checkpoint is {self.run / name}" if name else "there is no checkpoint yet"
 
     def save(self, snapshot: Snapshot, *, is_best: bool) -> None:
-        """Write a step, and let `latest` (and `best`) name it. Every rank.
+        """Begin to write a step, which `latest` (and `best`) will name when it is whole. Every rank.
 
-        Raises UserError on every rank when a weight is not finite or the disk refuses; `latest` then still names the
-        step before.
+        The snapshot's tensors may change as soon as this returns. Raises UserError on every rank when a weight is not
+        finite, or for what `wait` says of the save before, which has to be through.
         """
-        require_finite_weights(snapshot, self.last_good)
-        step, slots = snapshot.state.step, snapshot.slots
-        folder = self.run / f"step_{step:08d}"
+        self.wait()
+        with self._world.agree():
+            if self._world.is_main:
+                require_finite_weights(snapshot, self.last_good)
+        if self._background is None:
+            self._background = replace(self._world, host_group=self._world.new_host_group())
+        self._staged = self._stage(_named(snapshot, self._world))
+        self._saving = self._thread.submit(self._write, self._staged, snapshot.state, is_best, self._background)
+
+    def wait(self) -> None:
+        """Until the last save is through. Every rank.
+
+        Raises UserError on every rank when the disk refused; `latest` then still names the step before.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def settle(self) -> None:
+        """For a fault, whose process ends without order: gives a save that is under way half a minute to be through. No
+        collective of the main thread's; what becomes of the save doesn't matter any more.
+        """
+        if self._saving is not None:
+            wait_for([self._saving], timeout=30)
+
+    @torch.no_grad()
+    def _stage(self, tensors: Tensors) -> Tensors:
+        """Copies in host memory, where those of the save before lay: to pin memory takes longer than to copy. On CUDA
+        the host doesn't wait for them; what comes later on the stream overwrites the originals after they were read.
+        """
+        on_cuda = self._world.device.type == "cuda"
+        staged = {}
+        for name, tensor in tensors.items():
+            place = self._staged.get(name)
+            if place is None or _kind(place) != _kind(tensor):
+                place = torch.empty_like(
+                    tensor, device="cpu", pin_memory=on_cuda, memory_format=torch.contiguous_format, requires_grad=False
+                )
+            _local(place).copy_(_local(tensor), non_blocking=on_cuda)
+            staged[name] = place
+        return staged
+
+    def _write(self, staged: Tensors, state: RunState, is_best: bool, world: World) -> None:
+        """In the thread. Every rank."""
+        folder = self.run / f"step_{state.step:08d}"
         temporary = self.run / f"{_TEMPORARY}{folder.name}"
+        weights = {name.removeprefix("model."): of for name, of in staged.items() if name.startswith("model.")}
+        rest = {name: tensor for name, tensor in staged.items() if not name.startswith("model.")}
         try:
-            with self._world.agree():
-                if self._world.is_main:
+            world.wait_for_device()  # for the copies
+            with world.agree():
+                if world.is_main:
                     shutil.rmtree(temporary, ignore_errors=True)
                     temporary.mkdir()
-            written: dict[str, _File] = {}
-            with self._world.agree():
-                slots_file = f"slots_{slots.start:06d}_{slots.stop:06d}.safetensors"
-                written[slots_file] = _write(temporary / slots_file, save(_on_host(snapshot.by_slot)))
-                if self._world.is_main:
-                    for name, tensors in snapshot.shared.items():
-                        file = f"{name}.safetensors"
-                        written[file] = _write(temporary / file, save(_on_host(tensors)))
-                    written["state.json"] = _write(
-                        temporary / "state.json", snapshot.state.model_dump_json(indent=1).encode()
-                    )
-            files = {name: entry for part in self._world.gather_objects(written) for name, entry in part.items()}
-            with self._world.agree():
-                if self._world.is_main:
+            writer = _Writer(temporary / "state", world.rank)
+            try:
+                group, alone = world.host_group, world.size == 1
+                state_dict_saver.save(rest, storage_writer=writer, process_group=group, no_dist=alone)
+            except CheckpointException as error:  # on every rank alike
+                cause = _first_failure(error)
+                if isinstance(cause, OSError):
+                    raise UserError(" ".join(str(cause).split())) from error
+                raise RuntimeError(repr(cause)) from error
+            written = writer.written
+            with world.agree():
+                if world.is_main:
+                    written["model.safetensors"] = _write_tensors(temporary / "model.safetensors", weights)
+                    written["state.json"] = _write(temporary / "state.json", state.model_dump_json(indent=1).encode())
+            files = {name: entry for part in world.gather_objects(written) for name, entry in part.items()}
+            with world.agree():
+                if world.is_main:
                     _write(temporary / "manifest.json", _Manifest(files=files).model_dump_json(indent=1).encode())
                     self._publish(temporary, folder, is_best=is_best)
         except UserError as error:
-            if self._world.is_main:
+            if world.is_main:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise UserError(
-                f"the checkpoint of step {step} could not be written: {error}; {self.last_good}; "
+                f"the checkpoint of step {state.step} could not be written: {error}; {self.last_good}; "
                 "free the disk, then resume"
             ) from error
 
     def _publish(self, temporary: Path, folder: Path, *, is_best: bool) -> None:
+        _sync_folder(temporary / "state")
         _sync_folder(temporary)
         aside = self.run / f"{_REPLACED}{folder.name}"
         if folder.exists():
@@ -276,10 +440,10 @@ class Checkpointer:
 
 
 def require_finite_weights(snapshot: Snapshot, last_good: str) -> None:
-    """Raises UserError, on every rank alike: a checkpoint of NaN would take the place of one that is of use."""
-    for name, tensor in snapshot.shared["model"].items():
+    """Raises ValueError: a checkpoint of NaN would take the place of one that is of use."""
+    for name, tensor in snapshot.weights.items():
         if not tensor.isfinite().all():
-            raise UserError(
+            raise ValueError(
                 f"{name} is not finite at step {snapshot.state.step}; {last_good}; resume from it with a lower lr"
             )
 
@@ -313,8 +477,51 @@ def _sha256_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _on_host(tensors: Tensors) -> Tensors:
-    return {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+def _write_tensors(path: Path, tensors: Tensors, header: dict[str, str] | None = None) -> _File:
+    """Straight from where the tensors lie, and hashed from the page cache: both without the interpreter's lock."""
+    try:
+        save_file(tensors, path, header)
+    except SafetensorError as error:  # what else could be wrong with contiguous tensors on the host
+        raise OSError(str(error)) from error
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+    return _File(bytes=path.stat().st_size, sha256=_sha256_of_file(path))
+
+
+def _named(snapshot: Snapshot, world: World) -> Tensors:
+    """What this rank is to write, under the names that it has in files ("model." goes before those of weights).
+
+    Where several ranks hold the same tensor, they take turns, so that each of them copies and writes its part only.
+    """
+    num_parts = world.size // world.data_size  # ranks with the same slots, which are neighbours
+    plain = sorted(name for name, tensor in snapshot.shared.items() if not isinstance(tensor, DTensor))
+    others = {name for index, name in enumerate(plain) if index % world.data_size != world.data_rank}
+    rows = sorted(snapshot.by_slot)[world.rank % num_parts :: num_parts]
+    slots = f"slots.{snapshot.slots.start:06d}_{snapshot.slots.stop:06d}"
+    own = _of_rank(world.rank, world.size)
+    return {
+        **{f"model.{name}": tensor for name, tensor in (snapshot.weights.items() if world.is_main else ())},
+        **{name: tensor for name, tensor in snapshot.shared.items() if name not in others},
+        **{f"{slots}.{name}": snapshot.by_slot[name] for name in rows},
+        **{f"{own}.{name}": tensor for name, tensor in snapshot.by_rank.items()},
+    }
+
+
+def _of_rank(rank: int, num_ranks: int) -> str:
+    return f"rank_{rank:04d}_of_{num_ranks:04d}"
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    placed = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else ()
+    return tensor.shape, tensor.dtype, *placed
+
+
+def _first_failure(error: CheckpointException) -> BaseException:
+    return error.failures[min(error.failures)][0]
 
 
 def _read_name(path: Path) -> str:

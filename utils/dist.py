@@ -13,15 +13,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from utils.config import Float, StrictModel
+from utils.config import Float, Int, StrictModel
 
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 T = TypeVar("T")
@@ -29,7 +33,7 @@ T = TypeVar("T")
 # Rank 0 reads YAML and imports what it needs before it broadcasts the config; the config's own timeout is not known
 # until then.
 _START_TIMEOUT = timedelta(minutes=5)
-_BUCKET_BYTES = 32 * 2**20
+INIT_METHODS = ("env", "tcp://", "file://")
 
 
 class UserError(ValueError):
@@ -37,13 +41,47 @@ class UserError(ValueError):
 
 
 class DistConfig(StrictModel):
+    """How ranks find and hear one another; config/pretrain.yaml explains each."""
+
+    backend: Literal["auto", "nccl", "gloo", "mpi"]
+    init_method: str
     timeout_s: Float = Field(gt=0)
+    num_threads: Int | None = Field(gt=0)
+    rank_weights: list[Float]
+
+    @field_validator("init_method")
+    @classmethod
+    def _is_a_known_method(cls, value: str) -> str:
+        if not value.startswith(INIT_METHODS):
+            raise ValueError(f"init_method is {value!r}; give env, tcp://host:port or file:///path/on/all/machines")
+        return value
+
+    @field_validator("rank_weights")
+    @classmethod
+    def _weights_are_positive(cls, values: list[float]) -> list[float]:
+        if any(not 0 < value < float("inf") for value in values):
+            raise ValueError(f"rank_weights is {values}; give a positive number for each rank")
+        return values
+
+
+@dataclass(frozen=True)
+class Axes:
+    """How ranks are laid out, outermost axis first. Their product is the number of ranks.
+
+    Ranks of one `replicate` x `shard` position hold different slots of the global batch. Those of one `model` position
+    (the parts of a tensor or the stages of a pipeline) hold the same ones: they are neighbours, on one machine if
+    possible, since they talk the most.
+    """
+
+    replicate: int = 1
+    shard: int = 1
+    model: int = 1
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes of one run. `host_group` (gloo) carries objects and flags, `device_group` (nccl or gloo) carries
-    tensors.
+    """The processes of one run. `host_group` (gloo) carries objects and flags, `device_group` tensors; `data_group` is
+    that of the ranks which together hold the global batch once, and `host_data_group` the same for objects.
     """
 
     rank: int = 0
@@ -52,55 +90,140 @@ class World:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     host_group: dist.ProcessGroup | None = None
     device_group: dist.ProcessGroup | None = None
+    data_group: dist.ProcessGroup | None = None
+    host_data_group: dist.ProcessGroup | None = None
+    data_rank: int = 0  # which share of the slots is this rank's
+    data_size: int = 1  # of how many shares
+    weights: tuple[Fraction, ...] = (Fraction(1),)  # of the shares
+    mesh: DeviceMesh | None = None  # named as the fields of Axes; None where no strategy needs one
 
     @staticmethod
     def single(device: str = "cpu") -> "World":
         return World(device=torch.device(device))
 
     @staticmethod
-    def launch() -> "World":
-        """Join the other ranks as torchrun's environment names them, on the host only: the device follows with
-        `use_device`.
+    def launch(init_method: str = "env") -> "World":
+        """Join the other ranks, on the host only: the device follows with `use_device`.
+
+        Rank and number of ranks are the environment's, as torchrun sets it; where to meet is too (MASTER_ADDR and
+        MASTER_PORT), unless `init_method` is a tcp:// address or a file:// that all see.
         """
         size = int(os.environ.get("WORLD_SIZE", 1))
         if size == 1:
             return World()
-        dist.init_process_group("gloo", timeout=_START_TIMEOUT)
+        rank = int(os.environ.get("RANK", 0))
+        where = "env://" if init_method == "env" else init_method
+        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=_START_TIMEOUT)
         return World(
-            rank=dist.get_rank(),
+            rank=rank,
             size=size,
             local_rank=int(os.environ.get("LOCAL_RANK", 0)),
             host_group=dist.group.WORLD,
             device_group=dist.group.WORLD,
+            data_group=dist.group.WORLD,
+            host_data_group=dist.group.WORLD,
+            data_rank=rank,
+            data_size=size,
+            weights=(Fraction(1),) * size,
         )
 
-    def use_device(self, name: DeviceName, *, timeout_s: float, deterministic: bool = False) -> "World":
+    def use_device(
+        self,
+        name: DeviceName,
+        config: DistConfig | None = None,
+        *,
+        axes: Axes | None = None,
+        deterministic: bool = False,
+    ) -> "World":
         """This world on a device, with process groups that give up after `timeout_s` seconds. Every rank.
 
-        Raises UserError where the device that was asked for is not there.
+        Args:
+            config: None for programs of one process.
+            axes: how the ranks are laid out, for strategies that need a mesh; None: every rank holds slots of its own.
+
+        Raises UserError where the device or backend that was asked for is not there, or the weights don't fit.
         """
+        config = config or DistConfig(
+            backend="auto", init_method="env", timeout_s=600, num_threads=None, rank_weights=[]
+        )
         with self.agree():
             device = _pick_device(name, self.local_rank)
+            backend = _pick_backend(config.backend, device)
+            weights = _pick_weights(config.rank_weights, self.size // (axes or Axes()).model)
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        elif "OMP_NUM_THREADS" not in os.environ:  # else every rank of a machine would take all of its cores
+            local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+            torch.set_num_threads(max(1, torch.get_num_threads() // local_size))
         if deterministic:
             # cuBLAS reads it once, at its first call; without it deterministic algorithms refuse to run.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else every trace of a step prints two lines of its own
         if device.type == "cuda":
             torch.cuda.set_device(device)
+        if self.size == 1 and axes is None:
+            return replace(self, device=device, weights=weights)
+        if not dist.is_initialized():  # one process, whose strategy needs a group nevertheless
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=_START_TIMEOUT)
+        timeout = timedelta(seconds=config.timeout_s)
+        axes = axes or Axes(replicate=self.size)
+        groups = {
+            "host": dist.new_group(backend="gloo", timeout=timeout),
+            "device": dist.new_group(backend=backend, timeout=timeout),
+        }
+        ranks_RSM = torch.arange(self.size).view(axes.replicate, axes.shard, axes.model)
+        data_ranks = list(ranks_RSM.flatten(0, 1).unbind(1))
+        return replace(
+            self,
+            device=device,
+            host_group=groups["host"],
+            device_group=groups["device"],
+            data_group=self._own_group(data_ranks, backend, timeout),
+            host_data_group=self._own_group(data_ranks, "gloo", timeout),
+            data_rank=self.rank // axes.model,
+            data_size=self.size // axes.model,
+            weights=weights,
+            mesh=DeviceMesh.from_group(
+                [
+                    self._own_group(list(lines.flatten(0, 1)), backend, timeout)
+                    for lines in (ranks_RSM.permute(1, 2, 0), ranks_RSM.permute(0, 2, 1), ranks_RSM)
+                ],
+                device.type,
+                mesh=ranks_RSM,
+                mesh_dim_names=("replicate", "shard", "model"),
+            ),
+        )
+
+    def _own_group(self, lines: list[Tensor], backend: str, timeout: timedelta) -> dist.ProcessGroup:
+        """Of groups that part the ranks, this rank's. Every rank has to make all of them."""
+        groups = {tuple(line.tolist()): dist.new_group(line.tolist(), timeout, backend) for line in lines}
+        return next(group for ranks, group in groups.items() if self.rank in ranks)
+
+    def new_host_group(self, timeout_s: float | None = None) -> dist.ProcessGroup | None:
+        """A gloo group of its own, for collectives of another thread: those of one group must come in one order on all
+        ranks. None in a world of one. Every rank.
+        """
         if self.size == 1:
-            return replace(self, device=device)
-        timeout = timedelta(seconds=timeout_s)
-        host_group = dist.new_group(backend="gloo", timeout=timeout)
-        device_group = dist.new_group(backend="nccl", timeout=timeout) if device.type == "cuda" else host_group
-        return replace(self, device=device, host_group=host_group, device_group=device_group)
+            return None
+        return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s) if timeout_s else None)
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
+    @property
+    def has_first_copy(self) -> bool:
+        """Of the ranks that hold the same slots, one: the one to write what all of them know."""
+        return self.rank % (self.size // self.data_size) == 0
+
     def slice_of(self, num_slots: int) -> slice:
-        """This rank's contiguous share of `num_slots`; shares differ by one at most, and rank order is slot order."""
-        return slice(self.rank * num_slots // self.size, (self.rank + 1) * num_slots // self.size)
+        """This rank's contiguous share of `num_slots`, in proportion to its weight; rank order is slot order.
+
+        Ranks that hold parts of the same model have the same share.
+        """
+        return shares(self.weights, num_slots)[self.data_rank]
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """From host memory, without waiting: pinned first on CUDA, where a copy from pageable memory may wait."""
@@ -115,32 +238,16 @@ class World:
     # ---- tensors ------------------------------------------------------------------------------------------------
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Sum over ranks, in place. Every rank."""
-        if self.size > 1:
-            dist.all_reduce(tensor, group=self.device_group)
+        """Sum over the shares of the slots, in place. Every rank."""
+        if self.data_size > 1:
+            dist.all_reduce(tensor, group=self.data_group)
         return tensor
 
     def sum_to_main_(self, tensor: Tensor) -> Tensor:
-        """Sum over ranks, in place and on rank 0 only (what the others hold afterwards is undefined). Every rank."""
-        if self.size > 1:
-            dist.reduce(tensor, dst=0, group=self.device_group)
+        """The same, but only rank 0 can rely on it (what the others hold afterwards is undefined). Every rank."""
+        if self.data_size > 1:
+            dist.reduce(tensor, group_dst=0, group=self.data_group)
         return tensor
-
-    def sum_gradients_(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Sum every parameter's gradient over ranks, in place, in a few flat buckets. Every rank.
-
-        One collective per parameter costs a latency each, and these models have many small ones.
-        """
-        if self.size == 1:
-            return
-        pending = []
-        for gradients in _buckets([_gradient(p) for p in parameters]):
-            flat = torch.cat([g.reshape(-1) for g in gradients])
-            pending.append((gradients, flat, dist.all_reduce(flat, group=self.device_group, async_op=True)))
-        for gradients, flat, work in pending:
-            work.wait()
-            sums = flat.split([g.numel() for g in gradients])
-            torch._foreach_copy_(gradients, [s.view_as(g) for s, g in zip(sums, gradients, strict=True)])
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite with rank 0's values. Every rank."""
@@ -148,15 +255,22 @@ class World:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0, group=self.device_group)
 
-    def gather_rows(self, tensor: Tensor) -> Tensor:
-        """Every rank's rows, concatenated in rank order, which is slot order; ranks hold the same number of rows.
-        Every rank.
+    def gather_rows(self, tensor: Tensor, num_rows: int | None = None) -> Tensor:
+        """Every share's rows, concatenated in the order of slots. Every rank.
+
+        Args:
+            num_rows: how many there are, of which each rank holds its slice; None: all ranks hold the same number.
         """
-        if self.size == 1:
+        if self.data_size == 1:
             return tensor
-        shares = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        dist.all_gather(shares, tensor.contiguous(), group=self.device_group)
-        return torch.cat(shares)
+        known = shares(self.weights, num_rows) if num_rows is not None else []
+        counts = [share.stop - share.start for share in known]
+        longest = max(counts, default=len(tensor))
+        if len(tensor) < longest:  # a collective wants the same size of all
+            tensor = torch.cat([tensor, tensor.new_zeros(longest - len(tensor), *tensor.shape[1:])])
+        rows = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.data_size)]
+        dist.all_gather(rows, tensor.contiguous(), group=self.data_group)
+        return torch.cat([part[:count] for part, count in zip(rows, counts, strict=True)] if counts else rows)
 
     # ---- host objects and agreement -------------------------------------------------------------------------------
 
@@ -176,12 +290,14 @@ class World:
         return values
 
     def gather_to_main(self, value: T) -> list[T] | None:
-        """Every rank's value in rank order, on rank 0 only: what is too large to lie everywhere. Every rank."""
-        if self.size == 1:
-            return [value]
-        values: list[Any] | None = [None] * self.size if self.is_main else None
-        dist.gather_object(value, values, dst=0, group=self.host_group)
-        return values
+        """What each share of the slots gave, in their order, on rank 0 only: what is too large to lie everywhere. Every
+        rank.
+        """
+        if self.data_size == 1:
+            return [value] if self.is_main else None
+        values: list[Any] | None = [None] * self.data_size if self.data_rank == 0 else None
+        dist.gather_object(value, values, group_dst=0, group=self.host_data_group)
+        return values if self.is_main else None
 
     def any(self, flag: bool) -> bool:
         """Whether any rank raises the flag; over the host group, so that no device waits for it. Every rank."""
@@ -217,8 +333,15 @@ class World:
             raise UserError(first) from cause
 
     def close(self) -> None:
-        if self.size > 1 and dist.is_initialized():
+        if dist.is_initialized():
             dist.destroy_process_group()
+
+
+@lru_cache(maxsize=64)  # asked for the same few numbers at every step
+def shares(weights: tuple[Fraction, ...], num_slots: int) -> list[slice]:
+    """Of so many slots one contiguous share per weight, in proportion; equal weights differ by one slot at most."""
+    ends = [int(part * num_slots / sum(weights)) for part in accumulate(weights, initial=Fraction(0))]
+    return [slice(first, end) for first, end in pairwise(ends)]
 
 
 @dataclass(frozen=True)
@@ -253,7 +376,7 @@ def run(main: Callable[[World], None]) -> NoReturn:
         return None
 
     try:
-        world = World.launch()
+        world = World.launch(_typed_init_method())
         mistake = attempt()
         if mistake is not None:
             if world.is_main:
@@ -270,6 +393,14 @@ def run(main: Callable[[World], None]) -> NoReturn:
         # Not sys.exit: leaving the process groups in order would wait for peers that wait for us.
         os._exit(1)
     sys.exit(0 if mistake is None else 2)
+
+
+def _typed_init_method() -> str:
+    """Where to meet has to be known before rank 0 can read any YAML to the others, so that each rank takes it from its
+    own command line.
+    """
+    typed = [word.split("=", 1)[1] for word in sys.argv[1:] if word.startswith("dist.init_method=")]
+    return typed[-1].strip("'\"") if typed else "env"
 
 
 def _pick_device(name: DeviceName, local_rank: int) -> torch.device:
@@ -289,19 +420,28 @@ def _pick_device(name: DeviceName, local_rank: int) -> torch.device:
     return torch.device(name)
 
 
-def _gradient(parameter: torch.nn.Parameter) -> Tensor:
-    assert parameter.grad is not None, "a parameter without a gradient would shift the buckets against other ranks"
-    return parameter.grad
+def _pick_backend(name: str, device: torch.device) -> str:
+    """What carries tensors: of the device, and on CUDA of the host as well, where offloaded weights lie."""
+    if name == "mpi" and not dist.is_mpi_available():
+        raise ValueError(
+            "dist.backend=mpi, but this PyTorch was built without MPI; take gloo or nccl, or a build with it"
+        )
+    if name == "nccl" and device.type != "cuda":
+        raise ValueError(
+            f"dist.backend=nccl moves data between CUDA devices, but this run is on {device.type}; take gloo"
+        )
+    if name == "nccl" and not dist.is_nccl_available():
+        raise ValueError("dist.backend=nccl, but this PyTorch was built without NCCL; take gloo")
+    if device.type == "cuda":
+        on_device = name if name != "auto" else "nccl" if dist.is_nccl_available() else "gloo"
+        return f"cpu:gloo,cuda:{on_device}"
+    return "gloo" if name == "auto" else name
 
 
-def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    bucket: list[Tensor] = []
-    num_bytes = 0
-    for tensor in tensors:
-        if bucket and num_bytes + tensor.nbytes > _BUCKET_BYTES:
-            yield bucket
-            bucket, num_bytes = [], 0
-        bucket.append(tensor)
-        num_bytes += tensor.nbytes
-    if bucket:
-        yield bucket
+def _pick_weights(weights: list[float], num_shares: int) -> tuple[Fraction, ...]:
+    if weights and len(weights) != num_shares:
+        raise ValueError(
+            f"dist.rank_weights has {len(weights)} weights, but {num_shares} ranks hold slots of their own; give one "
+            "for each of these"
+        )
+    return tuple(map(Fraction, weights)) or (Fraction(1),) * num_shares

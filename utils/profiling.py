@@ -1,4 +1,6 @@
-"""Where the time and the memory go: a clock that is always on, and a trace of a few steps for whoever asks."""
+"""Where the time and the memory go: a clock that is always on, a look at one step in every few for what ranks spend
+on talking to one another, and a trace of a few steps for whoever asks.
+"""
 
 import math
 import resource
@@ -6,13 +8,20 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from statistics import fmean
+from typing import Any, TypeVar
 
 import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from utils.dist import World
+
 _SKIPPED, _WARMUP, _TRACED = 2, 1, 3
+_LARGEST = 10
+_MEMORY_EVENTS = 200_000  # allocations and frees with their stacks, the newest of six steps
 
 T = TypeVar("T")
 
@@ -131,16 +140,119 @@ def max_memory_gb(device: torch.device) -> float:
     return peak / 1e9 if sys.platform == "darwin" else peak / 1e6  # bytes on macOS, KiB elsewhere
 
 
-class StepProfiler:
-    """Traces steps 4 to 6 of this process into <run>/trace.json. Switched off, it does nothing."""
+@dataclass(frozen=True)
+class _Sample:
+    """One step of one rank."""
 
-    def __init__(self, enabled: bool, run: Path, say: Callable[[str], None]) -> None:
-        self._run, self._say = run, say
+    comm_ms: float
+    step_ms: float
+    memory_gb: float
+
+    @property
+    def rest_ms(self) -> float:
+        return self.step_ms - self.comm_ms
+
+
+class CommSampler:
+    """What ranks spend on talking to one another, looked at in one step of every few.
+
+    A sampled step runs under torch.profiler, which sees every collective and every send and receive, of whichever
+    strategy: those of gloo as the time from the call to the end of the transfer, those of NCCL as the time of their
+    kernels. Several at once count once. The time includes waiting for a slower rank, and whatever the backward pass
+    computes meanwhile hides a part of it: it is what communication would cost at most.
+
+    In a world of one, and with `every_n_steps` None, no step is sampled.
+    """
+
+    def __init__(self, every_n_steps: int | None, world: World) -> None:
+        self._every_n_steps = every_n_steps if world.size > 1 else None
+        self._world = world
+        self._sample: _Sample | None = None
+        self._largest_gb = 0.0
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Put training step `step` inside. The host waits for the device in a sampled one only."""
+        if self._every_n_steps is None or step % self._every_n_steps:
+            yield
+            return
+        self._world.wait_for_device()
+        with profile(activities=_activities(self._world.device)) as finished:
+            began = time.perf_counter()
+            yield
+            self._world.wait_for_device()
+            step_ms = 1e3 * (time.perf_counter() - began)
+        self._sample = _Sample(_comm_ms(finished), step_ms, max_memory_gb(self._world.device))
+
+    def row(self) -> dict[str, float]:
+        """perf/max_memory_gb, the most that a rank has held, as far as is known: this rank's is of now, the others' of
+        the last sample. If a step was sampled since the last call, also
+
+        - perf/comm_ms, mean over the ranks, and perf/comm_share of the step;
+        - perf/imbalance: time outside communication, the largest of the ranks' over their mean; 1 is even;
+        - perf/memory_gb/rank_<n>.
+
+        Every rank.
+        """
+        row: dict[str, float] = {}
+        if self._sample is not None:
+            samples = self._world.gather_objects(self._sample)
+            self._sample = None
+            self._largest_gb = max(sample.memory_gb for sample in samples)
+            comm_ms, step_ms, rest_ms = (
+                fmean(getattr(sample, name) for sample in samples) for name in ("comm_ms", "step_ms", "rest_ms")
+            )
+            row = {
+                "perf/comm_ms": comm_ms,
+                "perf/comm_share": comm_ms / step_ms,
+                "perf/imbalance": max(sample.rest_ms for sample in samples) / rest_ms,
+                **{f"perf/memory_gb/rank_{rank}": sample.memory_gb for rank, sample in enumerate(samples)},
+            }
+        return row | {"perf/max_memory_gb": max(self._largest_gb, max_memory_gb(self._world.device))}
+
+
+def _activities(device: torch.device) -> list[ProfilerActivity]:
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+
+
+def _comm_ms(finished: profile) -> float:
+    """How long something travelled between ranks."""
+    # Not finished.events(), which builds a tree of all operations in Python and takes as long as a small step.
+    assert finished.profiler is not None and finished.profiler.kineto_results is not None
+    events = finished.profiler.kineto_results.events()
+    spans = ((event.start_ns(), event.start_ns() + event.duration_ns()) for event in events if _is_comm(event))
+    return _union(spans) / 1e6
+
+
+def _is_comm(event: Any) -> bool:
+    """NCCL's calls return at once, and what counts is on the device; those of the host end with the transfer."""
+    name = event.name()
+    return name.startswith(("gloo:", "mpi:")) or (name.startswith("nccl") and event.device_type() == DeviceType.CUDA)
+
+
+def _union(spans: Iterable[tuple[int, int]]) -> int:
+    """Length of what the spans (first, end) cover together."""
+    covered, reached = 0, 0
+    for first, end in sorted(spans):
+        covered += max(0, end - max(first, reached))
+        reached = max(reached, end)
+    return covered
+
+
+class StepProfiler:
+    """Traces steps 4 to 6 of this process into <run>/trace.json and prints the ten operations that took most time;
+    the same for memory, into <run>/memory.txt, or on CUDA PyTorch's own snapshot into <run>/memory.pickle (for
+    https://pytorch.org/memory_viz; nothing here ever reads it). Switched off, it does nothing.
+    """
+
+    def __init__(self, enabled: bool, run: Path, say: Callable[[str], None], device: torch.device) -> None:
+        self._run, self._say, self._on_cuda = run, say, device.type == "cuda"
         self._profile: profile | None = None
         if enabled:
-            on_device = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            if self._on_cuda:
+                torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS)
             self._profile = profile(
-                activities=[ProfilerActivity.CPU, *on_device],
+                activities=_activities(device),
                 schedule=schedule(wait=_SKIPPED, warmup=_WARMUP, active=_TRACED, repeat=1),
                 on_trace_ready=self._write,
                 profile_memory=True,
@@ -157,8 +269,40 @@ class StepProfiler:
             self._profile.stop()
 
     def _write(self, finished: profile) -> None:
-        path = self._run / "trace.json"
-        finished.export_chrome_trace(str(path))
-        order = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-        self._say(finished.key_averages().table(sort_by=order, row_limit=10, max_name_column_width=40))
-        self._say(f"trace of {_TRACED} steps: {path} (open it in https://ui.perfetto.dev)")
+        trace = self._run / "trace.json"
+        finished.export_chrome_trace(str(trace))
+        # A kernel stands in the list once more, on the device, beside the operation that started it.
+        operations = [each for each in finished.key_averages() if each.device_type == DeviceType.CPU]
+        if self._on_cuda:
+            time_ms = {each.key: each.self_device_time_total / 1e3 / _TRACED for each in operations}
+            memory = self._run / "memory.pickle"
+            torch.cuda.memory._dump_snapshot(str(memory))
+            torch.cuda.memory._record_memory_history(enabled=None)
+            memory_page = "https://pytorch.org/memory_viz"
+        else:
+            time_ms = {each.key: each.self_cpu_time_total / 1e3 / _TRACED for each in operations}
+            memory = self._run / "memory.txt"
+            memory_page = "a text editor"
+        calls = {each.key: each.count / _TRACED for each in operations}
+        where = "on the device" if self._on_cuda else "on the host"
+        self._say(_largest_of(time_ms, calls, f"time {where}", "ms"))
+        if not self._on_cuda:
+            held_mb = {each.key: each.self_cpu_memory_usage / 1e6 / _TRACED for each in operations}
+            table = _largest_of(held_mb, calls, "memory allocated and not freed by the operation itself", "MB")
+            memory.write_text(table + "\n")
+            self._say(table)
+        self._say(
+            f"{_TRACED} steps: {trace} (open it in https://ui.perfetto.dev) and {memory} (open it in {memory_page})"
+        )
+
+
+def _largest_of(figures: dict[str, float], calls: dict[str, float], what: str, unit: str) -> str:
+    """The ten largest as a table. What isn't in an operation has a line of its own, where it is that large."""
+    total = sum(value for value in figures.values() if value > 0)
+    lines = [f"{what}: {total:.1f} {unit} a step", f"{'operation':<56}{'calls':>8}{unit:>10}{'share':>8}"]
+    for name in sorted(figures, key=lambda name: -figures[name])[:_LARGEST]:
+        # The profiler's own name for a step, of which it counts what no operation has taken.
+        title = "(Python, between operations)" if name.startswith("ProfilerStep") else name
+        title = title if len(title) < 56 else title[:52] + "..."
+        lines.append(f"{title:<56}{calls[name]:>8.0f}{figures[name]:>10.2f}{figures[name] / total:>8.1%}")
+    return "\n".join(lines)

@@ -27,9 +27,12 @@ _BYTES_PER_FILE = 64 << 20
 
 
 class OutputWriter:
-    """One set's outputs of this rank, in files <set>_rank<rank>_<number>.safetensors."""
+    """One set's outputs of this rank, in files <set>_rank<rank>_<number>.safetensors. Of ranks with the same examples
+    (tensor parallelism, pipelines) the first one writes.
+    """
 
     def __init__(self, folder: Path, set_name: str, world: World) -> None:
+        self._writes = world.has_first_copy
         self._folder, self._prefix = folder, f"{set_name}_rank{world.rank}"
         self._pending: list[dict[str, Tensor]] = []
         self._num_bytes = 0
@@ -48,6 +51,8 @@ class OutputWriter:
 
     def add(self, outputs: dict[str, Tensor]) -> None:
         """Tensors of equally many examples."""
+        if not self._writes:
+            return
         self._pending.append({name: tensor.cpu() for name, tensor in outputs.items()})
         self._num_bytes += sum(tensor.nbytes for tensor in self._pending[-1].values())
         if self._num_bytes >= _BYTES_PER_FILE:

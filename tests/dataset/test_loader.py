@@ -16,6 +16,7 @@ from dataset import loader
 from dataset.loader import IGNORE_LABEL, DataOn, EvalLoader, TrainLoader
 from dataset.sampler import Sampler
 from dataset.schema import DatasetMetadata, PuzzleSet, Split
+from tests.spawn import world_of
 from utils.dist import World
 
 SEQ_LEN, VOCAB = 5, 7
@@ -170,7 +171,7 @@ def test_ranks_read_their_slots(data_on: DataOn) -> None:
     sampler = _sampler(split, 4, epochs=2)
     (whole,) = TrainLoader(split, sampler, World.single()).batches(range(3, 4))
     parts = [
-        next(TrainLoader(split, sampler, World(rank, 2), data_on=data_on).batches(range(3, 4))) for rank in range(2)
+        next(TrainLoader(split, sampler, world_of(rank, 2), data_on=data_on).batches(range(3, 4))) for rank in range(2)
     ]
     for name, tensor in whole.items():
         torch.testing.assert_close(torch.cat([part[name] for part in parts]), tensor, rtol=0, atol=0)
@@ -266,7 +267,7 @@ def test_an_evaluation_covers_every_row_exactly_once(puzzles: list[int], batch_s
     found: dict[int, object] = {}
     for rank in range(num_ranks):
         seen = -1
-        for rows, batch in loader.batches(World(rank, num_ranks)):
+        for rows, batch in loader.batches(world_of(rank, num_ranks)):
             assert len(rows) > 0
             for row, example in zip(rows.tolist(), _unpack(batch), strict=True):
                 assert row not in found and row > seen
@@ -276,7 +277,7 @@ def test_an_evaluation_covers_every_row_exactly_once(puzzles: list[int], batch_s
 
 def test_no_rank_gets_more_than_its_share_of_an_evaluation_batch() -> None:
     split = _split([[1] * 10])
-    sizes = [[len(rows) for rows, _ in EvalLoader(split, "set0", 4).batches(World(rank, 3))] for rank in range(3)]
+    sizes = [[len(rows) for rows, _ in EvalLoader(split, "set0", 4).batches(world_of(rank, 3))] for rank in range(3)]
     assert sizes == [[1, 1], [1, 1, 1], [2, 2, 1]]  # of 4, 4 and 2
 
 
@@ -286,7 +287,7 @@ def test_no_rank_gets_more_than_its_share_of_an_evaluation_batch() -> None:
 def test_a_part_of_an_evaluation_is_spread_evenly(max_examples: int, expected: list[int]) -> None:
     loader = EvalLoader(_split([[1] * 10]), "set0", 3, max_examples)
     assert loader.num_examples == len(expected)
-    rows = [row for rank in range(2) for numbers, _ in loader.batches(World(rank, 2)) for row in numbers.tolist()]
+    rows = [row for rank in range(2) for numbers, _ in loader.batches(world_of(rank, 2)) for row in numbers.tolist()]
     assert sorted(rows) == expected
 
 

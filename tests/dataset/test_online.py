@@ -23,6 +23,7 @@ from dataset.sampler import Sampler
 from dataset.schema import DatasetMetadata, PuzzleSet, Split
 from dataset.sudoku import random_solution, symmetry_class, valid_solutions
 from tests.dataset.mazes import random_maze, solved, turned, turned_row
+from tests.spawn import world_of
 from utils.dist import World
 
 CPU = torch.device("cpu")
@@ -92,7 +93,7 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_any_number_of_ranks_makes_the_same_batches(task: str, num_ranks: int) -> None:
     split = SPLITS[task]()
     whole = _batches(split, World.single(), range(1, 5))
-    parts = [_batches(split, World(rank, num_ranks), range(1, 5)) for rank in range(num_ranks)]
+    parts = [_batches(split, world_of(rank, num_ranks), range(1, 5)) for rank in range(num_ranks)]
     for step, batch in enumerate(whole):
         assert _same(batch, {name: torch.cat([part[step][name] for part in parts]) for name in batch})
 

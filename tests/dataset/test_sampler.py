@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dataset.sampler import Sampler
 from dataset.schema import PuzzleSet
-from utils.dist import World
+from tests.spawn import world_of
 
 # Of a set: for each group, the number of examples of each of its puzzles.
 Layout = list[list[int]]
@@ -101,7 +101,7 @@ def test_ranks_together_draw_the_global_batch(data: list[Layout], seed: int, siz
         expected = whole.examples(step, slice(0, size))
         assert len(expected) == size
         shares = [
-            _sampler(data, seed=seed, global_batch_size=size).examples(step, World(rank, num_ranks).slice_of(size))
+            _sampler(data, seed=seed, global_batch_size=size).examples(step, world_of(rank, num_ranks).slice_of(size))
             for rank in range(num_ranks)
         ]
         np.testing.assert_array_equal(np.concatenate(shares), expected)

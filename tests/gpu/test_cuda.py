@@ -14,6 +14,7 @@ import torch
 from models.act import Batch, Carry, initial_carry
 from models.hrm import HRM
 from models.inference import Slots
+from models.layout import Layout
 from models.metric_sums import OpenSums
 from optim.build import AdamATan2Config, MuonConfig, OptimConfig, build_optimizers
 from optim.ema import EMA
@@ -57,6 +58,7 @@ class _Training:
         self.world = World.single(device)
         self.model: HRM = small_hrm(seed=1, forward_dtype=forward_dtype)
         self.model.to(device)
+        self.layout = Layout(self.model, self.world)
         self.optimizers = build_optimizers(
             self.model,
             self.model.block_weights(),
@@ -76,7 +78,7 @@ class _Training:
     def train(self, batch: Batch, minimum_B: torch.Tensor) -> StepResult:
         self.step += 1
         self.carry, result = train_step(
-            self.model,
+            self.layout,
             self.optimizers,
             self.carry or initial_carry(self.model, batch),
             batch,
@@ -209,3 +211,15 @@ def test_sequences_leave_their_slots_as_on_the_cpu(adaptive: bool) -> None:
 def test_memory_is_that_of_the_device() -> None:
     block = torch.empty(2**28, dtype=torch.uint8, device="cuda")
     assert max_memory_gb(torch.device("cuda")) >= block.nbytes / 1e9
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp parallel.cpu_offload=true", "tp", "fsdp_tp"])
+def test_strategies_on_one_device(tmp_path: Path, strategy: str) -> None:
+    """A world of one under nccl: groups, sharding and splitting are those of many, and the curve is the plain one."""
+    data = runs.build_data(tmp_path / "data")
+    losses = []
+    for name, typed in (("plain", []), ("run", f"parallel={strategy}".split())):
+        arguments = runs.settings(data, tmp_path / name, device="cuda", log_interval=1, arch__num_heads=2)
+        runs.train([*arguments, *typed], tmp_path / "log").ok()
+        losses.append([row["train/lm_loss"] for row in runs.rows(tmp_path / name)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)

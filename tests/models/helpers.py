@@ -62,7 +62,7 @@ def small_options(name: str = "hrm", **changes: Any) -> dict[str, Any]:
         "L_cycles": 2,
         "backprop": "one_step",
         "backprop_warmup_steps": 0,
-        "activation_checkpointing": False,
+        "activation_checkpointing": "none",
         "depth_curriculum": [],
         "halt_max_steps": 4,
         "halt_exploration_prob": 0.0,

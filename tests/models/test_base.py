@@ -308,7 +308,7 @@ def test_frozen_weights_get_no_gradient_and_the_others_the_same_as_ever(
         ({"expansion": float("nan")}, "finite number"),
         ({"pos_encodings": "sine"}, "'rope', 'rope_2d', 'learned' or 'none'"),
         ({"mlp": "gelu"}, "'swiglu', 'normalized_swiglu' or 'conv_swiglu'"),
-        ({"forward_dtype": "float16"}, "'bfloat16' or 'float32'"),
+        ({"forward_dtype": "float64"}, "'bfloat16', 'float16' or 'float32'"),
         ({"H_cycles": True}, "valid integer"),
         ({"H_cycles": "2"}, "valid integer"),
         ({"expansion": "4"}, "valid number"),

@@ -242,7 +242,7 @@ def test_gradient_stays_within_the_last_calls() -> None:
     for level in levels:
         for parameter in level.parameters():
             torch.nn.init.normal_(parameter, generator=generator)
-    call = Calls(Depth(1, 5, num_calls=5, num_grad_calls=2), checkpointing=False)
+    call = Calls(Depth(1, 5, num_calls=5, num_grad_calls=2), checkpointing="none")
     x_BTD = torch.randn(1, 3, 8, generator=generator, requires_grad=True)
     z_BTD = x_BTD
     for level in levels:
@@ -256,27 +256,52 @@ def test_gradient_stays_within_the_last_calls() -> None:
 def test_calls_beyond_the_depth_are_a_bug_of_ours() -> None:
     level = small_model("urm").get_submodule("level")
     assert isinstance(level, Level)
-    call = Calls(Depth(1, 1, num_calls=1, num_grad_calls=1), checkpointing=False)
+    call = Calls(Depth(1, 1, num_calls=1, num_grad_calls=1), checkpointing="none")
     z_BTD = call(level, torch.zeros(1, 3, 32), None)
     with pytest.raises(AssertionError, match="more calls"):
         call(level, z_BTD, None)
 
 
-@pytest.mark.parametrize("forward_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("forward_dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["hrm", "trm", "transformer", "urm"])
 def test_activation_checkpointing_computes_the_same_twice(name: str, forward_dtype: str) -> None:
-    """Outputs and gradients are equal in every bit, and the backward pass runs each call with gradient once more."""
-    plain = _trained(small_model(name, forward_dtype=forward_dtype))
-    saving = _trained(small_model(name, forward_dtype=forward_dtype, activation_checkpointing=True))
-    for ours, theirs in zip(saving.output[1:], plain.output[1:], strict=True):
-        assert isinstance(ours, Tensor) and isinstance(theirs, Tensor)
-        assert torch.equal(ours, theirs)
-    assert saving.gradients.keys() == plain.gradients.keys()
-    for parameter, gradient in plain.gradients.items():
-        assert torch.equal(saving.gradients[parameter], gradient), parameter
-    assert plain.calls_in_backward == 0
-    assert saving.calls_in_backward == small_config(name).depth.num_grad_calls
-    assert saving.kept_bytes < plain.kept_bytes / 2, "no memory is saved"
+    """Outputs and gradients are equal in every bit, and the backward pass runs what carries gradient once more: the
+    calls as wholes, or block by block.
+    """
+    num_layers: dict[str, Any] = {"hrm": {"H_layers": 2, "L_layers": 2}, "trm": {"L_layers": 2}}.get(
+        name, {"num_layers": 2}
+    )
+
+    def trained(checkpointing: str) -> _Trained:
+        options = num_layers | {"forward_dtype": forward_dtype, "activation_checkpointing": checkpointing}
+        return _trained(small_model(name, **options))
+
+    plain, num_grad_calls = trained("none"), small_config(name).depth.num_grad_calls
+    assert (plain.calls_in_backward, plain.blocks_in_backward) == (0, 0)
+    kept_bytes = {"none": plain.kept_bytes}
+    for checkpointing, num_calls in (("block", 0), ("cycle", num_grad_calls)):
+        saving = trained(checkpointing)
+        for ours, theirs in zip(saving.output[1:], plain.output[1:], strict=True):
+            assert isinstance(ours, Tensor) and isinstance(theirs, Tensor)
+            assert torch.equal(ours, theirs)
+        assert saving.gradients.keys() == plain.gradients.keys()
+        for parameter, gradient in plain.gradients.items():
+            assert torch.equal(saving.gradients[parameter], gradient), parameter
+        assert saving.calls_in_backward == num_calls
+        assert saving.blocks_in_backward == 2 * num_grad_calls
+        kept_bytes[checkpointing] = saving.kept_bytes
+    assert kept_bytes["cycle"] < kept_bytes["block"] < kept_bytes["none"] / 2, "no memory is saved"
+
+
+@pytest.mark.parametrize(("stored", "meaning"), [(False, "none"), (True, "cycle")])
+def test_activation_checkpointing_of_older_runs_is_understood(stored: bool, meaning: str) -> None:
+    assert small_config("hrm", activation_checkpointing=stored).activation_checkpointing == meaning
+
+
+@pytest.mark.parametrize("value", ["all", 1, None])
+def test_another_activation_checkpointing_is_refused(value: object) -> None:
+    with pytest.raises(ValidationError, match="'none', 'block' or 'cycle'"):
+        small_config("hrm", activation_checkpointing=value)
 
 
 @dataclass
@@ -285,11 +310,12 @@ class _Trained:
     gradients: dict[str, Tensor]
     kept_bytes: int
     calls_in_backward: int
+    blocks_in_backward: int
 
 
 def _trained(model: RecursiveModel) -> _Trained:
     """One segment and its backward pass, with what the first kept for the second and what the second called again."""
-    kept, calls = [], []
+    kept, calls, blocks = [], [], []
 
     def keep(tensor: Tensor) -> Tensor:
         kept.append(tensor.nbytes)
@@ -299,11 +325,14 @@ def _trained(model: RecursiveModel) -> _Trained:
         output = run(model, random_batch(BATCH))
     for level in _levels(model):
         level.register_forward_pre_hook(lambda *_: calls.append(1))
-    return _Trained(output, gradients_of(model, output), sum(kept), len(calls))
+        for block in level.layers:
+            block.register_forward_pre_hook(lambda *_: blocks.append(1))
+    return _Trained(output, gradients_of(model, output), sum(kept), len(calls), len(blocks))
 
 
-def test_activation_checkpointing_has_nothing_to_do_in_evaluation() -> None:
-    model, batch = small_model("trm", activation_checkpointing=True), random_batch(BATCH)
+@pytest.mark.parametrize("checkpointing", ["block", "cycle"])
+def test_activation_checkpointing_has_nothing_to_do_in_evaluation(checkpointing: str) -> None:
+    model, batch = small_model("trm", activation_checkpointing=checkpointing), random_batch(BATCH)
     trained = run(model, batch)
     for context in (torch.no_grad(), torch.inference_mode()):
         with context:

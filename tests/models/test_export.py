@@ -25,7 +25,9 @@ def _assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
         assert torch.equal(ours[name].view(torch.uint8), tensor.view(torch.uint8)), name  # bits: NaN, signs of zero
 
 
-def _save_step(run: Path, step: int, arch: dict[str, Any], **shared: dict[str, Tensor]) -> Path:
+def _save_step(
+    run: Path, step: int, arch: dict[str, Any], model: dict[str, Tensor], ema: dict[str, Tensor] | None = None
+) -> Path:
     run.mkdir(exist_ok=True)
     state = RunState(
         step=step,
@@ -40,8 +42,17 @@ def _save_step(run: Path, step: int, arch: dict[str, Any], **shared: dict[str, T
         task={},
         config={"arch": arch},
     )
-    snapshot = Snapshot(shared=shared, slots=slice(0, 1), by_slot={"steps": torch.zeros(1)}, state=state)
-    Checkpointer(run, World.single(), None).save(snapshot, is_best=False)
+    snapshot = Snapshot(
+        weights=model,
+        shared={f"ema.{name}": tensor for name, tensor in (ema or {}).items()},
+        slots=slice(0, 1),
+        by_slot={"steps": torch.zeros(1)},
+        by_rank={},
+        state=state,
+    )
+    checkpointer = Checkpointer(run, World.single(), None)
+    checkpointer.save(snapshot, is_best=False)
+    checkpointer.wait()
     return run / f"step_{step:08d}"
 
 

@@ -12,10 +12,13 @@ from omegaconf import OmegaConf
 from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from optim.build import OptimConfig, Optimizers, build_optimizers, require_exact_cover
+from optim.build import OptimConfig, Optimizers, build_optimizers, require_exact_cover, require_same_state
+from optim.ema import EMA
 from tests.runs import REPOSITORY
 from tests.spawn import run_ranks
 from utils.dist import World
@@ -79,6 +82,18 @@ def _train(model: Model, optimizers: Optimizers, steps: range, multiplier: float
     for step in steps:
         _set_gradients(model, step)
         optimizers.step(multiplier)
+
+
+def _shapes(state: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def _load(optimizers: Optimizers, model: nn.Module, state: dict[str, Tensor]) -> None:
+    """As a checkpoint is restored: into the live tensors, once it is known to fit."""
+    own = optimizers.export_state(model)
+    require_same_state(_shapes(state), _shapes(own))
+    for name, tensor in state.items():
+        own[name].copy_(tensor)
 
 
 def _same(one: nn.Module, other: nn.Module) -> bool:
@@ -193,7 +208,7 @@ def test_a_model_of_which_all_is_frozen_has_nothing_to_step(name: str, tmp_path:
     optimizers.zero_grad()
     assert _same(model, Model())
     save_file(optimizers.export_state(model), tmp_path / "optimizer.safetensors")
-    optimizers.import_state(model, load_file(tmp_path / "optimizer.safetensors"))
+    _load(optimizers, model, load_file(tmp_path / "optimizer.safetensors"))
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------
@@ -208,7 +223,7 @@ def test_a_run_continues_bitwise_from_a_file(name: str, tmp_path: Path) -> None:
 
     resumed = copy.deepcopy(model)
     its_optimizers = _build(resumed, name)
-    its_optimizers.import_state(resumed, load_file(tmp_path / "optimizer.safetensors"))
+    _load(its_optimizers, resumed, load_file(tmp_path / "optimizer.safetensors"))
     _train(model, optimizers, range(3, 6))
     _train(resumed, its_optimizers, range(3, 6))
     assert _same(model, resumed)
@@ -223,7 +238,7 @@ def test_a_run_continues_bitwise_from_a_file(name: str, tmp_path: Path) -> None:
 def test_state_is_complete_before_the_first_step(name: str) -> None:
     model, other = Model(), Model()
     optimizers, its_optimizers = _build(model, name), _build(other, name)
-    its_optimizers.import_state(other, optimizers.export_state(model))
+    _load(its_optimizers, other, optimizers.export_state(model))
     _train(model, optimizers, range(2))
     _train(other, its_optimizers, range(2))
     assert _same(model, other)
@@ -254,7 +269,7 @@ def test_hyperparameters_are_the_configs_not_the_checkpoints(name: str) -> None:
         betas=BETAS,
         weight_decay=0.0,
     )
-    resumed.import_state(model, optimizers.export_state(model))
+    _load(resumed, model, optimizers.export_state(model))
     _train(model, resumed, range(2, 4))
     assert _same(model, still), "a rate other than the 0 of the config was used"
 
@@ -271,38 +286,32 @@ def test_hyperparameters_are_the_configs_not_the_checkpoints(name: str) -> None:
 )
 def test_the_state_of_another_optimizer_is_refused(there: str, here: str, advice: str) -> None:
     saved, model = Model(), Model()
-    tensors = _build(saved, there).export_state(saved)
+    states = _shapes(_build(saved, there).export_state(saved)), _shapes(_build(model, here).export_state(model))
     with pytest.raises(ValueError, match=rf"keeps the optimizer: give {advice}$") as caught:
-        _build(model, here).import_state(model, tensors)
+        require_same_state(*states)
     assert "\n" not in str(caught.value)
 
 
 @each_config
-def test_state_that_does_not_fit_is_refused_and_changes_nothing(name: str) -> None:
+def test_state_that_does_not_fit_is_refused(name: str) -> None:
     model = Model()
-    optimizers = _build(model, name)
-    _train(model, optimizers, range(1))
-    kept = {key: value.clone() for key, value in optimizers.export_state(model).items()}
-    some = sorted(kept)[-1]
-    others = {key: value + 1 for key, value in kept.items()}
-    cases = {
-        f"lacks the optimizer state {some} ": {key: value for key, value in others.items() if key != some},
+    own = _shapes(_build(model, name).export_state(model))
+    some = sorted(own)[-1]
+    cases: dict[str, dict[str, tuple[int, ...]]] = {
+        f"lacks the optimizer state {some} ": {key: shape for key, shape in own.items() if key != some},
         "lacks the optimizer state": {},
-        r"state adamw\.exp_avg\.stranger belongs|resuming keeps": others | {"adamw.exp_avg.stranger": torch.zeros(3)},
-        rf"{some} is \(5,\), here it is": others | {some: torch.zeros(5)},
+        r"state adamw\.exp_avg\.stranger belongs|resuming keeps": own | {"adamw.exp_avg.stranger": (3,)},
+        rf"{some} is \(5,\), here it is": own | {some: (5,)},
     }
-    for message, tensors in cases.items():
+    for message, saved in cases.items():
         with pytest.raises(ValueError, match=message) as caught:
-            optimizers.import_state(model, tensors)
+            require_same_state(saved, own)
         assert "\n" not in str(caught.value)
-        assert all(torch.equal(value, kept[key]) for key, value in optimizers.export_state(model).items())
 
 
-def test_step_counts_come_back_on_the_host_as_torch_wants_them() -> None:
+def test_step_counts_are_on_the_host_as_torch_wants_them() -> None:
     model = Model()
-    optimizers = _build(model, "adamw")
-    optimizers.import_state(model, {key: value.double() for key, value in optimizers.export_state(model).items()})
-    state = optimizers.export_state(model)
+    state = _build(model, "adamw").export_state(model)
     assert all(value.dtype == torch.float32 for value in state.values())
     counts = {key: value for key, value in state.items() if value.ndim == 0}
     assert counts.keys() == {f"adamw.step.{name}" for name, _ in model.named_parameters()}
@@ -312,8 +321,13 @@ def test_step_counts_come_back_on_the_host_as_torch_wants_them() -> None:
 # ---- sharded parameters ----------------------------------------------------------------------------------
 
 
-def _train_on_data(model: Model, name: str) -> list[Tensor]:
-    optimizers = _build(model, name)
+def _whole(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def _train_on_data(model: Model, name: str) -> dict[str, Tensor]:
+    """Three steps on the same data on every rank; the weights, their average and the optimizer's state as wholes."""
+    optimizers, ema = _build(model, name), EMA(dict(model.named_parameters()))
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
         tokens_B = torch.randint(7, (64,), generator=generator)
@@ -321,23 +335,51 @@ def _train_on_data(model: Model, name: str) -> list[Tensor]:
         (model(tokens_B) - targets_B3).square().mean().backward()
         optimizers.step(1.0)
         optimizers.zero_grad()
-    return [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters()]
+        ema.update(0.5)
+    state = {**optimizers.export_state(model), **{f"average of {name}": each for name, each in ema.tensors().items()}}
+    with ema.swapped():
+        swapped = {f"swapped {name}": _whole(parameter) for name, parameter in model.named_parameters()}
+    assert all(tensor.shape == _whole(tensor).shape for tensor in state.values()), "shapes are those of the whole"
+    return {
+        **{name: _whole(tensor) for name, tensor in [*model.named_parameters(), *state.items()]},
+        **swapped,
+    }
+
+
+def _lay_out(model: Model, layout: str, world: World) -> None:
+    """By torch alone, as models/parallelize.py does."""
+    mesh = init_device_mesh("cpu", (world.size // 2, 2), mesh_dim_names=("outer", "inner"))
+    if layout in ("tp", "fsdp_tp"):
+        parallelize_module(model.blocks, mesh["inner"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    if layout != "tp":
+        over = {"fsdp": init_device_mesh("cpu", (world.size,)), "hsdp": mesh, "fsdp_tp": mesh["outer"]}[layout]
+        for block in model.blocks:
+            fully_shard(block, mesh=over)
+        fully_shard(model, mesh=over)
+
+
+# How many meshes, or none, parameters lie on.
+LAYOUTS = {2: {"fsdp": 1, "tp": 2}, 4: {"fsdp": 1, "hsdp": 1, "fsdp_tp": 2}}
 
 
 def _check_rank(world: World) -> None:
-    for name in CONFIGS:
-        sharded, whole, start = Model(), Model(), Model()
-        for block in sharded.blocks:
-            fully_shard(block)
-        fully_shard(sharded)
-        assert all(isinstance(p, DTensor) and p.to_local().numel() < p.numel() for p in sharded.parameters())
-        ends = zip(start.named_parameters(), _train_on_data(sharded, name), _train_on_data(whole, name), strict=True)
-        for (parameter, before), one, other in ends:
-            assert (one - other).norm() < 1e-5 * (other - before).norm(), f"{name}: {parameter}"
+    for layout, num_places in LAYOUTS[world.size].items():
+        for name in CONFIGS:
+            parted, whole, start = Model(), Model(), dict(Model().named_parameters())
+            _lay_out(parted, layout, world)
+            places = {p.device_mesh if isinstance(p, DTensor) else None for p in parted.parameters()}
+            assert len(places) == num_places
+            assert any(isinstance(p, DTensor) and p.to_local().numel() < p.numel() for p in parted.parameters())
+            ours, theirs = _train_on_data(parted, name), _train_on_data(whole, name)
+            assert ours.keys() == theirs.keys()
+            for key, expected in theirs.items():
+                way = (expected - start[key]).norm() if key in start else expected.norm()
+                assert (ours[key] - expected).norm() < 1e-5 * way, f"{layout}, {name}: {key}"
 
 
-def test_sharded_parameters_get_the_same_update() -> None:
-    run_ranks(_check_rank, 2)
+@pytest.mark.parametrize("num_ranks", LAYOUTS)
+def test_parameters_in_parts_get_the_same_update(num_ranks: int) -> None:
+    run_ranks(_check_rank, num_ranks)
 
 
 # ---- config ----------------------------------------------------------------------------------------------

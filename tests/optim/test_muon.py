@@ -84,6 +84,13 @@ def test_fewer_iterations_are_a_rougher_orthogonal_matrix() -> None:
     torch.testing.assert_close(weight_RC.detach(), -orthogonal(_random((6, 16), 1), 3))
 
 
+def test_the_order_of_the_rows_does_not_matter() -> None:
+    """Tensor parallelism keeps them in another."""
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
+    matrix_RC = _random((16, 6), 0)
+    torch.testing.assert_close(orthogonal(matrix_RC[order]), orthogonal(matrix_RC)[order])
+
+
 def test_nothing_stays_nothing() -> None:
     weight_RC = nn.Parameter(torch.ones(3, 4))
     weight_RC.grad = torch.zeros(3, 4)

@@ -1,11 +1,11 @@
-"""The schedule's end points and shape."""
+"""The schedule's end points and shape, and what the size of the batch makes of the rates."""
 
 import math
 from itertools import pairwise
 
 import pytest
 
-from optim.schedule import lr_multiplier
+from optim.schedule import BatchScaling, batch_scale, lr_multiplier
 
 
 def test_warm_up_is_linear_from_the_first_step() -> None:
@@ -31,3 +31,11 @@ def test_decay_is_a_half_cosine() -> None:
 @pytest.mark.parametrize("warmup", [10, 20])
 def test_a_run_no_longer_than_its_warm_up_only_warms_up(warmup: int) -> None:
     assert [lr_multiplier(step, 10, warmup, 0.1) for step in range(1, 11)] == [s / warmup for s in range(1, 11)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "half", "same", "fourfold"), [("none", 1, 1, 1), ("sqrt", 0.5**0.5, 1, 2), ("linear", 0.5, 1, 4)]
+)
+def test_rates_follow_the_batch(kind: BatchScaling, half: float, same: float, fourfold: float) -> None:
+    scales = [batch_scale(kind, size, 768) for size in (384, 768, 3072)]
+    assert scales == pytest.approx([half, same, fourfold], rel=1e-12)

@@ -4,10 +4,12 @@
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from tests.spawn import run_ranks
-from utils.dist import World
+from utils.dist import DistConfig, World
 
 LR, WEIGHT_DECAY = 0.5, 0.25
 NUM_ROWS, DIM, BATCH = 20, 3, 16
@@ -40,6 +42,37 @@ def _check_rank(world: World) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_update_is_independent_of_world_size(world_size: int) -> None:
     run_ranks(_check_rank, world_size)
+
+
+def _check_uneven_shares(world: World) -> None:
+    weights = [3.0, 1.0, 2.0, 2.0][: world.size]
+    config = DistConfig(backend="auto", init_method="env", timeout_s=60.0, num_threads=None, rank_weights=weights)
+    world = world.use_device("cpu", config)
+    _, ids_B, grad_BE = _problem()
+    mine = world.slice_of(BATCH)
+    for num_rows in (NUM_ROWS, 11, 2):  # evenly over 4 ranks; unevenly; 2: not one for each
+        table_PE = _problem()[0][:num_rows].contiguous()
+        ids_of_B = ids_B % num_rows
+        expected_PE = _reference(table_PE.clone(), ids_of_B, grad_BE)
+        sharded_PE = distribute_tensor(table_PE.clone(), init_device_mesh("cpu", (world.size,)), [Shard(0)])
+        for each_PE in (table_PE, sharded_PE):
+            sparse_sign_sgd_(
+                each_PE,
+                ids_of_B[mine],
+                grad_BE[mine],
+                lr=LR,
+                weight_decay=WEIGHT_DECAY,
+                world=world,
+                num_slots=BATCH,
+            )
+            whole_PE = each_PE.full_tensor() if isinstance(each_PE, DTensor) else each_PE
+            torch.testing.assert_close(whole_PE, expected_PE, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_update_of_a_sharded_table_by_uneven_shares(world_size: int) -> None:
+    """Slots name the first half of the rows, so that some shards are named by none."""
+    run_ranks(_check_uneven_shares, world_size)
 
 
 def test_the_problem_has_what_it_is_to_show() -> None:

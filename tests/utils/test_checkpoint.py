@@ -1,21 +1,28 @@
-"""Checkpoints: whole or not there, whoever dies when; read by any number of ranks, without running anything."""
+"""Checkpoints: whole or not there, whoever dies when; written while the training goes on; read by any number of ranks
+under any layout, without running anything.
+"""
 
 import hashlib
 import json
 import os
 import pickle
+import resource
 import shutil
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from tests import runs
-from tests.spawn import run_ranks
+from tests.spawn import run_ranks, world_of
 from utils import checkpoint as checkpoint_module
 from utils.checkpoint import (
     Checkpoint,
@@ -24,12 +31,15 @@ from utils.checkpoint import (
     Snapshot,
     find_checkpoint,
     put_back,
-    require_finite_weights,
     step_folders,
 )
-from utils.dist import UserError, World
+from utils.dist import Axes, DistConfig, UserError, World
+
+# pytest resets the filter that utils/checkpoint.py sets.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 SLOTS = 7
+STATE_FILE = "state/rank_0000.safetensors"
 
 
 def _silent(text: str) -> None:
@@ -62,12 +72,23 @@ def _state(step: int) -> RunState:
     )
 
 
+def _snapshot(step: int, world: World, **changes: Any) -> Snapshot:
+    slots = world.slice_of(SLOTS)
+    values: dict[str, Any] = {
+        "weights": _weights(step) if world.is_main else {},
+        "shared": {"optimizer.exp_avg.a": torch.ones(2, 3) * step, "ema.a": _weights(step)["a"] / 2},
+        "slots": slots,
+        "by_slot": _carry(slots),
+        "by_rank": {"error": torch.tensor([world.rank])},
+    }
+    return Snapshot(**(values | changes), state=_state(step))
+
+
 def _save(run: Path, step: int, world: World, *, keep_last_k: int | None = None, is_best: bool = False) -> None:
     run.mkdir(exist_ok=True, parents=True)
-    slots = world.slice_of(SLOTS)
-    shared = {"model": _weights(step), "optimizer": {"exp_avg.a": torch.ones(2, 3)}}
-    snapshot = Snapshot(shared=shared, slots=slots, by_slot=_carry(slots), state=_state(step))
-    Checkpointer(run, world, keep_last_k).save(snapshot, is_best=is_best)
+    checkpointer = Checkpointer(run, world, keep_last_k)
+    checkpointer.save(_snapshot(step, world), is_best=is_best)
+    checkpointer.wait()
 
 
 @pytest.fixture
@@ -95,11 +116,16 @@ def test_what_was_saved_is_loaded(run: Path) -> None:
     assert checkpoint is not None
     assert checkpoint.state == _state(6)
     for loaded, saved in (
-        (checkpoint.load("model"), _weights(6)),
+        (checkpoint.weights(), _weights(6)),
+        (checkpoint.load("optimizer"), {"exp_avg.a": torch.full((2, 3), 6.0)}),
+        (checkpoint.trained_weights(), _weights(6) | {"a": _weights(6)["a"] / 2}),
         (checkpoint.load_slots(slice(0, SLOTS)), _carry(slice(0, SLOTS))),
+        (checkpoint.load_by_rank(0, 1), {"error": torch.tensor([0])}),
     ):
         assert loaded.keys() == saved.keys()
         assert all(torch.equal(loaded[name], saved[name]) and loaded[name].dtype == saved[name].dtype for name in saved)
+    assert checkpoint.sizes("optimizer") == {"exp_avg.a": (2, 3)} and checkpoint.sizes("optim") == {}
+    assert checkpoint.has("ema") and not checkpoint.has("em")
 
 
 def test_weights_are_plain_safetensors(quiet: Path) -> None:
@@ -112,7 +138,8 @@ def test_weights_are_plain_safetensors(quiet: Path) -> None:
 def test_manifest_lists_every_file(quiet: Path) -> None:
     for folder in step_folders(quiet):
         listed = json.loads((folder / "manifest.json").read_text())["files"]
-        assert {path.name for path in folder.iterdir()} == {*listed, "manifest.json"}
+        found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        assert found == {*listed, "manifest.json"}
 
 
 @pytest.mark.parametrize("writers", [1, 2, 4])
@@ -122,7 +149,7 @@ def test_slots_are_put_together_for_any_number_of_ranks(tmp_path: Path, writers:
     assert checkpoint is not None
     for readers in (1, 2, 3, 4):
         for rank in range(readers):
-            slots = World(rank=rank, size=readers).slice_of(SLOTS)
+            slots = world_of(rank, readers).slice_of(SLOTS)
             loaded, expected = checkpoint.load_slots(slots), _carry(slots)
             assert all(torch.equal(loaded[name], expected[name]) for name in expected), f"{rank} of {readers}"
 
@@ -157,15 +184,225 @@ def test_steps_are_in_the_order_of_numbers(tmp_path: Path) -> None:
     assert step_folders(tmp_path / "nowhere") == []
 
 
-def test_weights_must_be_finite() -> None:
-    def snapshot(value: float) -> Snapshot:
-        tensors = {"fine": torch.arange(3), "w": torch.tensor([1.0, value])}
-        return Snapshot(shared={"model": tensors}, slots=slice(0, 1), by_slot={}, state=_state(9))
-
-    require_finite_weights(snapshot(2.0), "")
+def _saves_what_is_not_finite(world: World, run: Path) -> list[str]:
+    checkpointer = Checkpointer(run, world, None)
+    checkpointer.save(_snapshot(8, world), is_best=False)  # of whole numbers too, and they pass
+    messages = []
     for value in (float("nan"), float("inf"), -float("inf")):
-        with pytest.raises(UserError, match=r"w is not finite at step 9; the last good"):
-            require_finite_weights(snapshot(value), "the last good one is far away")
+        weights = {"fine": torch.arange(3), "w": torch.tensor([1.0, value])} if world.is_main else {}
+        with pytest.raises(UserError) as caught:
+            checkpointer.save(_snapshot(9, world, weights=weights), is_best=False)
+        messages.append(str(caught.value))
+    checkpointer.wait()
+    return messages
+
+
+def test_weights_must_be_finite(tmp_path: Path) -> None:
+    """Rank 0 alone has them, and all ranks leave."""
+    for messages in run_ranks(_saves_what_is_not_finite, 2, tmp_path):
+        for message in messages:
+            assert message.startswith("w is not finite at step 9; the last good checkpoint is ")
+            assert message.endswith("step_00000008; resume from it with a lower lr")
+    assert [folder.name[-1] for folder in step_folders(tmp_path)] == ["8"]
+
+
+# ---- layouts -------------------------------------------------------------------------------------------
+# R = 5 rows over up to 4 ranks, so that shards are uneven and one is empty
+
+WHOLE_RC = torch.arange(30.0).view(5, 6)
+CONFIG = DistConfig(backend="auto", init_method="env", timeout_s=60.0, num_threads=None, rank_weights=[])
+
+
+def _placed(world: World, tensor: Tensor, *, by_column: bool = False) -> DTensor:
+    """As FSDP, HSDP or both with tensor parallelism would lay it."""
+    assert world.mesh is not None
+    names = [name for name in ("replicate", "shard", "model") if world.mesh[name].size() > 1] or ["shard"]
+    placements = {"replicate": Replicate(), "shard": Shard(0), "model": Shard(1)}
+    mesh = world.mesh[tuple(names)] if len(names) > 1 else world.mesh[names[0]]
+    return distribute_tensor(tensor, mesh, [Shard(1) if by_column else placements[name] for name in names])
+
+
+def _saves_shards(world: World, run: Path, axes: Axes) -> None:
+    world = world.use_device("cpu", CONFIG, axes=axes)
+    stage = world.rank % axes.model
+    shared = {
+        "optimizer.avg": _placed(world, WHOLE_RC),
+        "optimizer.step": torch.tensor(3.0),
+        "ema.half": _placed(world, WHOLE_RC.bfloat16()),
+        "progress.sums": WHOLE_RC.T,
+        f"stage.{stage}": torch.tensor([stage]),
+    }
+    checkpointer = Checkpointer(run, world, None)
+    checkpointer.save(_snapshot(1, world, shared=shared), is_best=False)
+    checkpointer.wait()
+
+
+def _loads_shards(world: World, folder: Path, axes: Axes, by_column: bool = False) -> None:
+    world = world.use_device("cpu", CONFIG, axes=axes)
+    _assert_whole(folder)
+    checkpoint = Checkpoint.open(folder)
+    average, half = (
+        _placed(world, torch.zeros_like(WHOLE_RC, dtype=dtype), by_column=by_column)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    step = torch.zeros(())
+    with world.agree():
+        checkpoint.load_into({"optimizer.avg": average, "ema.half": half, "optimizer.step": step})
+    expected = _placed(world, WHOLE_RC, by_column=by_column)
+    assert torch.equal(average.to_local(), expected.to_local()) and step == 3
+    assert torch.equal(half.to_local().float(), expected.to_local())
+
+
+def _assert_whole(folder: Path) -> None:
+    """Read in one process, without a group."""
+    checkpoint = Checkpoint.open(folder)
+    assert torch.equal(checkpoint.load("optimizer")["avg"], WHOLE_RC)
+    assert checkpoint.load("optimizer")["step"] == 3
+    assert torch.equal(checkpoint.load("ema")["half"], WHOLE_RC.bfloat16())
+    assert torch.equal(checkpoint.load("progress")["sums"], WHOLE_RC.T)
+    assert torch.equal(checkpoint.load_slots(slice(0, SLOTS))["steps"], torch.arange(SLOTS).int())
+
+
+LAYOUTS = {
+    "one process": Axes(),
+    "ddp x2": Axes(replicate=2),
+    "tp x2": Axes(model=2),
+    "fsdp x4": Axes(shard=4),
+    "hsdp 2x2": Axes(replicate=2, shard=2),
+    "fsdp 2 x tp 2": Axes(shard=2, model=2),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout_is_read_by_any_other(tmp_path: Path, layout: str) -> None:
+    """By one process without a group, and by shards that were cut elsewhere; nothing is written twice."""
+    axes = LAYOUTS[layout]
+    run_ranks(_saves_shards, axes.replicate * axes.shard * axes.model, tmp_path, axes)
+    folder = tmp_path / "step_00000001"
+    _assert_whole(folder)
+    assert Checkpoint.open(folder).load("stage").keys() == {str(stage) for stage in range(axes.model)}
+    parts: list[tuple[str, str]] = []
+    for file in (folder / "state").iterdir():
+        with safe_open(file, framework="pt") as tensors:
+            offsets = json.loads(tensors.metadata()["DCP_SHARDING_INFO"])
+            parts += [(name, str(offsets[name])) for name in tensors.keys()]  # noqa: SIM118 (safe_open is no dict)
+    assert len(parts) == len(set(parts))
+    if axes.shard > 1:
+        run_ranks(_loads_shards, 2, folder, Axes(shard=2), axes.shard == 4)
+    elif layout == "one process":
+        run_ranks(_loads_shards, 4, folder, Axes(shard=2, model=2))
+
+
+def test_what_a_rank_alone_had_goes_to_as_many_ranks_only(tmp_path: Path) -> None:
+    run_ranks(_save_in_world, 2, tmp_path)
+    checkpoint = Checkpoint.open(tmp_path / "step_00000003")
+    assert [checkpoint.load_by_rank(rank, 2)["error"].item() for rank in range(2)] == [0, 1]
+    assert checkpoint.load_by_rank(0, 1) == {} and checkpoint.load_by_rank(0, 4) == {}
+
+
+def test_load_into_names_what_does_not_fit(run: Path) -> None:
+    checkpoint = Checkpoint.open(run / "step_00000006")
+    fitting = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=r"step_00000006 lacks ema\.b \(1 missing in all\)"):
+        checkpoint.load_into({"optimizer.exp_avg.a": fitting, "ema.b": torch.zeros(1)})
+    with pytest.raises(ValueError, match=r"step_00000006 holds ema\.a of \(2, 3\), here it is \(3, 2\)"):
+        checkpoint.load_into({"optimizer.exp_avg.a": fitting, "ema.a": torch.zeros(3, 2)})
+    assert not fitting.any(), "overwritten before the mistake was found"
+    checkpoint.load_into({"optimizer.exp_avg.a": fitting})
+    assert (fitting == 6).all()
+    with pytest.raises(ValueError, match="its files hold no muon"):
+        checkpoint.load("muon")
+
+
+# ---- in the background ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """No tensors are written before it is opened."""
+    write, opened = checkpoint_module._write_tensors, threading.Event()
+
+    def gated(*args: Any) -> Any:
+        assert opened.wait(30)
+        return write(*args)
+
+    monkeypatch.setattr(checkpoint_module, "_write_tensors", gated)
+    return opened
+
+
+def test_training_goes_on_while_a_step_is_written(tmp_path: Path, gate: threading.Event) -> None:
+    """What is written is what was there when save was called; `latest` waits for it."""
+    snapshot = _snapshot(1, World.single())
+    checkpointer = Checkpointer(tmp_path, World.single(), None)
+    checkpointer.save(snapshot, is_best=True)
+    for tensors in (snapshot.weights, snapshot.shared, snapshot.by_slot, snapshot.by_rank):
+        for tensor in tensors.values():
+            tensor.zero_()
+    assert not (tmp_path / "latest").exists() and not step_folders(tmp_path)
+    assert checkpointer.last_good == "there is no checkpoint yet"
+    gate.set()
+    checkpointer.wait()
+    checkpoint = Checkpoint.open(tmp_path / "step_00000001")
+    assert torch.equal(checkpoint.weights()["a"], _weights(1)["a"])
+    assert torch.equal(checkpoint.load("optimizer")["exp_avg.a"], torch.ones(2, 3))
+    assert torch.equal(checkpoint.load_slots(slice(0, SLOTS))["steps"], _carry(slice(0, SLOTS))["steps"])
+    checkpointer.wait()  # has nothing to say
+
+
+def test_a_second_save_waits_for_the_first(tmp_path: Path, gate: threading.Event) -> None:
+    checkpointer = Checkpointer(tmp_path, World.single(), None)
+    checkpointer.save(_snapshot(1, World.single()), is_best=False)
+    threading.Timer(0.2, gate.set).start()
+    # Another dtype, another shape, a name less: nothing of the first may shine through.
+    shared = {"ema.a": torch.full((5,), 2.0, dtype=torch.float64)}
+    checkpointer.save(_snapshot(2, World.single(), shared=shared), is_best=False)
+    assert [folder.name[-1] for folder in step_folders(tmp_path)][:1] == ["1"]
+    checkpointer.wait()
+    first, second = (Checkpoint.open(folder) for folder in step_folders(tmp_path))
+    assert torch.equal(first.load("ema")["a"], _weights(1)["a"] / 2)
+    assert torch.equal(second.load("ema")["a"], shared["ema.a"]) and not second.has("optimizer")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_the_copy_comes_before_what_follows_on_the_stream(tmp_path: Path) -> None:
+    """Plain and sharded, and again into the same pinned memory."""
+    world = World.single().use_device("cuda", CONFIG, axes=Axes())
+    checkpointer = Checkpointer(tmp_path, world, None)
+    for step in (1, 2):
+        plain = torch.full((10_000_000,), float(step), device="cuda")
+        sharded = _placed(world, torch.full((1000, 1000), float(step), device="cuda"))
+        shared: dict[str, Tensor] = {"ema.plain": plain, "ema.sharded": sharded}
+        checkpointer.save(_snapshot(step, world, weights={"w": plain}, shared=shared), is_best=False)
+        plain.zero_()
+        sharded.to_local().zero_()
+    checkpointer.wait()
+    for step in (1, 2):
+        checkpoint = Checkpoint.open(tmp_path / f"step_{step:08d}")
+        assert all((tensor == step).all() for tensor in [*checkpoint.load("ema").values(), checkpoint.weights()["w"]])
+    sharded = _placed(world, torch.zeros(1000, 1000, device="cuda"))
+    checkpoint.load_into({"ema.sharded": sharded})
+    assert (sharded.to_local() == 2).all()
+    world.close()
+
+
+def _saves_and_ends(run: str) -> None:
+    write = checkpoint_module._write_tensors
+
+    def slow(*args: Any) -> Any:
+        threading.Event().wait(0.2)
+        return write(*args)
+
+    checkpoint_module._write_tensors = slow  # type: ignore[assignment]
+    Checkpointer(Path(run), World.single(), None).save(_snapshot(1, World.single()), is_best=False)
+
+
+def test_a_process_that_ends_finishes_what_it_began(tmp_path: Path) -> None:
+    process = runs.fork(_saves_and_ends, str(tmp_path))
+    process.join(30)
+    assert process.exitcode == 0
+    found = find_checkpoint(tmp_path, _silent)
+    assert found is not None and found.state.step == 1
 
 
 # ---- death at any moment -------------------------------------------------------------------------------
@@ -187,7 +424,7 @@ def test_killed_at_every_moment_of_a_save(tmp_path: Path, step: int) -> None:
         put_back(run)
         found = find_checkpoint(run, _silent)
         assert found is not None and found.state.step in (6, step), f"killed at change {moment}"
-        assert torch.equal(found.load("model")["a"], _weights(found.state.step)["a"])
+        assert torch.equal(found.weights()["a"], _weights(found.state.step)["a"])
         if process.exitcode == 0:
             assert moment > 10, f"a save was through after {moment} changes: the test has lost sight of them"
             return
@@ -198,18 +435,41 @@ def test_killed_at_every_moment_of_a_save(tmp_path: Path, step: int) -> None:
     raise AssertionError("the save never got through")
 
 
+def _dies_within_a_file(run: str, name: str) -> None:
+    def half(tensors: dict[str, Tensor], path: Path, header: Any) -> None:
+        save_file(tensors, path, header)
+        if path.name == name:
+            os.truncate(path, path.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    checkpoint_module.save_file = half  # type: ignore[attr-defined,assignment]
+    _save(Path(run), 8, World.single(), keep_last_k=1)
+
+
+@pytest.mark.parametrize("name", ["rank_0000.safetensors", "model.safetensors"])
+def test_killed_within_a_file(run: Path, name: str) -> None:
+    process = runs.fork(_dies_within_a_file, str(run), name)
+    process.join(30)
+    assert process.exitcode == -9
+    found = find_checkpoint(run, _silent)
+    assert found is not None and found.state.step == 6
+    assert list(run.glob(f".incomplete_*/**/{name}"))
+    _save(run, 8, World.single())
+    assert not list(run.glob(".incomplete*")) and (run / "latest").read_text() == "step_00000008\n"
+
+
 # ---- damage --------------------------------------------------------------------------------------------
 
 
 def _truncate(folder: Path) -> None:
-    path = folder / "slots_000000_000007.safetensors"
+    path = folder / STATE_FILE
     path.write_bytes(path.read_bytes()[:-3])
 
 
 def _flip(folder: Path) -> None:
-    contents = bytearray((folder / "optimizer.safetensors").read_bytes())
+    contents = bytearray((folder / STATE_FILE).read_bytes())
     contents[-1] ^= 1
-    (folder / "optimizer.safetensors").write_bytes(contents)
+    (folder / STATE_FILE).write_bytes(contents)
 
 
 def _manifest(text: str) -> Callable[[Path], Any]:
@@ -228,8 +488,12 @@ def _pickle_in_place(folder: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "truncated shard": (_truncate, r"slots_000000_000007.safetensors has \d+ bytes, not \d+"),
-    "flipped bit": (_flip, "contents of optimizer.safetensors were altered"),
+    "truncated shard": (_truncate, r"state/rank_0000.safetensors has \d+ bytes, not \d+"),
+    "flipped bit": (_flip, "contents of state/rank_0000.safetensors were altered"),
+    "a file more": (
+        lambda folder: shutil.copy(folder / STATE_FILE, folder / "state/rank_0001.safetensors"),
+        "manifest.json doesn't list state/rank_0001.safetensors",
+    ),
     "missing file": (lambda folder: (folder / "state.json").unlink(), "state.json is missing"),
     "missing manifest": (lambda folder: (folder / "manifest.json").unlink(), "manifest.json can't be read"),
     "garbage": (lambda folder: (folder / "manifest.json").write_bytes(b"\xff\x00{"), "manifest.json can't be read"),
@@ -300,62 +564,112 @@ def test_nothing_is_unpickled(run: Path, tmp_path: Path, monkeypatch: pytest.Mon
     """Not even where the forger made the manifest agree."""
     monkeypatch.chdir(tmp_path)
     folder = run / "step_00000006"
-    for name in ("model", "optimizer", "slots_000000_000007"):
-        (folder / f"{name}.safetensors").write_bytes(pickle.dumps(_Trap()))
+    for name in ("model.safetensors", STATE_FILE):
+        (folder / name).write_bytes(pickle.dumps(_Trap()))
+    (folder / "state" / ".metadata").write_bytes(pickle.dumps(_Trap()))  # where DCP's other formats keep a pickle
     _fix_manifest(folder)
     checkpoint = Checkpoint.open(folder)
-    for load in (lambda: checkpoint.load("model"), lambda: checkpoint.load_slots(slice(0, SLOTS))):
+    loads: list[Callable[[], Any]] = [
+        checkpoint.weights,
+        checkpoint.trained_weights,
+        lambda: checkpoint.load("optimizer"),
+        lambda: checkpoint.load_into({"ema.a": torch.zeros(2, 3)}),
+        lambda: checkpoint.load_slots(slice(0, SLOTS)),
+    ]
+    for load in loads:
         with pytest.raises(ValueError, match="can't be read as safetensors"):
             load()
     torch.save({"a": _Trap()}, folder / "model.safetensors")
     _fix_manifest(folder)
     with pytest.raises(ValueError, match="can't be read as safetensors"):
-        Checkpoint.open(folder).load("model")
+        Checkpoint.open(folder).weights()
     assert not (tmp_path / "the_trap_was_sprung").exists()
     pickle.loads(pickle.dumps(_Trap()))
     assert (tmp_path / "the_trap_was_sprung").exists(), "the trap doesn't work, so this test proves nothing"
 
 
-def test_only_what_the_manifest_lists_is_read(run: Path) -> None:
-    """A stray file beside does not add slots; a listed one that holds too few is damage."""
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"DCP_SHARDING_INFO": "{}"},
+        {"DCP_SHARDING_INFO": "["},
+        {"DCP_SHARDING_INFO": '{"optimizer.a": {"saved_offsets": "x"}}'},
+        {"DCP_SHARDING_INFO": '{"optimizer.a": {"saved_offsets": [100]}}'},
+        {"DCP_SHARDING_INFO": '{"optimizer.a": {"saved_offsets": [-1]}}'},
+    ],
+)
+def test_forged_offsets(run: Path, header: dict[str, str]) -> None:
     folder = run / "step_00000006"
-    shutil.copy(folder / "slots_000000_000007.safetensors", folder / "slots_000003_000007.safetensors")
-    assert torch.equal(Checkpoint.open(folder).load_slots(slice(0, SLOTS))["steps"], _carry(slice(0, SLOTS))["steps"])
-    _fix_manifest(folder, name="slots_000003_000007.safetensors")
+    save_file({"optimizer.a": torch.ones(3)}, folder / STATE_FILE, header)
+    _fix_manifest(folder)
+    checkpoint = Checkpoint.open(folder)
+    for load in (lambda: checkpoint.load("optimizer"), lambda: checkpoint.load_into({"optimizer.a": torch.ones(3)})):
+        with pytest.raises(ValueError, match=r"can't be read as safetensors|hold not all of optimizer\.a|holds optim"):
+            load()
+
+
+def test_overlapping_slots_are_damage(run: Path) -> None:
+    folder = run / "step_00000006"
+    names = {f"slots.000003_000007.{name}": rows for name, rows in _carry(slice(3, 7)).items()}
+    save_file(names, folder / "state/rank_0001.safetensors")
+    _fix_manifest(folder, name="state/rank_0001.safetensors")
     with pytest.raises(ValueError, match="hold not all of slots 0 to 6"):
         Checkpoint.open(folder).load_slots(slice(0, SLOTS))
 
 
-def test_missing_slots_are_damage(run: Path) -> None:
-    folder = run / "step_00000006"
+def test_a_manifest_that_lost_a_file_is_damage(tmp_path: Path) -> None:
+    """Once the file itself is gone too, only the parts that are missing tell."""
+    run_ranks(_saves_shards, 2, tmp_path, Axes(shard=2))
+    folder = tmp_path / "step_00000001"
     manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["files"]["slots_000000_000007.safetensors"]
+    del manifest["files"][STATE_FILE]
     (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / STATE_FILE).unlink()
+    checkpoint = Checkpoint.open(folder)
+    with pytest.raises(ValueError, match=r"its files hold not all of (optimizer\.avg|ema\.half)"):
+        checkpoint.load("optimizer")
     with pytest.raises(ValueError, match="hold not all of slots 0 to 6"):
-        Checkpoint.open(folder).load_slots(slice(0, SLOTS))
+        checkpoint.load_slots(slice(0, SLOTS))
+
+
+def test_an_older_version_is_named(run: Path) -> None:
+    folder = run / "step_00000006"
+    save_file({"slots": torch.ones(1)}, folder / "slots_000000_000007.safetensors")
+    save_file({"exp_avg": torch.ones(1)}, folder / "optimizer.safetensors")
+    _fix_manifest(folder, name="slots_000000_000007.safetensors")
+    _fix_manifest(folder, name="optimizer.safetensors")
+    with pytest.raises(ValueError, match=r"was written by an older version; start another run with init_from=.*"):
+        Checkpoint.open(folder)
 
 
 # ---- a disk that refuses -------------------------------------------------------------------------------
 
 
 def _fails_at(world: World, run: Path, fail_on: str) -> str:
-    import utils.checkpoint as module
+    """The message: of the next save on one rank, of wait on the other."""
+    write, write_tensors = checkpoint_module._write, checkpoint_module._write_tensors
 
-    write = module._write
-
-    def refusing(path: Path, contents: bytes) -> Any:
+    def refusing(path: Path, *args: Any) -> Any:
+        done = (write_tensors if path.suffix == ".safetensors" else write)(path, *args)
         if path.name.startswith(fail_on):
-            write(path, contents[: len(contents) // 2])
+            os.truncate(path, done.bytes // 2)
             raise OSError(28, "No space left on device")
-        return write(path, contents)
+        return done
 
-    module._write = refusing
+    checkpoint_module._write = refusing  # type: ignore[assignment]
+    checkpoint_module._write_tensors = refusing  # type: ignore[assignment]
+    checkpointer = Checkpointer(run, world, None)
+    checkpointer.save(_snapshot(6, world), is_best=False)
     with pytest.raises(UserError) as caught:
-        _save(run, 6, world)
+        if world.rank % 2:
+            checkpointer.wait()
+        else:
+            checkpointer.save(_snapshot(8, world), is_best=False)
+    checkpointer.wait()  # says it once
     return str(caught.value)
 
 
-@pytest.mark.parametrize("fail_on", ["slots_000003", "model", "state", "manifest", ".incomplete_latest"])
+@pytest.mark.parametrize("fail_on", ["rank_0001", "rank_0000", "model", "state", "manifest", ".incomplete_latest"])
 def test_disk_full_at_each_file(tmp_path: Path, fail_on: str) -> None:
     """On rank 1 alone, on rank 0 alone: both say it, and `latest` names a whole step."""
     run = tmp_path / "run"
@@ -367,6 +681,44 @@ def test_disk_full_at_each_file(tmp_path: Path, fail_on: str) -> None:
     for folder in step_folders(run):
         Checkpoint.open(folder)
     assert not list(run.glob(".incomplete_step*"))
+
+
+def _full_disk(world: World, run: Path) -> str:
+    checkpointer = Checkpointer(run, world, None)
+    if world.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    checkpointer.save(_snapshot(6, world), is_best=False)
+    with pytest.raises(UserError) as caught:
+        checkpointer.wait()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    checkpointer.save(_snapshot(6, world), is_best=False)  # goes on as if nothing had been
+    checkpointer.wait()
+    return str(caught.value)
+
+
+def test_disk_that_is_really_full_on_one_rank(tmp_path: Path) -> None:
+    for message in run_ranks(_full_disk, 2, tmp_path):
+        assert message.startswith("the checkpoint of step 6 could not be written: ") and "File too large" in message
+        assert message.endswith("there is no checkpoint yet; free the disk, then resume")
+    assert Checkpoint.open(tmp_path / "step_00000006").load_by_rank(1, 2)["error"] == 1
+
+
+def _breaks(world: World, run: Path) -> str:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    if world.rank == 1:
+        checkpoint_module._write_tensors = broken  # type: ignore[assignment]
+    checkpointer = Checkpointer(run, world, None)
+    checkpointer.save(_snapshot(6, world), is_best=False)
+    with pytest.raises(Exception, match="a bug") as caught:
+        checkpointer.wait()
+    return type(caught.value).__name__
+
+
+def test_a_fault_in_the_thread_is_a_fault_of_the_run(tmp_path: Path) -> None:
+    assert run_ranks(_breaks, 2, tmp_path) == ["RuntimeError", "RuntimeError"]
+    assert not step_folders(tmp_path)
 
 
 def test_killed_between_best_and_latest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,15 +736,6 @@ def test_state_that_is_none(run: Path, text: str) -> None:
     _fix_manifest(folder)
     with pytest.raises(ValueError, match=r"step_00000006 is damaged: state\.json isn't the state of a run"):
         Checkpoint.open(folder)
-
-
-def test_files_that_the_manifest_does_not_list_are_not_read(run: Path) -> None:
-    folder = run / "step_00000006"
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["files"]["optimizer.safetensors"]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match=r"lists no optimizer\.safetensors"):
-        Checkpoint.open(folder).load("optimizer")
 
 
 def test_a_reader_changes_nothing(run: Path) -> None:

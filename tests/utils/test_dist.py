@@ -1,22 +1,26 @@
 """World: what ranks say to one another, on real gloo processes."""
 
+import multiprocessing as mp
+import os
+from fractions import Fraction
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import utils.dist as dist_module
-from tests.spawn import run_ranks
-from utils.dist import Launch, UserError, World
+from tests.spawn import free_port, run_ranks
+from utils.dist import Axes, DistConfig, Launch, UserError, World, shares
 
 SIZES = [1, 2, 4]
 
 
 @given(num_slots=st.integers(0, 1000), size=st.integers(1, 16))
 def test_slices_cover_every_slot_once(num_slots: int, size: int) -> None:
-    shares = [list(range(num_slots))[World(rank=rank, size=size).slice_of(num_slots)] for rank in range(size)]
-    assert [slot for share in shares for slot in share] == list(range(num_slots))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    parts = [list(range(num_slots))[shares((Fraction(1),) * size, num_slots)[rank]] for rank in range(size)]
+    assert [slot for part in parts for slot in part] == list(range(num_slots))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def _collectives(world: World) -> None:
@@ -49,29 +53,116 @@ def test_collectives(world_size: int) -> None:
     run_ranks(_collectives, world_size)
 
 
-def _gradients(rank: int) -> list[torch.Tensor]:
-    """Integers, for which every order of summation is exact; of sizes around that of a bucket, and without elements."""
-    generator = torch.Generator().manual_seed(rank)
-    shapes = [(3,), (4, 5), (), (16,), (17,), (0,), (2, 3, 4), (1,)]
-    return [torch.randint(-50, 50, shape, generator=generator).float() for shape in shapes]
+@given(
+    num_slots=st.integers(0, 1000),
+    weights=st.lists(st.floats(0.01, 100), min_size=1, max_size=9),
+)
+def test_weighted_shares_cover_every_slot_once_in_proportion(num_slots: int, weights: list[float]) -> None:
+    parts = shares(tuple(map(Fraction, weights)), num_slots)
+    assert [slot for part in parts for slot in range(num_slots)[part]] == list(range(num_slots))
+    for part, weight in zip(parts, weights, strict=True):
+        assert abs((part.stop - part.start) - num_slots * weight / sum(weights)) <= 1 + 1e-9
 
 
-def _sum_gradients(world: World) -> None:
-    dist_module._BUCKET_BYTES = 64  # 16 floats
-    parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in _gradients(0)]
-    for parameter, gradient in zip(parameters, _gradients(world.rank), strict=True):
-        # A gradient may be a view with strides of its own.
-        parameter.grad = gradient.T.contiguous().T if gradient.ndim == 2 else gradient
-    world.sum_gradients_(parameters)
-    for index, parameter in enumerate(parameters):
-        expected = torch.stack([_gradients(rank)[index] for rank in range(world.size)]).sum(0)
-        assert parameter.grad is not None
-        torch.testing.assert_close(parameter.grad, expected, rtol=0, atol=0)
+def test_equal_weights_are_no_weights() -> None:
+    assert shares((Fraction(0.3),) * 4, 10) == shares((Fraction(1),) * 4, 10)
 
 
-@pytest.mark.parametrize("world_size", SIZES)
-def test_gradients_are_summed_over_buckets(world_size: int) -> None:
-    run_ranks(_sum_gradients, world_size)
+def _config(**changes: object) -> DistConfig:
+    values = {"backend": "auto", "init_method": "env", "timeout_s": 30.0, "num_threads": None, "rank_weights": []}
+    return DistConfig.model_validate(values | changes)
+
+
+def _uneven(world: World) -> list[list[int]]:
+    world = world.use_device("cpu", _config(rank_weights=[3.0, 1.0, 2.0, 1.0][: world.size]))
+    mine = torch.arange(10)[world.slice_of(10)]
+    torch.testing.assert_close(world.gather_rows(mine, 10), torch.arange(10), rtol=0, atol=0)
+    rows = torch.stack([mine, -mine], 1).bfloat16()
+    torch.testing.assert_close(world.gather_rows(rows, 10)[:, 1], -torch.arange(10).bfloat16(), rtol=0, atol=0)
+    return [mine.tolist()]
+
+
+def test_shares_in_proportion_are_gathered_in_the_order_of_slots() -> None:
+    assert [len(mine[0]) for mine in run_ranks(_uneven, 4)] == [4, 1, 3, 2]
+
+
+def _axes(world: World) -> tuple[int, list[int], int, list[int] | None, list[list[int]]]:
+    world = world.use_device("cpu", _config(), axes=Axes(replicate=1, shard=2, model=2))
+    assert world.mesh is not None and world.mesh.mesh_dim_names == ("replicate", "shard", "model")
+    shape = [world.mesh[name].mesh.tolist() for name in ("replicate", "shard", "model")]
+    total = world.sum_(torch.tensor(10**world.rank))
+    return world.data_rank, list(range(6))[world.slice_of(6)], int(total), world.gather_to_main(world.rank), shape
+
+
+def test_ranks_of_one_model_hold_the_same_slots() -> None:
+    """Sums and gatherings over the slots count each share once, whoever computes it."""
+    assert run_ranks(_axes, 4) == [
+        (0, [0, 1, 2], 101, [0, 2], [[0], [0, 2], [0, 1]]),
+        (0, [0, 1, 2], 1010, None, [[1], [1, 3], [0, 1]]),
+        (1, [3, 4, 5], 101, None, [[2], [0, 2], [2, 3]]),
+        (1, [3, 4, 5], 1010, None, [[3], [1, 3], [2, 3]]),
+    ]
+
+
+def _backends(world: World) -> list[str]:
+    said = []
+    for changes in ({"backend": "nccl"}, {"backend": "mpi"}, {"rank_weights": [1.0, 1.0, 1.0]}):
+        with pytest.raises(UserError) as caught:
+            world.use_device("cpu", _config(**changes))
+        said.append(str(caught.value))
+    return said
+
+
+@pytest.mark.skipif(torch.distributed.is_mpi_available(), reason="PyTorch was built with MPI")
+def test_backends_and_weights_that_cannot_be() -> None:
+    nccl, mpi, weights = run_ranks(_backends, 2)[0]
+    assert nccl == "dist.backend=nccl moves data between CUDA devices, but this run is on cpu; take gloo"
+    assert mpi.startswith("dist.backend=mpi, but this PyTorch was built without MPI; take gloo or nccl")
+    assert weights == (
+        "dist.rank_weights has 3 weights, but 2 ranks hold slots of their own; give one for each of these"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"init_method": "udp://here"}, "give env, tcp://host:port or file:///path"),
+        ({"rank_weights": [1.0, 0.0]}, "give a positive number for each rank"),
+    ],
+)
+def test_config_says_what_fits(changes: dict[str, object], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        _config(**changes)
+
+
+def _meets(rank: int, where: str) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+    world = World.launch(where)
+    assert world.gather_objects(rank) == [0, 1]
+    world.barrier()
+    world.close()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_ranks_meet_where_they_are_told(kind: str, tmp_path: Path) -> None:
+    """Without a launcher: only RANK and WORLD_SIZE are set."""
+    where = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/meet"
+    processes = [mp.get_context("spawn").Process(target=_meets, args=(rank, where)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def test_threads() -> None:
+    """As many as asked for; else OMP_NUM_THREADS has the say, and without it the ranks of a machine share its cores."""
+    before = torch.get_num_threads()
+    try:
+        World.single().use_device("cpu", _config(num_threads=1))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def _agreement(world: World) -> list[str]:
@@ -117,8 +208,8 @@ def test_helper_reports_the_rank_that_fails() -> None:
 
 def _use_device(world: World) -> str:
     with pytest.raises(UserError, match=r"device=cuda, but PyTorch finds no CUDA device.*device=cpu"):
-        world.use_device("cuda", timeout_s=5)
-    ready = world.use_device("cpu", timeout_s=5)
+        world.use_device("cuda")
+    ready = world.use_device("cpu")
     assert ready.sum_(torch.ones(1)).item() == world.size
     return str(ready.device)
 

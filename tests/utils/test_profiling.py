@@ -1,14 +1,33 @@
-"""The clock counts training, not what stands between steps; the profiler leaves a trace and a table."""
+"""The clock counts training, not what stands between steps; the sampler sees whatever ranks send one another; the
+profiler leaves a trace and two tables.
+"""
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 
-from utils.profiling import Deadline, StepClock, StepProfiler, TimeShare, max_memory_gb
+from tests.spawn import run_ranks
+from utils.dist import World
+from utils.profiling import CommSampler, Deadline, StepClock, StepProfiler, TimeShare, _union, max_memory_gb
+
+CPU = torch.device("cpu")
+MEMORY = {"perf/max_memory_gb"}
+SAMPLED = MEMORY | {
+    "perf/comm_ms",
+    "perf/comm_share",
+    "perf/imbalance",
+    "perf/memory_gb/rank_0",
+    "perf/memory_gb/rank_1",
+}
 
 
 @pytest.fixture
@@ -127,27 +146,144 @@ def test_sets_share_the_time_that_is_left(now: SimpleNamespace) -> None:
     assert not deadline.was_met
 
 
+def test_spans_that_overlap_count_once() -> None:
+    assert _union([]) == 0
+    assert _union([(30, 40), (10, 20), (15, 18), (19, 25), (40, 41)]) == 26
+
+
+def _check_rows(world: World) -> None:
+    """What is in a row, and when; every rank has the same one."""
+    sampler = CommSampler(2, world)
+    keys = []
+    for step in range(1, 5):
+        with sampler.step(step):
+            dist.all_reduce(torch.ones(8))
+        row = sampler.row()
+        if "perf/comm_ms" in row:
+            del row["perf/max_memory_gb"]  # of now, which another rank can't know
+            assert world.gather_objects(row) == [row] * world.size
+            row["perf/max_memory_gb"] = 0.0
+        keys.append(row.keys())
+    assert keys == [MEMORY, SAMPLED, MEMORY, SAMPLED]
+    never = CommSampler(None, world)
+    with never.step(100):
+        dist.all_reduce(torch.ones(8))
+    assert never.row().keys() == MEMORY
+    with pytest.raises(KeyError), sampler.step(6):
+        raise KeyError
+
+
+def _check_against_a_stopwatch(world: World) -> None:
+    x = torch.ones(10_000_000)
+    sampler = CommSampler(1, world)
+    world.barrier()
+    with sampler.step(1):
+        time.sleep(0.1)  # which is no communication
+        began = time.perf_counter()
+        dist.all_reduce(x)
+        expected_ms = 1e3 * (time.perf_counter() - began)
+    assert sampler.row()["perf/comm_ms"] == pytest.approx(sum(world.gather_objects(expected_ms)) / 2, rel=0.2, abs=3)
+
+
+def _check_a_late_rank(world: World) -> None:
+    """Rank 0 waits for rank 1: that is communication for rank 0, work for rank 1, and an imbalance."""
+    x, sampler = torch.ones(1000), CommSampler(1, world)
+    world.barrier()
+    with sampler.step(1):
+        work = dist.all_reduce(torch.ones(1000), async_op=True) if world.rank == 0 else None
+        time.sleep(0.5 * world.rank)
+        (work or dist.all_reduce(x, async_op=True)).wait()
+    row = sampler.row()
+    assert 250 * 0.9 < row["perf/comm_ms"] < 400
+    assert 0.4 < row["perf/comm_share"] < 0.7
+    assert 1.6 < row["perf/imbalance"] <= 2
+
+
+def _check_it_sees_everything(world: World) -> None:
+    """The calls of every strategy, told by how long a late rank keeps the other one waiting in them."""
+    x, like = torch.ones(1000), nn.Linear(8, 8)
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+    sharded = nn.Sequential(nn.Linear(8, 8))
+    fully_shard(sharded)
+    inputs = torch.ones(4, 8)
+    first_outputs = {"ddp": ddp(inputs).sum()}  # waited for in the backward alone
+    calls: dict[str, Callable[[], object]] = {
+        "ddp": lambda: first_outputs["ddp"].backward(),
+        "fsdp": lambda: sharded(inputs),
+        "tensor parallel": lambda: functional.all_reduce(x, "sum", list(range(world.size))).sum(),
+        "pipeline": lambda: dist.recv(x, 1) if world.rank == 0 else dist.send(x, 0),
+        "broadcast": lambda: dist.broadcast(x, 1),
+        "flags of the host": lambda: world.any(False),
+        "objects": lambda: world.gather_objects(like.weight.shape),
+    }
+    for name, call in calls.items():
+        sampler = CommSampler(1, world)
+        world.barrier()
+        with sampler.step(1):
+            time.sleep(0.1 * world.rank)
+            call()
+        assert 50 * 0.8 < sampler.row()["perf/comm_ms"] < 200, name
+
+
+def _check_memory_of_each_rank(world: World) -> None:
+    held = bytearray(400_000_000) if world.rank == 1 else b""
+    sampler = CommSampler(1, world)
+    with sampler.step(1):
+        pass
+    row = sampler.row()
+    assert row["perf/memory_gb/rank_1"] > row["perf/memory_gb/rank_0"] + 0.3
+    assert row["perf/max_memory_gb"] >= row["perf/memory_gb/rank_1"]
+    assert len(held) == 400_000_000 * world.rank
+
+
+def _check_all(world: World) -> None:
+    _check_rows(world)
+    _check_against_a_stopwatch(world)
+    _check_a_late_rank(world)
+    _check_it_sees_everything(world)
+    _check_memory_of_each_rank(world)
+
+
+def test_what_ranks_send_one_another() -> None:
+    run_ranks(_check_all, 2)
+
+
+def test_a_single_process_is_not_sampled() -> None:
+    sampler = CommSampler(1, World.single())
+    with sampler.step(1):
+        pass
+    assert sampler.row().keys() == MEMORY
+
+
 def _work() -> torch.Tensor:
     x = torch.ones(64, 64)
     return (x @ x).relu().sum() + x.sin().cos().exp().log().sqrt().tanh().abs().neg().sigmoid().sum()
 
 
-def test_a_trace_and_a_table_of_ten(tmp_path: Path) -> None:
+def test_a_trace_and_the_ten_largest_of_time_and_memory(tmp_path: Path) -> None:
     said: list[str] = []
-    profiler = StepProfiler(True, tmp_path, said.append)
+    profiler = StepProfiler(True, tmp_path, said.append, CPU)
     for _ in range(8):
         _work()
         profiler.step()
     profiler.close()
-    table, where = said
-    assert str(tmp_path / "trace.json") in where
+    times, memory, where = said
+    assert str(tmp_path / "trace.json") in where and str(tmp_path / "memory.txt") in where
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    rule = [index for index, line in enumerate(table.splitlines()) if set(line.strip()) == {"-", " "}]
-    assert len(rule) == 3 and rule[2] - rule[1] - 1 == 10
+    assert (tmp_path / "memory.txt").read_text() == memory + "\n"
+    for table in (times, memory):
+        _, columns, *lines = table.splitlines()
+        assert len(lines) == 10 and all(len(line) <= len(columns) for line in lines), table
+        figures = [float(line.split()[-2]) for line in lines]
+        assert figures == sorted(figures, reverse=True)
+        assert sum(float(line.split()[-1].rstrip("%")) for line in lines) <= 100.5
+    mm = next(line.split() for line in memory.splitlines() if line.startswith("aten::mm "))
+    assert mm[1:3] == ["1", "0.02"]  # one call a step, 64 x 64 floats
+    assert "(Python, between operations)" in times
 
 
 def test_switched_off_it_does_nothing(tmp_path: Path) -> None:
-    profiler = StepProfiler(False, tmp_path, lambda text: pytest.fail(text))
+    profiler = StepProfiler(False, tmp_path, lambda text: pytest.fail(text), CPU)
     for _ in range(8):
         profiler.step()
     profiler.close()
@@ -156,7 +292,7 @@ def test_switched_off_it_does_nothing(tmp_path: Path) -> None:
 
 def test_a_run_that_ends_before_the_trace_is_whole(tmp_path: Path) -> None:
     said: list[str] = []
-    profiler = StepProfiler(True, tmp_path, said.append)
+    profiler = StepProfiler(True, tmp_path, said.append, CPU)
     for _ in range(2):
         _work()
         profiler.step()

@@ -1,0 +1,189 @@
+"""What a checkpoint costs the training: how long the step that saves stands still, and the steps while a thread writes.
+
+python -m benchmarks.checkpoint [--batch-size 768] [--seq-len 81] [--optim adam_atan2] [--device auto] [--folder DIR]
+                                [--step-batch-size 2] [--num-saves 3] [--num-steps 3] [--json FILE] [OVERRIDE...]
+
+The published HRM (27 M parameters) with its optimizer, a moving average and the carry of the whole batch is saved
+--num-saves times; the first also allocates where copies go. Between saves the model trains on --step-batch-size slots
+(on CUDA give it --batch-size), which the time of a step of the whole batch is scaled from. Steps are in units of a
+usual one: the whole step that saves has the standing still in it, and for as long as the writing takes it goes as
+slowly as the steps that were measured meanwhile. Prints a table and, with --json, writes it.
+"""
+# B = slots, S = tokens
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from models import build_arch
+from models.act import Carry, initial_carry
+from models.layout import Layout
+from models.losses import act_loss
+from optim.build import build_optimizers
+from optim.ema import EMA
+from pretrain import PretrainConfig
+from utils.checkpoint import Checkpoint, Checkpointer, RunState, Snapshot, step_folders
+from utils.command_line import read_config, validate
+from utils.dist import World
+
+VOCAB_SIZE = 11
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=768)
+    parser.add_argument("--step-batch-size", type=int, default=2)
+    parser.add_argument("--seq-len", type=int, default=81)
+    parser.add_argument("--optim", default="adam_atan2", choices=["adam_atan2", "adamw", "muon"])
+    parser.add_argument("--num-saves", type=int, default=3)
+    parser.add_argument("--num-steps", type=int, default=3, help="that the median of an undisturbed step is of")
+    parser.add_argument("--device", default="auto", choices=["auto", "cuda", "mps", "cpu"])
+    parser.add_argument("--folder", type=Path, help="on the disk to measure (default: that of temporary files)")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("overrides", nargs="*", help="of pretrain.py, such as arch=trm")
+    options = parser.parse_args()
+
+    config = validate(PretrainConfig, read_config("pretrain", [*options.overrides, f"optim={options.optim}"]))
+    world = World.single().use_device(options.device)
+    generator = torch.Generator().manual_seed(0)
+    model = build_arch(config.arch, seq_len=options.seq_len, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=1)
+    model.init_weights(generator)
+    model.to(world.device)
+    optimizers = build_optimizers(
+        model, model.block_weights(), config.optim, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1
+    )
+    ema, layout = EMA(model.trained_tensors()), Layout(model, world)
+
+    def batch_of(num_slots: int) -> dict[str, torch.Tensor]:
+        tokens_BS = (
+            torch.randint(1, VOCAB_SIZE, (num_slots, options.seq_len), generator=generator).int().to(world.device)
+        )
+        ids_B = torch.zeros(num_slots, dtype=torch.int32, device=world.device)
+        return {"inputs": tokens_BS, "labels": tokens_BS.clone(), "puzzle_identifiers": ids_B}
+
+    batch = batch_of(options.step_batch_size)
+    small, whole = initial_carry(model, batch), initial_carry(model, batch_of(options.batch_size))
+
+    def step() -> None:
+        nonlocal small
+        small, _, _ = layout.gradients(
+            small,
+            batch,
+            depth=config.arch.depth_at(1, 2),
+            min_halt_steps_B=None,
+            loss_of=lambda outputs, carry: act_loss(
+                outputs,
+                carry.current["labels"],
+                halted_B=carry.halted_B,
+                steps_B=carry.steps_B,
+                config=config.arch.loss,
+                ignore_label=0,
+            ),
+        )
+        optimizers.step(1.0)
+        optimizers.zero_grad()
+        ema.update(0.999)
+
+    def timed(action: Callable[[], None]) -> float:
+        """In seconds, the device's work included."""
+        world.wait_for_device()
+        began = time.perf_counter()
+        action()
+        world.wait_for_device()
+        return time.perf_counter() - began
+
+    step()  # allocates
+    step_s = statistics.median(timed(step) for _ in range(options.num_steps))
+    scale = options.batch_size / options.step_batch_size
+    rows = []
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        checkpointer = Checkpointer(Path(folder), world, keep_last_k=1)
+        for number in range(1, options.num_saves + 1):
+            snapshot = Snapshot(
+                weights=model.state_dict(),
+                shared={
+                    **{f"optimizer.{name}": tensor for name, tensor in optimizers.export_state(model).items()},
+                    **{f"ema.{name}": tensor for name, tensor in ema.tensors().items()},
+                },
+                slots=slice(0, options.batch_size),
+                by_slot=_unshared(whole),
+                by_rank={},
+                state=_state(number),
+            )
+            began = time.perf_counter()
+            stall_s = timed(lambda snapshot=snapshot: checkpointer.save(snapshot, is_best=False))  # type: ignore[misc]
+            meanwhile = [timed(step)]  # while it is written
+            while step_folders(Path(folder))[-1:] != [Path(folder) / f"step_{number:08d}"]:
+                meanwhile.append(timed(step))
+            checkpointer.wait()
+            written_s = time.perf_counter() - began
+            slowdown, whole_step_s = statistics.median(meanwhile) / step_s, step_s * scale
+            rows.append(
+                {
+                    "save": number,
+                    "stall_s": stall_s,
+                    "step_while_writing": slowdown,
+                    "step_that_saves": 1 + stall_s / whole_step_s + (slowdown - 1) * min(1, written_s / whole_step_s),
+                    "num_steps_while_writing": len(meanwhile),
+                    "until_published_s": written_s,
+                }
+            )
+        published = Checkpoint.open(step_folders(Path(folder))[-1])
+        num_bytes = sum((published.path / name).stat().st_size for name in published.files)
+    about = {
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "optim": options.optim,
+        "batch_size": options.batch_size,
+        "seq_len": options.seq_len,
+        "gb": num_bytes / 1e9,
+        "step_s": step_s * scale,
+        "step_scaled_from_batch_of": options.step_batch_size,
+        "machine": platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name() if world.device.type == "cuda" else str(world.device),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    print("  ".join(f"{name} {value}" for name, value in about.items()), file=sys.stderr)
+    print("| save | stands still, s | a step meanwhile | the whole step that saves | until published, s |")
+    print("|---|---|---|---|---|")
+    for row in rows:
+        print(
+            f"| {row['save']} | {row['stall_s']:.3f} | {row['step_while_writing']:.2f} | "
+            f"{row['step_that_saves']:.3f} | {row['until_published_s']:.2f} |"
+        )
+    if options.json:
+        options.json.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n")
+
+
+def _unshared(carry: Carry) -> dict[str, torch.Tensor]:
+    """Memory of their own: initial states are one row, seen B times, and would be copied faster than real ones."""
+    return {name: tensor.contiguous() for name, tensor in carry.tensors().items()}
+
+
+def _state(step: int) -> RunState:
+    return RunState(
+        step=step,
+        draws=0,
+        open_steps=0,
+        open_slots=0,
+        best=None,
+        evaluations_since_best=0,
+        pending_row=None,
+        wandb_run_id="",
+        fingerprint={},
+        task={},
+        config={},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,366 @@
+"""Pipeline parallelism: the blocks of a stack lie on several ranks in a row, and microbatches pass along it.
+
+Every rank is given the same slots. The first stage embeds them, each hands its activations to the next, and the last
+has heads and loss. That pays only where a slot passes each stage once: the state of a recurrent architecture would go
+round through all of them again and again, with one stage at work while the others wait.
+"""
+
+# B = slots (of a microbatch inside a stage), S = tokens, T = positions (prefix and tokens), D = hidden size,
+# V = vocabulary, E = puzzle embedding size
+
+from typing import Any, Literal, Self
+
+import torch
+import torch.distributed as dist
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor, nn
+
+from models.act import Batch, Carry
+from models.base import RecursiveModel, SegmentOutput, State
+from models.block import Block, Level
+from models.depth import Depth
+from models.layout import Layout, LayoutConfig, LossOf
+from models.losses import METRICS, Outputs, widest_float
+from models.transformer import Transformer, TransformerConfig
+from utils.config import Int
+from utils.dist import Axes, World
+
+
+class PipelineConfig(LayoutConfig):
+    """The options of a pipeline; config/parallel/pipeline.yaml explains each."""
+
+    name: Literal["pipeline"]
+    stages: Int | None = Field(ge=1)
+    microbatches: Int = Field(ge=1)
+    schedule: Literal["gpipe", "1f1b", "interleaved"]
+    stages_per_rank: Int | None = Field(ge=2)
+
+    @field_validator("puzzle_table")
+    @classmethod
+    def _every_rank_has_all_rows(cls, value: str) -> str:
+        if value == "sharded":
+            raise ValueError(
+                "puzzle_table is sharded, over ranks that hold slots of their own, but the stages of a pipeline hold "
+                "the same ones; set it to replicated"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _only_interleaving_has_several_stages_per_rank(self) -> Self:
+        if self.stages_per_rank is not None and self.schedule != "interleaved":
+            raise ValueError(
+                f"stages_per_rank is {self.stages_per_rank}, but schedule {self.schedule} has one stage on each rank; "
+                "leave it null, or set schedule to interleaved"
+            )
+        return self
+
+    def num_stages(self, num_ranks: int) -> int:
+        """Of the whole pipeline; stage i lies on rank i modulo `num_ranks`."""
+        return num_ranks * ((self.stages_per_rank or 2) if self.schedule == "interleaved" else 1)
+
+    def axes(self, num_ranks: int) -> Axes:
+        """All ranks in one pipeline. Raises ValueError where the schedule can't run on so many."""
+        if self.stages not in (None, num_ranks):
+            raise ValueError(
+                f"parallel.stages is {self.stages}, but a pipeline goes through all {num_ranks} ranks; set it to "
+                f"{num_ranks} or null, or start {self.stages} ranks"
+            )
+        if self.schedule == "1f1b" and self.microbatches < num_ranks:
+            raise ValueError(
+                f"parallel.microbatches is {self.microbatches}, but schedule 1f1b needs one for each of {num_ranks} "
+                f"stages; take {num_ranks} or more, or schedule gpipe"
+            )
+        if self.schedule == "interleaved" and self.microbatches % max(1, self.microbatches // num_ranks):
+            lower = self.microbatches // num_ranks * num_ranks
+            raise ValueError(
+                f"parallel.microbatches is {self.microbatches}, which don't go round {num_ranks} interleaved ranks in "
+                f"equal rounds; take {lower} or {lower + num_ranks}"
+            )
+        return Axes(model=num_ranks)
+
+    def require_parts(self, num_slots: int, num_parts: int) -> None:
+        """Raises ValueError where `num_parts` parts of the slots are not made of whole microbatches."""
+        num_pieces = num_parts * self.microbatches
+        if num_slots % num_pieces:
+            raise ValueError(
+                f"{num_slots} slots can't be split into parallel.microbatches={self.microbatches}"
+                + (f" x grad_accumulation={num_parts}" if num_parts > 1 else "")
+                + f" of equal size; take global_batch_size={-(-num_slots // num_pieces) * num_pieces}, or another "
+                "number of microbatches"
+            )
+
+
+def require_pipeline(config: PipelineConfig, model: RecursiveModel, num_ranks: int) -> None:
+    """Raises ValueError for an architecture that can't be a pipeline of so many ranks."""
+    if not isinstance(model.config, TransformerConfig) or model.config.recurrent:
+        raise ValueError(
+            f"parallel=pipeline needs a stack that is gone through once, but {type(model).__name__} is recurrent: its "
+            "state would go round through all stages in every cycle, one at work while the others wait; take "
+            "arch=transformer with arch.recurrent=false, or another strategy (ddp, fsdp, hsdp, tp, fsdp_tp)"
+        )
+    num_layers, num_stages = model.config.num_layers, config.num_stages(num_ranks)
+    if num_layers < num_stages:
+        per_rank = num_stages // num_ranks
+        fewer = f"at most {num_layers // per_rank} ranks" if num_layers >= per_rank else "another schedule"
+        raise ValueError(
+            f"arch.num_layers is {num_layers}, but {num_ranks} ranks with {per_rank} stages each need a block for each "
+            f"of {num_stages} stages; take {num_stages} layers or more, or {fewer}"
+        )
+
+
+class _Stage(nn.Module):
+    """Consecutive blocks of a model, behind its embeddings in the first stage and before its heads in the last."""
+
+    def __init__(self, model: RecursiveModel, blocks: list[Block], *, index: int, num_stages: int) -> None:
+        super().__init__()
+        self.model, self.level = model, Level(blocks)
+        self.index, self.num_stages = index, num_stages
+        self.is_first, self.is_last = index == 0, index == num_stages - 1
+        self.rows: list[Tensor] = []  # of the microbatches since it was cleared, in their order; leaves
+
+    def forward(self, x: Tensor, ids_B: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """What a schedule calls with a microbatch: as `run`, but the first stage looks its puzzle rows up itself, so
+        that they are leaves; a schedule would hand on pieces of a larger tensor, whose gradient nobody keeps.
+        """
+        rows_BE = None
+        if ids_B is not None:
+            assert self.model.puzzle_embedding is not None
+            rows_BE = self.model.puzzle_embedding.rows(ids_B)
+            self.rows.append(rows_BE)
+        return self.run(x, rows_BE)
+
+    def run(self, x: Tensor, rows_BE: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+        """x_BTD -> x_BTD; the first stage takes inputs_BS and rows, the last gives logits_BSV and q_B2, float32."""
+        model = self.model
+        if self.is_first:
+            x = model._embed(x, rows_BE)
+        x = model._calls(model.config.depth)(self.level, x, model._rotary())
+        if not self.is_last:
+            return x.contiguous()  # what is sent must be; free where it is already
+        _, logits_BSV, q_halt_B, q_continue_B = model._read_out(x, {})
+        return logits_BSV, torch.stack([q_halt_B, q_continue_B], dim=1)
+
+
+class PipelineLayout(Layout):
+    """A transformer of which each rank holds its stages only; its forward runs all of them and tells every rank.
+
+    The puzzle table is on every rank, and each updates its copy with the same gradients. Raises ValueError where
+    `require_pipeline` does.
+    """
+
+    lockstep = True
+
+    def __init__(
+        self,
+        model: RecursiveModel,
+        config: PipelineConfig,
+        world: World,
+        *,
+        num_microbatches: int = 1,
+        compile: bool = False,
+    ) -> None:
+        require_pipeline(config, model, world.size)
+        assert isinstance(model, Transformer) and world.mesh is not None
+        self._config, self._group = config, world.mesh.get_group("model")
+        num_stages, num_layers = config.num_stages(world.size), len(model.level.layers)
+        stage_of_layer = [layer * num_stages // num_layers for layer in range(num_layers)]
+        # In the order of the state dict: whose it is, and its shape for those who have it no more.
+        self._whole: dict[str, tuple[int, Tensor]] = {
+            name: (_stage_of(name, stage_of_layer) % world.size, tensor.to("meta"))
+            for name, tensor in model.state_dict().items()
+        }
+        blocks: dict[int, list[Block]] = {i: [] for i in range(world.rank, num_stages, world.size)}
+        for name, block in list(model.level.layers.named_children()):
+            if (i := stage_of_layer[int(name)]) in blocks:
+                assert isinstance(block, Block)
+                blocks[i].append(block)
+            else:  # None keeps the place: the others keep their names
+                setattr(model.level.layers, name, None)
+        for names, i in ((("embed_tokens", "embed_pos", "registers"), 0), (("lm_head", "q_head"), num_stages - 1)):
+            if i not in blocks:
+                for name in names:
+                    setattr(model, name, None)
+        super().__init__(model.to(world.device), world, num_microbatches=num_microbatches)
+        self._stages = [_Stage(model, mine, index=i, num_stages=num_stages) for i, mine in blocks.items()]
+        if compile:
+            for stage in self._stages:
+                stage.level.compile()
+        model.forward = self._infer  # type: ignore[method-assign]
+        self._schedules: dict[int, Any] = {}  # by number of slots
+        self._task: tuple[Carry, LossOf] | None = None
+        self._sums = self._zero_sums()
+
+    # ---- training ---------------------------------------------------------------------------------------------------
+
+    def gradients(
+        self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss_of: LossOf
+    ) -> tuple[Carry, list[Outputs], Tensor]:
+        """As in the base class. Logits and Q values are on the last stage's rank; the others return none of them.
+
+        Raises:
+            ValueError: slots that are no whole number of microbatches.
+        """
+        num_slots = len(carry.halted_B)
+        self._config.require_parts(num_slots, self._num_microbatches)
+        # Without recurrence a slot halts after its only segment, so that each step takes the whole batch.
+        carry = Carry({}, torch.ones_like(carry.steps_B), torch.ones_like(carry.halted_B), dict(batch))
+        self._sums = self._zero_sums()
+        outputs = []
+        for first in range(0, num_slots, num_slots // self._num_microbatches):
+            part = slice(first, first + num_slots // self._num_microbatches)
+            tensors = {name: tensor[part] for name, tensor in carry.tensors().items()}
+            outputs.append(self._gradients_of_part(Carry.from_tensors(tensors), loss_of))
+        dist.broadcast(self._sums, group=self._group, group_src=self._world.size - 1)
+        return carry, outputs, self._sums
+
+    def _gradients_of_part(self, carry: Carry, loss_of: LossOf) -> Outputs:
+        """Run the schedule once over these slots."""
+        inputs_BS, ids_B = carry.current["inputs"], carry.current["puzzle_identifiers"]
+        num_slots = len(ids_B)
+        if num_slots not in self._schedules:
+            self._schedules[num_slots] = self._new_schedule(carry.current)
+        table, first, last = self.model.puzzle_embedding, self._stages[0], self._stages[-1]
+        first.rows.clear()
+        self._task = carry, loss_of
+        merged = self._schedules[num_slots].step(
+            *((inputs_BS,) if table is None else (inputs_BS, ids_B)) if first.is_first else (),
+            # Of each microbatch the loss is told which slots it is.
+            target=torch.arange(num_slots, device=ids_B.device) if last.is_last else None,
+        )
+        if last.is_last:
+            logits_BSV, q_B2 = (tensor.detach() for tensor in merged)
+        else:
+            logits_BSV, q_B2 = torch.empty(0, device=ids_B.device), torch.empty(0, 2, device=ids_B.device)
+        rows_BE = None
+        if table is not None:
+            rows_BE = table.rows(ids_B)
+            if table.trainable:
+                if first.is_first:
+                    rows_BE.grad = torch.cat([rows.grad for rows in first.rows if rows.grad is not None])
+                else:
+                    rows_BE.grad = torch.empty_like(rows_BE)
+                dist.broadcast(rows_BE.grad, group=self._group, group_src=0)
+        return Outputs(logits_BSV, q_B2[:, 0], q_B2[:, 1], None, rows_BE)
+
+    def _new_schedule(self, batch: Batch) -> Any:
+        """For batches of this size. What passes between stages is told in advance, since a schedule would otherwise
+        find out with a forward and a backward pass of its own.
+        """
+        # Here, because it takes the better part of a second, which every other run would wait for.
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+        num_slots = len(batch["inputs"]) // self._config.microbatches
+        first_args = [batch["inputs"][:num_slots].to("meta")]
+        if self.model.puzzle_embedding is not None:
+            first_args.append(batch["puzzle_identifiers"][:num_slots].to("meta"))
+        seq_len, vocab_size = batch["inputs"].shape[1], self.model.vocab_size
+
+        def activation(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(num_slots, *shape, dtype=dtype, device="meta", requires_grad=True)
+
+        x_BTD = activation(self.model.num_positions, self.model.config.hidden_size, dtype=self.model.dtype)
+        last_args = activation(seq_len, vocab_size, dtype=self.model.dtype), activation(2, dtype=torch.float32)
+        stages = [
+            PipelineStage(
+                stage,
+                stage.index,
+                stage.num_stages,
+                self._world.device,
+                input_args=tuple(first_args) if stage.is_first else x_BTD,
+                output_args=last_args if stage.is_last else x_BTD,
+                group=self._group,
+            )
+            for stage in self._stages
+        ]
+        # Losses are divided by the global batch already.
+        options: dict[str, Any] = {"loss_fn": self._loss, "scale_grads": False}
+        match self._config.schedule:
+            case "gpipe":
+                return ScheduleGPipe(stages[0], self._config.microbatches, **options)
+            case "1f1b":
+                return Schedule1F1B(stages[0], self._config.microbatches, **options)
+            case "interleaved":
+                return ScheduleInterleaved1F1B(list(stages), self._config.microbatches, **options)
+
+    def _loss(self, output: tuple[Tensor, Tensor], slots_B: Tensor) -> Tensor:
+        """Of a microbatch, on the last stage."""
+        assert self._task is not None
+        carry, loss_of = self._task
+        logits_BSV, q_B2 = output
+        tensors = {name: tensor[slots_B] for name, tensor in carry.tensors().items()}
+        outputs = Outputs(logits_BSV, q_B2[:, 0], q_B2[:, 1], None, None)
+        loss, sums = loss_of(outputs, Carry.from_tensors(tensors))
+        self._sums += sums
+        return loss
+
+    def _zero_sums(self) -> Tensor:
+        device = self._world.device
+        return torch.zeros(len(METRICS), dtype=widest_float(device), device=device)
+
+    def grad_norm(self) -> Tensor:
+        square = super().grad_norm().square()
+        dist.all_reduce(square, group=self._group)
+        return square.sqrt()
+
+    # ---- without gradient -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _infer(self, state: State, inputs_BS: Tensor, puzzle_rows_BE: Tensor | None, depth: Depth) -> SegmentOutput:
+        """The model's forward, for any number of slots and without gradient: the same outputs on all ranks. Every rank.
+
+        Schedules want batches of one size, so the stages are run by hand: a microbatch through all stages of this rank
+        before the next one. Every rank has that order, so no backend can wait in a circle. Ranks of one stage each work
+        at the same time; interleaved ones take turns.
+        """
+        world, num_parts = self._world, self._config.microbatches
+        inputs = inputs_BS.chunk(num_parts)
+        rows = puzzle_rows_BE.chunk(num_parts) if puzzle_rows_BE is not None else (None,) * len(inputs)
+        before, after = (world.rank - 1) % world.size, (world.rank + 1) % world.size
+        read, sent = [], []
+        for x, rows_BE in zip(inputs, rows, strict=True):
+            shape = len(x), self.model.num_positions, self.model.config.hidden_size
+            for stage in self._stages:
+                if not stage.is_first and world.size > 1:
+                    x = torch.empty(shape, dtype=self.model.dtype, device=world.device)
+                    dist.recv(x, group=self._group, group_src=before)
+                y = stage.run(x, rows_BE)
+                if isinstance(y, tuple):
+                    read.append(y)
+                    continue
+                x = y
+                if world.size > 1:
+                    sent.append((dist.isend(x, group=self._group, group_dst=after), x))  # alive until it has arrived
+        for work, _ in sent:
+            assert work is not None
+            work.wait()
+        if read:
+            logits_BSV, q_B2 = (torch.cat(parts) for parts in zip(*read, strict=True))
+        else:
+            vocab_size = self.model.vocab_size
+            logits_BSV = torch.empty(*inputs_BS.shape, vocab_size, dtype=self.model.dtype, device=world.device)
+            q_B2 = torch.empty(len(inputs_BS), 2, device=world.device)
+        for tensor in (logits_BSV, q_B2):
+            dist.broadcast(tensor, group=self._group, group_src=world.size - 1)
+        return {}, logits_BSV, q_B2[:, 0], q_B2[:, 1]
+
+    def whole_weights(self) -> dict[str, Tensor]:
+        mine, weights = self.model.state_dict(), {}
+        for name, (owner, like) in self._whole.items():
+            if self._world.rank == 0:
+                weights[name] = mine[name] if owner == 0 else torch.empty_like(like, device=self._world.device)
+                if owner != 0:
+                    dist.recv(weights[name], group=self._group, group_src=owner)
+            elif self._world.rank == owner:
+                dist.send(mine[name], group=self._group, group_dst=0)
+        return weights
+
+
+def _stage_of(name: str, stage_of_layer: list[int]) -> int:
+    """Which stage has a parameter or buffer. The puzzle table is on every rank, and the first stage's will do."""
+    match name.split("."):
+        case ["level", "layers", layer, *_]:
+            return stage_of_layer[int(layer)]
+        case ["lm_head" | "q_head", *_]:
+            return stage_of_layer[-1]
+        case _:
+            return 0

@@ -1,0 +1,34 @@
+"""Bytes in theory, against sums written out by hand for an HRM of width 64: 48 calls of blocks in a step, of which 8
+carry gradient.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.scaling import bytes_in_theory
+
+BATCH = 8
+BLOCK = 4 * (64 * 3 * 64 + 64 * 64 + 64 * 2 * 256 + 256 * 64)  # float32: q, k and v, out, gate and up, down
+STATE = 4 * (1 + 16) * 64  # the puzzle's token and those of a 4x4 board
+ROWS = BATCH * 4 * (64 + 1)  # gradients of puzzle rows with their numbers
+
+
+@pytest.mark.parametrize(("strategy", "num_ranks"), [("ddp", 1), ("ddp", 4), ("fsdp", 4), ("tp", 2), ("fsdp_tp", 4)])
+def test_bytes_of_each_strategy(strategy: str, num_ranks: int, data: Path, tmp_path: Path) -> None:
+    vocab_size = json.loads((data / "train" / "dataset.json").read_text())["vocab_size"]
+    others = 4 * (2 * vocab_size * 64 + 2 * 64 + 2)  # token embedding, token head, Q head
+    activations = (48 + 8) * STATE * BATCH
+    expected = {
+        ("ddp", 1): 0,
+        ("ddp", 4): 2 * 3 / 4 * (8 * BLOCK + others) + 3 / 4 * ROWS,
+        # Gathered for 48 calls and again for the backward of 8, which scatter; the rest for two passes and a backward.
+        ("fsdp", 4): 3 / 4 * ((48 + 8 + 8) * BLOCK + (2 + 1 + 1) * others) + 3 / 4 * ROWS,
+        ("tp", 2): 2 * 1 / 2 * 2 * activations,  # two sums a call; every rank has all rows' gradients
+        # 2 x 2: half of each block is sharded, and half of the slots are summed.
+        ("fsdp_tp", 4): 1 / 2 * (64 * BLOCK / 2 + 4 * others) + 2 * 1 / 2 * 2 * activations / 2 + 1 / 2 * ROWS,
+    }
+    settings = [f"parallel={strategy}", f"data_path={data}", f"checkpoint_path={tmp_path}", "wandb.mode=disabled"]
+    settings += [f"global_batch_size={BATCH}", "arch.hidden_size=64", "arch.num_heads=2", "arch.forward_dtype=float32"]
+    assert bytes_in_theory(settings, num_ranks) == pytest.approx(expected[strategy, num_ranks])

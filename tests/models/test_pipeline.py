@@ -1,0 +1,332 @@
+"""A pipeline of any schedule computes what one process computes (CPU, gloo), and says what can't be one."""
+
+# B = slots, S = tokens, V = vocabulary, P = rows of the puzzle table, E = puzzle embedding size
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from models.act import Batch, Carry, initial_carry, segment
+from models.base import RecursiveModel
+from models.losses import Outputs, act_loss
+from models.pipeline import PipelineConfig, PipelineLayout, require_pipeline
+from tests.models.helpers import SEQ_LEN, VOCAB_SIZE, random_batch, small_config, small_model
+from tests.spawn import run_ranks
+from utils.dist import Axes, DistConfig, World
+
+BATCH, STEPS, LR, CLIP = 8, 30, 1e-3, 0.05
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "checkpointed blocks": {"activation_checkpointing": "block"},
+    "mixer, whose activations are transposed": {"mlp_t": True},
+    "no puzzles, other positions": {"puzzle_emb_ndim": 0, "num_registers": 2, "pos_encodings": "learned"},
+}
+
+
+def _config(**changes: Any) -> PipelineConfig:
+    options = {
+        "name": "pipeline",
+        "puzzle_table": "replicated",
+        "stages": None,
+        "microbatches": 4,
+        "schedule": "gpipe",
+        "stages_per_rank": None,
+    }
+    return PipelineConfig.model_validate(options | changes)
+
+
+def _stack(**changes: Any) -> RecursiveModel:
+    """Nine blocks: no number of stages below divides them."""
+    return small_model("transformer", **({"num_layers": 9} | changes))
+
+
+def _on_cpu(world: World, config: PipelineConfig) -> World:
+    dist = DistConfig(backend="auto", init_method="env", timeout_s=60.0, num_threads=None, rank_weights=[])
+    return world.use_device("cpu", dist, axes=config.axes(world.size))
+
+
+def _layout(
+    world: World, config: PipelineConfig, *, parts: int = 1, freeze: Any = "none", **changes: Any
+) -> PipelineLayout:
+    model = _stack(**changes)
+    model.freeze(freeze)
+    return PipelineLayout(model, config, world, num_microbatches=parts)
+
+
+def _loss_of(outputs: Outputs, carry: Carry) -> tuple[Tensor, Tensor]:
+    config = small_config("transformer").loss
+    labels_BS = carry.current["labels"]
+    loss, sums = act_loss(
+        outputs, labels_BS, halted_B=carry.halted_B, steps_B=carry.steps_B, config=config, ignore_label=0
+    )
+    return loss / BATCH, sums
+
+
+@dataclass
+class _Step:
+    """What one step found, on one process or of a whole pipeline."""
+
+    carry: Carry
+    sums: Tensor
+    norm: Tensor
+    gradients: dict[str, Tensor]
+    rows_grad_BE: Tensor | None
+
+
+def _plain_step(model: RecursiveModel, batch: Batch) -> _Step:
+    """One process, written down plainly."""
+    carry, outputs = segment(model, initial_carry(model, batch), batch, training=True)
+    loss, sums = _loss_of(outputs, carry)
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    norm = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
+    rows_BE = outputs.puzzle_rows_BE
+    return _Step(carry, sums, norm, gradients, None if rows_BE is None else rows_BE.grad)
+
+
+def _pipeline_step(layout: PipelineLayout, batch: Batch) -> _Step:
+    """The gradients are those of this rank's stages."""
+    carry, outputs, sums = layout.gradients(
+        initial_carry(layout.model, batch),
+        batch,
+        depth=layout.model.config.depth,
+        min_halt_steps_B=None,
+        loss_of=_loss_of,
+    )
+    gradients = {name: p.grad.clone() for name, p in layout.model.named_parameters() if p.grad is not None}
+    parts = [part.puzzle_rows_BE.grad for part in outputs if part.puzzle_rows_BE is not None]
+    rows = [grad_BE for grad_BE in parts if grad_BE is not None]
+    return _Step(carry, sums, layout.grad_norm(), gradients, torch.cat(rows) if rows else None)
+
+
+def _same(ours: Tensor, theirs: Tensor) -> None:
+    """Up to a share of the largest component."""
+    scale = float(theirs.abs().max()) if theirs.numel() else 0.0
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * scale + 1e-12)
+
+
+def _compare(ours: _Step, theirs: _Step) -> None:
+    for name, tensor in theirs.carry.tensors().items():
+        assert torch.equal(ours.carry.tensors()[name], tensor), name
+    _same(ours.sums, theirs.sums)
+    _same(ours.norm, theirs.norm)
+    for name, gradient in ours.gradients.items():
+        _same(gradient, theirs.gradients[name])
+    assert (ours.rows_grad_BE is None) == (theirs.rows_grad_BE is None)
+    if ours.rows_grad_BE is not None and theirs.rows_grad_BE is not None:
+        _same(ours.rows_grad_BE, theirs.rows_grad_BE)
+
+
+def _check_gradients(world: World, config: PipelineConfig, **changes: Any) -> None:
+    batch = random_batch(BATCH)
+    reference = _plain_step(_stack(**changes), batch)
+    layout = _layout(world, config, **changes)
+    ours = _pipeline_step(layout, batch)
+    _compare(ours, reference)
+    shares = world.gather_objects(sorted(ours.gradients))
+    assert sorted(name for share in shares for name in share) == sorted(reference.gradients), "each once"
+    assert all(shares), "a rank without a part of the model"
+    layout.model.zero_grad()
+    again = _pipeline_step(layout, batch)
+    assert torch.equal(again.sums, ours.sums) and torch.equal(again.norm, ours.norm)
+    assert all(torch.equal(again.gradients[name], gradient) for name, gradient in ours.gradients.items())
+
+
+def _check_parts(world: World, config: PipelineConfig) -> None:
+    """Accumulated over two parts, it is the same gradient."""
+    batch = random_batch(BATCH)
+    _compare(_pipeline_step(_layout(world, config, parts=2), batch), _plain_step(_stack(), batch))
+
+
+def _check_frozen(world: World, config: PipelineConfig) -> None:
+    batch = random_batch(BATCH)
+    for freeze in ("blocks", "puzzle_table", "weights"):
+        reference = _stack()
+        reference.freeze(freeze)
+        theirs = _plain_step(reference, batch) if freeze != "weights" else None
+        ours = _pipeline_step(_layout(world, config, freeze=freeze), batch)
+        if theirs is not None:
+            _compare(ours, theirs)
+        else:
+            assert ours.norm == 0 and not ours.gradients
+            assert ours.rows_grad_BE is not None and ours.rows_grad_BE.abs().sum() > 0
+
+
+def _check_evaluation(world: World, config: PipelineConfig, *, dtype: str = "float32", tolerance: float = 1e-5) -> None:
+    """Of batches of any sizes, between steps of training."""
+    plain, layout = _stack(forward_dtype=dtype), _layout(world, config, forward_dtype=dtype)
+    for num_slots in (BATCH, 1, 5):
+        batch = random_batch(num_slots, seed=num_slots)
+        with torch.no_grad():
+            _, theirs = segment(plain, initial_carry(plain, batch), batch, training=False)
+            _, ours = segment(layout.model, initial_carry(layout.model, batch), batch, training=False)
+        assert ours.logits_BSV.shape == (num_slots, SEQ_LEN, VOCAB_SIZE)
+        for name in ("logits_BSV", "q_halt_B", "q_continue_B"):
+            torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=tolerance, atol=tolerance)
+        digests = world.gather_objects((ours.logits_BSV.float().tolist(), ours.q_halt_B.tolist()))
+        assert all(digest == digests[0] for digest in digests), "ranks differ, so that they would not halt alike"
+        _pipeline_step(layout, random_batch(BATCH))
+
+
+Trained = tuple[list[float], dict[str, Tensor]]
+"""The losses of some steps, and the weights after the last."""
+
+
+def _sign_step(model: RecursiveModel, ids_B: Tensor, grad_BE: Tensor) -> None:
+    assert model.puzzle_embedding is not None
+    table_PE = model.puzzle_embedding.weight
+    for row in set(ids_B.tolist()):
+        table_PE[row] -= LR * grad_BE[ids_B == row].sum(0).sign()
+
+
+def _train_plainly() -> Trained:
+    model = _stack()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    losses = []
+    for step in range(STEPS):
+        batch = random_batch(BATCH, seed=step)
+        found = _plain_step(model, batch)
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), CLIP, found.norm)
+        assert found.norm > CLIP and found.rows_grad_BE is not None
+        _sign_step(model, batch["puzzle_identifiers"], found.rows_grad_BE)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(found.sums[-3]))
+    return losses, model.state_dict()
+
+
+def _check_training(world: World, config: PipelineConfig, reference: Trained) -> None:
+    layout = _layout(world, config)
+    optimizer = torch.optim.AdamW(layout.model.parameters(), lr=LR)
+    losses = []
+    for step in range(STEPS):
+        batch = random_batch(BATCH, seed=step)
+        found = _pipeline_step(layout, batch)
+        layout.clip_(CLIP, found.norm)
+        assert found.rows_grad_BE is not None
+        _sign_step(layout.model, batch["puzzle_identifiers"], found.rows_grad_BE)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(found.sums[-3]))
+    reference_losses, reference_weights = reference
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(reference_losses), rtol=1e-5, atol=0)
+    weights = layout.whole_weights()
+    if world.is_main:
+        assert list(weights) == list(reference_weights)
+        for name, tensor in reference_weights.items():
+            torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def _check_whole_weights(world: World, config: PipelineConfig) -> None:
+    layout, whole = _layout(world, config), _stack().state_dict()
+    weights = layout.whole_weights()
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in layout.model.state_dict().items())
+    if world.is_main:
+        assert list(weights) == list(whole)
+        assert all(torch.equal(weights[name], tensor) for name, tensor in whole.items())
+
+
+def _check_rank(world: World, trained: Trained) -> None:
+    """What differs from model to model is looked at on two ranks only, and the schedules on all numbers of them."""
+    for schedule in SCHEDULES:
+        config = _config(schedule=schedule)
+        here = _on_cpu(world, config)
+        assert here.data_size == 1 and here.slice_of(BATCH) == slice(0, BATCH)
+        for changes in VARIANTS.values() if world.size == 2 and schedule == "1f1b" else [{}]:
+            _check_gradients(here, config, **changes)
+        _check_whole_weights(here, config)
+        _check_evaluation(here, config)
+        if world.size > 1:
+            _check_training(here, config, trained)
+    if world.size == 2:
+        fewer = _config(microbatches=2)
+        _check_parts(here, fewer)
+        _check_frozen(here, fewer)
+        _check_evaluation(here, fewer, dtype="bfloat16", tolerance=0.1)
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    return _train_plainly()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_a_pipeline_is_one_process(num_ranks: int, trained: Trained) -> None:
+    run_ranks(_check_rank, num_ranks, trained)
+
+
+@pytest.mark.parametrize("name", ["hrm", "trm", "urm", "transformer"])
+def test_what_recurs_is_refused_with_the_reason(name: str) -> None:
+    changes = {"recurrent": True, "L_cycles": 2} if name == "transformer" else {}
+    with pytest.raises(ValueError, match=r"is recurrent: its state .* one at work while the others wait; take arch="):
+        require_pipeline(_config(), small_model(name, **changes), num_ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "schedule", "num_ranks", "advice"),
+    [
+        (3, "gpipe", 4, "take 4 layers or more, or at most 3 ranks"),
+        (5, "interleaved", 4, "take 8 layers or more, or at most 2 ranks"),
+        (1, "interleaved", 2, "take 4 layers or more, or another schedule"),
+    ],
+)
+def test_too_few_blocks_are_refused(num_layers: int, schedule: str, num_ranks: int, advice: str) -> None:
+    with pytest.raises(ValueError, match=f"arch.num_layers is {num_layers}, .*{advice}"):
+        require_pipeline(_config(schedule=schedule), _stack(num_layers=num_layers), num_ranks)
+
+
+def test_as_many_blocks_as_stages_are_enough() -> None:
+    require_pipeline(_config(schedule="interleaved", stages_per_rank=3), _stack(num_layers=6), num_ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_ranks", "advice"),
+    [
+        ({"stages": 3}, 4, "stages is 3, .* set it to 4 or null, or start 3 ranks"),
+        ({"schedule": "1f1b", "microbatches": 2}, 4, "microbatches is 2, .* take 4 or more, or schedule gpipe"),
+        ({"schedule": "interleaved", "microbatches": 9}, 4, "microbatches is 9, .* take 8 or 12"),
+    ],
+)
+def test_a_schedule_that_does_not_suit_the_ranks_is_refused(
+    changes: dict[str, Any], num_ranks: int, advice: str
+) -> None:
+    with pytest.raises(ValueError, match=advice):
+        _config(**changes).axes(num_ranks)
+
+
+@pytest.mark.parametrize("advised", [8, 12])
+def test_advised_microbatches_go_round(advised: int) -> None:
+    assert _config(schedule="interleaved", microbatches=advised).axes(4) == Axes(model=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"stages_per_rank": 2}, "stages_per_rank is 2, but schedule gpipe .* set schedule to interleaved"),
+        ({"puzzle_table": "sharded"}, "puzzle_table is sharded, .* set it to replicated"),
+        ({"microbatches": 0}, "microbatches"),
+        ({"schedule": "zigzag"}, "schedule"),
+    ],
+)
+def test_a_config_that_contradicts_itself_is_refused(changes: dict[str, Any], advice: str) -> None:
+    with pytest.raises(ValueError, match=advice):
+        _config(**changes)
+
+
+def test_slots_that_are_no_whole_microbatches_are_refused() -> None:
+    _config().require_parts(num_slots=24, num_parts=3)
+    with pytest.raises(
+        ValueError, match=r"30 slots can't .*microbatches=4 x grad_accumulation=3 .*take global_batch_size=36"
+    ):
+        _config().require_parts(num_slots=30, num_parts=3)
+
+
+def test_the_yaml_is_a_config() -> None:
+    options = yaml.safe_load((Path(__file__).parents[2] / "config/parallel/pipeline.yaml").read_text())
+    assert PipelineConfig.model_validate(options).axes(8) == Axes(model=8)

@@ -1,0 +1,131 @@
+"""Gradients of float16 must survive its range, and a step that overflowed anywhere must be taken nowhere."""
+
+# B = examples, D = features
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from optim.loss_scale import LossScale
+from tests.spawn import run_ranks
+from utils.dist import World
+
+WORLD = World.single()
+FINE, OVERFLOWN = torch.ones(3), torch.tensor([1.0, float("inf"), 0.0])
+
+
+def _weight() -> nn.Parameter:
+    return nn.Parameter(torch.linspace(-1, 1, 8))
+
+
+def _half_loss(weight_D: Tensor, size: float) -> Tensor:
+    """A loss of the given size, whose backward pass goes through float16."""
+    x_BD = torch.linspace(0.5, 1.5, 32).view(4, 8).half()
+    return (x_BD @ weight_D.half()).float().square().mean() * size
+
+
+def _gradient(size: float, scale: LossScale | None) -> Tensor:
+    weight_D = _weight()
+    loss = _half_loss(weight_D, size)
+    (loss if scale is None else scale.scale(loss)).backward()
+    assert weight_D.grad is not None
+    if scale is not None:
+        scale.unscale_([weight_D.grad])
+    return weight_D.grad
+
+
+def test_gradients_too_small_for_float16_survive() -> None:
+    size = 1e-8
+    expected = _gradient(1.0, None) * size
+    assert expected.abs().min() > 0
+    assert not _gradient(size, None).any(), "float16 is said to lose these"
+    torch.testing.assert_close(_gradient(size, LossScale()), expected, rtol=1e-2, atol=0)
+
+
+def test_a_power_of_two_changes_no_bit() -> None:
+    weight_D, scaled_D, scale = _weight(), _weight(), LossScale()
+    weight_D.pow(3).sum().backward()
+    scale.scale(scaled_D.pow(3).sum()).backward()
+    assert weight_D.grad is not None and scaled_D.grad is not None
+    assert torch.equal(scaled_D.grad, weight_D.grad * 2**16)
+    scale.unscale_([scaled_D.grad])
+    assert torch.equal(scaled_D.grad, weight_D.grad)
+
+
+def test_steps_that_overflow_are_left_out_until_the_scale_fits() -> None:
+    """Of a loss so large that float16 holds its gradients just so: unscaled, as they stand at the first scale that
+    works, they are right.
+    """
+    size, scale, weight_D = 64.0, LossScale(), _weight()
+    answers = []
+    for _ in range(20):
+        gradient_D = _gradient(size, scale)
+        answers.append(scale.update([gradient_D.norm()], WORLD))
+        if answers[-1]:
+            torch.testing.assert_close(gradient_D, _gradient(size, None), rtol=1e-2, atol=0)
+            weight_D = nn.Parameter(weight_D - 1e-3 * gradient_D)
+    refused = answers.index(True)
+    assert 3 < refused < 16 and all(answers[refused:])
+    assert scale.tensors()["scale"] == 2 ** (16 - refused)
+    assert weight_D.isfinite().all()
+
+
+def test_the_scale_is_the_definition() -> None:
+    """Against a plain count, over overflows before and after it has grown."""
+    scale, expected, in_a_row = LossScale(), 2.0**16, 0
+    for step in range(5200):
+        overflows = step in (10, 11, 2010, 2011, 4500)
+        if overflows:
+            expected, in_a_row = expected / 2, 0
+        elif (in_a_row := in_a_row + 1) == 2000:
+            expected, in_a_row = expected * 2, 0
+        assert scale.update([FINE, OVERFLOWN if overflows else FINE], WORLD) != overflows
+        assert scale.tensors()["scale"] == expected, step
+    assert expected == 2**12  # five times down and once up: 1,998 good steps in a row, then 2,000
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_not_finite_at_the_smallest_scale_is_for_others_to_find(value: float) -> None:
+    scale = LossScale()
+    answers = [scale.update([torch.tensor(value)], WORLD) for _ in range(18)]
+    assert answers == [False] * 16 + [True] * 2
+    assert scale.tensors()["scale"] == 1
+
+
+def test_it_goes_on_from_a_checkpoint() -> None:
+    kept, resumed = LossScale(), LossScale()
+    for gradient in [OVERFLOWN] + [FINE] * 1500:
+        kept.update([gradient], WORLD)
+    for name, tensor in kept.tensors().items():
+        resumed.tensors()[name].copy_(tensor)
+    for _ in range(500):
+        assert kept.tensors() == resumed.tensors()
+        for scale in (kept, resumed):
+            assert scale.update([FINE], WORLD)
+    assert resumed.tensors()["scale"] == 2**16
+
+
+def test_a_model_of_which_nothing_is_trained_has_no_gradients() -> None:
+    scale = LossScale()
+    scale.unscale_([])
+    assert scale.update([torch.zeros(())], WORLD)
+
+
+def _check_rank(world: World) -> None:
+    scale = LossScale()
+    assert not scale.update([OVERFLOWN if world.rank == 1 else FINE], world), "one rank's overflow is everybody's"
+    assert scale.update([FINE], world)
+    assert scale.tensors()["scale"] == 2**15
+
+    mesh = init_device_mesh("cpu", (world.size,))
+    whole = torch.arange(10.0) * 2**15
+    sharded, plain = distribute_tensor(whole, mesh, [Shard(0)]), whole.clone()
+    scale.unscale_([sharded, plain])
+    assert isinstance(sharded, DTensor)
+    assert torch.equal(sharded.full_tensor(), torch.arange(10.0)) and torch.equal(plain, torch.arange(10.0))
+
+
+def test_ranks_agree_on_the_step() -> None:
+    run_ranks(_check_rank, 2)

@@ -1,0 +1,194 @@
+"""The strategy is no part of the result: one curve and one evaluation, however the model lies over the ranks, and a run
+that goes on under another strategy as if nothing had happened.
+"""
+
+import contextlib
+import io
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+import pretrain
+from tests.runs import Row, rows, settings, stopped_after, train, with_arguments
+from tests.spawn import run_ranks
+from utils.dist import UserError, World
+
+LAST_STEP = 30
+TOLERANCE = 1e-4
+NUM_TEST_EXAMPLES = 20
+
+# Every kind of step: sequences that go on, exploration, a moving average, clipping, EMA weights in evaluation.
+COMMON: dict[str, object] = {
+    "max_steps": LAST_STEP,
+    "log_interval": 1,
+    "eval_every_n_steps": LAST_STEP,
+    "eval_batch_size": 9,  # 20 examples: at last some rank is left without one, and has to compute along
+    "eval_save_outputs": "[predictions_at_step]",
+    "checkpoint_every_n_steps": None,
+    "grad_clip": 1.0,
+    "ema": "true",
+    "ema_rate": 0.8,
+    "lr": 1e-3,
+    # Sign SGD makes a step of this size of every difference in the last digit of a gradient that is nearly nothing.
+    "puzzle_emb_lr": 1e-4,
+    "arch.hidden_size": 64,
+    "arch.num_heads": 4,
+    "arch.L_cycles": 1,
+    "dist.timeout_s": 60,
+}
+ARCHS: dict[str, dict[str, object]] = {
+    "hrm": {},
+    "trm": {"arch": "trm", "optim": "muon", "arch.H_layers": 0},
+    "transformer": {
+        **{"arch": "transformer", "arch.num_layers": 4, "arch.halt_max_steps": 1, "arch.halt_exploration_prob": 0},
+        **{"arch.H_cycles": 1, "arch.L_cycles": 1, "arch.H_layers": "", "arch.L_layers": ""},
+    },
+}
+# By the least number of ranks that they need.
+STRATEGIES: dict[str, tuple[int, dict[str, object]]] = {
+    "ddp": (1, {}),
+    "ddp_accumulating": (1, {"grad_accumulation": 2, "arch.activation_checkpointing": "block"}),
+    "ddp_sharded_table": (2, {"parallel.puzzle_table": "sharded", "parallel.gradient_as_bucket_view": "true"}),
+    "ddp_unequal": (2, {"dist.rank_weights": "WEIGHTS"}),
+    "fsdp": (1, {"parallel": "fsdp"}),
+    "fsdp_accumulating": (
+        2,
+        {
+            **{"parallel": "fsdp", "grad_accumulation": 2, "arch.activation_checkpointing": "cycle"},
+            **{"parallel.reshard_after_forward": "false", "parallel.puzzle_table": "sharded"},
+        },
+    ),
+    "hsdp": (4, {"parallel": "hsdp", "parallel.replicate": 2}),
+    "tp": (1, {"parallel": "tp"}),
+    "fsdp_tp": (4, {"parallel": "fsdp_tp", "parallel.tensor": 2, "parallel.puzzle_table": "sharded"}),
+    "pipeline_gpipe": (2, {"parallel": "pipeline", "parallel.schedule": "gpipe"}),
+    "pipeline_1f1b": (2, {"parallel": "pipeline", "parallel.schedule": "1f1b"}),
+    "pipeline_interleaved": (
+        2,
+        {"parallel": "pipeline", "parallel.schedule": "interleaved", "parallel.stages_per_rank": "PER_RANK"},
+    ),
+}
+PLAIN = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp")
+WEIGHTS = {2: "[1,3]", 4: "[1,3,2,2]"}
+
+
+def _cases(num_ranks: int) -> list[tuple[str, str, dict[str, object]]]:
+    """Strategy, architecture and changes of every run that so many ranks can do."""
+    found = []
+    for strategy, (least, changes) in STRATEGIES.items():
+        named = {"WEIGHTS": WEIGHTS.get(num_ranks), "PER_RANK": {2: 2, 4: 1}.get(num_ranks)}
+        changes = {key: named.get(value, value) if isinstance(value, str) else value for key, value in changes.items()}
+        if num_ranks < least or (strategy == "pipeline_interleaved" and num_ranks == 4):  # 8 stages, 4 layers
+            continue
+        # What is set beside a strategy doesn't ask for the recursion, so that one architecture will do.
+        archs = ["transformer"] if strategy.startswith("pipeline") else ["hrm", "trm"] if strategy in PLAIN else ["hrm"]
+        found += [(strategy, arch, changes) for arch in archs]
+    return found
+
+
+def _arguments(data: Path, run: Path, arch: str, changes: dict[str, object]) -> list[str]:
+    values = COMMON | ARCHS[arch] | changes
+    typed = settings(data, run, **values)
+    return [word for word in typed if not word.endswith("=")]  # keys that the architecture lacks
+
+
+def _train_all(world: World, cases: list[tuple[str, list[str]]]) -> dict[str, str]:
+    """Runs the program once for every case, in these processes; what went wrong, by case."""
+    failures = {}
+    for name, arguments in cases:
+        began = time.perf_counter()
+        sys.argv = ["pretrain.py", *arguments]
+        log = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(log):
+                pretrain.main(world)
+        except UserError as error:  # on all ranks alike, so that they can go on with the next
+            failures[name] = f"{error}\n{log.getvalue()}"
+        if world.is_main:
+            print("CASE", name, round(time.perf_counter() - began, 1), flush=True)
+    return failures
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Row]]:
+    """The rows of each architecture's run in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    cases = [(arch, _arguments(data, folder / arch, arch, {})) for arch in ARCHS]
+    assert run_ranks(_train_all, 1, cases, timeout_s=300) == [{}]
+    return {arch: rows(folder / arch) for arch in ARCHS}
+
+
+# Counts over examples: another order of sums can't change them.
+COUNTED = ("exact_accuracy", "q_halt_accuracy", "steps", "halt_step")
+
+
+def _differences(expected: list[Row], found: list[Row]) -> list[str]:
+    """Where a run isn't the one of a single process."""
+    if [row["step"] for row in found] != [row["step"] for row in expected]:
+        return [f"steps {[row['step'] for row in found]}"]
+    said = []
+    for there, here in zip(expected, found, strict=True):
+        for name, value in there.items():
+            if name.startswith("perf/"):
+                continue
+            exact = name.startswith("eval/") and (name.split("/")[-1] in COUNTED or "_at_step/" in name)
+            tolerance = 0.0 if exact else 10 * TOLERANCE if name == "train/grad_norm" else TOLERANCE
+            if name not in here or abs(here[name] - value) > tolerance * max(1.0, abs(value)):
+                said.append(f"{name} at step {there['step']:.0f}: {here.get(name)}, not {value}")
+    return said
+
+
+def _saved_rows(run: Path) -> list[int]:
+    files = (run / "eval_outputs" / f"step_{LAST_STEP:08d}").glob("*.safetensors")
+    return sorted(int(row) for file in files for row in load_file(file)["rows"])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_every_strategy_gives_the_curve_of_one_process(
+    data: Path, alone: dict[str, list[Row]], tmp_path: Path, num_ranks: int
+) -> None:
+    cases = [(f"{strategy}-{arch}", arch, changes) for strategy, arch, changes in _cases(num_ranks)]
+    commands = [(name, _arguments(data, tmp_path / name, arch, changes)) for name, arch, changes in cases]
+    failures: dict[str, Any] = run_ranks(_train_all, num_ranks, commands, timeout_s=600)[0]
+    worst = 0.0
+    for name, arch, _ in cases:
+        if name in failures:
+            continue
+        found = rows(tmp_path / name)
+        if said := _differences(alone[arch], found):
+            failures[name] = said[:3]
+        if (saved := _saved_rows(tmp_path / name)) != list(range(NUM_TEST_EXAMPLES)):
+            failures[name] = f"rows of eval_outputs: {saved}"
+        pairs = zip(alone[arch], found, strict=False)
+        worst = max(worst, *(abs(a["train/lm_loss"] - b["train/lm_loss"]) for a, b in pairs))
+    print(f"{num_ranks} ranks, {len(cases)} runs: train/lm_loss differs by {worst:.2e} at most")
+    assert not failures, "\n".join(f"{name}: {said}" for name, said in failures.items())
+    assert 0 < alone["hrm"][-1]["eval/all/exact_accuracy"] < 1, "counts that are all 0 or all 1 compare nothing"
+
+
+CHAIN: list[tuple[int, dict[str, object]]] = [
+    (4, {"parallel": "ddp"}),
+    (2, {"parallel": "fsdp", "parallel.puzzle_table": "sharded"}),
+    (1, {"parallel": "ddp"}),
+    (2, {"parallel": "tp"}),
+]
+
+
+@pytest.mark.parametrize("arch", ["hrm", "trm"])
+def test_a_run_goes_on_under_any_strategy(
+    data: Path, alone: dict[str, list[Row]], tmp_path: Path, log: Path, arch: str
+) -> None:
+    """ddp x 4, fsdp x 2, one process, tp x 2: the carry, moments, averages, table and cursor all come along."""
+    run, first_step = tmp_path / "run", 0
+    for leg, (num_ranks, changes) in enumerate(CHAIN):
+        last_step = LAST_STEP * (leg + 1) // len(CHAIN)
+        asked = _arguments(data, run, arch, changes | {"resume": "auto"})
+        hook = with_arguments(stopped_after, last_step - first_step) if last_step < LAST_STEP else None
+        train(asked, log, ranks=num_ranks, hook=hook).ok()
+        first_step = last_step
+    assert not (said := _differences(alone[arch], rows(run))), "\n".join(said[:5])
