@@ -5,6 +5,7 @@ devices, sinks and architectures is inside the objects that the chapters make, s
 """
 # B = slots of this rank (of the global batch where so named), S = tokens of a puzzle, V = vocabulary
 
+import math
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from models.inference import Finished, Slots, idle_segment
 from models.layout import Layout
 from models.losses import LossConfig, Outputs, act_loss
 from models.metric_sums import EVAL_METRICS, EvalSums, OpenSums
-from models.parallelize import ParallelConfig, parallelize, require_strategy
+from models.parallelize import ParallelConfig, parallelize
 from models.published import PuzzleTable, fit_weights, to_ours
 from optim.build import OptimConfig, Optimizers, build_optimizers, require_same_state
 from optim.ema import EMA, require_same_average
@@ -41,9 +42,9 @@ from optim.sparse_sign_sgd import sparse_sign_sgd_
 from utils.checkpoint import Checkpoint, Checkpointer, RunState, Snapshot
 from utils.command_line import CommandLine, differences, validate
 from utils.config import Bool, Float, Int, StrictModel
-from utils.dist import DeviceName, DistConfig, UserError, World, run
+from utils.dist import DeviceName, DistConfig, UserError, World, run, shares
 from utils.metrics import Metrics, WandbConfig
-from utils.profiling import CommSampler, Deadline, StepClock, StepProfiler, TimeShare, max_memory_gb
+from utils.profiling import CommSampler, Deadline, StepClock, StepProfiler, TimeShare
 from utils.run_folder import (
     RunConfig,
     Start,
@@ -250,7 +251,8 @@ def require_whole_shares(config: PretrainConfig, world: World) -> None:
             f"dist.rank_weights={config.dist.rank_weights} leaves rank {world.rank} none of the {batch_size} slots; "
             "take other weights, or a larger global_batch_size"
         )
-    config.parallel.require_parts(slots.stop - slots.start, config.grad_accumulation)
+    sizes = [share.stop - share.start for share in shares(world.weights, batch_size)]
+    config.parallel.require_parts(math.gcd(*sizes), config.grad_accumulation)
 
 
 def task_of(split: Split) -> dict[str, int]:
@@ -320,8 +322,6 @@ def build_train_state(start: Start[PretrainConfig], data: Data, world: World) ->
     elif config.initial_weights:
         init_weights_from(config.initial_weights, model, config.puzzle_table, world)
     model.freeze("weights" if config.freeze_weights else config.freeze)
-    with world.agree():
-        require_strategy(model, config.parallel, world)
     layout = parallelize(
         model, config.parallel, world, num_microbatches=config.grad_accumulation, compile=config.compile
     )
@@ -803,7 +803,7 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
         return by_steps or (evaluated and config.checkpoint_every_eval) or state.step >= last_step
 
     def save_step(*, is_best: bool) -> None:
-        state.sums.require_finite(checkpointer.last_good)
+        state.sums.require_finite(checkpointer.settled_last_good)
         checkpointer.save(take_snapshot(state, config, data, world), is_best=is_best)
 
     def finish_step(row: dict[str, float]) -> bool:
@@ -811,7 +811,7 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
         is_best = evaluated = False
         was_pending, state.pending_row = state.pending_row is not None, None
         if data.test is not None and evaluation_due():
-            state.sums.require_finite(checkpointer.last_good)
+            state.sums.require_finite(checkpointer.settled_last_good)
             # One that a stop put off has no time of this process to take a share of.
             with share.taking(limited=not was_pending) as deadline, averaged_weights(state):
                 outcome = evaluate(
@@ -891,12 +891,11 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
             metrics.advance(state.step)
             row: dict[str, float] = {}
             if state.step == 1 or state.step % config.log_interval == 0:
-                state.sums.require_finite(checkpointer.last_good)
+                state.sums.require_finite(checkpointer.settled_last_good)
                 row = state.sums.reduce() | {"train/lr": config.lr * multiplier * lr_scale}
                 if state.loss_scale is not None:
                     row["train/loss_scale"] = float(state.loss_scale.tensors()["scale"])
-                row |= clock.read(config.global_batch_size) | {"perf/max_memory_gb": max_memory_gb(world.device)}
-                row |= comm.row()
+                row |= clock.read(config.global_batch_size) | comm.row()
             with clock.paused():
                 if finish_step(row):
                     break

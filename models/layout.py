@@ -39,14 +39,20 @@ class LayoutConfig(StrictModel):
         """
 
     def require_parts(self, num_slots: int, num_parts: int) -> None:
-        """Raises ValueError, naming what would fit, where a rank's slots don't split into so many microbatches."""
+        """Raises ValueError, naming what would fit, where the slots of ranks, all multiples of `num_slots`, don't split
+        into so many microbatches.
+        """
         if num_slots % num_parts:
-            fitting = [n for n in range(1, num_slots + 1) if num_slots % n == 0]
-            nearest = sorted(sorted(fitting, key=lambda n: abs(n - num_parts))[:4])
             raise ValueError(
                 f"grad_accumulation={num_parts} doesn't divide the {num_slots} slots of a rank; give "
-                f"{' or '.join(map(str, nearest))}, or another global_batch_size"
+                f"{' or '.join(map(str, nearest_divisors(num_slots, num_parts)))}, or another global_batch_size"
             )
+
+
+def nearest_divisors(number: int, wanted: int) -> list[int]:
+    """The four divisors of a number that are nearest to what was asked for, for messages."""
+    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    return sorted(sorted(divisors, key=lambda n: abs(n - wanted))[:4])
 
 
 class Layout:

@@ -2,7 +2,7 @@
 
 # B = slots of this rank, N = sequences that leave, T = segments, S = tokens, V = vocabulary
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -39,12 +39,15 @@ class OpenSums:
         bad = (self._first_bad_step == 0) & ~grad_norm.isfinite()
         self._first_bad_step = torch.where(bad, step, self._first_bad_step)
 
-    def require_finite(self, last_good: str) -> None:
-        """The host waits for the device here. Raises UserError, on every rank."""
+    def require_finite(self, last_good: Callable[[], str]) -> None:
+        """The host waits for the device here. Every rank. Raises UserError, on every rank.
+
+        Args: last_good: says where the run can be taken up again; asked only where that is needed.
+        """
         if bad_step := int(self._first_bad_step):
             raise UserError(
-                f"the gradients are not finite (NaN or infinite) since step {bad_step}; {last_good}; "
-                "resume from it with a lower lr or more lr_warmup_steps"
+                f"the gradients are not finite (NaN or infinite) since step {bad_step}; {last_good()}; "
+                "go on with a lower lr or more lr_warmup_steps"
             )
 
     def reduce(self) -> dict[str, float]:

@@ -35,7 +35,7 @@ from models.layout import Layout, LayoutConfig
 from models.pipeline import PipelineConfig, PipelineLayout, require_pipeline
 from models.puzzle_embedding import ShardedPuzzleEmbedding
 from utils.config import Bool, Float, Int
-from utils.dist import Axes, World
+from utils.dist import Axes, UserError, World
 
 # ---- config ----------------------------------------------------------------------------------------------
 
@@ -151,38 +151,41 @@ def parallelize(
     """Lay the model out over the ranks of `world`, whose axes are the config's. Every rank.
 
     The order matters: the table is sharded while it is on the host, tensors are split before what is split is sharded,
-    stacks are compiled as they will be called, and what watches parameters (FSDP's and DDP's hooks, then the caller's
-    optimizers) comes last, since each step before puts other ones in their place.
+    and what watches parameters (FSDP's and DDP's hooks, then the caller's optimizers) follows, since each step before
+    puts other ones in their place. Compiling comes last: DDP makes a step of its own with another number of slots.
 
     Args:
         model: on the host, with initial weights that are final and equal on all ranks, and frozen where it shall be.
         num_microbatches: in how many parts a rank takes its slots.
         compile: torch.compile the stacks of blocks.
 
-    Raises ValueError as `require_strategy` does.
+    Raises UserError as `require_strategy` does.
     """
     require_strategy(model, config, world)
     if isinstance(config, PipelineConfig):
         return PipelineLayout(model, config, world, num_microbatches=num_microbatches, compile=compile)
     tensor_degree = world.size // world.data_size
-    sharded_table = config.puzzle_table == "sharded" and world.data_size > 1
+    sharded_table = config.puzzle_table == "sharded" and world.data_size > 1 and model.puzzle_embedding is not None
     if sharded_table:
         _shard_table(model, world)  # before the device is asked to hold all of it
     model.to(world.device)
     if tensor_degree > 1:
         _split_tensors(model, world)
-    if compile:
-        model.compile_levels()
+    layout: Layout
     if isinstance(config, _ShardingConfig):
         _shard(model, config, world)
-        return FSDPLayout(model, world, num_microbatches=num_microbatches)
-    if isinstance(config, DDPConfig):
-        return DDPLayout(model, config, world, num_microbatches=num_microbatches, sharded_table=sharded_table)
-    return SplitLayout(model, world, num_microbatches=num_microbatches, lockstep=True)
+        layout = FSDPLayout(model, world, num_microbatches=num_microbatches)
+    elif isinstance(config, DDPConfig):
+        layout = DDPLayout(model, config, world, num_microbatches=num_microbatches, sharded_table=sharded_table)
+    else:
+        layout = SplitLayout(model, world, num_microbatches=num_microbatches, lockstep=True)
+    if compile:
+        model.compile_levels()
+    return layout
 
 
 def require_strategy(model: RecursiveModel, config: ParallelConfig, world: World) -> None:
-    """Raises ValueError, which says what would fit, for what a strategy can't do with this model, device or backend.
+    """Raises UserError, which says what would fit, for what a strategy can't do with this model, device or backend.
 
     Every rank, and each finds the same.
     """
@@ -192,24 +195,30 @@ def require_strategy(model: RecursiveModel, config: ParallelConfig, world: World
         _require_splittable(model, world.size // world.data_size)
     if isinstance(config, _ShardingConfig):
         if config.cpu_offload and world.device.type != "cuda":
-            raise ValueError(
+            raise UserError(
                 f"parallel.cpu_offload keeps what a CUDA device works with on its host, but the device is "
                 f"{world.device.type}; set it to false"
             )
         if config.reduce_dtype == "bfloat16" and not _can_sum(torch.bfloat16, world):
-            raise ValueError(
+            raise UserError(
                 "parallel.reduce_dtype is bfloat16, which this backend can't sum; set it to float32, or dist.backend "
                 "to another"
             )
     if isinstance(config, DDPConfig):
         if config.static_graph and (model.config.depth_curriculum or model.config.backprop_warmup_steps):
-            raise ValueError(
+            raise UserError(
                 "parallel.static_graph promises the same graph at every step, but arch.depth_curriculum and "
                 "arch.backprop_warmup_steps change it; set static_graph to false"
             )
+        if config.compression == "powersgd" and model.config.forward_dtype == "float16":
+            raise UserError(
+                "parallel.compression=powersgd keeps what it leaves out for the next step, and with "
+                "arch.forward_dtype=float16 steps have scales of their own and some are skipped; take "
+                "parallel.compression=fp16 or none, or arch.forward_dtype=bfloat16"
+            )
         if config.compression in _DTYPES and not _can_sum(_DTYPES[config.compression], world):
             able = [name for name, dtype in _DTYPES.items() if _can_sum(dtype, world)]
-            raise ValueError(
+            raise UserError(
                 f"parallel.compression is {config.compression}, which this backend can't sum; "
                 f"take one of {', '.join(['none', *able, 'powersgd'])}, or set dist.backend to another"
             )
@@ -223,7 +232,9 @@ def _can_sum(dtype: torch.dtype, world: World) -> bool:
     """Asked rather than known: it differs by backend, device and version (gloo has learnt bfloat16). Every rank."""
     try:
         world.sum_(torch.zeros(1, dtype=dtype, device=world.device))
-    except RuntimeError:
+    except RuntimeError as error:
+        if "type" not in str(error).lower():  # "Invalid scalar type" and the like; anything else is a fault
+            raise
         return False
     return True
 
@@ -232,7 +243,7 @@ def _require_splittable(model: RecursiveModel, degree: int) -> None:
     arch = model.config
     if arch.mlp != "swiglu" and degree > 1:
         why = "convolves its inner width" if arch.mlp == "conv_swiglu" else "normalises over its inner width"
-        raise ValueError(f"arch.mlp is {arch.mlp}, which {why}, and tp splits that; take arch.mlp=swiglu, or fsdp")
+        raise UserError(f"arch.mlp is {arch.mlp}, which {why}, and tp splits that; take arch.mlp=swiglu, or fsdp")
     sizes = {}
     for module in model.modules():
         if isinstance(module, Attention):
@@ -242,7 +253,7 @@ def _require_splittable(model: RecursiveModel, degree: int) -> None:
     if uneven := [f"{name} {size}" for name, size in sizes.items() if size % degree]:
         common = math.gcd(*sizes.values())
         fitting = [str(n) for n in range(1, min(common, 64) + 1) if common % n == 0]
-        raise ValueError(
+        raise UserError(
             f"parallel: {degree} ranks don't divide {' and '.join(uneven)}; take one of {', '.join(fitting)} for tp, "
             "or other sizes"
         )
@@ -380,8 +391,12 @@ class SplitLayout(Layout):
     @torch.no_grad()
     def whole_weights(self) -> dict[str, Tensor]:
         weights = {}
-        for name, tensor in self.model.state_dict().items():  # one by one: no device has room for all
-            whole = self._whole(name, tensor)
+        for name, tensor in self.model.state_dict().items():
+            if name == "puzzle_embedding.weight" and isinstance(tensor, DTensor):
+                shares = self._world.gather_to_main(tensor.to_local().cpu())  # no device has room for all of its rows
+                whole = torch.cat(shares) if shares is not None else tensor
+            else:
+                whole = self._whole(name, tensor)
             if self._world.is_main:
                 weights[name] = whole.cpu() if isinstance(tensor, DTensor) else whole
         return weights
@@ -521,10 +536,9 @@ class DDPLayout(SplitLayout):
         if state is None or not tensors:  # compression that ended, or begins here
             return
         if not torch.equal(tensors["powersgd.settings"].cpu(), self._powersgd_settings()):
-            _, bucket_cap_kb, rank = tensors["powersgd.settings"].tolist()
             raise ValueError(
-                "the checkpoint's PowerSGD state is of other buckets; resume with parallel.bucket_cap_mb="
-                f"{bucket_cap_kb / 1024:g} parallel.powersgd_rank={rank}, or with another compression"
+                "the checkpoint's PowerSGD state is of other buckets; resume with the parallel.bucket_cap_mb, "
+                "parallel.powersgd_rank and frozen weights that it was saved with, or with another compression"
             )
         state.iter = int(tensors["powersgd.step"])
         for name, by_bucket in self._powersgd_tensors(state).items():

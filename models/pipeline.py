@@ -19,11 +19,11 @@ from models.act import Batch, Carry
 from models.base import RecursiveModel, SegmentOutput, State
 from models.block import Block, Level
 from models.depth import Depth
-from models.layout import Layout, LayoutConfig, LossOf
+from models.layout import Layout, LayoutConfig, LossOf, nearest_divisors
 from models.losses import METRICS, Outputs, widest_float
 from models.transformer import Transformer, TransformerConfig
 from utils.config import Int
-from utils.dist import Axes, World
+from utils.dist import Axes, UserError, World
 
 
 class PipelineConfig(LayoutConfig):
@@ -85,15 +85,15 @@ class PipelineConfig(LayoutConfig):
             raise ValueError(
                 f"{num_slots} slots can't be split into parallel.microbatches={self.microbatches}"
                 + (f" x grad_accumulation={num_parts}" if num_parts > 1 else "")
-                + f" of equal size; take global_batch_size={-(-num_slots // num_pieces) * num_pieces}, or another "
-                "number of microbatches"
+                + f" of equal size; take global_batch_size={-(-num_slots // num_pieces) * num_pieces}, or "
+                f"microbatches of {' or '.join(map(str, nearest_divisors(num_slots // num_parts, self.microbatches)))}"
             )
 
 
 def require_pipeline(config: PipelineConfig, model: RecursiveModel, num_ranks: int) -> None:
-    """Raises ValueError for an architecture that can't be a pipeline of so many ranks."""
+    """Raises UserError for an architecture that can't be a pipeline of so many ranks."""
     if not isinstance(model.config, TransformerConfig) or model.config.recurrent:
-        raise ValueError(
+        raise UserError(
             f"parallel=pipeline needs a stack that is gone through once, but {type(model).__name__} is recurrent: its "
             "state would go round through all stages in every cycle, one at work while the others wait; take "
             "arch=transformer with arch.recurrent=false, or another strategy (ddp, fsdp, hsdp, tp, fsdp_tp)"
@@ -102,7 +102,7 @@ def require_pipeline(config: PipelineConfig, model: RecursiveModel, num_ranks: i
     if num_layers < num_stages:
         per_rank = num_stages // num_ranks
         fewer = f"at most {num_layers // per_rank} ranks" if num_layers >= per_rank else "another schedule"
-        raise ValueError(
+        raise UserError(
             f"arch.num_layers is {num_layers}, but {num_ranks} ranks with {per_rank} stages each need a block for each "
             f"of {num_stages} stages; take {num_stages} layers or more, or {fewer}"
         )

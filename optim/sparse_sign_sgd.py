@@ -36,7 +36,14 @@ def sparse_sign_sgd_(
     starts_B = torch.ones_like(ids_B, dtype=torch.bool)
     starts_B[1:] = ids_B[1:] != ids_B[:-1]
     group_B = starts_B.cumsum(0) - 1
-    signs_BE = torch.zeros_like(grad_BE).index_add_(0, group_B, grad_BE[order_B]).sign_()[group_B]
+    sums_BE = torch.zeros_like(grad_BE)
+    if sums_BE.is_cuda:
+        # Here index_add_ adds in any order, so that a sum of nearly nothing could have one sign on this rank and
+        # another on the next, whose tables would then differ for good; this sorts and adds in order.
+        sums_BE.index_put_((group_B,), grad_BE[order_B], accumulate=True)
+    else:
+        sums_BE.index_add_(0, group_B, grad_BE[order_B])
+    signs_BE = sums_BE.sign_()[group_B]
 
     if isinstance(table_PE, DTensor):
         num_rows = -(-len(table_PE) // world.data_size)  # of each share but the last, as DTensor cuts them

@@ -21,6 +21,14 @@ hypothesis_settings.register_profile("calm", deadline=None)
 hypothesis_settings.load_profile("calm")
 
 
+# Whole files go to a process each (--dist loadfile): one that takes minutes must not be the last to begin.
+LONG_FILES = ("test_parallel.py", "test_resume.py", "test_readme.py", "test_parallelize.py", "test_checkpoint.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG_FILES.index(item.path.name) if item.path.name in LONG_FILES else len(LONG_FILES))
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.build_data(tmp_path_factory.mktemp("data") / "s4")

@@ -48,7 +48,8 @@ def _torchrun(host: str, cable: str, arguments: list[str]) -> "subprocess.Popen[
     """One rank on a host; both find each other at the first one's address."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESSES['trainer-a']}:{PORT}", "--rdzv-id", "cables"]
-    launcher += ["--local-addr", ADDRESSES[host]]
+    # torchrun finds out which host serves the meeting point by its name, which is the machine's in every namespace.
+    launcher += ["--local-addr", ADDRESSES[host], "--rdzv-conf", f"is_host={int(host == 'trainer-a')}"]
     return subprocess.Popen(
         ["ip", "netns", "exec", host, *launcher, str(REPOSITORY / "pretrain.py"), *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": cable},

@@ -320,6 +320,11 @@ class Checkpointer:
         name = _read_name(self.run / "latest")
         return f"the last good checkpoint is {self.run / name}" if name else "there is no checkpoint yet"
 
+    def settled_last_good(self) -> str:
+        """The same once a save that is under way is through. Every rank."""
+        self.wait()
+        return self.last_good
+
     def save(self, snapshot: Snapshot, *, is_best: bool) -> None:
         """Begin to write a step, which `latest` (and `best`) will name when it is whole. Every rank.
 
@@ -443,9 +448,7 @@ def require_finite_weights(snapshot: Snapshot, last_good: str) -> None:
     """Raises ValueError: a checkpoint of NaN would take the place of one that is of use."""
     for name, tensor in snapshot.weights.items():
         if not tensor.isfinite().all():
-            raise ValueError(
-                f"{name} is not finite at step {snapshot.state.step}; {last_good}; resume from it with a lower lr"
-            )
+            raise ValueError(f"{name} is not finite at step {snapshot.state.step}; {last_good}; go on with a lower lr")
 
 
 def write_atomically(path: Path, text: str) -> None:

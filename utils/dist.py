@@ -1,8 +1,8 @@
 """The world: who takes part in a run, and every way in which ranks talk to one another.
 
 Each collective is a no-op in a world of one, so that callers never branch on the number of ranks. Methods marked
-"every rank" hang the run
-when one rank leaves them out. This is also the only module that reads the launcher's environment.
+"every rank" hang the run when one rank leaves them out. This is also the only module that reads the launcher's
+environment.
 """
 
 import os
@@ -45,15 +45,17 @@ class DistConfig(StrictModel):
 
     backend: Literal["auto", "nccl", "gloo", "mpi"]
     init_method: str
-    timeout_s: Float = Field(gt=0)
+    timeout_s: Float = Field(gt=0, le=10**7)
     num_threads: Int | None = Field(gt=0)
     rank_weights: list[Float]
 
     @field_validator("init_method")
     @classmethod
-    def _is_a_known_method(cls, value: str) -> str:
+    def known_init_method(cls, value: str) -> str:
         if not value.startswith(INIT_METHODS):
-            raise ValueError(f"init_method is {value!r}; give env, tcp://host:port or file:///path/on/all/machines")
+            raise ValueError(
+                f"dist.init_method is {value!r}; give env, tcp://host:port or file:///path/on/all/machines"
+            )
         return value
 
     @field_validator("rank_weights")
@@ -147,6 +149,11 @@ class World:
             backend="auto", init_method="env", timeout_s=600, num_threads=None, rank_weights=[]
         )
         with self.agree():
+            if self.size > 1 and config.init_method != (typed_init_method() or "env"):
+                raise ValueError(
+                    f"dist.init_method={config.init_method}, but ranks have to meet before any YAML is read; type it "
+                    "on the command line of every rank, or dist.init_method=env"
+                )
             device = _pick_device(name, self.local_rank)
             backend = _pick_backend(config.backend, device)
             weights = _pick_weights(config.rank_weights, self.size // (axes or Axes()).model)
@@ -197,17 +204,16 @@ class World:
         )
 
     def _own_group(self, lines: list[Tensor], backend: str, timeout: timedelta) -> dist.ProcessGroup:
-        """Of groups that part the ranks, this rank's. Every rank has to make all of them."""
-        groups = {tuple(line.tolist()): dist.new_group(line.tolist(), timeout, backend) for line in lines}
-        return next(group for ranks, group in groups.items() if self.rank in ranks)
+        """Of groups that part the ranks, this rank's. Every rank, for which the others' groups are no concern."""
+        (ranks,) = (line.tolist() for line in lines if self.rank in line)
+        return dist.new_group(ranks, timeout, backend, use_local_synchronization=True)
 
-    def new_host_group(self, timeout_s: float | None = None) -> dist.ProcessGroup | None:
+    def new_host_group(self) -> dist.ProcessGroup | None:
         """A gloo group of its own, for collectives of another thread: those of one group must come in one order on all
-        ranks. None in a world of one. Every rank.
+        ranks. It waits half an hour, torch's default: a disk may be slower than any rank. None in a world of one. Every
+        rank.
         """
-        if self.size == 1:
-            return None
-        return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s) if timeout_s else None)
+        return dist.new_group(backend="gloo") if self.size > 1 else None
 
     @property
     def is_main(self) -> bool:
@@ -376,13 +382,16 @@ def run(main: Callable[[World], None]) -> NoReturn:
         return None
 
     try:
-        world = World.launch(_typed_init_method())
+        world = World.launch(typed_init_method() or "env")
         mistake = attempt()
         if mistake is not None:
             if world.is_main:
                 print(f"error: {mistake}", file=sys.stderr, flush=True)
             world.barrier()  # torchrun ends the others once one has exited: not before the line is out
         world.close()
+    except UserError as error:  # before the ranks have met
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
     except KeyboardInterrupt:  # of programs without a graceful stop
         print("error: interrupted", file=sys.stderr, flush=True)
         os._exit(130)
@@ -395,12 +404,15 @@ def run(main: Callable[[World], None]) -> NoReturn:
     sys.exit(0 if mistake is None else 2)
 
 
-def _typed_init_method() -> str:
-    """Where to meet has to be known before rank 0 can read any YAML to the others, so that each rank takes it from its
-    own command line.
-    """
-    typed = [word.split("=", 1)[1] for word in sys.argv[1:] if word.startswith("dist.init_method=")]
-    return typed[-1].strip("'\"") if typed else "env"
+def typed_init_method() -> str | None:
+    """Where to meet, as each rank's own command line says. Raises UserError for what is no meeting point."""
+    typed = [word.split("=", 1)[1] for word in sys.argv[1:] if word.lstrip("+").startswith("dist.init_method=")]
+    if not typed:
+        return None
+    try:
+        return DistConfig.known_init_method(typed[-1].strip("'\""))
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _pick_device(name: DeviceName, local_rank: int) -> torch.device:
@@ -423,9 +435,7 @@ def _pick_device(name: DeviceName, local_rank: int) -> torch.device:
 def _pick_backend(name: str, device: torch.device) -> str:
     """What carries tensors: of the device, and on CUDA of the host as well, where offloaded weights lie."""
     if name == "mpi" and not dist.is_mpi_available():
-        raise ValueError(
-            "dist.backend=mpi, but this PyTorch was built without MPI; take gloo or nccl, or a build with it"
-        )
+        raise ValueError("dist.backend=mpi, but this PyTorch was built without MPI; take auto, or a build with it")
     if name == "nccl" and device.type != "cuda":
         raise ValueError(
             f"dist.backend=nccl moves data between CUDA devices, but this run is on {device.type}; take gloo"

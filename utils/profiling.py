@@ -248,6 +248,7 @@ class StepProfiler:
     def __init__(self, enabled: bool, run: Path, say: Callable[[str], None], device: torch.device) -> None:
         self._run, self._say, self._on_cuda = run, say, device.type == "cuda"
         self._profile: profile | None = None
+        self._written = False
         if enabled:
             if self._on_cuda:
                 torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS)
@@ -267,30 +268,36 @@ class StepProfiler:
     def close(self) -> None:
         if self._profile is not None:
             self._profile.stop()
+            if not self._written:
+                self._say(f"no trace: the run ended before step {_SKIPPED + _WARMUP + _TRACED}")
 
     def _write(self, finished: profile) -> None:
+        if finished.step_num < _SKIPPED + _WARMUP + _TRACED:  # stopped amid it
+            return
+        self._written = True
         trace = self._run / "trace.json"
         finished.export_chrome_trace(str(trace))
         # A kernel stands in the list once more, on the device, beside the operation that started it.
         operations = [each for each in finished.key_averages() if each.device_type == DeviceType.CPU]
         if self._on_cuda:
             time_ms = {each.key: each.self_device_time_total / 1e3 / _TRACED for each in operations}
+            held_mb = {each.key: each.self_device_memory_usage / 1e6 / _TRACED for each in operations}
             memory = self._run / "memory.pickle"
             torch.cuda.memory._dump_snapshot(str(memory))
             torch.cuda.memory._record_memory_history(enabled=None)
             memory_page = "https://pytorch.org/memory_viz"
         else:
             time_ms = {each.key: each.self_cpu_time_total / 1e3 / _TRACED for each in operations}
+            held_mb = {each.key: each.self_cpu_memory_usage / 1e6 / _TRACED for each in operations}
             memory = self._run / "memory.txt"
             memory_page = "a text editor"
         calls = {each.key: each.count / _TRACED for each in operations}
         where = "on the device" if self._on_cuda else "on the host"
         self._say(_largest_of(time_ms, calls, f"time {where}", "ms"))
+        table = _largest_of(held_mb, calls, "memory allocated and not freed by the operation itself", "MB")
+        self._say(table)
         if not self._on_cuda:
-            held_mb = {each.key: each.self_cpu_memory_usage / 1e6 / _TRACED for each in operations}
-            table = _largest_of(held_mb, calls, "memory allocated and not freed by the operation itself", "MB")
             memory.write_text(table + "\n")
-            self._say(table)
         self._say(
             f"{_TRACED} steps: {trace} (open it in https://ui.perfetto.dev) and {memory} (open it in {memory_page})"
         )

@@ -110,7 +110,7 @@ def read_start(config_class: type[C], config_name: str, overrides: list[str]) ->
         if not _same(run_path, checkpoint.path.parent):
             changes.setdefault("run_name", run_path.name)
     config = _with_names(validate(config_class, with_changes(stored, changes)), launch)
-    for line in differences(stored, config.model_dump()):
+    for line in differences(whole, config.model_dump()):
         if line.split(":")[0] not in _PLACE:
             notes.append(f"changed on the command line: {line}")
     return Start(config, checkpoint, notes)

@@ -118,7 +118,7 @@ def test_a_step_never_waits_for_the_device(forward_dtype: str, optim: OptimConfi
         for batch in batches[1:]:
             training.train(batch, minimum_B.to("cuda", non_blocking=True))
     torch.cuda.synchronize()
-    training.sums.require_finite("")
+    training.sums.require_finite(str)
 
 
 def test_the_guard_sees_a_wait() -> None:

@@ -202,7 +202,7 @@ def test_weights_must_be_finite(tmp_path: Path) -> None:
     for messages in run_ranks(_saves_what_is_not_finite, 2, tmp_path):
         for message in messages:
             assert message.startswith("w is not finite at step 9; the last good checkpoint is ")
-            assert message.endswith("step_00000008; resume from it with a lower lr")
+            assert message.endswith("step_00000008; go on with a lower lr")
     assert [folder.name[-1] for folder in step_folders(tmp_path)] == ["8"]
 
 

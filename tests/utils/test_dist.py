@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.spawn import free_port, run_ranks
-from utils.dist import Axes, DistConfig, Launch, UserError, World, shares
+from utils.dist import Axes, DistConfig, Launch, UserError, World, shares, typed_init_method
 
 SIZES = [1, 2, 4]
 
@@ -117,7 +117,7 @@ def _backends(world: World) -> list[str]:
 def test_backends_and_weights_that_cannot_be() -> None:
     nccl, mpi, weights = run_ranks(_backends, 2)[0]
     assert nccl == "dist.backend=nccl moves data between CUDA devices, but this run is on cpu; take gloo"
-    assert mpi.startswith("dist.backend=mpi, but this PyTorch was built without MPI; take gloo or nccl")
+    assert mpi.startswith("dist.backend=mpi, but this PyTorch was built without MPI; take auto")
     assert weights == (
         "dist.rank_weights has 3 weights, but 2 ranks hold slots of their own; give one for each of these"
     )
@@ -155,14 +155,40 @@ def test_ranks_meet_where_they_are_told(kind: str, tmp_path: Path) -> None:
     assert [process.exitcode for process in processes] == [0, 0]
 
 
-def test_threads() -> None:
+def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as asked for; else OMP_NUM_THREADS has the say, and without it the ranks of a machine share its cores."""
     before = torch.get_num_threads()
     try:
-        World.single().use_device("cpu", _config(num_threads=1))
-        assert torch.get_num_threads() == 1
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        World.single().use_device("cpu", _config(num_threads=3))
+        assert torch.get_num_threads() == 3
+        torch.set_num_threads(4)
+        World.single().use_device("cpu", _config())
+        assert torch.get_num_threads() == 4, "as PyTorch has understood OMP_NUM_THREADS"
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        World.single().use_device("cpu", _config())
+        assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def _elsewhere(world: World) -> str:
+    with pytest.raises(UserError) as caught:
+        world.use_device("cpu", _config(init_method="tcp://10.0.0.1:1"))
+    return str(caught.value)
+
+
+def test_a_meeting_point_in_yaml_is_refused() -> None:
+    """Where it could do nothing."""
+    assert "type it on the command line of every rank" in run_ranks(_elsewhere, 2)[0]
+
+
+@pytest.mark.parametrize("typed", ["dist.init_method=foo", "++dist.init_method=foo"])
+def test_what_is_no_meeting_point_is_refused_before_anybody_waits(typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["pretrain.py", typed])
+    with pytest.raises(UserError, match=r"dist\.init_method is 'foo'; give env, tcp://host:port or file:///path"):
+        typed_init_method()
 
 
 def _agreement(world: World) -> list[str]:

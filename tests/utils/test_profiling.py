@@ -297,3 +297,4 @@ def test_a_run_that_ends_before_the_trace_is_whole(tmp_path: Path) -> None:
         _work()
         profiler.step()
     profiler.close()
+    assert said == ["no trace: the run ended before step 6"]
