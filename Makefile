@@ -17,7 +17,7 @@ demo: .venv/.demo
 	$(VENV)/python evaluate.py checkpoint=$$run
 
 test: .venv/.dev
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow" -n logical --dist loadfile
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow" -n logical --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/.dev
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m slow

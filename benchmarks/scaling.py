@@ -7,7 +7,8 @@ python -m benchmarks.scaling --threads-against-processes [--batch 16] [--steps 2
 Each line is a run of pretrain.py under torchrun, its first steps left out. weak: every further rank brings --batch
 slots of its own; strong: --batch slots are shared out. Bytes are those of the loopback interface, over which nothing
 else may talk meanwhile: on Linux, `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.scaling'` makes sure.
-On CUDA, where the ranks of a machine don't use it, they are theory alone.
+On CUDA, where the ranks of a machine don't use it, they are theory alone. Theory knows the strategies as their YAML
+has them: not compression, narrower dtypes, fewer gatherings or a sharded puzzle table.
 """
 # B = slots of the global batch
 

@@ -48,7 +48,7 @@ class DepthConfig(StrictModel):
     @field_validator("activation_checkpointing", mode="before")
     @classmethod
     def _what_was_a_switch(cls, value: object) -> object:
-        """Stored configs of older runs say true or false."""
+        """It was a switch at first: config.yaml of a run from then, and fingers, say true or false."""
         return {False: "none", True: "cycle"}[value] if isinstance(value, bool) else value
 
     @field_validator("depth_curriculum")

@@ -110,9 +110,7 @@ def read_start(config_class: type[C], config_name: str, overrides: list[str]) ->
         if not _same(run_path, checkpoint.path.parent):
             changes.setdefault("run_name", run_path.name)
     config = _with_names(validate(config_class, with_changes(stored, changes)), launch)
-    for line in differences(whole, config.model_dump()):
-        if line.split(":")[0] not in _PLACE:
-            notes.append(f"changed on the command line: {line}")
+    notes += [f"changed on the command line: {line}" for line in _changes(whole, config.model_dump(), config_name)]
     return Start(config, checkpoint, notes)
 
 
@@ -155,6 +153,17 @@ def _merged(stored: Container, config_name: str, overrides: list[str]) -> tuple[
         group: asked[group] for group, name in names.items() if name and changes.get(f"{group}.name", name) != name
     }
     return stored | others, changes
+
+
+def _changes(stored: Container, now: Container, config_name: str) -> list[str]:
+    """What a resumed run does otherwise, a line each; the choice of another strategy is one, whatever it brings."""
+    names = [
+        (group, _name_in(stored.get(group), group), _name_in(now.get(group), group))
+        for group, _ in default_groups(config_name)
+    ]
+    chosen = {group: f"{group}: {before} -> {after}" for group, before, after in names if before != after}
+    lines = [line for line in differences(stored, now) if line.split(":")[0] not in _PLACE]
+    return [*chosen.values(), *(line for line in lines if line.split(".")[0] not in chosen)]
 
 
 def _name_in(options: Any, group: str) -> str | None:

@@ -24,7 +24,7 @@ from models.parallelize import ParallelConfig, _shard_table, parallelize
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_model
 from tests.spawn import run_ranks
-from utils.dist import Axes, DistConfig, World
+from utils.dist import Axes, DistConfig, UserError, World
 
 CONFIGS = Path(__file__).resolve().parents[2] / "config" / "parallel"
 BATCH, NUM_STEPS, LR, TABLE_LR = 8, 3, 0.05, 0.01
@@ -275,7 +275,7 @@ def _check_compression(world: World) -> None:
     assert all(torch.equal(found[2], other) for other in its_world.gather_objects(found[2]))
 
     fresh, _ = _layout(world, "ddp", **{**options, "powersgd_rank": 1})
-    with pytest.raises(ValueError, match=r"parallel.powersgd_rank=2, or with another compression"):
+    with pytest.raises(ValueError, match=r"powersgd_rank and frozen weights that it was saved with, or with another"):
         fresh.load_compression_state(layout.compression_state())
     plain, _ = _layout(world, "ddp")
     plain.load_compression_state(layout.compression_state())  # compression has ended
@@ -486,3 +486,9 @@ def test_microbatches_have_to_divide_the_slots() -> None:
     with pytest.raises(ValueError, match=r"grad_accumulation=3 doesn't divide the 8 slots of a rank; give 1 or 2 or 4"):
         config.require_parts(8, 3)
     config.require_parts(8, 4)
+
+
+def test_powersgd_is_refused_with_a_loss_that_is_scaled() -> None:
+    """Its memory of what it left out would be in units of another scale, and an overflow would stay in it for ever."""
+    with pytest.raises(UserError, match=r"take parallel.compression=fp16 or none, or arch.forward_dtype=bfloat16"):
+        _layout(World.single(), "ddp", compression="powersgd", forward_dtype="float16")
