@@ -120,7 +120,7 @@ class Running:
             if self.processes[rank].is_alive():
                 os.kill(self.processes[rank].pid, number)
 
-    def wait(self, timeout_s: float = 60) -> Finished:
+    def wait(self, timeout_s: float = 180) -> Finished:
         """The first status that isn't 0 counts, as it does for torchrun; a killed rank says more than its peers."""
         until = time.monotonic() + timeout_s
         for process in self.processes:
@@ -203,7 +203,7 @@ class Torchrun:
     def workers(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def wait(self, timeout_s: float = 60) -> Finished:
+    def wait(self, timeout_s: float = 180) -> Finished:
         try:
             status = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
@@ -218,7 +218,7 @@ class Torchrun:
         self.process.wait()
 
 
-def until(condition: Callable[[], bool], running: Running | Torchrun, *, timeout_s: float = 60) -> None:
+def until(condition: Callable[[], bool], running: Running | Torchrun, *, timeout_s: float = 180) -> None:
     """Wait for something that a run does."""
     end = time.monotonic() + timeout_s
     while not condition():

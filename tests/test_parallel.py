@@ -28,7 +28,7 @@ COMMON: dict[str, object] = {
     "eval_every_n_steps": LAST_STEP,
     "eval_batch_size": 9,  # 20 examples: at last some rank is left without one, and has to compute along
     "eval_save_outputs": "[predictions_at_step]",
-    "checkpoint_every_n_steps": LAST_STEP // 2,
+    "checkpoint_every_n_steps": None,  # at the end only
     "grad_clip": 1.0,
     "ema": "true",
     "ema_rate": 0.8,
@@ -48,46 +48,40 @@ ARCHS: dict[str, dict[str, object]] = {
         **{"arch.H_cycles": 1, "arch.L_cycles": 1, "arch.H_layers": "", "arch.L_layers": ""},
     },
 }
-# By the least number of ranks that they need.
-STRATEGIES: dict[str, tuple[int, dict[str, object]]] = {
-    "ddp": (1, {}),
-    "ddp_accumulating": (1, {"grad_accumulation": 2, "arch.activation_checkpointing": "block"}),
-    "ddp_sharded_table": (2, {"parallel.puzzle_table": "sharded", "parallel.gradient_as_bucket_view": "true"}),
-    "ddp_unequal": (2, {"dist.rank_weights": "WEIGHTS"}),
-    "fsdp": (1, {"parallel": "fsdp"}),
+# With the numbers of ranks to try them on: a strategy on all that it fits, what is set beside one on a single number.
+STRATEGIES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
+    "ddp": ((1, 2, 4), {}),
+    "ddp_accumulating": ((2,), {"grad_accumulation": 2, "arch.activation_checkpointing": "block"}),
+    "ddp_sharded_table": ((2,), {"parallel.puzzle_table": "sharded", "parallel.gradient_as_bucket_view": "true"}),
+    "ddp_unequal": ((4,), {"dist.rank_weights": "[1,3,2,2]"}),
+    "fsdp": ((1, 2, 4), {"parallel": "fsdp"}),
     "fsdp_accumulating": (
-        2,
+        (2,),
         {
             **{"parallel": "fsdp", "grad_accumulation": 2, "arch.activation_checkpointing": "cycle"},
             **{"parallel.reshard_after_forward": "false", "parallel.puzzle_table": "sharded"},
         },
     ),
-    "hsdp": (4, {"parallel": "hsdp", "parallel.replicate": 2}),
-    "tp": (1, {"parallel": "tp"}),
-    "fsdp_tp": (4, {"parallel": "fsdp_tp", "parallel.tensor": 2, "parallel.puzzle_table": "sharded"}),
-    "pipeline_gpipe": (2, {"parallel": "pipeline", "parallel.schedule": "gpipe"}),
-    "pipeline_1f1b": (2, {"parallel": "pipeline", "parallel.schedule": "1f1b"}),
-    "pipeline_interleaved": (
-        2,
-        {"parallel": "pipeline", "parallel.schedule": "interleaved", "parallel.stages_per_rank": "PER_RANK"},
-    ),
+    "hsdp": ((4,), {"parallel": "hsdp", "parallel.replicate": 2}),
+    "tp": ((1, 2, 4), {"parallel": "tp"}),
+    "fsdp_tp": ((4,), {"parallel": "fsdp_tp", "parallel.tensor": 2, "parallel.puzzle_table": "sharded"}),
+    "pipeline_gpipe": ((2,), {"parallel": "pipeline", "parallel.schedule": "gpipe"}),
+    "pipeline_1f1b": ((2, 4), {"parallel": "pipeline", "parallel.schedule": "1f1b"}),
+    "pipeline_interleaved": ((2,), {"parallel": "pipeline", "parallel.schedule": "interleaved"}),
 }
 PLAIN = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp")
 # These are done again from the middle on, which must end in the same bits.
 RESUMED = {
     2: ("ddp_sharded_table-hrm", "fsdp_accumulating-hrm", "tp-trm", "pipeline_interleaved-transformer"),
-    4: ("hsdp-trm", "fsdp_tp-hrm"),
+    4: ("fsdp_tp-hrm",),
 }
-WEIGHTS = {2: "[1,3]", 4: "[1,3,2,2]"}
 
 
 def _cases(num_ranks: int) -> list[tuple[str, str, dict[str, object]]]:
     """Strategy, architecture and changes of every run that so many ranks can do."""
     found = []
-    for strategy, (least, changes) in STRATEGIES.items():
-        named = {"WEIGHTS": WEIGHTS.get(num_ranks), "PER_RANK": {2: 2, 4: 1}.get(num_ranks)}
-        changes = {key: named.get(value, value) if isinstance(value, str) else value for key, value in changes.items()}
-        if num_ranks < least or (strategy == "pipeline_interleaved" and num_ranks == 4):  # 8 stages, 4 layers
+    for strategy, (numbers_of_ranks, changes) in STRATEGIES.items():
+        if num_ranks not in numbers_of_ranks:
             continue
         # What is set beside a strategy doesn't ask for the recursion, so that one architecture will do.
         archs = ["transformer"] if strategy.startswith("pipeline") else ["hrm", "trm"] if strategy in PLAIN else ["hrm"]
@@ -157,10 +151,13 @@ def test_every_strategy_gives_the_curve_of_one_process(
     cases = [(f"{strategy}-{arch}", arch, changes) for strategy, arch, changes in _cases(num_ranks)]
     commands = []
     for name, arch, changes in cases:
+        if name not in RESUMED.get(num_ranks, ()):
+            commands.append((name, _arguments(data, tmp_path / name, arch, changes)))
+            continue
+        changes = changes | {"checkpoint_every_n_steps": LAST_STEP // 2}
         commands.append((name, _arguments(data, tmp_path / name, arch, changes)))
-        if name in RESUMED.get(num_ranks, ()):
-            half = {"resume": tmp_path / name / f"step_{LAST_STEP // 2:08d}"}
-            commands.append((f"{name}, resumed", _arguments(data, tmp_path / f"{name}-resumed", arch, changes | half)))
+        half = {"resume": tmp_path / name / f"step_{LAST_STEP // 2:08d}"}
+        commands.append((f"{name}, resumed", _arguments(data, tmp_path / f"{name}-resumed", arch, changes | half)))
     failures: dict[str, Any] = run_ranks(_train_all, num_ranks, commands, timeout_s=600)[0]
     worst = 0.0
     for name, arch, _ in cases:

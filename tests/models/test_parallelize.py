@@ -202,7 +202,11 @@ def _check_all(world: World, cases: list[tuple[str, str, int, dict[str, Any]]]) 
     return wrong
 
 
-@pytest.mark.parametrize(("num_ranks", "cases"), [(1, CASES), (2, [*CASES, *MORE_CASES]), (4, CASES)])
+# On 4 ranks tests/test_parallel.py trains the whole program.
+@pytest.mark.parametrize(
+    ("num_ranks", "cases"),
+    [(1, CASES), (2, [*CASES, *MORE_CASES]), pytest.param(4, CASES, marks=pytest.mark.slow)],
+)
 def test_every_strategy_has_the_gradients_of_one_process(
     num_ranks: int, cases: list[tuple[str, str, int, dict[str, Any]]]
 ) -> None:

@@ -256,7 +256,8 @@ def trained() -> Trained:
     return _train_plainly()
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+# On 4 ranks tests/test_parallel.py trains the whole program.
+@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_pipeline_is_one_process(num_ranks: int, trained: Trained) -> None:
     run_ranks(_check_rank, num_ranks, trained)
 

@@ -377,7 +377,7 @@ def _check_rank(world: World) -> None:
                 assert (ours[key] - expected).norm() < 1e-5 * way, f"{layout}, {name}: {key}"
 
 
-@pytest.mark.parametrize("num_ranks", LAYOUTS)
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_parameters_in_parts_get_the_same_update(num_ranks: int) -> None:
     run_ranks(_check_rank, num_ranks)
 
