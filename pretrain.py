@@ -25,7 +25,7 @@ from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
 from dataset.schema import Split, check_contents, open_datasets
 from models import ArchConfig, build_arch
-from models.act import Carry, draw_min_halt_steps, initial_carry
+from models.act import Carry, draw_min_halt_steps, empty_batch, initial_carry
 from models.base import RecursiveModel
 from models.depth import Depth
 from models.inference import Finished, Slots, idle_segment
@@ -364,10 +364,7 @@ def init_weights_from(source: str, model: RecursiveModel, puzzle_table: PuzzleTa
 def fresh_carry(model: RecursiveModel, config: PretrainConfig, data: Data, world: World) -> Carry:
     """Slots that have all halted, so that the first batch fills them."""
     slots = world.slice_of(config.global_batch_size)
-    num_slots, seq_len = slots.stop - slots.start, data.train.metadata.seq_len
-    shapes = {"inputs": (num_slots, seq_len), "labels": (num_slots, seq_len), "puzzle_identifiers": (num_slots,)}
-    nothing = {name: torch.zeros(shape, dtype=torch.int32, device=world.device) for name, shape in shapes.items()}
-    return initial_carry(model, nothing)
+    return initial_carry(model, empty_batch(slots.stop - slots.start, data.train.metadata.seq_len, world.device))
 
 
 def live_tensors(state: TrainState) -> dict[str, tuple[str, Tensor]]:

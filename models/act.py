@@ -50,6 +50,12 @@ class Carry:
         return cls(group("state."), tensors["steps"], tensors["halted"], group("current."))
 
 
+def empty_batch(num_slots: int, seq_len: int, device: torch.device) -> Batch:
+    """Puzzles of nothing but zeros."""
+    shapes = {"inputs": (num_slots, seq_len), "labels": (num_slots, seq_len), "puzzle_identifiers": (num_slots,)}
+    return {name: torch.zeros(shape, dtype=torch.int32, device=device) for name, shape in shapes.items()}
+
+
 def initial_carry(model: RecursiveModel, batch: Batch) -> Carry:
     """A carry in which every slot has halted, so that the first segment takes the whole batch."""
     ids_B = batch["puzzle_identifiers"]

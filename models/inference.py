@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.act import Batch, Carry, initial_carry, segment, wants_to_halt
+from models.act import Batch, Carry, empty_batch, initial_carry, segment, wants_to_halt
 from models.base import RecursiveModel
 from models.losses import Outputs
 
@@ -199,8 +199,7 @@ class Slots:
 
 def idle_segment(model: RecursiveModel, seq_len: int, device: torch.device) -> None:
     """A segment of an empty puzzle: for the sake of other ranks, whose segments are collectives."""
-    shapes = {"inputs": (1, seq_len), "labels": (1, seq_len), "puzzle_identifiers": (1,)}
-    batch = {name: torch.zeros(shape, dtype=torch.int32, device=device) for name, shape in shapes.items()}
+    batch = empty_batch(1, seq_len, device)
     segment(model, initial_carry(model, batch), batch, training=False)
 
 

@@ -35,7 +35,7 @@ from models.layout import Layout, LayoutConfig
 from models.pipeline import PipelineConfig, PipelineLayout, require_pipeline
 from models.puzzle_embedding import ShardedPuzzleEmbedding
 from utils.config import Bool, Float, Int
-from utils.dist import Axes, UserError, World
+from utils.dist import Axes, UserError, World, local_part
 
 # ---- config ----------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ def parallelize(
     require_strategy(model, config, world)
     if isinstance(config, PipelineConfig):
         return PipelineLayout(model, config, world, num_microbatches=num_microbatches, compile=compile)
-    tensor_degree = world.size // world.data_size
+    tensor_degree = world.num_copies
     sharded_table = config.puzzle_table == "sharded" and world.data_size > 1 and model.puzzle_embedding is not None
     if sharded_table:
         _shard_table(model, world)  # before the device is asked to hold all of it
@@ -192,7 +192,7 @@ def require_strategy(model: RecursiveModel, config: ParallelConfig, world: World
     if isinstance(config, PipelineConfig):
         require_pipeline(config, model, world.size)
     if isinstance(config, TPConfig | FSDPTPConfig):
-        _require_splittable(model, world.size // world.data_size)
+        _require_splittable(model, world.num_copies)
     if isinstance(config, _ShardingConfig):
         if config.cpu_offload and world.device.type != "cuda":
             raise UserError(
@@ -352,24 +352,20 @@ def _own_part(whole: Tensor, mesh: DeviceMesh, placements: tuple[Any, ...]) -> T
     return whole
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 class SplitLayout(Layout):
     """Tensors of which each rank may hold a part: DTensors, on any mesh, beside plain ones, equal on all ranks."""
 
     def __init__(self, model: RecursiveModel, world: World, *, num_microbatches: int, lockstep: bool) -> None:
         super().__init__(model, world, num_microbatches=num_microbatches)
         self.lockstep = lockstep
-        self._tensor_degree = world.size // world.data_size
+        self._tensor_degree = world.num_copies
 
     def grad_norm(self) -> Tensor:
         by_place: dict[Any, list[Tensor]] = {}
         for parameter in self._trained:
             if (grad := parameter.grad) is not None:
                 place = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
-                by_place.setdefault(place, []).append(_local(grad))
+                by_place.setdefault(place, []).append(local_part(grad))
         total = torch.zeros((), device=self._world.device)
         for place, grads in by_place.items():  # in the order of parameters, the same on all ranks
             square = torch.nn.utils.get_total_norm(grads).to(self._world.device).square()
@@ -383,7 +379,7 @@ class SplitLayout(Layout):
 
     @torch.no_grad()
     def clip_(self, largest: float, norm: Tensor) -> None:
-        grads = [_local(parameter.grad) for parameter in self._trained if parameter.grad is not None]
+        grads = [local_part(parameter.grad) for parameter in self._trained if parameter.grad is not None]
         if grads:
             share = (largest / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grads_with_norm_ has it
             torch._foreach_mul_(grads, share.to(grads[0].device))

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from utils.dist import local_part
 
 
 class EMA:
@@ -36,7 +37,7 @@ class EMA:
         the last weights. The host doesn't wait for the device.
         """
         assert not self._is_swapped, "the live tensors hold the average"
-        shadows, lives = ([_local(tensor) for tensor in side.values()] for side in (self._shadow, self._live))
+        shadows, lives = ([local_part(tensor) for tensor in side.values()] for side in (self._shadow, self._live))
         # Of what doesn't change (frozen weights, rows that no batch names) the average is the value, to the last bit.
         torch._foreach_lerp_(shadows, lives, 1 - rate)
 
@@ -57,7 +58,7 @@ class EMA:
     @torch.no_grad()
     def _exchange(self) -> None:
         for name, live in self._live.items():  # one by one, so that memory for one tensor is enough
-            own, shadow = _local(live), _local(self._shadow[name])
+            own, shadow = local_part(live), local_part(self._shadow[name])
             aside = own.clone()
             own.copy_(shadow)
             shadow.copy_(aside)
@@ -81,8 +82,3 @@ def require_same_average(saved: Mapping[str, tuple[int, ...]], own: Mapping[str,
                 f"the checkpoint's average of {name} is {there}, here it is {here}; resume with the model and the "
                 "ema setting that it was saved with"
             )
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's part, of which a DTensor's `to_local` gives the storage itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

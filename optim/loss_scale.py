@@ -4,9 +4,8 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from utils.dist import World
+from utils.dist import World, local_part
 
 _START, _SMALLEST = 2.0**16, 1.0
 _STEPS_TO_GROW = 2000
@@ -34,7 +33,7 @@ class LossScale:
     @torch.no_grad()
     def unscale_(self, gradients: Iterable[Tensor]) -> None:
         """Divide, in place and once the sums over ranks are made; of a DTensor its local part."""
-        parts = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+        parts = [local_part(gradient) for gradient in gradients]
         if parts:
             torch._foreach_mul_(parts, 1 / self._scale.item())
 

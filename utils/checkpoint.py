@@ -39,7 +39,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
-from utils.dist import UserError, World
+from utils.dist import UserError, World, local_part
 
 Tensors = dict[str, Tensor]
 
@@ -369,7 +369,7 @@ class Checkpointer:
                 place = torch.empty_like(
                     tensor, device="cpu", pin_memory=on_cuda, memory_format=torch.contiguous_format, requires_grad=False
                 )
-            _local(place).copy_(_local(tensor), non_blocking=on_cuda)
+            local_part(place).copy_(local_part(tensor), non_blocking=on_cuda)
             staged[name] = place
         return staged
 
@@ -496,10 +496,9 @@ def _named(snapshot: Snapshot, world: World) -> Tensors:
 
     Where several ranks hold the same tensor, they take turns, so that each of them copies and writes its part only.
     """
-    num_parts = world.size // world.data_size  # ranks with the same slots, which are neighbours
     plain = sorted(name for name, tensor in snapshot.shared.items() if not isinstance(tensor, DTensor))
     others = {name for index, name in enumerate(plain) if index % world.data_size != world.data_rank}
-    rows = sorted(snapshot.by_slot)[world.rank % num_parts :: num_parts]
+    rows = sorted(snapshot.by_slot)[world.rank % world.num_copies :: world.num_copies]
     slots = f"slots.{snapshot.slots.start:06d}_{snapshot.slots.stop:06d}"
     own = _of_rank(world.rank, world.size)
     return {
@@ -512,10 +511,6 @@ def _named(snapshot: Snapshot, world: World) -> Tensors:
 
 def _of_rank(rank: int, num_ranks: int) -> str:
     return f"rank_{rank:04d}_of_{num_ranks:04d}"
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _kind(tensor: Tensor) -> tuple[object, ...]:

@@ -24,6 +24,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.tensor import DTensor
 
 from utils.config import Float, Int, StrictModel
 
@@ -220,9 +221,14 @@ class World:
         return self.rank == 0
 
     @property
+    def num_copies(self) -> int:
+        """How many ranks, which are neighbours, hold the same slots: parts of a tensor or stages of a pipeline."""
+        return self.size // self.data_size
+
+    @property
     def has_first_copy(self) -> bool:
         """Of the ranks that hold the same slots, one: the one to write what all of them know."""
-        return self.rank % (self.size // self.data_size) == 0
+        return self.rank % self.num_copies == 0
 
     def slice_of(self, num_slots: int) -> slice:
         """This rank's contiguous share of `num_slots`, in proportion to its weight; rank order is slot order.
@@ -341,6 +347,11 @@ class World:
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part, of which a DTensor's `to_local` gives the storage itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @lru_cache(maxsize=64)  # asked for the same few numbers at every step
