@@ -230,7 +230,7 @@ def _in_one_line(error: Exception, config_name: str) -> str:
         r"Could not override '([^']+)'|is not in struct\s+full_key: (\S+)|Could not delete from config. '([^']+)'", text
     ):
         key = next(filter(None, unknown.groups()))
-        known = _known_keys(config_name)
+        known = [*(group for group, _ in default_groups(config_name)), *_known_keys(config_name)]
         close = difflib.get_close_matches(key, known, n=3) or [name for name in known if name.endswith("." + key)]
         return f"unknown key {key!r}; " + (f"did you mean {' or '.join(close)}?" if close else "--help lists the keys")
     if choice := re.search(

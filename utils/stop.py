@@ -3,6 +3,8 @@
 import signal
 from types import FrameType
 
+from utils.dist import UserError
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -10,7 +12,8 @@ class StopSignal:
     """Notes SIGTERM, SIGINT and SIGUSR1 while it is entered.
 
     A launcher may send one twice, or the terminal and torchrun one each, so a second one changes nothing, not even
-    between the loop and the end of the process.
+    between the loop and the end of the process. Nor does one that comes after a fault: a launcher that saw another rank
+    die sends SIGTERM to all the others, and would cut short what they have to say of it.
     """
 
     def __init__(self) -> None:
@@ -20,9 +23,11 @@ class StopSignal:
         self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _where: object) -> None:
+        if self.requested() or (error is not None and not isinstance(error, UserError)):
+            return  # the process is leaving
         for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_IGN if self.requested() else handler)
+            signal.signal(number, handler)
 
     def requested(self) -> bool:
         return self.name is not None

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from utils.dist import UserError
 from utils.stop import StopSignal
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
@@ -32,4 +33,17 @@ def test_handlers_are_put_back_where_nobody_asked() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
     with StopSignal():
         assert [signal.getsignal(number) for number in SIGNALS] != before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_signal_after_a_fault_does_not_cut_its_report_short() -> None:
+    with pytest.raises(RuntimeError), StopSignal():
+        raise RuntimeError("a peer died")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_handlers_are_put_back_after_a_mistake() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with pytest.raises(UserError), StopSignal():
+        raise UserError("lr is -1")
     assert [signal.getsignal(number) for number in SIGNALS] == before
