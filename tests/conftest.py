@@ -1,9 +1,8 @@
 """Fixtures that many tests share: one small dataset, and the runs that nobody disturbs."""
 
 import os
+import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,9 +38,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quiet(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of one rank, made by the command that a user types."""
     run = tmp_path_factory.mktemp("quiet") / "run"
-    command = [sys.executable, str(runs.REPOSITORY / "pretrain.py"), *runs.settings(data, run)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    command = ["python", str(runs.REPOSITORY / "pretrain.py"), *runs.settings(data, run)]
+    done = runs.command(shlex.join(command), run.parent)
+    assert done.status == 0, done.stderr
     return run
 
 

@@ -6,14 +6,18 @@ As a script (`torchrun -m tests.runs HOOK overrides...`) it is pretrain.py with 
 """
 
 import functools
+import itertools
 import json
 import multiprocessing as mp
 import os
 import resource
+import runpy
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -140,10 +144,7 @@ def start(
     processes = []
     for rank in range(ranks):
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = {name: str(value) for name, value in names.items()}
-        process = _CONTEXT.Process(target=_child, args=(program, arguments, str(log), environment, hook), daemon=True)
-        process.start()
-        processes.append(process)
+        processes.append(fork(_child, program, arguments, str(log), _as_text(names), hook))
     return Running(processes, log)
 
 
@@ -162,10 +163,7 @@ def train(
 
 
 def _child(program: str, arguments: list[str], log: str, environment: dict[str, str], hook: Hook | None) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+    _redirect(log, log)
     torch.set_num_threads(1)
     os.environ.update(environment)
     sys.argv = [f"{program}.py", *arguments]
@@ -173,6 +171,71 @@ def _child(program: str, arguments: list[str], log: str, environment: dict[str, 
     if hook is not None:
         hook(int(environment["RANK"]))
     module.run(module.main)
+
+
+@dataclass
+class Ended:
+    """How a command ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def command(line: str, cwd: Path, timeout_s: float = 180) -> Ended:
+    """What a command line does that begins with `python`, or with `torchrun --nproc-per-node N` and then does so on N
+    ranks, in processes that need not import PyTorch any more.
+    """
+    words = shlex.split(line)
+    environment = dict(word.split("=", 1) for word in itertools.takewhile(lambda word: "=" in word, words))
+    launcher, *words = words[len(environment) :]
+    ranks: list[dict[str, object]] = [{}]
+    if launcher == "torchrun":
+        option, number, *words = words
+        assert option == "--nproc-per-node", f"{line}: another option of torchrun"
+        together = {"WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": spawn.free_port()}
+        ranks = [{"RANK": rank, "LOCAL_RANK": rank, **together} for rank in range(int(number))]
+    else:
+        assert launcher == "python", f"{line}: not a program of ours"
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("stdout", "stderr")]
+        processes = [
+            fork(_script, words, str(cwd), [str(file) for file in files], environment | _as_text(names))
+            for names in ranks
+        ]
+        statuses = _statuses(processes, timeout_s)
+        return Ended(max(statuses, key=abs), *(file.read_text() for file in files))
+
+
+def _as_text(environment: dict[str, object]) -> dict[str, str]:
+    return {name: str(value) for name, value in environment.items()}
+
+
+def _statuses(processes: list[Any], timeout_s: float) -> list[int]:
+    end = time.monotonic() + timeout_s
+    for process in processes:
+        process.join(max(0.0, end - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return [process.exitcode for process in processes]
+
+
+def _script(words: list[str], cwd: str, streams: list[str], environment: dict[str, str]) -> None:
+    _redirect(*streams)
+    torch.set_num_threads(1)
+    os.environ.update(environment)
+    os.chdir(cwd)
+    if words[0] == "-m":  # by its file: the packages that are imported already are not those of another folder
+        words = [words[1].replace(".", "/") + ".py", *words[2:]]
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def _redirect(stdout: str, stderr: str) -> None:
+    for number, path in enumerate((stdout, stderr), start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
 
 
 class Torchrun:

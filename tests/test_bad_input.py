@@ -1,12 +1,10 @@
 """A user's mistake is one line that says what is wrong, with the value, and what to do; nothing is left behind."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,97 +33,62 @@ SINGLE = World.single()
 # ---- as the user meets it: real processes --------------------------------------------------------------------
 
 
-@dataclass
-class Ended:
-    status: int
-    stdout: str
-    stderr: str
-    folder: Path
-
-
-COMMANDS: dict[str, tuple[list[str], str]] = {
-    "unknown key": (["pretrain.py", "data_path={data}", "epoch=3"], "error: unknown key 'epoch'; did you mean epochs"),
+# Arguments of a program and how its line begins.
+MISTAKES = {
+    "unknown key": ("pretrain.py data_path={data} epoch=3", "error: unknown key 'epoch'; did you mean epochs"),
     "missing dataset": (
-        ["pretrain.py", "data_path=data/nowhere"],
+        "pretrain.py data_path=data/nowhere",
         "error: no dataset at data/nowhere: there is no folder data/nowhere; build it (python dataset/build_",
     ),
     "no CUDA": (
-        ["pretrain.py", "data_path={data}", "device=cuda"],
+        "pretrain.py data_path={data} device=cuda",
         "error: device=cuda, but PyTorch finds no CUDA device here; use device=cpu or device=auto",
     ),
     "unwritable": (
-        ["pretrain.py", "debug=tiny", "device=cpu", "data_path={data}", "checkpoint_path=a_file/run"],
+        "pretrain.py debug=tiny device=cpu data_path={data} checkpoint_path=a_file/run",
         "error: can't write to a_file/run: Not a directory; ",
     ),
     "no checkpoint": (
-        ["evaluate.py", "checkpoint=checkpoints/nowhere"],
+        "evaluate.py checkpoint=checkpoints/nowhere",
         "error: there is no checkpoint at checkpoints/nowhere; give the folder of a run or of one of its steps",
     ),
     "weights of no architecture": (
-        ["evaluate.py", "checkpoint=a_file", "data_path={data}"],
+        "evaluate.py checkpoint=a_file data_path={data}",
         "error: a_file is a file of weights, which says neither its architecture nor its data; give arch=... (with the",
-    ),
-    "two ranks": (
-        ["-m", "torch.distributed.run", "--nproc-per-node=2", "pretrain.py", "data_path=data/nowhere", "device=cpu"],
-        "error: no dataset at data/nowhere: ",
     ),
 }
 
 
-@pytest.fixture(scope="module")
-def ended(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ended]]:
-    """All commands at once, each in a folder of its own: most of their time goes into importing PyTorch."""
-    processes = {}
-    for case, (command, _) in COMMANDS.items():
-        folder = tmp_path_factory.mktemp("bad")
-        (folder / "a_file").write_text("")
-        arguments = [
-            str(runs.REPOSITORY / part) if part.endswith(".py") else part.format(data=data) for part in command
-        ]
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-        processes[case] = (
-            folder,
-            subprocess.Popen(
-                [sys.executable, *arguments],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            ),
-        )
-    results = {}
-    try:
-        for case, (folder, process) in processes.items():
-            stdout, stderr = process.communicate(timeout=240)
-            results[case] = Ended(process.returncode, stdout, stderr, folder)
-        yield results
-    finally:
-        for _, process in processes.values():
-            process.kill()
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "a_file").write_text("")
+    return tmp_path
 
 
-@pytest.mark.parametrize("case", [case for case in COMMANDS if case != "two ranks"])
-def test_one_line_status_2_and_nothing_left_behind(ended: dict[str, Ended], case: str) -> None:
-    result = ended[case]
-    assert result.status == 2, result.stderr
-    assert result.stderr.startswith(COMMANDS[case][1])
-    assert result.stderr.count("\n") == 1 and result.stderr.endswith("\n")
-    assert result.stdout == ""
-    assert [path.name for path in result.folder.rglob("*")] == ["a_file"]
+@pytest.mark.parametrize("case", MISTAKES)
+def test_one_line_status_2_and_nothing_left_behind(data: Path, folder: Path, case: str) -> None:
+    arguments, message = MISTAKES[case]
+    line = f"CUDA_VISIBLE_DEVICES= python {runs.REPOSITORY}/{arguments.format(data=data)}"
+    ended = runs.command(line, folder)
+    assert ended.status == 2, ended.stderr
+    assert ended.stderr.startswith(message)
+    assert ended.stderr.count("\n") == 1 and ended.stderr.endswith("\n")
+    assert ended.stdout == ""
+    assert [path.name for path in folder.rglob("*")] == ["a_file"]
 
 
-def test_all_ranks_together_give_one_line(ended: dict[str, Ended]) -> None:
+def test_all_ranks_together_give_one_line(folder: Path) -> None:
     """torchrun adds its own report, which quotes no traceback of ours, and exits 1."""
-    result = ended["two ranks"]
-    assert result.status == 1
-    errors = [line for line in result.stderr.splitlines() if "no dataset" in line]
-    assert len(errors) == 1 and errors[0].startswith(COMMANDS["two ranks"][1])
-    assert "exitcode  : 2" in result.stderr
-    assert "agree" not in result.stderr and "UserError" not in result.stderr
-    assert result.stdout == ""
-    assert [path.name for path in result.folder.rglob("*")] == ["a_file"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command = [*torchrun, str(runs.REPOSITORY / "pretrain.py"), "data_path=data/nowhere", "device=cpu"]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180)
+    assert ended.returncode == 1
+    errors = [line for line in ended.stderr.splitlines() if "no dataset" in line]
+    assert len(errors) == 1 and errors[0].startswith("error: no dataset at data/nowhere: ")
+    assert "exitcode  : 2" in ended.stderr
+    assert "agree" not in ended.stderr and "UserError" not in ended.stderr
+    assert ended.stdout == ""
+    assert [path.name for path in folder.rglob("*")] == ["a_file"]
 
 
 # ---- in this process -----------------------------------------------------------------------------------------

@@ -3,10 +3,7 @@ looks like a clone. What is appended makes them small.
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +11,7 @@ import pytest
 
 from dataset import validate
 from dataset.schema import open_split
+from tests import runs
 from tests.runs import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "datasets.md").read_text()
@@ -67,17 +65,11 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _run(clone: Path, command: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    return subprocess.run(
-        ["bash", "-c", command], cwd=clone, env=environment, capture_output=True, text=True, timeout=120
-    )
-
-
 @pytest.mark.parametrize("command", _commands())
 def test_command(clone: Path, command: str) -> None:
-    done = _run(clone, " ".join([command, *(options for program, options in SMALL.items() if program in command)]))
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    small = [options for program, options in SMALL.items() if program in command]
+    done = runs.command(" ".join([command, *small]), clone)
+    assert done.status == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     if "dataset.validate" in command:
         assert done.stdout.splitlines()[-1] == "ok: 0 errors, 0 warnings"
     if "pretrain.py" in command:

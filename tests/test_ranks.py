@@ -1,7 +1,6 @@
 """The number of ranks is not part of the result: one curve and one evaluation for 1, 2 and 4, also across a resume."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,39 +13,29 @@ COUNTED = ("exact_accuracy", "q_halt_accuracy", "steps", "halt_step", "valid_boa
 UNEVEN = {"log_interval": 1, "eval_batch_size": 3}
 
 
-# The published recipe of the HRM, and one with everything on that the gradients of the ranks or their slots go through.
-RECIPES: dict[str, dict[str, object]] = {
-    "hrm": {},
-    "everything": {
-        "arch": "trm_mlp",
-        "optim": "muon",
-        "augment": "online",
-        "ema": "true",
-        "ema_rate": 0.5,
-        "grad_clip": 1.0,
-        "arch.num_registers": 2,
-        "evaluators": "[sudoku]",
-    },
+# Everything on that the gradients of the ranks or their slots go through; tests/test_parallel.py has the published HRM.
+RECIPE: dict[str, object] = {
+    "arch": "trm_mlp",
+    "optim": "muon",
+    "augment": "online",
+    "ema": "true",
+    "ema_rate": 0.5,
+    "grad_clip": 1.0,
+    "arch.num_registers": 2,
+    "evaluators": "[sudoku]",
 }
 
 
-@dataclass
-class Alone:
-    """A recipe, and the folder of its run on one rank."""
-
-    recipe: dict[str, object]
-    run: Path
-
-    def settings(self, data: Path, run: Path, **changes: object) -> list[str]:
-        return settings(data, run, **UNEVEN | self.recipe | changes)
+def _arguments(data: Path, run: Path, **changes: object) -> list[str]:
+    return settings(data, run, **UNEVEN | RECIPE | changes)
 
 
-@pytest.fixture(scope="module", params=RECIPES)
-def one_rank(data: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Alone:
+@pytest.fixture(scope="module")
+def one_rank(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+    """What a run on one rank logged."""
     folder = tmp_path_factory.mktemp("one_rank")
-    alone = Alone(RECIPES[request.param], folder / "run")
-    train(alone.settings(data, alone.run), folder / "log").ok()
-    return alone
+    train(_arguments(data, folder / "run"), folder / "log").ok()
+    return rows(folder / "run")
 
 
 def _assert_same_numbers(there: list[Row], here: list[Row]) -> None:
@@ -62,23 +51,21 @@ def _assert_same_numbers(there: list[Row], here: list[Row]) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_same_curve_and_evaluation(data: Path, one_rank: Alone, tmp_path: Path, log: Path, ranks: int) -> None:
-    train(one_rank.settings(data, tmp_path / "run"), log, ranks=ranks).ok()
-    _assert_same_numbers(rows(one_rank.run), rows(tmp_path / "run"))
-    alone = rows(one_rank.run)
-    evaluated = [row["eval/all/exact_accuracy"] for row in alone if "eval/all/exact_accuracy" in row]
+def test_same_curve_and_evaluation(data: Path, one_rank: list[Row], tmp_path: Path, log: Path, ranks: int) -> None:
+    train(_arguments(data, tmp_path / "run"), log, ranks=ranks).ok()
+    _assert_same_numbers(one_rank, rows(tmp_path / "run"))
+    evaluated = [row["eval/all/exact_accuracy"] for row in one_rank if "eval/all/exact_accuracy" in row]
     assert any(0 < value < 1 for value in evaluated), "the comparison of counts is empty if they are all 0 or all 1"
-    clip = one_rank.recipe.get("grad_clip")
-    assert not isinstance(clip, float) or any(row["train/grad_norm"] > clip for row in alone), "nothing was clipped"
+    assert any(row["train/grad_norm"] > 1.0 for row in one_rank), "nothing was clipped"
 
 
-def test_resume_with_another_number_of_ranks(data: Path, one_rank: Alone, tmp_path: Path, log: Path) -> None:
+def test_resume_with_another_number_of_ranks(data: Path, one_rank: list[Row], tmp_path: Path, log: Path) -> None:
     """2 -> 1 -> 4, cut between two logs so that open sums are handed over as well."""
     run = tmp_path / "run"
     for ranks, last in ((2, 4), (1, 8), (4, 12)):
-        train(one_rank.settings(data, run, resume="auto", max_steps=last, log_interval=3), log, ranks=ranks).ok()
+        train(_arguments(data, run, resume="auto", max_steps=last, log_interval=3), log, ranks=ranks).ok()
     logged = {row["step"]: row for row in rows(run)}
-    alone = {row["step"]: row for row in rows(one_rank.run)}
+    alone = {row["step"]: row for row in one_rank}
     # Step 1, then means over 2 to 3, 4 to 6, ...
     for first, last in ((1, 1), (2, 3), (4, 6), (7, 9), (10, 12)):
         mean = sum(alone[step]["train/lm_loss"] for step in range(first, last + 1)) / (last - first + 1)

@@ -42,7 +42,7 @@ def test_killed_at_random_moments(
 ) -> None:
     draw = random.Random(ranks)
     run, num_kills = tmp_path / "run", 0
-    while num_kills < 5:
+    while num_kills < 3:
         running = runs.start(settings(data, run, resume="auto"), log, ranks=ranks)
         _until_training(running)
         time.sleep(draw.uniform(0, 0.25))
@@ -56,7 +56,7 @@ def test_killed_at_random_moments(
     assert_same_run(run, quiet if ranks == 1 else quiet_2)
 
 
-@pytest.mark.parametrize(("ranks", "seed"), [(1, 0), (1, 1), (2, 2)])
+@pytest.mark.parametrize(("ranks", "seed"), [(1, 0), (2, 2)])
 def test_killed_between_changes_on_disk(
     data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, log: Path, ranks: int, seed: int
 ) -> None:
@@ -66,7 +66,7 @@ def test_killed_between_changes_on_disk(
     draw = random.Random(seed)
     run, moments = tmp_path / "run", []
     arguments = settings(data, run, resume="auto", keep_last_k=1)
-    for _ in range(6):
+    for _ in range(4):
         moments.append(draw.randrange(1, 45))
         before = runs.latest(run)
         done = train(arguments, log, ranks=ranks, hook=with_arguments(runs.killed_at_file_event, str(run), moments[-1]))

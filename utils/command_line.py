@@ -5,7 +5,9 @@ import difflib
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -74,10 +76,15 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
 
 
 def _compose(config_name: str, overrides: list[str]) -> Container:
+    return deepcopy(_composed(config_name, tuple(overrides)))
+
+
+@cache  # a fifth of a second, and a resumed run asks for the same more than once: what is typed, what was stored
+def _composed(config_name: str, overrides: tuple[str, ...]) -> Container:
     # In YAML: ${when:${.recurrent},6,1} is 6 where recurrent is true and 1 where not.
     OmegaConf.register_new_resolver("when", lambda condition, then, other: then if condition else other, replace=True)
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        composed = compose(config_name, overrides=overrides)
+        composed = compose(config_name, overrides=list(overrides))
     container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     assert isinstance(container, dict)
     return container  # type: ignore[return-value]

@@ -115,11 +115,14 @@ def read_start(config_class: type[C], config_name: str, overrides: list[str]) ->
 
 
 def _place(config_name: str, overrides: list[str]) -> RunConfig:
-    """Where the run is, of all that was typed. Options of a group (arch.L_layers=1) are read when it is known which run
-    goes on: they may be those of its architecture, not of the default one. Raises ValueError.
-    """
-    options = tuple(f"{group}." for group, _ in default_groups(config_name))
-    values = read_config(config_name, [typed for typed in overrides if not typed.lstrip("+~").startswith(options)])
+    """Where the run is, of all that was typed. Raises ValueError."""
+    try:
+        values = read_config(config_name, overrides)
+    except ValueError:
+        # Options of a group (arch.L_layers=1) may be those of the architecture of the run that goes on, which isn't
+        # known yet, not of the default one: they are read later.
+        options = tuple(f"{group}." for group, _ in default_groups(config_name))
+        values = read_config(config_name, [typed for typed in overrides if not typed.lstrip("+~").startswith(options)])
     return validate(RunConfig, {key: values[key] for key in RunConfig.model_fields})
 
 
