@@ -38,7 +38,7 @@ Row = dict[str, float]
 
 _CONTEXT = mp.get_context("forkserver")
 # There is one server for the whole session, so this list replaces that of tests/spawn.py and has to come after it.
-_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "utils.dist", "evaluate"])
+_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "utils.dist", "evaluate", "tests.warm"])
 assert spawn  # imported for its list
 
 

@@ -81,7 +81,8 @@ def _made_small(command: str) -> str:
     if "dataset.inspect" in command:
         return f"{command} --num 1"
     if any(program in command for program in ("evaluate.py", "draw.py", "solve.py")):
-        return f"{command} device=cpu" + (f" {TINY_ARCH}" if " arch=" in command else "")
+        steps = " num_steps=2" if "tta=" in command else ""
+        return f"{command} device=cpu{steps}" + (f" {TINY_ARCH}" if " arch=" in command else "")
     if "resume=auto" in command:
         return f"{command} max_steps=4"
     # The first run is the one that later commands name.

@@ -257,7 +257,7 @@ def trained() -> Trained:
 
 
 # On 4 ranks tests/test_parallel.py trains the whole program.
-@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [pytest.param(n, marks=[pytest.mark.slow] * (n != 2)) for n in (1, 2, 4)])
 def test_a_pipeline_is_one_process(num_ranks: int, trained: Trained) -> None:
     run_ranks(_check_rank, num_ranks, trained)
 
