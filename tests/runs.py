@@ -1,8 +1,6 @@
 """Real runs of the programs for tests: processes that can be killed and signalled, and torchrun where it matters.
 
 They are forked from a server that has already imported PyTorch, since importing it takes seconds.
-
-As a script (`torchrun -m tests.runs HOOK overrides...`) it is pretrain.py with one of the hooks below.
 """
 
 import functools
@@ -28,6 +26,7 @@ import numpy as np
 import psutil
 import torch
 from safetensors.torch import load_file
+from torch.distributed import run as torchrun
 
 from tests import spawn
 
@@ -239,46 +238,78 @@ def _redirect(stdout: str, stderr: str) -> None:
 
 
 class Torchrun:
-    """torchrun with the program on 2 ranks, in a session of its own."""
+    """torchrun with the program on 2 ranks, in a session of its own: its real agent, whose workers are forks of it that
+    need not import PyTorch any more.
+    """
 
     def __init__(self, options: list[str], hook_name: str, arguments: list[str], log: Path, cwd: Path) -> None:
         self._log = log
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
-        environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        with open(log, "w") as output:
-            self.process = subprocess.Popen(
-                [*command, "-m", "tests.runs", hook_name, *arguments],
-                cwd=cwd,
-                env=environment | {"OMP_NUM_THREADS": "1"},
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        log.unlink(missing_ok=True)
+        words = ["--nproc-per-node", "2", *options, "-m", "tests.runs"]
+        self.process = _CONTEXT.Process(target=_agent, args=(words, hook_name, arguments, str(log), str(cwd)))
+        self.process.start()
 
     @property
     def output(self) -> str:
-        return self._log.read_text(errors="replace")
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     @property
     def alive(self) -> bool:
-        return self.process.poll() is None
+        return self.process.is_alive()
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the agent."""
+        psutil.Process(self.process.pid).send_signal(number)
 
     def workers(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def wait(self, timeout_s: float = 180) -> Finished:
-        try:
-            status = self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired as error:
+        self.process.join(timeout_s)
+        if self.alive:
             self.kill()
-            raise AssertionError(f"torchrun is still alive after {timeout_s} s:\n{self.output}") from error
-        return Finished(status, self.output)
+            raise AssertionError(f"torchrun is still alive after {timeout_s} s:\n{self.output}")
+        assert self.process.exitcode is not None
+        return Finished(self.process.exitcode, self.output)
 
     def kill(self) -> None:
-        """torchrun and its workers, each by its own id (a worker has a session of its own)."""
+        """torchrun and its workers, each by its own id."""
         for process in [*self.workers(), psutil.Process(self.process.pid)] if self.alive else []:
             process.kill()
-        self.process.wait()
+        self.process.join()
+
+
+def _agent(words: list[str], hook_name: str, arguments: list[str], log: str, cwd: str) -> None:
+    os.setsid()
+    _redirect(log, log)
+    os.chdir(cwd)
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    config_from_args = torchrun.config_from_args
+
+    def with_forked_workers(args: Any) -> Any:
+        config, *_ = config_from_args(args)
+        config.start_method = "fork"
+        return config, _worker, [hook_name, arguments]
+
+    torchrun.config_from_args = with_forked_workers
+    torchrun.main(words)
+
+
+def _worker(hook_name: str, arguments: list[str]) -> None:
+    torch.set_num_threads(1)
+    sys.argv = ["pretrain.py", *arguments]
+    {"slowly": slowly, "dies_on_first_attempt": dies_on_first_attempt}[hook_name](int(os.environ["RANK"]))
+    from pretrain import main
+    from utils.dist import run
+
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        run(main)
+    except SystemExit as ended:
+        if ended.code:  # else the agent waits for what the function returns
+            raise
+    if signal.getsignal(signal.SIGTERM) is not handler:  # stopped, as is the agent, which waits for nothing any more
+        os._exit(0)
 
 
 def until(condition: Callable[[], bool], running: Running | Torchrun, *, timeout_s: float = 180) -> None:
@@ -437,12 +468,3 @@ def small_disk(num_bytes: int, rank: int) -> None:
 def with_arguments(hook: Callable[..., None], *arguments: object) -> Hook:
     """A hook that still lacks the rank, picklable."""
     return functools.partial(hook, *arguments)
-
-
-if __name__ == "__main__":
-    hook_name = sys.argv.pop(1)
-    {"slowly": slowly, "dies_on_first_attempt": dies_on_first_attempt}[hook_name](int(os.environ["RANK"]))
-    from pretrain import main
-    from utils.dist import run
-
-    run(main)

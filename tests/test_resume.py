@@ -1,7 +1,6 @@
 """Stopping and going on: after kill -9, signals, damage and a full disk a run is the one that nobody disturbed."""
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -193,7 +192,7 @@ def test_torchrun_stops_on_sigusr1(data: Path, quiet_2: Path, tmp_path: Path, lo
     try:
         until(lambda: (run / "metrics.jsonl").exists(), launched)
         workers = launched.workers()
-        os.kill(launched.process.pid, signal.SIGUSR1)
+        launched.signal(signal.SIGUSR1)
         done = launched.wait(30)
     finally:
         launched.kill()

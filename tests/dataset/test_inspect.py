@@ -162,7 +162,7 @@ def test_arc(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert [line.split() for line in lines[first + 1 : first + 4]] == [list("11122"), list("11122"), list("22")]
     assert lines[first + 6].startswith("1 1 1 ") and lines[first + 6].endswith(" (no label counts)")
     assert len(re.findall(r"\x1b\[48;5;", "".join(_shown(capsys, path, "--row", 0, "--num", 1, "--color")))) == 12
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: terminal_size((10, 24)))
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda *_, **__: terminal_size((10, 24)))  # pytest asks too
     lines = _shown(capsys, path, "--row", 0, "--num", 1)
     assert lines[-6:] == ["1 1 1", "1 1 1", "", "2 2", "2 2", "2 2"]
 
