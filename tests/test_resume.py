@@ -217,7 +217,7 @@ def test_torchrun_worker_killed(data: Path, quiet_2: Path, tmp_path: Path, log: 
     finally:
         launched.kill()
     assert _gone(workers, 1) and time.monotonic() - began < 30
-    assert done.status == 1 and "SIGKILL" in done.output
+    assert done.status == 1, done.output
     assert "fault on rank" in done.output and "the last good checkpoint is" in done.output
     train(settings(data, run, resume="auto"), log, ranks=2).ok()
     assert_same_run(run, quiet_2)
