@@ -24,10 +24,11 @@ class StopSignal:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _where: object) -> None:
-        if self.requested() or (error is not None and not isinstance(error, UserError)):
-            return  # the process is leaving
+        if error is not None and not isinstance(error, UserError):
+            return  # noted and no more, until the report is out and the process is gone
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # Ignored, not noted: Python gives up handlers of its own before it is through with leaving.
+            signal.signal(number, signal.SIG_IGN if self.requested() else handler)
 
     def requested(self) -> bool:
         return self.name is not None
