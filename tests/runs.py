@@ -140,11 +140,8 @@ def start(
     """Start a program on so many ranks, as torchrun would. `hook(rank)` runs in each process before the program."""
     log.unlink(missing_ok=True)
     port = spawn.free_port()
-    processes = []
-    for rank in range(ranks):
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        processes.append(fork(_child, program, arguments, str(log), _as_text(names), hook))
-    return Running(processes, log)
+    environments = [spawn.environment_of(rank, ranks, port) for rank in range(ranks)]
+    return Running([fork(_child, program, arguments, str(log), names, hook) for names in environments], log)
 
 
 def fork(function: Callable[..., None], *arguments: object) -> Any:
@@ -188,36 +185,20 @@ def command(line: str, cwd: Path, timeout_s: float = 180) -> Ended:
     words = shlex.split(line)
     environment = dict(word.split("=", 1) for word in itertools.takewhile(lambda word: "=" in word, words))
     launcher, *words = words[len(environment) :]
-    ranks: list[dict[str, object]] = [{}]
+    environments = [environment]
     if launcher == "torchrun":
         option, number, *words = words
         assert option == "--nproc-per-node", f"{line}: another option of torchrun"
-        together = {"WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": spawn.free_port()}
-        ranks = [{"RANK": rank, "LOCAL_RANK": rank, **together} for rank in range(int(number))]
+        port, size = spawn.free_port(), int(number)
+        environments = [environment | spawn.environment_of(rank, size, port) for rank in range(size)]
     else:
         assert launcher == "python", f"{line}: not a program of ours"
     with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / name for name in ("stdout", "stderr")]
-        processes = [
-            fork(_script, words, str(cwd), [str(file) for file in files], environment | _as_text(names))
-            for names in ranks
-        ]
-        statuses = _statuses(processes, timeout_s)
-        return Ended(max(statuses, key=abs), *(file.read_text() for file in files))
-
-
-def _as_text(environment: dict[str, object]) -> dict[str, str]:
-    return {name: str(value) for name, value in environment.items()}
-
-
-def _statuses(processes: list[Any], timeout_s: float) -> list[int]:
-    end = time.monotonic() + timeout_s
-    for process in processes:
-        process.join(max(0.0, end - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join()
-    return [process.exitcode for process in processes]
+        stdout, stderr = (Path(folder) / name for name in ("stdout", "stderr"))
+        streams = [str(stdout), str(stderr)]
+        running = Running([fork(_script, words, str(cwd), streams, names) for names in environments], stderr)
+        finished = running.wait(timeout_s)
+        return Ended(finished.status, stdout.read_text(), finished.output)
 
 
 def _script(words: list[str], cwd: str, streams: list[str], environment: dict[str, str]) -> None:
@@ -242,11 +223,11 @@ class Torchrun:
     need not import PyTorch any more.
     """
 
-    def __init__(self, options: list[str], hook_name: str, arguments: list[str], log: Path, cwd: Path) -> None:
+    def __init__(self, options: list[str], hook: Hook, arguments: list[str], log: Path, cwd: Path) -> None:
         self._log = log
         log.unlink(missing_ok=True)
-        words = ["--nproc-per-node", "2", *options, "-m", "tests.runs"]
-        self.process = _CONTEXT.Process(target=_agent, args=(words, hook_name, arguments, str(log), str(cwd)))
+        words = ["--nproc-per-node", "2", *options, "pretrain.py", *arguments]
+        self.process = _CONTEXT.Process(target=_agent, args=(words, hook, str(log), str(cwd)))
         self.process.start()
 
     @property
@@ -279,7 +260,7 @@ class Torchrun:
         self.process.join()
 
 
-def _agent(words: list[str], hook_name: str, arguments: list[str], log: str, cwd: str) -> None:
+def _agent(words: list[str], hook: Hook, log: str, cwd: str) -> None:
     os.setsid()
     _redirect(log, log)
     os.chdir(cwd)
@@ -289,16 +270,16 @@ def _agent(words: list[str], hook_name: str, arguments: list[str], log: str, cwd
     def with_forked_workers(args: Any) -> Any:
         config, *_ = config_from_args(args)
         config.start_method = "fork"
-        return config, _worker, [hook_name, arguments]
+        return config, _worker, [hook, [args.training_script, *args.training_script_args]]
 
     torchrun.config_from_args = with_forked_workers
     torchrun.main(words)
 
 
-def _worker(hook_name: str, arguments: list[str]) -> None:
+def _worker(hook: Hook, words: list[str]) -> None:
     torch.set_num_threads(1)
-    sys.argv = ["pretrain.py", *arguments]
-    {"slowly": slowly, "dies_on_first_attempt": dies_on_first_attempt}[hook_name](int(os.environ["RANK"]))
+    sys.argv = words
+    hook(int(os.environ["RANK"]))
     from pretrain import main
     from utils.dist import run
 

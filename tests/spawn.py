@@ -44,6 +44,12 @@ def world_of(rank: int, size: int) -> World:
     return World(rank=rank, size=size, data_rank=rank, data_size=size, weights=(Fraction(1),) * size)
 
 
+def environment_of(rank: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun tells a rank."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return {name: str(value) for name, value in names.items()}
+
+
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -69,14 +75,7 @@ def _collect(pipes: list[Any], timeout_s: float) -> list[Any]:
 
 def _rank(function: Callable[..., Any], rank: int, size: int, port: int, pipe: Any, args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    environment = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": size,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    os.environ.update({key: str(value) for key, value in environment.items()})
+    os.environ.update(environment_of(rank, size, port))
     try:
         world = World.launch()
         result = function(world, *args)

@@ -188,7 +188,7 @@ def test_finished_run_has_no_marker_of_a_stop(data: Path, copied: Path, log: Pat
 
 def test_torchrun_stops_on_sigusr1(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
     run = tmp_path / "run"
-    launched = Torchrun(["--standalone", *HANDLED], "slowly", settings(data, run), log, tmp_path)
+    launched = Torchrun(["--standalone", *HANDLED], runs.slowly, settings(data, run), log, tmp_path)
     try:
         until(lambda: (run / "metrics.jsonl").exists(), launched)
         workers = launched.workers()
@@ -207,7 +207,7 @@ def test_torchrun_stops_on_sigusr1(data: Path, quiet_2: Path, tmp_path: Path, lo
 def test_torchrun_worker_killed(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
     """All are gone within 30 s with the reason and the last good checkpoint; the run can be taken up."""
     run = tmp_path / "run"
-    launched = Torchrun(["--standalone", "--max-restarts", "0"], "slowly", settings(data, run), log, tmp_path)
+    launched = Torchrun(["--standalone", "--max-restarts", "0"], runs.slowly, settings(data, run), log, tmp_path)
     try:
         until(lambda: runs.latest(run) >= 2, launched)
         workers = launched.workers()
@@ -226,7 +226,7 @@ def test_torchrun_worker_killed(data: Path, quiet_2: Path, tmp_path: Path, log: 
 def test_torchrun_restarts_the_same_run(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
     """Elastic: a killed worker, a second attempt, and the folder that the first one drew a name for."""
     options = ["--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "job 7"]
-    launched = Torchrun(options, "dies_on_first_attempt", settings(data, None), log, tmp_path)
+    launched = Torchrun(options, runs.dies_on_first_attempt, settings(data, None), log, tmp_path)
     try:
         done = launched.wait(90)
     finally:
