@@ -7,7 +7,7 @@ PIP_INSTALL := $(VENV)/python -m pip install --quiet --disable-pip-version-check
 DEMO_THREADS ?= 2
 DEMO_DATA := data/sudoku-6x6
 
-.PHONY: demo test test-slow test-gpu check format clean
+.PHONY: demo test test-slow test-gpu check audit format clean
 
 demo: .venv/.demo
 	@$(VENV)/python dataset/build_sudoku_dataset.py --output-dir $(DEMO_DATA) --generate 1000 --generate-test 500 --box 2x3
@@ -31,6 +31,14 @@ check: .venv/.dev
 	$(VENV)/ruff format --check .
 	$(VENV)/mypy
 
+# Known vulnerabilities in every installed package, what the requirements bring along included. Not part of `check`: it
+# asks PyPI. --strict, because a package that nobody knows there would else count as a good one; the local part of a
+# version (torch's +cpu) is unknown there.
+audit: .venv/.dev .venv/.audit
+	$(VENV)/python -m pip check
+	$(VENV)/python -m pip list --format=freeze | sed 's/+[[:alnum:].]*$$//' > .venv/installed.txt
+	.venv/audit/bin/pip-audit --strict --disable-pip --no-deps --requirement .venv/installed.txt
+
 format: .venv/.dev
 	$(VENV)/ruff check --fix .
 	$(VENV)/ruff format .
@@ -51,3 +59,8 @@ clean:
 .venv/.dev: .venv/.created requirements.txt requirements-demo.txt requirements-dev.txt
 	$(PIP_INSTALL) -r requirements-dev.txt
 	touch $@ .venv/.demo
+
+.venv/.audit: .venv/.created requirements-audit.txt
+	$(PYTHON) -m venv .venv/audit
+	.venv/audit/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-audit.txt
+	touch $@

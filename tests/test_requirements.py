@@ -1,0 +1,63 @@
+"""What the sources import stands in a requirements file, at one version."""
+
+import ast
+import re
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+OWN = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/*.py")}
+# What more than requirements.txt some sources need.
+PICTURES, CHECKS = "requirements-demo.txt", "requirements-dev.txt"
+NEEDS = {"draw.py": PICTURES, "utils/drawing.py": PICTURES, "tests": CHECKS, "benchmarks": CHECKS}
+
+
+def _required(file: str) -> dict[str, str]:
+    """{package: what follows its name}, with the files that a file names."""
+    found: dict[str, str] = {}
+    for line in (ROOT / file).read_text().splitlines():
+        line = line.partition("#")[0].strip()
+        if line.startswith("-r "):
+            found |= _required(line.removeprefix("-r ").strip())
+        elif line:
+            name, version = re.fullmatch(r"([\w.-]+)(.*)", line).groups()  # type: ignore[union-attr]
+            found[_normal(name)] = version
+    return found
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _imported(path: Path) -> set[str]:
+    """Top-level names, also of imports inside functions."""
+    nodes = list(ast.walk(ast.parse(path.read_text(), filename=str(path))))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - OWN
+
+
+def _sources() -> list[Path]:
+    hidden = (path for path in ROOT.rglob("*.py") if any(part.startswith(".") for part in path.relative_to(ROOT).parts))
+    return sorted({*ROOT.rglob("*.py")} - {*hidden} - {*(ROOT / "data").rglob("*")})
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in ROOT.glob("requirements*.txt")))
+def test_every_requirement_is_pinned(file: str) -> None:
+    loose = {name: version for name, version in _required(file).items() if not re.fullmatch(r"==\d+(\.\d+)+", version)}
+    assert not loose
+
+
+def test_every_import_is_required() -> None:
+    distributions = packages_distributions()
+    needed = {path.relative_to(ROOT): _imported(path) for path in _sources()}
+    assert {"torch", "pydantic", "yaml", "wandb", "pytest"} <= set().union(*needed.values()), "the walk finds them"
+    for path, names in needed.items():
+        more = [file for place, file in NEEDS.items() if path.is_relative_to(place)]
+        required = {name for file in ("requirements.txt", *more) for name in _required(file)}
+        for name in names:
+            packages = {_normal(package) for package in distributions.get(name, [name])}
+            assert packages & required, f"{path} imports {name}, which no requirement of it brings"
