@@ -22,6 +22,7 @@ from utils.command_line import CommandLine, read_config, validate
 from utils.config import StrictModel
 from utils.dist import DeviceName, World, run
 from utils.drawing import pyplot
+from utils.plain_files import plain, refuse_links
 from utils.run_folder import run_folder_of
 
 USAGE = """
@@ -64,7 +65,8 @@ def main(world: World) -> None:
             raise ValueError(
                 f"draw.py draws Sudoku boards, and {seq_len} tokens of {vocab_size} kinds are none; take Sudoku data"
             )
-        rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+        refuse_links([run_folder / "curve.png", run_folder / "puzzle.png"])
+        rows = read_rows(run_folder / "metrics.jsonl")
     _, batch = next(loader.batches(world))
     question_S, label_S, answers_TS, halting_T = most_telling(model, batch)
 
@@ -72,6 +74,18 @@ def main(world: World) -> None:
         draw_curve(rows, run_folder / "curve.png")
         draw_puzzle(question_S, label_S, answers_TS, halting_T, box, run_folder / "puzzle.png")
     print(f"drew {run_folder / 'curve.png'} and {run_folder / 'puzzle.png'}")
+
+
+def read_rows(file: Path) -> list[dict[str, float]]:
+    """Raises ValueError for what isn't rows of numbers."""
+    try:
+        rows = [json.loads(line) for line in plain(file).read_text().splitlines()]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: holds a line that is no JSON ({error}); remove it") from None
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict) or "step" not in row or not all(isinstance(v, int | float) for v in row.values()):
+            raise ValueError(f"{file}:{number}: is no row of numbers with a step; correct or remove the line")
+    return rows
 
 
 def most_telling(

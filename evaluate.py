@@ -31,6 +31,7 @@ from utils.command_line import CommandLine, read_config, validate
 from utils.config import Bool, Int
 from utils.dist import DeviceName, DistConfig, World, run
 from utils.drawing import draw_accuracy_over_steps, pyplot
+from utils.plain_files import refuse_links
 from utils.run_folder import open_checkpoint, run_folder_of
 from utils.saved_outputs import SavedOutput
 
@@ -160,6 +161,8 @@ def evaluate_votes(
             judged = evaluators.judge(inputs, answers)
             found = [labelled, exact, *(judged[name] for name in evaluators.checks)]
             sums += torch.stack([(labelled & each).sum() for each in found])
+        with world.agree():
+            loader.require_all_read()
         count, *rest = world.sum_(sums.to(world.device)).tolist()
         if count:
             shares = zip(names[1:], rest, strict=True)
@@ -253,6 +256,8 @@ def main(world: World) -> None:
             if out is not None:
                 if out.exists() and not out.is_dir():
                     raise ValueError(f"out={out} is a file; give a folder")
+                if config.out is None:  # in the run's folder, which may be a stranger's
+                    refuse_links([out.parent, out, *out.rglob("*")])
                 out.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {
         "batch_size": config.batch_size or loaded.batch_size,

@@ -5,6 +5,7 @@ devices, sinks and architectures is inside the objects that the chapters make, s
 """
 # B = slots of this rank (of the global batch where so named), S = tokens of a puzzle, V = vocabulary
 
+import gc
 import math
 import sys
 import uuid
@@ -31,7 +32,7 @@ from models.depth import Depth
 from models.inference import Finished, Slots, idle_segment
 from models.layout import Layout
 from models.losses import LossConfig, Outputs, act_loss
-from models.metric_sums import EVAL_METRICS, EvalSums, OpenSums
+from models.metric_sums import EVAL_METRICS, EvalSums, NotFinite, OpenSums
 from models.parallelize import ParallelConfig, parallelize
 from models.published import PuzzleTable, fit_weights, to_ours
 from optim.build import OptimConfig, Optimizers, build_optimizers, require_same_state
@@ -39,12 +40,15 @@ from optim.ema import EMA, require_same_average
 from optim.loss_scale import LossScale
 from optim.schedule import BatchScaling, batch_scale, lr_multiplier
 from optim.sparse_sign_sgd import sparse_sign_sgd_
-from utils.checkpoint import Checkpoint, Checkpointer, RunState, Snapshot
+from utils.checkpoint import Checkpoint, Checkpointer, RunState, Snapshot, find_checkpoint
 from utils.command_line import CommandLine, differences, validate
 from utils.config import Bool, Float, Int, StrictModel
-from utils.dist import DeviceName, DistConfig, UserError, World, run, shares
+from utils.dist import DeviceName, DistConfig, UserError, World, local_part, run, shares
 from utils.metrics import Metrics, WandbConfig
+from utils.out_of_memory import advice as out_of_memory_advice
+from utils.out_of_memory import is_out_of_memory
 from utils.profiling import CommSampler, Deadline, StepClock, StepProfiler, TimeShare
+from utils.replicas import require_same_replicas
 from utils.run_folder import (
     RunConfig,
     Start,
@@ -55,6 +59,7 @@ from utils.run_folder import (
     prepare,
     read_start,
 )
+from utils.run_lock import RunLock
 from utils.saved_outputs import OutputWriter, SavedOutput
 from utils.stop import StopSignal
 from utils.weights_file import read_weights
@@ -88,7 +93,7 @@ class PretrainConfig(RunConfig):
     data_paths_test: list[str]
     data_on: DataOn
     augment: Literal["none", "online"]
-    global_batch_size: Int = Positive
+    global_batch_size: Int = Field(gt=0, le=10**6)  # slots are memory, and configs may be strangers'
     grad_accumulation: Int = Positive
     epochs: Int = Field(gt=0, le=10**7)  # the end of each is kept in memory
     max_steps: Int | None = Field(gt=0)
@@ -126,6 +131,11 @@ class PretrainConfig(RunConfig):
     eval_save_outputs: list[SavedOutput]
     evaluators: list[EvaluatorName]
     early_stop_patience: Int | None = Field(gt=0)
+
+    on_nonfinite: Literal["stop", "rewind"]
+    max_rewinds: Int = Positive
+    loss_spike: Float | None = Field(gt=1)
+    check_replicas_every_n_steps: Int | None = Field(gt=0)
 
     checkpoint_every_eval: Bool
     checkpoint_every_n_steps: Int | None = Field(gt=0)
@@ -292,6 +302,7 @@ class TrainState:
     best: float | None = None
     evaluations_since_best: int = 0
     pending_row: dict[str, float] | None = None  # of this step, waiting for an evaluation that a stop interrupted
+    skipped_steps: frozenset[int] = frozenset()  # which went wrong before the run was taken back, and are left out
 
     @property
     def model(self) -> RecursiveModel:
@@ -317,7 +328,7 @@ def build_train_state(start: Start[PretrainConfig], data: Data, world: World) ->
     model = build_model(config.arch, task_of(data.train), world, config.seed)
     if checkpoint is not None:
         with world.agree():
-            require_same_run(checkpoint, config, data)
+            start.notes.extend(require_same_run(checkpoint, config, data))
             load_weights(model, checkpoint.weights(), checkpoint, config.arch)
     elif config.initial_weights:
         init_weights_from(config.initial_weights, model, config.puzzle_table, world)
@@ -337,7 +348,8 @@ def build_train_state(start: Start[PretrainConfig], data: Data, world: World) ->
     loss_scale = LossScale() if config.arch.forward_dtype == "float16" else None
     new_run_id = world.broadcast_object(uuid.uuid4().hex[:8])
     carry = fresh_carry(model, config, data, world)
-    state = TrainState(layout, optimizers, ema, loss_scale, carry, OpenSums(world), new_run_id)
+    sums = OpenSums(world, config.loss_spike)
+    state = TrainState(layout, optimizers, ema, loss_scale, carry, sums, new_run_id)
     if checkpoint is not None:
         restore(state, checkpoint, config, world)
         if start.branches_off:  # a run of its own, which has no best yet
@@ -391,13 +403,14 @@ def take_snapshot(state: TrainState, config: PretrainConfig, data: Data, world: 
     """Everything that a run needs to go on as if nothing had happened. Every rank."""
     return Snapshot(
         weights=state.layout.whole_weights(),
-        shared=portable(state) | {"progress.open_sums": state.sums.by_rank()},
+        shared=portable(state) | {f"progress.{name}": tensor for name, tensor in state.sums.tensors().items()},
         slots=world.slice_of(config.global_batch_size),
         by_slot=state.carry.tensors(),
         by_rank=state.layout.compression_state(),
         state=RunState(
             step=state.step,
             draws=state.draws,
+            skipped_steps=sorted(state.skipped_steps),
             open_steps=state.sums.num_steps,
             open_slots=state.sums.num_slots,
             best=state.best,
@@ -411,8 +424,8 @@ def take_snapshot(state: TrainState, config: PretrainConfig, data: Data, world: 
     )
 
 
-def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data) -> None:
-    """Raises ValueError where a run can't go on from the checkpoint."""
+def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data) -> list[str]:
+    """What a person should know where a run may go on from the checkpoint. Raises ValueError where it can't."""
     saved = checkpoint.state
     if config.initial_weights and config.initial_weights not in (
         saved.config["init_from"],
@@ -423,11 +436,17 @@ def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data)
             "give another run_name and no resume to begin there"
         )
     shared = saved.fingerprint.keys() & data.fingerprint.keys()  # a run that doesn't evaluate opens no test split
-    if any(saved.fingerprint[split] != data.fingerprint[split] for split in shared):
+    changed = sorted(split for split in shared if saved.fingerprint[split] != data.fingerprint[split])
+    if changed and not config.allow_changed_data:
         raise ValueError(
-            f"{checkpoint.path} was trained on other data than {', '.join(config.train_paths)} holds now; "
-            "give the data_path of that"
+            f"{checkpoint.path} was trained on other data than {', '.join(config.train_paths)} holds now "
+            f"({' and '.join(changed)} changed); give the data_path of that, or allow_changed_data=true to go on "
+            "with these"
         )
+    return [
+        f"{split} data are others than before: {saved.fingerprint[split][:12]} -> {data.fingerprint[split][:12]}"
+        for split in changed
+    ]
 
 
 def restore(state: TrainState, checkpoint: Checkpoint, config: PretrainConfig, world: World) -> None:
@@ -445,11 +464,11 @@ def restore(state: TrainState, checkpoint: Checkpoint, config: PretrainConfig, w
     for key, tensor in tensors.items():
         state.layout.from_portable(live[key][0], tensor, live[key][1])
     state.step, state.draws, state.wandb_run_id = saved.step, saved.draws, saved.wandb_run_id
-    state.pending_row = saved.pending_row
+    state.pending_row, state.skipped_steps = saved.pending_row, frozenset(saved.skipped_steps)
     if (saved.config["best_metric"], saved.config["best_mode"]) == (config.best_metric, config.best_mode):
         state.best, state.evaluations_since_best = saved.best, saved.evaluations_since_best
     with world.agree():
-        state.sums.restore(checkpoint.load("progress")["open_sums"], saved.open_steps, saved.open_slots)
+        state.sums.restore(checkpoint.load("progress"), saved.open_steps, saved.open_slots)
         state.layout.load_compression_state(checkpoint.load_by_rank(world.rank, world.size))
         # With another batch size or dtype there are other slots: sequences start anew, and the draws go on.
         fresh = state.carry.tensors()
@@ -542,7 +561,7 @@ class StepResult:
 
     outputs: list[Outputs]  # of each microbatch
     sums: Tensor  # this rank's, in the order of METRICS
-    grad_norm: Tensor  # of the global batch before clipping, over all parameters (the puzzle table isn't one)
+    grad_norm: Tensor  # of the global batch before clipping, over all parameters; NaN also for that of puzzle rows
     was_taken: bool  # False: float16 overflowed, and nothing was updated
 
 
@@ -599,7 +618,7 @@ def train_step(
             layout.clip_(grad_clip, grad_norm)
         table = layout.model.puzzle_embedding
         if table is not None and table.trainable:
-            sparse_sign_sgd_(
+            rows_are_finite = sparse_sign_sgd_(
                 table.weight,
                 carry.current["puzzle_identifiers"],
                 torch.cat(rows_grads),
@@ -608,6 +627,7 @@ def train_step(
                 num_slots=global_batch_size,
                 world=world,
             )
+            grad_norm = torch.where(rows_are_finite, grad_norm, torch.nan)  # the only gradients of freeze_weights
         optimizers.step(lr_multiplier)
     else:
         grad_norm = torch.zeros_like(grad_norm)  # no fault, which OpenSums would take it for
@@ -661,7 +681,8 @@ def evaluate(
     if save_to is not None:
         OutputWriter.clear(save_to, list(split.sets), world)
     for set_name, part in deadline.shared_by(list(split.sets)):
-        examples = EvalLoader(split, set_name, batch_size, max_examples, spread=part.is_set).batches(world)
+        loader = EvalLoader(split, set_name, batch_size, max_examples, spread=part.is_set)
+        examples = loader.batches(world)
         sums = EvalSums(num_steps, evaluators.checks, world)
         if not keep_votes:
             evaluators.clear()
@@ -715,6 +736,8 @@ def evaluate(
             for done in finished:
                 count(done)
             part.end_lap()
+        with world.agree():
+            loader.require_all_read()
         found = sums.reduce()
         if found:  # at least one example
             found |= evaluators.results(world, save_to)
@@ -740,8 +763,13 @@ def _outputs_to_save(names: Sequence[SavedOutput], done: Finished) -> dict[str, 
 # ---- the loop --------------------------------------------------------------------------------------------
 
 
-def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopSignal, world: World) -> None:
-    """Train from the state's step to the last one, or until somebody asks to stop. Every rank."""
+def fit(
+    start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopSignal, lock: RunLock, world: World
+) -> None:
+    """Train from the state's step to the last one, or until somebody asks to stop. Every rank.
+
+    Raises NotFinite, when its metrics and checkpoints are on the disk.
+    """
     config = start.config
     sampler = Sampler(
         list(data.train.sets.values()),
@@ -770,7 +798,8 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
 
     with world.agree():
         if world.is_main:
-            prepare(start)
+            prepare(start, lock)
+            world.note_beginning()
         # A step whose evaluation is pending has no row yet; where it has one, the run died after making up for it.
         logged = state.step if state.pending_row is None else state.step - 1
         metrics = Metrics(
@@ -799,32 +828,46 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
         by_steps = config.checkpoint_every_n_steps is not None and state.step % config.checkpoint_every_n_steps == 0
         return by_steps or (evaluated and config.checkpoint_every_eval) or state.step >= last_step
 
+    def check_replicas(*, saving: bool) -> None:
+        every = config.check_replicas_every_n_steps
+        if every is not None and (saving or state.step % every == 0):
+            require_same_replicas(state.model.state_dict(), state.step, world)
+
     def save_step(*, is_best: bool) -> None:
         state.sums.require_finite(checkpointer.settled_last_good)
+        check_replicas(saving=True)  # a checkpoint of rank 0's weights would make its errors everybody's
         checkpointer.save(take_snapshot(state, config, data, world), is_best=is_best)
 
-    def finish_step(row: dict[str, float]) -> bool:
-        """What may follow an update: evaluation, log, checkpoint, stop. True ends the run."""
+    def finish_step(row: dict[str, float], mistake: ValueError | None = None) -> bool:
+        """What may follow an update: evaluation, log, checkpoint, stop. True ends the run.
+
+        Args: mistake: why this rank has no next batch; raised by all as a UserError, when nothing can be lost any more.
+        """
         is_best = evaluated = False
         was_pending, state.pending_row = state.pending_row is not None, None
         if data.test is not None and evaluation_due():
             state.sums.require_finite(checkpointer.settled_last_good)
             # One that a stop put off has no time of this process to take a share of.
-            with share.taking(limited=not was_pending) as deadline, averaged_weights(state):
-                outcome = evaluate(
-                    state.model,
-                    data.test,
-                    world,
-                    batch_size=config.eval_batch_size or config.global_batch_size,
-                    adaptive=config.eval_adaptive,
-                    max_examples=config.eval_max_examples,
-                    evaluators=evaluators,
-                    lockstep=state.layout.lockstep,
-                    stop_requested=stop.requested,
-                    deadline=deadline,
-                    save_outputs=config.eval_save_outputs,
-                    save_to=config.run_path / "eval_outputs" / f"step_{state.step:08d}",
-                )
+            try:
+                with share.taking(limited=not was_pending) as deadline, averaged_weights(state):
+                    outcome = evaluate(
+                        state.model,
+                        data.test,
+                        world,
+                        batch_size=config.eval_batch_size or config.global_batch_size,
+                        adaptive=config.eval_adaptive,
+                        max_examples=config.eval_max_examples,
+                        evaluators=evaluators,
+                        lockstep=state.layout.lockstep,
+                        stop_requested=stop.requested,
+                        deadline=deadline,
+                        save_outputs=config.eval_save_outputs,
+                        save_to=config.run_path / "eval_outputs" / f"step_{state.step:08d}",
+                    )
+            except UserError:  # of the data or the disk; the evaluation is made up for, and no step is lost
+                state.pending_row = row
+                save_step(is_best=False)
+                raise
             if outcome is None:
                 state.pending_row = row
             else:
@@ -838,10 +881,14 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
         if row and state.pending_row is None:
             with world.agree():
                 metrics.write(state.step, row)
-        stopping = world.any(stop.requested())
+        stopping, unreadable = world.any_of(stop.requested(), mistake is not None)
         enough = evaluated and out_of_patience()
-        if stopping or enough or is_best or checkpoint_due(evaluated):
+        if stopping or unreadable or enough or is_best or checkpoint_due(evaluated):
             save_step(is_best=is_best)
+        if unreadable:
+            with world.agree():
+                if mistake is not None:
+                    raise mistake
         if enough:
             metrics.say(
                 f"ended at step {state.step}: no better {best_metric} than {state.best} in "
@@ -864,26 +911,28 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
         for batch in clock.timing_data(loader.batches(steps)):
             state.step, state.draws = state.step + 1, state.draws + config.global_batch_size
             multiplier = lr_multiplier(state.step, last_step, config.lr_warmup_steps, config.lr_min_ratio)
-            with comm.step(state.step):
-                state.carry, result = train_step(
-                    state.layout,
-                    state.optimizers,
-                    state.carry,
-                    batch,
-                    depth=config.arch.depth_at(state.step, last_step),
-                    loss_config=config.arch.loss,
-                    loss_scale=state.loss_scale,
-                    lr_multiplier=multiplier * lr_scale,
-                    puzzle_emb_lr=config.puzzle_emb_lr * multiplier,
-                    puzzle_emb_weight_decay=config.puzzle_emb_weight_decay,
-                    grad_clip=config.grad_clip,
-                    global_batch_size=config.global_batch_size,
-                    min_halt_steps_B=exploration(config, state.step, world),
-                    world=world,
-                )
-                if state.ema is not None and result.was_taken:
-                    state.ema.update(config.ema_rate if state.step / last_step > config.ema_start else 0.0)
-                state.sums.add(state.step, config.global_batch_size, result.sums, result.grad_norm)
+            if state.step not in state.skipped_steps:
+                with comm.step(state.step):
+                    state.carry, result = train_step(
+                        state.layout,
+                        state.optimizers,
+                        state.carry,
+                        batch,
+                        depth=config.arch.depth_at(state.step, last_step),
+                        loss_config=config.arch.loss,
+                        loss_scale=state.loss_scale,
+                        lr_multiplier=multiplier * lr_scale,
+                        puzzle_emb_lr=config.puzzle_emb_lr * multiplier,
+                        puzzle_emb_weight_decay=config.puzzle_emb_weight_decay,
+                        grad_clip=config.grad_clip,
+                        global_batch_size=config.global_batch_size,
+                        min_halt_steps_B=exploration(config, state.step, world),
+                        world=world,
+                    )
+                    if state.ema is not None and result.was_taken:
+                        state.ema.update(config.ema_rate if state.step / last_step > config.ema_start else 0.0)
+                    state.sums.add(state.step, config.global_batch_size, result.sums, result.grad_norm)
+            check_replicas(saving=False)
             profiler.step()
             metrics.advance(state.step)
             row: dict[str, float] = {}
@@ -892,17 +941,21 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
                 row = state.sums.reduce() | {"train/lr": config.lr * multiplier * lr_scale}
                 if state.loss_scale is not None:
                     row["train/loss_scale"] = float(state.loss_scale.tensors()["scale"])
+                if state.skipped_steps:
+                    row["train/skipped_steps"] = len(state.skipped_steps)
                 row |= clock.read(config.global_batch_size) | comm.row()
+            with clock.waiting_for_data():
+                mistake = loader.next_mistake()
             with clock.paused():
-                if finish_step(row):
+                if finish_step(row, mistake):
                     break
         checkpointer.wait()
-    except UserError:
+    except UserError as error:
         checkpointer.wait()  # what is under way is still of use
-        metrics.close(failed=True)
+        metrics.close(failed=not (isinstance(error, NotFinite) and config.on_nonfinite == "rewind"))
         raise
     except Exception as error:
-        checkpointer.settle()
+        checkpointer.settle(error)
         error.add_note(f"at step {state.step}; {checkpointer.last_good}")
         raise
     if config.evaluates:
@@ -911,13 +964,78 @@ def fit(start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopS
     metrics.close()
 
 
+def fit_with_rewinds(start: Start[PretrainConfig], data: Data, stop: StopSignal, lock: RunLock, world: World) -> None:
+    """fit, which begins anew from the last good checkpoint when a step went wrong and on_nonfinite=rewind; that step's
+    batch is left out then. Every rank.
+
+    The state is built as any resumed run's is: what a rewind leaves behind is what a restart would.
+    """
+    config, skipped, wandb_run_id = start.config, frozenset[int](), ""
+    while True:
+        state: TrainState | None = None
+        try:
+            state = build_train_state(start, data, world)
+            state.skipped_steps |= skipped
+            state.wandb_run_id = wandb_run_id = wandb_run_id or state.wandb_run_id
+            fit(start, data, state, stop, lock, world)
+            return
+        except NotFinite as bad:
+            if config.on_nonfinite == "stop":
+                raise
+            assert state is not None
+            left_out = ", ".join(map(str, sorted(state.skipped_steps)))
+            skipped = state.skipped_steps | {bad.step}
+            if len(skipped) > config.max_rewinds:
+                raise UserError(
+                    f"{bad.what}; steps {left_out} were left out already (max_rewinds={config.max_rewinds}); "
+                    f"{bad.last_good}; go on with a lower lr or more lr_warmup_steps"
+                ) from bad
+            what = bad.what
+        except Exception as error:
+            if is_out_of_memory(error):
+                error.add_note(memory_advice(config, state, world))
+            raise
+        del state  # before another one takes as much memory
+        gc.collect()
+        with world.agree():
+            if world.is_main:
+                notes = [f"{what}: going back (rewind {len(skipped)} of {config.max_rewinds} at most)"]
+                checkpoint = find_checkpoint(config.run_path, notes.append) or start.checkpoint
+                where = f"{checkpoint.path} at step {checkpoint.state.step}" if checkpoint else "the start"
+                left_out = ", ".join(map(str, sorted(skipped)))
+                notes.append(f"going on from {where}, without the batch of step {left_out}")
+                start = Start(config, checkpoint, notes)
+        start = world.broadcast_object(start)
+
+
+def memory_advice(config: PretrainConfig, state: TrainState | None, world: World) -> str:
+    """What a run that is out of memory could turn."""
+    num_slots = [share.stop - share.start for share in shares(world.weights, config.global_batch_size)]
+    tensors: list[Tensor] = []
+    if state is not None:
+        tensors += [*state.model.parameters(), *state.model.parameters(), *state.model.buffers()]  # and the gradients
+        tensors += [tensor for _, tensor in live_tensors(state).values()]
+    return out_of_memory_advice(
+        world.device,
+        num_slots=num_slots[world.data_rank],
+        divisible_slots=math.gcd(*num_slots),
+        global_batch_size=config.global_batch_size,
+        grad_accumulation=config.grad_accumulation,
+        activation_checkpointing=config.arch.activation_checkpointing,
+        parallel=config.parallel.name,
+        num_state_bytes=sum(local_part(tensor).nbytes for tensor in tensors) if tensors else None,
+    )
+
+
 @contextmanager
 def averaged_weights(state: TrainState) -> Iterator[None]:
     """Inside, the model has the moving average for weights, where the run keeps one. Every rank."""
-    with state.ema.swapped() if state.ema is not None else nullcontext():
+    try:
+        with state.ema.swapped() if state.ema is not None else nullcontext():
+            state.layout.values_changed()
+            yield
+    finally:
         state.layout.values_changed()
-        yield
-    state.layout.values_changed()
 
 
 def online_augmentation(config: PretrainConfig, data: Data, world: World) -> OnlineAugmentation | None:
@@ -1002,7 +1120,7 @@ def say(world: World, text: str) -> None:
 
 def main(world: World) -> None:
     """The chapters, in order. Every rank."""
-    with StopSignal() as stop:  # from the start: a stop while data are read is one after the first step
+    with StopSignal() as stop, RunLock() as lock:  # a stop while data are read is one after the first step
         start: Start[PretrainConfig] | None = None
         with world.agree():
             if world.is_main:
@@ -1010,7 +1128,7 @@ def main(world: World) -> None:
                 if command.page:
                     print(command.page)
                 else:
-                    start = read_start(PretrainConfig, "pretrain", command.overrides)
+                    start = read_start(PretrainConfig, "pretrain", command.overrides, lock)
         start = world.broadcast_object(start)
         if start is None:
             return
@@ -1019,8 +1137,7 @@ def main(world: World) -> None:
             axes = config.parallel.axes(world.size)
         world = world.use_device(config.device, config.dist, axes=axes, deterministic=config.deterministic)
         data = open_data(config, world)
-        state = build_train_state(start, data, world)
-        fit(start, data, state, stop, world)
+        fit_with_rewinds(start, data, stop, lock, world)
 
 
 if __name__ == "__main__":

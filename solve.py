@@ -35,6 +35,7 @@ import torch
 from pydantic import Field
 
 from dataset.arc import Task, parse_tasks, read_tasks, to_tokens
+from dataset.puzzle_csv import lines_of
 from dataset.schema import open_split
 from dataset.tasks import KNOWN_SHAPES, BoardTask, Plain, TextTask, Verdict, task_of_shape
 from models.base import RecursiveModel
@@ -390,7 +391,7 @@ def _rows_of_names(data_paths: Sequence[str]) -> dict[str, int]:
             return {}
         try:
             names = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
+        except (OSError, ValueError, RecursionError):
             names = None
         if not isinstance(names, list):
             raise ValueError(f"{file}: is no list of names; rebuild the dataset")
@@ -410,7 +411,7 @@ def _read_csv(file: Path, board: TextTask) -> list[Puzzle]:
         # Undecodable bytes become characters that no board has; spreadsheets put a byte order mark in front.
         opener = gzip.open if file.suffix == ".gz" else open
         with opener(file, "rt", encoding="utf-8-sig", errors="replace", newline="") as stream:
-            reader = csv.reader(stream)
+            reader = csv.reader(lines_of(stream))
             header = next(reader, None)
             if header is None:
                 raise ValueError(f"{file}:1: the file is empty; it needs a header with question, and rows")

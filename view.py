@@ -27,6 +27,7 @@ from dataset.augment import box_of
 from dataset.builder import SPLITS, Parser, check_at_least, one_line, run, size_mb
 from dataset.schema import PuzzleSet, Split, open_split
 from dataset.tasks import task_of_shape
+from utils.plain_files import plain, read_plain_yaml
 
 TEMPLATE = Path(__file__).with_name("view_page.html")
 EXAMPLES = """
@@ -160,7 +161,7 @@ def board_of(seq_len: int, vocab_size: int) -> Page:
 def to_text(tokens_S: np.ndarray) -> str | list[int]:
     """Tokens for the page; negative ones are ignored labels."""
     if tokens_S.max(initial=0) >= len(ALPHABET):
-        return [int(token) for token in np.maximum(tokens_S, -1)]
+        return [max(int(token), -1) for token in tokens_S]
     characters = np.frombuffer((ALPHABET + IGNORED).encode(), dtype=np.uint8)
     places_S = np.where(tokens_S < 0, len(ALPHABET), tokens_S).astype(np.intp)
     return characters[places_S].tobytes().decode()
@@ -174,7 +175,7 @@ def spread(num: int, most: int) -> np.ndarray:
 def read_json(file: Path) -> Any:
     """Raises ValueError, one line, where it isn't JSON."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(plain(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not JSON ({one_line(error)}); remove it or write it again") from None
 
@@ -311,8 +312,8 @@ def read_config(file: Path) -> Page:
     if not file.exists():
         return {}
     try:
-        config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        config = yaml.safe_load(read_plain_yaml(file))
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: a date that there isn't
         raise ValueError(f"{file}: cannot be read ({one_line(error)}); restore it from the run's checkpoint") from None
     if not isinstance(config, dict):
         raise ValueError(f"{file}: is no config of a run; restore it from the run's checkpoint")
@@ -378,7 +379,7 @@ def read_curves(file: Path) -> Page:
     if not file.exists():
         return {"metrics": [], "over_steps": []}
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = plain(file).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file}: cannot be read ({one_line(error)}); get the file again") from None
     points: dict[str, list[tuple[int, float]]] = {}
@@ -390,7 +391,7 @@ def read_curves(file: Path) -> Page:
         try:
             row = json.loads(line)
             step = int(row["step"])
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             if number == len(lines):  # the run is writing it, or was killed when it did
                 continue
             raise ValueError(f"{file}:{number}: is no JSON object with a step; correct or remove the line") from None
@@ -476,7 +477,7 @@ def read_results(outputs: Path | None) -> Page | None:
             "num_examples": {str(name): int(num) for name, num in results.get("num_examples", {}).items()},
             "rows": rows,
         }
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise ValueError(f"{file}: isn't what evaluate.py writes; run evaluate.py again") from None
 
 
@@ -517,7 +518,7 @@ def read_examples(outputs: Path, settings: Settings, names: list[str]) -> tuple[
 
 def keys_of(file: Path) -> set[str]:
     try:
-        with safe_open(file, framework="numpy") as tensors:
+        with safe_open(plain(file), framework="numpy") as tensors:
             return set(tensors.keys())
     except (OSError, SafetensorError) as error:
         raise damaged(file, one_line(error)) from None
@@ -527,7 +528,7 @@ def read_tensor(file: Path, key: str, num_axes: int) -> np.ndarray:
     try:
         with safe_open(file, framework="numpy") as tensors:
             array = tensors.get_tensor(key)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, AttributeError, TypeError) as error:  # a dtype that numpy has no name for
         raise damaged(file, one_line(error)) from None
     if array.ndim != num_axes:
         raise damaged(file, f"{key} has shape {array.shape}, but {num_axes} axes are needed")
@@ -627,7 +628,7 @@ def read_votes(outputs: Path | None, data: Path | None) -> list[Page]:
             }
             for name, tests in votes.items()
         ]
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise ValueError(f"{file}: isn't what evaluation writes; run evaluate.py again") from None
 
 

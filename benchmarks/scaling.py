@@ -37,6 +37,7 @@ from pretrain import PretrainConfig, task_of
 from utils.command_line import CommandLine
 from utils.dist import Axes
 from utils.run_folder import read_start
+from utils.run_lock import RunLock
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _WARMUP = 5
@@ -150,7 +151,8 @@ def bytes_in_theory(settings: list[str], num_ranks: int) -> float:
 
     Gloo knows no scatter: it sums the whole, for twice the bytes (measured with torch 2.13).
     """
-    config = read_start(PretrainConfig, "pretrain", CommandLine.parse(settings, "pretrain", "").overrides).config
+    overrides = CommandLine.parse(settings, "pretrain", "").overrides
+    config = read_start(PretrainConfig, "pretrain", overrides, RunLock()).config
     work, axes = count_work(config), config.parallel.axes(num_ranks) or Axes()
     shares = axes.replicate * axes.shard
 

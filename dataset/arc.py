@@ -29,6 +29,8 @@ IDENTITY_C = np.arange(NUM_COLOURS, dtype=np.uint8)
 SEPARATOR = "|||"  # between the parts of an identifier's name, as TRM writes them
 _AUGMENTATION = re.compile(r"t([0-7])\|\|\|(\d{10})")
 _FIX = "correct the file"
+# Far more than any published file. A gzipped one may hold a thousand times what it takes on the disk.
+_MOST_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,16 @@ def parse_tasks(value: Any, where: str, name: str) -> list[Task]:
 
 def _read_json(file: Path) -> Any:
     try:
-        data = file.read_bytes()
-        text = gzip.decompress(data) if file.suffix == ".gz" else data
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+            text = stream.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         raise ValueError(f"there is no file {file}; correct the name") from None
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{file}: cannot be read ({_one_line(error)}); get the file again") from None
     if not text.strip():
         raise ValueError(f"{file}: is empty; get the file again")
+    if len(text) > _MOST_BYTES:
+        raise ValueError(f"{file}: holds more than {_MOST_BYTES >> 20} MiB of JSON, no ARC tasks; give a file of tasks")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # besides bad syntax: no UTF-8, numbers of thousands of digits

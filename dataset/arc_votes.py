@@ -32,6 +32,7 @@ from dataset.arc import (
 from dataset.schema import Split
 from utils.checkpoint import write_atomically
 from utils.dist import World
+from utils.plain_files import plain
 
 KS = (1, 2, 5, 10, 100, 1000)
 # How many answers to each test input arc_votes.json shows.
@@ -204,7 +205,7 @@ def _read_puzzles(file: Path) -> list[Task]:
 
 def _read_json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(plain(file).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(
             f"{file} is missing, without which votes can't be counted; rebuild the dataset with "

@@ -23,6 +23,7 @@ import numpy as np
 from dataset.builder import SPLITS, Parser, check_at_least, run
 from dataset.schema import PuzzleSet, Split, SplitName, check_contents, open_split
 from dataset.tasks import BoardTask, task_of_shape
+from utils.plain_files import plain
 
 # Larger datasets are read through for their fingerprint only if that is asked for.
 MAX_HASHED_BYTES = 10**9
@@ -147,7 +148,7 @@ def _builder(settings: object) -> list[str]:
 def _read_json(file: Path, kind: type) -> Any:
     """A list or dict; an empty one where there is no such file."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(plain(file).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return kind()
     except (OSError, ValueError, RecursionError) as error:

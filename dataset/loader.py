@@ -6,7 +6,7 @@ The arrays are memory maps that the host reads, or tensors that lie on the devic
 
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
@@ -55,12 +55,13 @@ class TrainLoader:
             data_on = "device" if _fits(self._sets, world.device) else "host"
         self.data_on = data_on
         self._resident = _Resident(split, world.device) if data_on == "device" else None
+        self._pending: deque[Future[tuple[Batch, Batch]]] = deque()
 
     def batches(self, steps: range) -> Iterator[Batch]:
         """The batches of these steps, in order, read by a thread that stays a few steps ahead."""
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
             upcoming = iter(steps)
-            pending = deque(
+            pending = self._pending = deque(
                 pool.submit(self._host_part, step) for _, step in zip(range(_PREFETCH), upcoming, strict=False)
             )
             try:
@@ -73,6 +74,13 @@ class TrainLoader:
             finally:
                 for future in pending:
                     future.cancel()
+
+    def next_mistake(self) -> ValueError | None:
+        """Why there is no next batch, if there is none for a reason. Waits until it is read: a rank that found out only
+        when it takes it would end alone.
+        """
+        error = self._pending[0].exception() if self._pending else None
+        return error if isinstance(error, ValueError) else None
 
     def _host_part(self, step: int) -> tuple[Batch, Batch]:
         """What the host does for a step: its examples, or only their numbers; and what is drawn for augmentation."""
@@ -164,30 +172,47 @@ class EvalLoader:
         self._split, self._set, self._batch_size = split, split.sets[set_name], batch_size
         size = len(self._set.inputs)
         self.num_examples = size if max_examples is None else min(size, max_examples)
+        self._mistake: ValueError | None = None
         self._rows = np.arange(self.num_examples) * size // self.num_examples
         if spread:
             num_batches = -(-self.num_examples // batch_size)
             self._rows = np.concatenate([self._rows[first::num_batches] for first in range(num_batches)])
 
     def batches(self, world: World) -> Iterator[tuple[np.ndarray, Batch]]:
-        """This rank's share of each batch: the rows in the file, and the batch; shares without any are left out."""
+        """This rank's share of each batch: the rows in the file, and the batch; shares without any are left out. Ends
+        where a file isn't what was opened any more, for `require_all_read` to say so where all ranks can end together.
+        """
         for start in range(0, self.num_examples, self._batch_size):
             num_rows = min(self._batch_size, self.num_examples - start)
             rows = self._rows[start : start + num_rows][world.slice_of(num_rows)]
             if len(rows) == 0:
                 continue
-            arrays = _read(self._set, rows, self._split.metadata.ignore_label_id)
+            try:
+                arrays = _read(self._set, rows, self._split.metadata.ignore_label_id)
+            except ValueError as mistake:
+                self._mistake = mistake
+                return
             batch = _pinned(_as_tensors(arrays), world.device.type == "cuda")
             yield rows, _to_device(batch, world.device)
 
+    def require_all_read(self) -> None:
+        """Raises ValueError where `batches` ended before its time."""
+        if self._mistake is not None:
+            raise self._mistake
+
 
 def _read(puzzle_set: PuzzleSet, rows: np.ndarray, ignore_label_id: int | None) -> dict[str, np.ndarray]:
-    labels = puzzle_set.labels[rows].astype(np.int32)
+    """Raises ValueError where a file isn't what was opened any more. Asked twice: before, because a file that became
+    shorter would kill the process, and afterwards, because it may have changed under the reading.
+    """
+    puzzle_set.require_unchanged()
+    inputs, labels = (array[rows].astype(np.int32) for array in (puzzle_set.inputs, puzzle_set.labels))
+    puzzle_set.require_unchanged()
     if ignore_label_id is not None:
         labels[labels == ignore_label_id] = IGNORE_LABEL
     puzzles = np.searchsorted(puzzle_set.puzzle_indices, rows, side="right") - 1
     return {
-        "inputs": puzzle_set.inputs[rows].astype(np.int32),
+        "inputs": inputs,
         "labels": labels,
         "puzzle_identifiers": puzzle_set.puzzle_identifiers[puzzles].astype(np.int32),
     }

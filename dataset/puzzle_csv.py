@@ -6,8 +6,9 @@ import gzip
 import sys
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TextIO
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from dataset.schema import SplitName
 
 HEADER = ["source", "question", "answer", "rating"]
 CHUNK_ROWS = 20_000
+MOST_CHARACTERS = 1 << 20
 FIX_ROW = "correct or remove the row"
 # In a table of tokens: no token of the task.
 NO_TOKEN = 255
@@ -67,6 +69,13 @@ def download(repo: str) -> dict[SplitName, Path]:
     return files
 
 
+def lines_of(stream: TextIO) -> Iterator[str]:
+    """The lines of a CSV file, in pieces where one is longer than any: a gzipped file of a MB may hold a line of a GB,
+    and the reader refuses a field of a part of that.
+    """
+    return iter(partial(stream.readline, MOST_CHARACTERS), "")
+
+
 def read_rows(file: Path) -> Iterator[list[Row]]:
     """Lists of up to CHUNK_ROWS rows of a .csv or .csv.gz file, so that one of millions needs no memory for its text.
 
@@ -82,7 +91,7 @@ def read_rows(file: Path) -> Iterator[list[Row]]:
     try:
         # Undecodable bytes become characters that no puzzle has; spreadsheets put a byte order mark in front.
         with opener(file, "rt", encoding="utf-8-sig", errors="replace", newline="") as stream:
-            reader = csv.reader(stream)
+            reader = csv.reader(lines_of(stream))
             header = next(reader, None)
             if header is None:
                 raise ValueError(f"{file}:1: the file is empty; it needs the header {','.join(HEADER)} and rows")

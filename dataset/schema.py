@@ -18,8 +18,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from utils.config import Float, Int
+from utils.plain_files import plain
 
 SplitName = Literal["train", "test"]
+
+# Whatever numpy raises for a header: it is read as Python's literals, whose nesting alone can exhaust the parser.
+_DAMAGED_ARRAY = (
+    *(OSError, ValueError, TypeError, OverflowError, EOFError, SyntaxError, tokenize.TokenError),
+    *(MemoryError, RecursionError),
+)
 
 # Bytes of an array that are checked at a time, so that memory does not grow with the dataset.
 CHUNK_BYTES = 4 << 20
@@ -44,6 +51,37 @@ class DatasetMetadata(BaseModel):
 
 
 @dataclass(frozen=True)
+class MappedFile:
+    """What a file was when it was mapped. A map doesn't say that the file was deleted, replaced or written to since,
+    and behind the end of one that became shorter it kills the process (SIGBUS).
+    """
+
+    path: Path
+    num_bytes: int
+    inode: int
+    mtime_ns: int
+
+    @staticmethod
+    def of(path: Path) -> "MappedFile":
+        now = path.stat()
+        return MappedFile(path, now.st_size, now.st_ino, now.st_mtime_ns)
+
+    def require_unchanged(self) -> None:
+        """Raises ValueError, one line, saying what became of it."""
+        try:
+            now = MappedFile.of(self.path)
+        except OSError as error:
+            what = f"can't be found any more ({_one_line(error)})"
+        else:
+            if now == self:
+                return
+            what = "was written to or replaced"
+            if now.num_bytes != self.num_bytes:
+                what = f"has {now.num_bytes} bytes, not {self.num_bytes}"
+        raise ValueError(f"{self.path} {what}: it was changed while the run reads it; restore it, then resume")
+
+
+@dataclass(frozen=True)
 class PuzzleSet:
     """The arrays of one set.
 
@@ -57,6 +95,12 @@ class PuzzleSet:
     puzzle_identifiers: np.ndarray  # (P,) int64
     puzzle_indices: np.ndarray  # (P + 1,) int64
     group_indices: np.ndarray  # (G + 1,) int64
+    files: tuple[MappedFile, ...] = ()  # of inputs and labels; none where they aren't mapped
+
+    def require_unchanged(self) -> None:
+        """Raises ValueError where what is mapped isn't what was opened any more. Some microseconds."""
+        for file in self.files:
+            file.require_unchanged()
 
 
 @dataclass(frozen=True)
@@ -103,7 +147,7 @@ def open_split(data_path: str | Path, split: SplitName) -> Split:
 def read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
     file = folder / "dataset.json"
     try:
-        text = file.read_text(encoding="utf-8")
+        text = plain(file).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         missing = f"{file} is missing" if data_path.exists() else f"there is no folder {data_path}"
         raise ValueError(
@@ -157,6 +201,7 @@ def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
         identifiers.astype(np.int64),
         puzzle_indices.astype(np.int64),
         group_indices.astype(np.int64),
+        files=tuple(MappedFile.of(array_file(folder, name, array)) for array in ("inputs", "labels")),
     )
     check_indices(array_file(folder, name, "puzzle_indices"), puzzle_set.puzzle_indices, len(inputs), "rows in inputs")
     num_puzzles = len(puzzle_set.puzzle_indices) - 1
@@ -174,10 +219,10 @@ def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
 def open_array(file: Path, num_axes: int) -> np.ndarray:
     """Maps a .npy file. Not np.load, which opens archives too; a pickle is refused by either."""
     try:
-        array = np.lib.format.open_memmap(file, mode="r")
+        array = np.lib.format.open_memmap(plain(file), mode="r")
     except FileNotFoundError:
         raise ValueError(f"{file} is missing; rebuild the dataset, or correct sets in dataset.json") from None
-    except (OSError, ValueError, TypeError, OverflowError, EOFError, SyntaxError, tokenize.TokenError) as error:
+    except _DAMAGED_ARRAY as error:
         # Object arrays, whose elements only unpickling brings back, which can run any code, end here as well.
         raise ValueError(
             f"{file}: cannot be mapped as a plain array ({_one_line(error)}); "
@@ -367,7 +412,7 @@ def let_go(array: np.ndarray) -> None:
 def _compare_with_builder(folder: Path, fingerprint: str) -> None:
     file = folder.parent / "fingerprint.json"
     try:
-        recorded = json.loads(file.read_text(encoding="utf-8"))
+        recorded = json.loads(plain(file).read_text(encoding="utf-8"))
     except FileNotFoundError:  # datasets from elsewhere have none
         return
     except (OSError, ValueError, RecursionError) as error:
@@ -382,4 +427,5 @@ def _compare_with_builder(folder: Path, fingerprint: str) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join((getattr(error, "strerror", None) or str(error)).split())
+    reason = " ".join((getattr(error, "strerror", None) or str(error)).split()) or type(error).__name__
+    return reason if len(reason) <= 200 else f"{reason[:200]}..."  # numpy quotes all of a header

@@ -40,6 +40,7 @@ from dataset.schema import (
     read_metadata,
 )
 from dataset.sudoku import valid_solutions
+from utils.plain_files import plain
 
 # Of the test examples, the share that may stand in the training data before the accuracy on them means little.
 MAX_LEAK = 0.01
@@ -263,7 +264,7 @@ def _compare(train: Split, test: Split, findings: Findings) -> None:
 def _check_names(file: Path, metadata: DatasetMetadata, findings: Findings) -> None:
     """identifiers.json: the name of each identifier."""
     try:
-        names = json.loads(file.read_text(encoding="utf-8"))
+        names = json.loads(plain(file).read_text(encoding="utf-8"))
     except FileNotFoundError:
         findings.warnings.append(f"{file}: is missing, so nobody can tell which puzzle an identifier means")
         return

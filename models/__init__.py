@@ -1,8 +1,10 @@
 """The architectures, by name: a closed table, so that no config or checkpoint can name code to run."""
 
+import os
 from collections.abc import Callable
 from typing import Annotated
 
+import torch
 from pydantic import Field
 
 from models.base import RecursiveModel
@@ -17,7 +19,23 @@ ARCHS: dict[str, Callable[..., RecursiveModel]] = {"hrm": HRM, "trm": TRM, "tran
 
 
 def build_arch(config: ArchConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> RecursiveModel:
-    """The model that `config.name` asks for, allocated but not initialised. Raises ValueError: see RecursiveModel."""
-    return ARCHS[config.name](
-        config, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=num_puzzle_identifiers
-    )
+    """The model that `config.name` asks for, allocated but not initialised. Raises ValueError: see RecursiveModel; and
+    where the machine has no room for it, since the sizes may be a stranger's.
+    """
+
+    def build() -> RecursiveModel:
+        return ARCHS[config.name](
+            config, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=num_puzzle_identifiers
+        )
+
+    with torch.device("meta"):  # where a size is only a number
+        claimed = build()
+    num_bytes = sum(tensor.nbytes for tensor in (*claimed.parameters(), *claimed.buffers()))
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > room:
+        raise ValueError(
+            f"a model for {seq_len} tokens of {vocab_size} kinds and {num_puzzle_identifiers} puzzle identifiers, with "
+            f"hidden_size {config.hidden_size}, takes {num_bytes / 2**30:,.0f} GB, but this machine has "
+            f"{room / 2**30:,.0f}; correct dataset.json or make the model smaller"
+        )
+    return build()

@@ -2,7 +2,10 @@
 
 # B = slots of this rank, N = sequences that leave, T = segments, S = tokens, V = vocabulary
 
+import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -11,6 +14,20 @@ from models.losses import LOSS_SUMS, METRICS, LossConfig, Outputs, act_loss, cor
 from utils.dist import UserError, World
 
 EVAL_METRICS = ("exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss")
+
+
+# A spike is one against the median of so many steps before it, and of at least so many.
+_SPIKE_WINDOW, _SPIKE_LEAST = 100, 10
+
+
+class NotFinite(UserError):
+    """A step that went wrong: gradients that are NaN or infinite, or a spike of the loss."""
+
+    def __init__(self, step: int, what: str, last_good: str) -> None:
+        super().__init__(
+            f"{what}; {last_good}; go on with a lower lr or more lr_warmup_steps, or with on_nonfinite=rewind"
+        )
+        self.step, self.what, self.last_good = step, what, last_good
 
 
 def _zeros(size: int, world: World) -> Tensor:
@@ -24,8 +41,11 @@ class OpenSums:
     norm is taken, so every rank holds the same.
     """
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, loss_spike: float | None = None) -> None:
+        """Args: loss_spike: how many times the median of the steps before it a step's lm_loss may be; None: any."""
+        self._world, self._loss_spike = world, loss_spike
+        self._unread: list[tuple[int, Tensor]] = []  # steps whose loss (per slot, this rank's share) nobody looked at
+        self._losses: deque[float] = deque(maxlen=_SPIKE_WINDOW)  # of the steps before those, the whole batch's
         self._values = _zeros(len(METRICS) + 1, world)  # METRICS, then the norm of the gradients
         self._first_bad_step = torch.zeros((), dtype=torch.int32, device=world.device)
         self.num_steps = self.num_slots = 0  # of the global batches
@@ -38,23 +58,45 @@ class OpenSums:
         self.num_slots += global_batch_size
         bad = (self._first_bad_step == 0) & ~grad_norm.isfinite()
         self._first_bad_step = torch.where(bad, step, self._first_bad_step)
+        if self._loss_spike is not None:
+            self._unread.append((step, metric_sums[METRICS.index("lm_loss")] / global_batch_size))
 
     def require_finite(self, last_good: Callable[[], str]) -> None:
-        """The host waits for the device here. Every rank. Raises UserError, on every rank.
+        """The host waits for the device here. Every rank. Raises NotFinite, on every rank.
 
         Args: last_good: says where the run can be taken up again; asked only where that is needed.
         """
-        if bad_step := int(self._first_bad_step):
-            raise UserError(
-                f"the gradients are not finite (NaN or infinite) since step {bad_step}; {last_good()}; "
-                "go on with a lower lr or more lr_warmup_steps"
-            )
+        bad_step, spike = int(self._first_bad_step), self._first_spike()
+        if spike is not None and (not bad_step or spike[0] < bad_step):
+            step, loss, usual = spike
+            many = f"{loss / usual:.3g} times the {usual:.4g} of the steps before it (loss_spike={self._loss_spike:g})"
+            raise NotFinite(step, f"lm_loss is {loss:.4g} at step {step}, {many}", last_good())
+        if bad_step:
+            what = f"the gradients are not finite (NaN or infinite) since step {bad_step}"
+            raise NotFinite(bad_step, what, last_good())
+
+    def _first_spike(self) -> tuple[int, float, float] | None:
+        """Of the steps since the last look: step, loss, and the median of the steps before. Every rank, which all look
+        at the same steps: the verdict on a step is the same whenever it is asked for.
+        """
+        if not self._unread or self._loss_spike is None:
+            return None
+        steps, shares = zip(*self._unread, strict=True)
+        self._unread = []
+        for step, loss in zip(steps, self._world.sum_(torch.stack(shares)).tolist(), strict=True):
+            if len(self._losses) >= _SPIKE_LEAST and loss > self._loss_spike * (usual := median(self._losses)):
+                return step, loss, usual
+            if math.isfinite(loss):  # that of a float16 step that wasn't taken may not be
+                self._losses.append(loss)
+        return None
 
     def reduce(self) -> dict[str, float]:
         """The train metrics, complete on rank 0, and zero again. Every rank.
 
         Losses are per slot and step; the others are means over the sequences that halted, left out if there were none.
         """
+        if not self.num_steps:  # all were left out
+            return {}
         *sums, grad_norm = self._world.sum_to_main_(self._values).tolist()
         named = dict(zip(METRICS, sums, strict=True))
         count = named.pop("count")
@@ -66,12 +108,18 @@ class OpenSums:
         self.num_steps = self.num_slots = 0
         return row
 
-    def by_rank(self) -> Tensor:
-        """The sums of each share of the slots (shares, values), for a checkpoint. Every rank."""
-        return self._world.gather_rows(self._values[None])
+    def tensors(self) -> dict[str, Tensor]:
+        """For a checkpoint, after `require_finite`: the sums of each share of the slots (shares, values), and the
+        losses that the next ones are compared with. Every rank.
+        """
+        losses = {"losses": torch.tensor(self._losses, dtype=torch.float64)} if self._losses else {}
+        return {"open_sums": self._world.gather_rows(self._values[None]), **losses}
 
-    def restore(self, by_rank: Tensor, num_steps: int, num_slots: int) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], num_steps: int, num_slots: int) -> None:
         """Each share its own where there are as many as before, so that the sums round alike; else all to the first."""
+        by_rank = tensors["open_sums"]
+        if "losses" in tensors:
+            self._losses.extend(tensors["losses"].tolist())
         if by_rank.shape[1:] != self._values.shape:
             raise ValueError(
                 f"the checkpoint has {tuple(by_rank.shape)} open sums; it is damaged or of another version"

@@ -11,6 +11,7 @@ pipeline  every rank has some blocks, of all slots (models/pipeline.py)
 
 import math
 import warnings
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, Literal
 
@@ -444,6 +445,12 @@ class FSDPLayout(SplitLayout):
             unit.reshard()
 
 
+def _sum_of_bucket(layout: "weakref.ref[DDPLayout]", bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    alive = layout()
+    assert alive is not None
+    return alive._sum(bucket)
+
+
 class DDPLayout(SplitLayout):
     """The whole model on every rank; the sum of gradients travels while the backward pass still runs."""
 
@@ -477,7 +484,8 @@ class DDPLayout(SplitLayout):
                 matrix_approximation_rank=config.powersgd_rank,
                 start_powerSGD_iter=config.powersgd_start_step,
             )
-        self._ddp.register_comm_hook(None, self._sum)
+        # Weakly: DDP holds what it is given where Python's collector doesn't see it, and this object holds DDP.
+        self._ddp.register_comm_hook(weakref.ref(self), _sum_of_bucket)
 
     def _settle_buckets(self) -> None:
         """One step whose gradients are dropped. After its first backward pass DDP makes its buckets anew, in the order
@@ -496,7 +504,7 @@ class DDPLayout(SplitLayout):
         (logits_1SV.float().sum() + q_halt_1.sum() + q_continue_1.sum()).backward()
         model.zero_grad()
 
-    def _sum(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    def _sum(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """DDP's hook: the sum of a bucket over the ranks, compressed as asked for. torch's own hooks give means."""
         group = self._world.data_group
         assert group is not None

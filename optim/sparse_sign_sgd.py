@@ -18,7 +18,7 @@ def sparse_sign_sgd_(
     weight_decay: float,
     world: World,
     num_slots: int | None = None,
-) -> None:
+) -> torch.Tensor:
     """In place, for every row p that some slot of any rank names: p = p (1 - lr wd) - lr sign(sum of its gradients).
 
     Every rank must call it, and each then holds the same table. No device synchronisation.
@@ -27,6 +27,9 @@ def sparse_sign_sgd_(
         table_PE: on every rank, or a DTensor whose rows are sharded over the shares of the slots.
         ids_B, grad_BE: row and gradient of each of this rank's slots; a row may be named by many slots.
         num_slots: of all ranks, each of which has its slice of them; None: all have the same number.
+
+    Returns:
+        Whether all those sums are finite, a bool () that is the same on all ranks.
     """
     ids_B = world.gather_rows(ids_B, num_slots).long()
     grad_BE = world.gather_rows(grad_BE, num_slots)
@@ -43,6 +46,7 @@ def sparse_sign_sgd_(
         sums_BE.index_put_((group_B,), grad_BE[order_B], accumulate=True)
     else:
         sums_BE.index_add_(0, group_B, grad_BE[order_B])
+    are_finite = sums_BE.isfinite().all()
     signs_BE = sums_BE.sign_()[group_B]
 
     if isinstance(table_PE, DTensor):
@@ -52,6 +56,7 @@ def sparse_sign_sgd_(
     else:
         # `unique` would make the host wait for the number of rows; instead every slot writes its row, duplicates alike.
         table_PE.index_copy_(0, ids_B, table_PE[ids_B] * (1 - lr * weight_decay) - lr * signs_BE)
+    return are_finite
 
 
 def _update_own_(

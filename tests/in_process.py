@@ -12,6 +12,7 @@ import torch
 from pretrain import Data, PretrainConfig, TrainState, build_train_state, fit, open_data
 from utils.dist import UserError, World
 from utils.run_folder import Start, read_start
+from utils.run_lock import RunLock
 from utils.stop import StopSignal
 
 SINGLE = World.single()
@@ -25,16 +26,19 @@ class Begun:
     start: Start[PretrainConfig]
     data: Data
     state: TrainState
+    lock: RunLock
 
     def fit(self) -> TrainState:
-        fit(self.start, self.data, self.state, StopSignal(), SINGLE)
+        with self.lock:
+            fit(self.start, self.data, self.state, StopSignal(), self.lock, SINGLE)
         return self.state
 
 
 def begin(overrides: list[str]) -> Begun:
-    start = read_start(PretrainConfig, "pretrain", overrides)
+    lock = RunLock()
+    start = read_start(PretrainConfig, "pretrain", overrides, lock)
     opened = open_data(start.config, SINGLE)
-    return Begun(start, opened, build_train_state(start, opened, SINGLE))
+    return Begun(start, opened, build_train_state(start, opened, SINGLE), lock)
 
 
 def train_here(overrides: list[str]) -> TrainState:

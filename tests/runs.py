@@ -264,7 +264,6 @@ def _agent(words: list[str], hook: Hook, log: str, cwd: str) -> None:
     os.setsid()
     _redirect(log, log)
     os.chdir(cwd)
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     config_from_args = torchrun.config_from_args
 
     def with_forked_workers(args: Any) -> Any:
@@ -277,6 +276,8 @@ def _agent(words: list[str], hook: Hook, log: str, cwd: str) -> None:
 
 
 def _worker(hook: Hook, words: list[str]) -> None:
+    # Forks of an agent get SIGINT when it is killed; the processes that it starts otherwise are told nothing.
+    torch.multiprocessing._prctl_pr_set_pdeathsig(0)  # type: ignore[attr-defined]
     torch.set_num_threads(1)
     sys.argv = words
     hook(int(os.environ["RANK"]))
@@ -366,9 +367,20 @@ def _before_step(action: Callable[[int], None]) -> None:
     pretrain.train_step = slowed
 
 
+def each_step_takes(seconds: float, rank: int) -> None:
+    """At least."""
+    _before_step(lambda _: time.sleep(seconds))
+
+
 def slowly(rank: int) -> None:
     """Steps take long enough for a test to step in."""
-    _before_step(lambda _: time.sleep(0.05))
+    each_step_takes(0.05, rank)
+
+
+def on_first_attempt(hook: Hook, rank: int) -> None:
+    """What torchrun starts again goes undisturbed."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        hook(rank)
 
 
 def dies_on_first_attempt(rank: int) -> None:
@@ -444,6 +456,11 @@ def stopped_at_once(rank: int) -> None:
 def small_disk(num_bytes: int, rank: int) -> None:
     """No file may become larger than this: writing on fails with "File too large"."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+
+
+def small_disk_later(at_step: int, num_bytes: int, on_ranks: list[int], rank: int) -> None:
+    """The same, from a step on and on some ranks only."""
+    _before_step(lambda step: small_disk(num_bytes, rank) if step == at_step and rank in on_ranks else None)
 
 
 def with_arguments(hook: Callable[..., None], *arguments: object) -> Hook:

@@ -25,6 +25,7 @@ from tests import runs
 from tests.spawn import world_of
 from utils.dist import UserError, World
 from utils.run_folder import read_start
+from utils.run_lock import RunLock
 from utils.stop import StopSignal
 
 SINGLE = World.single()
@@ -95,14 +96,15 @@ def test_all_ranks_together_give_one_line(folder: Path) -> None:
 
 
 def _start(data: Path, run: Path, **changes: object) -> PretrainConfig:
-    return read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes)).config
+    return read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes), RunLock()).config
 
 
 def _run(data: Path, run: Path, world: World = SINGLE, **changes: object) -> None:
     """What main() does after reading the command line."""
-    start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes))
-    opened = open_data(start.config, world)
-    fit(start, opened, build_train_state(start, opened, world), StopSignal(), world)
+    with RunLock() as lock:
+        start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes), lock)
+        opened = open_data(start.config, world)
+        fit(start, opened, build_train_state(start, opened, world), StopSignal(), lock, world)
 
 
 def _mistake(call: Callable[[], Any]) -> str:
@@ -332,7 +334,9 @@ def test_resuming_with_another_architecture(copied: Path, data: Path) -> None:
 def test_resuming_with_other_data(copied: Path, copied_data: Path) -> None:
     _edit(copied_data, "train", "inputs", lambda a: a[::-1].copy())
     message = _mistake(lambda: _run(copied_data, copied, resume="auto"))
-    assert f"was trained on other data than {copied_data} holds now; give the data_path of that" in message
+    assert (
+        f"was trained on other data than {copied_data} holds now (train changed); give the data_path of that" in message
+    )
 
 
 @pytest.mark.parametrize("what", ["missing", "empty folder", "a file", "a dataset"])

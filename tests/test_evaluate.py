@@ -56,7 +56,9 @@ def _split(**sets: dict[str, np.ndarray]) -> Split:
     puzzle_sets = {
         name: PuzzleSet(
             name,
-            **rows,
+            rows["inputs"],
+            rows["labels"],
+            rows["puzzle_identifiers"],
             puzzle_indices=np.arange(len(rows["inputs"]) + 1),
             group_indices=np.arange(len(rows["inputs"]) + 1),
         )

@@ -39,6 +39,7 @@ COMMON: dict[str, object] = {
     "arch.num_heads": 4,
     "arch.L_cycles": 1,
     "dist.timeout_s": 60,
+    "check_replicas_every_n_steps": 10,  # whatever is replicated under a strategy is so to the bit
 }
 ARCHS: dict[str, dict[str, object]] = {
     "hrm": {},

@@ -326,8 +326,10 @@ def test_resume_with_none_whole_is_an_error(data: Path, copied: Path, log: Path)
 
 
 def test_finished_run_says_so(data: Path, copied: Path, log: Path) -> None:
+    (copied / ".lock").unlink()
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
     assert "is finished: it has done 12 of 12 steps" in _resume(data, copied, log).ok()
+    (copied / ".lock").unlink()
     assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
 
 
@@ -379,6 +381,11 @@ def test_another_architecture_or_dataset(data: Path, copied: Path, tmp_path: Pat
     np.save(other / "train" / "all__inputs.npy", inputs)
     assert "was trained on other data" in _resume(other, copied, log).error()
     assert (copied / "latest").read_text() == "step_00000004\n"
+    # Allowed by name, and for this start only: after it these are the run's data.
+    output = _resume(other, copied, log, allow_changed_data="true", max_steps=8).ok()
+    assert "train data are others than before: " in output and "test data" not in output
+    assert "was trained on other data" in _resume(data, copied, log, max_steps=10).error()
+    _resume(other, copied, log, max_steps=10).ok()
 
 
 # ---- a recipe with everything on -----------------------------------------------------------------------

@@ -1,75 +1,80 @@
-"""Two hosts that share nothing but a cable and a disk: network namespaces of one machine, joined by a veth pair."""
+"""Two hosts that share nothing but a cable and a disk: they train together, and go on together after a fault."""
 
-import os
-import shutil
-import subprocess
-import sys
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.runs import REPOSITORY, rows, settings, train
+from tests.hosts import Host, Launched, two_hosts, why_no_two_hosts
+from tests.runs import assert_same_run, latest, rows, settings, train
 
-ADDRESSES = {"trainer-a": "10.77.0.1", "trainer-b": "10.77.0.2"}
-PORT = 29400
+# Steps enough for a fault to come in the midst of them.
+LONGER = {"max_steps": 150, "log_interval": 1, "checkpoint_every_n_steps": 10, "eval_every_n_steps": 50}
+RESTARTS = ["--max-restarts", "3"]
 
 pytestmark = pytest.mark.slow
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
-
-
 @pytest.fixture
-def hosts() -> Iterator[list[str]]:
-    """The names of two namespaces that reach each other, and nothing else."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("making network namespaces takes root and iproute2")
-    first, second = ADDRESSES
-    try:
-        for name in ADDRESSES:
-            _ip("netns", "add", name)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
-    try:
-        _ip("link", "add", "cable-a", "netns", first, "type", "veth", "peer", "name", "cable-b", "netns", second)
-        for (name, address), cable in zip(ADDRESSES.items(), ("cable-a", "cable-b"), strict=True):
-            _ip("-n", name, "addr", "add", f"{address}/24", "dev", cable)
-            _ip("-n", name, "link", "set", cable, "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-        yield list(ADDRESSES)
-    finally:
-        for name in ADDRESSES:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+def hosts() -> Iterator[list[Host]]:
+    if (reason := why_no_two_hosts()) is not None:
+        pytest.skip(reason)
+    with two_hosts() as pair:
+        yield pair
 
 
-def _torchrun(host: str, cable: str, arguments: list[str]) -> "subprocess.Popen[str]":
-    """One rank on a host; both find each other at the first one's address."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESSES['trainer-a']}:{PORT}", "--rdzv-id", "cables"]
-    # torchrun finds out which host serves the meeting point by its name, which is the machine's in every namespace.
-    launcher += ["--local-addr", ADDRESSES[host], "--rdzv-conf", f"is_host={int(host == 'trainer-a')}"]
-    return subprocess.Popen(
-        ["ip", "netns", "exec", host, *launcher, str(REPOSITORY / "pretrain.py"), *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": cable},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+@pytest.fixture(scope="module")
+def quiet_longer(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quiet_longer")
+    train(settings(data, folder / "run", **LONGER), folder / "log", ranks=2).ok()
+    return folder / "run"
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tp"])
-def test_two_hosts_train_together(data: Path, tmp_path: Path, log: Path, hosts: list[str], strategy: str) -> None:
-    alone = tmp_path / "alone"
+def test_two_hosts_train_together(data: Path, tmp_path: Path, log: Path, hosts: list[Host], strategy: str) -> None:
+    alone, run = tmp_path / "alone", tmp_path / "run"
     train(settings(data, alone, log_interval=1), log).ok()
-    arguments = settings(data, tmp_path / "run", log_interval=1, parallel=strategy)
-    both = [_torchrun(host, cable, arguments) for host, cable in zip(hosts, ("cable-a", "cable-b"), strict=True)]
+    launched = Launched(hosts, settings(data, run, log_interval=1, parallel=strategy), log)
     try:
-        outputs = [process.communicate(timeout=180)[0] for process in both]
+        launched.wait().ok()
     finally:
-        for process in both:
-            process.kill()
-    assert [process.returncode for process in both] == [0, 0], "\n".join(outputs)
+        launched.kill()
     expected = [row["train/lm_loss"] for row in rows(alone)]
-    assert [row["train/lm_loss"] for row in rows(tmp_path / "run")] == pytest.approx(expected, abs=1e-4)
+    assert [row["train/lm_loss"] for row in rows(run)] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("rank", "static"), [(0, False), (1, False), (1, True)])
+def test_killed_on_one_host(
+    data: Path, quiet_longer: Path, tmp_path: Path, log: Path, hosts: list[Host], rank: int, static: bool
+) -> None:
+    run = tmp_path / "run"
+    launched = Launched(hosts, settings(data, run, **LONGER), log, options=RESTARTS, static=static)
+    try:
+        launched.until(lambda: latest(run) >= 20)
+        launched.worker(rank).send_signal(signal.SIGKILL)
+        output = launched.wait().ok()
+    finally:
+        launched.kill()
+    assert "resuming" in output
+    assert_same_run(run, quiet_longer)
+
+
+@pytest.mark.parametrize("timeout_s", [600, 5])
+def test_cable_out_for_ten_seconds(
+    data: Path, quiet_longer: Path, tmp_path: Path, log: Path, hosts: list[Host], timeout_s: int
+) -> None:
+    """Patient ranks sit it out; others end with a reason, and come back."""
+    run = tmp_path / "run"
+    launched = Launched(hosts, settings(data, run, **LONGER, dist__timeout_s=timeout_s), log, options=RESTARTS)
+    try:
+        launched.until(lambda: latest(run) >= 20)
+        hosts[1].pull_cable()
+        time.sleep(10)
+        hosts[1].plug_cable()
+        output = launched.wait().ok()
+    finally:
+        launched.kill()
+    assert ("resuming" in output) == ("fault on rank" in output) == (timeout_s == 5)
+    assert_same_run(run, quiet_longer)

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,7 +40,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
-from utils.dist import UserError, World, local_part
+from utils.dist import UserError, World, is_lost_peer, local_part
+from utils.plain_files import plain, without_following
 
 Tensors = dict[str, Tensor]
 
@@ -70,6 +72,7 @@ class RunState(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     step: int
     draws: int  # examples taken from the stream
+    skipped_steps: list[int] = []  # of this run, so far
     open_steps: int
     open_slots: int
     best: float | None
@@ -105,7 +108,7 @@ class Checkpoint:
     def open(path: Path) -> "Checkpoint":
         """Raises ValueError that names the file where one is missing, truncated or altered."""
         try:
-            manifest = _Manifest.model_validate_json((path / "manifest.json").read_text())
+            manifest = _Manifest.model_validate_json(plain(path / "manifest.json").read_text())
         except (OSError, ValidationError, UnicodeDecodeError) as error:
             raise ValueError(f"checkpoint {path} is damaged: manifest.json can't be read") from error
         if "optimizer.safetensors" in manifest.files:
@@ -304,6 +307,7 @@ class Checkpointer:
     def __init__(self, run: Path, world: World, keep_last_k: int | None) -> None:
         self.run, self._world, self._keep_last_k = run, world, keep_last_k
         self._background: World | None = None  # this world, whose host collectives are the thread's own
+        self._attempt = ""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
         self._staged: Tensors = {}
@@ -337,6 +341,7 @@ class Checkpointer:
                 require_finite_weights(snapshot, self.last_good)
         if self._background is None:
             self._background = replace(self._world, host_group=self._world.new_host_group())
+            self._attempt = self._world.broadcast_object(uuid.uuid4().hex[:8])
         self._staged = self._stage(_named(snapshot, self._world))
         self._saving = self._thread.submit(self._write, self._staged, snapshot.state, is_best, self._background)
 
@@ -346,15 +351,27 @@ class Checkpointer:
         Raises UserError on every rank when the disk refused; `latest` then still names the step before.
         """
         saving, self._saving = self._saving, None
-        if saving is not None:
-            saving.result()
+        if saving is None:
+            return
+        while True:
+            # The disk may take as long as it likes; that a rank hangs shows in these collectives, within their timeout.
+            done = saving.done()  # asked once: it may become so between two questions
+            failed = done and not isinstance(saving.exception(), UserError | None)
+            busy, broken = self._world.any_of(not done, failed)
+            if broken or not busy:
+                break
+            wait_for([saving], timeout=0.05)
+        if broken and not failed:
+            raise RuntimeError("the checkpoint that was under way failed on another rank")
+        saving.result()
 
-    def settle(self) -> None:
-        """For a fault, whose process ends without order: gives a save that is under way half a minute to be through. No
-        collective of the main thread's; what becomes of the save doesn't matter any more.
+    def settle(self, error: Exception) -> None:
+        """For a fault, whose process ends without order: gives a save that is under way half a minute to be through, or
+        where a peer is lost, without whom most can't be, a moment. No collective of the main thread's; what becomes of
+        the save doesn't matter any more.
         """
         if self._saving is not None:
-            wait_for([self._saving], timeout=30)
+            wait_for([self._saving], timeout=1 if is_lost_peer(error) else 30)
 
     @torch.no_grad()
     def _stage(self, tensors: Tensors) -> Tensors:
@@ -376,7 +393,8 @@ class Checkpointer:
     def _write(self, staged: Tensors, state: RunState, is_best: bool, world: World) -> None:
         """In the thread. Every rank."""
         folder = self.run / f"step_{state.step:08d}"
-        temporary = self.run / f"{_TEMPORARY}{folder.name}"
+        # Of this attempt's own: a rank of an earlier one may live for a moment after its rank 0, and write.
+        temporary = self.run / f"{_TEMPORARY}{folder.name}_{self._attempt}"
         weights = {name.removeprefix("model."): of for name, of in staged.items() if name.startswith("model.")}
         rest = {name: tensor for name, tensor in staged.items() if not name.startswith("model.")}
         try:
@@ -460,7 +478,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _write(path: Path, contents: bytes) -> _File:
-    with open(path, "wb") as file:
+    with open(path, "wb", opener=without_following) as file:
         file.write(contents)
         file.flush()
         os.fsync(file.fileno())

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import re
+import reprlib
 import textwrap
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -17,6 +18,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
+
+from utils.dist import secret_in
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
 
@@ -58,6 +61,7 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
     # Whatever can be set is in the YAML, so a plus in front, as the published commands have it, says nothing more.
     overrides = [typed.lstrip("+") for typed in overrides]
     for typed in overrides:
+        _require_no_secret("the command line", typed)
         _require_single_value(typed)
     try:
         container = _compose(config_name, overrides)
@@ -71,8 +75,26 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
                     if f"{group}.{key}" not in keys:
                         del options[key]
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(_in_one_line(error, config_name)) from error
+        message = _in_one_line(error, config_name)
+        try:
+            _require_no_secret("what is wrong with the config", f"{error} {message}")
+        except ValueError as secret:
+            raise secret from None  # and not from the error that quotes it
+        raise ValueError(message) from error
+    for key, value in flatten(container):
+        _require_no_secret(key, str(value))
     return container
+
+
+def _require_no_secret(where: str, text: str) -> None:
+    """Raises ValueError for what would lie open in every checkpoint, in W&B, and in messages: ${oc.env:...}, in a YAML
+    from somebody else too, reads the environment.
+    """
+    if name := secret_in(text):
+        raise ValueError(
+            f"{where} holds the value of the environment variable {name}, which looks like a secret; leave it out: "
+            "configs are written into checkpoints and to W&B"
+        )
 
 
 def _compose(config_name: str, overrides: list[str]) -> Container:
@@ -118,11 +140,11 @@ def typed_changes(config_name: str, overrides: list[str], given: Sequence[str] =
     typed_keys = [
         key
         for name, value in typed.items()
-        for key in ([key for key, _ in _flatten({name: value})] if isinstance(value, dict) else [name])
+        for key in ([key for key, _ in flatten({name: value})] if isinstance(value, dict) else [name])
     ]
-    defaults = dict(_flatten(read_config(config_name, [*given])))
-    by_groups = dict(_flatten(read_config(config_name, [*given, *groups])))
-    asked = dict(_flatten(read_config(config_name, [*given, *overrides])))
+    defaults = dict(flatten(read_config(config_name, [*given])))
+    by_groups = dict(flatten(read_config(config_name, [*given, *groups])))
+    asked = dict(flatten(read_config(config_name, [*given, *overrides])))
     # With the value of all overrides together: what the group derives may follow from a typed key.
     changes = {key: asked[key] for key, value in by_groups.items() if defaults.get(key, ...) != value and key in asked}
     for key, value in asked.items():
@@ -132,18 +154,22 @@ def typed_changes(config_name: str, overrides: list[str], given: Sequence[str] =
 
 
 def with_changes(container: Container, changes: Container) -> Container:
-    """A copy of a nested container with dotted keys set."""
-    config = OmegaConf.create(container)
+    """A copy of a nested container with dotted keys set. The values are what they are, never interpolations."""
+    changed = deepcopy(container)
     for key, value in changes.items():
-        OmegaConf.update(config, key, value, force_add=True)
-    changed = OmegaConf.to_container(config)
-    assert isinstance(changed, dict)
-    return changed  # type: ignore[return-value]
+        *groups, last = key.split(".")
+        inner = changed
+        for group in groups:
+            if not isinstance(inner.get(group), dict):
+                inner[group] = {}
+            inner = inner[group]
+        inner[last] = value
+    return changed
 
 
 def differences(old: Container, new: Container) -> list[str]:
     """`key: old -> new` for every leaf that differs."""
-    old_leaves, new_leaves = dict(_flatten(old)), dict(_flatten(new))
+    old_leaves, new_leaves = dict(flatten(old)), dict(flatten(new))
     keys = [*new_leaves, *(key for key in old_leaves if key not in new_leaves)]
     return [
         f"{key}: {old_leaves.get(key)} -> {new_leaves.get(key)}"
@@ -168,10 +194,11 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; overrides are written key=value, flags are --help and --cfg job")
 
 
-def _flatten(container: Container, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(container: Container, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf, under its dotted key."""
     for key, value in container.items():
         if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -261,7 +288,7 @@ def _known_keys(config_name: str) -> list[str]:
         # Not resolved: keys that must be given have no value yet.
         container = OmegaConf.to_container(compose(config_name))
     assert isinstance(container, dict)
-    return [name for name, _ in _flatten(container)]  # type: ignore[arg-type]
+    return [name for name, _ in flatten(container)]  # type: ignore[arg-type]
 
 
 def _key_of(location: Sequence[Any], container: Any, *, missing: bool) -> str:
@@ -294,4 +321,4 @@ def _describe(key: str, errors: list[Any]) -> str:
     if error["type"] == "value_error":
         return f"{key}: {message}" if key else message
     wanted = " or ".join(e["msg"][0].lower() + e["msg"][1:] for e in errors)
-    return f"{key}: {wanted}, but it is {error['input']!r}"
+    return f"{key}: {wanted}, but it is {reprlib.repr(error['input'])}"

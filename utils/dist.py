@@ -5,12 +5,17 @@ Each collective is a no-op in a world of one, so that callers never branch on th
 environment.
 """
 
+import faulthandler
 import os
+import re
 import socket
 import sys
+import threading
+import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from fractions import Fraction
@@ -22,6 +27,7 @@ import torch
 import torch.distributed as dist
 from pydantic import Field, field_validator
 from torch import Tensor
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.tensor import DTensor
@@ -34,7 +40,14 @@ T = TypeVar("T")
 # Rank 0 reads YAML and imports what it needs before it broadcasts the config; the config's own timeout is not known
 # until then.
 _START_TIMEOUT = timedelta(minutes=5)
+_LONGEST_MISTAKE = 2000
 INIT_METHODS = ("env", "tcp://", "file://")
+_BEGUN = "begun"  # in torchrun's store: how many attempts of the launch have begun to train
+# Names of what is secret end so, perhaps with a number: API_KEY, HF_TOKEN, SECRET_1, not KEYBOARD or TOKENIZER_DIR.
+_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASS(WORD|WD|PHRASE)?|_PWD|_PAT|CREDENTIALS?)(_\w{1,2})?$", re.IGNORECASE)
+# How long a rank that lost its peers waits for them to say so too. Where one was killed, the others notice at once;
+# where one hangs, each gives up so long after it began to wait, and they did not all begin at the same moment.
+_ROLL_CALL_S = {"gone": 1.0, "late": 5.0}
 
 
 class UserError(ValueError):
@@ -90,6 +103,7 @@ class World:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    places: tuple[str, ...] = ("this process",)  # of each rank its process and host, for messages
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     host_group: dist.ProcessGroup | None = None
     device_group: dist.ProcessGroup | None = None
@@ -98,6 +112,7 @@ class World:
     data_rank: int = 0  # which share of the slots is this rank's
     data_size: int = 1  # of how many shares
     weights: tuple[Fraction, ...] = (Fraction(1),)  # of the shares
+    launch_store: Store | None = None  # torchrun's own, which all attempts of a launch share
     mesh: DeviceMesh | None = None  # named as the fields of Axes; None where no strategy needs one
 
     @staticmethod
@@ -111,15 +126,26 @@ class World:
         Rank and number of ranks are the environment's, as torchrun sets it; where to meet is too (MASTER_ADDR and
         MASTER_PORT), unless `init_method` is a tcp:// address or a file:// that all see.
         """
-        size = int(os.environ.get("WORLD_SIZE", 1))
+        size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+        launch_store = _agents_store() if init_method == "env" else None
+        if launch_store is not None and rank == 0:
+            # Each host's agent counts only the restarts that its own workers caused, and also those of attempts that
+            # were refused: what another run left in the folder is nothing for the next attempt to go on from.
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(launch_store.add(_BEGUN, 0))
         if size == 1:
-            return World()
-        rank = int(os.environ.get("RANK", 0))
-        where = "env://" if init_method == "env" else init_method
-        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=_START_TIMEOUT)
+            return World(launch_store=launch_store)
+        if launch_store is not None:
+            store = _part_of_this_attempt(launch_store, rank, size)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_START_TIMEOUT)
+        else:
+            where = "env://" if init_method == "env" else init_method
+            dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=_START_TIMEOUT)
+        places = [""] * size
+        dist.all_gather_object(places, f"process {os.getpid()} on {socket.gethostname()}")
         return World(
             rank=rank,
             size=size,
+            places=tuple(places),
             local_rank=int(os.environ.get("LOCAL_RANK", 0)),
             host_group=dist.group.WORLD,
             device_group=dist.group.WORLD,
@@ -128,7 +154,13 @@ class World:
             data_rank=rank,
             data_size=size,
             weights=(Fraction(1),) * size,
+            launch_store=launch_store,
         )
+
+    def note_beginning(self) -> None:
+        """An attempt of torchrun's that comes after this one goes on with what it has begun. Rank 0."""
+        if self.launch_store is not None:
+            self.launch_store.add(_BEGUN, 1)
 
     def use_device(
         self,
@@ -176,10 +208,12 @@ class World:
             store = dist.HashStore()  # type: ignore[attr-defined]
             dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=_START_TIMEOUT)
         timeout = timedelta(seconds=config.timeout_s)
+        # NCCL's watchdog ends a process without a word; the host's votes, which can say who is missing, come first.
+        device_timeout = timeout + timedelta(seconds=60 if device.type == "cuda" else 0)
         axes = axes or Axes(replicate=self.size)
         groups = {
             "host": dist.new_group(backend="gloo", timeout=timeout),
-            "device": dist.new_group(backend=backend, timeout=timeout),
+            "device": dist.new_group(backend=backend, timeout=device_timeout),
         }
         ranks_RSM = torch.arange(self.size).view(axes.replicate, axes.shard, axes.model)
         data_ranks = list(ranks_RSM.flatten(0, 1).unbind(1))
@@ -188,14 +222,14 @@ class World:
             device=device,
             host_group=groups["host"],
             device_group=groups["device"],
-            data_group=self._own_group(data_ranks, backend, timeout),
+            data_group=self._own_group(data_ranks, backend, device_timeout),
             host_data_group=self._own_group(data_ranks, "gloo", timeout),
             data_rank=self.rank // axes.model,
             data_size=self.size // axes.model,
             weights=weights,
             mesh=DeviceMesh.from_group(
                 [
-                    self._own_group(list(lines.flatten(0, 1)), backend, timeout)
+                    self._own_group(list(lines.flatten(0, 1)), backend, device_timeout)
                     for lines in (ranks_RSM.permute(1, 2, 0), ranks_RSM.permute(0, 2, 1), ranks_RSM)
                 ],
                 device.type,
@@ -340,13 +374,53 @@ class World:
         try:
             yield
         except (ValueError, OSError) as error:
-            mistake, cause = " ".join(str(error).split()) or type(error).__name__, error
+            mistake, cause = _for_a_terminal(str(error)) or type(error).__name__, error
         for first in filter(None, self.gather_objects(mistake)):
             raise UserError(first) from cause
 
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _agents_store() -> Store | None:
+    """Where torchrun's workers meet, if torchrun itself keeps it: the same for all attempts of a launch."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(host, port, is_master=False, timeout=_START_TIMEOUT)
+
+
+def _part_of_this_attempt(store: Store, rank: int, size: int) -> Store:
+    """A part of torchrun's store in which no earlier attempt has written. Every rank.
+
+    Under bare keys a restarted rank finds there the addresses of ranks that are gone, and waits for them. Nothing in
+    the environment names the attempt on all hosts, so rank 0 draws a name and tells it to each rank that asks with a
+    ticket of its own. A ticket that lies there may be of a rank that is gone: rank 0 answers until all have come.
+    """
+    own = uuid.uuid4().hex
+    if rank > 0:
+        store.set(f"ticket/{rank}", own)
+        name = store.get(f"attempt/{own}").decode()
+        store.add(f"{name}/arrived", 1)
+        return PrefixStore(name, store)
+    end = time.monotonic() + _START_TIMEOUT.total_seconds()
+    answered: dict[int, bytes] = {}
+    while (arrived := store.add(f"{own}/arrived", 0)) < size - 1:
+        if time.monotonic() > end:
+            raise TimeoutError(f"only {arrived + 1} of {size} ranks have come within {_START_TIMEOUT}")
+        for other in range(1, size):
+            if store.check([f"ticket/{other}"]) and (ticket := store.get(f"ticket/{other}")) != answered.get(other):
+                store.set(f"attempt/{ticket.decode()}", own)
+                answered[other] = ticket
+        time.sleep(0.02)
+    return PrefixStore(own, store)
+
+
+def _for_a_terminal(text: str) -> str:
+    """One line, without the control characters and the length that names in a stranger's file can have."""
+    line = "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
+    return line if len(line) <= _LONGEST_MISTAKE else f"{line[:_LONGEST_MISTAKE]}..."
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -380,8 +454,10 @@ class Launch:
 
 def run(main: Callable[[World], None]) -> NoReturn:
     """Run `main(world)` as a program: mistakes are one line and status 2, faults a traceback that names the rank and
-    status 1.
+    status 1. A worker ends with its launcher.
     """
+    faulthandler.enable()  # what kills a process without an exception (SIGBUS, SIGSEGV) says where at least
+    _end_with_launcher()
     world = World()
 
     @record  # leaves faults, not mistakes, for torchrun's report, which quotes them with their tracebacks
@@ -408,11 +484,70 @@ def run(main: Callable[[World], None]) -> NoReturn:
         os._exit(130)
     except Exception as error:
         traceback.print_exc()
-        print(f"fault on rank {world.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        reason = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+        print(f"fault on rank {world.rank}: {reason}", file=sys.stderr, flush=True)
+        for line in _silent_ranks(world, error):
+            print(line, file=sys.stderr, flush=True)
         sys.stdout.flush()
         # Not sys.exit: leaving the process groups in order would wait for peers that wait for us.
         os._exit(1)
     sys.exit(0 if mistake is None else 2)
+
+
+def _end_with_launcher() -> None:
+    """A worker whose torchrun was killed would go on beside the run that somebody starts in its place."""
+    if Launch.from_environment().identity is None:
+        return
+    launcher, rank = os.getppid(), os.environ.get("RANK", "0")
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(1)
+        try:
+            print(f"rank {rank}: its launcher is gone; ending", file=sys.stderr, flush=True)
+        finally:  # nobody may read any more
+            os._exit(1)
+
+    threading.Thread(target=watch, name="launcher", daemon=True).start()
+
+
+def is_lost_peer(error: Exception) -> bool:
+    """Whether ranks didn't hear one another, as against what went wrong on this one. Such errors share no class."""
+    return any(word in str(error) for word in ("gloo", "Gloo", "NCCL", "nccl"))
+
+
+def _silent_ranks(world: World, error: Exception) -> list[str]:
+    """After a fault: a line for each rank that doesn't report one too, if what failed is that ranks didn't hear one
+    another. Such an error says of the culprit an address at most.
+    """
+    if world.size == 1:
+        return []
+    text, store = str(error), dist.distributed_c10d._get_default_store()
+    others = [rank for rank in range(world.size) if rank != world.rank]
+    silent: list[int] | None = None
+
+    def call_the_roll() -> None:
+        nonlocal silent
+        with suppress(RuntimeError):  # of a store that went with rank 0
+            store.set(f"fault/{world.rank}", text[:200])
+            if not is_lost_peer(error):
+                silent = []
+                return
+            end, missing = time.monotonic() + _ROLL_CALL_S["late" if "imed out" in text else "gone"], others
+            while missing and time.monotonic() < end:
+                time.sleep(0.1)
+                missing = [rank for rank in missing if not store.check([f"fault/{rank}"])]
+                silent = missing  # as far as is known when rank 0 leaves, and the store with it
+
+    # In a thread, since a store that lies in a process which hangs never answers.
+    caller = threading.Thread(target=call_the_roll, name="roll call", daemon=True)
+    caller.start()
+    caller.join(_ROLL_CALL_S["late"] + 1)
+    if silent is None:
+        return [f"nobody answers where the ranks met, beside or in rank 0 ({world.places[0]}): it hangs or is gone"]
+    return [
+        f"rank {rank} ({world.places[rank]}) says nothing: it hangs, was killed, or can't be reached" for rank in silent
+    ]
 
 
 def typed_init_method() -> str | None:
@@ -466,3 +601,13 @@ def _pick_weights(weights: list[float], num_shares: int) -> tuple[Fraction, ...]
             "for each of these"
         )
     return tuple(map(Fraction, weights)) or (Fraction(1),) * num_shares
+
+
+def secret_in(text: str) -> str | None:
+    """The name of the environment variable whose value stands in the text, if there is one whose name says that it is
+    a secret. Shorter values than eight characters are words.
+    """
+    for name, value in os.environ.items():
+        if len(value) >= 8 and value in text and _SECRET.search(name):
+            return name
+    return None

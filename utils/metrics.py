@@ -13,6 +13,7 @@ from tqdm import tqdm
 from utils.checkpoint import write_atomically
 from utils.config import StrictModel
 from utils.dist import World
+from utils.plain_files import plain, without_following
 
 Row = dict[str, float]
 
@@ -59,7 +60,7 @@ class Metrics:
         """One row, which holds everything that is known of the step. Raises OSError when the disk refuses it."""
         if self._bar is None:
             return
-        with open(self._path, "a") as file:
+        with open(self._path, "a", opener=without_following) as file:
             file.write(json.dumps({"step": step, **row}) + "\n")
         self._bar.show(step, row)
         if self._wandb is not None:
@@ -145,15 +146,16 @@ def _summary(row: Row, *, evaluation: bool = False) -> str:
 
 def _drop_rows_after(path: Path, step: int) -> None:
     """Keep whole rows up to a step; a torn last line is a row that was not finished."""
-    if not path.exists():
+    if not plain(path).exists():
         return
     kept = []
     for line in path.read_text(errors="replace").splitlines():
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(row, dict) and row.get("step", step + 1) <= step:
+        logged = row.get("step") if isinstance(row, dict) else None
+        if isinstance(logged, int) and logged <= step:
             kept.append(line + "\n")
     write_atomically(path, "".join(kept))
 

@@ -113,6 +113,13 @@ class StepClock:
             yield batch
 
     @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """Data time that is spent before the loop asks for the batch."""
+        began = time.perf_counter()
+        yield
+        self._data_s += time.perf_counter() - began
+
+    @contextmanager
     def paused(self) -> Iterator[None]:
         began = time.perf_counter()
         yield

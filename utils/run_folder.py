@@ -4,12 +4,14 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import coolname
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import field_validator
 from yaml import YAMLError
 
 from utils.checkpoint import Checkpoint, find_checkpoint, put_back, step_folders, write_atomically
@@ -18,17 +20,21 @@ from utils.command_line import (
     choices,
     default_groups,
     differences,
+    flatten,
     read_config,
     typed_changes,
     typed_keys_and_groups,
     validate,
     with_changes,
 )
-from utils.config import StrictModel
+from utils.config import Bool, StrictModel
 from utils.dist import Launch
+from utils.plain_files import read_plain_yaml, refuse_links
+from utils.run_lock import RunLock
 
 CHECKPOINTS = Path("checkpoints")
-_PLACE = {"resume", "checkpoint_path"}  # where a run is, as against what it is
+# Of one start only: where the run is, as against what it is, and what a person allowed this once.
+_OF_THIS_START = {"resume", "checkpoint_path", "allow_changed_data"}
 
 
 class RunConfig(StrictModel):
@@ -40,6 +46,14 @@ class RunConfig(StrictModel):
     run_name: str | None
     checkpoint_path: str | None
     resume: str | None
+    allow_changed_data: Bool
+
+    @field_validator("project_name", "run_name")
+    @classmethod
+    def _names_one_folder(cls, name: str | None) -> str | None:
+        if name is not None and (name in ("", ".", "..") or "/" in name or "\0" in name or len(name) > 200):
+            raise ValueError(f"{name[:80]!r} can't name a folder; give a name without / (checkpoint_path is for paths)")
+        return name
 
     @property
     def train_paths(self) -> list[str]:
@@ -68,8 +82,9 @@ class Start(Generic[C]):
         return self.checkpoint is not None and not _same(self.checkpoint.path.parent, self.config.run_path)
 
 
-def read_start(config_class: type[C], config_name: str, overrides: list[str]) -> Start[C]:
-    """Compose the config, name the run, find its checkpoint. For rank 0: YAML and folders are read once.
+def read_start(config_class: type[C], config_name: str, overrides: list[str], lock: RunLock) -> Start[C]:
+    """Compose the config, name the run, lock its folder and find its checkpoint. For rank 0: YAML and folders are read
+    once.
 
     A resumed run has the stored config, changed only by what the overrides ask for. Raises ValueError.
     """
@@ -78,15 +93,15 @@ def read_start(config_class: type[C], config_name: str, overrides: list[str]) ->
     checkpoint: Checkpoint | None
     where = _place(config_name, overrides)
     if where.resume not in (None, "auto"):
-        run_path, checkpoint = _named_checkpoint(where, launch, notes)
+        run_path, checkpoint = _named_checkpoint(where, launch, lock, notes)
     else:
         where = _with_names(where, launch)
         run_path = where.run_path
-        put_back(run_path)
+        _take(run_path, lock, notes)
         if where.resume is None and launch.restarts == 0:
             asked = validate(config_class, read_config(config_name, overrides))
             claim_fresh(run_path)
-            return Start(_named_as(asked, where))
+            return Start(_named_as(asked, where), notes=notes)
         checkpoint = find_checkpoint(run_path, notes.append)
 
     stored = _config_of(run_path) if checkpoint is None else checkpoint.state.config
@@ -97,7 +112,11 @@ def read_start(config_class: type[C], config_name: str, overrides: list[str]) ->
     if newer := sorted(whole.keys() - stored.keys()):
         notes.append(f"not known when the run began: {', '.join(f'{key}={whole[key]}' for key in newer)}")
     stored, changes = _merged(whole, config_name, overrides)
-    changes |= {"resume": where.resume, "checkpoint_path": str(run_path)}
+    changes |= {
+        "resume": where.resume,
+        "checkpoint_path": str(run_path),
+        "allow_changed_data": where.allow_changed_data,
+    }
     if checkpoint is None:
         if stored.get("resume") not in (None, "auto"):
             raise ValueError(
@@ -127,7 +146,13 @@ def _place(config_name: str, overrides: list[str]) -> RunConfig:
 
 
 def completed(stored: Container, config_name: str) -> Container:
-    """A stored config with the defaults of the keys that have come since: what a run does without them."""
+    """A stored config with the defaults of the keys that have come since: what a run does without them.
+
+    Raises ValueError for an interpolation: runs store values, and a stranger's text reads no files or secrets here.
+    """
+    for key, value in flatten(stored):
+        if "${" in str(value):
+            raise ValueError(f"the stored config is no run's: {key} is {str(value)[:80]!r}; write its value there")
     names = {group: _name_in(stored.get(group), group) for group, _ in default_groups(config_name)}
     return _filled_up(stored, read_config(config_name, [f"{group}={name}" for group, name in names.items() if name]))
 
@@ -165,7 +190,7 @@ def _changes(stored: Container, now: Container, config_name: str) -> list[str]:
         for group, _ in default_groups(config_name)
     ]
     chosen = {group: f"{group}: {before} -> {after}" for group, before, after in names if before != after}
-    lines = [line for line in differences(stored, now) if line.split(":")[0] not in _PLACE]
+    lines = [line for line in differences(stored, now) if line.split(":")[0] not in _OF_THIS_START]
     return [*chosen.values(), *(line for line in lines if line.split(".")[0] not in chosen)]
 
 
@@ -181,20 +206,21 @@ def _config_of(run_path: Path) -> Container | None:
     if not file.is_file():
         return None
     try:
-        stored = OmegaConf.to_container(OmegaConf.load(file))  # not resolved: a file from elsewhere reads nothing
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        # Not resolved: a file from elsewhere reads nothing.
+        stored = OmegaConf.to_container(OmegaConf.load(StringIO(read_plain_yaml(file))))
+    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} can't be read as YAML; remove it to start afresh") from error
     if not isinstance(stored, dict):
         raise ValueError(f"{file} holds no config; remove it to start afresh")
     return stored  # type: ignore[return-value]
 
 
-def _named_checkpoint(asked: RunConfig, launch: Launch, notes: list[str]) -> tuple[Path, Checkpoint]:
+def _named_checkpoint(asked: RunConfig, launch: Launch, lock: RunLock, notes: list[str]) -> tuple[Path, Checkpoint]:
     """For resume=PATH: the folder that the run will write into, and the checkpoint to go on from."""
     assert asked.resume is not None
     where = Path(asked.resume)
     run_path = Path(asked.checkpoint_path) if asked.checkpoint_path else run_folder_of(where)
-    put_back(run_path)
+    _take(run_path, lock, notes)
     if launch.restarts and (own := find_checkpoint(run_path, notes.append)):
         return run_path, own  # an earlier attempt of this launch came further than the path
     checkpoint = open_checkpoint(where, notes.append)
@@ -252,6 +278,16 @@ def run_folder_of(checkpoint_path: Path) -> Path:
     return checkpoint_path.parent if checkpoint_path in step_folders(checkpoint_path.parent) else checkpoint_path
 
 
+def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
+    """Keep other runs out of a folder that is there, before anything in it is looked at or put in order. Raises
+    ValueError for a link in it: what the run writes would go where a stranger wanted.
+    """
+    if run.is_dir():
+        refuse_links([*run.iterdir(), *(run / "eval_outputs").rglob("*")])
+        lock.take(run, notes.append)
+        put_back(run)
+
+
 def _same(one: Path, other: Path) -> bool:
     """Whether two paths, perhaps one of them relative, are one folder."""
     return one.resolve() == other.resolve()
@@ -266,20 +302,24 @@ def claim_fresh(run: Path) -> None:
         )
 
 
-def prepare(start: Start[C]) -> None:
-    """Create the run's folder, say in config.yaml what runs there, and clear the marker of an earlier graceful stop.
+def prepare(start: Start[C], lock: RunLock) -> None:
+    """Create the run's folder, keep other runs out of it, say in config.yaml what runs there, and clear the marker of
+    an earlier graceful stop.
 
     A run that branches off begins with the metrics of the other. Raises ValueError where the folder can't be written.
     """
     run = start.config.run_path
     try:
         run.mkdir(parents=True, exist_ok=True)
+        lock.take(run, start.notes.append)
+        if start.checkpoint is None or start.branches_off:
+            claim_fresh(run)  # another run may have come and gone while this one read its data
         write_atomically(run / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(start.config.model_dump())))
         clear_stopped(run)
         _note_name(start.config, Launch.from_environment())
         if start.checkpoint is not None and start.branches_off:
             history = start.checkpoint.path.parent / "metrics.jsonl"
-            if history.exists():
+            if history.is_file():
                 shutil.copyfile(history, run / "metrics.jsonl")
     except OSError as error:
         raise ValueError(f"can't write to {run}: {error.strerror}; free it, or give another checkpoint_path") from error

@@ -9,6 +9,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from utils.dist import World
+from utils.plain_files import without_following
 
 SavedOutput = Literal[
     "inputs",
@@ -64,7 +65,9 @@ class OutputWriter:
         if self._failure is None:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                (self._folder / f"{self._prefix}_{self._num_files:04d}.safetensors").write_bytes(save(whole))
+                place = self._folder / f"{self._prefix}_{self._num_files:04d}.safetensors"
+                with open(place, "wb", opener=without_following) as file:
+                    file.write(save(whole))
                 self._num_files += 1
             except OSError as error:  # other ranks hear of it in close(): here they may be anywhere
                 self._failure = error

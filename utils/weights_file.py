@@ -7,6 +7,7 @@ import io
 import os
 import re
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import Tensor
 
 _HUB = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")
 _ZIP = b"PK\x03\x04"
+_COMPRESSED = "compressed, as torch.jit.save writes programs, and torch.save never weights"
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def read_weights(where: str) -> dict[str, Tensor]:
@@ -52,6 +55,11 @@ def read_weights(where: str) -> dict[str, Tensor]:
                 f"{where} holds {name!r}, which is no plain tensor under a name; give a file that holds a model's "
                 "state dict and nothing else"
             )
+        # Before its elements are looked at: a tensor may say that it is a small one repeated billions of times.
+        if tensor.device.type != "cpu" or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.itemsize:
+            raise ValueError(f"{where} holds no elements of {name}, or not all; copy or download it again")
+        if tensor.is_floating_point() and tensor.dtype not in _FLOATS:
+            raise ValueError(f"{where}: {name} is {tensor.dtype}; give weights that were not quantised")
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{where}: {name} holds NaN or infinity; give a file of another step")
     return {name: tensor.detach() for name, tensor in weights.items()}
@@ -108,18 +116,26 @@ def _read_safetensors(path: Path, where: str) -> dict[str, Tensor]:
         raise ValueError(f"{where} is no whole safetensors file ({error}); copy or download it again") from error
 
 
+def _is_compressed(path: Path) -> bool:
+    """Whether a part of a zip file may take a thousand times the memory that it takes on the disk."""
+    with zipfile.ZipFile(path) as archive:
+        return any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist())
+
+
 def _read_torch(path: Path, where: str, head: bytes) -> Any:
     # A large puzzle table then costs no memory until its rows are looked at. torch.load goes by the name, not the
     # contents, where it is given a path to a .safetensors file, so that such a one is given open.
     use_mmap = head.startswith(_ZIP) and path.suffix != ".safetensors"
     try:
+        if head.startswith(_ZIP) and _is_compressed(path):
+            raise ValueError(_COMPRESSED)
         with path.open("rb") as file, warnings.catch_warnings(action="ignore"):
             return torch.load(str(path) if use_mmap else file, weights_only=True, map_location="cpu", mmap=use_mmap)
     except OSError:
         raise
     except Exception as error:  # the bytes of a stranger's file decide what is raised
         # Not torch's own message: it advises to load the file without the check.
-        if "weights_only" in str(error):
+        if "weights_only" in str(error) or str(error) == _COMPRESSED:
             raise ValueError(
                 f"{where} holds more than tensors (or is no file of weights at all), and loading it would run code: "
                 "refused; give a file that holds a model's state dict and nothing else"

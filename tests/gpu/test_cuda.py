@@ -22,6 +22,7 @@ from pretrain import StepResult, train_step
 from tests import runs
 from tests.models.helpers import random_batch, small_hrm
 from utils.dist import World
+from utils.out_of_memory import advice, is_out_of_memory
 from utils.profiling import max_memory_gb
 
 # B = slots
@@ -206,6 +207,25 @@ def test_sequences_leave_their_slots_as_on_the_cpu(adaptive: bool) -> None:
                 assert done.predictions_NTS is not None and done.predictions_NTS.device.type == device
                 steps[device] |= dict(zip(done.rows_N.tolist(), done.steps_N.tolist(), strict=True))
     assert steps["cuda"] == steps["cpu"] and len(steps["cpu"]) == BATCH_SIZE
+
+
+def test_out_of_memory_says_what_to_turn() -> None:
+    device = torch.device("cuda")
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        torch.empty(2**50, dtype=torch.uint8, device=device)
+    assert is_out_of_memory(caught.value)
+    text = advice(
+        device,
+        num_slots=96,
+        divisible_slots=96,
+        global_batch_size=768,
+        grad_accumulation=1,
+        activation_checkpointing="none",
+        parallel="ddp",
+        num_state_bytes=10**9,
+    )
+    assert "96 slots at a time" in text and "GB allocated by this rank" in text and "GB free on cuda" in text
+    assert "grad_accumulation=2 (48 slots at a time)" in text and "parallel=fsdp" in text
 
 
 def test_memory_is_that_of_the_device() -> None:

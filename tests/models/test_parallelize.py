@@ -4,6 +4,8 @@ ranks runs all of them.
 
 # B = slots, S = tokens, K = rows of the puzzle table, E = their size
 
+import gc
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -496,3 +498,21 @@ def test_powersgd_is_refused_with_a_loss_that_is_scaled() -> None:
     """Its memory of what it left out would be in units of another scale, and an overflow would stay in it for ever."""
     with pytest.raises(UserError, match=r"take parallel.compression=fp16 or none, or arch.forward_dtype=bfloat16"):
         _layout(World.single(), "ddp", compression="powersgd", forward_dtype="float16")
+
+
+def _is_given_back(world: World, names: list[str]) -> list[str]:
+    kept = []
+    for name in names:
+        layout, _ = _layout(world, name)
+        model = weakref.ref(layout.model)
+        del layout
+        gc.collect()
+        if model() is not None:
+            kept.append(name)
+    return kept
+
+
+def test_a_layout_that_is_dropped_gives_its_memory_back() -> None:
+    """A run that goes back to a checkpoint builds another beside it."""
+    for rank, kept in enumerate(run_ranks(_is_given_back, 2, ["ddp", "fsdp", "tp"])):
+        assert not kept, f"rank {rank} keeps {kept}"

@@ -100,3 +100,17 @@ def test_a_row_without_gradient_still_decays() -> None:
         table_PE, torch.tensor([1]), torch.zeros(1, DIM), lr=LR, weight_decay=WEIGHT_DECAY, world=World.single()
     )
     assert table_PE.tolist() == [[1.0] * DIM, [1 - LR * WEIGHT_DECAY] * DIM]
+
+
+def _is_finite(world: World, bad_rank: int) -> tuple[bool, bool]:
+    def update(grad_BE: torch.Tensor) -> bool:
+        table_PE, ids_B = torch.zeros(3, 2), torch.tensor([0, world.rank])
+        return bool(sparse_sign_sgd_(table_PE, ids_B, grad_BE, lr=LR, weight_decay=WEIGHT_DECAY, world=world))
+
+    good_BE = torch.ones(2, 2)
+    return update(good_BE), update(torch.full((2, 2), float("inf")) if world.rank == bad_rank else good_BE)
+
+
+@pytest.mark.parametrize("bad_rank", [0, 1])
+def test_every_rank_hears_of_a_gradient_that_is_not_finite(bad_rank: int) -> None:
+    assert run_ranks(_is_finite, 2, bad_rank) == [(True, False), (True, False)]

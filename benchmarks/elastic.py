@@ -1,0 +1,196 @@
+"""What a fault costs a run that torchrun may restart: whether it comes back by itself as if nothing had happened, and
+after how many seconds.
+
+python -m benchmarks.elastic [--trials 20] [--hosts 1|2] [--kind kill|hang|network] [--rendezvous c10d|static]
+                             [--seed 0] [--json FILE] [OVERRIDE...]
+
+A trial is a small run of two ranks under torchrun, as a user types it. After the first checkpoint, at a drawn moment, a
+drawn rank is killed (kill -9) or made to hang (SIGSTOP), or the cable between two hosts is pulled for 10 s. The run's
+end has to be bitwise that of one which nobody disturbed, in weights, optimizer, carry and every logged number; a run
+that ends in an error is taken up again by hand, and counted as such. Hang and network want a short dist.timeout_s=5
+among the overrides, or patience. Two hosts are network namespaces of this machine, which takes root. Prints a table
+and, with --json, writes it with every trial. Ends with 1 where a trial failed.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from tests.hosts import Host, Launched, two_hosts, why_no_two_hosts
+from tests.runs import assert_same_run, build_data, latest, settings
+
+OUTAGE_S = 10.0
+TRIAL_S = 180.0  # a run that takes longer hangs
+# Long enough for a fault to come in the midst of training, with checkpoints on both sides of it.
+RUN = {"max_steps": 150, "checkpoint_every_n_steps": 10, "eval_every_n_steps": 50, "log_interval": 1}
+FIRST_CHECKPOINT = 10
+RESUMED = re.compile(r"resuming .* at step (\d+)")
+SILENT = re.compile(r"rank (\d+) \(process .* says nothing")
+
+
+@dataclass
+class Trial:
+    """What became of one run. Seconds are from the fault."""
+
+    rank: int  # the one that was struck; of a network the one whose cable was pulled
+    end: str = ""  # "by itself", "by hand" or what was wrong
+    at_step: int = 0  # that was logged last before the fault
+    num_restarts: int = 0
+    num_steps_again: int | None = None  # that were done once more
+    until_error_s: float | None = None  # the first rank says that it ends, and why
+    until_next_step_s: float | None = None
+    named: str = ""  # the ranks of which others say that they hear nothing
+
+    @property
+    def is_well(self) -> bool:
+        return self.end in ("by itself", "by hand")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--hosts", type=int, default=1, choices=[1, 2])
+    parser.add_argument("--kind", default="kill", choices=["kill", "hang", "network"])
+    parser.add_argument("--rendezvous", default="c10d", choices=["c10d", "static"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("overrides", nargs="*", help="of pretrain.py, such as dist.timeout_s=5")
+    options = parser.parse_args()
+    if options.kind == "network" and options.hosts == 1:
+        parser.error("--kind network pulls the cable between two hosts; give --hosts 2")
+    if options.hosts == 2 and (reason := why_no_two_hosts()) is not None:
+        parser.error(f"--hosts 2: {reason}")
+
+    draw, trials = random.Random(options.seed), list[Trial]()
+    with tempfile.TemporaryDirectory() as name, hosts_of(options.hosts) as hosts:
+        folder = Path(name)
+        data = build_data(folder / "data")
+
+        def launch(run: Path, *more: str) -> Launched:
+            return Launched(
+                hosts,
+                [*settings(data, run, **RUN), *options.overrides, *more],
+                folder / "log",
+                options=["--max-restarts", "3"],
+                static=options.rendezvous == "static",
+            )
+
+        quiet = folder / "quiet"
+        launch(quiet).wait(TRIAL_S).ok()
+        for number in range(options.trials):
+            trial = strike(options.kind, hosts, launch, folder / f"run-{number}", quiet, draw)
+            print(f"{number}: {trial}", file=sys.stderr, flush=True)
+            if not trial.is_well:
+                print((folder / "log").read_text(errors="replace"), file=sys.stderr, flush=True)
+            trials.append(trial)
+    about = {
+        "kind": options.kind,
+        "hosts": options.hosts,
+        "rendezvous": options.rendezvous,
+        "overrides": " ".join(options.overrides),
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    ends = [trial.end for trial in trials]
+    columns = {
+        "hosts": str(options.hosts),
+        "fault": options.kind,
+        "same bits by itself": f"{ends.count('by itself')} of {len(ends)}",
+        "after a resume by hand": str(ends.count("by hand")),
+        "restarts": _spread([trial.num_restarts for trial in trials]),
+        "named by others": str(sum(trial.named == str(trial.rank) for trial in trials)),
+        "until an error, s": _spread([trial.until_error_s for trial in trials]),
+        "until the next step, s": _spread([trial.until_next_step_s for trial in trials]),
+        "steps done again": _spread([trial.num_steps_again for trial in trials]),
+    }
+    print("  ".join(f"{name} {value}" for name, value in about.items()), file=sys.stderr)
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n| {' | '.join(columns.values())} |")
+    if options.json:
+        rows = [asdict(trial) for trial in trials]
+        options.json.write_text(json.dumps({**about, "trials": rows}, indent=2) + "\n")
+    sys.exit(not all(trial.is_well for trial in trials))
+
+
+@contextmanager
+def hosts_of(number: int) -> Iterator[list[Host]]:
+    if number == 1:
+        yield [Host()]
+    else:
+        with two_hosts() as hosts:
+            yield hosts
+
+
+def strike(
+    kind: str, hosts: list[Host], launch: Callable[..., Launched], run: Path, quiet: Path, draw: random.Random
+) -> Trial:
+    """Begin a run, let the fault happen, and watch what becomes of it."""
+    launched, trial = launch(run), Trial(rank=draw.randrange(2))
+    try:
+        launched.until(lambda: latest(run) >= FIRST_CHECKPOINT)
+        time.sleep(draw.uniform(0, 1.5))
+        if kind == "network":
+            hosts[trial.rank].pull_cable()
+        else:
+            launched.worker(trial.rank).send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+        struck, trial.at_step = time.monotonic(), _last_step(run)
+        is_out = kind == "network"
+        while launched.alive and (now := time.monotonic() - struck) < TRIAL_S:
+            output, last_step = launched.output, _last_step(run)
+            if is_out and now > OUTAGE_S:
+                hosts[trial.rank].plug_cable()
+                is_out, trial.at_step = False, last_step
+            if trial.until_error_s is None and "fault on rank" in output:
+                trial.until_error_s = now
+            resumed = RESUMED.findall(output)
+            # A network that is back needs no restart where ranks were patient.
+            goes_on = bool(resumed) or (kind == "network" and not is_out)
+            going_on_from = int(resumed[-1]) if resumed else trial.at_step
+            if trial.until_next_step_s is None and goes_on and last_step > going_on_from:
+                trial.until_next_step_s, trial.num_steps_again = now, trial.at_step - going_on_from
+            time.sleep(0.02)
+        done = launched.wait(max(1.0, TRIAL_S + struck - time.monotonic()))
+        trial.num_restarts = len(RESUMED.findall(done.output))
+        trial.named = " ".join(sorted(set(SILENT.findall(done.output))))
+        trial.end = "by itself" if done.status == 0 else "by hand"
+        if done.status != 0:
+            assert "fault on rank" in done.output, "it ended without a reason"
+            launched = launch(run, "resume=auto")
+            launched.wait(TRIAL_S).ok()
+        assert_same_run(run, quiet)
+    except AssertionError as error:
+        trial.end = str(error).partition("\n")[0]
+    finally:
+        launched.kill()
+    return trial
+
+
+def _last_step(run: Path) -> int:
+    """Of the last whole line of metrics.jsonl; 0 while it is empty."""
+    lines = (run / "metrics.jsonl").read_text().split("\n")[:-1]
+    return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    """Median, lowest and highest of those that are known."""
+    known = [value for value in values if value is not None]
+    return f"{statistics.median(known):.3g} ({min(known):.3g}-{max(known):.3g})" if known else ""
+
+
+if __name__ == "__main__":
+    main()

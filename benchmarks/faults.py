@@ -1,0 +1,551 @@
+"""A campaign of faults: each trial strikes a small run with one, at a drawn moment, takes the run up again, and holds
+what it ends with against a run that nobody disturbed.
+
+python -m benchmarks.faults [--trials 100] [--seed 0] [--kinds kill-all flip-bit ...] [--only NUMBER] [--output FILE]
+
+A trial came back by itself, or when it was resumed, or was refused with the error that names the fault; whichever it
+was, it then ended bitwise as the quiet run of as many ranks, with every logged step once, `latest` never named an
+older step than before, and nothing half-written lay about. Anything else is lost: the trial is told in full and the
+exit status is 1. Kinds take turns, all else is drawn from the seed and the trial's number: --only repeats one.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
+from typing import Any, Literal
+
+import psutil
+import torch
+
+from tests import runs
+from tests.runs import Running, Torchrun, with_arguments
+from utils.checkpoint import Checkpoint, step_folders
+
+Ending = Literal["by itself", "on resume", "refused", "lost"]
+
+_ELASTIC = ["--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+_HANDLED = ["--standalone", "--max-restarts", "0", "--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
+_SLOW_S = 0.6  # what a run with runs.slowly sleeps in all its steps: it doesn't end before
+_NPY_HEADER = 128  # bytes
+
+
+@dataclass
+class Trial:
+    """A run of its own, and what has been done to it."""
+
+    number: int
+    kind: str
+    ranks: int
+    draw: random.Random
+    folder: Path
+    data: Path
+    quiet: Path  # the run that nobody disturbed
+    story: list[str] = field(default_factory=list)
+    newest: int = 0  # that `latest` named so far
+    processes: list[psutil.Process] = field(default_factory=list)
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    def tell(self, what: str) -> None:
+        self.story.append(what)
+
+    def start(self, *, hook: runs.Hook | None = None, ranks: int | None = None, **changes: object) -> Running:
+        """The run from its beginning, or from where it is."""
+        settings = runs.settings(self.data, self.run, **{"resume": "auto", **changes})
+        running = runs.start(settings, self._new_log(), ranks=ranks or self.ranks, hook=hook)
+        self.processes += [psutil.Process(process.pid) for process in running.processes]
+        return running
+
+    def launch(self, options: list[str], hook: runs.Hook) -> Torchrun:
+        """The same under torchrun."""
+        launched = Torchrun(options, hook, runs.settings(self.data, self.run), self._new_log(), self.folder)
+        self.processes.append(psutil.Process(launched.process.pid))
+        return launched
+
+    def _new_log(self) -> Path:
+        return self.folder / f"log_{len(self.processes)}"
+
+    def workers_of(self, launched: Torchrun) -> list[psutil.Process]:
+        workers = launched.workers()
+        self.processes += workers
+        return workers
+
+    def until_training(self, running: Running | Torchrun, at_most_s: float = _SLOW_S) -> None:
+        """And for a drawn time more."""
+        runs.until(lambda: "steps of" in running.output, running, timeout_s=60)
+        delay = self.draw.uniform(0, at_most_s)
+        self.tell(f"{delay:.2f} s after training began")
+        time.sleep(delay)
+
+    def until_step(self, running: Running, step: int) -> None:
+        """Until it is saved."""
+        runs.until(lambda: runs.latest(self.run) >= step, running, timeout_s=60)
+
+    def ended(self, running: Running | Torchrun, timeout_s: float = 60) -> runs.Finished:
+        done = running.wait(timeout_s)
+        now = runs.latest(self.run)
+        assert now >= self.newest, f"latest names step {now}, and named step {self.newest} before:\n{done.output}"
+        self.newest = now
+        return done
+
+    def killed(self, running: Running, ranks: Iterable[int] | None = None) -> None:
+        running.signal(SIGKILL, ranks=ranks)
+        self.ended(running).killed()
+
+    def resume(self, **changes: Any) -> Ending:
+        self.ended(self.start(**changes)).ok()
+        self.require_quiet_end()
+        return "on resume"
+
+    def refused(self, **changes: Any) -> str:
+        """The error with which the run can't be taken up; refusing changes nothing."""
+        before = _contents(self.run)
+        error = self.ended(self.start(**changes)).error()
+        assert _contents(self.run) == before, f"refused, but not left alone: {error}"
+        self.tell(error)
+        return error
+
+    def require_quiet_end(self) -> None:
+        runs.assert_same_run(self.run, self.quiet)
+        leftovers = [path.name for path in self.run.iterdir() if path.name.startswith((".incomplete", "stopped"))]
+        assert not leftovers, f"left behind: {leftovers}"
+        for folder in step_folders(self.run):
+            Checkpoint.open(folder)
+
+    def kill_all(self) -> None:
+        for process in filter(psutil.Process.is_running, self.processes):
+            process.kill()
+
+
+def _contents(folder: Path) -> dict[str, tuple[int, int]]:
+    """Of each file its size and time; the lock is no content."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
+# ---- killed --------------------------------------------------------------------------------------------
+
+
+def kill_worker(trial: Trial) -> Ending:
+    """kill -9 of one rank: the others name it and end."""
+    running = trial.start(hook=runs.slowly)
+    trial.until_training(running)
+    rank = trial.draw.randrange(trial.ranks)
+    trial.tell(f"rank {rank}")
+    trial.killed(running, [rank])
+    _require_named(running, rank)
+    return trial.resume()
+
+
+def _require_named(running: Running, rank: int) -> None:
+    named = f"rank {rank} (process {running.processes[rank].pid} on "
+    assert named in running.output, f"rank {rank} isn't named:\n{running.output}"
+
+
+def kill_all(trial: Trial) -> Ending:
+    """What a power cut leaves."""
+    running = trial.start(hook=runs.slowly)
+    trial.until_training(running)
+    trial.killed(running)
+    return trial.resume()
+
+
+def kill_at_change(trial: Trial) -> Ending:
+    """Rank 0 is killed between two changes on disk, up to three times, most of them inside a save."""
+    kept = {"keep_last_k": trial.draw.choice([1, None])}
+    for _ in range(trial.draw.randint(1, 3)):
+        change = trial.draw.randint(1, 60)
+        trial.tell(f"before change {change}")
+        done = trial.ended(trial.start(hook=with_arguments(runs.killed_at_file_event, str(trial.run), change), **kept))
+        if done.status == 0:  # it had fewer left to do
+            break
+        done.killed()
+    return trial.resume(**kept)
+
+
+def kill_worker_elastic(trial: Trial) -> Ending:
+    """torchrun starts all ranks again, and they go on."""
+    if trial.draw.random() < 0.5:
+        change = trial.draw.randint(1, 60)
+        trial.tell(f"before change {change}")
+        killed = with_arguments(runs.killed_at_file_event, str(trial.run), change)
+        launched = trial.launch(_ELASTIC, with_arguments(runs.on_first_attempt, killed))
+    else:
+        launched = trial.launch(_ELASTIC, runs.slowly)
+        trial.until_training(launched)
+        rank = trial.draw.randrange(trial.ranks)
+        trial.tell(f"rank {rank}")
+        _rank_of(trial.workers_of(launched), rank).kill()
+    trial.ended(launched).ok()
+    trial.require_quiet_end()
+    return "by itself"
+
+
+def _rank_of(workers: list[psutil.Process], rank: int) -> psutil.Process:
+    """They are started in the order of ranks."""
+    return sorted(workers, key=lambda worker: worker.pid)[rank]
+
+
+def kill_agent(trial: Trial) -> Ending:
+    """torchrun is killed: its workers end themselves, and are out of the way of a run that is started at once."""
+    launched = trial.launch(_HANDLED, with_arguments(runs.each_step_takes, 1.0))
+    trial.until_training(launched, at_most_s=2.5)
+    workers = trial.workers_of(launched)
+    launched.signal(SIGKILL)
+    trial.ended(launched).killed()
+    if trial.draw.random() < 0.5:
+        trial.tell("resumed at once")
+        ending = trial.resume()
+        assert not psutil.wait_procs(workers, timeout=1)[1], "the workers outlived their launcher"
+        return ending
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert not alive, f"5 s after their launcher {len(alive)} workers are alive"
+    assert "its launcher is gone" in launched.output, launched.output
+    before = _contents(trial.run)
+    time.sleep(0.2)
+    assert _contents(trial.run) == before, "somebody goes on writing"
+    return trial.resume()
+
+
+# ---- stopped -------------------------------------------------------------------------------------------
+
+
+def signal_rank(trial: Trial) -> Ending:
+    """SIGTERM or SIGUSR1 to one rank or to all: saved, marked, status 0."""
+    number = trial.draw.choice([SIGTERM, SIGUSR1])
+    ranks = trial.draw.choice([[trial.draw.randrange(trial.ranks)], list(range(trial.ranks))])
+    running = trial.start(hook=runs.slowly)
+    trial.until_training(running)
+    trial.tell(f"{number.name} to ranks {ranks}")
+    running.signal(number, ranks)
+    done = trial.ended(running)
+    assert "resume=auto goes on from here\n" in done.ok() and (trial.run / "stopped").exists(), done.output
+    return trial.resume()
+
+
+def signal_torchrun(trial: Trial) -> Ending:
+    """The same by way of torchrun, which exits 1 whatever its workers say."""
+    number = trial.draw.choice([SIGTERM, SIGUSR1])
+    launched = trial.launch(_HANDLED, runs.slowly)
+    trial.until_training(launched)
+    workers = trial.workers_of(launched)
+    trial.tell(number.name)
+    launched.signal(number)
+    done = trial.ended(launched)
+    assert (trial.run / "stopped").exists(), done.output
+    assert not psutil.wait_procs(workers, timeout=10)[1], "workers outlived torchrun"
+    return trial.resume()
+
+
+# ---- a disk that is full -------------------------------------------------------------------------------
+
+
+def file_limit(trial: Trial) -> Ending:
+    """From a drawn step on one rank, or each, can write no file that is larger than a drawn size."""
+    step, size = trial.draw.randint(1, runs.LAST_STEP - 1), trial.draw.randint(10_000, 180_000)
+    ranks = trial.draw.choice([[trial.draw.randrange(trial.ranks)], list(range(trial.ranks))])
+    trial.tell(f"{size:,} bytes for ranks {ranks} from step {step}")
+    error = trial.ended(trial.start(hook=with_arguments(runs.small_disk_later, step, size, ranks))).error()
+    assert "could not be written" in error and "free the disk, then resume" in error, error
+    assert not list(trial.run.glob(".incomplete*")), "half a checkpoint takes up what space there is"
+    return trial.resume()
+
+
+def disk_full(trial: Trial) -> Ending:
+    """The run's folder is a disk of a drawn size, which is given more room for the resume."""
+    size = 4096 * trial.draw.randint(1, 1000)  # the whole run takes some 1,350 pages
+    trial.tell(f"{size:,} bytes")
+    with _disk(trial.run, size) as resize:
+        error = trial.ended(trial.start()).error()
+        assert "No space left on device" in error, error
+        resize(64 * 2**20)
+        return trial.resume()
+
+
+@contextmanager
+def _disk(folder: Path, num_bytes: int) -> Iterator[Callable[[int], None]]:
+    """A file system of that size at the folder, and what changes it."""
+    folder.mkdir()
+
+    def mount(options: str) -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True, capture_output=True)
+
+    mount(f"size={num_bytes}")
+    try:
+        yield lambda size: mount(f"remount,size={size}")
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def can_mount() -> bool:
+    """Whether disk_full is possible here: for root, outside of most containers."""
+    try:
+        with tempfile.TemporaryDirectory() as folder, _disk(Path(folder, "disk"), 4096):
+            return True
+    except (OSError, subprocess.CalledProcessError):
+        return False
+
+
+# ---- damaged -------------------------------------------------------------------------------------------
+
+
+def truncate(trial: Trial) -> Ending:
+    """A file of the newest step lost its end."""
+    file = _file_of_newest(trial)
+    whole = file.read_bytes()
+    length = trial.draw.randrange(len(whole))
+    trial.tell(f"{file.relative_to(trial.run)} cut from {len(whole):,} to {length:,} bytes")
+    return _taken_up_damaged(trial, file, whole, whole[:length])
+
+
+def flip_bit(trial: Trial) -> Ending:
+    """A bit of the newest step, or of `latest`, is another one."""
+    file = trial.draw.choice([_file_of_newest(trial), trial.run / "latest"])
+    whole = file.read_bytes()
+    return _taken_up_damaged(trial, file, whole, _with_another_bit(trial, file, whole))
+
+
+def _file_of_newest(trial: Trial) -> Path:
+    """Drawn, after a run that was killed some time after a drawn step."""
+    step = trial.draw.randrange(2, runs.LAST_STEP, 2)
+    running = trial.start(hook=runs.slowly)
+    trial.until_step(running, step)
+    trial.killed(running)
+    newest = trial.run / (trial.run / "latest").read_text().strip()
+    return trial.draw.choice(sorted(path for path in newest.rglob("*") if path.is_file()))
+
+
+def _with_another_bit(trial: Trial, file: Path, whole: bytes, first: int = 0) -> bytes:
+    place, change = trial.draw.randrange(first, len(whole)), 1 << trial.draw.randrange(8)
+    trial.tell(f"{file.name}, byte {place} from {whole[place]:#x} to {whole[place] ^ change:#x}")
+    return whole[:place] + bytes([whole[place] ^ change]) + whole[place + 1 :]
+
+
+def _taken_up_damaged(trial: Trial, file: Path, whole: bytes, damaged: bytes) -> Ending:
+    """From another whole step, if there is one; else refused, until the file is restored."""
+    is_of_step = file.parent != trial.run
+    file.write_bytes(damaged)
+    trial.newest = 0  # by what was done to it, `latest` may name less
+    if is_of_step and len(step_folders(trial.run)) == 1:
+        error = trial.refused()
+        assert "none of the 1 checkpoints" in error and "is whole" in error, error
+        file.write_bytes(whole)
+        trial.resume()
+        return "refused"
+    said = trial.ended(trial.start()).ok()
+    assert not is_of_step or ("is damaged: " in said and "; going back to " in said), said
+    trial.require_quiet_end()
+    return "on resume"
+
+
+def flip_data(trial: Trial) -> Ending:
+    """A bit of the dataset is another one when the run is taken up: refused, until it is restored."""
+    running = trial.start(hook=runs.slowly)
+    trial.until_step(running, 2)
+    trial.killed(running)
+    file = trial.draw.choice(sorted(trial.data.rglob("*.npy")))
+    whole = file.read_bytes()
+    file.write_bytes(_with_another_bit(trial, file, whole, first=_NPY_HEADER))
+    try:
+        error = trial.refused()
+    finally:
+        file.write_bytes(whole)
+    assert "was trained on other data" in error or str(trial.data) in error, error
+    trial.resume()
+    return "refused"
+
+
+# ---- silent, and two at once ---------------------------------------------------------------------------
+
+
+def pause(trial: Trial) -> Ending:
+    """Some ranks stand still for a while, shorter than the others' patience."""
+    running = trial.start(hook=runs.slowly, **{"dist.timeout_s": 10})
+    trial.until_training(running)
+    ranks = trial.draw.choice([[trial.draw.randrange(trial.ranks)], list(range(trial.ranks))])
+    seconds = trial.draw.uniform(0.1, 2)
+    trial.tell(f"ranks {ranks} for {seconds:.2f} s")
+    running.signal(SIGSTOP, ranks)
+    time.sleep(seconds)
+    running.signal(SIGCONT, ranks)
+    trial.ended(running).ok()
+    trial.require_quiet_end()
+    return "by itself"
+
+
+def hang(trial: Trial) -> Ending:
+    """A rank stands still for good: the others name it and end."""
+    timeout_s = 2
+    running = trial.start(hook=runs.slowly, **{"dist.timeout_s": timeout_s})
+    trial.until_training(running)
+    rank = trial.draw.randrange(trial.ranks)
+    stopped = running.processes[rank]
+    trial.tell(f"rank {rank}")
+    running.signal(SIGSTOP, [rank])
+    others = [process for process in running.processes if process is not stopped]
+    end = time.monotonic() + timeout_s + 15
+    for process in others:
+        process.join(end - time.monotonic())
+    ended = [process.exitcode for process in others]
+    trial.killed(running)
+    assert ended == [1] * len(others), f"the others ended with {ended}, not 1:\n{running.output}"
+    _require_named(running, rank)
+    return trial.resume(**{"dist.timeout_s": 600})
+
+
+def second_run(trial: Trial) -> Ending:
+    """Another run in the same folder is refused, and the first goes on unharmed."""
+    first = trial.start(hook=with_arguments(runs.each_step_takes, 1.0))
+    trial.until_training(first)
+    owner, ranks = first.processes[0].pid, trial.draw.choice([1, 2])
+    trial.tell(f"a second run of {ranks} ranks")
+    error = trial.ended(trial.start(ranks=ranks)).error()
+    assert f"{trial.run} is in use by process {owner} " in error, error
+    trial.ended(first).ok()
+    trial.require_quiet_end()
+    return "refused"
+
+
+# ---- the campaign --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Kind:
+    strike: Callable[[Trial], Ending]
+    ranks: tuple[int, ...] = (1, 2)  # of which each trial draws one
+
+
+KINDS = {
+    "kill-worker": Kind(kill_worker, ranks=(2,)),
+    "kill-worker-elastic": Kind(kill_worker_elastic, ranks=(2,)),
+    "kill-agent": Kind(kill_agent, ranks=(2,)),
+    "kill-all": Kind(kill_all),
+    "kill-at-change": Kind(kill_at_change),
+    "signal-rank": Kind(signal_rank),
+    "signal-torchrun": Kind(signal_torchrun, ranks=(2,)),
+    "file-limit": Kind(file_limit),
+    "disk-full": Kind(disk_full),
+    "truncate": Kind(truncate),
+    "flip-bit": Kind(flip_bit),
+    "flip-data": Kind(flip_data),
+    "pause": Kind(pause),
+    "hang": Kind(hang, ranks=(2,)),
+    "second-run": Kind(second_run),
+}
+
+
+@dataclass
+class Result:
+    """How a trial ended."""
+
+    number: int
+    kind: str
+    ranks: int
+    story: str
+    ending: Ending
+    seconds: float
+    failure: str | None = None
+
+    def line(self) -> str:
+        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        return f"{self.number:4} {self.kind}, {ranks}: {self.story}: {self.ending}, {self.seconds:.1f} s"
+
+
+def kind_of(number: int) -> str:
+    return list(KINDS)[number % len(KINDS)]
+
+
+def run_trial(number: int, seed: int, folder: Path, data: Path, quiet: Mapping[int, Path]) -> Result:
+    """Strike a run in a folder of its own. Whatever goes otherwise than it should, is in the result.
+
+    Args:
+        quiet: for each number of ranks the run that nobody disturbed.
+    """
+    draw, kind = random.Random(f"{seed}/{number}"), kind_of(number)
+    ranks = draw.choice(KINDS[kind].ranks)
+    trial = Trial(number, kind, ranks, draw, folder, data, quiet[ranks])
+    ending: Ending = "lost"
+    failure, began = None, time.monotonic()
+    try:
+        ending = KINDS[kind].strike(trial)
+    except Exception:  # of the trial; the campaign goes on
+        failure = traceback.format_exc()
+    finally:
+        trial.kill_all()
+    return Result(number, kind, ranks, ", ".join(trial.story), ending, time.monotonic() - began, failure)
+
+
+def table(results: list[Result]) -> str:
+    lines = ["| fault | trials | by itself | on resume | refused | lost | median s |", "|---|---|---|---|---|---|---|"]
+    for kind in [*KINDS, "all"]:
+        of_kind = [result for result in results if kind in (result.kind, "all")]
+        if of_kind:
+            endings = [result.ending for result in of_kind]
+            counts = [endings.count(ending) for ending in ("by itself", "on resume", "refused", "lost")]
+            seconds = statistics.median(result.seconds for result in of_kind)
+            lines.append(f"| {kind} | {len(of_kind)} | {' | '.join(map(str, counts))} | {seconds:.1f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="of a trial, to repeat it")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the results there as JSON")
+    options = parser.parse_args()
+    kinds = set(options.kinds)
+    if "disk-full" in kinds and not can_mount():
+        print("disk-full is left out: it takes root, and a system that lets it mount", file=sys.stderr)
+        kinds.remove("disk-full")
+    of_kinds = (number for number in range(options.trials * len(KINDS)) if kind_of(number) in kinds)
+    numbers = [number for number, _ in zip(of_kinds, range(options.trials), strict=False)]
+    if options.only is not None:
+        numbers = [options.only]
+
+    about = {
+        "seed": options.seed,
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    print("  ".join(f"{name} {value}" for name, value in about.items()), file=sys.stderr)
+    results = []
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        data, quiet = runs.build_data(root / "data"), {ranks: root / f"quiet_{ranks}" for ranks in (1, 2)}
+        for ranks, run in quiet.items():
+            runs.train(runs.settings(data, run), root / "log", ranks=ranks).ok()
+        for number in numbers:
+            with tempfile.TemporaryDirectory(dir=root) as folder:
+                results.append(run_trial(number, options.seed, Path(folder), data, quiet))
+            print(results[-1].line(), file=sys.stderr, flush=True)
+            if results[-1].failure:
+                print(results[-1].failure, file=sys.stderr, flush=True)
+            if options.output is not None:
+                rows = [asdict(result) for result in results]
+                options.output.write_text(json.dumps({**about, "trials": rows}, indent=1) + "\n")
+    print(table(results))
+    if lost := [str(result.number) for result in results if result.ending == "lost"]:
+        sys.exit(f"lost: trials {', '.join(lost)}")
+
+
+if __name__ == "__main__":
+    main()

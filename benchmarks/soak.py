@@ -1,0 +1,472 @@
+"""An hour of training that is struck every few minutes: what grows, and whether anything is lost.
+
+python -m benchmarks.soak [--minutes 60] [--fault-every 3] [--seed 0] [--data-path DIR] [--folder checkpoints/soak]
+                          [OVERRIDE...]
+
+torchrun with two ranks and elastic restarts trains on 6x6 Sudoku with evaluations, checkpoints (the last three and the
+best) and a moving average. Drawn faults: kill -9 of a worker (torchrun starts both again), of torchrun, of all,
+SIGTERM, and all killed with a byte of the newest checkpoint changed; where torchrun is gone, it is started again at
+once with resume=auto. The folder gets run/, log, samples.jsonl (a line every 5 s and for each fault), soak.png and
+summary.json.
+
+Exits 1 if a logged step is missing or twice, a checkpoint that is left is damaged, a damaged one was taken, a process
+outlives the end, something half-written or temporary is left over, or descriptors or threads grew.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from tests import runs
+from utils.checkpoint import Checkpoint, step_folders
+from utils.drawing import pyplot
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+LOG_INTERVAL = 10
+SAMPLE_EVERY_S = 5.0
+RECIPE = [
+    *("experiment=demo", "arch.hidden_size=128", "ema=true", "keep_last_k=3", f"log_interval={LOG_INTERVAL}"),
+    *("eval_every_n_steps=200", "checkpoint_every_n_steps=50", "eval_batch_size=null"),
+    # Ends when it is told to: the schedule is constant, and there are steps for days.
+    *("lr=3e-4", "optim.muon_lr=0.01", "lr_min_ratio=1.0", "epochs=1000000", "max_steps=10000000"),
+]
+_TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "20"]
+_TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+_PER_PROCESS = {"rss_mb": "memory, MB", "fds": "open descriptors", "threads": "threads"}
+_STARTING_S = 30  # in which a process grows anyway
+_TOLERATED = {"fds": 8, "threads": 8}  # those of the first save and of the first evaluation come late
+Row = dict[str, Any]
+
+
+# ---- the training and what befalls it ------------------------------------------------------------------
+
+
+@dataclass
+class Soak:
+    """torchrun, started again whenever it is gone."""
+
+    folder: Path
+    arguments: list[str]
+    draw: random.Random
+    seen: dict[int, psutil.Process]  # all processes that there ever were
+
+    def __post_init__(self) -> None:
+        self.began = time.monotonic()
+        self._next_faults: list[str] = []
+        self.temporary.mkdir(parents=True)
+        self._samples = open(self.folder / "samples.jsonl", "a", buffering=1)  # noqa: SIM115 open until the end
+        self.launch()
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def temporary(self) -> Path:
+        return self.folder / "tmp"
+
+    def launch(self) -> None:
+        environment = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
+        words = [
+            sys.executable,
+            *_TORCHRUN,
+            "pretrain.py",
+            *self.arguments,
+            f"checkpoint_path={self.run}",
+            "resume=auto",
+        ]
+        with open(self.folder / "log", "a") as log:
+            self.agent = psutil.Popen(
+                words,
+                cwd=REPOSITORY,
+                env={**os.environ, **environment},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # an interrupt from the terminal is ours to pass on
+            )
+        self.note({"event": "launch"})
+
+    def note(self, row: Row) -> None:
+        self._samples.write(json.dumps({"minutes": self.minutes, **row}) + "\n")
+
+    @property
+    def minutes(self) -> float:
+        return (time.monotonic() - self.began) / 60
+
+    def workers(self) -> list[psutil.Process]:
+        """In the order of ranks, which they are started in."""
+        try:
+            return sorted(self.agent.children(), key=lambda worker: worker.pid)
+        except psutil.NoSuchProcess:
+            return []
+
+    def step(self) -> int:
+        """The last one logged."""
+        file = self.run / "metrics.jsonl"
+        lines = file.read_bytes()[-10_000:].splitlines() if file.exists() else []
+        try:
+            return int(json.loads(lines[-1])["step"]) if lines else 0
+        except (ValueError, KeyError):  # it is being written
+            return 0
+
+    def sample(self) -> None:
+        processes: dict[str, Row] = {}
+        names = ["agent", *(f"rank {rank}" for rank in range(2))]
+        for name, process in zip(names, [self.agent, *self.workers()], strict=False):
+            try:
+                with process.oneshot():
+                    processes[name] = {
+                        "pid": process.pid,
+                        "age_s": time.time() - process.create_time(),
+                        "rss_mb": process.memory_info().rss / 1e6,
+                        "fds": process.num_fds(),
+                        "threads": process.num_threads(),
+                    }
+            except psutil.Error:  # gone meanwhile
+                continue
+            self.seen[process.pid] = process
+        sizes = [size for size in map(_size_of, self.run.rglob("*")) if size is not None]
+        self.note(
+            {
+                "step": self.step(),
+                "processes": processes,
+                "disk_mb": sum(sizes) / 1e6,
+                "files": len(sizes),
+                "shm": _num_in(Path("/dev/shm")),
+                "tmp": _num_in(self.temporary),
+            }
+        )
+
+    def strike(self) -> None:
+        """One of FAULTS, in a drawn order that has each of them equally often."""
+        self.sample()
+        if not self._next_faults:
+            self._next_faults = self.draw.sample(list(FAULTS), len(FAULTS))
+        name = self._next_faults.pop()
+        self.note({"event": name, "step": self.step()})
+        FAULTS[name](self)
+
+    def end(self) -> int:
+        """SIGTERM to torchrun, which passes it on; the run saves and leaves. Returns torchrun's status."""
+        with suppress(psutil.NoSuchProcess):
+            self.agent.send_signal(signal.SIGTERM)
+        return int(self.agent.wait(120))
+
+
+def _size_of(path: Path) -> int | None:
+    """None of a folder, and of what is gone meanwhile."""
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except OSError:
+        return None
+
+
+def _num_in(folder: Path) -> int:
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def _kill_worker(soak: Soak) -> None:
+    if workers := soak.workers():
+        soak.draw.choice(workers).kill()
+
+
+def _kill_torchrun(soak: Soak) -> None:
+    soak.agent.kill()
+    soak.agent.wait(30)
+
+
+def _kill_all(soak: Soak) -> None:
+    workers = soak.workers()
+    for process in [soak.agent, *workers]:
+        process.kill()
+    soak.agent.wait(30)
+    psutil.wait_procs(workers, timeout=30)
+
+
+def _sigterm(soak: Soak) -> None:
+    soak.end()
+
+
+def _damage(soak: Soak) -> None:
+    """A byte of the newest checkpoint's tensors is another one."""
+    _kill_all(soak)
+    newest = soak.run / (soak.run / "latest").read_text().strip()
+    file = soak.draw.choice(sorted(newest.rglob("*.safetensors")))
+    contents = bytearray(file.read_bytes())
+    contents[soak.draw.randrange(len(contents))] ^= soak.draw.randrange(1, 256)
+    file.write_bytes(contents)
+
+
+FAULTS: dict[str, Callable[[Soak], None]] = {
+    "kill-worker": _kill_worker,
+    "kill-torchrun": _kill_torchrun,
+    "kill-all": _kill_all,
+    "sigterm": _sigterm,
+    "damage": _damage,
+}
+
+
+def carry_on(soak: Soak, num_minutes: float, fault_every: float) -> None:
+    """Sample, strike and start again, until the time is over, or torchrun has given up."""
+    next_fault, next_sample, step_then = _next_fault(soak, fault_every), 0.0, 0
+    struck = False
+    while soak.minutes < num_minutes:
+        if not soak.agent.is_running() or soak.agent.status() == psutil.STATUS_ZOMBIE:
+            if not struck:
+                soak.note({"event": "unasked end", "status": soak.agent.wait(5)})
+                return
+            soak.launch()
+        struck = False
+        if time.monotonic() >= next_sample:
+            soak.sample()
+            next_sample = time.monotonic() + SAMPLE_EVERY_S
+        # Not before it has come further since the last one, and could go back if the newest checkpoint were damaged.
+        if soak.minutes >= next_fault and len(step_folders(soak.run)) > 1 and soak.step() > step_then:
+            step_then, struck = soak.step(), True
+            soak.strike()
+            next_fault = _next_fault(soak, fault_every)
+        time.sleep(0 if struck else 0.5)
+
+
+def _next_fault(soak: Soak, fault_every: float) -> float:
+    return soak.minutes + fault_every * soak.draw.uniform(0.5, 1.5)
+
+
+# ---- what is left --------------------------------------------------------------------------------------
+
+
+def problems(soak: Soak, lines: list[Row]) -> Iterator[str]:
+    """Everything that is not as it should be, once torchrun has ended."""
+    yield from (f"torchrun ended unasked with {line['status']}" for line in _events(lines, "unasked end"))
+    _, alive = psutil.wait_procs(list(soak.seen.values()), timeout=15)
+    yield from (f"process {process.pid} is still alive" for process in alive)
+    yield from _problems_of_metrics(soak.run)
+    yield from _problems_of_log(soak.folder / "log", len(_events(lines, "damage")))
+    for folder in step_folders(soak.run):
+        try:
+            Checkpoint.open(folder)
+        except ValueError as error:
+            yield str(error)
+    kept = len(step_folders(soak.run))
+    if not 1 <= kept <= 4 + len(_events(lines, "damage")):  # three, the best, and those of a future that was lost
+        yield f"{kept} checkpoints are left"
+    yield from (f"{path.name} is left over" for path in soak.run.glob(".incomplete*"))
+    pids = tuple(f"_{pid}_" for pid in soak.seen)
+    in_memory = [path.name for path in Path("/dev/shm").glob("*") if any(pid in path.name for pid in pids)]
+    yield from (f"{name} is left over in shared memory" for name in in_memory)
+    # torch's own: a cache, and a folder of each launch, which torchrun leaves behind.
+    temporary = sorted(path.name for path in soak.temporary.iterdir() if not path.name.startswith("torchinductor_"))
+    launches = len(_events(lines, "launch"))
+    if len(temporary) > launches or any(not name.startswith("torchelastic_") for name in temporary):
+        yield f"after {launches} launches temporary files are left over: {', '.join(temporary)}"
+    for row in summary(lines):
+        grown = row["last"] - row["first"]
+        if grown > _TOLERATED.get(row["quantity"], float("inf")):
+            yield f"{row['of']}: {row['quantity']} grew by {grown:g}"
+
+
+def _problems_of_metrics(run: Path) -> Iterator[str]:
+    """Every step that is logged at all stands in it once, up to the one that the run ended with."""
+    try:
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    except ValueError as error:
+        yield f"metrics.jsonl: {error}"
+        return
+    logged, last = [row["step"] for row in rows], runs.latest(run)
+    try:
+        state = Checkpoint.open(run / f"step_{last:08d}").state
+    except ValueError:  # told of as a checkpoint
+        return
+    expected = [1, *range(LOG_INTERVAL, last + (state.pending_row is None), LOG_INTERVAL)]
+    twice = sorted({step for step in logged if logged.count(step) > 1}) if len(set(logged)) < len(logged) else []
+    if twice:
+        yield f"metrics.jsonl has steps {twice} twice"
+    if missing := sorted(set(expected) - set(logged)):
+        yield f"metrics.jsonl lacks steps {missing}"
+    if unknown := sorted(set(logged) - set(expected)):
+        yield f"metrics.jsonl has steps {unknown}, which are none to log"
+    if logged != sorted(logged):
+        yield "metrics.jsonl isn't in order"
+
+
+def _problems_of_log(log: Path, num_damaged: int) -> Iterator[str]:
+    contents = log.read_bytes()
+    if b"\0" in contents or not contents.endswith(b"\n"):
+        yield "the log has a hole or a torn end"
+    told = contents.count(b"is damaged: ")
+    if told < num_damaged:
+        yield f"{num_damaged} checkpoints were damaged, and the log tells of {told}"
+
+
+def _events(lines: list[Row], name: str) -> list[Row]:
+    return [line for line in lines if line.get("event") == name]
+
+
+# ---- summary and figure --------------------------------------------------------------------------------
+
+
+def series(lines: list[Row]) -> dict[tuple[str, str], list[tuple[float, float, int]]]:
+    """For each (whose, quantity) its points: minutes, value, process."""
+    found: dict[tuple[str, str], list[tuple[float, float, int]]] = {}
+    for line in lines:
+        if "processes" not in line:
+            continue
+        for of, values in line["processes"].items():
+            if values["age_s"] >= _STARTING_S:
+                for quantity in _PER_PROCESS:
+                    point = (line["minutes"], values[quantity], values["pid"])
+                    found.setdefault((of, quantity), []).append(point)
+        for quantity in ("disk_mb", "files", "tmp", "shm"):
+            found.setdefault(("run", quantity), []).append((line["minutes"], line[quantity], 0))
+    return found
+
+
+def summary(lines: list[Row]) -> list[Row]:
+    """Medians of the first and the last ten minutes (of a shorter soak, thirds), and how much a process's value grows
+    per hour while it lives.
+    """
+    rows = []
+    samples = [line["minutes"] for line in lines if "processes" in line]
+    window = min(10.0, samples[-1] / 3) if samples else 0
+    for (of, quantity), points in series(lines).items():
+        first = [value for minutes, value, _ in points if minutes <= window]
+        last = [value for minutes, value, _ in points if minutes >= samples[-1] - window]
+        if first and last:
+            rows.append(
+                {
+                    "of": of,
+                    "quantity": quantity,
+                    "first": statistics.median(first),
+                    "last": statistics.median(last),
+                    "most": max(value for _, value, _ in points),
+                    "per_hour": _slope(points),
+                }
+            )
+    return rows
+
+
+def _slope(points: list[tuple[float, float, int]]) -> float:
+    """Least squares per hour, with a level of its own for each process."""
+    above = below = 0.0
+    for process in {process for _, _, process in points}:
+        of_one = [(minutes / 60, value) for minutes, value, owner in points if owner == process]
+        mean_h, mean = (statistics.fmean(values) for values in zip(*of_one, strict=True))
+        above += sum((hours - mean_h) * (value - mean) for hours, value in of_one)
+        below += sum((hours - mean_h) ** 2 for hours, _ in of_one)
+    return above / below if below else 0.0
+
+
+def table(rows: list[Row]) -> str:
+    lines = [
+        "| of | quantity | first minutes | last minutes | at most | per hour of a process |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        numbers = " | ".join(f"{row[key]:.1f}" for key in ("first", "last", "most"))
+        lines.append(f"| {row['of']} | {row['quantity']} | {numbers} | {row['per_hour']:+.1f} |")
+    return "\n".join(lines)
+
+
+def draw_figure(lines: list[Row], path: Path) -> None:
+    """Memory, descriptors, threads, disk and steps over time, with the faults marked."""
+    plt = pyplot()
+    titles = {**_PER_PROCESS, "disk_mb": "run's folder, MB", "step": "step"}
+    figure, axes = plt.subplots(len(titles), 1, figsize=(9, 11), sharex=True, constrained_layout=True)
+    points_of = series(lines)
+    colors = dict(zip(FAULTS, ("#c44e52", "#dd8452", "#8172b3", "#55a868", "#937860"), strict=True))
+    for axis, (quantity, title) in zip(axes, titles.items(), strict=True):
+        for of in ("agent", "rank 0", "rank 1", "run"):
+            if points := points_of.get((of, quantity)):
+                axis.plot(*zip(*((x, y) for x, y, _ in points), strict=True), ".", markersize=2.5, label=of)
+        if quantity == "step":
+            steps = [(line["minutes"], line["step"]) for line in lines if line.get("step")]
+            axis.plot(*zip(*steps, strict=True), linewidth=1)
+        for name, color in colors.items():
+            for index, event in enumerate(_events(lines, name)):
+                label = name if quantity == "step" and index == 0 else None
+                axis.axvline(event["minutes"], color=color, linewidth=0.8, alpha=0.7, label=label)
+        axis.set(ylabel=title)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(frameon=False, ncols=3, loc="lower right")
+    axes[-1].legend(frameon=False, ncols=5, loc="upper left")
+    axes[-1].set(xlabel="minutes")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+# ---- the program ---------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of pretrain.py")
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--fault-every", type=float, default=3, metavar="MINUTES", help="on average")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data-path", type=Path, help="default: 6x6 Sudoku that is generated")
+    parser.add_argument("--folder", type=Path, default=Path("checkpoints/soak"))
+    options = parser.parse_intermixed_args()
+    folder = options.folder.resolve()
+    if folder.exists():
+        parser.error(f"{folder} exists; give another --folder, or remove it")
+    if options.data_path is not None and not options.data_path.is_dir():
+        parser.error(f"there is no dataset at {options.data_path}")
+    for number in (signal.SIGTERM, signal.SIGINT):  # which a shell's background jobs would ignore
+        signal.signal(number, signal.default_int_handler)
+    folder.mkdir(parents=True)
+    data = (options.data_path or folder / "data").resolve()
+    if options.data_path is None:
+        builder = ["dataset/build_sudoku_dataset.py", "--output-dir", str(data), "--box", "2x3"]
+        builder += ["--generate", "1000", "--generate-test", "500"]
+        subprocess.run([sys.executable, *builder], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+
+    soak = Soak(folder, [*RECIPE, f"data_path={data}", *options.overrides], random.Random(options.seed), {})
+    try:
+        carry_on(soak, options.minutes, options.fault_every)
+    except KeyboardInterrupt:
+        print(f"interrupted after {soak.minutes:.1f} minutes", file=sys.stderr)
+    finally:
+        soak.sample()
+        soak.end()
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    found = list(problems(soak, lines))
+    num_faults = {name: len(_events(lines, name)) for name in FAULTS}
+    about = {
+        "minutes": soak.minutes,
+        "steps": runs.latest(soak.run),
+        "faults": num_faults,
+        "launches": len(_events(lines, "launch")),
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    rows = summary(lines)
+    (folder / "summary.json").write_text(json.dumps({**about, "problems": found, "rows": rows}, indent=1) + "\n")
+    draw_figure(lines, folder / "soak.png")
+    print("  ".join(f"{name} {value}" for name, value in about.items()), file=sys.stderr)
+    print(table(rows))
+    if found:
+        sys.exit("\n".join(found))
+    print(f"nothing lost in {sum(num_faults.values())} faults; the figure is {folder / 'soak.png'}")
+
+
+if __name__ == "__main__":
+    main()

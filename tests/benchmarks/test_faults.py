@@ -1,0 +1,82 @@
+"""Five trials of the campaign of faults, and that it tells what was lost."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import faults
+from benchmarks.faults import Ending, Kind, Result, Trial
+
+SEED = 0
+
+
+@pytest.mark.parametrize("number", [2, 4, 7, 10, 13], ids=faults.kind_of)
+def test_nothing_is_lost(data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, number: int) -> None:
+    result = faults.run_trial(number, SEED, tmp_path, data, {1: quiet, 2: quiet_2})
+    assert result.ending == "on resume", f"{result.story}\n{result.failure}"
+
+
+def _half_a_step(trial: Trial) -> None:
+    (trial.run / ".incomplete_step_00000012").mkdir()
+
+
+def _row_twice(trial: Trial) -> None:
+    file = trial.run / "metrics.jsonl"
+    file.write_text(file.read_text() + file.read_text().splitlines()[-1] + "\n")
+
+
+def _another_number(trial: Trial) -> None:
+    file = trial.run / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"train/lr": 2e-05', '"train/lr": 3e-05', 1))
+
+
+def _damaged_older_step(trial: Trial) -> None:
+    (trial.run / "step_00000004" / "state.json").write_text("{}")
+
+
+def _newer_step_is_gone(trial: Trial) -> None:
+    trial.newest = 13
+    trial.resume()
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (_half_a_step, "left behind: ['.incomplete_step_00000012']"),
+        (_row_twice, "other steps are logged"),
+        (_another_number, "step 1 is logged otherwise"),
+        (_damaged_older_step, "is damaged: state.json has"),
+        (_newer_step_is_gone, "latest names step 12, and named step 13 before"),
+    ],
+)
+def test_what_is_lost_is_told(
+    data: Path,
+    quiet: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[Trial], None],
+    told: str,
+) -> None:
+    def strike(trial: Trial) -> Ending:
+        shutil.copytree(quiet, trial.run)
+        damage(trial)
+        trial.require_quiet_end()
+        return "by itself"
+
+    monkeypatch.setitem(faults.KINDS, faults.kind_of(0), Kind(strike, ranks=(1,)))
+    result = faults.run_trial(0, SEED, tmp_path, data, {1: quiet})
+    assert result.ending == "lost" and result.failure is not None and told in result.failure, result.failure
+
+
+def test_table_counts_endings() -> None:
+    def ended(kind: str, ending: Ending, seconds: float) -> Result:
+        return Result(number=0, kind=kind, ranks=1, story="", ending=ending, seconds=seconds)
+
+    results = [ended("pause", "by itself", 1.0), ended("pause", "lost", 3.0), ended("truncate", "refused", 7.0)]
+    assert faults.table(results).splitlines()[2:] == [
+        "| truncate | 1 | 0 | 0 | 1 | 0 | 7.0 |",
+        "| pause | 2 | 1 | 0 | 0 | 1 | 2.0 |",
+        "| all | 3 | 1 | 0 | 1 | 1 | 3.0 |",
+    ]

@@ -1,0 +1,161 @@
+"""Two hosts that share nothing but a cable and a disk: network namespaces of one machine, joined by a veth pair; and
+torchrun on them, or on this one, as a user types it.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests import spawn
+from tests.runs import REPOSITORY, Finished
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine of its own, or with `namespace=None` this one."""
+
+    namespace: str | None = None
+    address: str = "127.0.0.1"
+    cable: str = "lo"
+
+    def pull_cable(self) -> None:
+        self._set_cable("down")
+
+    def plug_cable(self) -> None:
+        self._set_cable("up")
+
+    def _set_cable(self, state: str) -> None:
+        assert self.namespace is not None, "this machine's own network stays as it is"
+        _ip("-n", self.namespace, "link", "set", self.cable, state)
+
+
+def why_no_two_hosts() -> str | None:
+    """What they lack here; None where they can be had."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return "making network namespaces takes root and iproute2"
+    name = f"trainer-{os.getpid()}"
+    try:
+        _ip("netns", "add", name)
+    except subprocess.CalledProcessError as error:
+        return f"no network namespaces here: {error.stderr.strip()}"
+    _ip("netns", "del", name)
+    return None
+
+
+@contextmanager
+def two_hosts() -> Iterator[list[Host]]:
+    """Inside, there are two which reach each other, and nothing else."""
+    hosts = [
+        Host(f"trainer-{letter}-{os.getpid()}", f"10.77.0.{number}", f"cable-{letter}")
+        for number, letter in enumerate("ab", start=1)
+    ]
+    first, second = hosts
+    try:
+        for host in hosts:
+            _ip("netns", "add", str(host.namespace))
+        ends = [[end.cable, "netns", str(end.namespace)] for end in hosts]
+        _ip("link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
+        for host in hosts:
+            _ip("-n", str(host.namespace), "addr", "add", f"{host.address}/24", "dev", host.cable)
+            _ip("-n", str(host.namespace), "link", "set", "lo", "up")
+            host.plug_cable()
+        yield [first, second]
+    finally:
+        for host in hosts:
+            subprocess.run(["ip", "netns", "del", str(host.namespace)], capture_output=True)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+class Launched:
+    """torchrun on each of so many hosts, with one rank on each of two and two on one."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        arguments: list[str],
+        log: Path,
+        *,
+        options: Sequence[str] = (),
+        static: bool = False,
+    ) -> None:
+        """
+        Args:
+            static: they meet at --master-addr, where the others are known by number, instead of by c10d.
+        """
+        self._log = log
+        log.unlink(missing_ok=True)
+        port = spawn.free_port()
+        self.agents = []
+        for number, host in enumerate(hosts):
+            words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(2 // len(hosts)), *options]
+            if static:
+                words += ["--nnodes", str(len(hosts)), "--node-rank", str(number)]
+                words += ["--master-addr", hosts[0].address, "--master-port", str(port)]
+            elif len(hosts) == 1:
+                words += ["--standalone"]
+            else:
+                words += ["--nnodes", str(len(hosts)), "--rdzv-backend", "c10d", "--rdzv-id", "cables"]
+                words += ["--rdzv-endpoint", f"{hosts[0].address}:{port}", "--local-addr", host.address]
+                # torchrun finds out which host serves the meeting point by its name, which is the machine's everywhere.
+                words += ["--rdzv-conf", f"is_host={int(number == 0)}"]
+            enter = ["ip", "netns", "exec", host.namespace] if host.namespace else []
+            with log.open("a") as output:
+                self.agents.append(
+                    psutil.Popen(
+                        [*enter, *words, str(REPOSITORY / "pretrain.py"), *arguments],
+                        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": host.cable},
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    @property
+    def alive(self) -> bool:
+        """Whether torchrun is on every host."""
+        return all(agent.poll() is None for agent in self.agents)
+
+    def worker(self, rank: int) -> psutil.Process:
+        """Of the present attempt."""
+        children = [child for agent in self.agents for child in agent.children()]
+        (found,) = (child for child in children if child.environ().get("RANK") == str(rank))
+        return found
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = 180) -> None:
+        """Wait for something that the run does."""
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert self.alive, f"the run ended before what was waited for:\n{self.output}"
+            assert time.monotonic() < end, f"what was waited for did not happen in {timeout_s} s:\n{self.output}"
+            time.sleep(0.02)
+
+    def wait(self, timeout_s: float = 180) -> Finished:
+        """The first status that isn't 0 counts."""
+        end = time.monotonic() + timeout_s
+        while any(agent.poll() is None for agent in self.agents):
+            assert time.monotonic() < end, f"torchrun is still alive after {timeout_s} s:\n{self.output}"
+            time.sleep(0.02)
+        return Finished(next(filter(None, (agent.poll() for agent in self.agents)), 0), self.output)
+
+    def kill(self) -> None:
+        """torchrun and its workers, each by its own id."""
+        for agent in self.agents:
+            workers = agent.children(recursive=True) if agent.poll() is None else []
+            for process in [*workers, agent]:
+                with suppress(psutil.NoSuchProcess):  # it has ended by itself
+                    process.kill()
+        psutil.wait_procs(self.agents)

@@ -1,0 +1,196 @@
+"""A dataset that is deleted, rebuilt or cut while a run reads it ends the run, and every rank of it, with a reason."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataset.loader import EvalLoader, TrainLoader
+from dataset.schema import PuzzleSet, open_split
+from tests import runs
+
+
+def _emptied(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def _cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 16)
+
+
+def _deleted(file: Path) -> None:
+    file.unlink()
+
+
+def _folder_deleted(file: Path) -> None:
+    shutil.rmtree(file.parents[1])
+
+
+def _replaced(file: Path) -> None:
+    """By the same, as a builder or a copy does it that renames what is whole; even the date is the same."""
+    copy = file.with_suffix(".copy")
+    shutil.copy2(file, copy)
+    copy.rename(file)
+
+
+def _rewritten(file: Path) -> None:
+    """In place, in its size."""
+    array = np.load(file)
+    np.save(file, array[::-1])
+
+
+# What happens to a file, and what the message says of it.
+CASES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "emptied": (_emptied, "has 0 bytes, not {size}"),
+    "cut": (_cut, "has {cut} bytes, not {size}"),
+    "deleted": (_deleted, "can't be found any more (No such file or directory)"),
+    "folder deleted": (_folder_deleted, "can't be found any more (No such file or directory)"),
+    "replaced": (_replaced, "was written to or replaced"),
+    "rewritten": (_rewritten, "was written to or replaced"),
+}
+
+
+def _message(file: Path, what: str) -> str:
+    size = file.stat().st_size
+    what = what.format(size=size, cut=size - 16)
+    return f"{file} {what}: it was changed while the run reads it; restore it, then resume"
+
+
+@pytest.fixture
+def own_data(data: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(data, tmp_path / "own"))
+
+
+# ---- real runs, real files -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case, ranks", [*((case, 1) for case in CASES), ("emptied", 2), ("rewritten", 2)])
+def test_every_rank_ends_and_says_why(own_data: Path, tmp_path: Path, log: Path, case: str, ranks: int) -> None:
+    change, what = CASES[case]
+    file, run = own_data / "train" / "all__inputs.npy", tmp_path / "run"
+    message = _message(file, what)
+    arguments = runs.settings(own_data, run, max_steps=10_000, eval_every_n_steps=None)
+    running = runs.start(arguments, log, ranks=ranks, hook=runs.slowly)
+    runs.until(lambda: runs.latest(run) >= 4, running)
+    change(file)
+    ended = running.wait(timeout_s=30)
+    assert ended.error() == f"error: {message}"
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_no_step_is_lost(own_data: Path, data: Path, quiet_2: Path, tmp_path: Path, log: Path, split: str) -> None:
+    """Nothing but the end saves here: what was done until the file was missed is in a checkpoint, and once the file is
+    back the run ends as one that nobody disturbed.
+    """
+    file, run = own_data / split / "all__labels.npy", tmp_path / "run"
+    arguments = runs.settings(own_data, run, checkpoint_every_n_steps=None, checkpoint_every_eval="false")
+    running = runs.start(arguments, log, ranks=2, hook=runs.slowly)
+    runs.until(lambda: (run / "metrics.jsonl").exists() and len(runs.rows(run)) > 0, running)
+    file.unlink()
+    assert str(file) in running.wait(timeout_s=30).error()
+    assert runs.latest(run) == 5 if split == "test" else 1 <= runs.latest(run) <= 7
+    again = [f"checkpoint_path={run}", "resume=auto"]
+    assert str(file) in runs.train(again, log, ranks=2).error()
+    shutil.copy(data / split / "all__labels.npy", file)
+    runs.train(again, log, ranks=2).ok()
+    runs.assert_same_run(run, quiet_2)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_test_data_too(own_data: Path, tmp_path: Path, log: Path, ranks: int) -> None:
+    file, run = own_data / "test" / "all__labels.npy", tmp_path / "run"
+    arguments = runs.settings(own_data, run, max_steps=10_000)
+    running = runs.start(arguments, log, ranks=ranks, hook=runs.slowly)
+    runs.until(lambda: runs.latest(run) >= 6, running)  # one evaluation is over
+    message = _message(file, CASES["emptied"][1])
+    os.truncate(file, 0)
+    ended = running.wait(timeout_s=30)
+    assert ended.error() == f"error: {message}"
+
+
+def _reads_slowly(rank: int) -> None:
+    """The loop waits for every batch, so that none is known to be missing before it is asked for."""
+    host_part = TrainLoader._host_part
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.1)
+        return host_part(*args)
+
+    TrainLoader._host_part = slowly  # type: ignore[method-assign]
+
+
+def test_a_reader_that_is_slower_than_the_steps(own_data: Path, tmp_path: Path, log: Path) -> None:
+    """The ranks end together there too."""
+    file, run = own_data / "train" / "all__inputs.npy", tmp_path / "run"
+    arguments = runs.settings(own_data, run, max_steps=10_000, eval_every_n_steps=None)
+    running = runs.start(arguments, log, ranks=2, hook=_reads_slowly)
+    runs.until(lambda: runs.latest(run) >= 4, running)
+    message = _message(file, CASES["emptied"][1])
+    os.truncate(file, 0)
+    assert running.wait(timeout_s=30).error() == f"error: {message}"
+
+
+def _emptied_amid_an_evaluation(file: str, rank: int) -> None:
+    """By rank 1, between two batches of its own."""
+    batches = EvalLoader.batches
+
+    def emptied(*args: Any) -> Any:
+        for index, batch in enumerate(batches(*args)):
+            yield batch
+            if index == 0 and rank == 1:
+                os.truncate(file, 0)
+
+    EvalLoader.batches = emptied  # type: ignore[method-assign]
+
+
+def test_amid_an_evaluation(own_data: Path, tmp_path: Path, log: Path) -> None:
+    file, run = own_data / "test" / "all__labels.npy", tmp_path / "run"
+    message = _message(file, CASES["emptied"][1])
+    arguments = runs.settings(own_data, run, eval_batch_size=4)
+    hook = runs.with_arguments(_emptied_amid_an_evaluation, str(file))
+    assert runs.train(arguments, log, ranks=2, hook=hook).error() == f"error: {message}"
+    assert runs.latest(run) == 5
+
+
+def test_nobody_minds_what_is_only_read_or_on_the_device(own_data: Path, tmp_path: Path, log: Path) -> None:
+    file, run = own_data / "train" / "all__inputs.npy", tmp_path / "run"
+    arguments = runs.settings(own_data, run, data_on="device", eval_every_n_steps=None)
+    running = runs.start(arguments, log, hook=runs.slowly)
+    runs.until(lambda: runs.latest(run) >= 2, running)
+    file.unlink()
+    running.wait().ok()
+
+
+def _emptied_amid_a_read(file: str, rank: int) -> None:
+    """Between the look at the files and the read, once training is under way."""
+    look, calls = PuzzleSet.require_unchanged, iter(range(20))
+
+    def then_empty(puzzle_set: PuzzleSet) -> None:
+        look(puzzle_set)
+        if next(calls, None) is None:
+            os.truncate(file, 0)
+
+    PuzzleSet.require_unchanged = then_empty  # type: ignore[method-assign,assignment]
+
+
+def test_what_no_look_can_prevent_says_where_it_happened(own_data: Path, tmp_path: Path, log: Path) -> None:
+    arguments = runs.settings(own_data, tmp_path / "run", max_steps=10_000, eval_every_n_steps=None)
+    hook = runs.with_arguments(_emptied_amid_a_read, str(own_data / "train" / "all__labels.npy"))
+    ended = runs.train(arguments, log, hook=hook)
+    assert ended.status == -signal.SIGBUS, ended.output
+    assert "Fatal Python error: Bus error" in ended.output and "loader.py" in ended.output
+
+
+def test_reading_copying_and_backing_up_are_no_changes(own_data: Path, tmp_path: Path) -> None:
+    split = open_split(own_data, "train")
+    for file in (own_data / "train").glob("*.npy"):
+        shutil.copy2(file, tmp_path / file.name)
+        os.link(file, tmp_path / f"{file.name}.backup")
+        file.chmod(0o444)
+    split.sets["all"].require_unchanged()

@@ -1,0 +1,64 @@
+"""torchrun starts its workers again: what an earlier attempt left in the store that it keeps misleads nobody."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from tests import runs
+from tests.runs import Torchrun, assert_same_run, latest, settings, until, with_arguments
+from tests.spawn import free_port
+
+
+def _under_agent(port: int, rank: int) -> None:
+    """On the host of rank 0 the agent counts no restart: it was always a worker of the other host that died."""
+    told = {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    os.environ.update(told)
+    runs.slowly(rank)
+
+
+def test_attempts_share_a_store(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
+    """Killed thrice, wherever the ranks are by then."""
+    run = tmp_path / "run"
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    hook = with_arguments(_under_agent, store.port)
+    for at_step in (2, 4, 6):
+        running = runs.start(settings(data, run), log, ranks=2, hook=hook)
+        until(lambda at_step=at_step: latest(run) >= at_step, running, timeout_s=60)  # type: ignore[misc]
+        running.signal(signal.SIGKILL)
+        running.wait()
+    output = runs.start(settings(data, run), log, ranks=2, hook=hook).wait(60).ok()
+    assert "resuming" in output
+    assert_same_run(run, quiet_2)
+
+
+@pytest.mark.parametrize("rendezvous", ["standalone", "static"])
+def test_torchrun_restarts_by_itself(data: Path, quiet_2: Path, tmp_path: Path, log: Path, rendezvous: str) -> None:
+    """Twice, whichever rank is killed, without a word in the environment."""
+    run = tmp_path / "run"
+    where = ["--standalone"] if rendezvous == "standalone" else ["--master-addr", "127.0.0.1", "--master-port"]
+    where += [str(free_port())] if rendezvous == "static" else []
+    launched = Torchrun(["--max-restarts", "2", *where], runs.slowly, settings(data, run), log, tmp_path)
+    try:
+        for worker, at_step in ((0, 2), (1, 6)):
+            until(lambda at_step=at_step: latest(run) >= at_step, launched, timeout_s=60)  # type: ignore[misc]
+            launched.workers()[worker].kill()
+        output = launched.wait(60).ok()
+    finally:
+        launched.kill()
+    assert output.count("resuming ") == 2
+    assert_same_run(run, quiet_2)
+
+
+def test_a_launch_that_was_refused_is_refused_again(data: Path, copied: Path, tmp_path: Path, log: Path) -> None:
+    """A restart goes on with what its own launch began, not with what lies in the folder."""
+    runs.rewind(copied, 4)
+    launched = Torchrun(["--standalone", "--max-restarts", "1"], runs.slowly, settings(data, copied), log, tmp_path)
+    try:
+        done = launched.wait(60)
+    finally:
+        launched.kill()
+    assert done.status == 1 and done.output.count("already holds checkpoints (newest step_00000004)") == 2, done.output
+    assert latest(copied) == 4 and "resuming" not in done.output

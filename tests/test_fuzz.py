@@ -1,0 +1,431 @@
+"""What a stranger's files can't do: run code, write elsewhere than they should, take all memory, or never end."""
+
+import dataclasses
+import gzip
+import json
+import os
+import shutil
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import view
+from dataset import puzzle_csv
+from dataset.arc import read_tasks
+from dataset.schema import open_array, open_split, read_metadata
+from pretrain import load_run
+from tests import fuzz, runs
+from tests.in_process import SINGLE, begin, mistake, train_here
+from tests.test_view import write_run
+from utils import weights_file
+from utils.checkpoint import Checkpoint, write_atomically
+from utils.dist import UserError
+from utils.run_folder import _config_of
+from utils.saved_outputs import OutputWriter
+from utils.weights_file import read_weights
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+LAST = "step_00000012"
+
+
+# ---- altered files, by chance ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", fuzz.KINDS)
+def test_some_altered_files(kind: str, tmp_path: Path) -> None:
+    """`python -m tests.fuzz` does more of them."""
+    tally = fuzz.fuzz(kind, range(10 if kind in ("checkpoint", "config", "weights") else 25), 0, tmp_path)
+    assert not tally.failures
+    assert tally.how["refused"] > 3, "nothing was altered"
+
+
+def _raises(folder: Path, rng: Random) -> None:
+    raise KeyError("step")
+
+
+def _refuses(folder: Path, rng: Random) -> None:
+    raise ValueError("no file;\n give one")
+
+
+def _writes_elsewhere(folder: Path, rng: Random) -> None:
+    (folder.parent / "outside" / "victim").write_text("taken over")
+
+
+def _is_sprung(folder: Path, rng: Random) -> None:
+    (folder / "sprung").mkdir()
+
+
+@pytest.mark.parametrize(
+    "read, expected",
+    [
+        (_raises, ("crash", "KeyError: 'step'")),
+        (_refuses, ("refused", "no file; give one")),
+        (_writes_elsewhere, ("crash", "a file outside was written")),
+        (_is_sprung, ("crash", "the file's code ran")),
+    ],
+)
+def test_what_is_looked_for_is_found(tmp_path: Path, read: fuzz.Reader, expected: tuple[str, str]) -> None:
+    (tmp_path / "examples" / "none").mkdir(parents=True)
+    place = tmp_path / "worker"
+    (place / "outside").mkdir(parents=True)
+    (place / "outside" / "victim").write_text("untouched")
+    how, said = fuzz.attempt("none", fuzz.Kind(fuzz._write_metrics, read, ()), place, 0, -1)
+    assert (how, said.split("\n")[0]) == expected
+
+
+def _hangs(folder: Path, rng: Random) -> None:
+    time.sleep(60 if (folder.parent / "altered").exists() else 0)
+
+
+def _dies(folder: Path, rng: Random) -> None:
+    if (folder.parent / "altered").exists():
+        os._exit(7)
+
+
+def _eats(folder: Path, rng: Random) -> None:
+    if (folder.parent / "altered").exists():
+        bytearray(b"x") * (400 << 20)
+
+
+@pytest.mark.parametrize("read, expected", [(_hangs, "hang"), (_dies, "crash"), (_eats, "memory")])
+def test_what_is_done_to_the_process_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: fuzz.Reader, expected: str
+) -> None:
+    monkeypatch.setattr(fuzz, "LIMIT_S", 2)
+    fuzz.write_example("metrics", tmp_path)
+    worker = fuzz.Worker("metrics", dataclasses.replace(fuzz.KINDS["metrics"], read=read), tmp_path / "worker", 0)
+    assert worker.read(0).how == expected
+    worker.close()
+
+
+# ---- what has no end, or says that it is larger than it is -------------------------------------------------
+
+
+def _refused(read: Callable[[], object]) -> str:
+    """The one line, after less than 5 seconds."""
+    began = time.monotonic()
+    with pytest.raises(UserError) as caught, SINGLE.agree():
+        read()
+    assert time.monotonic() - began < 5
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["pipe", "device"])
+def test_what_is_no_regular_file(copied: Path, data: Path, tmp_path: Path, how: str) -> None:
+    def instead_of(file: Path) -> Path:
+        file.unlink(missing_ok=True)
+        if how == "pipe":
+            os.mkfifo(file)
+        else:
+            file.symlink_to("/dev/zero")
+        return file
+
+    folder = Path(shutil.copytree(data, tmp_path / "data"))
+    assert "inputs.npy: cannot be mapped" in _refused(
+        lambda: open_array(instead_of(folder / "test" / "all__inputs.npy"), 2)
+    )
+    instead_of(folder / "test" / "dataset.json")
+    assert "dataset.json: cannot be read" in _refused(lambda: read_metadata(folder, folder / "test"))
+    instead_of(copied / LAST / "manifest.json")
+    assert "manifest.json can't be read" in _refused(lambda: Checkpoint.open(copied / LAST))
+    run = write_run(tmp_path / "viewed", None)
+    for name in ("eval_outputs/step_00000500/all_rank0_0000.safetensors", "metrics.jsonl", "config.yaml"):
+        instead_of(run / name)
+        assert name.split("/")[-1] in _refused(lambda: view.view([str(run), "-o", str(tmp_path / "page.html")]))
+
+
+def _bomb(text: bytes, times: int) -> bytes:
+    """A gzipped file of so many times the text."""
+    return gzip.compress(text * (1 << 20), 1) * times
+
+
+def test_gzipped_json_is_read_up_to_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "tasks.json.gz").write_bytes(_bomb(b" ", 16) + _bomb(b"[", 64))
+    assert "holds more than 32 MiB of JSON" in _refused(lambda: read_tasks(tmp_path / "tasks.json.gz"))
+
+
+def test_a_line_of_a_gzipped_csv_is_read_in_pieces(tmp_path: Path) -> None:
+    file = tmp_path / "train.csv.gz"
+    file.write_bytes(gzip.compress(b"source,question,answer,rating\n") + _bomb(b"1", 64))
+    with gzip.open(file, "rt") as stream:
+        assert max(map(len, puzzle_csv.lines_of(stream))) == puzzle_csv.MOST_CHARACTERS
+    assert "train.csv.gz:1: cannot be read on (field larger than" in _refused(lambda: list(puzzle_csv.read_rows(file)))
+
+
+def _npy(header: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(64)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "(" * 5000,
+        "-" * 9000 + "1",
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (1000000000000000, 16)}",
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (-1, 16)}",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (1, 1)}",
+    ],
+)
+def test_headers_of_arrays(tmp_path: Path, header: str) -> None:
+    (tmp_path / "a.npy").write_bytes(_npy(header))
+    message = _refused(lambda: open_array(tmp_path / "a.npy", 2))
+    assert "a.npy: cannot be mapped as a plain array" in message and len(message) < 500
+
+
+def _zip_bomb(file: Path) -> None:
+    torch.save({"a": torch.ones(2)}, file)
+    with zipfile.ZipFile(file) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, contents in parts.items():
+            archive.writestr(name, contents + bytes(64 << 20) * name.endswith("data.pkl"))
+
+
+def _long_header(file: Path) -> None:
+    file.write_bytes((2**60).to_bytes(8, "little") + b'{"a":{}}')
+
+
+WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "compressed": (_zip_bomb, "holds more than tensors"),
+    "header of an exabyte": (_long_header, "is no whole safetensors file"),
+    "one element, a trillion times": (
+        lambda file: torch.save({"a": torch.zeros(1).expand(10**6, 10**6)}, file),
+        "holds no elements of a, or not all",
+    ),
+    "of no elements at all": (
+        lambda file: torch.save({"a": torch.empty(10**6, 10**6, device="meta")}, file),
+        "holds no elements of a, or not all",
+    ),
+    "quantised": (
+        lambda file: save_file({"a": torch.zeros(3, dtype=torch.float8_e4m3fn)}, file),
+        "a is torch.float8_e4m3fn; give weights that were not quantised",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_weights_that_are_not_what_they_say(tmp_path: Path, case: str) -> None:
+    write, expected = WEIGHTS[case]
+    write(tmp_path / "weights.pt")
+    assert expected in _refused(lambda: read_weights(str(tmp_path / "weights.pt")))
+
+
+def test_sizes_that_no_machine_has_room_for(data: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(data, tmp_path / "data"))
+    for split in ("train", "test"):
+        file = copy / split / "dataset.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"num_puzzle_identifiers": 2**31}))
+    message = mistake(runs.settings(copy, tmp_path / "run", arch__puzzle_emb_ndim=512))
+    assert "2147483648 puzzle identifiers" in message and "takes 4,096 GB, but this machine has" in message
+
+
+def test_sizes_in_a_checkpoint_that_no_machine_has_room_for(copied: Path) -> None:
+    _forge(copied, task={"seq_len": 16, "vocab_size": 10**12, "num_puzzle_identifiers": 1})
+    assert "takes 238,419 GB, but this machine has" in _refused(lambda: load_run(copied, SINGLE))
+
+
+# ---- YAML --------------------------------------------------------------------------------------------------
+
+LAUGHS = (
+    "a: &a0 [lol]\n" + "".join(f"b{n}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(12)) + "lr: *a12\n"
+)
+YAMLS = {
+    "laughs": LAUGHS,
+    "itself": "seed: &a [*a]\n",
+    "deep": "a: " + "[" * 100_000,
+    "long": "a: 1\n" * 100_000,
+    "code": "lr: !!python/object/apply:os.mkdir [the_trap_was_sprung]\n",
+    "a date that there is not": "lr: 2000-13-45\n",
+}
+
+
+@pytest.mark.parametrize("case", YAMLS)
+def test_yaml_that_means_more_than_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = write_run(tmp_path / "run", None)
+    (run / "config.yaml").write_text(YAMLS[case])
+    if case != "a date that there is not":  # of which OmegaConf makes no date
+        assert "config.yaml can't be read as YAML" in _refused(lambda: _config_of(run))
+    assert "config.yaml: cannot be read" in _refused(lambda: view.view([str(run)]))
+    assert not (tmp_path / "the_trap_was_sprung").exists()
+
+
+def _forge(run: Path, **changes: Any) -> None:
+    """Changes the newest step's state.json, and the manifest with it; what isn't of the state is of the config."""
+    file = run / LAST / "state.json"
+    state = json.loads(file.read_text())
+    for key, value in changes.items():
+        (state if key in state else state["config"])[key] = value
+    file.write_text(json.dumps(state))
+    fuzz.seal(run / LAST)
+
+
+@pytest.mark.parametrize("where", ["checkpoint", "config.yaml"])
+@pytest.mark.parametrize("value", ["${oc.env:HOME}", "${", "x${lr}"])
+def test_a_stored_config_interpolates_nothing(copied: Path, where: str, value: str) -> None:
+    if where == "checkpoint":
+        _forge(copied, best_metric=value)
+        assert "the stored config is no run's: best_metric is" in _refused(lambda: load_run(copied, SINGLE))
+    else:
+        for step in copied.glob("step_*"):
+            shutil.rmtree(step)
+        file = copied / "config.yaml"
+        file.write_text(file.read_text().replace("best_metric: exact_accuracy", f"best_metric: '{value}'"))
+    message = mistake([f"checkpoint_path={copied}", "resume=auto"])
+    assert f"the stored config is no run's: best_metric is '{value}'" in message or "can't be read as YAML" in message
+
+
+# ---- names and links ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["project_name", "run_name"])
+@pytest.mark.parametrize("name", ["../../x", "a/b", "/tmp", "..", "."])
+def test_names_are_of_one_folder(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = mistake([*runs.settings(data, None), f"{key}={name}"])
+    assert f"{key}: {name!r} can't name a folder; give a name without /" in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_resumed_run_stays_where_it_was_resumed(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = {path.name for path in tmp_path.iterdir()}
+    _forge(copied, checkpoint_path=str(tmp_path / "elsewhere"), resume=str(tmp_path / "other"), project_name="p")
+    train_here([f"checkpoint_path={copied}", "resume=auto", "max_steps=13"])
+    assert (copied / "step_00000013").is_dir()
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_stored_names_of_other_folders_are_refused(copied: Path) -> None:
+    _forge(copied, run_name="../../x")
+    assert "run_name: '../../x' can't name a folder" in mistake([f"checkpoint_path={copied}", "resume=auto"])
+
+
+def test_a_checkpoint_downloads_nothing(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(where: str) -> Path:
+        raise AssertionError(f"{where} was asked for")
+
+    monkeypatch.setattr(weights_file, "_download", download)
+    _forge(copied, init_from="hf://owner/repo/file")
+    load_run(copied, SINGLE)
+    begin([f"checkpoint_path={copied}", "resume=auto", "max_steps=13"])
+    with pytest.raises(AssertionError, match="was asked for"):  # else this would prove nothing
+        read_weights("hf://owner/repo/file")
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A file outside of every run."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "victim").write_text("untouched")
+    return tmp_path / "outside" / "victim"
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path, victim: Path) -> None:
+    (tmp_path / ".incomplete_latest").symlink_to(victim)
+    (tmp_path / "all_rank0_0000.safetensors").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        write_atomically(tmp_path / "latest", "step_00000001\n")
+    (tmp_path / "best").symlink_to(victim)
+    write_atomically(tmp_path / "best", "step_00000001\n")  # which takes the link's place
+    writer = OutputWriter(tmp_path, "all", SINGLE)
+    writer.add({"rows": torch.arange(3)})
+    with pytest.raises(UserError, match="symbolic links"):
+        writer.close(SINGLE)
+    assert victim.read_text() == "untouched" and not (tmp_path / "best").is_symlink()
+
+
+@pytest.mark.parametrize("link", ["eval_outputs", f"eval_outputs/{LAST}", f"eval_outputs/{LAST}/results.json"])
+def test_an_evaluation_follows_no_link(copied: Path, victim: Path, log: Path, link: str) -> None:
+    shutil.rmtree(copied / "eval_outputs", ignore_errors=True)
+    (copied / link).parent.mkdir(parents=True, exist_ok=True)
+    (copied / link).symlink_to(victim if link.endswith(".json") else victim.parent)
+    message = runs.train([f"checkpoint={copied}", "device=cpu"], log, program="evaluate").error()
+    assert f"{copied / link} is a link, and in a run's folder none is followed" in message
+    assert victim.read_text() == "untouched" and list(victim.parent.iterdir()) == [victim]
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        *("metrics.jsonl", "config.yaml", "latest", "best", "stopped", ".lock", ".incomplete_latest"),
+        *(".incomplete_metrics.jsonl", ".incomplete_step_00000014", ".incomplete_replaced_step_00000010"),
+        *("step_00000010", "trace.json", "wandb", "eval_outputs/step_00000013/all_rank0_0000.safetensors"),
+    ],
+)
+def test_a_resumed_run_follows_no_link(copied: Path, victim: Path, link: str) -> None:
+    place = copied / link
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(victim.parent if "step" in place.name else victim)
+    message = mistake([f"checkpoint_path={copied}", "resume=auto", "max_steps=13"])
+    assert message.startswith(f"{place} is a link, and in a run's folder none is followed")
+    assert victim.read_text() == "untouched" and list(victim.parent.iterdir()) == [victim] and place.is_symlink()
+
+
+def test_a_branch_reads_through_links_and_leaves_them(copied: Path, tmp_path: Path) -> None:
+    """As a hub's cache has them: the files of a folder are links to blobs."""
+    blobs = Path(shutil.copytree(copied, tmp_path / "blobs"))
+    for file in copied.rglob("*.*"):
+        if file.is_file():
+            file.unlink()
+            file.symlink_to(blobs / file.relative_to(copied))
+    branch = tmp_path / "branch"
+    train_here([f"resume={copied}", f"checkpoint_path={branch}", "max_steps=13"])
+    assert not (branch / "metrics.jsonl").is_symlink() and runs.rows(branch)[-1]["step"] == 13
+    assert runs.rows(blobs)[-1]["step"] == 12
+
+
+def test_messages_hold_nothing_that_a_terminal_obeys() -> None:
+    def refuse() -> None:
+        raise ValueError("names \x1b]0;taken over\x07 twice " + "x" * 100_000)
+
+    message = _refused(refuse)
+    assert message.isprintable() and len(message) < 2100
+
+
+def test_a_run_may_be_behind_a_link(copied: Path, tmp_path: Path, log: Path) -> None:
+    (tmp_path / "linked").symlink_to(copied)
+    runs.train([f"checkpoint={tmp_path / 'linked'}", "device=cpu"], log, program="evaluate").ok()
+
+
+def test_datasets_may_be_linked(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "whole").symlink_to(data)
+    (tmp_path / "files" / "test").mkdir(parents=True)
+    for file in (data / "test").iterdir():
+        (tmp_path / "files" / "test" / file.name).symlink_to(file)
+    for folder in ("whole", "files"):
+        assert open_split(tmp_path / folder, "test").sets
+
+
+# ---- what view.py shows ------------------------------------------------------------------------------------
+
+
+def test_tokens_of_any_integer_type() -> None:
+    assert view.to_text(np.array([1, 200], dtype=np.uint8)) == [1, 200]
+    assert view.to_text(np.array([-5, 200], dtype=np.int16)) == [-1, 200]
+
+
+def test_a_type_that_numpy_does_not_know(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", None)
+    shard = run / "eval_outputs" / "step_00000500" / "all_rank0_0000.safetensors"
+    save_file(
+        {"rows": torch.zeros(3, dtype=torch.float8_e8m0fnu), "inputs": torch.zeros(1), "predictions": torch.zeros(1)},
+        shard,
+    )
+    assert f"{shard}: cannot be read" in _refused(lambda: view.view([str(run), "-o", str(tmp_path / "page.html")]))

@@ -1,0 +1,119 @@
+"""Ranks that hang, die or lose their launcher: the others say who it was, and nobody goes on writing."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests import runs
+from tests.runs import Torchrun, assert_same_run, settings, train, until
+
+TIMEOUT_S = 3
+
+
+def _of(output: str, rank: int) -> int:
+    """The process that is named for a rank."""
+    (named,) = set(re.findall(rf"rank {rank} \(process (\d+) on [^)]+\) says nothing", output))
+    return int(named)
+
+
+def test_a_rank_that_hangs_is_named_within_the_timeout(data: Path, tmp_path: Path, log: Path) -> None:
+    run, hanging = tmp_path / "run", 1
+    typed = settings(data, run, global_batch_size=18, **{"dist.timeout_s": TIMEOUT_S})
+    running = runs.start(typed, log, ranks=3, hook=runs.slowly)
+    until(lambda: runs.latest(run) >= 2, running)
+    running.signal(signal.SIGSTOP, ranks=[hanging])
+    stopped_at = time.monotonic()
+    others = [process for rank, process in enumerate(running.processes) if rank != hanging]
+    for process in others:
+        process.join(TIMEOUT_S + 15)
+    took = time.monotonic() - stopped_at
+    output, pid = running.output, running.processes[hanging].pid
+    running.signal(signal.SIGKILL)
+    assert [process.exitcode for process in others] == [1, 1], output
+    assert took < TIMEOUT_S + 12, f"{took:.0f} s"
+    assert _of(output, hanging) == pid
+    assert not [rank for rank in range(3) if rank != hanging and f"rank {rank} (process" in output]
+    assert "the last good checkpoint is" in output
+
+
+@pytest.mark.slow
+def test_where_rank_0_hangs_the_meeting_point_is_silent(data: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    running = runs.start(settings(data, run, **{"dist.timeout_s": TIMEOUT_S}), log, ranks=2, hook=runs.slowly)
+    until(lambda: runs.latest(run) >= 2, running)
+    running.signal(signal.SIGSTOP, ranks=[0])
+    running.processes[1].join(TIMEOUT_S + 20)
+    output, pid = running.output, running.processes[0].pid
+    running.signal(signal.SIGKILL)
+    assert running.processes[1].exitcode == 1, output
+    assert f"rank 0 (process {pid} on " in output and "it hangs or is gone" in output
+
+
+def test_a_killed_rank_is_named(data: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    running = runs.start(settings(data, run), log, ranks=2, hook=runs.slowly)
+    until(lambda: runs.latest(run) >= 2, running)
+    pid = running.processes[1].pid
+    running.signal(signal.SIGKILL, ranks=[1])
+    assert _of(running.wait(30).killed(), 1) == pid
+
+
+def test_a_rank_that_says_why_it_ends_is_not_called_silent(data: Path, tmp_path: Path, log: Path) -> None:
+    hook = runs.with_arguments(runs.raises, 6, 1)
+    done = train(settings(data, tmp_path / "run"), log, ranks=2, hook=hook)
+    assert "fault on rank 1: RuntimeError: the ceiling fell down; at step 6; the last good" in done.output
+    assert "says nothing" not in done.output
+
+
+def test_a_killed_launcher_takes_its_workers_along(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
+    """Within seconds, and whoever takes the run up in the meantime waits for them."""
+    run = tmp_path / "run"
+    launched = Torchrun(["--standalone"], runs.slowly, settings(data, run), log, tmp_path)
+    try:
+        until(lambda: runs.latest(run) >= 2, launched)
+        workers = launched.workers()
+        launched.signal(signal.SIGKILL)
+        resumed = runs.start(settings(data, run, resume="auto"), tmp_path / "log_2", ranks=2)
+        assert not psutil.wait_procs(workers, timeout=5)[1], "orphans live on"
+        resumed.wait().ok()
+    finally:
+        launched.kill()
+        for worker in workers:
+            if worker.is_running():
+                worker.kill()
+    assert "its launcher is gone; ending" in log.read_text()
+    assert_same_run(run, quiet_2)
+
+
+def test_a_process_without_a_launcher_outlives_whoever_started_it(data: Path, tmp_path: Path) -> None:
+    """python pretrain.py under nohup: only torchrun's workers are anybody's."""
+    run = tmp_path / "run"
+    starter = runs.fork(_start_and_leave, settings(data, run), str(tmp_path / "log"))
+    starter.join(60)
+    end = time.monotonic() + 60
+    while runs.latest(run) < runs.LAST_STEP:
+        assert time.monotonic() < end, (tmp_path / "log").read_text()
+        time.sleep(0.1)
+
+
+def _start_and_leave(arguments: list[str], log: str) -> None:
+    if os.fork() == 0:
+        os.setsid()
+        runs._child("pretrain", arguments, log, {"RANK": "0", "WORLD_SIZE": "1"}, runs.slowly)
+
+
+def test_a_second_run_is_kept_out_of_the_folder(data: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    first = runs.start(settings(data, run, max_steps=300), log, hook=runs.slowly)
+    until(lambda: runs.latest(run) >= 2, first)
+    for typed in ({"resume": "auto"}, {}):
+        message = train(settings(data, run, **typed), tmp_path / "log_2").error()
+        assert f"{run} is in use by process {first.processes[0].pid} on " in message
+    first.signal(signal.SIGKILL)
+    first.wait(30).killed()
+    assert "resuming" in train(settings(data, run, resume="auto", max_steps=runs.latest(run) + 1), log).ok()

@@ -1,0 +1,212 @@
+"""When numbers go wrong: stop, or go back to the last good checkpoint and leave the batch out."""
+
+import importlib
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import runs
+from tests.runs import LAST_STEP, assert_same_run, rows, settings, train, with_arguments
+
+Steps = tuple[int, ...]
+OFTEN = {"log_interval": 1}
+
+
+def _at_steps(change: Callable[..., Any]) -> None:
+    """Have `train_step` done by `change(step of the run, the real one, *args, **kwargs)`; the draws say which step it
+    is.
+    """
+    import pretrain
+
+    train_step, exploration = pretrain.train_step, pretrain.exploration
+    now = 0
+
+    def noted(config: Any, step: int, world: Any) -> Any:
+        nonlocal now
+        now = step
+        return exploration(config, step, world)
+
+    pretrain.exploration = noted
+    pretrain.train_step = lambda *args, **kwargs: change(now, train_step, *args, **kwargs)
+
+
+def _explodes(at: Steps, rank: int) -> None:
+    """The gradients of these steps are not finite, as often as they are done."""
+
+    def step(number: int, real: Any, *args: Any, **kwargs: Any) -> Any:
+        carry, result = real(*args, **kwargs)
+        if number in at:
+            result.grad_norm = result.grad_norm * float("nan")
+            for weight in args[0].model.parameters():
+                weight.data.fill_(float("nan"))  # what such an update leaves
+        return carry, result
+
+    _at_steps(step)
+
+
+def _does_nothing(at: Steps, rank: int) -> None:
+    """What leaving a batch out means, said otherwise: the step changes nothing and counts nothing."""
+    from models.metric_sums import OpenSums
+
+    real_add = OpenSums.add
+
+    def add(sums: OpenSums, step: int, *args: Any) -> None:
+        if step not in at:
+            real_add(sums, step, *args)
+
+    OpenSums.add = add  # type: ignore[method-assign,assignment]
+
+    def step(number: int, real: Any, layout: Any, optimizers: Any, carry: Any, *args: Any, **kwargs: Any) -> Any:
+        import pretrain
+
+        if number not in at:
+            return real(layout, optimizers, carry, *args, **kwargs)
+        return carry, pretrain.StepResult([], torch.zeros(()), torch.zeros(()), was_taken=False)
+
+    _at_steps(step)
+
+
+def _spikes(at: Steps, rank: int) -> None:
+    """The loss of these steps is a hundred times what it would be; nothing else is."""
+    from models.losses import METRICS
+
+    def step(number: int, real: Any, *args: Any, **kwargs: Any) -> Any:
+        carry, result = real(*args, **kwargs)
+        if number in at:
+            result.sums[METRICS.index("lm_loss")] *= 100
+        return carry, result
+
+    _at_steps(step)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "at", "goes_back_to"),
+    [(2, (7, 10), "step_00000006 at step 6"), (1, (1,), "the start"), (1, (12,), "step_00000010 at step 10")],
+)
+def test_a_rewound_run_is_the_one_without_those_batches(
+    data: Path, tmp_path: Path, log: Path, ranks: int, at: Steps, goes_back_to: str
+) -> None:
+    """Before the first checkpoint, at the last step, twice: to the bit, and every step is logged once."""
+    expected, run = tmp_path / "expected", tmp_path / "run"
+    train(settings(data, expected, **OFTEN), log, ranks=ranks, hook=with_arguments(_does_nothing, at)).ok()
+    hook = with_arguments(_explodes, at)
+    output = train(settings(data, run, on_nonfinite="rewind", **OFTEN), log, ranks=ranks, hook=hook).ok()
+    for number, step in enumerate(at, start=1):
+        assert f"not finite (NaN or infinite) since step {step}:" in output and f"rewind {number} of 3" in output
+    assert f"{goes_back_to}, without the batch of step {at[0]}" in output
+    logged = [{k: v for k, v in row.items() if k != "train/skipped_steps"} for row in rows(run)]
+    assert logged == rows(expected)
+    assert rows(run)[-1]["train/skipped_steps"] == len(at)
+    assert_same_run(run, expected, metrics=False)
+
+
+def test_a_rewound_run_that_is_killed_goes_on_without_the_batch(data: Path, tmp_path: Path, log: Path) -> None:
+    """The checkpoints after a rewind know what was left out."""
+    expected, run = tmp_path / "expected", tmp_path / "run"
+    train(settings(data, expected), log, hook=with_arguments(_does_nothing, (3,))).ok()
+    typed = settings(data, run, on_nonfinite="rewind")
+    train(typed, log, hook=with_arguments(_explodes_and_dies, (3,), 9)).killed()
+    output = train([*typed, "resume=auto"], log).ok()  # nothing explodes any more: it is not tried again
+    assert "resuming" in output and "not finite" not in output
+    assert_same_run(run, expected, metrics=False)
+
+
+def _explodes_and_dies(at: Steps, dies_at: int, rank: int) -> None:
+    def die(number: int, real: Any, *args: Any, **kwargs: Any) -> Any:
+        if number == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **kwargs)
+
+    _explodes(at, rank)
+    _at_steps(die)
+
+
+def test_it_goes_back_so_many_times_only(data: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    hook = with_arguments(_explodes, tuple(range(5, LAST_STEP)))
+    typed = settings(data, run, on_nonfinite="rewind", max_rewinds=2, **OFTEN)
+    message = train(typed, log, hook=hook).error()
+    assert "since step 7;" in message and "steps 5, 6 were left out already (max_rewinds=2)" in message
+    assert runs.latest(run) == 6 and rows(run)[-1]["step"] == 6
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_spike_of_the_loss(data: Path, tmp_path: Path, log: Path, ranks: int) -> None:
+    """Judged by the median of the steps before it, whenever the host looks: here long after it."""
+    expected, run, stopped = tmp_path / "expected", tmp_path / "run", tmp_path / "stopped"
+    changes = {"max_steps": 24, "log_interval": 8, "eval_every_n_steps": None, "checkpoint_every_n_steps": 7}
+    hook = with_arguments(_spikes, (5, 17))  # the first is too early to be one
+    watched = settings(data, run, loss_spike=20, on_nonfinite="rewind", **changes)
+    output = train(watched, log, ranks=ranks, hook=hook).ok()
+    assert re.search(r"lm_loss is \d+\.?\d* at step 17, (8|9|1\d)\d\.?\d* times", output), output
+    assert "loss_spike=20" in output and "going back (rewind 1" in output
+    assert "step_00000014 at step 14, without the batch of step 17" in output
+    train(settings(data, expected, **changes), log, ranks=ranks, hook=with_arguments(_does_nothing, (17,))).ok()
+    mine, theirs = runs.tensors(run, 24), runs.tensors(expected, 24)
+    assert not [name for name in theirs if "open_sums" not in name and not torch.equal(mine[name], theirs[name])]
+    message = train(settings(data, stopped, loss_spike=20, **changes), log, ranks=ranks, hook=hook).error()
+    assert "lm_loss is" in message and "at step 17" in message and "on_nonfinite=rewind" in message
+
+
+def _a_bit_flips(at_step: int, on_rank: int, rank: int) -> None:
+    """As in memory that is going bad: a weight of one rank isn't what the others have."""
+
+    def step(number: int, real: Any, layout: Any, *args: Any, **kwargs: Any) -> Any:
+        if number == at_step and rank == on_rank:
+            weight = next(layout.model.parameters())
+            weight.data.view(torch.int32)[0] ^= 1
+        return real(layout, *args, **kwargs)
+
+    _at_steps(step)
+
+
+@pytest.mark.parametrize(("every", "found_at"), [("1000", 4), ("1", 3)])
+def test_a_rank_whose_weights_are_others_is_named_before_they_are_saved(
+    data: Path, tmp_path: Path, log: Path, every: str, found_at: int
+) -> None:
+    run = tmp_path / "run"
+    typed = settings(data, run, global_batch_size=18, check_replicas_every_n_steps=every)
+    done = train(typed, log, ranks=3, hook=with_arguments(_a_bit_flips, 3, 1))
+    assert done.status == 1, done.output
+    assert re.search(rf"rank 1 \(process \d+ on [^)]+\) differs from the others in .* at step {found_at}", done.output)
+    assert "says nothing" not in done.output
+    assert runs.latest(run) == 2, "weights that differ were saved"
+
+
+def test_rounding_that_differs_by_rank_can_be_allowed(data: Path, tmp_path: Path, log: Path) -> None:
+    typed = settings(data, tmp_path / "run", check_replicas_every_n_steps=None)
+    train(typed, log, ranks=2, hook=with_arguments(_a_bit_flips, 3, 1)).ok()
+
+
+def _rows_explode(at: Steps, rank: int) -> None:
+    """The gradients of puzzle rows alone aren't finite: with freeze_weights there are no others."""
+    program: Any = importlib.import_module("pretrain")
+    real, now = program.sparse_sign_sgd_, iter(range(1, 10**6))
+
+    def update(table: Any, ids: Any, grad: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return real(table, ids, grad * float("nan") if next(now) in at else grad, **kwargs)
+
+    program.sparse_sign_sgd_ = update
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_of_the_puzzle_table_are_looked_at_too(data: Path, tmp_path: Path, log: Path, ranks: int) -> None:
+    run = tmp_path / "run"
+    typed = settings(data, run, freeze_weights="true", **OFTEN)
+    message = train(typed, log, ranks=ranks, hook=with_arguments(_rows_explode, (7,))).error()
+    assert "not finite (NaN or infinite) since step 7" in message and "step_00000006" in message
+    assert runs.latest(run) == 6
+
+
+def test_a_rewind_goes_on_in_the_same_wandb_run(data: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    typed = settings(data, run, on_nonfinite="rewind", wandb__mode="offline", **OFTEN)
+    train(typed, log, hook=with_arguments(_explodes, (1,))).ok()
+    folders = [path.name for path in (run / "wandb").glob("offline-run-*")]
+    assert len(folders) == 2 and len({name.rsplit("-", 1)[1] for name in folders}) == 1, folders

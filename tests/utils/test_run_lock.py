@@ -1,0 +1,69 @@
+"""The lock of a run's folder: between processes it is tested by real runs (tests/test_lost_ranks.py)."""
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from utils import run_lock
+from utils.dist import UserError
+from utils.run_lock import RunLock
+
+
+@pytest.fixture(autouse=True)
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lock, "_PATIENCE_S", 0.2)
+
+
+def _no_warning(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    with RunLock() as first, RunLock() as second:
+        first.take(tmp_path, _no_warning)
+        first.take(tmp_path, _no_warning)  # it has it
+        with pytest.raises(ValueError, match=f"is in use by process {os.getpid()} on .*; wait for its end or stop it"):
+            second.take(tmp_path, _no_warning)
+        assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} on "), "the refused one wrote"
+    with RunLock() as third:
+        third.take(tmp_path, _no_warning)
+
+
+@pytest.mark.parametrize(("error", "is_kept"), [(UserError("mistake"), False), (RuntimeError("fault"), True)])
+def test_after_a_fault_the_process_keeps_it_to_its_end(tmp_path: Path, error: Exception, is_kept: bool) -> None:
+    lock = RunLock()
+    with pytest.raises(type(error)), lock:
+        lock.take(tmp_path, _no_warning)
+        raise error
+    with RunLock() as other:
+        if is_kept:
+            with pytest.raises(ValueError, match="is in use by"):
+                other.take(tmp_path, _no_warning)
+        else:
+            other.take(tmp_path, _no_warning)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".lock").symlink_to(outside)
+    with RunLock() as lock, pytest.raises(OSError):
+        lock.take(run, _no_warning)
+    assert outside.read_text() == "precious"
+
+
+def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    said: list[str] = []
+    with RunLock() as lock:
+        lock.take(tmp_path, said.append)
+    assert len(said) == 1 and "without locks" in said[0]
