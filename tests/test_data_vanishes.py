@@ -122,7 +122,7 @@ def _reads_slowly(rank: int) -> None:
         time.sleep(0.1)
         return host_part(*args)
 
-    TrainLoader._host_part = slowly  # type: ignore[method-assign]
+    TrainLoader._host_part = slowly  # type: ignore[method-assign,assignment]
 
 
 def test_a_reader_that_is_slower_than_the_steps(own_data: Path, tmp_path: Path, log: Path) -> None:
@@ -146,7 +146,7 @@ def _emptied_amid_an_evaluation(file: str, rank: int) -> None:
             if index == 0 and rank == 1:
                 os.truncate(file, 0)
 
-    EvalLoader.batches = emptied  # type: ignore[method-assign]
+    EvalLoader.batches = emptied  # type: ignore[method-assign,assignment]
 
 
 def test_amid_an_evaluation(own_data: Path, tmp_path: Path, log: Path) -> None:
