@@ -828,14 +828,13 @@ def fit(
         by_steps = config.checkpoint_every_n_steps is not None and state.step % config.checkpoint_every_n_steps == 0
         return by_steps or (evaluated and config.checkpoint_every_eval) or state.step >= last_step
 
-    def check_replicas(*, saving: bool) -> None:
-        every = config.check_replicas_every_n_steps
-        if every is not None and (saving or state.step % every == 0):
+    def check_replicas() -> None:
+        if config.check_replicas_every_n_steps is not None:
             require_same_replicas(state.model.state_dict(), state.step, world)
 
     def save_step(*, is_best: bool) -> None:
         state.sums.require_finite(checkpointer.settled_last_good)
-        check_replicas(saving=True)  # a checkpoint of rank 0's weights would make its errors everybody's
+        check_replicas()  # a checkpoint of rank 0's weights would make its errors everybody's
         checkpointer.save(take_snapshot(state, config, data, world), is_best=is_best)
 
     def finish_step(row: dict[str, float], mistake: ValueError | None = None) -> bool:
@@ -885,6 +884,8 @@ def fit(
         enough = evaluated and out_of_patience()
         if stopping or unreadable or enough or is_best or checkpoint_due(evaluated):
             save_step(is_best=is_best)
+        elif config.check_replicas_every_n_steps and state.step % config.check_replicas_every_n_steps == 0:
+            check_replicas()
         if unreadable:
             with world.agree():
                 if mistake is not None:
@@ -932,7 +933,6 @@ def fit(
                     if state.ema is not None and result.was_taken:
                         state.ema.update(config.ema_rate if state.step / last_step > config.ema_start else 0.0)
                     state.sums.add(state.step, config.global_batch_size, result.sums, result.grad_norm)
-            check_replicas(saving=False)
             profiler.step()
             metrics.advance(state.step)
             row: dict[str, float] = {}

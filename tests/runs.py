@@ -312,6 +312,11 @@ def rows(run: Path) -> list[Row]:
     return [{name: value for name, value in row.items() if not name.startswith("perf/")} for row in parsed]
 
 
+def contents(run: Path) -> dict[Path, bytes]:
+    """Of every file but the lock, in which each process that had it stands."""
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
 def latest(run: Path) -> int:
     """The step that `latest` names; 0 where there is none."""
     return int((run / "latest").read_text().strip()[5:]) if (run / "latest").exists() else 0

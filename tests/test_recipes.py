@@ -122,9 +122,9 @@ def test_patience_ends_a_run(data: Path, tmp_path: Path, log: Path) -> None:
     assert _evaluated(run) == [2, 4, 6]
     assert (runs.latest(run), (run / "best").read_text()) == (6, "step_00000002\n")
     assert not (run / "stopped").exists()
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    before = runs.contents(run)
     assert "is finished: it has done 6 of 12 steps" in train([*typed, "resume=auto"], log).ok()
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert runs.contents(run) == before
     # Whoever has more patience goes on.
     train_here([f"resume={run}", "early_stop_patience=3"])
     assert _evaluated(run) == [2, 4, 6, 8]

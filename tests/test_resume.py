@@ -326,19 +326,17 @@ def test_resume_with_none_whole_is_an_error(data: Path, copied: Path, log: Path)
 
 
 def test_finished_run_says_so(data: Path, copied: Path, log: Path) -> None:
-    (copied / ".lock").unlink()
-    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    before = runs.contents(copied)
     assert "is finished: it has done 12 of 12 steps" in _resume(data, copied, log).ok()
-    (copied / ".lock").unlink()
-    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
+    assert runs.contents(copied) == before
 
 
 def test_branch_off_an_older_step(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
     older, branch = quiet / "step_00000004", tmp_path / "branch"
-    before = {path: path.read_bytes() for path in quiet.rglob("*") if path.is_file()}
+    before = runs.contents(quiet)
     train([f"resume={older}", f"checkpoint_path={branch}"], log).ok()
     assert_same_run(branch, quiet)  # the stored config won over the defaults of the YAML files
-    assert {path: path.read_bytes() for path in quiet.rglob("*") if path.is_file()} == before
+    assert runs.contents(quiet) == before
 
 
 def test_typed_values_win_over_stored_ones(data: Path, copied: Path, log: Path) -> None:
@@ -479,10 +477,10 @@ def test_an_average_that_is_asked_for_later_begins_at_the_weights(data: Path, tm
 def test_resuming_with_another_optimizer(data: Path, tmp_path: Path, first: str, then: str, expected: str) -> None:
     run = tmp_path / "run"
     train_here(settings(data, run, optim=first, max_steps=2, eval_every_n_steps=None))
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    before = runs.contents(run)
     message = mistake([f"resume={run}", f"optim={then}", "max_steps=3"])
     assert expected in message and f"give optim={first}" in message
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert runs.contents(run) == before
 
 
 def test_an_option_of_the_runs_own_optimizer(data: Path, tmp_path: Path) -> None:
