@@ -87,7 +87,7 @@ def _spikes(at: Steps, rank: int) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "at", "goes_back_to"),
-    [(2, (7, 10), "step_00000006 at step 6"), (1, (1,), "the start"), (1, (12,), "step_00000010 at step 10")],
+    [(2, (7, 12), "step_00000006 at step 6"), (1, (1,), "the start")],
 )
 def test_a_rewound_run_is_the_one_without_those_batches(
     data: Path, tmp_path: Path, log: Path, ranks: int, at: Steps, goes_back_to: str
@@ -136,9 +136,9 @@ def test_it_goes_back_so_many_times_only(data: Path, tmp_path: Path, log: Path) 
     assert runs.latest(run) == 6 and rows(run)[-1]["step"] == 6
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_spike_of_the_loss(data: Path, tmp_path: Path, log: Path, ranks: int) -> None:
+def test_a_spike_of_the_loss(data: Path, tmp_path: Path, log: Path) -> None:
     """Judged by the median of the steps before it, whenever the host looks: here long after it."""
+    ranks = 2
     expected, run, stopped = tmp_path / "expected", tmp_path / "run", tmp_path / "stopped"
     changes = {"max_steps": 24, "log_interval": 8, "eval_every_n_steps": None, "checkpoint_every_n_steps": 7}
     hook = with_arguments(_spikes, (5, 17))  # the first is too early to be one
