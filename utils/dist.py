@@ -112,6 +112,7 @@ class World:
     data_rank: int = 0  # which share of the slots is this rank's
     data_size: int = 1  # of how many shares
     weights: tuple[Fraction, ...] = (Fraction(1),)  # of the shares
+    timeout: timedelta = _START_TIMEOUT  # after which a rank that hears nothing gives up
     launch_store: Store | None = None  # torchrun's own, which all attempts of a launch share
     mesh: DeviceMesh | None = None  # named as the fields of Axes; None where no strategy needs one
 
@@ -220,6 +221,7 @@ class World:
         return replace(
             self,
             device=device,
+            timeout=timeout,
             host_group=groups["host"],
             device_group=groups["device"],
             data_group=self._own_group(data_ranks, backend, device_timeout),
@@ -245,10 +247,14 @@ class World:
 
     def new_host_group(self) -> dist.ProcessGroup | None:
         """A gloo group of its own, for collectives of another thread: those of one group must come in one order on all
-        ranks. It waits half an hour, torch's default: a disk may be slower than any rank. None in a world of one. Every
-        rank.
+        ranks. They wait half an hour, since a disk may be slower than any rank; to make it, ranks wait for one another
+        no longer than ever. None in a world of one. Every rank.
         """
-        return dist.new_group(backend="gloo") if self.size > 1 else None
+        if self.size == 1:
+            return None
+        group = dist.new_group(backend="gloo", timeout=self.timeout)
+        dist.distributed_c10d._set_pg_timeout(timedelta(minutes=30), group)
+        return group
 
     @property
     def is_main(self) -> bool:
@@ -457,7 +463,7 @@ def run(main: Callable[[World], None]) -> NoReturn:
     status 1. A worker ends with its launcher.
     """
     faulthandler.enable()  # what kills a process without an exception (SIGBUS, SIGSEGV) says where at least
-    _end_with_launcher()
+    launcher_is_gone = _end_with_launcher()
     world = World()
 
     @record  # leaves faults, not mistakes, for torchrun's report, which quotes them with their tracebacks
@@ -486,7 +492,8 @@ def run(main: Callable[[World], None]) -> NoReturn:
         traceback.print_exc()
         reason = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
         print(f"fault on rank {world.rank}: {reason}", file=sys.stderr, flush=True)
-        for line in _silent_ranks(world, error):
+        gone = [f"rank {world.rank}: its launcher is gone, and with it where the ranks met"] * launcher_is_gone()
+        for line in gone or _silent_ranks(world, error):
             print(line, file=sys.stderr, flush=True)
         sys.stdout.flush()
         # Not sys.exit: leaving the process groups in order would wait for peers that wait for us.
@@ -494,14 +501,19 @@ def run(main: Callable[[World], None]) -> NoReturn:
     sys.exit(0 if mistake is None else 2)
 
 
-def _end_with_launcher() -> None:
-    """A worker whose torchrun was killed would go on beside the run that somebody starts in its place."""
+def _end_with_launcher() -> Callable[[], bool]:
+    """A worker whose torchrun was killed would go on beside the run that somebody starts in its place. Returns what
+    tells whether that happened: some time in the last second, it is the reason of whatever else went wrong.
+    """
     if Launch.from_environment().identity is None:
-        return
+        return lambda: False
     launcher, rank = os.getppid(), os.environ.get("RANK", "0")
 
+    def is_gone() -> bool:
+        return os.getppid() != launcher
+
     def watch() -> None:
-        while os.getppid() == launcher:
+        while not is_gone():
             time.sleep(1)
         try:
             print(f"rank {rank}: its launcher is gone; ending", file=sys.stderr, flush=True)
@@ -509,6 +521,7 @@ def _end_with_launcher() -> None:
             os._exit(1)
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()
+    return is_gone
 
 
 def is_lost_peer(error: Exception) -> bool:

@@ -12,8 +12,8 @@ from benchmarks.faults import Ending, Kind, Result, Trial
 SEED = 0
 
 
-# A worker killed, all of them, a disk that fills up, a file cut off, a bit flipped. Tests of their own have the launcher,
-# the hang and the second run (tests/test_lost_ranks.py), and every moment of a save (tests/test_resume.py).
+# A worker killed, all of them, a disk that fills up, a file cut off, a bit flipped. The launcher, the hang and the
+# second run have tests of their own (tests/test_lost_ranks.py), as has every moment of a save (tests/test_resume.py).
 @pytest.mark.parametrize("number", [0, 3, 7, 9, 10], ids=faults.kind_of)
 def test_nothing_is_lost(data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, number: int) -> None:
     result = faults.run_trial(number, SEED, tmp_path, data, {1: quiet, 2: quiet_2})
