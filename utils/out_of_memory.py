@@ -1,9 +1,8 @@
 """What to turn when memory runs out, with the numbers that decide how far."""
 
-import resource
-import sys
-
 import torch
+
+from utils.profiling import max_memory_gb
 
 _GB = 1e9
 # By the host's allocator, by MPS and CUDA's own calls, and by cuBLAS for its workspace.
@@ -53,12 +52,12 @@ def advice(
 
 
 def _in_use(device: torch.device) -> str:
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        mine, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
-        return (
-            f"{mine / _GB:.2f} GB allocated by this rank (at most {peak / _GB:.2f} before), {free / _GB:.2f} of "
-            f"{total / _GB:.2f} GB free on {device}"
-        )
-    unit = 1 if sys.platform == "darwin" else 1024
-    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / _GB:.2f} GB taken by this process at most"
+    at_most = max_memory_gb(device)
+    if device.type != "cuda":
+        return f"{at_most:.2f} GB taken by this process at most"
+    free, total = torch.cuda.mem_get_info(device)
+    mine = torch.cuda.memory_allocated(device)
+    return (
+        f"{mine / _GB:.2f} GB allocated by this rank (at most {at_most:.2f} before), {free / _GB:.2f} of "
+        f"{total / _GB:.2f} GB free on {device}"
+    )
