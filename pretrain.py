@@ -798,7 +798,7 @@ def fit(
 
     with world.agree():
         if world.is_main:
-            prepare(start, lock)
+            prepare(start, lock, world.attempt)
             world.note_beginning()
         # A step whose evaluation is pending has no row yet; where it has one, the run died after making up for it.
         logged = state.step if state.pending_row is None else state.step - 1
@@ -1128,7 +1128,7 @@ def main(world: World) -> None:
                 if command.page:
                     print(command.page)
                 else:
-                    start = read_start(PretrainConfig, "pretrain", command.overrides, lock)
+                    start = read_start(PretrainConfig, "pretrain", command.overrides, lock, world.attempt)
         start = world.broadcast_object(start)
         if start is None:
             return

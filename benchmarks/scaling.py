@@ -35,7 +35,7 @@ from models.act import initial_carry, segment
 from models.block import Block
 from pretrain import PretrainConfig, task_of
 from utils.command_line import CommandLine
-from utils.dist import Axes
+from utils.dist import Axes, Launch
 from utils.run_folder import read_start
 from utils.run_lock import RunLock
 
@@ -152,7 +152,7 @@ def bytes_in_theory(settings: list[str], num_ranks: int) -> float:
     Gloo knows no scatter: it sums the whole, for twice the bytes (measured with torch 2.13).
     """
     overrides = CommandLine.parse(settings, "pretrain", "").overrides
-    config = read_start(PretrainConfig, "pretrain", overrides, RunLock()).config
+    config = read_start(PretrainConfig, "pretrain", overrides, RunLock(), Launch()).config
     work, axes = count_work(config), config.parallel.axes(num_ranks) or Axes()
     shares = axes.replicate * axes.shard
 

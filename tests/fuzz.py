@@ -54,7 +54,7 @@ from tests import runs
 from tests.in_process import SINGLE, begin
 from tests.test_view import write_arc, write_run
 from utils.command_line import read_config, validate
-from utils.dist import UserError
+from utils.dist import Launch, UserError
 from utils.metrics import _drop_rows_after
 from utils.run_folder import prepare, read_start
 from utils.run_lock import RunLock
@@ -93,21 +93,23 @@ def _read_checkpoint(folder: Path, rng: Random) -> None:
     begun = begin([f"checkpoint_path={run}", "resume=auto", "device=cpu"])
     assert begun.start.config.run_path == run, "the run would go on elsewhere"
     with begun.lock:
-        prepare(begun.start, begun.lock)
+        prepare(begun.start, begun.lock, Launch())
 
 
 def _write_config(folder: Path) -> None:
     with RunLock() as lock:
         overrides = _settings(_sudoku(folder.parent / "data of config"), folder / "run")
-        prepare(read_start(PretrainConfig, "pretrain", overrides, lock), lock)
+        prepare(read_start(PretrainConfig, "pretrain", overrides, lock, Launch()), lock, Launch())
 
 
 def _read_config(folder: Path, rng: Random) -> None:
     run = folder / "run"
     with RunLock() as lock:
-        start = read_start(PretrainConfig, "pretrain", [f"checkpoint_path={run}", "resume=auto", "device=cpu"], lock)
+        start = read_start(
+            PretrainConfig, "pretrain", [f"checkpoint_path={run}", "resume=auto", "device=cpu"], lock, Launch()
+        )
         assert start.config.run_path == run, "the run would go on elsewhere"
-        prepare(start, lock)
+        prepare(start, lock, Launch())
 
 
 def _write_weights(folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pretrain import Data, PretrainConfig, TrainState, build_train_state, fit, open_data
-from utils.dist import UserError, World
+from utils.dist import Launch, UserError, World
 from utils.run_folder import Start, read_start
 from utils.run_lock import RunLock
 from utils.stop import StopSignal
@@ -36,7 +36,7 @@ class Begun:
 
 def begin(overrides: list[str]) -> Begun:
     lock = RunLock()
-    start = read_start(PretrainConfig, "pretrain", overrides, lock)
+    start = read_start(PretrainConfig, "pretrain", overrides, lock, Launch())
     opened = open_data(start.config, SINGLE)
     return Begun(start, opened, build_train_state(start, opened, SINGLE), lock)
 

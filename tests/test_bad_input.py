@@ -23,7 +23,7 @@ from pretrain import (
 )
 from tests import runs
 from tests.spawn import world_of
-from utils.dist import UserError, World
+from utils.dist import Launch, UserError, World
 from utils.run_folder import read_start
 from utils.run_lock import RunLock
 from utils.stop import StopSignal
@@ -96,13 +96,13 @@ def test_all_ranks_together_give_one_line(folder: Path) -> None:
 
 
 def _start(data: Path, run: Path, **changes: object) -> PretrainConfig:
-    return read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes), RunLock()).config
+    return read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes), RunLock(), Launch()).config
 
 
 def _run(data: Path, run: Path, world: World = SINGLE, **changes: object) -> None:
     """What main() does after reading the command line."""
     with RunLock() as lock:
-        start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes), lock)
+        start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes), lock, Launch())
         opened = open_data(start.config, world)
         fit(start, opened, build_train_state(start, opened, world), StopSignal(), lock, world)
 

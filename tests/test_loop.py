@@ -15,7 +15,7 @@ from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
 from pretrain import PretrainConfig, TrainState, build_model, build_train_state, fit, open_data, task_of, train_step
 from tests import runs
-from utils.dist import World
+from utils.dist import Launch, World
 from utils.run_folder import read_start
 from utils.run_lock import RunLock
 from utils.stop import StopSignal
@@ -27,7 +27,7 @@ Row = dict[str, float]
 def _run(data: Path, run: Path, **changes: object) -> tuple[TrainState, list[Row]]:
     """A whole run, and what it logged."""
     with RunLock() as lock:
-        start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes), lock)
+        start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes), lock, Launch())
         opened = open_data(start.config, SINGLE)
         state = build_train_state(start, opened, SINGLE)
         fit(start, opened, state, StopSignal(), lock, SINGLE)
@@ -81,7 +81,7 @@ def test_numbers_since_the_last_log_are_means(quiet: Path, every_step: list[Row]
 def test_losses_and_rates_against_a_run_by_hand(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
     """The loop written out, without sums, schedules of logs, sinks or checkpoints."""
     typed = runs.settings(data, tmp_path / "run", log_interval=1)
-    config = read_start(PretrainConfig, "pretrain", typed, RunLock()).config
+    config = read_start(PretrainConfig, "pretrain", typed, RunLock(), Launch()).config
     opened = open_data(config, SINGLE)
     model = build_model(config.arch, task_of(opened.train), SINGLE, config.seed)
     optimizer = AdamATan2(

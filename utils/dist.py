@@ -95,6 +95,23 @@ class Axes:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """What the launcher says of this attempt."""
+
+    restarts: int = 0  # attempts before this one that there is something to go on from
+    identity: str | None = None  # the same for all attempts of one launch; None where nothing restarts us
+
+    @staticmethod
+    def from_environment() -> "Launch":
+        if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
+            return Launch()
+        run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+        # Static rendezvous names no run. Its rank 0 stays on one node, under the same agent, through all restarts.
+        identity = run_id if run_id != "none" else f"{socket.gethostname()}-{os.getppid()}"
+        return Launch(restarts=int(os.environ["TORCHELASTIC_RESTART_COUNT"]), identity=identity)
+
+
+@dataclass(frozen=True)
 class World:
     """The processes of one run. `host_group` (gloo) carries objects and flags, `device_group` tensors; `data_group` is
     that of the ranks which together hold the global batch once, and `host_data_group` the same for objects.
@@ -113,6 +130,7 @@ class World:
     data_size: int = 1  # of how many shares
     weights: tuple[Fraction, ...] = (Fraction(1),)  # of the shares
     timeout: timedelta = _START_TIMEOUT  # after which a rank that hears nothing gives up
+    attempt: Launch = Launch()  # of rank 0, who alone looks for what to go on from
     launch_store: Store | None = None  # torchrun's own, which all attempts of a launch share
     mesh: DeviceMesh | None = None  # named as the fields of Axes; None where no strategy needs one
 
@@ -129,12 +147,17 @@ class World:
         """
         size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
         launch_store = _agents_store() if init_method == "env" else None
+        attempt = Launch.from_environment()
         if launch_store is not None and rank == 0:
             # Each host's agent counts only the restarts that its own workers caused, and also those of attempts that
             # were refused: what another run left in the folder is nothing for the next attempt to go on from.
-            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(launch_store.add(_BEGUN, 0))
+            attempt = replace(attempt, restarts=launch_store.add(_BEGUN, 0))
         if size == 1:
-            return World(launch_store=launch_store)
+            return World(attempt=attempt, launch_store=launch_store)
+        if not torch.cuda.is_available():
+            # PyTorch keeps the call stacks of the last 2,000 collectives: small blocks among the large ones of tensors,
+            # which glibc then can't use again. Two ranks on a CPU grew by 0.7 MB a step for ever (docs/log.md).
+            os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
         if launch_store is not None:
             store = _part_of_this_attempt(launch_store, rank, size)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_START_TIMEOUT)
@@ -155,6 +178,7 @@ class World:
             data_rank=rank,
             data_size=size,
             weights=(Fraction(1),) * size,
+            attempt=attempt,
             launch_store=launch_store,
         )
 
@@ -439,23 +463,6 @@ def shares(weights: tuple[Fraction, ...], num_slots: int) -> list[slice]:
     """Of so many slots one contiguous share per weight, in proportion; equal weights differ by one slot at most."""
     ends = [int(part * num_slots / sum(weights)) for part in accumulate(weights, initial=Fraction(0))]
     return [slice(first, end) for first, end in pairwise(ends)]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What the launcher says of this attempt."""
-
-    restarts: int  # how often torchrun has restarted the workers
-    identity: str | None  # the same for all attempts of one launch; None where nothing restarts us
-
-    @staticmethod
-    def from_environment() -> "Launch":
-        if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
-            return Launch(restarts=0, identity=None)
-        run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-        # Static rendezvous names no run. Its rank 0 stays on one node, under the same agent, through all restarts.
-        identity = run_id if run_id != "none" else f"{socket.gethostname()}-{os.getppid()}"
-        return Launch(restarts=int(os.environ["TORCHELASTIC_RESTART_COUNT"]), identity=identity)
 
 
 def run(main: Callable[[World], None]) -> NoReturn:

@@ -82,13 +82,14 @@ class Start(Generic[C]):
         return self.checkpoint is not None and not _same(self.checkpoint.path.parent, self.config.run_path)
 
 
-def read_start(config_class: type[C], config_name: str, overrides: list[str], lock: RunLock) -> Start[C]:
+def read_start(
+    config_class: type[C], config_name: str, overrides: list[str], lock: RunLock, launch: Launch
+) -> Start[C]:
     """Compose the config, name the run, lock its folder and find its checkpoint. For rank 0: YAML and folders are read
     once.
 
     A resumed run has the stored config, changed only by what the overrides ask for. Raises ValueError.
     """
-    launch = Launch.from_environment()
     notes: list[str] = []
     checkpoint: Checkpoint | None
     where = _place(config_name, overrides)
@@ -302,7 +303,7 @@ def claim_fresh(run: Path) -> None:
         )
 
 
-def prepare(start: Start[C], lock: RunLock) -> None:
+def prepare(start: Start[C], lock: RunLock, launch: Launch) -> None:
     """Create the run's folder, keep other runs out of it, say in config.yaml what runs there, and clear the marker of
     an earlier graceful stop.
 
@@ -316,7 +317,7 @@ def prepare(start: Start[C], lock: RunLock) -> None:
             claim_fresh(run)  # another run may have come and gone while this one read its data
         write_atomically(run / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(start.config.model_dump())))
         clear_stopped(run)
-        _note_name(start.config, Launch.from_environment())
+        _note_name(start.config, launch)
         if start.checkpoint is not None and start.branches_off:
             history = start.checkpoint.path.parent / "metrics.jsonl"
             if history.is_file():

@@ -1,5 +1,6 @@
 """World: what ranks say to one another, on real gloo processes."""
 
+import json
 import multiprocessing as mp
 import os
 from fractions import Fraction
@@ -257,3 +258,14 @@ def test_launch_is_the_same_for_all_attempts(monkeypatch: pytest.MonkeyPatch) ->
             assert Launch.from_environment().restarts == restarts
             identities.append(Launch.from_environment().identity)
         assert identities[0] == identities[1] not in (None, "", "none")
+
+
+def _collectives_that_are_remembered(world: World) -> int:
+    world.any(False)
+    return len(json.loads(torch._C._distributed_c10d._dump_fr_trace_json()).get("entries", []))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the flight recorder is left on where there is CUDA")
+def test_no_call_stacks_are_kept() -> None:
+    """They pin memory between that of tensors, and a run on CPUs would grow by gigabytes an hour."""
+    assert run_ranks(_collectives_that_are_remembered, 2) == [0, 0]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pretrain import PretrainConfig
+from utils.dist import Launch
 from utils.run_folder import Start, claim_fresh, mark_stopped, prepare, read_start, run_folder_of
 from utils.run_lock import RunLock
 
@@ -18,7 +19,11 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def _read(*overrides: str) -> Start[PretrainConfig]:
-    return read_start(PretrainConfig, "pretrain", list(overrides), RunLock())
+    return read_start(PretrainConfig, "pretrain", list(overrides), RunLock(), Launch.from_environment())
+
+
+def _prepare(start: Start[PretrainConfig]) -> None:
+    prepare(start, RunLock(), Launch.from_environment())
 
 
 def _attempt(monkeypatch: pytest.MonkeyPatch, run_id: str, restarts: int) -> None:
@@ -46,7 +51,7 @@ def test_names_are_filled_in() -> None:
 def test_restarted_attempt_finds_the_name(monkeypatch: pytest.MonkeyPatch, run_id: str) -> None:
     _attempt(monkeypatch, run_id, 0)
     first = _read("project_name=p")
-    prepare(first, RunLock())
+    _prepare(first)
     assert all(path.is_relative_to(Path("checkpoints")) for path in Path().rglob("*") if path.is_file())
     _attempt(monkeypatch, run_id, 1)
     second = _read("project_name=p")
@@ -57,7 +62,7 @@ def test_restarted_attempt_finds_the_name(monkeypatch: pytest.MonkeyPatch, run_i
 def test_another_launch_gets_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     _attempt(monkeypatch, "a", 0)
     first = _read("project_name=p")
-    prepare(first, RunLock())
+    _prepare(first)
     _attempt(monkeypatch, "b", 0)
     assert _read("project_name=p").config.run_path != first.config.run_path
     _attempt(monkeypatch, "a", 0)  # the same id, but begun anew by a person
@@ -147,10 +152,10 @@ def test_run_folder_of(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_prepare_says_what_runs_and_clears_the_marker(tmp_path: Path) -> None:
     start = _read("checkpoint_path=new/run", "lr=0.5")
-    prepare(start, RunLock())
+    _prepare(start)
     mark_stopped(start.config.run_path, "SIGTERM")
     assert Path("new/run/stopped").read_text() == "SIGTERM\n"
-    prepare(start, RunLock())
+    _prepare(start)
     assert not Path("new/run/stopped").exists()
     assert "lr: 0.5" in Path("new/run/config.yaml").read_text().splitlines()
     assert not list(Path("new/run").glob(".incomplete*"))
@@ -159,7 +164,7 @@ def test_prepare_says_what_runs_and_clears_the_marker(tmp_path: Path) -> None:
 def test_folder_that_is_a_file() -> None:
     Path("file").touch()
     with pytest.raises(ValueError, match=r"can't write to file: .*; free it, or give another checkpoint_path"):
-        prepare(_read("checkpoint_path=file"), RunLock())
+        _prepare(_read("checkpoint_path=file"))
 
 
 def test_claim_fresh(quiet: Path, tmp_path: Path) -> None:
@@ -171,7 +176,7 @@ def test_claim_fresh(quiet: Path, tmp_path: Path) -> None:
 
 def test_killed_before_its_first_checkpoint_a_run_keeps_its_recipe(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    prepare(_read(f"checkpoint_path={run}", "lr=3e-3", f"data_path={data}"), RunLock())
+    _prepare(_read(f"checkpoint_path={run}", "lr=3e-3", f"data_path={data}"))
     start = _read("resume=auto", f"checkpoint_path={run}", "seed=5")
     assert start.checkpoint is None and "starting afresh with its config.yaml" in start.notes[0]
     assert (start.config.lr, start.config.seed, start.config.data_path) == (3e-3, 5, str(data))
@@ -184,7 +189,7 @@ def test_note_of_an_earlier_launch_is_not_taken_for_ours(monkeypatch: pytest.Mon
     """An attempt that dies before it notes its own name must not leave the restart another launch's run."""
     _attempt(monkeypatch, "a", 0)
     old = _read("project_name=p")
-    prepare(old, RunLock())
+    _prepare(old)
     _attempt(monkeypatch, "a", 0)
     _read("project_name=p")  # and dies here
     _attempt(monkeypatch, "a", 1)
@@ -199,14 +204,14 @@ def test_relative_and_absolute_paths_name_one_run(copied: Path, monkeypatch: pyt
 
 def test_branch_of_a_run_without_metrics(copied: Path, tmp_path: Path) -> None:
     (copied / "metrics.jsonl").unlink()
-    prepare(_read(f"resume={copied}/step_00000004", f"checkpoint_path={tmp_path}/branch"), RunLock())
+    _prepare(_read(f"resume={copied}/step_00000004", f"checkpoint_path={tmp_path}/branch"))
     assert (tmp_path / "branch" / "config.yaml").exists()
 
 
 def test_branch_that_was_killed_before_its_first_checkpoint(quiet: Path, tmp_path: Path) -> None:
     """Not begun again from fresh weights, which its config.yaml contradicts."""
     branch = [f"resume={quiet}/step_00000004", f"checkpoint_path={tmp_path}/branch"]
-    prepare(_read(*branch), RunLock())
+    _prepare(_read(*branch))
     with pytest.raises(ValueError, match=r"was to go on from .*step_00000004 .*; give resume=.* again"):
         _read("resume=auto", branch[1])
     assert _read(*branch).branches_off
