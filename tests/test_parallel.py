@@ -17,6 +17,8 @@ from tests.runs import Row, rows, settings, stopped_after, tensors, train, with_
 from tests.spawn import run_ranks
 from utils.dist import UserError, World
 
+pytestmark = pytest.mark.invariance
+
 LAST_STEP = 30
 TOLERANCE = 1e-4
 NUM_TEST_EXAMPLES = 20
@@ -78,7 +80,11 @@ RESUMED = {
 }
 
 
-def _cases(num_ranks: int) -> list[tuple[str, str, dict[str, object]]]:
+# On 4 ranks, which take the longest, CI has one architecture for each; make test-slow has them all.
+ON_FOUR = {"ddp": ["trm"], "fsdp": ["hrm"], "hsdp": ["trm"], "tp": ["trm"], "fsdp_tp": ["hrm"]}
+
+
+def _cases(num_ranks: int, *, every_arch: bool) -> list[tuple[str, str, dict[str, object]]]:
     """Strategy, architecture and changes of every run that so many ranks can do."""
     found = []
     for strategy, (numbers_of_ranks, changes) in STRATEGIES.items():
@@ -86,6 +92,8 @@ def _cases(num_ranks: int) -> list[tuple[str, str, dict[str, object]]]:
             continue
         # What is set beside a strategy doesn't ask for the recursion, so that one architecture will do.
         archs = ["transformer"] if strategy.startswith("pipeline") else ["hrm", "trm"] if strategy in PLAIN else ["hrm"]
+        if not every_arch:
+            archs = ON_FOUR.get(strategy, archs)
         found += [(strategy, arch, changes) for arch in archs]
     return found
 
@@ -145,11 +153,14 @@ def _saved_rows(run: Path) -> list[int]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("num_ranks", "every_arch"), [(1, True), (2, True), (4, False), pytest.param(4, True, marks=pytest.mark.slow)]
+)
 def test_every_strategy_gives_the_curve_of_one_process(
-    data: Path, alone: dict[str, list[Row]], tmp_path: Path, num_ranks: int
+    data: Path, alone: dict[str, list[Row]], tmp_path: Path, num_ranks: int, every_arch: bool
 ) -> None:
-    cases = [(f"{strategy}-{arch}", arch, changes) for strategy, arch, changes in _cases(num_ranks)]
+    asked = _cases(num_ranks, every_arch=every_arch)
+    cases = [(f"{strategy}-{arch}", arch, changes) for strategy, arch, changes in asked]
     commands = []
     for name, arch, changes in cases:
         if name not in RESUMED.get(num_ranks, ()):
@@ -188,7 +199,7 @@ CHAIN: list[tuple[int, dict[str, object]]] = [
 ]
 
 
-@pytest.mark.parametrize("arch", ["hrm", "trm"])
+@pytest.mark.parametrize("arch", ["hrm", pytest.param("trm", marks=pytest.mark.slow)])
 def test_a_run_goes_on_under_any_strategy(
     data: Path, alone: dict[str, list[Row]], tmp_path: Path, log: Path, arch: str
 ) -> None:

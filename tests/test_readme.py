@@ -71,7 +71,7 @@ def _made_small(command: str) -> str:
         "--nproc-per-node 8", "--nproc-per-node 2"
     )
     if "build_sudoku_dataset" in command:
-        return f"{command} --source-dir csv"
+        return f"{command} --source-dir csv --num-aug 10"
     if "build_maze_dataset" in command:
         return f"{command} --generate 10 --size 8"
     if "build_arc_dataset" in command:
