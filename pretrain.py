@@ -354,6 +354,8 @@ def build_train_state(start: Start[PretrainConfig], data: Data, world: World) ->
         restore(state, checkpoint, config, world)
         if start.branches_off:  # a run of its own, which has no best yet
             state.wandb_run_id, state.best, state.evaluations_since_best = new_run_id, None, 0
+            # Those behind it were rewinds of the other run; those ahead would go wrong here as well.
+            state.skipped_steps = frozenset(step for step in state.skipped_steps if step > state.step)
     return state
 
 
@@ -797,16 +799,16 @@ def fit(
         return
 
     with world.agree():
+        loader = TrainLoader(data.train, sampler, world, augmentation=augmentation, data_on=config.data_on)
         if world.is_main:
             prepare(start, lock, world.attempt)
             world.note_beginning()
         # A step whose evaluation is pending has no row yet; where it has one, the run died after making up for it.
         logged = state.step if state.pending_row is None else state.step - 1
+        checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)
         metrics = Metrics(
             world, config.run_path, config.wandb, state.wandb_run_id, config.model_dump(), logged, last_step
         )
-        checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)
-    loader = TrainLoader(data.train, sampler, world, augmentation=augmentation, data_on=config.data_on)
     profiler = StepProfiler(config.profile and world.is_main, config.run_path, metrics.say, world.device)
     comm = CommSampler(None if config.profile else config.perf_every_n_steps, world)
     clock, share = StepClock(), TimeShare(config.eval_max_share)
@@ -830,7 +832,8 @@ def fit(
 
     def check_replicas() -> None:
         if config.check_replicas_every_n_steps is not None:
-            require_same_replicas(state.model.state_dict(), state.step, world)
+            average = {f"ema.{name}": of for name, of in state.ema.tensors().items()} if state.ema is not None else {}
+            require_same_replicas(state.model.state_dict() | average, state.step, world)
 
     def save_step(*, is_best: bool) -> None:
         state.sums.require_finite(checkpointer.settled_last_good)
@@ -909,7 +912,11 @@ def fit(
         with clock.paused():
             stopped = state.pending_row is not None and finish_step(state.pending_row)
         steps = range(0) if stopped else range(state.step + 1, last_step + 1)
-        for batch in clock.timing_data(loader.batches(steps)):
+        batches = loader.batches(steps)
+        with clock.waiting_for_data(), world.agree():
+            if (mistake := loader.next_mistake()) is not None:
+                raise mistake
+        for batch in clock.timing_data(batches):
             state.step, state.draws = state.step + 1, state.draws + config.global_batch_size
             multiplier = lr_multiplier(state.step, last_step, config.lr_warmup_steps, config.lr_min_ratio)
             if state.step not in state.skipped_steps:
@@ -951,8 +958,11 @@ def fit(
                     break
         checkpointer.wait()
     except UserError as error:
-        checkpointer.wait()  # what is under way is still of use
-        metrics.close(failed=not (isinstance(error, NotFinite) and config.on_nonfinite == "rewind"))
+        try:
+            checkpointer.wait()  # what is under way is still of use
+        finally:
+            profiler.close()
+            metrics.close(failed=not (isinstance(error, NotFinite) and config.on_nonfinite == "rewind"))
         raise
     except Exception as error:
         checkpointer.settle(error)

@@ -273,6 +273,8 @@ def disk_full(trial: Trial) -> Ending:
     with _disk(trial.run, size) as resize:
         error = trial.ended(trial.start()).error()
         assert "No space left on device" in error, error
+        advice = ("could not be written: ", "; free the disk, then resume"), ("can't write to ", "; free it, or give")
+        assert any(first in error and last in error for first, last in advice), error
         resize(64 * 2**20)
         return trial.resume()
 

@@ -10,7 +10,7 @@ once with resume=auto. The folder gets run/, log, samples.jsonl (a line every 5 
 summary.json.
 
 Exits 1 if a logged step is missing or twice, a checkpoint that is left is damaged, a damaged one was taken, a process
-outlives the end, something half-written or temporary is left over, or descriptors or threads grew.
+outlives the end, something half-written or temporary is left over, or memory, disk, descriptors or threads grew.
 """
 
 import argparse
@@ -49,7 +49,10 @@ _TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-rest
 _TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
 _PER_PROCESS = {"rss_mb": "memory, MB", "fds": "open descriptors", "threads": "threads"}
 _STARTING_S = 30  # in which a process grows anyway
-_TOLERATED = {"fds": 8, "threads": 8}  # those of the first save and of the first evaluation come late
+# From the first minutes to the last: descriptors and threads of the first save and of the first evaluation come late,
+# and an allocator's pools take their size within minutes. Of one process, per hour: none lives long enough for less.
+_TOLERATED = {"fds": 8, "threads": 8, "rss_mb": 100}
+_TOLERATED_PER_HOUR = {"rss_mb": 1500}
 Row = dict[str, Any]
 
 
@@ -140,7 +143,7 @@ class Soak:
             except psutil.Error:  # gone meanwhile
                 continue
             self.seen[process.pid] = process
-        sizes = [size for size in map(_size_of, self.run.rglob("*")) if size is not None]
+        sizes = _sizes_in(self.run)
         self.note(
             {
                 "step": self.step(),
@@ -166,6 +169,11 @@ class Soak:
         with suppress(psutil.NoSuchProcess):
             self.agent.send_signal(signal.SIGTERM)
         return int(self.agent.wait(120))
+
+
+def _sizes_in(folder: Path) -> list[int]:
+    """Bytes of each file in it and below."""
+    return [size for size in map(_size_of, folder.rglob("*")) if size is not None]
 
 
 def _size_of(path: Path) -> int | None:
@@ -274,10 +282,21 @@ def problems(soak: Soak, lines: list[Row]) -> Iterator[str]:
     launches = len(_events(lines, "launch"))
     if len(temporary) > launches or any(not name.startswith("torchelastic_") for name in temporary):
         yield f"after {launches} launches temporary files are left over: {', '.join(temporary)}"
+    newest = max(step_folders(soak.run), default=soak.run)
+    yield from problems_of_growth(lines, checkpoint_mb=sum(_sizes_in(newest)) / 1e6)
+
+
+def problems_of_growth(lines: list[Row], checkpoint_mb: float) -> Iterator[str]:
+    """Of samples. On the disk the best comes to lie beside the last three, damaged ones stay for a while, and metrics
+    are rows that stay.
+    """
+    tolerated = {**_TOLERATED, "disk_mb": checkpoint_mb * (2 + len(_events(lines, "damage")))}
     for row in summary(lines):
         grown = row["last"] - row["first"]
-        if grown > _TOLERATED.get(row["quantity"], float("inf")):
+        if grown > tolerated.get(row["quantity"], float("inf")):
             yield f"{row['of']}: {row['quantity']} grew by {grown:g}"
+        if row["per_hour"] > _TOLERATED_PER_HOUR.get(row["quantity"], float("inf")):
+            yield f"{row['of']}: {row['quantity']} of a process grew by {row['per_hour']:g} per hour"
 
 
 def _problems_of_metrics(run: Path) -> Iterator[str]:

@@ -14,7 +14,7 @@ import torch
 
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
-from dataset.schema import CHUNK_BYTES, PuzzleSet, Split
+from dataset.schema import CHUNK_BYTES, PuzzleSet, Split, unchanged
 from utils.dist import World
 
 Batch = dict[str, torch.Tensor]
@@ -58,22 +58,23 @@ class TrainLoader:
         self._pending: deque[Future[tuple[Batch, Batch]]] = deque()
 
     def batches(self, steps: range) -> Iterator[Batch]:
-        """The batches of these steps, in order, read by a thread that stays a few steps ahead."""
-        with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
-            upcoming = iter(steps)
-            pending = self._pending = deque(
-                pool.submit(self._host_part, step) for _, step in zip(range(_PREFETCH), upcoming, strict=False)
-            )
-            try:
-                while pending:
-                    read, drawn = pending.popleft().result()
-                    pending.extend(
-                        pool.submit(self._host_part, step) for _, step in zip(range(1), upcoming, strict=False)
-                    )
-                    yield self._device_part(_to_device(read, self._device), _to_device(drawn, self._device))
-            finally:
-                for future in pending:
-                    future.cancel()
+        """The batches of these steps, in order, read by a thread that stays a few steps ahead and begins at once."""
+        pool, upcoming = ThreadPoolExecutor(1, thread_name_prefix="loader"), iter(steps)
+        self._pending = deque(
+            pool.submit(self._host_part, step) for _, step in zip(range(_PREFETCH), upcoming, strict=False)
+        )
+        return self._arriving(pool, upcoming, self._pending)
+
+    def _arriving(
+        self, pool: ThreadPoolExecutor, upcoming: Iterator[int], pending: deque[Future[tuple[Batch, Batch]]]
+    ) -> Iterator[Batch]:
+        try:
+            while pending:
+                read, drawn = pending.popleft().result()
+                pending.extend(pool.submit(self._host_part, step) for _, step in zip(range(1), upcoming, strict=False))
+                yield self._device_part(_to_device(read, self._device), _to_device(drawn, self._device))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def next_mistake(self) -> ValueError | None:
         """Why there is no next batch, if there is none for a reason. Waits until it is read: a rank that found out only
@@ -118,13 +119,17 @@ def _fits(sets: list[PuzzleSet], device: torch.device) -> bool:
 
 
 class _Resident:
-    """The examples of all sets on the device, one after the other as the sampler numbers them."""
+    """The examples of all sets on the device, one after the other as the sampler numbers them.
+
+    Raises ValueError where a file isn't what was opened any more.
+    """
 
     def __init__(self, split: Split, device: torch.device) -> None:
         sets = list(split.sets.values())
         self._ignore_label_id = split.metadata.ignore_label_id
-        self._inputs_NS = _upload([puzzle_set.inputs for puzzle_set in sets], device)
-        self._labels_NS = _upload([puzzle_set.labels for puzzle_set in sets], device)
+        with unchanged(sets):
+            self._inputs_NS = _upload([puzzle_set.inputs for puzzle_set in sets], device)
+            self._labels_NS = _upload([puzzle_set.labels for puzzle_set in sets], device)
         identifiers_N = [np.repeat(s.puzzle_identifiers.astype(np.int32), np.diff(s.puzzle_indices)) for s in sets]
         self._identifiers_N = _upload(identifiers_N, device)
 
@@ -202,12 +207,9 @@ class EvalLoader:
 
 
 def _read(puzzle_set: PuzzleSet, rows: np.ndarray, ignore_label_id: int | None) -> dict[str, np.ndarray]:
-    """Raises ValueError where a file isn't what was opened any more. Asked twice: before, because a file that became
-    shorter would kill the process, and afterwards, because it may have changed under the reading.
-    """
-    puzzle_set.require_unchanged()
-    inputs, labels = (array[rows].astype(np.int32) for array in (puzzle_set.inputs, puzzle_set.labels))
-    puzzle_set.require_unchanged()
+    """Raises ValueError where a file isn't what was opened any more."""
+    with unchanged([puzzle_set]):
+        inputs, labels = (array[rows].astype(np.int32) for array in (puzzle_set.inputs, puzzle_set.labels))
     if ignore_label_id is not None:
         labels[labels == ignore_label_id] = IGNORE_LABEL
     puzzles = np.searchsorted(puzzle_set.puzzle_indices, rows, side="right") - 1

@@ -15,7 +15,7 @@ import torch
 
 from dataset import arc, maze
 from dataset.augment import Box, box_of, draws_per_symmetry, symmetries_from
-from dataset.schema import PuzzleSet, Split
+from dataset.schema import PuzzleSet, Split, unchanged
 from dataset.tasks import KNOWN_SHAPES
 
 Batch = dict[str, torch.Tensor]
@@ -174,13 +174,14 @@ class MazeSymmetries(Symmetries):
     """
 
     def __init__(self, sets: list[PuzzleSet], device: torch.device) -> None:
-        allowed_NT = np.concatenate(
-            [
-                maze.allowed_transforms(puzzle_set.inputs[rows], puzzle_set.labels[rows])
-                for puzzle_set in sets
-                for rows in _chunks(len(puzzle_set.inputs))
-            ]
-        )
+        with unchanged(sets):
+            allowed_NT = np.concatenate(
+                [
+                    maze.allowed_transforms(puzzle_set.inputs[rows], puzzle_set.labels[rows])
+                    for puzzle_set in sets
+                    for rows in _chunks(len(puzzle_set.inputs))
+                ]
+            )
         self.num_allowed = int(allowed_NT.sum())
         self._count_N = allowed_NT.sum(axis=1)
         # The allowed ones of each example come first, in order.

@@ -9,7 +9,8 @@ import hashlib
 import json
 import mmap
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -101,6 +102,20 @@ class PuzzleSet:
         """Raises ValueError where what is mapped isn't what was opened any more. Some microseconds."""
         for file in self.files:
             file.require_unchanged()
+
+
+@contextmanager
+def unchanged(sets: Iterable[PuzzleSet]) -> Iterator[None]:
+    """Inside, mapped arrays are read. Raises ValueError where a file isn't what was opened any more. Asked twice:
+    before, because a file that became shorter would kill the process, and afterwards, because it may have changed under
+    the reading.
+    """
+    sets = list(sets)
+    for puzzle_set in sets:
+        puzzle_set.require_unchanged()
+    yield
+    for puzzle_set in sets:
+        puzzle_set.require_unchanged()
 
 
 @dataclass(frozen=True)

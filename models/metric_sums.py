@@ -66,6 +66,7 @@ class OpenSums:
 
         Args: last_good: says where the run can be taken up again; asked only where that is needed.
         """
+        self._world.await_peers()
         bad_step, spike = int(self._first_bad_step), self._first_spike()
         if spike is not None and (not bad_step or spike[0] < bad_step):
             step, loss, usual = spike
@@ -84,10 +85,11 @@ class OpenSums:
         steps, shares = zip(*self._unread, strict=True)
         self._unread = []
         for step, loss in zip(steps, self._world.sum_(torch.stack(shares)).tolist(), strict=True):
+            if not math.isfinite(loss):  # of a float16 step that wasn't taken; elsewhere the gradients tell
+                continue
             if len(self._losses) >= _SPIKE_LEAST and loss > self._loss_spike * (usual := median(self._losses)):
                 return step, loss, usual
-            if math.isfinite(loss):  # that of a float16 step that wasn't taken may not be
-                self._losses.append(loss)
+            self._losses.append(loss)
         return None
 
     def reduce(self) -> dict[str, float]:

@@ -46,6 +46,7 @@ class LossScale:
         Args:
             gradients: what tells: the global norm, and gradients that it doesn't cover, such as the puzzle rows'.
         """
+        world.await_peers()
         finite = all([bool(gradient.isfinite().all()) for gradient in gradients])
         if world.any(not finite):
             was_smallest = self._scale.item() <= _SMALLEST

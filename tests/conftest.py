@@ -22,7 +22,7 @@ hypothesis_settings.load_profile("calm")
 
 # Whole files go to a process each (--dist loadfile, in this order by --no-loadscope-reorder): one that takes minutes
 # must not be the last to begin.
-LONG_FILES = ("test_parallel.py", "test_checkpoint.py", "test_readme.py", "test_resume.py", "test_pipeline.py")
+LONG_FILES = ("test_checkpoint.py", "test_readme.py", "test_resume.py", "test_pipeline.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

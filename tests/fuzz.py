@@ -738,7 +738,7 @@ def main() -> int:
           f"{'most MiB':>10}{'slowest s':>11}{'all s':>8}")  # fmt: skip
     for name in options.kind:
         folder = Path(tempfile.mkdtemp(prefix=f"fuzz_{name}_"))
-        num = options.files // len(options.kind)
+        num = -(-options.files // len(options.kind))
         indices = range(num) if options.only is None else range(options.only, options.only + 1)
         try:
             tally = fuzz(name, indices, options.seed, folder)

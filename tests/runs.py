@@ -388,12 +388,6 @@ def on_first_attempt(hook: Hook, rank: int) -> None:
         hook(rank)
 
 
-def dies_on_first_attempt(rank: int) -> None:
-    """Rank 1 is killed at its seventh step, unless torchrun has restarted it."""
-    if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        _before_step(lambda step: os.kill(os.getpid(), signal.SIGKILL) if step == 7 else None)
-
-
 def raises(at_step: int, on_rank: int, rank: int) -> None:
     """One rank meets a fault that is nobody's mistake."""
 

@@ -1,6 +1,7 @@
 """A dataset that is deleted, rebuilt or cut while a run reads it ends the run, and every rank of it, with a reason."""
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -10,10 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dataset.loader import EvalLoader, TrainLoader
+from dataset.online import MazeSymmetries
+from dataset.sampler import Sampler
 from dataset.schema import PuzzleSet, open_split
 from tests import runs
+from utils.dist import World
 
 
 def _emptied(file: Path) -> None:
@@ -134,6 +139,43 @@ def test_a_reader_that_is_slower_than_the_steps(own_data: Path, tmp_path: Path, 
     message = _message(file, CASES["emptied"][1])
     os.truncate(file, 0)
     assert running.wait(timeout_s=30).error() == f"error: {message}"
+
+
+def _emptied_before_the_first_read(file: str, rank: int) -> None:
+    batches = TrainLoader.batches
+
+    def emptied(*args: Any) -> Any:
+        if rank == 1:
+            os.truncate(file, 0)
+        while os.path.getsize(file):  # else rank 0 might be amid a read
+            time.sleep(0.01)
+        return batches(*args)
+
+    TrainLoader.batches = emptied  # type: ignore[method-assign,assignment]
+
+
+def test_before_the_first_step(own_data: Path, tmp_path: Path, log: Path) -> None:
+    file = own_data / "train" / "all__inputs.npy"
+    message = _message(file, CASES["emptied"][1])
+    hook = runs.with_arguments(_emptied_before_the_first_read, str(file))
+    ended = runs.train(runs.settings(own_data, tmp_path / "run"), log, ranks=2, hook=hook)
+    assert ended.error() == f"error: {message}"
+
+
+@pytest.mark.parametrize("case", ["emptied", "rewritten"])
+def test_what_is_read_whole_is_what_was_opened(own_data: Path, case: str) -> None:
+    """As after a rewind, when the fingerprint was taken long ago: onto the device, and for a maze's symmetries."""
+    split = open_split(own_data, "train")
+    sets = list(split.sets.values())
+    sampler = Sampler(sets, seed=0, epochs=1, global_batch_size=2)
+    change, what = CASES[case]
+    file = own_data / "train" / "all__labels.npy"
+    message = _message(file, what)
+    change(file)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        TrainLoader(split, sampler, World.single(), data_on="device")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        MazeSymmetries(sets, torch.device("cpu"))
 
 
 def _emptied_amid_an_evaluation(file: str, rank: int) -> None:

@@ -34,21 +34,28 @@ def test_attempts_share_a_store(data: Path, quiet_2: Path, tmp_path: Path, log: 
     assert_same_run(run, quiet_2)
 
 
-@pytest.mark.parametrize("rendezvous", ["standalone", "static"])
+@pytest.mark.parametrize("rendezvous", ["c10d", "static"])
 def test_torchrun_restarts_by_itself(data: Path, quiet_2: Path, tmp_path: Path, log: Path, rendezvous: str) -> None:
-    """Twice, whichever rank is killed, without a word in the environment."""
-    run = tmp_path / "run"
-    where = ["--standalone"] if rendezvous == "standalone" else ["--master-addr", "127.0.0.1", "--master-port"]
-    where += [str(free_port())] if rendezvous == "static" else []
-    launched = Torchrun(["--max-restarts", "2", *where], runs.slowly, settings(data, run), log, tmp_path)
+    """Twice, whichever rank is killed, without a word in the environment, in the folder that the first attempt drew a
+    name for.
+    """
+    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "job 7"]
+    if rendezvous == "static":
+        where = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    launched = Torchrun(["--max-restarts", "2", *where], runs.slowly, settings(data, None), log, tmp_path)
+
+    def step() -> int:
+        return max(map(latest, (tmp_path / "checkpoints" / "debug").glob("[!.]*")), default=0)
+
     try:
         for worker, at_step in ((0, 2), (1, 6)):
-            until(lambda at_step=at_step: latest(run) >= at_step, launched, timeout_s=60)  # type: ignore[misc]
+            until(lambda at_step=at_step: step() >= at_step, launched, timeout_s=60)  # type: ignore[misc]
             launched.workers()[worker].kill()
         output = launched.wait(60).ok()
     finally:
         launched.kill()
-    assert output.count("resuming ") == 2
+    (run,) = (tmp_path / "checkpoints" / "debug").glob("[!.]*")
+    assert output.count("resuming ") == 2 and run.name in output
     assert_same_run(run, quiet_2)
 
 

@@ -195,7 +195,7 @@ def _long_header(file: Path) -> None:
 
 
 WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "compressed": (_zip_bomb, "holds more than tensors"),
+    "compressed": (_zip_bomb, "is compressed"),
     "header of an exabyte": (_long_header, "is no whole safetensors file"),
     "one element, a trillion times": (
         lambda file: torch.save({"a": torch.zeros(1).expand(10**6, 10**6)}, file),

@@ -5,6 +5,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -52,6 +53,28 @@ def test_where_rank_0_hangs_the_meeting_point_is_silent(data: Path, tmp_path: Pa
     running.signal(signal.SIGKILL)
     assert running.processes[1].exitcode == 1, output
     assert f"rank 0 (process {pid} on " in output and "it hangs or is gone" in output
+
+
+def _fails_amid_a_slow_save(rank: int) -> None:
+    from utils import checkpoint
+
+    write = checkpoint._write_tensors
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(12)
+        return write(*args)
+
+    if rank == 1:
+        checkpoint._write_tensors = slowly  # type: ignore[assignment]
+    runs.raises(3, 1, rank)
+
+
+def test_a_rank_that_fails_is_not_taken_for_one_that_hangs(data: Path, tmp_path: Path, log: Path) -> None:
+    """Though a save is under way, which it would wait for."""
+    typed = settings(data, tmp_path / "run", **{"dist.timeout_s": TIMEOUT_S})
+    done = train(typed, log, ranks=2, hook=_fails_amid_a_slow_save)
+    assert "fault on rank 1: RuntimeError: the ceiling fell down" in done.output
+    assert "says nothing" not in done.output
 
 
 def test_a_killed_launcher_takes_its_workers_along(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:

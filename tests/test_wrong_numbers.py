@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from models.losses import METRICS
+from models.metric_sums import NotFinite, OpenSums
 from tests import runs
 from tests.runs import LAST_STEP, assert_same_run, rows, settings, train, with_arguments
+from utils.dist import World
 
 Steps = tuple[int, ...]
 OFTEN = {"log_interval": 1}
@@ -52,8 +55,6 @@ def _explodes(at: Steps, rank: int) -> None:
 
 def _does_nothing(at: Steps, rank: int) -> None:
     """What leaving a batch out means, said otherwise: the step changes nothing and counts nothing."""
-    from models.metric_sums import OpenSums
-
     real_add = OpenSums.add
 
     def add(sums: OpenSums, step: int, *args: Any) -> None:
@@ -74,7 +75,6 @@ def _does_nothing(at: Steps, rank: int) -> None:
 
 def _spikes(at: Steps, rank: int) -> None:
     """The loss of these steps is a hundred times what it would be; nothing else is."""
-    from models.losses import METRICS
 
     def step(number: int, real: Any, *args: Any, **kwargs: Any) -> Any:
         carry, result = real(*args, **kwargs)
@@ -138,20 +138,29 @@ def test_it_goes_back_so_many_times_only(data: Path, tmp_path: Path, log: Path) 
 
 def test_a_spike_of_the_loss(data: Path, tmp_path: Path, log: Path) -> None:
     """Judged by the median of the steps before it, whenever the host looks: here long after it."""
-    ranks = 2
     expected, run, stopped = tmp_path / "expected", tmp_path / "run", tmp_path / "stopped"
     changes = {"max_steps": 24, "log_interval": 8, "eval_every_n_steps": None, "checkpoint_every_n_steps": 7}
     hook = with_arguments(_spikes, (5, 17))  # the first is too early to be one
     watched = settings(data, run, loss_spike=20, on_nonfinite="rewind", **changes)
-    output = train(watched, log, ranks=ranks, hook=hook).ok()
+    output = train(watched, log, ranks=2, hook=hook).ok()
     assert re.search(r"lm_loss is \d+\.?\d* at step 17, (8|9|1\d)\d\.?\d* times", output), output
     assert "loss_spike=20" in output and "going back (rewind 1" in output
     assert "step_00000014 at step 14, without the batch of step 17" in output
-    train(settings(data, expected, **changes), log, ranks=ranks, hook=with_arguments(_does_nothing, (17,))).ok()
+    train(settings(data, expected, **changes), log, ranks=2, hook=with_arguments(_does_nothing, (17,))).ok()
     mine, theirs = runs.tensors(run, 24), runs.tensors(expected, 24)
     assert not [name for name in theirs if "open_sums" not in name and not torch.equal(mine[name], theirs[name])]
-    message = train(settings(data, stopped, loss_spike=20, **changes), log, ranks=ranks, hook=hook).error()
+    message = train(settings(data, stopped, loss_spike=20, **changes), log, ranks=2, hook=hook).error()
     assert "lm_loss is" in message and "at step 17" in message and "on_nonfinite=rewind" in message
+
+
+def test_a_loss_that_overflows_is_no_spike() -> None:
+    """Of float16, whose scale leaves that step out already; where nothing does, its gradients aren't finite either."""
+    sums, values = OpenSums(World.single(), loss_spike=2.0), torch.zeros(len(METRICS), dtype=torch.float64)
+    for step, loss in enumerate([1.0] * 12 + [float("inf"), float("nan"), 1.0, 3.0], start=1):
+        values[METRICS.index("lm_loss")] = loss
+        sums.add(step, 1, values, torch.zeros(()))
+    with pytest.raises(NotFinite, match=r"lm_loss is 3 at step 16, 3 times the 1 of the steps before it"):
+        sums.require_finite(lambda: "nothing")
 
 
 def _a_bit_flips(at_step: int, on_rank: int, rank: int) -> None:
@@ -179,6 +188,26 @@ def test_a_rank_whose_weights_are_others_is_named_before_they_are_saved(
     assert runs.latest(run) == 2, "weights that differ were saved"
 
 
+def _an_average_drifts(rank: int) -> None:
+    from optim.ema import EMA
+
+    real = EMA.update
+
+    def update(average: EMA, rate: float) -> None:
+        real(average, rate)
+        if rank == 1:
+            next(iter(average.tensors().values())).add_(1)
+
+    EMA.update = update  # type: ignore[method-assign,assignment]
+
+
+def test_a_rank_whose_average_is_another_is_named(data: Path, tmp_path: Path, log: Path) -> None:
+    typed = settings(data, tmp_path / "run", global_batch_size=18, ema="true")
+    done = train(typed, log, ranks=3, hook=_an_average_drifts)
+    named = re.search(r"rank 1 \(process \d+ on [^)]+\) differs from the others in ema\.\S+ at step 2", done.output)
+    assert done.status == 1 and named, done.output
+
+
 def test_rounding_that_differs_by_rank_can_be_allowed(data: Path, tmp_path: Path, log: Path) -> None:
     typed = settings(data, tmp_path / "run", check_replicas_every_n_steps=None)
     train(typed, log, ranks=2, hook=with_arguments(_a_bit_flips, 3, 1)).ok()
@@ -202,6 +231,24 @@ def test_gradients_of_the_puzzle_table_are_looked_at_too(data: Path, tmp_path: P
     message = train(typed, log, ranks=ranks, hook=with_arguments(_rows_explode, (7,))).error()
     assert "not finite (NaN or infinite) since step 7" in message and "step_00000006" in message
     assert runs.latest(run) == 6
+
+
+def test_a_branch_does_not_count_the_rewinds_behind_it(data: Path, tmp_path: Path, log: Path) -> None:
+    run, branch = tmp_path / "run", tmp_path / "branch"
+    hook = with_arguments(_explodes, (3,))
+    train(settings(data, run, on_nonfinite="rewind", max_rewinds=1, **OFTEN), log, hook=hook).ok()
+    typed = [f"resume={run / 'step_00000006'}", f"checkpoint_path={branch}"]
+    output = train(typed, log, hook=with_arguments(_explodes, (7,))).ok()
+    assert "rewind 1 of 1" in output, output
+    assert rows(branch)[-1]["train/skipped_steps"] == 1
+
+
+def test_a_rewind_ends_the_trace_that_was_being_taken(data: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    typed = settings(data, run, on_nonfinite="rewind", profile="true", **OFTEN)
+    output = train(typed, log, hook=with_arguments(_explodes, (5,))).ok()
+    assert output.index("no trace: the run ended before step 6") < output.index("rewind 1 of 3"), output
+    assert (run / "trace.json").is_file()
 
 
 def test_a_rewind_goes_on_in_the_same_wandb_run(data: Path, tmp_path: Path, log: Path) -> None:

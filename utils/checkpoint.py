@@ -367,11 +367,12 @@ class Checkpointer:
 
     def settle(self, error: Exception) -> None:
         """For a fault, whose process ends without order: gives a save that is under way half a minute to be through, or
-        where a peer is lost, without whom most can't be, a moment. No collective of the main thread's; what becomes of
-        the save doesn't matter any more.
+        less where the others would take this rank for one that hangs, or where a peer is lost, without whom most can't
+        be, a moment. No collective of the main thread's; what becomes of the save doesn't matter any more.
         """
         if self._saving is not None:
-            wait_for([self._saving], timeout=1 if is_lost_peer(error) else 30)
+            patience_s = min(30.0, self._world.timeout.total_seconds() / 2)
+            wait_for([self._saving], timeout=1 if is_lost_peer(error) else patience_s)
 
     @torch.no_grad()
     def _stage(self, tensors: Tensors) -> Tensors:
@@ -475,6 +476,15 @@ def write_atomically(path: Path, text: str) -> None:
     _write(beside, text.encode())
     beside.replace(path)
     _sync_folder(path.parent)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Inside, one file of a run is written. Raises OSError that says which, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{path} could not be written: {error.strerror or error}; free the disk, then resume") from error
 
 
 def _write(path: Path, contents: bytes) -> _File:

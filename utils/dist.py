@@ -311,6 +311,13 @@ class World:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
+    def await_peers(self) -> None:
+        """Before the host waits for what ranks do together on a device: NCCL's watchdog ends a process that waits there
+        in vain without a word, while a vote on the host says who is missing. Every rank.
+        """
+        if self.device.type != "cpu":
+            self.barrier()
+
     # ---- tensors ------------------------------------------------------------------------------------------------
 
     def sum_(self, tensor: Tensor) -> Tensor:
@@ -431,18 +438,31 @@ def _part_of_this_attempt(store: Store, rank: int, size: int) -> Store:
     own = uuid.uuid4().hex
     if rank > 0:
         store.set(f"ticket/{rank}", own)
+        try:
+            store.wait([f"attempt/{own}"], _START_TIMEOUT)
+        except dist.DistStoreError as error:
+            raise TimeoutError(f"rank 0 did not come within {_START_TIMEOUT.total_seconds():g} s") from error
         name = store.get(f"attempt/{own}").decode()
-        store.add(f"{name}/arrived", 1)
+        store.set(f"{name}/arrived/{own}", "")
         return PrefixStore(name, store)
+
+    answered: dict[int, str] = {}
+
+    def has_come(other: int) -> bool:
+        if not store.check([f"ticket/{other}"]):
+            return False
+        ticket = store.get(f"ticket/{other}").decode()
+        if ticket != answered.get(other):
+            store.set(f"attempt/{ticket}", own)
+            answered[other] = ticket
+        return bool(store.check([f"{own}/arrived/{ticket}"]))
+
     end = time.monotonic() + _START_TIMEOUT.total_seconds()
-    answered: dict[int, bytes] = {}
-    while (arrived := store.add(f"{own}/arrived", 0)) < size - 1:
+    while missing := [f"rank {other}" for other in range(1, size) if not has_come(other)]:
         if time.monotonic() > end:
-            raise TimeoutError(f"only {arrived + 1} of {size} ranks have come within {_START_TIMEOUT}")
-        for other in range(1, size):
-            if store.check([f"ticket/{other}"]) and (ticket := store.get(f"ticket/{other}")) != answered.get(other):
-                store.set(f"attempt/{ticket.decode()}", own)
-                answered[other] = ticket
+            raise TimeoutError(
+                f"{', '.join(missing)} of {size} did not come within {_START_TIMEOUT.total_seconds():g} s"
+            )
         time.sleep(0.02)
     return PrefixStore(own, store)
 
@@ -471,7 +491,7 @@ def run(main: Callable[[World], None]) -> NoReturn:
     """
     faulthandler.enable()  # what kills a process without an exception (SIGBUS, SIGSEGV) says where at least
     launcher_is_gone = _end_with_launcher()
-    world = World()
+    world = World(rank=int(os.environ.get("RANK", 0)))  # for faults before the ranks have met
 
     @record  # leaves faults, not mistakes, for torchrun's report, which quotes them with their tracebacks
     def attempt() -> UserError | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TextIO
 
 from tqdm import tqdm
 
-from utils.checkpoint import write_atomically
+from utils.checkpoint import write_atomically, writing
 from utils.config import StrictModel
 from utils.dist import World
 from utils.plain_files import plain, without_following
@@ -52,7 +52,8 @@ class Metrics:
         if not world.is_main:
             return
         self._path = run / "metrics.jsonl"
-        _drop_rows_after(self._path, first_step)
+        with writing(self._path):
+            _drop_rows_after(self._path, first_step)
         self._bar = _Progress(first_step, last_step)
         self._wandb = _start_wandb(wandb, wandb_run_id, run, config, say=self.say)
 
@@ -60,7 +61,7 @@ class Metrics:
         """One row, which holds everything that is known of the step. Raises OSError when the disk refuses it."""
         if self._bar is None:
             return
-        with open(self._path, "a", opener=without_following) as file:
+        with writing(self._path), open(self._path, "a", opener=without_following) as file:
             file.write(json.dumps({"step": step, **row}) + "\n")
         self._bar.show(step, row)
         if self._wandb is not None:

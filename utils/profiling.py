@@ -183,6 +183,7 @@ class CommSampler:
         if self._every_n_steps is None or step % self._every_n_steps:
             yield
             return
+        self._world.await_peers()
         self._world.wait_for_device()
         with profile(activities=_activities(self._world.device)) as finished:
             began = time.perf_counter()

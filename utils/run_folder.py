@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import field_validator
 from yaml import YAMLError
 
-from utils.checkpoint import Checkpoint, find_checkpoint, put_back, step_folders, write_atomically
+from utils.checkpoint import Checkpoint, find_checkpoint, put_back, step_folders, write_atomically, writing
 from utils.command_line import (
     Container,
     choices,
@@ -342,4 +342,5 @@ def clear_stopped(run: Path) -> None:
 
 def mark_stopped(run: Path, reason: str) -> None:
     """Leave the file by which a scheduler tells a graceful stop from a failure (torchrun exits 1 after both)."""
-    write_atomically(run / "stopped", reason + "\n")
+    with writing(run / "stopped"):
+        write_atomically(run / "stopped", reason + "\n")

@@ -18,7 +18,6 @@ from torch import Tensor
 
 _HUB = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")
 _ZIP = b"PK\x03\x04"
-_COMPRESSED = "compressed, as torch.jit.save writes programs, and torch.save never weights"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -116,10 +115,14 @@ def _read_safetensors(path: Path, where: str) -> dict[str, Tensor]:
         raise ValueError(f"{where} is no whole safetensors file ({error}); copy or download it again") from error
 
 
-def _is_compressed(path: Path) -> bool:
-    """Whether a part of a zip file may take a thousand times the memory that it takes on the disk."""
+class _Compressed(Exception):
+    """Parts of a zip file that may take a thousand times the memory that they take on the disk."""
+
+
+def _require_stored(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
-        return any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist())
+        if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+            raise _Compressed
 
 
 def _read_torch(path: Path, where: str, head: bytes) -> Any:
@@ -127,15 +130,20 @@ def _read_torch(path: Path, where: str, head: bytes) -> Any:
     # contents, where it is given a path to a .safetensors file, so that such a one is given open.
     use_mmap = head.startswith(_ZIP) and path.suffix != ".safetensors"
     try:
-        if head.startswith(_ZIP) and _is_compressed(path):
-            raise ValueError(_COMPRESSED)
+        if head.startswith(_ZIP):
+            _require_stored(path)
         with path.open("rb") as file, warnings.catch_warnings(action="ignore"):
             return torch.load(str(path) if use_mmap else file, weights_only=True, map_location="cpu", mmap=use_mmap)
     except OSError:
         raise
+    except _Compressed as error:
+        raise ValueError(
+            f"{where} is compressed, as torch.jit.save writes programs and torch.save no weights, and could take any "
+            "amount of memory: refused; give a file that holds a model's state dict and nothing else"
+        ) from error
     except Exception as error:  # the bytes of a stranger's file decide what is raised
         # Not torch's own message: it advises to load the file without the check.
-        if "weights_only" in str(error) or str(error) == _COMPRESSED:
+        if "weights_only" in str(error):
             raise ValueError(
                 f"{where} holds more than tensors (or is no file of weights at all), and loading it would run code: "
                 "refused; give a file that holds a model's state dict and nothing else"

@@ -3,16 +3,30 @@
 import json
 import multiprocessing as mp
 import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.spawn import free_port, run_ranks
-from utils.dist import Axes, DistConfig, Launch, UserError, World, shares, typed_init_method
+from utils.dist import (
+    Axes,
+    DistConfig,
+    Launch,
+    UserError,
+    World,
+    _part_of_this_attempt,
+    shares,
+    typed_init_method,
+)
 
 SIZES = [1, 2, 4]
 
@@ -270,3 +284,24 @@ def _collectives_that_are_remembered(world: World) -> int:
 def test_no_call_stacks_are_kept() -> None:
     """They pin memory between that of tensors, and a run on CPUs would grow by gigabytes an hour."""
     assert run_ranks(_collectives_that_are_remembered, 2) == [0, 0]
+
+
+def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("utils.dist._START_TIMEOUT", timedelta(seconds=1))
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(2):  # as often as rank 1 comes, it isn't rank 2
+            pool.submit(_part_of_this_attempt, store, 1, 3)
+        with pytest.raises(TimeoutError, match="rank 2 of 3 did not come within 1 s"):
+            _part_of_this_attempt(store, 0, 3)
+    with pytest.raises(TimeoutError, match="rank 0 did not come within 1 s"):
+        _part_of_this_attempt(store, 1, 3)
+
+
+def test_a_fault_before_the_ranks_meet_names_its_rank() -> None:
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "no port"}
+    code = "from utils.dist import run; run(lambda world: None)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | place, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1 and "fault on rank 1: ValueError" in done.stderr, done.stderr

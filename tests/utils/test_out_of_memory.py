@@ -25,12 +25,12 @@ def _little_memory(rank: int) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_a_run_out_of_memory_says_what_to_turn(data: Path, tmp_path: Path, log: Path) -> None:
-    done = train(settings(data, tmp_path / "run", global_batch_size=4096), log, hook=_little_memory)
+    done = train(settings(data, tmp_path / "run", global_batch_size=1024), log, hook=_little_memory)
     assert done.status == 1, done.output
     (line,) = [line for line in done.output.splitlines() if line.startswith("fault on rank 0: ")]
     assert "can't allocate memory" in line or "MemoryError" in line
-    assert "out of memory with 4096 slots at a time (4096 of global_batch_size=4096 on this rank" in line
-    assert "GB taken by this process" in line and "grad_accumulation=2 (2048 slots at a time)" in line
+    assert "out of memory with 1024 slots at a time (1024 of global_batch_size=1024 on this rank" in line
+    assert "GB taken by this process" in line and "grad_accumulation=2 (512 slots at a time)" in line
     assert "arch.activation_checkpointing=block" in line and "parallel=fsdp" in line
     assert "step_00000002" in line, "the last good checkpoint"
 
