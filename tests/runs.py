@@ -359,7 +359,7 @@ def rewind(run: Path, step: int) -> Path:
 # ---- hooks: what is done to a run from inside ----------------------------------------------------------
 
 
-def _before_step(action: Callable[[int], None]) -> None:
+def before_step(action: Callable[[int], None]) -> None:
     """Call `action(number of the step in this process)` before each training step."""
     import pretrain
 
@@ -374,7 +374,7 @@ def _before_step(action: Callable[[int], None]) -> None:
 
 def each_step_takes(seconds: float, rank: int) -> None:
     """At least."""
-    _before_step(lambda _: time.sleep(seconds))
+    before_step(lambda _: time.sleep(seconds))
 
 
 def slowly(rank: int) -> None:
@@ -395,7 +395,7 @@ def raises(at_step: int, on_rank: int, rank: int) -> None:
         if step == at_step and rank == on_rank:
             raise RuntimeError("the ceiling fell down")
 
-    _before_step(fail)
+    before_step(fail)
 
 
 def killed_at_file_event(run: str, number: int, rank: int) -> None:
@@ -436,7 +436,7 @@ def stopped_after(num_steps: int, rank: int) -> None:
         if step == num_steps and rank == 0:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    _before_step(stop)
+    before_step(stop)
 
 
 def stopped_at_once(rank: int) -> None:
@@ -459,7 +459,7 @@ def small_disk(num_bytes: int, rank: int) -> None:
 
 def small_disk_later(at_step: int, num_bytes: int, on_ranks: list[int], rank: int) -> None:
     """The same, from a step on and on some ranks only."""
-    _before_step(lambda step: small_disk(num_bytes, rank) if step == at_step and rank in on_ranks else None)
+    before_step(lambda step: small_disk(num_bytes, rank) if step == at_step and rank in on_ranks else None)
 
 
 def with_arguments(hook: Callable[..., None], *arguments: object) -> Hook:

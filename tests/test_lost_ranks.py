@@ -42,6 +42,27 @@ def test_a_rank_that_hangs_is_named_within_the_timeout(data: Path, tmp_path: Pat
     assert "the last good checkpoint is" in output
 
 
+def _no_group_is_made_amid_training(rank: int) -> None:
+    import torch.distributed as dist
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a group is made amid training")
+
+    def from_now_on(step: int) -> None:
+        dist.distributed_c10d._new_process_group_helper = refuse
+
+    runs.before_step(from_now_on)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "pipeline"])
+def test_ranks_make_no_group_once_they_train(data: Path, tmp_path: Path, log: Path, parallel: str) -> None:
+    """They wait for one another in the store then, where nobody notices that a rank was killed."""
+    typed = [f"parallel={parallel}", *settings(data, tmp_path / "run")]
+    if parallel == "pipeline":
+        typed = ["arch=transformer", *(word for word in typed if not word.startswith("arch."))]
+    train(typed, log, ranks=2, hook=_no_group_is_made_amid_training).ok()
+
+
 @pytest.mark.slow
 def test_where_rank_0_hangs_the_meeting_point_is_silent(data: Path, tmp_path: Path, log: Path) -> None:
     run = tmp_path / "run"

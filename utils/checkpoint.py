@@ -305,8 +305,8 @@ class Checkpointer:
     """
 
     def __init__(self, run: Path, world: World, keep_last_k: int | None) -> None:
+        assert world.size == 1 or world.thread_group is not None, "ranks save once use_device has made their groups"
         self.run, self._world, self._keep_last_k = run, world, keep_last_k
-        self._background: World | None = None  # this world, whose host collectives are the thread's own
         self._attempt = ""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
@@ -339,11 +339,11 @@ class Checkpointer:
         with self._world.agree():
             if self._world.is_main:
                 require_finite_weights(snapshot, self.last_good)
-        if self._background is None:
-            self._background = replace(self._world, host_group=self._world.new_host_group())
+        if not self._attempt:
             self._attempt = self._world.broadcast_object(uuid.uuid4().hex[:8])
         self._staged = self._stage(_named(snapshot, self._world))
-        self._saving = self._thread.submit(self._write, self._staged, snapshot.state, is_best, self._background)
+        in_thread = replace(self._world, host_group=self._world.thread_group)
+        self._saving = self._thread.submit(self._write, self._staged, snapshot.state, is_best, in_thread)
 
     def wait(self) -> None:
         """Until the last save is through. Every rank.

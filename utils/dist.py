@@ -40,6 +40,7 @@ T = TypeVar("T")
 # Rank 0 reads YAML and imports what it needs before it broadcasts the config; the config's own timeout is not known
 # until then.
 _START_TIMEOUT = timedelta(minutes=5)
+_THREAD_TIMEOUT = timedelta(minutes=30)
 _LONGEST_MISTAKE = 2000
 INIT_METHODS = ("env", "tcp://", "file://")
 _BEGUN = "begun"  # in torchrun's store: how many attempts of the launch have begun to train
@@ -115,6 +116,10 @@ class Launch:
 class World:
     """The processes of one run. `host_group` (gloo) carries objects and flags, `device_group` tensors; `data_group` is
     that of the ranks which together hold the global batch once, and `host_data_group` the same for objects.
+    `thread_group` (gloo) is for one thread beside the main one: collectives of one group must come in one order.
+
+    All groups are made before training begins. To make one, ranks wait for one another in the store, which doesn't
+    notice when one is killed: the others would wait for all of the timeout. Within a group they notice at once.
     """
 
     rank: int = 0
@@ -126,6 +131,7 @@ class World:
     device_group: dist.ProcessGroup | None = None
     data_group: dist.ProcessGroup | None = None
     host_data_group: dist.ProcessGroup | None = None
+    thread_group: dist.ProcessGroup | None = None
     data_rank: int = 0  # which share of the slots is this rank's
     data_size: int = 1  # of how many shares
     weights: tuple[Fraction, ...] = (Fraction(1),)  # of the shares
@@ -239,7 +245,10 @@ class World:
         groups = {
             "host": dist.new_group(backend="gloo", timeout=timeout),
             "device": dist.new_group(backend=backend, timeout=device_timeout),
+            "thread": dist.new_group(backend="gloo", timeout=timeout),
         }
+        # What a thread waits for may take longer than any rank's next word, as a disk does.
+        dist.distributed_c10d._set_pg_timeout(_THREAD_TIMEOUT, groups["thread"])
         ranks_RSM = torch.arange(self.size).view(axes.replicate, axes.shard, axes.model)
         data_ranks = list(ranks_RSM.flatten(0, 1).unbind(1))
         return replace(
@@ -248,6 +257,7 @@ class World:
             timeout=timeout,
             host_group=groups["host"],
             device_group=groups["device"],
+            thread_group=groups["thread"],
             data_group=self._own_group(data_ranks, backend, device_timeout),
             host_data_group=self._own_group(data_ranks, "gloo", timeout),
             data_rank=self.rank // axes.model,
@@ -268,17 +278,6 @@ class World:
         """Of groups that part the ranks, this rank's. Every rank, for which the others' groups are no concern."""
         (ranks,) = (line.tolist() for line in lines if self.rank in line)
         return dist.new_group(ranks, timeout, backend, use_local_synchronization=True)
-
-    def new_host_group(self) -> dist.ProcessGroup | None:
-        """A gloo group of its own, for collectives of another thread: those of one group must come in one order on all
-        ranks. They wait half an hour, since a disk may be slower than any rank; to make it, ranks wait for one another
-        no longer than ever. None in a world of one. Every rank.
-        """
-        if self.size == 1:
-            return None
-        group = dist.new_group(backend="gloo", timeout=self.timeout)
-        dist.distributed_c10d._set_pg_timeout(timedelta(minutes=30), group)
-        return group
 
     @property
     def is_main(self) -> bool:

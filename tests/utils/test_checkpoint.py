@@ -86,7 +86,7 @@ def _snapshot(step: int, world: World, **changes: Any) -> Snapshot:
 
 def _save(run: Path, step: int, world: World, *, keep_last_k: int | None = None, is_best: bool = False) -> None:
     run.mkdir(exist_ok=True, parents=True)
-    checkpointer = Checkpointer(run, world, keep_last_k)
+    checkpointer = Checkpointer(run, world.use_device("cpu"), keep_last_k)
     checkpointer.save(_snapshot(step, world), is_best=is_best)
     checkpointer.wait()
 
@@ -185,7 +185,7 @@ def test_steps_are_in_the_order_of_numbers(tmp_path: Path) -> None:
 
 
 def _saves_what_is_not_finite(world: World, run: Path) -> list[str]:
-    checkpointer = Checkpointer(run, world, None)
+    checkpointer = Checkpointer(run, world.use_device("cpu"), None)
     checkpointer.save(_snapshot(8, world), is_best=False)  # of whole numbers too, and they pass
     messages = []
     for value in (float("nan"), float("inf"), -float("inf")):
@@ -658,7 +658,7 @@ def _fails_at(world: World, run: Path, fail_on: str) -> str:
 
     checkpoint_module._write = refusing  # type: ignore[assignment]
     checkpoint_module._write_tensors = refusing  # type: ignore[assignment]
-    checkpointer = Checkpointer(run, world, None)
+    checkpointer = Checkpointer(run, world.use_device("cpu"), None)
     checkpointer.save(_snapshot(6, world), is_best=False)
     with pytest.raises(UserError) as caught:
         if world.rank % 2:
@@ -684,7 +684,7 @@ def test_disk_full_at_each_file(tmp_path: Path, fail_on: str) -> None:
 
 
 def _full_disk(world: World, run: Path) -> str:
-    checkpointer = Checkpointer(run, world, None)
+    checkpointer = Checkpointer(run, world.use_device("cpu"), None)
     if world.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
     checkpointer.save(_snapshot(6, world), is_best=False)
@@ -709,7 +709,7 @@ def _breaks(world: World, run: Path) -> str:
 
     if world.rank == 1:
         checkpoint_module._write_tensors = broken  # type: ignore[assignment]
-    checkpointer = Checkpointer(run, world, None)
+    checkpointer = Checkpointer(run, world.use_device("cpu"), None)
     checkpointer.save(_snapshot(6, world), is_best=False)
     with pytest.raises(Exception, match="a bug") as caught:
         checkpointer.wait()

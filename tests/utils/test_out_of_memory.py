@@ -20,7 +20,7 @@ def _little_memory(rank: int) -> None:
             used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used, used))
 
-    runs._before_step(limit)
+    runs.before_step(limit)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
