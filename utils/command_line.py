@@ -265,6 +265,8 @@ def _in_one_line(error: Exception, config_name: str) -> str:
     ):
         key = next(filter(None, unknown.groups()))
         known = [*(group for group, _ in default_groups(config_name)), *_known_keys(config_name)]
+        if key in known:
+            return f"unknown key {key!r}: the defaults have it, what was chosen has not; leave it out"
         close = difflib.get_close_matches(key, known, n=3) or [name for name in known if name.endswith("." + key)]
         return f"unknown key {key!r}; " + (f"did you mean {' or '.join(close)}?" if close else "--help lists the keys")
     if choice := re.search(

@@ -96,6 +96,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "misspelt key": (["epoch=1"], r"unknown key 'epoch'; did you mean epochs"),
     "misspelt nested key": (["arch.hiden_size=3"], r"unknown key 'arch.hiden_size'; did you mean arch.hidden_size"),
     "unknown nested key": (["arch.loss.foo=1"], r"unknown key 'arch.loss.foo'; "),
+    "key of another choice": (
+        ["arch=transformer", "arch.H_layers=1"],
+        r"unknown key 'arch.H_layers': the defaults have it, what was chosen has not; leave it out",
+    ),
     "key without its group": (["hidden_size=64"], r"unknown key 'hidden_size'; did you mean arch.hidden_size"),
     "unknown choice": (["arch=nope"], r"'arch/nope'; choose one of hrm, hrm_v1"),
     "unknown experiment": (["experiment=nope"], r"'experiment/nope'; choose one of arc_1, arc_2, demo"),
