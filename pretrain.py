@@ -62,6 +62,7 @@ from utils.run_folder import (
 from utils.run_lock import RunLock
 from utils.saved_outputs import OutputWriter, SavedOutput
 from utils.stop import StopSignal
+from utils.terminal import tell
 from utils.weights_file import read_weights
 
 USAGE = """
@@ -832,12 +833,12 @@ def fit(
 
     def check_replicas() -> None:
         if config.check_replicas_every_n_steps is not None:
-            average = {f"ema.{name}": of for name, of in state.ema.tensors().items()} if state.ema is not None else {}
-            require_same_replicas(state.model.state_dict() | average, state.step, world)
+            others = {key: tensor for key, (_, tensor) in live_tensors(state).items()}
+            require_same_replicas(state.model.state_dict() | others, state.step, world)
 
     def save_step(*, is_best: bool) -> None:
         state.sums.require_finite(checkpointer.settled_last_good)
-        check_replicas()  # a checkpoint of rank 0's weights would make its errors everybody's
+        check_replicas()  # a checkpoint of one rank's tensors would make its errors everybody's
         checkpointer.save(take_snapshot(state, config, data, world), is_best=is_best)
 
     def finish_step(row: dict[str, float], mistake: ValueError | None = None) -> bool:
@@ -962,7 +963,8 @@ def fit(
             checkpointer.wait()  # what is under way is still of use
         finally:
             profiler.close()
-            metrics.close(failed=not (isinstance(error, NotFinite) and config.on_nonfinite == "rewind"))
+            rewinds = isinstance(error, NotFinite) and config.on_nonfinite == "rewind"
+            metrics.close(failed=not rewinds, at_most_s=world.timeout.total_seconds() / 2)  # the others wait meanwhile
         raise
     except Exception as error:
         checkpointer.settle(error)
@@ -1125,7 +1127,7 @@ def describe(
 
 def say(world: World, text: str) -> None:
     if world.is_main:
-        print(text, file=sys.stderr, flush=True)
+        tell(text)
 
 
 def main(world: World) -> None:

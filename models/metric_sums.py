@@ -38,7 +38,7 @@ class OpenSums:
     """What training has summed up since the last log; part of a checkpoint.
 
     `first_bad_step` is the first step whose gradients were not finite. Gradients are summed over ranks before their
-    norm is taken, so every rank holds the same.
+    norm is taken, so every rank holds the same, unless its own memory fails; hence the ranks agree on it.
     """
 
     def __init__(self, world: World, loss_spike: float | None = None) -> None:
@@ -67,14 +67,17 @@ class OpenSums:
         Args: last_good: says where the run can be taken up again; asked only where that is needed.
         """
         self._world.await_peers()
-        bad_step, spike = int(self._first_bad_step), self._first_spike()
-        if spike is not None and (not bad_step or spike[0] < bad_step):
+        found = list[tuple[int, str]]()
+        if (spike := self._first_spike()) is not None:
             step, loss, usual = spike
             many = f"{loss / usual:.3g} times the {usual:.4g} of the steps before it (loss_spike={self._loss_spike:g})"
-            raise NotFinite(step, f"lm_loss is {loss:.4g} at step {step}, {many}", last_good())
-        if bad_step:
-            what = f"the gradients are not finite (NaN or infinite) since step {bad_step}"
-            raise NotFinite(bad_step, what, last_good())
+            found.append((step, f"lm_loss is {loss:.4g} at step {step}, {many}"))
+        if step := int(self._first_bad_step):
+            found.append((step, f"the gradients are not finite (NaN or infinite) since step {step}"))
+        if self._world.any(bool(found)):
+            # Ranks that went back to different steps would leave out different batches, and wait for one another.
+            step, what = min(bad for of_rank in self._world.gather_objects(found) for bad in of_rank)
+            raise NotFinite(step, what, last_good())
 
     def _first_spike(self) -> tuple[int, float, float] | None:
         """Of the steps since the last look: step, loss, and the median of the steps before. Every rank, which all look

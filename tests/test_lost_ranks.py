@@ -92,7 +92,7 @@ def _fails_amid_a_slow_save(rank: int) -> None:
 
 def test_a_rank_that_fails_is_not_taken_for_one_that_hangs(data: Path, tmp_path: Path, log: Path) -> None:
     """Though a save is under way, which it would wait for."""
-    typed = settings(data, tmp_path / "run", **{"dist.timeout_s": TIMEOUT_S})
+    typed = settings(data, tmp_path / "run", **{"dist.timeout_s": 8})  # less than the save takes
     done = train(typed, log, ranks=2, hook=_fails_amid_a_slow_save)
     assert "fault on rank 1: RuntimeError: the ceiling fell down" in done.output
     assert "says nothing" not in done.output

@@ -4,6 +4,8 @@ import json
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -103,6 +105,27 @@ def test_stop_on_a_signal(
     assert_same_run(run, reference, metrics=False)  # best was asked for only after the stop
 
 
+def test_a_terminal_that_is_gone_is_no_reason_to_end(data: Path, quiet: Path, tmp_path: Path) -> None:
+    """Ctrl-C of `python pretrain.py 2>&1 | tee log` ends tee as well; the stop is made all the same."""
+    run = tmp_path / "run"
+    command = [sys.executable, str(runs.REPOSITORY / "pretrain.py"), *settings(data, run, max_steps=100_000)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        head = process.stdout.readline()
+        process.stdout.close()
+        try:
+            before = runs.latest(run)
+            wait_until = time.monotonic() + 60
+            while runs.latest(run) < before + 20:  # lines that nobody reads
+                assert process.poll() is None and time.monotonic() < wait_until, f"it ended after {head!r}"
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    assert (run / "stopped").exists() and rows(run)[-1]["step"] <= runs.latest(run)
+
+
 def test_signals_that_come_again_change_nothing(data: Path, tmp_path: Path, log: Path) -> None:
     """Until the process has gone: launchers send them twice, also to one that is about to leave."""
     run = tmp_path / "run"
@@ -115,6 +138,10 @@ def test_signals_that_come_again_change_nothing(data: Path, tmp_path: Path, log:
     assert (run / "stopped").exists()
 
 
+# An evaluation to stop in has smaller batches, whose losses add up to another last bit.
+QUIETS_BATCH = {"eval_batch_size": None}
+
+
 @pytest.mark.parametrize("evaluation", [1, 2, 3])
 def test_stop_in_an_evaluation(data: Path, quiet: Path, tmp_path: Path, log: Path, evaluation: int) -> None:
     """Abandoned, and done after the resume: at a logged step, at a step with a checkpoint, at the last one."""
@@ -124,7 +151,7 @@ def test_stop_in_an_evaluation(data: Path, quiet: Path, tmp_path: Path, log: Pat
     train(settings(data, run, eval_batch_size=8), log, hook=hook).ok()
     assert runs.latest(run) == step
     assert all(row["step"] < step for row in rows(run)), "the row of the step is only half known"
-    _resume(data, run, log).ok()
+    _resume(data, run, log, **QUIETS_BATCH).ok()
     assert_same_run(run, quiet)
 
 
@@ -132,7 +159,7 @@ def test_stop_of_one_rank_in_an_evaluation(data: Path, quiet_2: Path, tmp_path: 
     run = tmp_path / "run"
     hook = with_arguments(runs.stopped_in_evaluation, 1, 1)
     train(settings(data, run, eval_batch_size=8), log, ranks=2, hook=hook).ok()
-    train(settings(data, run, resume="auto"), log, ranks=2).ok()
+    train(settings(data, run, resume="auto", **QUIETS_BATCH), log, ranks=2).ok()
     assert_same_run(run, quiet_2)
 
 
@@ -142,11 +169,11 @@ def test_killed_after_an_evaluation_was_made_up_for(data: Path, quiet: Path, tmp
     train(
         settings(data, run, eval_batch_size=8, **rarely), log, hook=with_arguments(runs.stopped_in_evaluation, 1, 0)
     ).ok()
-    running = runs.start(settings(data, run, resume="auto", **rarely), log, hook=runs.slowly)
+    running = runs.start(settings(data, run, resume="auto", **rarely, **QUIETS_BATCH), log, hook=runs.slowly)
     until(lambda: any(row["step"] == 5 for row in rows(run)), running)
     running.signal(signal.SIGKILL)
     running.wait().killed()
-    _resume(data, run, log, **rarely).ok()
+    _resume(data, run, log, **rarely, **QUIETS_BATCH).ok()
     assert rows(run) == rows(quiet)
 
 

@@ -15,6 +15,7 @@ from models.losses import METRICS
 from models.metric_sums import NotFinite, OpenSums
 from tests import runs
 from tests.runs import LAST_STEP, assert_same_run, rows, settings, train, with_arguments
+from tests.spawn import run_ranks
 from utils.dist import World
 
 Steps = tuple[int, ...]
@@ -186,6 +187,46 @@ def test_a_rank_whose_weights_are_others_is_named_before_they_are_saved(
     assert re.search(rf"rank 1 \(process \d+ on [^)]+\) differs from the others in .* at step {found_at}", done.output)
     assert "says nothing" not in done.output
     assert runs.latest(run) == 2, "weights that differ were saved"
+
+
+def test_ranks_agree_on_the_first_step_that_went_wrong() -> None:
+    """Where one's memory fails it may see that before the others do: each would leave out a batch of its own."""
+    for said in run_ranks(_goes_wrong_here_first, 2):
+        assert re.match(r"the gradients are not finite \(NaN or infinite\) since step 3; nothing", said)
+
+
+def _goes_wrong_here_first(world: World) -> str:
+    sums, values = OpenSums(world), torch.zeros(len(METRICS), dtype=torch.float64)
+    for step in range(1, 5):
+        sums.add(step, 2, values, torch.tensor(1.0 if step < 4 - world.rank else float("inf")))
+    with pytest.raises(NotFinite) as caught:
+        sums.require_finite(lambda: "nothing")
+    assert caught.value.step == 3
+    return str(caught.value)
+
+
+def _a_moment_flips(rank: int) -> None:
+    """A bit of the optimizer's state, which no weight has seen yet."""
+
+    def step(number: int, real: Any, layout: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
+        result = real(layout, optimizers, *args, **kwargs)
+        if number == 4 and rank == 1:
+            moments = [of for of in optimizers.export_state(layout.model).values() if of.dtype == torch.float32]
+            moments[-1].view(torch.int32).view(-1)[0] ^= 1
+        return result
+
+    _at_steps(step)
+
+
+def test_an_optimizer_whose_state_is_another_is_named(data: Path, tmp_path: Path, log: Path) -> None:
+    """A checkpoint takes it from all ranks in turn."""
+    run = tmp_path / "run"
+    done = train(settings(data, run, global_batch_size=18), log, ranks=3, hook=_a_moment_flips)
+    named = re.search(
+        r"rank 1 \(process \d+ on [^)]+\) differs from the others in optimizer\.\S+ at step 4", done.output
+    )
+    assert done.status == 1 and named, done.output
+    assert runs.latest(run) == 2, "a state that differs was saved"
 
 
 def _an_average_drifts(rank: int) -> None:

@@ -33,6 +33,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.tensor import DTensor
 
 from utils.config import Float, Int, StrictModel
+from utils.terminal import leave, tell
 
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 T = TypeVar("T")
@@ -46,9 +47,10 @@ INIT_METHODS = ("env", "tcp://", "file://")
 _BEGUN = "begun"  # in torchrun's store: how many attempts of the launch have begun to train
 # Names of what is secret end so, perhaps with a number: API_KEY, HF_TOKEN, SECRET_1, not KEYBOARD or TOKENIZER_DIR.
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASS(WORD|WD|PHRASE)?|_PWD|_PAT|CREDENTIALS?)(_\w{1,2})?$", re.IGNORECASE)
-# How long a rank that lost its peers waits for them to say so too. Where one was killed, the others notice at once;
-# where one hangs, each gives up so long after it began to wait, and they did not all begin at the same moment.
-_ROLL_CALL_S = {"gone": 1.0, "late": 5.0}
+# How long a rank that lost its peers waits for them to say so too. Where one was killed, the others notice when they
+# next talk to one another, and give a save that is under way a second; where one hangs, each gives up so long after it
+# began to wait, and they did not all begin at the same moment.
+_ROLL_CALL_S = {"gone": 3.0, "late": 5.0}
 
 
 class UserError(ValueError):
@@ -505,26 +507,27 @@ def run(main: Callable[[World], None]) -> NoReturn:
         mistake = attempt()
         if mistake is not None:
             if world.is_main:
-                print(f"error: {mistake}", file=sys.stderr, flush=True)
+                tell(f"error: {mistake}")
             world.barrier()  # torchrun ends the others once one has exited: not before the line is out
         world.close()
     except UserError as error:  # before the ranks have met
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
+        tell(f"error: {error}")
+        leave(2)
     except KeyboardInterrupt:  # of programs without a graceful stop
-        print("error: interrupted", file=sys.stderr, flush=True)
+        tell("error: interrupted")
         os._exit(130)
     except Exception as error:
-        traceback.print_exc()
+        tell(traceback.format_exc().rstrip())
         reason = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
-        print(f"fault on rank {world.rank}: {reason}", file=sys.stderr, flush=True)
+        tell(f"fault on rank {world.rank}: {reason}")
         gone = [f"rank {world.rank}: its launcher is gone, and with it where the ranks met"] * launcher_is_gone()
         for line in gone or _silent_ranks(world, error):
-            print(line, file=sys.stderr, flush=True)
-        sys.stdout.flush()
+            tell(line)
+        with suppress(OSError):
+            sys.stdout.flush()
         # Not sys.exit: leaving the process groups in order would wait for peers that wait for us.
         os._exit(1)
-    sys.exit(0 if mistake is None else 2)
+    leave(0 if mistake is None else 2)
 
 
 def _end_with_launcher() -> Callable[[], bool]:
@@ -541,10 +544,8 @@ def _end_with_launcher() -> Callable[[], bool]:
     def watch() -> None:
         while not is_gone():
             time.sleep(1)
-        try:
-            print(f"rank {rank}: its launcher is gone; ending", file=sys.stderr, flush=True)
-        finally:  # nobody may read any more
-            os._exit(1)
+        tell(f"rank {rank}: its launcher is gone; ending")
+        os._exit(1)
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()
     return is_gone

@@ -4,7 +4,9 @@ call does nothing.
 
 import json
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -65,8 +67,12 @@ class Metrics:
             file.write(json.dumps({"step": step, **row}) + "\n")
         self._bar.show(step, row)
         if self._wandb is not None:
-            # Our own step, since an offline run counts from zero again after a resume.
-            self._wandb.log(row, step=step)
+            try:
+                # Our own step, since an offline run counts from zero again after a resume.
+                self._wandb.log(row, step=step)
+            except Exception as error:  # W&B's own, its service's or the network's: no reason to end
+                self.say(f"W&B fails at step {step} ({type(error).__name__}: {error}); metrics.jsonl goes on alone")
+                self._wandb = None
 
     def advance(self, step: int) -> None:
         """A step is done; moves the progress bar."""
@@ -78,16 +84,23 @@ class Metrics:
         if self._bar is not None:
             self._bar.say(text)
 
-    def close(self, *, failed: bool = False) -> None:
-        """Not for faults: finishing a W&B run waits for its server, while the other ranks wait for this one to end."""
+    def close(self, *, failed: bool = False, at_most_s: float | None = None) -> None:
+        """Not for faults, after which nobody waits.
+
+        Args: at_most_s: how long a W&B run, which waits for its server to be finished, may hold the other ranks up.
+        """
         if self._bar is not None:
             self._bar.close()
         if self._wandb is not None:
-            self._wandb.finish(exit_code=int(failed))
+            finish = threading.Thread(target=self._wandb.finish, kwargs={"exit_code": int(failed)}, daemon=True)
+            finish.start()
+            finish.join(at_most_s)
 
 
 class _Progress:
-    """A bar where a person watches, and plain lines where the output goes to a file."""
+    """A bar where a person watches, and plain lines where the output goes to a file. Where the terminal is gone or the
+    file's disk is full, nothing is shown: rank 0 must not end for that, alone.
+    """
 
     def __init__(self, first_step: int, last_step: int, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -99,7 +112,8 @@ class _Progress:
 
     def advance(self, step: int) -> None:
         if self._bar is not None:
-            self._bar.update(step - self._bar.n)
+            with suppress(OSError):
+                self._bar.update(step - self._bar.n)
 
     def show(self, step: int, row: Row) -> None:
         text = _summary(row)
@@ -117,14 +131,16 @@ class _Progress:
                 self.say(f"step {step}/{self._last_step}  {text}  ETA {tqdm.format_interval(left)}")
 
     def say(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.write(text, file=self._stream)
-        else:
-            print(text, file=self._stream, flush=True)
+        with suppress(OSError):
+            if self._bar is not None:
+                self._bar.write(text, file=self._stream)
+            else:
+                print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         if self._bar is not None:
-            self._bar.close()
+            with suppress(OSError):
+                self._bar.close()
 
 
 def _summary(row: Row, *, evaluation: bool = False) -> str:

@@ -292,7 +292,7 @@ def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(2) as pool:
         for _ in range(2):  # as often as rank 1 comes, it isn't rank 2
             pool.submit(_part_of_this_attempt, store, 1, 3)
-        with pytest.raises(TimeoutError, match="rank 2 of 3 did not come within 1 s"):
+        with pytest.raises(TimeoutError, match=r"^rank 2 of 3 did not come within 1 s"):
             _part_of_this_attempt(store, 0, 3)
     with pytest.raises(TimeoutError, match="rank 0 did not come within 1 s"):
         _part_of_this_attempt(store, 1, 3)

@@ -4,6 +4,8 @@ import io
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -165,6 +167,29 @@ def test_a_person_at_a_terminal_sees_a_bar() -> None:
     assert "\r" in text and "20/20" in text and "loss 1.5000" in text and "ex/s 1234" in text and "a line\n" in text
 
 
+class _GoesAway(io.StringIO):
+    gone = False
+
+    def write(self, text: str) -> int:
+        if self.gone:
+            raise BrokenPipeError(32, "Broken pipe")
+        return super().write(text)
+
+
+class _TerminalThatGoesAway(_GoesAway, _Terminal):
+    pass
+
+
+def test_nobody_has_to_read() -> None:
+    for stream in (_GoesAway(), _TerminalThatGoesAway()):
+        progress = _Progress(0, 20, stream)
+        stream.gone = True
+        progress.advance(10)
+        progress.show(10, _train_row(1.5) | {"eval/all/exact_accuracy": 0.5})
+        progress.say("a line")
+        progress.close()
+
+
 # ---- W&B -------------------------------------------------------------------------------------------------
 
 
@@ -221,6 +246,30 @@ def test_a_failure_is_reported_as_one(tmp_path: Path, monkeypatch: pytest.Monkey
     _metrics(tmp_path, mode="online").close(failed=True)
     assert fake.logged == [("finish", 1)]
     assert fake.logins == []
+
+
+def test_a_service_that_fails_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake = _install(monkeypatch, _FakeWandb())
+    metrics = _metrics(tmp_path, mode="online")
+    monkeypatch.setattr(fake, "logged", None)  # which raises
+    for step in (1, 2):
+        metrics.write(step, {"a": 1.0})
+    metrics.close()
+    said = capfd.readouterr().err
+    assert said.count("W&B fails at step 1 (AttributeError: ") == 1 and "metrics.jsonl goes on alone" in said
+    assert [row["step"] for row in _rows(tmp_path)] == [1, 2]
+
+
+def test_a_server_that_is_silent_holds_the_others_up_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    run = SimpleNamespace(finish=lambda exit_code: released.wait(60))
+    _install(monkeypatch, SimpleNamespace(Error=_WandbError, init=lambda **options: run))
+    began = time.monotonic()
+    _metrics(tmp_path, mode="online").close(failed=True, at_most_s=0.2)
+    assert time.monotonic() - began < 30
+    released.set()
 
 
 @pytest.mark.parametrize("fake", [_FakeWandb(account=False), _FakeWandb(login_raises=True)], ids=["none", "raises"])
