@@ -964,7 +964,8 @@ def fit(
         finally:
             profiler.close()
             rewinds = isinstance(error, NotFinite) and config.on_nonfinite == "rewind"
-            metrics.close(failed=not rewinds, at_most_s=world.timeout.total_seconds() / 2)  # the others wait meanwhile
+            # The others wait meanwhile: for the rewind, or for the line that says what was wrong.
+            metrics.close(failed=not rewinds, at_most_s=min(60.0, world.timeout.total_seconds() / 2))
         raise
     except Exception as error:
         checkpointer.settle(error)
