@@ -105,8 +105,8 @@ def test_every_sequence_is_answered_as_if_it_were_alone(
             last = [alone[n].answers[steps - 1]] * (STEPS - steps)
             assert done.predictions_NTS[i].tolist() == alone[n].answers[:steps] + last
             expected = alone[n].q_halt[:steps] + [alone[n].q_halt[steps - 1]] * (STEPS - steps)
-            # Other batch sizes are other kernels, and weights that nobody trained amplify their rounding: on one CPU the
-            # fifth segment differed by 1.1e-4. A neighbour's state would be off by far more.
+            # Other batch sizes are other kernels, and weights that nobody trained amplify their rounding: on one CPU
+            # the fifth segment differed by 1.1e-4.
             assert done.q_halt_NT[i].tolist() == pytest.approx(expected, abs=1e-3)
 
 
