@@ -63,6 +63,22 @@ def test_ranks_make_no_group_once_they_train(data: Path, tmp_path: Path, log: Pa
     train(typed, log, ranks=2, hook=_no_group_is_made_amid_training).ok()
 
 
+def _dies_while_another_is_slow(rank: int) -> None:
+    def step(number: int) -> None:
+        if number == 3 and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 3 and rank == 2:
+            time.sleep(8)  # and hears of it no sooner
+
+    runs.before_step(step)
+
+
+def test_a_rank_that_is_only_slow_is_not_named(data: Path, tmp_path: Path, log: Path) -> None:
+    """Nor is one that waits for another than the one that was killed, as in most collectives of more than two."""
+    done = train(settings(data, tmp_path / "run", global_batch_size=18), log, ranks=3, hook=_dies_while_another_is_slow)
+    assert set(re.findall(r"rank (\d) \(process \d+ on [^)]+\) says nothing", done.output)) == {"1"}, done.output
+
+
 @pytest.mark.slow
 def test_where_rank_0_hangs_the_meeting_point_is_silent(data: Path, tmp_path: Path, log: Path) -> None:
     run = tmp_path / "run"

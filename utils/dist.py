@@ -48,8 +48,8 @@ _BEGUN = "begun"  # in torchrun's store: how many attempts of the launch have be
 # Names of what is secret end so, perhaps with a number: API_KEY, HF_TOKEN, SECRET_1, not KEYBOARD or TOKENIZER_DIR.
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASS(WORD|WD|PHRASE)?|_PWD|_PAT|CREDENTIALS?)(_\w{1,2})?$", re.IGNORECASE)
 # How long a rank that lost its peers waits for them to say so too. Where one was killed, the others notice when they
-# next talk to one another, and give a save that is under way a second; where one hangs, each gives up so long after it
-# began to wait, and they did not all begin at the same moment.
+# next talk to it, and give a save that is under way a second; where one hangs, each gives up so long after it began to
+# wait, and they did not all begin at the same moment.
 _ROLL_CALL_S = {"gone": 3.0, "late": 5.0}
 
 
@@ -98,6 +98,38 @@ class Axes:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a rank runs."""
+
+    pid: int
+    host: str
+
+    @staticmethod
+    def here() -> "Place":
+        return Place(os.getpid(), socket.gethostname())
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    @property
+    def is_near(self) -> bool:
+        return self.host == socket.gethostname()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has ended, which only its own host can tell: False elsewhere."""
+        if not self.is_near:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:  # somebody else's
+            return False
+        return False
+
+
+@dataclass(frozen=True)
 class Launch:
     """What the launcher says of this attempt."""
 
@@ -127,7 +159,7 @@ class World:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    places: tuple[str, ...] = ("this process",)  # of each rank its process and host, for messages
+    places: tuple[Place, ...] = field(default_factory=lambda: (Place.here(),))  # of each rank
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     host_group: dist.ProcessGroup | None = None
     device_group: dist.ProcessGroup | None = None
@@ -172,8 +204,8 @@ class World:
         else:
             where = "env://" if init_method == "env" else init_method
             dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=_START_TIMEOUT)
-        places = [""] * size
-        dist.all_gather_object(places, f"process {os.getpid()} on {socket.gethostname()}")
+        places = [Place.here()] * size
+        dist.all_gather_object(places, Place.here())
         return World(
             rank=rank,
             size=size,
@@ -564,6 +596,7 @@ def _silent_ranks(world: World, error: Exception) -> list[str]:
         return []
     text, store = str(error), dist.distributed_c10d._get_default_store()
     others = [rank for rank in range(world.size) if rank != world.rank]
+    late = "imed out" in text
     silent: list[int] | None = None
 
     def call_the_roll() -> None:
@@ -573,11 +606,15 @@ def _silent_ranks(world: World, error: Exception) -> list[str]:
             if not is_lost_peer(error):
                 silent = []
                 return
-            end, missing = time.monotonic() + _ROLL_CALL_S["late" if "imed out" in text else "gone"], others
-            while missing and time.monotonic() < end:
+            end, missing, gone = time.monotonic() + _ROLL_CALL_S["late" if late else "gone"], others, list[int]()
+            while missing and not gone and time.monotonic() < end:
                 time.sleep(0.1)
+                ended = [rank for rank in missing if world.places[rank].is_gone]  # asked first: it may speak, then end
                 missing = [rank for rank in missing if not store.check([f"fault/{rank}"])]
-                silent = missing  # as far as is known when rank 0 leaves, and the store with it
+                gone = [rank for rank in ended if rank in missing]
+                # Who still runs when a connection breaks is no culprit: it may wait for this rank, and learn it later.
+                elsewhere = [] if late else [rank for rank in missing if not world.places[rank].is_near]
+                silent = gone or elsewhere or missing  # as far as is known when rank 0 leaves, and the store with it
 
     # In a thread, since a store that lies in a process which hangs never answers.
     caller = threading.Thread(target=call_the_roll, name="roll call", daemon=True)
