@@ -21,6 +21,7 @@ from datetime import timedelta
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
@@ -103,21 +104,25 @@ class Place:
 
     pid: int
     host: str
+    pid_namespace: str  # containers of one host name have their own, and don't see one another's processes
 
     @staticmethod
     def here() -> "Place":
-        return Place(os.getpid(), socket.gethostname())
+        namespace = Path("/proc/self/ns/pid")
+        return Place(os.getpid(), socket.gethostname(), os.readlink(namespace) if namespace.is_symlink() else "")
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
     @property
     def is_near(self) -> bool:
-        return self.host == socket.gethostname()
+        """Whether its process can be seen from here."""
+        here = Place.here()
+        return (self.host, self.pid_namespace) == (here.host, here.pid_namespace)
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process has ended, which only its own host can tell: False elsewhere."""
+        """Whether the process has ended; False where that can't be seen."""
         if not self.is_near:
             return False
         try:

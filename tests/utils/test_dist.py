@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -21,6 +22,7 @@ from utils.dist import (
     Axes,
     DistConfig,
     Launch,
+    Place,
     UserError,
     World,
     _part_of_this_attempt,
@@ -284,6 +286,14 @@ def _collectives_that_are_remembered(world: World) -> int:
 def test_no_call_stacks_are_kept() -> None:
     """They pin memory between that of tensors, and a run on CPUs would grow by gigabytes an hour."""
     assert run_ranks(_collectives_that_are_remembered, 2) == [0, 0]
+
+
+def test_only_what_can_be_seen_is_gone() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        place = replace(Place.here(), pid=process.pid)
+    assert place.is_gone and not Place.here().is_gone and not replace(place, pid=1).is_gone
+    assert not replace(place, host="another").is_gone
+    assert not replace(place, pid_namespace="of a container").is_gone
 
 
 def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
