@@ -123,14 +123,12 @@ class Place:
     @property
     def is_gone(self) -> bool:
         """Whether the process has ended; False where that can't be seen."""
-        if not self.is_near:
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:  # somebody else's
-            return False
+        if self.is_near:
+            try:
+                with suppress(PermissionError):  # of somebody else's, which is there
+                    os.kill(self.pid, 0)
+            except ProcessLookupError:
+                return True
         return False
 
 
@@ -158,7 +156,7 @@ class World:
     `thread_group` (gloo) is for one thread beside the main one: collectives of one group must come in one order.
 
     All groups are made before training begins. To make one, ranks wait for one another in the store, which doesn't
-    notice when one is killed: the others would wait for all of the timeout. Within a group they notice at once.
+    notice when one is killed: the others would wait for all of the timeout. In a group whoever talks to it notices.
     """
 
     rank: int = 0
