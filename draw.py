@@ -20,10 +20,13 @@ from models.inference import trace
 from pretrain import load_run, require_same_task
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import StrictModel
-from utils.dist import DeviceName, World, run
+from utils.dist.config import DeviceName
+from utils.dist.setup import use_device
+from utils.dist.world import World
 from utils.drawing import pyplot
-from utils.plain_files import plain, refuse_links
-from utils.run_folder import run_folder_of
+from utils.files import plain, refuse_links
+from utils.program import run
+from utils.run.folder import run_folder_of
 
 USAGE = """
 draw.py: pictures of a Sudoku run, saved in its folder as curve.png and puzzle.png.
@@ -52,7 +55,7 @@ def main(world: World) -> None:
     if config is None:
         print(command.page)
         return
-    world = world.use_device(config.device)
+    world = use_device(world, config.device)
     trained, model, checkpoint = load_run(Path(config.checkpoint), world)
     run_folder = run_folder_of(checkpoint.path)
     with world.agree():

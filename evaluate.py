@@ -26,13 +26,16 @@ from dataset.tta import Ballots, Variations
 from models.base import RecursiveModel
 from models.inference import Slots
 from pretrain import TrainedConfig, build_model, evaluate, init_weights_from, load_run, require_same_task, task_of
-from utils.checkpoint import write_atomically
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import Bool, Int
-from utils.dist import DeviceName, DistConfig, World, run
+from utils.dist.config import DeviceName, DistConfig
+from utils.dist.setup import use_device
+from utils.dist.world import World
 from utils.drawing import draw_accuracy_over_steps, pyplot
-from utils.plain_files import refuse_links
-from utils.run_folder import open_checkpoint, run_folder_of
+from utils.files import refuse_links, write_atomically
+from utils.program import run
+from utils.run.folder import run_folder_of
+from utils.run.resume import open_checkpoint
 from utils.saved_outputs import SavedOutput
 
 USAGE = """
@@ -236,7 +239,7 @@ def main(world: World) -> None:
     config = world.broadcast_object(config)
     if config is None:
         return
-    world = world.use_device(config.device, config.dist)
+    world = use_device(world, config.device, config.dist)
     loaded = load(config, config.checkpoint, world)
     split, model = loaded.split, loaded.model
     out = Path(config.out) if config.out is not None else loaded.out

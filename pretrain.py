@@ -40,28 +40,26 @@ from optim.ema import EMA, require_same_average
 from optim.loss_scale import LossScale
 from optim.schedule import BatchScaling, batch_scale, lr_multiplier
 from optim.sparse_sign_sgd import sparse_sign_sgd_
-from utils.checkpoint import Checkpoint, Checkpointer, RunState, Snapshot, find_checkpoint
+from utils.checkpoint.format import RunState
+from utils.checkpoint.reader import Checkpoint, find_checkpoint
+from utils.checkpoint.writer import Checkpointer, Snapshot
 from utils.command_line import CommandLine, differences, validate
 from utils.config import Bool, Float, Int, StrictModel
-from utils.dist import DeviceName, DistConfig, UserError, World, local_part, run, shares
+from utils.dist.config import DeviceName, DistConfig
+from utils.dist.setup import use_device
+from utils.dist.world import World, local_part, shares
+from utils.errors import UserError
 from utils.metrics import Metrics, WandbConfig
 from utils.out_of_memory import advice as out_of_memory_advice
 from utils.out_of_memory import is_out_of_memory
 from utils.profiling import CommSampler, Deadline, StepClock, StepProfiler, TimeShare
+from utils.program import run
 from utils.replicas import require_same_replicas
-from utils.run_folder import (
-    RunConfig,
-    Start,
-    clear_stopped,
-    completed,
-    mark_stopped,
-    open_checkpoint,
-    prepare,
-    read_start,
-)
-from utils.run_lock import RunLock
+from utils.run.folder import RunConfig, clear_stopped, mark_stopped
+from utils.run.lock import RunLock
+from utils.run.resume import Start, completed, open_checkpoint, prepare, read_start
+from utils.run.stop import StopSignal
 from utils.saved_outputs import OutputWriter, SavedOutput
-from utils.stop import StopSignal
 from utils.terminal import tell
 from utils.weights_file import read_weights
 
@@ -1148,7 +1146,7 @@ def main(world: World) -> None:
         config = start.config
         with world.agree():
             axes = config.parallel.axes(world.size)
-        world = world.use_device(config.device, config.dist, axes=axes, deterministic=config.deterministic)
+        world = use_device(world, config.device, config.dist, axes=axes, deterministic=config.deterministic)
         data = open_data(config, world)
         fit_with_rewinds(start, data, stop, lock, world)
 

@@ -43,8 +43,11 @@ from models.inference import trace
 from pretrain import TrainedConfig, build_model, init_weights_from, load_run, require_same_task, stored_config, task_of
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import Int
-from utils.dist import DeviceName, World, run
-from utils.run_folder import open_checkpoint
+from utils.dist.config import DeviceName
+from utils.dist.setup import use_device
+from utils.dist.world import World
+from utils.program import run
+from utils.run.resume import open_checkpoint
 
 USAGE = """
 solve.py: solve puzzles with a trained model, and see how it comes to its answer.
@@ -203,7 +206,7 @@ class Solver:
         """
         # In the place of a path, which Hydra would want quoted.
         typed = read_config("solve", ["checkpoint=_", *overrides]) | {"checkpoint": str(checkpoint), "device": device}
-        world = World.single().use_device(device)
+        world = use_device(World.single(), device)
         source = Source.look_at(validate(SolveConfig, typed), world)
         return cls(source, source.load_model(world), world)
 
@@ -541,7 +544,7 @@ def main(world: World) -> None:
     source = Source.look_at(config, world)
     with world.agree():
         puzzles = source.puzzles()
-    world = world.use_device(config.device)
+    world = use_device(world, config.device)
     solver = Solver(source, source.load_model(world), world)
 
     try:

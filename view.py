@@ -27,7 +27,7 @@ from dataset.augment import box_of
 from dataset.builder import SPLITS, Parser, check_at_least, one_line, run, size_mb
 from dataset.schema import PuzzleSet, Split, open_split
 from dataset.tasks import task_of_shape
-from utils.plain_files import plain, read_plain_yaml
+from utils.files import plain, read_plain_yaml
 
 TEMPLATE = Path(__file__).with_name("view_page.html")
 EXAMPLES = """

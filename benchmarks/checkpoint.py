@@ -30,9 +30,12 @@ from models.losses import act_loss
 from optim.build import build_optimizers
 from optim.ema import EMA
 from pretrain import PretrainConfig
-from utils.checkpoint import Checkpoint, Checkpointer, RunState, Snapshot, step_folders
+from utils.checkpoint.format import RunState, step_folders
+from utils.checkpoint.reader import Checkpoint
+from utils.checkpoint.writer import Checkpointer, Snapshot
 from utils.command_line import read_config, validate
-from utils.dist import World
+from utils.dist.setup import use_device
+from utils.dist.world import World
 
 VOCAB_SIZE = 11
 
@@ -52,7 +55,7 @@ def main() -> None:
     options = parser.parse_args()
 
     config = validate(PretrainConfig, read_config("pretrain", [*options.overrides, f"optim={options.optim}"]))
-    world = World.single().use_device(options.device)
+    world = use_device(World.single(), options.device)
     generator = torch.Generator().manual_seed(0)
     model = build_arch(config.arch, seq_len=options.seq_len, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=1)
     model.init_weights(generator)

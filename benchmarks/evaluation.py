@@ -17,7 +17,8 @@ import torch
 
 from dataset.schema import open_datasets
 from pretrain import evaluate, load_run
-from utils.dist import World
+from utils.dist.setup import use_device
+from utils.dist.world import World
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    world = World.single().use_device(options.device)
+    world = use_device(World.single(), options.device)
     config, model, checkpoint = load_run(options.run, world)
     split = open_datasets(config.test_paths, "test", numbered_by=config.train_paths)
     first_set = next(iter(split.sets))

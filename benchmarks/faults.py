@@ -32,7 +32,8 @@ import torch
 
 from tests import runs
 from tests.runs import Running, Torchrun, with_arguments
-from utils.checkpoint import Checkpoint, step_folders
+from utils.checkpoint.format import step_folders
+from utils.checkpoint.reader import Checkpoint
 
 Ending = Literal["by itself", "on resume", "refused", "lost"]
 

@@ -35,9 +35,10 @@ from models.act import initial_carry, segment
 from models.block import Block
 from pretrain import PretrainConfig, task_of
 from utils.command_line import CommandLine
-from utils.dist import Axes, Launch
-from utils.run_folder import read_start
-from utils.run_lock import RunLock
+from utils.dist.config import Axes
+from utils.dist.launch import Launch
+from utils.run.lock import RunLock
+from utils.run.resume import read_start
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _WARMUP = 5

@@ -33,7 +33,8 @@ import psutil
 import torch
 
 from tests import runs
-from utils.checkpoint import Checkpoint, step_folders
+from utils.checkpoint.format import step_folders
+from utils.checkpoint.reader import Checkpoint
 from utils.drawing import pyplot
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -30,9 +30,8 @@ from dataset.arc import (
     undo,
 )
 from dataset.schema import Split
-from utils.checkpoint import write_atomically
-from utils.dist import World
-from utils.plain_files import plain
+from utils.dist.world import World
+from utils.files import plain, write_atomically
 
 KS = (1, 2, 5, 10, 100, 1000)
 # How many answers to each test input arc_votes.json shows.

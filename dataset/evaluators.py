@@ -15,7 +15,7 @@ from dataset.arc import SEQ_LEN, VOCAB_SIZE
 from dataset.arc_votes import ArcVotes
 from dataset.augment import BOXES, box_of
 from dataset.schema import Split
-from utils.dist import World
+from utils.dist.world import World
 
 Batch = dict[str, torch.Tensor]
 

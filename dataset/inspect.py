@@ -23,7 +23,7 @@ import numpy as np
 from dataset.builder import SPLITS, Parser, check_at_least, run
 from dataset.schema import PuzzleSet, Split, SplitName, check_contents, open_split
 from dataset.tasks import BoardTask, task_of_shape
-from utils.plain_files import plain
+from utils.files import plain
 
 # Larger datasets are read through for their fingerprint only if that is asked for.
 MAX_HASHED_BYTES = 10**9

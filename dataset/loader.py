@@ -15,7 +15,7 @@ import torch
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
 from dataset.schema import CHUNK_BYTES, PuzzleSet, Split, unchanged
-from utils.dist import World
+from utils.dist.world import World
 
 Batch = dict[str, torch.Tensor]
 

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from utils.config import Float, Int
-from utils.plain_files import plain
+from utils.files import plain
 
 SplitName = Literal["train", "test"]
 

@@ -40,7 +40,7 @@ from dataset.schema import (
     read_metadata,
 )
 from dataset.sudoku import valid_solutions
-from utils.plain_files import plain
+from utils.files import plain
 
 # Of the test examples, the share that may stand in the training data before the accuracy on them means little.
 MAX_LEAK = 0.01

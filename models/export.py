@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from models.published import Weights, to_ours, to_published
-from utils.run_folder import open_checkpoint
+from utils.run.resume import open_checkpoint
 from utils.weights_file import read_weights, write_weights
 
 # What the published code can be told. No name of a tensor shows the activation or the positions.

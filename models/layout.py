@@ -19,7 +19,8 @@ from models.base import RecursiveModel, SegmentOutput
 from models.depth import Depth
 from models.losses import Outputs
 from utils.config import StrictModel
-from utils.dist import Axes, World
+from utils.dist.config import Axes
+from utils.dist.world import World
 
 LossOf = Callable[[Outputs, Carry], tuple[Tensor, Tensor]]
 """Of a segment's outputs and the carry that it returned: what to differentiate, a sum over slots (divided by the global

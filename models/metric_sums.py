@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from models.losses import LOSS_SUMS, METRICS, LossConfig, Outputs, act_loss, correctness, widest_float
-from utils.dist import UserError, World
+from utils.dist.world import World
+from utils.errors import UserError
 
 EVAL_METRICS = ("exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss")
 

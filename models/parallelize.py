@@ -36,7 +36,9 @@ from models.layout import Layout, LayoutConfig
 from models.pipeline import PipelineConfig, PipelineLayout, require_pipeline
 from models.puzzle_embedding import ShardedPuzzleEmbedding
 from utils.config import Bool, Float, Int
-from utils.dist import Axes, UserError, World, local_part
+from utils.dist.config import Axes
+from utils.dist.world import World, local_part
+from utils.errors import UserError
 
 # ---- config ----------------------------------------------------------------------------------------------
 

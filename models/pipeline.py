@@ -23,7 +23,9 @@ from models.layout import Layout, LayoutConfig, LossOf, nearest_divisors
 from models.losses import METRICS, Outputs, widest_float
 from models.transformer import Transformer, TransformerConfig
 from utils.config import Int
-from utils.dist import Axes, UserError, World
+from utils.dist.config import Axes
+from utils.dist.world import World
+from utils.errors import UserError
 
 
 class PipelineConfig(LayoutConfig):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from utils.dist import World
+from utils.dist.world import World
 
 
 class PuzzleEmbedding(nn.Module):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from utils.dist import local_part
+from utils.dist.world import local_part
 
 
 class EMA:

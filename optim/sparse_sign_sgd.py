@@ -5,7 +5,7 @@
 import torch
 from torch.distributed.tensor import DTensor
 
-from utils.dist import World
+from utils.dist.world import World
 
 
 @torch.no_grad()

@@ -54,10 +54,11 @@ from tests import runs
 from tests.in_process import SINGLE, begin
 from tests.test_view import write_arc, write_run
 from utils.command_line import read_config, validate
-from utils.dist import Launch, UserError
+from utils.dist.launch import Launch
+from utils.errors import UserError
 from utils.metrics import _drop_rows_after
-from utils.run_folder import prepare, read_start
-from utils.run_lock import RunLock
+from utils.run.lock import RunLock
+from utils.run.resume import prepare, read_start
 from utils.weights_file import write_weights
 from view import view
 

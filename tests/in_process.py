@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from pretrain import Data, PretrainConfig, TrainState, build_train_state, fit, open_data
-from utils.dist import Launch, UserError, World
-from utils.run_folder import Start, read_start
-from utils.run_lock import RunLock
-from utils.stop import StopSignal
+from utils.dist.launch import Launch
+from utils.dist.world import World
+from utils.errors import UserError
+from utils.run.lock import RunLock
+from utils.run.resume import Start, read_start
+from utils.run.stop import StopSignal
 
 SINGLE = World.single()
 Tensors = dict[str, torch.Tensor]

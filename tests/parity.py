@@ -30,7 +30,7 @@ from models.trm import TRMConfig
 from optim.build import AdamATan2Config, build_optimizers
 from pretrain import train_step
 from utils.command_line import validate
-from utils.dist import World
+from utils.dist.world import World
 
 TOLERANCE = 1e-4
 QUANTITIES = (

@@ -37,7 +37,7 @@ Row = dict[str, float]
 
 _CONTEXT = mp.get_context("forkserver")
 # There is one server for the whole session, so this list replaces that of tests/spawn.py and has to come after it.
-_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "utils.dist", "evaluate", "tests.warm"])
+_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "utils.program", "evaluate", "tests.warm"])
 assert spawn  # imported for its list
 
 
@@ -282,7 +282,7 @@ def _worker(hook: Hook, words: list[str]) -> None:
     sys.argv = words
     hook(int(os.environ["RANK"]))
     from pretrain import main
-    from utils.dist import run
+    from utils.program import run
 
     handler = signal.getsignal(signal.SIGTERM)
     try:

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from utils.dist import World
+from utils.dist.setup import join_ranks
+from utils.dist.world import World
 
 # Importing torch takes seconds; a fork of a server that has done it takes milliseconds.
 _CONTEXT = mp.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "utils.dist"])
+_CONTEXT.set_forkserver_preload(["torch", "utils.dist.setup"])
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120) -> list[Any]:
@@ -77,7 +78,7 @@ def _rank(function: Callable[..., Any], rank: int, size: int, port: int, pipe: A
     torch.set_num_threads(1)
     os.environ.update(environment_of(rank, size, port))
     try:
-        world = World.launch()
+        world = join_ranks()
         result = function(world, *args)
         world.barrier()
         world.close()

@@ -31,7 +31,8 @@ from tests import runs
 from tests.in_process import mistake, train_here
 from tests.models.helpers import small_config
 from tests.spawn import run_ranks
-from utils.dist import UserError, World
+from utils.dist.world import World
+from utils.errors import UserError
 
 SINGLE = World.single()
 REAL_TASKS = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "arc"

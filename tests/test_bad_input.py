@@ -23,10 +23,13 @@ from pretrain import (
 )
 from tests import runs
 from tests.spawn import world_of
-from utils.dist import Launch, UserError, World
-from utils.run_folder import read_start
-from utils.run_lock import RunLock
-from utils.stop import StopSignal
+from utils.dist.launch import Launch
+from utils.dist.setup import use_device
+from utils.dist.world import World
+from utils.errors import UserError
+from utils.run.lock import RunLock
+from utils.run.resume import read_start
+from utils.run.stop import StopSignal
 
 SINGLE = World.single()
 
@@ -369,6 +372,6 @@ def test_mistakes_are_agreed_on_before_they_are_reported(data: Path, tmp_path: P
 
 def test_a_device_that_is_not_there() -> None:
     if not torch.cuda.is_available():
-        assert _mistake(lambda: SINGLE.use_device("cuda")).startswith("device=cuda, but PyTorch finds no")
+        assert _mistake(lambda: use_device(SINGLE, "cuda")).startswith("device=cuda, but PyTorch finds no")
     if not torch.backends.mps.is_available():
-        assert _mistake(lambda: SINGLE.use_device("mps")).startswith("device=mps, but PyTorch finds no")
+        assert _mistake(lambda: use_device(SINGLE, "mps")).startswith("device=mps, but PyTorch finds no")

@@ -19,7 +19,7 @@ from dataset.online import MazeSymmetries
 from dataset.sampler import Sampler
 from dataset.schema import PuzzleSet, open_split
 from tests import runs
-from utils.dist import World
+from utils.dist.world import World
 
 
 def _emptied(file: Path) -> None:

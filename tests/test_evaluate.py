@@ -21,7 +21,8 @@ from tests.in_process import train_here, with_identifiers
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_hrm
 from tests.spawn import run_ranks
 from utils.command_line import CommandLine
-from utils.dist import UserError, World
+from utils.dist.world import World
+from utils.errors import UserError
 from utils.profiling import Deadline
 from utils.saved_outputs import SavedOutput
 

@@ -28,8 +28,9 @@ from models.inference import Trace, trace
 from pretrain import load_run
 from tests import runs
 from tests.in_process import train_here
-from utils.dist import UserError, World
+from utils.dist.world import World
 from utils.drawing import draw_accuracy_over_steps
+from utils.errors import UserError
 from utils.saved_outputs import SavedOutput
 
 SINGLE = World.single()

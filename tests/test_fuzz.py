@@ -26,9 +26,10 @@ from tests import fuzz, runs
 from tests.in_process import SINGLE, begin, mistake, train_here
 from tests.test_view import write_run
 from utils import weights_file
-from utils.checkpoint import Checkpoint, write_atomically
-from utils.dist import UserError
-from utils.run_folder import _config_of
+from utils.checkpoint.reader import Checkpoint
+from utils.errors import UserError
+from utils.files import write_atomically
+from utils.run.resume import _config_of
 from utils.saved_outputs import OutputWriter
 from utils.weights_file import read_weights
 

@@ -11,7 +11,7 @@ from models import export
 from tests import runs
 from tests.in_process import Tensors, begin, changed, mistake, train_here, weights_of, with_identifiers
 from tests.runs import rows, settings, train
-from utils.checkpoint import Checkpoint
+from utils.checkpoint.reader import Checkpoint
 
 # A TRM that halts by q_halt: everything that the published code knows, and a moving average.
 TRAINED = {"arch": "trm", "ema": "true", "ema_rate": 0.8, "max_steps": 4, "eval_every_n_steps": 4}

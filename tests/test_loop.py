@@ -15,10 +15,11 @@ from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
 from pretrain import PretrainConfig, TrainState, build_model, build_train_state, fit, open_data, task_of, train_step
 from tests import runs
-from utils.dist import Launch, World
-from utils.run_folder import read_start
-from utils.run_lock import RunLock
-from utils.stop import StopSignal
+from utils.dist.launch import Launch
+from utils.dist.world import World
+from utils.run.lock import RunLock
+from utils.run.resume import read_start
+from utils.run.stop import StopSignal
 
 SINGLE = World.single()
 Row = dict[str, float]

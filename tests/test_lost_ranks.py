@@ -93,16 +93,16 @@ def test_where_rank_0_hangs_the_meeting_point_is_silent(data: Path, tmp_path: Pa
 
 
 def _fails_amid_a_slow_save(rank: int) -> None:
-    from utils import checkpoint
+    from utils.checkpoint import writer
 
-    write = checkpoint._write_tensors
+    write = writer._write_tensors
 
     def slowly(*args: Any) -> Any:
         time.sleep(12)
         return write(*args)
 
     if rank == 1:
-        checkpoint._write_tensors = slowly  # type: ignore[assignment]
+        writer._write_tensors = slowly  # type: ignore[assignment]
     runs.raises(3, 1, rank)
 
 

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 import pretrain
 from tests.runs import Row, rows, settings, stopped_after, tensors, train, with_arguments
 from tests.spawn import run_ranks
-from utils.dist import UserError, World
+from utils.dist.world import World
+from utils.errors import UserError
 
 pytestmark = pytest.mark.invariance
 

@@ -17,7 +17,7 @@ from pretrain import evaluate, load_run
 from tests import runs
 from tests.in_process import SINGLE, Tensors, begin, changed, mistake, train_here, with_identifiers
 from tests.runs import rows, settings, train
-from utils.checkpoint import Checkpoint
+from utils.checkpoint.reader import Checkpoint
 
 
 def _weights(run: Path, step: int) -> Tensors:

@@ -18,7 +18,7 @@ import torch
 from tests import runs
 from tests.in_process import mistake, train_here
 from tests.runs import LAST_STEP, Torchrun, assert_same_run, rows, settings, train, until, with_arguments
-from utils.checkpoint import Checkpoint, find_checkpoint
+from utils.checkpoint.reader import Checkpoint, find_checkpoint
 
 HANDLED = ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
 

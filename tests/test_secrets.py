@@ -9,7 +9,7 @@ import pytest
 from tests import runs
 from tests.in_process import mistake
 from utils.command_line import CommandLine, read_config
-from utils.dist import secret_in
+from utils.secrets import secret_in
 
 SECRETS = {
     "WANDB_API_KEY": "1b5a" * 10,

@@ -28,7 +28,8 @@ from pretrain import load_run
 from solve import Solver, Source
 from tests import runs
 from tests.in_process import train_here
-from utils.dist import UserError, World
+from utils.dist.world import World
+from utils.errors import UserError
 
 SINGLE = World.single()
 STEPS = 3

@@ -16,7 +16,7 @@ from models.metric_sums import NotFinite, OpenSums
 from tests import runs
 from tests.runs import LAST_STEP, assert_same_run, rows, settings, train, with_arguments
 from tests.spawn import run_ranks
-from utils.dist import World
+from utils.dist.world import World
 
 Steps = tuple[int, ...]
 OFTEN = {"log_interval": 1}

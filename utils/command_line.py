@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
-from utils.dist import secret_in
+from utils.secrets import secret_in
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
 

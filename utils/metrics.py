@@ -12,10 +12,9 @@ from typing import Any, Literal, TextIO
 
 from tqdm import tqdm
 
-from utils.checkpoint import write_atomically, writing
 from utils.config import StrictModel
-from utils.dist import World
-from utils.plain_files import plain, without_following
+from utils.dist.world import World
+from utils.files import plain, without_following, write_atomically, writing
 
 Row = dict[str, float]
 

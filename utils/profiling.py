@@ -17,7 +17,7 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from utils.dist import World
+from utils.dist.world import World
 
 _SKIPPED, _WARMUP, _TRACED = 2, 1, 3
 _LARGEST = 10

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from utils.dist import World, local_part
+from utils.dist.world import World, local_part
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from utils.dist import World
-from utils.plain_files import without_following
+from utils.dist.world import World
+from utils.files import without_following
 
 SavedOutput = Literal[
     "inputs",

@@ -17,7 +17,7 @@ from dataset.loader import IGNORE_LABEL, DataOn, EvalLoader, TrainLoader
 from dataset.sampler import Sampler
 from dataset.schema import DatasetMetadata, PuzzleSet, Split
 from tests.spawn import world_of
-from utils.dist import World
+from utils.dist.world import World
 
 SEQ_LEN, VOCAB = 5, 7
 DATA_ON: tuple[DataOn, ...] = ("host", "device")

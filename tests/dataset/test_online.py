@@ -24,7 +24,7 @@ from dataset.schema import DatasetMetadata, PuzzleSet, Split
 from dataset.sudoku import random_solution, symmetry_class, valid_solutions
 from tests.dataset.mazes import random_maze, solved, turned, turned_row
 from tests.spawn import world_of
-from utils.dist import World
+from utils.dist.world import World
 
 CPU = torch.device("cpu")
 

@@ -21,7 +21,7 @@ from optim.ema import EMA
 from pretrain import StepResult, train_step
 from tests import runs
 from tests.models.helpers import random_batch, small_hrm
-from utils.dist import World
+from utils.dist.world import World
 from utils.out_of_memory import advice, is_out_of_memory
 from utils.profiling import max_memory_gb
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from models.export import main
 from models.published import to_ours
 from tests.models.test_published import FOLDERS, build, reference
-from utils.checkpoint import Checkpointer, RunState, Snapshot
-from utils.dist import World
+from utils.checkpoint.format import RunState
+from utils.checkpoint.writer import Checkpointer, Snapshot
+from utils.dist.world import World
 from utils.weights_file import read_weights
 
 OUTPUTS = ("out.safetensors", "step_5")

@@ -26,7 +26,10 @@ from models.parallelize import ParallelConfig, _shard_table, parallelize
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_model
 from tests.spawn import run_ranks
-from utils.dist import Axes, DistConfig, UserError, World
+from utils.dist.config import Axes, DistConfig
+from utils.dist.setup import use_device
+from utils.dist.world import World
+from utils.errors import UserError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "config" / "parallel"
 BATCH, NUM_STEPS, LR, TABLE_LR = 8, 3, 0.05, 0.01
@@ -139,7 +142,7 @@ def train(
 def _layout(world: World, name: str, arch: str = "hrm", num_parts: int = 1, **options: Any) -> tuple[Layout, World]:
     """Options of the architecture are those that the strategy doesn't know."""
     config = config_of(name, **{key: options.pop(key) for key in list(options) if key in KEYS[name]})
-    world = world.use_device("cpu", DIST, axes=config.axes(world.size))
+    world = use_device(world, "cpu", DIST, axes=config.axes(world.size))
     return parallelize(model_of(arch, **options), config, world, num_microbatches=num_parts), world
 
 
@@ -379,8 +382,8 @@ def test_gradients_are_clipped_wherever_they_lie() -> None:
 
 
 def _check_table(world: World) -> None:
-    world = world.use_device(
-        "cpu", DistConfig.model_validate({**DIST.model_dump(), "rank_weights": [3.0, 1.0, 2.0, 2.0]})
+    world = use_device(
+        world, "cpu", DistConfig.model_validate({**DIST.model_dump(), "rank_weights": [3.0, 1.0, 2.0, 2.0]})
     )
     for num_rows in (2, 5, 8):  # 2: more ranks than rows
         generator = torch.Generator().manual_seed(num_rows)
@@ -454,7 +457,7 @@ def test_what_a_strategy_cannot_do_is_refused() -> None:
 
 
 def _undivided(world: World) -> str:
-    world = world.use_device("cpu", DIST, axes=Axes(model=3))
+    world = use_device(world, "cpu", DIST, axes=Axes(model=3))
     with pytest.raises(ValueError) as caught:
         parallelize(model_of("hrm"), config_of("tp"), world)
     return str(caught.value)

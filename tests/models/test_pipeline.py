@@ -17,7 +17,9 @@ from models.losses import Outputs, act_loss
 from models.pipeline import PipelineConfig, PipelineLayout, require_pipeline
 from tests.models.helpers import SEQ_LEN, VOCAB_SIZE, random_batch, small_config, small_model
 from tests.spawn import run_ranks
-from utils.dist import Axes, DistConfig, World
+from utils.dist.config import Axes, DistConfig
+from utils.dist.setup import use_device
+from utils.dist.world import World
 
 BATCH, STEPS, LR, CLIP = 8, 30, 1e-3, 0.05
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
@@ -48,7 +50,7 @@ def _stack(**changes: Any) -> RecursiveModel:
 
 def _on_cpu(world: World, config: PipelineConfig) -> World:
     dist = DistConfig(backend="auto", init_method="env", timeout_s=60.0, num_threads=None, rank_weights=[])
-    return world.use_device("cpu", dist, axes=config.axes(world.size))
+    return use_device(world, "cpu", dist, axes=config.axes(world.size))
 
 
 def _layout(

@@ -21,7 +21,7 @@ from optim.build import OptimConfig, Optimizers, build_optimizers, require_exact
 from optim.ema import EMA
 from tests.runs import REPOSITORY
 from tests.spawn import run_ranks
-from utils.dist import World
+from utils.dist.world import World
 
 LR, BETAS, WEIGHT_DECAY = 0.1, (0.9, 0.95), 0.2
 MUON: dict[str, object] = {

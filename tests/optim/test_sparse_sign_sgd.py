@@ -9,7 +9,9 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from tests.spawn import run_ranks
-from utils.dist import DistConfig, World
+from utils.dist.config import DistConfig
+from utils.dist.setup import use_device
+from utils.dist.world import World
 
 LR, WEIGHT_DECAY = 0.5, 0.25
 NUM_ROWS, DIM, BATCH = 20, 3, 16
@@ -47,7 +49,7 @@ def test_update_is_independent_of_world_size(world_size: int) -> None:
 def _check_uneven_shares(world: World) -> None:
     weights = [3.0, 1.0, 2.0, 2.0][: world.size]
     config = DistConfig(backend="auto", init_method="env", timeout_s=60.0, num_threads=None, rank_weights=weights)
-    world = world.use_device("cpu", config)
+    world = use_device(world, "cpu", config)
     _, ids_B, grad_BE = _problem()
     mine = world.slice_of(BATCH)
     for num_rows in (NUM_ROWS, 11, 2):  # evenly over 4 ranks; unevenly; 2: not one for each

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests import runs
-from utils.dist import World
+from utils.dist.world import World
 from utils.metrics import Metrics, WandbConfig, _Progress
 
 CONFIG = {"project_name": "p", "run_name": "r", "lr": 1e-4}
@@ -323,7 +323,7 @@ def test_disabled_never_imports_it(quiet: Path, tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 import pretrain
-from utils.dist import World
+from utils.dist.world import World
 from utils.metrics import Metrics, WandbConfig
 config = WandbConfig(mode="disabled", entity=None, group=None, tags=[])
 metrics = Metrics(World.single(), Path({str(tmp_path)!r}), config, "x", {{}}, 0, 1)

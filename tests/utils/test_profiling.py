@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from tests.spawn import run_ranks
-from utils.dist import World
+from utils.dist.world import World
 from utils.profiling import CommSampler, Deadline, StepClock, StepProfiler, TimeShare, _union, max_memory_gb
 
 CPU = torch.device("cpu")

@@ -7,7 +7,9 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from tests.spawn import run_ranks
-from utils.dist import Axes, World
+from utils.dist.config import Axes
+from utils.dist.setup import use_device
+from utils.dist.world import World
 from utils.replicas import require_same_replicas
 
 
@@ -59,7 +61,7 @@ def test_parts_of_a_tensor_may_differ_and_their_copies_not() -> None:
 
 
 def _parts(world: World) -> tuple[str, str]:
-    world = world.use_device("cpu", axes=Axes(replicate=2, shard=2))
+    world = use_device(world, "cpu", axes=Axes(replicate=2, shard=2))
     assert world.mesh is not None
     mesh = world.mesh["replicate", "shard"]
     shard = world.rank % 2

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from utils.dist import UserError
+from utils.errors import UserError
 
 # A run may be taken up at once after its launcher was killed: its workers notice that within two seconds.
 _PATIENCE_S = 5.0

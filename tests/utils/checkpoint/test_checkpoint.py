@@ -23,19 +23,17 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from tests import runs
 from tests.spawn import run_ranks, world_of
-from utils import checkpoint as checkpoint_module
-from utils.checkpoint import (
-    Checkpoint,
-    Checkpointer,
-    RunState,
-    Snapshot,
-    find_checkpoint,
-    put_back,
-    step_folders,
-)
-from utils.dist import Axes, DistConfig, UserError, World
+from utils import files
+from utils.checkpoint import writer as checkpoint_module
+from utils.checkpoint.format import RunState, step_folders
+from utils.checkpoint.reader import Checkpoint, find_checkpoint, put_back
+from utils.checkpoint.writer import Checkpointer, Snapshot
+from utils.dist.config import Axes, DistConfig
+from utils.dist.setup import use_device
+from utils.dist.world import World
+from utils.errors import UserError
 
-# pytest resets the filter that utils/checkpoint.py sets.
+# pytest resets the filter that utils/checkpoint/reader.py sets.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 SLOTS = 7
@@ -86,7 +84,7 @@ def _snapshot(step: int, world: World, **changes: Any) -> Snapshot:
 
 def _save(run: Path, step: int, world: World, *, keep_last_k: int | None = None, is_best: bool = False) -> None:
     run.mkdir(exist_ok=True, parents=True)
-    checkpointer = Checkpointer(run, world.use_device("cpu"), keep_last_k)
+    checkpointer = Checkpointer(run, use_device(world, "cpu"), keep_last_k)
     checkpointer.save(_snapshot(step, world), is_best=is_best)
     checkpointer.wait()
 
@@ -185,7 +183,7 @@ def test_steps_are_in_the_order_of_numbers(tmp_path: Path) -> None:
 
 
 def _saves_what_is_not_finite(world: World, run: Path) -> list[str]:
-    checkpointer = Checkpointer(run, world.use_device("cpu"), None)
+    checkpointer = Checkpointer(run, use_device(world, "cpu"), None)
     checkpointer.save(_snapshot(8, world), is_best=False)  # of whole numbers too, and they pass
     messages = []
     for value in (float("nan"), float("inf"), -float("inf")):
@@ -223,7 +221,7 @@ def _placed(world: World, tensor: Tensor, *, by_column: bool = False) -> DTensor
 
 
 def _saves_shards(world: World, run: Path, axes: Axes) -> None:
-    world = world.use_device("cpu", CONFIG, axes=axes)
+    world = use_device(world, "cpu", CONFIG, axes=axes)
     stage = world.rank % axes.model
     shared = {
         "optimizer.avg": _placed(world, WHOLE_RC),
@@ -238,7 +236,7 @@ def _saves_shards(world: World, run: Path, axes: Axes) -> None:
 
 
 def _loads_shards(world: World, folder: Path, axes: Axes, by_column: bool = False) -> None:
-    world = world.use_device("cpu", CONFIG, axes=axes)
+    world = use_device(world, "cpu", CONFIG, axes=axes)
     _assert_whole(folder)
     checkpoint = Checkpoint.open(folder)
     average, half = (
@@ -367,7 +365,7 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path, gate: threading.Event
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_the_copy_comes_before_what_follows_on_the_stream(tmp_path: Path) -> None:
     """Plain and sharded, and again into the same pinned memory."""
-    world = World.single().use_device("cuda", CONFIG, axes=Axes())
+    world = use_device(World.single(), "cuda", CONFIG, axes=Axes())
     checkpointer = Checkpointer(tmp_path, world, None)
     for step in (1, 2):
         plain = torch.full((10_000_000,), float(step), device="cuda")
@@ -647,18 +645,21 @@ def test_an_older_version_is_named(run: Path) -> None:
 
 def _fails_at(world: World, run: Path, fail_on: str) -> str:
     """The message: of the next save on one rank, of wait on the other."""
-    write, write_tensors = checkpoint_module._write, checkpoint_module._write_tensors
+    write_synced, write_tensors = files.write_synced, checkpoint_module._write_tensors
 
-    def refusing(path: Path, *args: Any) -> Any:
-        done = (write_tensors if path.suffix == ".safetensors" else write)(path, *args)
-        if path.name.startswith(fail_on):
-            os.truncate(path, done.bytes // 2)
-            raise OSError(28, "No space left on device")
-        return done
+    def refusing(write: Callable[..., Any]) -> Callable[..., Any]:
+        def write_half(path: Path, *args: Any) -> Any:
+            done = write(path, *args)
+            if path.name.startswith(fail_on):
+                os.truncate(path, path.stat().st_size // 2)
+                raise OSError(28, "No space left on device")
+            return done
 
-    checkpoint_module._write = refusing  # type: ignore[assignment]
-    checkpoint_module._write_tensors = refusing  # type: ignore[assignment]
-    checkpointer = Checkpointer(run, world.use_device("cpu"), None)
+        return write_half
+
+    checkpoint_module._write_tensors = refusing(write_tensors)
+    checkpoint_module.write_synced = files.write_synced = refusing(write_synced)  # type: ignore[attr-defined]
+    checkpointer = Checkpointer(run, use_device(world, "cpu"), None)
     checkpointer.save(_snapshot(6, world), is_best=False)
     with pytest.raises(UserError) as caught:
         if world.rank % 2:
@@ -684,7 +685,7 @@ def test_disk_full_at_each_file(tmp_path: Path, fail_on: str) -> None:
 
 
 def _full_disk(world: World, run: Path) -> str:
-    checkpointer = Checkpointer(run, world.use_device("cpu"), None)
+    checkpointer = Checkpointer(run, use_device(world, "cpu"), None)
     if world.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
     checkpointer.save(_snapshot(6, world), is_best=False)
@@ -709,7 +710,7 @@ def _breaks(world: World, run: Path) -> str:
 
     if world.rank == 1:
         checkpoint_module._write_tensors = broken  # type: ignore[assignment]
-    checkpointer = Checkpointer(run, world.use_device("cpu"), None)
+    checkpointer = Checkpointer(run, use_device(world, "cpu"), None)
     checkpointer.save(_snapshot(6, world), is_best=False)
     with pytest.raises(Exception, match="a bug") as caught:
         checkpointer.wait()

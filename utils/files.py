@@ -1,13 +1,20 @@
-"""Files that may be a stranger's, before anything reads them: pipes and devices have no end, and a few lines of YAML
-can mean billions. Links are followed in reading, and nowhere in writing.
+"""Read and write files safely.
+
+A file may come from a stranger. Pipes and devices have no end, and a few lines of YAML can expand
+to billions of nodes, so these functions refuse both before anything reads them. Reading follows
+links. Writing does not.
 """
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
+
+# What is being written has this in front of its name until it is whole.
+INCOMPLETE = ".incomplete_"
 
 # A config has some thousand bytes, and its nesting a handful of levels.
 _MOST_YAML_BYTES = 1 << 18
@@ -51,3 +58,36 @@ def refuse_links(paths: Iterable[Path]) -> None:
 def without_following(path: str, flags: int) -> int:
     """For `open(..., opener=without_following)`: OSError where the path itself is a link."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The file holds the old text or the new, whenever the process dies."""
+    beside = path.with_name(f"{INCOMPLETE}{path.name}")
+    write_synced(beside, text.encode())
+    beside.replace(path)
+    sync_folder(path.parent)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Inside, one file of a run is written. Raises OSError that says which, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{path} could not be written: {error.strerror or error}; free the disk, then resume") from error
+
+
+def write_synced(path: Path, contents: bytes) -> None:
+    """Write a file and wait until the disk has it. A link at the path is an OSError."""
+    with open(path, "wb", opener=without_following) as file:
+        file.write(contents)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from utils.dist import UserError
-from utils.stop import StopSignal
+from utils.errors import UserError
+from utils.run.stop import StopSignal
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from utils import run_lock
-from utils.dist import UserError
-from utils.run_lock import RunLock
+from utils.errors import UserError
+from utils.run import lock
+from utils.run.lock import RunLock
 
 
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_lock, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(lock, "_PATIENCE_S", 0.2)
 
 
 def _no_warning(text: str) -> None:

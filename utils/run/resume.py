@@ -1,20 +1,18 @@
-"""The folder of a run: what it is called, what a run begins with, and who may write into it."""
+"""What a run begins with: a config, and perhaps a checkpoint to go on from. Rank 0 decides it here, once."""
 
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
-import coolname
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import field_validator
 from yaml import YAMLError
 
-from utils.checkpoint import Checkpoint, find_checkpoint, put_back, step_folders, write_atomically, writing
+from utils.checkpoint.format import step_folders
+from utils.checkpoint.reader import Checkpoint, find_checkpoint, put_back
 from utils.command_line import (
     Container,
     choices,
@@ -27,45 +25,13 @@ from utils.command_line import (
     validate,
     with_changes,
 )
-from utils.config import Bool, StrictModel
-from utils.dist import Launch
-from utils.plain_files import read_plain_yaml, refuse_links
-from utils.run_lock import RunLock
+from utils.dist.launch import Launch
+from utils.files import read_plain_yaml, refuse_links, write_atomically
+from utils.run.folder import C, RunConfig, claim_fresh, clear_stopped, note_name, run_folder_of, same_folder, with_names
+from utils.run.lock import RunLock
 
-CHECKPOINTS = Path("checkpoints")
 # Of one start only: where the run is, as against what it is, and what a person allowed this once.
 _OF_THIS_START = {"resume", "checkpoint_path", "allow_changed_data"}
-
-
-class RunConfig(StrictModel):
-    """What names a run and says what it begins with."""
-
-    data_path: str
-    data_paths: list[str]
-    project_name: str | None
-    run_name: str | None
-    checkpoint_path: str | None
-    resume: str | None
-    allow_changed_data: Bool
-
-    @field_validator("project_name", "run_name")
-    @classmethod
-    def _names_one_folder(cls, name: str | None) -> str | None:
-        if name is not None and (name in ("", ".", "..") or "/" in name or "\0" in name or len(name) > 200):
-            raise ValueError(f"{name[:80]!r} can't name a folder; give a name without / (checkpoint_path is for paths)")
-        return name
-
-    @property
-    def train_paths(self) -> list[str]:
-        return self.data_paths or [self.data_path]
-
-    @property
-    def run_path(self) -> Path:
-        assert self.checkpoint_path is not None, "names are filled in before anything else looks at them"
-        return Path(self.checkpoint_path)
-
-
-C = TypeVar("C", bound=RunConfig)
 
 
 @dataclass
@@ -79,7 +45,7 @@ class Start(Generic[C]):
     @property
     def branches_off(self) -> bool:
         """Whether the checkpoint is another run's."""
-        return self.checkpoint is not None and not _same(self.checkpoint.path.parent, self.config.run_path)
+        return self.checkpoint is not None and not same_folder(self.checkpoint.path.parent, self.config.run_path)
 
 
 def read_start(
@@ -96,7 +62,7 @@ def read_start(
     if where.resume not in (None, "auto"):
         run_path, checkpoint = _named_checkpoint(where, launch, lock, notes)
     else:
-        where = _with_names(where, launch)
+        where = with_names(where, launch)
         run_path = where.run_path
         _take(run_path, lock, notes)
         if where.resume is None and launch.restarts == 0:
@@ -127,9 +93,9 @@ def read_start(
         notes.append(f"resume=auto: no checkpoint in {run_path} yet, starting afresh with its config.yaml")
     else:
         notes.append(f"resuming {checkpoint.path} at step {checkpoint.state.step}")
-        if not _same(run_path, checkpoint.path.parent):
+        if not same_folder(run_path, checkpoint.path.parent):
             changes.setdefault("run_name", run_path.name)
-    config = _with_names(validate(config_class, with_changes(stored, changes)), launch)
+    config = with_names(validate(config_class, with_changes(stored, changes)), launch)
     notes += [f"changed on the command line: {line}" for line in _changes(whole, config.model_dump(), config_name)]
     return Start(config, checkpoint, notes)
 
@@ -225,7 +191,7 @@ def _named_checkpoint(asked: RunConfig, launch: Launch, lock: RunLock, notes: li
     if launch.restarts and (own := find_checkpoint(run_path, notes.append)):
         return run_path, own  # an earlier attempt of this launch came further than the path
     checkpoint = open_checkpoint(where, notes.append)
-    if not _same(run_path, run_folder_of(where)):
+    if not same_folder(run_path, run_folder_of(where)):
         claim_fresh(run_path)
     elif run_folder_of(where) != where and (newest := step_folders(run_path)[-1]).name != where.name:
         raise ValueError(
@@ -235,35 +201,10 @@ def _named_checkpoint(asked: RunConfig, launch: Launch, lock: RunLock, notes: li
     return run_path, checkpoint
 
 
-def _with_names(config: C, launch: Launch) -> C:
-    project = config.project_name or Path(config.train_paths[0]).name
-    if config.checkpoint_path:
-        run_name = config.run_name or Path(config.checkpoint_path).name
-    else:
-        run_name = config.run_name or _draw_name(project, launch)
-    path = config.checkpoint_path or str(CHECKPOINTS / project / run_name)
-    return config.model_copy(update={"project_name": project, "run_name": run_name, "checkpoint_path": path})
-
-
 def _named_as(config: C, where: RunConfig) -> C:
     return config.model_copy(
         update={key: getattr(where, key) for key in ("project_name", "run_name", "checkpoint_path")}
     )
-
-
-def _draw_name(project: str, launch: Launch) -> str:
-    """Two words. A restarted attempt of a torchrun launch takes those that the earlier one noted."""
-    if launch.identity is not None:
-        note = _note_of_launch(project, launch.identity)
-        if launch.restarts == 0:
-            note.unlink(missing_ok=True)  # of an earlier launch that was called the same: its run isn't ours
-        elif note.is_file():
-            return note.read_text().strip()
-    return coolname.generate_slug(2)
-
-
-def _note_of_launch(project: str, identity: str) -> Path:
-    return CHECKPOINTS / project / ".launches" / re.sub(r"[^\w.-]", "_", identity)
 
 
 def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
@@ -274,11 +215,6 @@ def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
     return checkpoint
 
 
-def run_folder_of(checkpoint_path: Path) -> Path:
-    """The run that a path names: itself, or the folder above a step folder."""
-    return checkpoint_path.parent if checkpoint_path in step_folders(checkpoint_path.parent) else checkpoint_path
-
-
 def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
     """Keep other runs out of a folder that is there, before anything in it is looked at or put in order. Raises
     ValueError for a link in it: what the run writes would go where a stranger wanted.
@@ -287,20 +223,6 @@ def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
         refuse_links([*run.iterdir(), *(run / "eval_outputs").rglob("*")])
         lock.take(run, notes.append)
         put_back(run)
-
-
-def _same(one: Path, other: Path) -> bool:
-    """Whether two paths, perhaps one of them relative, are one folder."""
-    return one.resolve() == other.resolve()
-
-
-def claim_fresh(run: Path) -> None:
-    """Raises ValueError where a new run would overwrite another's checkpoints."""
-    if steps := step_folders(run):
-        raise ValueError(
-            f"{run} already holds checkpoints (newest {steps[-1].name}); resume=auto continues that run, "
-            "another run_name or checkpoint_path starts a new one"
-        )
 
 
 def prepare(start: Start[C], lock: RunLock, launch: Launch) -> None:
@@ -317,30 +239,10 @@ def prepare(start: Start[C], lock: RunLock, launch: Launch) -> None:
             claim_fresh(run)  # another run may have come and gone while this one read its data
         write_atomically(run / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(start.config.model_dump())))
         clear_stopped(run)
-        _note_name(start.config, launch)
+        note_name(start.config, launch)
         if start.checkpoint is not None and start.branches_off:
             history = start.checkpoint.path.parent / "metrics.jsonl"
             if history.is_file():
                 shutil.copyfile(history, run / "metrics.jsonl")
     except OSError as error:
         raise ValueError(f"can't write to {run}: {error.strerror}; free it, or give another checkpoint_path") from error
-
-
-def _note_name(config: RunConfig, launch: Launch) -> None:
-    """For the attempts that may follow this one: not before there is a folder that they could go on in."""
-    assert config.project_name is not None and config.run_name is not None
-    if launch.identity is not None and config.run_path == CHECKPOINTS / config.project_name / config.run_name:
-        note = _note_of_launch(config.project_name, launch.identity)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(note, config.run_name + "\n")
-
-
-def clear_stopped(run: Path) -> None:
-    """The run goes on, or is finished: nothing is left to be queued again."""
-    (run / "stopped").unlink(missing_ok=True)
-
-
-def mark_stopped(run: Path, reason: str) -> None:
-    """Leave the file by which a scheduler tells a graceful stop from a failure (torchrun exits 1 after both)."""
-    with writing(run / "stopped"):
-        write_atomically(run / "stopped", reason + "\n")

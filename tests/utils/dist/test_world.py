@@ -18,17 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.spawn import free_port, run_ranks
-from utils.dist import (
-    Axes,
-    DistConfig,
-    Launch,
-    Place,
-    UserError,
-    World,
-    _part_of_this_attempt,
-    shares,
-    typed_init_method,
-)
+from utils.dist.config import Axes, DistConfig
+from utils.dist.launch import Launch, Place
+from utils.dist.rendezvous import store_of_this_attempt, typed_init_method
+from utils.dist.setup import join_ranks, use_device
+from utils.dist.world import World, shares
+from utils.errors import UserError
 
 SIZES = [1, 2, 4]
 
@@ -91,7 +86,7 @@ def _config(**changes: object) -> DistConfig:
 
 
 def _uneven(world: World) -> list[list[int]]:
-    world = world.use_device("cpu", _config(rank_weights=[3.0, 1.0, 2.0, 1.0][: world.size]))
+    world = use_device(world, "cpu", _config(rank_weights=[3.0, 1.0, 2.0, 1.0][: world.size]))
     mine = torch.arange(10)[world.slice_of(10)]
     torch.testing.assert_close(world.gather_rows(mine, 10), torch.arange(10), rtol=0, atol=0)
     rows = torch.stack([mine, -mine], 1).bfloat16()
@@ -104,7 +99,7 @@ def test_shares_in_proportion_are_gathered_in_the_order_of_slots() -> None:
 
 
 def _axes(world: World) -> tuple[int, list[int], int, list[int] | None, list[list[int]]]:
-    world = world.use_device("cpu", _config(), axes=Axes(replicate=1, shard=2, model=2))
+    world = use_device(world, "cpu", _config(), axes=Axes(replicate=1, shard=2, model=2))
     assert world.mesh is not None and world.mesh.mesh_dim_names == ("replicate", "shard", "model")
     shape = [world.mesh[name].mesh.tolist() for name in ("replicate", "shard", "model")]
     total = world.sum_(torch.tensor(10**world.rank))
@@ -125,7 +120,7 @@ def _backends(world: World) -> list[str]:
     said = []
     for changes in ({"backend": "nccl"}, {"backend": "mpi"}, {"rank_weights": [1.0, 1.0, 1.0]}):
         with pytest.raises(UserError) as caught:
-            world.use_device("cpu", _config(**changes))
+            use_device(world, "cpu", _config(**changes))
         said.append(str(caught.value))
     return said
 
@@ -154,7 +149,7 @@ def test_config_says_what_fits(changes: dict[str, object], expected: str) -> Non
 
 def _meets(rank: int, where: str) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
-    world = World.launch(where)
+    world = join_ranks(where)
     assert world.gather_objects(rank) == [0, 1]
     world.barrier()
     world.close()
@@ -177,14 +172,14 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     try:
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        World.single().use_device("cpu", _config(num_threads=3))
+        use_device(World.single(), "cpu", _config(num_threads=3))
         assert torch.get_num_threads() == 3
         torch.set_num_threads(4)
-        World.single().use_device("cpu", _config())
+        use_device(World.single(), "cpu", _config())
         assert torch.get_num_threads() == 4, "as PyTorch has understood OMP_NUM_THREADS"
         monkeypatch.delenv("OMP_NUM_THREADS")
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-        World.single().use_device("cpu", _config())
+        use_device(World.single(), "cpu", _config())
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -192,7 +187,7 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _elsewhere(world: World) -> str:
     with pytest.raises(UserError) as caught:
-        world.use_device("cpu", _config(init_method="tcp://10.0.0.1:1"))
+        use_device(world, "cpu", _config(init_method="tcp://10.0.0.1:1"))
     return str(caught.value)
 
 
@@ -251,8 +246,8 @@ def test_helper_reports_the_rank_that_fails() -> None:
 
 def _use_device(world: World) -> str:
     with pytest.raises(UserError, match=r"device=cuda, but PyTorch finds no CUDA device.*device=cpu"):
-        world.use_device("cuda")
-    ready = world.use_device("cpu")
+        use_device(world, "cuda")
+    ready = use_device(world, "cpu")
     assert ready.sum_(torch.ones(1)).item() == world.size
     return str(ready.device)
 
@@ -297,20 +292,20 @@ def test_only_what_can_be_seen_is_gone() -> None:
 
 
 def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("utils.dist._START_TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr("utils.dist.rendezvous.START_TIMEOUT", timedelta(seconds=1))
     store = dist.HashStore()  # type: ignore[attr-defined]
     with ThreadPoolExecutor(2) as pool:
         for _ in range(2):  # as often as rank 1 comes, it isn't rank 2
-            pool.submit(_part_of_this_attempt, store, 1, 3)
+            pool.submit(store_of_this_attempt, store, 1, 3)
         with pytest.raises(TimeoutError, match=r"^rank 2 of 3 did not come within 1 s"):
-            _part_of_this_attempt(store, 0, 3)
+            store_of_this_attempt(store, 0, 3)
     with pytest.raises(TimeoutError, match="rank 0 did not come within 1 s"):
-        _part_of_this_attempt(store, 1, 3)
+        store_of_this_attempt(store, 1, 3)
 
 
 def test_a_fault_before_the_ranks_meet_names_its_rank() -> None:
     place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "no port"}
-    code = "from utils.dist import run; run(lambda world: None)"
+    code = "from utils.program import run; run(lambda world: None)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | place, capture_output=True, text=True, timeout=60, check=False
     )

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from pretrain import PretrainConfig
-from utils.dist import Launch
-from utils.run_folder import Start, claim_fresh, mark_stopped, prepare, read_start, run_folder_of
-from utils.run_lock import RunLock
+from utils.dist.launch import Launch
+from utils.run.folder import claim_fresh, mark_stopped, run_folder_of
+from utils.run.lock import RunLock
+from utils.run.resume import Start, prepare, read_start
 
 
 @pytest.fixture(autouse=True)

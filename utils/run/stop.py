@@ -3,7 +3,7 @@
 import signal
 from types import FrameType
 
-from utils.dist import UserError
+from utils.errors import UserError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 

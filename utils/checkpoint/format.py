@@ -1,0 +1,88 @@
+"""The format of checkpoints on disk.
+
+<run>/latest, <run>/best            text files that name a step folder
+<run>/step_00001000/
+    model.safetensors               weights and puzzle table of the whole model, for use elsewhere too
+    state/rank_0000.safetensors ... everything else, as torch.distributed.checkpoint shares it out: optimizer.*, ema.*,
+                                    progress.*, slots.<first>_<end>.* (rows of the carry), rank_<r>_of_<n>.*
+    state.json                      step, cursor, config, fingerprints, open metrics, W&B run, best
+    manifest.json                   size and sha256 of each file; written last
+"""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+
+from utils.files import INCOMPLETE
+
+Tensors = dict[str, Tensor]
+
+STEP_FOLDER = re.compile(r"step_(\d{8,})")
+
+FILE_OF_A_STEP = re.compile(r"model\.safetensors|state\.json|state/rank_\d{4,}\.safetensors")
+
+SLOTS = re.compile(r"slots\.(\d+)_(\d+)\.(.+)")
+
+REPLACED = f"{INCOMPLETE}replaced_"
+
+
+class File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    bytes: int
+    sha256: str
+
+
+class Manifest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    files: dict[str, File]
+
+
+class RunState(BaseModel):
+    """What a checkpoint holds beside tensors: state.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    step: int
+    draws: int  # examples taken from the stream
+    skipped_steps: list[int] = []  # of this run, so far
+    open_steps: int
+    open_slots: int
+    best: float | None
+    evaluations_since_best: int
+    pending_row: dict[str, float] | None
+    wandb_run_id: str
+    fingerprint: dict[str, str]
+    task: dict[str, int]
+    config: dict[str, Any]
+
+
+def step_folders(run: Path) -> list[Path]:
+    """A run's step folders, oldest first."""
+    if not run.is_dir():
+        return []
+    return sorted(
+        (path for path in run.iterdir() if STEP_FOLDER.fullmatch(path.name)), key=lambda path: int(path.name[5:])
+    )
+
+
+def sha256_of_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def of_rank(rank: int, num_ranks: int) -> str:
+    return f"rank_{rank:04d}_of_{num_ranks:04d}"
+
+
+def first_failure(error: CheckpointException) -> BaseException:
+    return error.failures[min(error.failures)][0]
+
+
+def read_name(path: Path) -> str:
+    """The step folder that `latest` or `best` names; empty where there is no such file or it names nothing of ours."""
+    name = path.read_text(errors="replace").strip() if path.is_file() else ""
+    return name if STEP_FOLDER.fullmatch(name) else ""

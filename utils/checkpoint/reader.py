@@ -1,0 +1,210 @@
+"""Read checkpoints: any number of ranks under any strategy reads what any other wrote, and nothing is executed."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from utils.checkpoint.format import (
+    FILE_OF_A_STEP,
+    REPLACED,
+    SLOTS,
+    Manifest,
+    RunState,
+    Tensors,
+    first_failure,
+    of_rank,
+    read_name,
+    sha256_of_file,
+    step_folders,
+)
+from utils.files import plain
+
+# Each rank reads what it needs, and one process alone writes: both are meant.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A step folder whose files were all found to be what was written."""
+
+    path: Path
+    state: RunState
+    files: frozenset[str]  # that the manifest lists, and that alone are read
+
+    @staticmethod
+    def open(path: Path) -> "Checkpoint":
+        """Raises ValueError that names the file where one is missing, truncated or altered."""
+        try:
+            manifest = Manifest.model_validate_json(plain(path / "manifest.json").read_text())
+        except (OSError, ValidationError, UnicodeDecodeError) as error:
+            raise ValueError(f"checkpoint {path} is damaged: manifest.json can't be read") from error
+        if "optimizer.safetensors" in manifest.files:
+            raise ValueError(
+                f"checkpoint {path} was written by an older version; start another run with "
+                f"init_from={path / 'model.safetensors'}"
+            )
+        for name, expected in manifest.files.items():
+            file = path / name
+            if not FILE_OF_A_STEP.fullmatch(name) or not file.is_file():
+                raise ValueError(f"checkpoint {path} is damaged: {name} is missing")
+            if file.stat().st_size != expected.bytes:
+                raise ValueError(
+                    f"checkpoint {path} is damaged: {name} has {file.stat().st_size} bytes, not {expected.bytes}"
+                )
+            if sha256_of_file(file) != expected.sha256:
+                raise ValueError(f"checkpoint {path} is damaged: the contents of {name} were altered (sha256 differs)")
+        if missing := {"model.safetensors", "state.json"} - manifest.files.keys():
+            raise ValueError(f"checkpoint {path} is damaged: manifest.json lists no {missing.pop()}")
+        for file in (path / "state").glob("*.safetensors"):
+            if f"state/{file.name}" not in manifest.files:  # DCP would read it
+                raise ValueError(f"checkpoint {path} is damaged: manifest.json doesn't list state/{file.name}")
+        try:
+            state = RunState.model_validate_json((path / "state.json").read_text())
+        except (ValidationError, UnicodeDecodeError) as error:
+            raise ValueError(f"checkpoint {path} is damaged: state.json isn't the state of a run") from error
+        return Checkpoint(path, state, frozenset(manifest.files))
+
+    def weights(self) -> Tensors:
+        """The whole model, on the CPU."""
+        with _reading(self.path / "model.safetensors") as file:
+            return load_file(file)
+
+    def trained_weights(self) -> Tensors:
+        """The weights that the run evaluated at this step: where it kept a moving average, that of what it covers."""
+        return self.weights() | (self.load("ema") if self.has("ema") else {})
+
+    def sizes(self, prefix: str) -> dict[str, torch.Size]:
+        """The whole shape of each tensor called <prefix>.<name>, by <name>. Reads headers only."""
+        start = f"{prefix}."
+        return {name.removeprefix(start): of.size for name, of in self._index().items() if name.startswith(start)}
+
+    def has(self, prefix: str) -> bool:
+        """Whether there is any <prefix>.<name>."""
+        return bool(self.sizes(prefix))
+
+    def load(self, prefix: str) -> Tensors:
+        """The tensors called <prefix>.<name>, by <name>, whole and on the CPU. Raises ValueError where there are
+        none.
+        """
+        found = {name: of for name, of in self._index().items() if name.startswith(f"{prefix}.")}
+        if not found:
+            raise ValueError(f"checkpoint {self.path} is damaged: its files hold no {prefix}")
+        tensors = {name: torch.empty(of.size, dtype=of.properties.dtype) for name, of in found.items()}
+        self.load_into(tensors)
+        return {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
+
+    def load_into(self, tensors: Mapping[str, Tensor]) -> None:
+        """Overwrite tensors, given by their full names, in place: of a DTensor the part that lies here, whatever parts
+        were written. No collective: each rank reads for itself.
+
+        Raises ValueError, with nothing overwritten, where a name is missing or a shape is another.
+        """
+        index = self._index()
+        if missing := tensors.keys() - index.keys():
+            raise ValueError(f"checkpoint {self.path} lacks {min(missing)} ({len(missing)} missing in all)")
+        for name, tensor in tensors.items():
+            if tensor.shape != index[name].size:
+                raise ValueError(
+                    f"checkpoint {self.path} holds {name} of {tuple(index[name].size)}, here it is "
+                    f"{tuple(tensor.shape)}"
+                )
+        reader = HuggingFaceStorageReader(str(self.path / "state"))
+        try:
+            with torch.no_grad():
+                state_dict_loader.load(dict(tensors), storage_reader=reader, no_dist=True)
+        except CheckpointException as error:
+            raise ValueError(f"checkpoint {self.path} can't be read: {first_failure(error)}") from error
+
+    def load_slots(self, slots: slice) -> Tensors:
+        """These slots of the carry, put together from what however many ranks wrote."""
+        parts: dict[str, list[tuple[int, Tensor]]] = {}
+        for name in sorted(self.files):
+            if not name.startswith("state/"):
+                continue
+            with _reading(self.path / name) as file, safe_open(file, framework="pt") as tensors:
+                for match in filter(None, map(SLOTS.fullmatch, tensors.keys())):
+                    first, end = int(match[1]), int(match[2])
+                    overlap = slice(max(first, slots.start) - first, min(end, slots.stop) - first)
+                    if overlap.start < overlap.stop:
+                        parts.setdefault(match[3], []).append((first, tensors.get_slice(match[0])[overlap]))
+        in_order = {name: sorted(rows, key=lambda part: part[0]) for name, rows in parts.items()}
+        carry = {name: torch.cat([rows for _, rows in found]) for name, found in in_order.items()}
+        if not carry or any(len(rows) != slots.stop - slots.start for rows in carry.values()):
+            raise ValueError(
+                f"checkpoint {self.path} is damaged: its files hold not all of slots {slots.start} to {slots.stop - 1}"
+            )
+        return carry
+
+    def load_by_rank(self, rank: int, num_ranks: int) -> Tensors:
+        """What this rank alone had; nothing where another number of ranks wrote."""
+        own = of_rank(rank, num_ranks)
+        return self.load(own) if self.has(own) else {}
+
+    def _index(self) -> dict[str, TensorStorageMetadata]:
+        """Of every tensor in state/ its whole shape, dtype and the parts that were written."""
+        folder = self.path / "state"
+        if not any(name.startswith("state/") for name in self.files):
+            return {}
+        with _reading(folder):
+            try:
+                metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+            except (KeyError, TypeError, ValueError) as error:  # of a header that only a forger writes
+                raise ValueError(f"{folder} can't be read as safetensors of this program: {error!r}") from error
+        index = {name: of for name, of in metadata.items() if isinstance(of, TensorStorageMetadata)}
+        for name, of in index.items():
+            if sum(chunk.sizes.numel() for chunk in of.chunks) != of.size.numel():
+                raise ValueError(f"checkpoint {self.path} is damaged: its files hold not all of {name}")
+        return index
+
+
+def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """What `latest` names, or the newest whole step where that is damaged; None where the folder holds no steps.
+
+    Raises ValueError where there are steps and none is whole: starting afresh would hide the loss.
+    """
+    steps = step_folders(run)
+    if not steps:
+        return None
+    named = run / read_name(run / "latest")
+    candidates = [named] if named in steps else []
+    candidates += [step for step in reversed(steps) if step not in candidates]
+    problems = []
+    for candidate in candidates:
+        try:
+            checkpoint = Checkpoint.open(candidate)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            warn(f"{problem}; going back to {candidate.name}")
+        return checkpoint
+    raise ValueError(
+        f"none of the {len(steps)} checkpoints in {run} is whole ({problems[0]}); restore one or start another run"
+    )
+
+
+def put_back(run: Path) -> None:
+    """Undo the first half of replacing a step, after which its writer was killed. Only for the next writer."""
+    for aside in run.glob(f"{REPLACED}*"):
+        if not (folder := run / aside.name.removeprefix(REPLACED)).exists():
+            aside.rename(folder)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Path]:
+    try:
+        yield path
+    except (SafetensorError, FileNotFoundError) as error:
+        raise ValueError(f"{path} can't be read as safetensors: {error}") from error

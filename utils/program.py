@@ -1,0 +1,63 @@
+"""The shell of every program: exit status, one-line errors, and the report after a fault."""
+
+import faulthandler
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from utils.dist.launch import end_with_launcher
+from utils.dist.lost_ranks import silent_ranks
+from utils.dist.rendezvous import typed_init_method
+from utils.dist.setup import join_ranks
+from utils.dist.world import World
+from utils.errors import UserError
+from utils.terminal import leave, tell
+
+
+def run(main: Callable[[World], None]) -> NoReturn:
+    """Run `main(world)` as a program: mistakes are one line and status 2, faults a traceback that names the rank and
+    status 1. A worker ends with its launcher.
+    """
+    faulthandler.enable()  # what kills a process without an exception (SIGBUS, SIGSEGV) says where at least
+    launcher_is_gone = end_with_launcher()
+    world = World(rank=int(os.environ.get("RANK", 0)))  # for faults before the ranks have met
+
+    @record  # leaves faults, not mistakes, for torchrun's report, which quotes them with their tracebacks
+    def attempt() -> UserError | None:
+        try:
+            main(world)
+        except UserError as error:
+            return error
+        return None
+
+    try:
+        world = join_ranks(typed_init_method() or "env")
+        mistake = attempt()
+        if mistake is not None:
+            if world.is_main:
+                tell(f"error: {mistake}")
+            world.barrier()  # torchrun ends the others once one has exited: not before the line is out
+        world.close()
+    except UserError as error:  # before the ranks have met
+        tell(f"error: {error}")
+        leave(2)
+    except KeyboardInterrupt:  # of programs without a graceful stop
+        tell("error: interrupted")
+        os._exit(130)
+    except Exception as error:
+        tell(traceback.format_exc().rstrip())
+        reason = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+        tell(f"fault on rank {world.rank}: {reason}")
+        gone = [f"rank {world.rank}: its launcher is gone, and with it where the ranks met"] * launcher_is_gone()
+        for line in gone or silent_ranks(world, error):
+            tell(line)
+        with suppress(OSError):
+            sys.stdout.flush()
+        # Not sys.exit: leaving the process groups in order would wait for peers that wait for us.
+        os._exit(1)
+    leave(0 if mistake is None else 2)

@@ -1,0 +1,110 @@
+"""The folder of a run: its name, its markers, and who may write into it."""
+
+import re
+from pathlib import Path
+from typing import TypeVar
+
+import coolname
+from pydantic import field_validator
+
+from utils.checkpoint.format import step_folders
+from utils.config import Bool, StrictModel
+from utils.dist.launch import Launch
+from utils.files import write_atomically, writing
+
+CHECKPOINTS = Path("checkpoints")
+
+
+class RunConfig(StrictModel):
+    """What names a run and says what it begins with."""
+
+    data_path: str
+    data_paths: list[str]
+    project_name: str | None
+    run_name: str | None
+    checkpoint_path: str | None
+    resume: str | None
+    allow_changed_data: Bool
+
+    @field_validator("project_name", "run_name")
+    @classmethod
+    def _names_one_folder(cls, name: str | None) -> str | None:
+        if name is not None and (name in ("", ".", "..") or "/" in name or "\0" in name or len(name) > 200):
+            raise ValueError(f"{name[:80]!r} can't name a folder; give a name without / (checkpoint_path is for paths)")
+        return name
+
+    @property
+    def train_paths(self) -> list[str]:
+        return self.data_paths or [self.data_path]
+
+    @property
+    def run_path(self) -> Path:
+        assert self.checkpoint_path is not None, "names are filled in before anything else looks at them"
+        return Path(self.checkpoint_path)
+
+
+C = TypeVar("C", bound=RunConfig)
+
+
+def with_names(config: C, launch: Launch) -> C:
+    project = config.project_name or Path(config.train_paths[0]).name
+    if config.checkpoint_path:
+        run_name = config.run_name or Path(config.checkpoint_path).name
+    else:
+        run_name = config.run_name or _draw_name(project, launch)
+    path = config.checkpoint_path or str(CHECKPOINTS / project / run_name)
+    return config.model_copy(update={"project_name": project, "run_name": run_name, "checkpoint_path": path})
+
+
+def _draw_name(project: str, launch: Launch) -> str:
+    """Two words. A restarted attempt of a torchrun launch takes those that the earlier one noted."""
+    if launch.identity is not None:
+        note = _note_of_launch(project, launch.identity)
+        if launch.restarts == 0:
+            note.unlink(missing_ok=True)  # of an earlier launch that was called the same: its run isn't ours
+        elif note.is_file():
+            return note.read_text().strip()
+    return coolname.generate_slug(2)
+
+
+def _note_of_launch(project: str, identity: str) -> Path:
+    return CHECKPOINTS / project / ".launches" / re.sub(r"[^\w.-]", "_", identity)
+
+
+def run_folder_of(checkpoint_path: Path) -> Path:
+    """The run that a path names: itself, or the folder above a step folder."""
+    return checkpoint_path.parent if checkpoint_path in step_folders(checkpoint_path.parent) else checkpoint_path
+
+
+def same_folder(one: Path, other: Path) -> bool:
+    """Whether two paths, perhaps one of them relative, are one folder."""
+    return one.resolve() == other.resolve()
+
+
+def claim_fresh(run: Path) -> None:
+    """Raises ValueError where a new run would overwrite another's checkpoints."""
+    if steps := step_folders(run):
+        raise ValueError(
+            f"{run} already holds checkpoints (newest {steps[-1].name}); resume=auto continues that run, "
+            "another run_name or checkpoint_path starts a new one"
+        )
+
+
+def note_name(config: RunConfig, launch: Launch) -> None:
+    """For the attempts that may follow this one: not before there is a folder that they could go on in."""
+    assert config.project_name is not None and config.run_name is not None
+    if launch.identity is not None and config.run_path == CHECKPOINTS / config.project_name / config.run_name:
+        note = _note_of_launch(config.project_name, launch.identity)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(note, config.run_name + "\n")
+
+
+def clear_stopped(run: Path) -> None:
+    """The run goes on, or is finished: nothing is left to be queued again."""
+    (run / "stopped").unlink(missing_ok=True)
+
+
+def mark_stopped(run: Path, reason: str) -> None:
+    """Leave the file by which a scheduler tells a graceful stop from a failure (torchrun exits 1 after both)."""
+    with writing(run / "stopped"):
+        write_atomically(run / "stopped", reason + "\n")

@@ -1,0 +1,9 @@
+"""Texts of other programs and strangers, made fit for one line."""
+
+_LONGEST_MISTAKE = 2000
+
+
+def for_a_terminal(text: str) -> str:
+    """One line, without the control characters and the length that names in a stranger's file can have."""
+    line = "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
+    return line if len(line) <= _LONGEST_MISTAKE else f"{line[:_LONGEST_MISTAKE]}..."
