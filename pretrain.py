@@ -30,10 +30,10 @@ from models.act import Carry, draw_min_halt_steps, empty_batch, initial_carry
 from models.base import RecursiveModel
 from models.depth import Depth
 from models.inference import Finished, Slots, idle_segment
-from models.layout import Layout
 from models.losses import LossConfig, Outputs, act_loss
 from models.metric_sums import EVAL_METRICS, EvalSums, NotFinite, OpenSums
-from models.parallelize import ParallelConfig, parallelize
+from models.parallel import ParallelConfig, parallelize
+from models.parallel.layout import Layout
 from models.published import PuzzleTable, fit_weights, to_ours
 from optim.build import OptimConfig, Optimizers, build_optimizers, require_same_state
 from optim.ema import EMA, require_same_average

@@ -25,8 +25,8 @@ import torch
 
 from models import build_arch
 from models.act import Carry, initial_carry
-from models.layout import Layout
 from models.losses import act_loss
+from models.parallel.layout import Layout
 from optim.build import build_optimizers
 from optim.ema import EMA
 from pretrain import PretrainConfig

@@ -1,7 +1,7 @@
 """From a config to the optimizers of a model: who updates which parameter, at which rate, and what a checkpoint keeps.
 
 The puzzle table is no parameter and has its own update (sparse_sign_sgd). Parameters may be plain tensors, or DTensors
-on several meshes of one model (models/parallelize.py).
+on several meshes of one model (models/parallel/).
 """
 
 from collections import Counter, defaultdict

@@ -23,8 +23,8 @@ from models import ArchConfig, build_arch
 from models.act import Batch, initial_carry, segment
 from models.hrm import HRMConfig
 from models.layers import RMS_EPS
-from models.layout import Layout
 from models.losses import METRICS, act_loss
+from models.parallel.layout import Layout
 from models.published import fit_weights, to_ours
 from models.trm import TRMConfig
 from optim.build import AdamATan2Config, build_optimizers

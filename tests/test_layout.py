@@ -80,9 +80,11 @@ def test_imports_go_one_way(path: Path) -> None:
 
 
 MAY_TALK = {
-    *(path for path in SOURCES if path.is_relative_to("utils/dist") or path.is_relative_to("utils/checkpoint")),
-    *(Path(name) for name in ("utils/program.py", "optim/muon.py", "optim/sparse_sign_sgd.py")),
-    *(Path(name) for name in ("models/parallelize.py", "models/pipeline.py")),
+    *(Path(name) for name in ("utils/dist.py", "utils/checkpoint.py", "optim/muon.py", "optim/sparse_sign_sgd.py")),
+    *(
+        Path("models/parallel") / f"{name}.py"
+        for name in ("ddp", "fsdp", "pipeline", "puzzle_table", "split", "tensor")
+    ),
 }
 # Tensors that are spread over ranks are values; talking is what has its places.
 VALUES = {"torch.distributed.tensor", "torch.distributed.tensor.DTensor"}
@@ -186,8 +188,9 @@ STEP_PATH = {
     "models/urm.py": ("URM.forward",),
     "models/puzzle_embedding.py": ("PuzzleEmbedding.rows", "ShardedPuzzleEmbedding.rows"),
     "optim/sparse_sign_sgd.py": ("sparse_sign_sgd_", "_update_own_"),
-    "models/layout.py": ("Layout.gradients", "Layout.grad_norm"),
-    "models/parallelize.py": ("SplitLayout.grad_norm", "SplitLayout.clip_", "DDPLayout._sum"),
+    "models/parallel/layout.py": ("Layout.gradients", "Layout.grad_norm"),
+    "models/parallel/split.py": ("SplitLayout.grad_norm", "SplitLayout.clip_"),
+    "models/parallel/ddp.py": ("DDPLayout._sum",),
     "optim/adam_atan2.py": ("AdamATan2.step",),
     "optim/muon.py": ("Muon.step", "Muon._update", "orthogonal"),
     "optim/build.py": ("Optimizers.step", "Optimizers.zero_grad"),

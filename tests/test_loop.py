@@ -9,8 +9,8 @@ import torch
 from dataset.loader import IGNORE_LABEL, TrainLoader
 from dataset.sampler import Sampler
 from models.act import draw_min_halt_steps, initial_carry, segment
-from models.layout import Layout
 from models.losses import act_loss
+from models.parallel.layout import Layout
 from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
 from pretrain import PretrainConfig, TrainState, build_model, build_train_state, fit, open_data, task_of, train_step

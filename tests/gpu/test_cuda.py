@@ -14,8 +14,8 @@ import torch
 from models.act import Batch, Carry, initial_carry
 from models.hrm import HRM
 from models.inference import Slots
-from models.layout import Layout
 from models.metric_sums import OpenSums
+from models.parallel.layout import Layout
 from optim.build import AdamATan2Config, MuonConfig, OptimConfig, build_optimizers
 from optim.ema import EMA
 from pretrain import StepResult, train_step

@@ -347,7 +347,7 @@ def _train_on_data(model: Model, name: str) -> dict[str, Tensor]:
 
 
 def _lay_out(model: Model, layout: str, world: World) -> None:
-    """By torch alone, as models/parallelize.py does."""
+    """By torch alone, as models/parallel/tensor.py does."""
     mesh = init_device_mesh("cpu", (world.size // 2, 2), mesh_dim_names=("outer", "inner"))
     if layout in ("tp", "fsdp_tp"):
         parallelize_module(model.blocks, mesh["inner"], {"0": ColwiseParallel(), "1": RowwiseParallel()})

@@ -1,7 +1,7 @@
-"""How a model lies over the ranks of a run, and what training asks of it whichever way that is.
+"""How a model lies over the ranks of a run, and what training asks of the model whichever way that is.
 
-`Layout` itself is the whole model on one device, for one process. models/parallelize.py and models/pipeline.py hold the
-others, each of which overrides what it does differently.
+`Layout` itself is the whole model on one device, for one process. Each strategy has a file beside
+this file and overrides what it does differently.
 """
 # B = slots of this rank (of one part of them inside a part), S = tokens, V = vocabulary
 
@@ -18,6 +18,7 @@ from models.act import Batch, Carry, segment
 from models.base import RecursiveModel, SegmentOutput
 from models.depth import Depth
 from models.losses import Outputs
+from models.parallel.requirements import nearest_divisors
 from utils.config import StrictModel
 from utils.dist.config import Axes
 from utils.dist.world import World
@@ -28,20 +29,24 @@ batch already), and the sums of METRICS."""
 
 
 class LayoutConfig(StrictModel):
-    """What every strategy has; config/parallel/<name>.yaml explains its keys and holds the defaults."""
+    """The options that every strategy has; config/parallel/<name>.yaml explains them and holds the defaults."""
 
     puzzle_table: Literal["replicated", "sharded"]
 
     @abstractmethod
     def axes(self, num_ranks: int) -> Axes | None:
-        """How the ranks are laid out; None where a single process needs no groups.
+        """Return how the ranks are laid out, or None where a single process needs no groups.
 
-        Raises ValueError, naming what would fit, for degrees that don't multiply.
+        Raises:
+            ValueError: the degrees don't multiply to `num_ranks`. The message names the degrees that do.
         """
 
     def require_parts(self, num_slots: int, num_parts: int) -> None:
-        """Raises ValueError, naming what would fit, where the slots of ranks, all multiples of `num_slots`, don't split
-        into so many microbatches.
+        """Raise ValueError if the slots of a rank don't split into `num_parts` equal parts.
+
+        Args:
+            num_slots: a number that divides the number of slots of every rank.
+            num_parts: the number of microbatches (`grad_accumulation`).
         """
         if num_slots % num_parts:
             raise ValueError(
@@ -49,24 +54,29 @@ class LayoutConfig(StrictModel):
                 f"{' or '.join(map(str, nearest_divisors(num_slots, num_parts)))}, or another global_batch_size"
             )
 
+    def require_support(self, model: RecursiveModel, world: World) -> None:
+        """Raise UserError if the strategy can't work with this model, device or backend. Every rank.
 
-def nearest_divisors(number: int, wanted: int) -> list[int]:
-    """The four divisors of a number that are nearest to what was asked for, for messages."""
-    divisors = [n for n in range(1, number + 1) if number % n == 0]
-    return sorted(sorted(divisors, key=lambda n: abs(n - wanted))[:4])
+        The message says which model, device or backend would do. All ranks raise the same error.
+        """
 
 
 class Layout:
-    """A model on this rank's device, and how its gradients, their norm and its weights are had.
+    """A model on the device of this rank, with its gradients, their norm and its weights.
 
-    Methods marked "every rank" are collectives where the strategy makes them so; here nothing is.
+    Methods marked "Every rank." are collectives where the strategy makes them so. In this class no
+    method is one.
     """
 
     lockstep = False
-    """Whether a forward is a collective already, so that all ranks must make the same number of them."""
+    """Whether a forward pass is a collective, so that all ranks must make the same number of them."""
 
     def __init__(self, model: RecursiveModel, world: World, *, num_microbatches: int = 1) -> None:
-        """Args: num_microbatches: in how many parts `gradients` takes this rank's slots, one after another."""
+        """Keep the model, which must be on its device already.
+
+        Args:
+            num_microbatches: in how many parts `gradients` takes the slots of this rank, one after another.
+        """
         self.model = model
         self._called: Callable[..., SegmentOutput] = model  # for a forward with gradient
         self._world = world
@@ -76,11 +86,13 @@ class Layout:
     def gradients(
         self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss_of: LossOf
     ) -> tuple[Carry, list[Outputs], Tensor]:
-        """One segment of each of this rank's slots, and the backward pass of its loss. Every rank.
+        """Run one segment for each slot of this rank, and the backward pass of its loss. Every rank.
+
+        Afterwards the `.grad` of a parameter is the sum over all ranks.
 
         Returns:
-            The new carry of all slots; the outputs of each part, detached but for the puzzle rows, leaves with a
-            `.grad`; and the sums of METRICS of this rank's slots. A parameter's `.grad` is the sum over all ranks.
+            The new carry of all slots; the outputs of each part, detached except for the puzzle rows,
+            which are leaves with a `.grad`; and the sums of METRICS over the slots of this rank.
         """
         num_slots, num_parts = len(carry.steps_B), self._num_microbatches
         assert num_slots % num_parts == 0, "the config asks for whole parts"
@@ -105,47 +117,56 @@ class Layout:
         return _joined(carries), all_outputs, torch.stack(all_sums).sum(0)
 
     def _part(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward of one part; gradients travel with the last one only."""
+        """Return the context for forward and backward of one part. Gradients travel with the last part only."""
         return nullcontext()
 
     def grad_norm(self) -> Tensor:
-        """2-norm of the gradients of all trained parameters, wherever they lie: a scalar, equal on all ranks; 0 where
-        nothing is trained. Every rank.
+        """Return the 2-norm of the gradients of all trained parameters, wherever they lie. Every rank.
+
+        Returns:
+            A scalar, equal on all ranks; 0 where nothing is trained.
         """
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
         return torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros((), device=self._world.device)
 
     def clip_(self, largest: float, norm: Tensor) -> None:
-        """Scale the gradients so that their norm, which is `norm` now, is at most `largest`."""
+        """Scale the gradients, whose norm is `norm`, so that their norm is at most `largest`."""
         torch.nn.utils.clip_grads_with_norm_(self._trained, largest, norm)
 
     def values_changed(self) -> None:
-        """To be told when weights were overwritten in place: copies made of them are stale."""
+        """Drop copies of the weights. The caller has overwritten the weights in place."""
 
     def whole_weights(self) -> dict[str, Tensor]:
-        """The state dict that one process would have, complete on rank 0 (what others get is undefined). Every rank."""
+        """Return the state dict that one process would have. Every rank.
+
+        Only rank 0's dict is complete. The dict of another rank is undefined.
+        """
         return self.model.state_dict()
 
     def to_portable(self, name: str, tensor: Tensor) -> Tensor:
-        """What a checkpoint that any strategy reads can hold of a parameter, or of what is shaped and placed like it.
-        Every rank.
+        """Return the form of a tensor that checkpoints hold and that any strategy reads. Every rank.
 
         Args:
-            name: of the parameter or buffer, in the state dict.
-            tensor: that one itself, its average or a moment of it.
+            name: of a parameter or buffer, in the state dict.
+            tensor: that parameter or buffer, or a tensor with the same shape and placement, such as
+                its average or a moment of it.
         """
         return tensor
 
     def from_portable(self, name: str, portable: Tensor, live: Tensor) -> None:
-        """The inverse, into `live`, in place. Every rank."""
+        """Copy a portable tensor into `live`, in place: the inverse of `to_portable`. Every rank."""
         live.copy_(portable)
 
     def compression_state(self) -> dict[str, Tensor]:
-        """What compressing gradients carries from step to step, of this rank."""
+        """Return what the compression of gradients carries from step to step, of this rank."""
         return {}
 
     def load_compression_state(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse. Raises ValueError where the tensors are of another compression or model."""
+        """Load what `compression_state` returned.
+
+        Raises:
+            ValueError: the tensors belong to another compression or model.
+        """
 
 
 def _carry_of(carry: Carry, part: slice) -> Carry:

@@ -19,8 +19,9 @@ from models.act import Batch, Carry
 from models.base import RecursiveModel, SegmentOutput, State
 from models.block import Block, Level
 from models.depth import Depth
-from models.layout import Layout, LayoutConfig, LossOf, nearest_divisors
 from models.losses import METRICS, Outputs, widest_float
+from models.parallel.layout import Layout, LayoutConfig, LossOf
+from models.parallel.requirements import nearest_divisors
 from models.transformer import Transformer, TransformerConfig
 from utils.config import Int
 from utils.dist.config import Axes
@@ -91,23 +92,22 @@ class PipelineConfig(LayoutConfig):
                 f"microbatches of {' or '.join(map(str, nearest_divisors(num_slots // num_parts, self.microbatches)))}"
             )
 
-
-def require_pipeline(config: PipelineConfig, model: RecursiveModel, num_ranks: int) -> None:
-    """Raises UserError for an architecture that can't be a pipeline of so many ranks."""
-    if not isinstance(model.config, TransformerConfig) or model.config.recurrent:
-        raise UserError(
-            f"parallel=pipeline needs a stack that is gone through once, but {type(model).__name__} is recurrent: its "
-            "state would go round through all stages in every cycle, one at work while the others wait; take "
-            "arch=transformer with arch.recurrent=false, or another strategy (ddp, fsdp, hsdp, tp, fsdp_tp)"
-        )
-    num_layers, num_stages = model.config.num_layers, config.num_stages(num_ranks)
-    if num_layers < num_stages:
-        per_rank = num_stages // num_ranks
-        fewer = f"at most {num_layers // per_rank} ranks" if num_layers >= per_rank else "another schedule"
-        raise UserError(
-            f"arch.num_layers is {num_layers}, but {num_ranks} ranks with {per_rank} stages each need a block for each "
-            f"of {num_stages} stages; take {num_stages} layers or more, or {fewer}"
-        )
+    def require_support(self, model: RecursiveModel, world: World) -> None:
+        """As in the base class: no recurrence, and a block for each stage."""
+        if not isinstance(model.config, TransformerConfig) or model.config.recurrent:
+            raise UserError(
+                f"parallel=pipeline needs a stack that is gone through once, but {type(model).__name__} is recurrent: "
+                "its state would go round through all stages in every cycle, one at work while the others wait; take "
+                "arch=transformer with arch.recurrent=false, or another strategy (ddp, fsdp, hsdp, tp, fsdp_tp)"
+            )
+        num_layers, num_stages = model.config.num_layers, self.num_stages(world.size)
+        if num_layers < num_stages:
+            per_rank = num_stages // world.size
+            fewer = f"at most {num_layers // per_rank} ranks" if num_layers >= per_rank else "another schedule"
+            raise UserError(
+                f"arch.num_layers is {num_layers}, but {world.size} ranks with {per_rank} stages each need a block for "
+                f"each of {num_stages} stages; take {num_stages} layers or more, or {fewer}"
+            )
 
 
 class _Stage(nn.Module):
@@ -147,7 +147,7 @@ class PipelineLayout(Layout):
     """A transformer of which each rank holds its stages only; its forward runs all of them and tells every rank.
 
     The puzzle table is on every rank, and each updates its copy with the same gradients. The model is one
-    that `require_pipeline` lets pass.
+    that `PipelineConfig.require_support` lets pass.
     """
 
     lockstep = True

@@ -14,7 +14,7 @@ from torch import Tensor
 from models.act import Batch, Carry, initial_carry, segment
 from models.base import RecursiveModel
 from models.losses import Outputs, act_loss
-from models.pipeline import PipelineConfig, PipelineLayout, require_pipeline
+from models.parallel.pipeline import PipelineConfig, PipelineLayout
 from tests.models.helpers import SEQ_LEN, VOCAB_SIZE, random_batch, small_config, small_model
 from tests.spawn import run_ranks
 from utils.dist.config import Axes, DistConfig
@@ -268,7 +268,7 @@ def test_a_pipeline_is_one_process(num_ranks: int, trained: Trained) -> None:
 def test_what_recurs_is_refused_with_the_reason(name: str) -> None:
     changes = {"recurrent": True, "L_cycles": 2} if name == "transformer" else {}
     with pytest.raises(ValueError, match=r"is recurrent: its state .* one at work while the others wait; take arch="):
-        require_pipeline(_config(), small_model(name, **changes), num_ranks=2)
+        _config().require_support(small_model(name, **changes), World(size=2))
 
 
 @pytest.mark.parametrize(
@@ -281,11 +281,11 @@ def test_what_recurs_is_refused_with_the_reason(name: str) -> None:
 )
 def test_too_few_blocks_are_refused(num_layers: int, schedule: str, num_ranks: int, advice: str) -> None:
     with pytest.raises(ValueError, match=f"arch.num_layers is {num_layers}, .*{advice}"):
-        require_pipeline(_config(schedule=schedule), _stack(num_layers=num_layers), num_ranks)
+        _config(schedule=schedule).require_support(_stack(num_layers=num_layers), World(size=num_ranks))
 
 
 def test_as_many_blocks_as_stages_are_enough() -> None:
-    require_pipeline(_config(schedule="interleaved", stages_per_rank=3), _stack(num_layers=6), num_ranks=2)
+    _config(schedule="interleaved", stages_per_rank=3).require_support(_stack(num_layers=6), World(size=2))
 
 
 @pytest.mark.parametrize(
@@ -331,5 +331,5 @@ def test_slots_that_are_no_whole_microbatches_are_refused() -> None:
 
 
 def test_the_yaml_is_a_config() -> None:
-    options = yaml.safe_load((Path(__file__).parents[2] / "config/parallel/pipeline.yaml").read_text())
+    options = yaml.safe_load((Path(__file__).parents[3] / "config/parallel/pipeline.yaml").read_text())
     assert PipelineConfig.model_validate(options).axes(8) == Axes(model=8)

@@ -1,0 +1,73 @@
+"""Parallelism, applied to a model from outside: one line of YAML says how a model lies over the ranks of a run.
+
+Each strategy has a file of its own, which holds its config, what it requires, and its layout:
+
+ddp       every rank has the whole model and slots of its own; gradients are summed    ddp.py
+fsdp      the same, but each rank keeps only a part of every tensor                    fsdp.py
+hsdp      fsdp inside groups of ranks, ddp between the groups                          fsdp.py
+tp        every rank has some heads and a part of each MLP, of all slots               tensor.py
+fsdp_tp   tp inside groups of ranks, fsdp between the groups                           tensor.py
+pipeline  every rank has some blocks, of all slots                                     pipeline.py
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from models.base import RecursiveModel
+from models.parallel.ddp import DDPConfig, DDPLayout
+from models.parallel.fsdp import FSDPConfig, FSDPLayout, HSDPConfig, ShardingConfig, shard_weights
+from models.parallel.layout import Layout
+from models.parallel.pipeline import PipelineConfig, PipelineLayout
+from models.parallel.puzzle_table import shard_table
+from models.parallel.split import SplitLayout
+from models.parallel.tensor import FSDPTPConfig, TPConfig, split_tensors
+from utils.dist.world import World
+
+ParallelConfig = Annotated[
+    DDPConfig | FSDPConfig | HSDPConfig | TPConfig | FSDPTPConfig | PipelineConfig, Field(discriminator="name")
+]
+
+
+def parallelize(
+    model: RecursiveModel, config: ParallelConfig, world: World, *, num_microbatches: int = 1, compile: bool = False
+) -> Layout:
+    """Lay the model out over the ranks of `world`, whose axes are the config's. Every rank.
+
+    The order matters:
+
+    1. The puzzle table is sharded while it is on the host, since no device may have room for all of it.
+    2. Tensors are split (tp) before the parts are sharded (fsdp).
+    3. FSDP and DDP register hooks on parameters, and the caller makes optimizers of them. Both come
+       after the steps above, which replace parameters.
+    4. Blocks are compiled last, because DDP makes a step of its own with another number of slots.
+
+    Args:
+        model: on the host. Its initial weights are final and equal on all ranks, and frozen weights
+            are frozen already.
+        num_microbatches: in how many parts a rank takes its slots.
+        compile: whether to torch.compile the stacks of blocks.
+
+    Raises:
+        UserError: the strategy can't work with this model, device or backend.
+    """
+    config.require_support(model, world)
+    if isinstance(config, PipelineConfig):
+        return PipelineLayout(model, config, world, num_microbatches=num_microbatches, compile=compile)
+    sharded_table = config.puzzle_table == "sharded" and world.data_size > 1 and model.puzzle_embedding is not None
+    if sharded_table:
+        shard_table(model, world)
+    model.to(world.device)
+    if world.num_copies > 1:
+        split_tensors(model, world)
+    layout: Layout
+    if isinstance(config, ShardingConfig):
+        shard_weights(model, config, world)
+        layout = FSDPLayout(model, world, num_microbatches=num_microbatches)
+    elif isinstance(config, DDPConfig):
+        layout = DDPLayout(model, config, world, num_microbatches=num_microbatches, sharded_table=sharded_table)
+    else:
+        layout = SplitLayout(model, world, num_microbatches=num_microbatches, lockstep=True)
+    if compile:
+        model.compile_levels()
+    return layout

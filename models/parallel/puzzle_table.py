@@ -1,0 +1,27 @@
+"""A puzzle table of which each share of the slots holds some rows, beside any strategy but tp and pipeline."""
+# K = rows of the puzzle table, E = their size
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from models.base import RecursiveModel
+from models.parallel.split import own_part
+from models.puzzle_embedding import ShardedPuzzleEmbedding
+from utils.dist.world import World
+
+
+def shard_table(model: RecursiveModel, world: World) -> None:
+    """Leave this rank its rows of the puzzle table, on its device."""
+    table = model.puzzle_embedding
+    if table is None:
+        return
+    assert world.data_group is not None
+    mesh = DeviceMesh.from_group(world.data_group, world.device.type)
+    num_rows = len(table.weight)
+    first_row = min(num_rows, world.data_rank * -(-num_rows // world.data_size))
+    own_KE = own_part(table.weight, mesh, (Shard(0),)).to(world.device, copy=True)
+    weight_KE = DTensor.from_local(
+        own_KE, mesh, [Shard(0)], run_check=False, shape=table.weight.shape, stride=table.weight.stride()
+    )
+    model.puzzle_embedding = ShardedPuzzleEmbedding(weight_KE, weight_KE.to_local(), first_row, world)
+    model.puzzle_embedding.trainable = table.trainable

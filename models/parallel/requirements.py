@@ -1,0 +1,52 @@
+"""Checks that several strategies share, and the arithmetic of their advice."""
+
+import torch
+
+from utils.dist.world import World
+
+
+def nearest_divisors(number: int, wanted: int) -> list[int]:
+    """Return the four divisors of `number` that are nearest to `wanted`, in ascending order."""
+    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    return sorted(sorted(divisors, key=lambda n: abs(n - wanted))[:4])
+
+
+def fill_in_degrees(num_ranks: int, given: dict[str, int | None]) -> tuple[int, int]:
+    """Return two degrees whose product is the number of ranks.
+
+    Degrees that are None are filled in so that the two degrees are as close as possible.
+
+    Args:
+        num_ranks: the product of the two degrees.
+        given: the name of each degree and its value in the config; the outer degree comes first.
+
+    Raises:
+        ValueError: the degrees don't multiply to `num_ranks`. The message names the pairs that do.
+    """
+    fitting = [(n, num_ranks // n) for n in range(1, num_ranks + 1) if num_ranks % n == 0]
+    matching = [
+        pair for pair in fitting if all(want in (None, n) for want, n in zip(given.values(), pair, strict=True))
+    ]
+    if not matching:
+        asked = " x ".join(f"{name} {want}" for name, want in given.items() if want is not None)
+        raise ValueError(
+            f"parallel: {asked} doesn't make {num_ranks} ranks; {' x '.join(given)} can be "
+            f"{', '.join(f'{outer} x {inner}' for outer, inner in fitting)} (null is filled in), "
+            "or start another number of ranks"
+        )
+    return min(matching, key=lambda pair: (abs(pair[0] - pair[1]), pair))
+
+
+def can_sum(dtype: torch.dtype, world: World) -> bool:
+    """Return whether the backend can sum tensors of this dtype. Every rank.
+
+    The function tries a sum. The answer differs by backend, device and version: newer versions of
+    gloo can sum bfloat16.
+    """
+    try:
+        world.sum_(torch.zeros(1, dtype=dtype, device=world.device))
+    except RuntimeError as error:
+        if "type" not in str(error).lower():  # not "Invalid scalar type" or the like, but a fault
+            raise
+        return False
+    return True

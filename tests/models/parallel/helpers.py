@@ -1,0 +1,162 @@
+"""Training under any strategy, for tests: small models, some steps, and what the steps gave."""
+
+# B = slots, S = tokens
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import yaml
+from pydantic import TypeAdapter
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from models.act import Batch, Carry, draw_min_halt_steps, initial_carry
+from models.base import RecursiveModel
+from models.losses import Outputs, act_loss
+from models.parallel import ParallelConfig, parallelize
+from models.parallel.layout import Layout
+from optim.sparse_sign_sgd import sparse_sign_sgd_
+from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_model
+from utils.dist.config import DistConfig
+from utils.dist.setup import use_device
+from utils.dist.world import World
+
+CONFIGS = Path(__file__).resolve().parents[3] / "config" / "parallel"
+BATCH, NUM_STEPS, LR, TABLE_LR = 8, 3, 0.05, 0.01
+DIST = DistConfig(backend="auto", init_method="env", timeout_s=60.0, num_threads=None, rank_weights=[])
+
+
+def config_of(name: str, **changes: Any) -> ParallelConfig:
+    options = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    return TypeAdapter[ParallelConfig](ParallelConfig).validate_python({**options, **changes})
+
+
+KEYS = {path.stem: yaml.safe_load(path.read_text()).keys() - {"name"} for path in CONFIGS.glob("*.yaml")}
+
+
+def model_of(arch: str, **changes: Any) -> RecursiveModel:
+    return small_model(arch, num_heads=4, **changes)
+
+
+def batch_at(step: int) -> Batch:
+    generator = torch.Generator().manual_seed(100 + step)
+
+    def integers(high: int, *shape: int) -> Tensor:
+        return torch.randint(high, shape, generator=generator, dtype=torch.int32)
+
+    return {
+        "inputs": integers(VOCAB_SIZE, BATCH, SEQ_LEN),
+        "labels": integers(VOCAB_SIZE, BATCH, SEQ_LEN),
+        "puzzle_identifiers": integers(NUM_PUZZLES, BATCH),
+    }
+
+
+@dataclass
+class Found:
+    """What the steps of a run gave, in the form that one process would have."""
+
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    norms: list[Tensor] = field(default_factory=list)
+    sums: list[Tensor] = field(default_factory=list)
+    carry: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+
+def whole(layout: Layout, name: str, tensor: Tensor) -> Tensor:
+    portable = layout.to_portable(name, tensor)
+    return (portable.full_tensor() if isinstance(portable, DTensor) else portable).detach().clone()
+
+
+def start(model: RecursiveModel, world: World) -> Carry:
+    mine = world.slice_of(BATCH)
+    return initial_carry(model, {name: tensor[mine] for name, tensor in batch_at(0).items()})
+
+
+def train(
+    layout: Layout, world: World, carry: Carry, steps: range, *, clip: float | None = None
+) -> tuple[Carry, Found]:
+    """Train some steps by plain SGD. Return the last carry, and what the steps gave."""
+    model, mine, found = layout.model, world.slice_of(BATCH), Found()
+    config = model.config
+
+    def loss_of(outputs: Outputs, carry: Carry) -> tuple[Tensor, Tensor]:
+        loss, sums = act_loss(
+            outputs,
+            carry.current["labels"],
+            halted_B=carry.halted_B,
+            steps_B=carry.steps_B,
+            config=config.loss,
+            ignore_label=0,
+        )
+        return loss / BATCH, sums
+
+    for step in steps:
+        carry, outputs, sums = layout.gradients(
+            carry,
+            {name: tensor[mine] for name, tensor in batch_at(step).items()},
+            depth=config.depth,
+            min_halt_steps_B=draw_min_halt_steps(0, step, BATCH, 0.5, config.halt_max_steps)[mine],
+            loss_of=loss_of,
+        )
+        found.norms.append(layout.grad_norm())
+        if clip is not None:
+            layout.clip_(clip, found.norms[-1])
+        found.sums.append(world.sum_(sums))
+        found.gradients.append(
+            {name: whole(layout, name, p.grad) for name, p in model.named_parameters() if p.grad is not None}
+        )
+        table = model.puzzle_embedding
+        assert table is not None
+        sparse_sign_sgd_(
+            table.weight,
+            carry.current["puzzle_identifiers"],
+            torch.cat([part.puzzle_rows_BE.grad for part in outputs]),  # type: ignore[union-attr, misc]
+            lr=TABLE_LR,
+            weight_decay=0.1,
+            num_slots=BATCH,
+            world=world,
+        )
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.sub_(LR * parameter.grad)
+        model.zero_grad()
+    found.carry = {
+        name: world.gather_rows(tensor.int() if tensor.dtype == torch.bool else tensor, BATCH)
+        for name, tensor in carry.tensors().items()
+    }
+    found.weights = layout.whole_weights()
+    return carry, found
+
+
+def layout_of(world: World, name: str, arch: str = "hrm", num_parts: int = 1, **options: Any) -> tuple[Layout, World]:
+    """Lay a small model out. Options that the strategy doesn't know are options of the architecture."""
+    config = config_of(name, **{key: options.pop(key) for key in list(options) if key in KEYS[name]})
+    world = use_device(world, "cpu", DIST, axes=config.axes(world.size))
+    return parallelize(model_of(arch, **options), config, world, num_microbatches=num_parts), world
+
+
+def by_one_process(arch: str, **changes: Any) -> Found:
+    world = World.single()
+    layout = Layout(model_of(arch, **changes), world)
+    return train(layout, world, start(layout.model, world), range(NUM_STEPS))[1]
+
+
+def close(found: Tensor, expected: Tensor, what: str, tolerance: float = 1e-4) -> None:
+    error, scale = (found.double() - expected.double()).abs().max().item(), expected.double().abs().max().item()
+    assert error <= tolerance * scale, f"{what} is off by {error:.2g} of {scale:.2g}"
+
+
+def without_bf16_sums() -> AbstractContextManager[Any]:
+    """Return a context in which the backend of every world can't sum bfloat16."""
+
+    def sum_(_: World, tensor: Tensor) -> Tensor:
+        if tensor.dtype == torch.bfloat16:
+            raise RuntimeError("Invalid scalar type")
+        return tensor
+
+    return patch.object(World, "sum_", sum_)

@@ -1,0 +1,110 @@
+"""DDP goes on to the last bit, compresses what travels, and refuses what it can't do."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from models.parallel import parallelize
+from tests.models.parallel.helpers import (
+    Found,
+    by_one_process,
+    close,
+    config_of,
+    layout_of,
+    model_of,
+    start,
+    train,
+    without_bf16_sums,
+)
+from tests.spawn import run_ranks
+from utils.dist.world import World
+from utils.errors import UserError
+
+
+def _equal(found: Found, expected: Found, steps: slice) -> None:
+    """Assert that two runs are the same to the last bit."""
+    for one, other in zip(found.gradients, expected.gradients[steps], strict=True):
+        assert one.keys() == other.keys()
+        assert not [name for name in one if not torch.equal(one[name], other[name])]
+    assert all(torch.equal(one, other) for one, other in zip(found.norms, expected.norms[steps], strict=True))
+    assert all(torch.equal(found.weights[name], weight) for name, weight in expected.weights.items())
+
+
+def _go_on_in_a_fresh_layout(world: World, options: dict[str, Any]) -> int:
+    """Compare five steps with three steps and two of another layout that goes on with the weights of the first."""
+    options = {"bucket_cap_mb": 0.05, **options}  # several buckets
+    layout, world = layout_of(world, "ddp", **options)
+    carry, _ = train(layout, world, start(layout.model, world), range(3))
+    weights = {name: tensor.clone() for name, tensor in layout.model.state_dict().items()}
+    saved = {name: tensor.clone() for name, tensor in layout.compression_state().items()}
+    _, unbroken = train(layout, world, carry, range(3, 5))
+
+    model = model_of("hrm")
+    model.load_state_dict(weights)
+    fresh = parallelize(model, config_of("ddp", **options), world)
+    fresh.load_compression_state(saved)
+    _, resumed = train(fresh, world, carry, range(3, 5))
+    _equal(resumed, unbroken, slice(None))
+    return len(saved)
+
+
+def _check_resume(world: World) -> None:
+    assert _go_on_in_a_fresh_layout(world, {}) == 0
+    assert _go_on_in_a_fresh_layout(world, {"compression": "powersgd", "powersgd_start_step": 2}) > 5
+
+
+def test_a_fresh_layout_goes_on_to_the_last_bit() -> None:
+    """With 4 ranks the order of sums depends on DDP's buckets, which it makes anew after the first backward pass."""
+    run_ranks(_check_resume, 4)
+
+
+def _check_compression(world: World) -> None:
+    exact = by_one_process("hrm").gradients
+    name = "H_level.layers.0.mlp.down_proj.weight"
+    for kind in ("fp16", "bf16"):
+        layout, its_world = layout_of(world, "ddp", compression=kind)
+        rounded = train(layout, its_world, start(layout.model, its_world), range(1))[1].gradients[0][name]
+        close(rounded, exact[0][name], kind, 2e-2)
+        assert (rounded - exact[0][name]).abs().max() > 1e-5 * exact[0][name].abs().max(), f"{kind} rounds nothing"
+
+    options: dict[str, Any] = {"compression": "powersgd", "powersgd_start_step": 2, "powersgd_rank": 2}
+    layout, its_world = layout_of(world, "ddp", **options)
+    _, run = train(layout, its_world, start(layout.model, its_world), range(3))
+    found = [gradients[name] for gradients in run.gradients]
+    close(found[1], exact[1][name], "before it starts", 1e-3)
+    ranks = [int(torch.linalg.matrix_rank(gradient, rtol=1e-4)) for gradient in found]
+    assert ranks[1] > 2 and ranks[2] == 2
+    assert all(torch.equal(found[2], other) for other in its_world.gather_objects(found[2]))
+
+    fresh, _ = layout_of(world, "ddp", **{**options, "powersgd_rank": 1})
+    with pytest.raises(ValueError, match=r"powersgd_rank and frozen weights that it was saved with, or with another"):
+        fresh.load_compression_state(layout.compression_state())
+    plain, _ = layout_of(world, "ddp")
+    plain.load_compression_state(layout.compression_state())  # compression has ended
+
+
+def test_compression_rounds_what_travels() -> None:
+    run_ranks(_check_compression, 2)
+
+
+def test_a_graph_that_changes_is_refused_where_it_was_promised_not_to() -> None:
+    config = config_of("ddp", static_graph=True)
+    config.require_support(model_of("hrm"), World.single())
+    curriculum = [{"until": 0.5, "H_cycles": 1, "L_cycles": 1}]
+    for changes in ({"depth_curriculum": curriculum}, {"backprop_warmup_steps": 3}):
+        with pytest.raises(UserError, match="set static_graph to false"):
+            config.require_support(model_of("hrm", **changes), World.single())
+
+
+def test_compression_that_the_backend_cannot_sum_is_refused() -> None:
+    config = config_of("ddp", compression="bf16")
+    with without_bf16_sums(), pytest.raises(UserError) as caught:
+        config.require_support(model_of("hrm"), World.single())
+    assert str(caught.value).endswith("can't sum; take one of none, fp16, powersgd, or set dist.backend to another")
+
+
+def test_powersgd_is_refused_with_a_loss_that_is_scaled() -> None:
+    """PowerSGD's memory would be in units of another scale, and an overflow would stay in the memory for ever."""
+    with pytest.raises(UserError, match=r"take parallel.compression=fp16 or none, or arch.forward_dtype=bfloat16"):
+        layout_of(World.single(), "ddp", compression="powersgd", forward_dtype="float16")

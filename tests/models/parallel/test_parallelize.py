@@ -1,0 +1,161 @@
+"""Every strategy gives the gradients of one process, for any number of ranks (CPU, gloo).
+
+One spawn for each number of ranks runs all strategies.
+"""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.parallel import parallelize
+from models.parallel.layout import Layout
+from tests.models.parallel.helpers import (
+    NUM_STEPS,
+    Found,
+    batch_at,
+    by_one_process,
+    close,
+    config_of,
+    layout_of,
+    model_of,
+    start,
+    train,
+)
+from tests.spawn import run_ranks
+from utils.dist.world import World
+
+
+def _same(found: Found, expected: Found, case: str, is_main: bool) -> None:
+    for step, (gradients, norm, sums) in enumerate(zip(expected.gradients, expected.norms, expected.sums, strict=True)):
+        assert found.gradients[step].keys() == gradients.keys(), case
+        for name, gradient in gradients.items():
+            tolerance = 1e-3 if step else 3e-5  # what rounding has done to the weights adds up
+            close(found.gradients[step][name], gradient, f"{case}: gradient of {name} in step {step}", tolerance)
+        close(found.norms[step], norm, f"{case}: norm in step {step}")
+        close(found.sums[step], sums, f"{case}: sums in step {step}")
+    for name, tensor in expected.carry.items():
+        close(found.carry[name], tensor, f"{case}: {name} of the carry")
+    if is_main:
+        assert list(found.weights) == list(expected.weights), case
+        for name, tensor in expected.weights.items():
+            close(found.weights[name], tensor, f"{case}: {name}")
+
+
+CASES: list[tuple[str, str, int, dict[str, Any]]] = [
+    ("ddp", "hrm", 2, {}),
+    ("fsdp", "trm", 1, {"puzzle_table": "sharded"}),
+    ("hsdp", "trm", 1, {}),
+    ("tp", "hrm", 1, {}),
+    ("fsdp_tp", "hrm", 1, {"activation_checkpointing": "cycle"}),
+]
+MORE_CASES: list[tuple[str, str, int, dict[str, Any]]] = [
+    ("ddp", "trm", 1, {"puzzle_table": "sharded", "find_unused_parameters": True}),
+    ("ddp", "hrm", 2, {"static_graph": True, "gradient_as_bucket_view": False, "activation_checkpointing": "block"}),
+    ("fsdp", "trm", 2, {"activation_checkpointing": "cycle"}),
+    ("fsdp", "hrm", 1, {"reshard_after_forward": False, "activation_checkpointing": "block"}),
+    ("tp", "trm", 2, {"activation_checkpointing": "block"}),
+    ("tp", "trm", 1, {"mlp_t": True}),
+    ("fsdp_tp", "trm", 2, {"puzzle_table": "sharded"}),
+]
+
+
+def _check_all(world: World, cases: list[tuple[str, str, int, dict[str, Any]]]) -> list[str]:
+    wrong, expected = [], {}
+    for name, arch, num_parts, options in cases:
+        case = f"{name} {options} of {arch} in {num_parts} parts on {world.size} ranks"
+        mlp_t = options.get("mlp_t", False)
+        if (arch, mlp_t) not in expected:
+            expected[arch, mlp_t] = by_one_process(arch, mlp_t=mlp_t)
+        layout, its_world = layout_of(world, name, arch, num_parts, **options)
+        _, found = train(layout, its_world, start(layout.model, its_world), range(NUM_STEPS))
+        try:
+            _same(found, expected[arch, mlp_t], case, world.is_main)
+        except AssertionError as error:
+            wrong.append(str(error))
+    return wrong
+
+
+# On 4 ranks tests/test_parallel.py trains the whole program.
+@pytest.mark.parametrize(
+    ("num_ranks", "cases"),
+    [(1, CASES), (2, [*CASES, *MORE_CASES]), pytest.param(4, CASES, marks=pytest.mark.slow)],
+)
+def test_every_strategy_has_the_gradients_of_one_process(
+    num_ranks: int, cases: list[tuple[str, str, int, dict[str, Any]]]
+) -> None:
+    assert run_ranks(_check_all, num_ranks, cases) == [[]] * num_ranks
+
+
+@torch.no_grad()
+def _logits(layout: Layout, num_slots: int) -> Tensor:
+    model, batch = layout.model, {name: tensor[:num_slots] for name, tensor in batch_at(9).items()}
+    state = model.reset(model.initial_state(num_slots, torch.device("cpu")), torch.ones(num_slots, dtype=torch.bool))
+    assert model.puzzle_embedding is not None
+    rows_BE = model.puzzle_embedding.rows(batch["puzzle_identifiers"])
+    logits_BSV: Tensor = model(state, batch["inputs"], rows_BE, model.config.depth)[1]
+    return logits_BSV
+
+
+def _check_evaluation(world: World) -> None:
+    """Weights that are overwritten in place are those of the next forward; ranks may differ in their slots."""
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("fsdp", {"reshard_after_forward": False, "puzzle_table": "sharded"}),
+        ("tp", {}),
+    ]
+    for strategy, options in cases:
+        layout, its_world = layout_of(world, strategy, **options)
+        num_slots = its_world.data_rank + 1
+        plain = Layout(model_of("hrm"), World.single())
+        tensors = [*layout.model.trained_tensors().values(), *plain.model.trained_tensors().values()]
+        for _ in range(2):
+            torch.testing.assert_close(_logits(layout, num_slots), _logits(plain, num_slots), rtol=1e-4, atol=1e-4)
+            with torch.no_grad():
+                for tensor in tensors:
+                    tensor.mul_(0.5)
+            layout.values_changed()
+
+
+def test_evaluation_has_the_weights_as_they_are() -> None:
+    run_ranks(_check_evaluation, 2)
+
+
+def _check_clip(world: World) -> None:
+    expected = Layout(model_of("hrm"), World.single())
+    _, clipped = train(expected, World.single(), start(expected.model, World.single()), range(1), clip=0.1)
+    assert clipped.norms[0] > 0.2
+    for strategy in ("ddp", "fsdp", "tp", "fsdp_tp"):
+        layout, its_world = layout_of(world, strategy)
+        _, found = train(layout, its_world, start(layout.model, its_world), range(1), clip=0.1)
+        for name, gradient in clipped.gradients[0].items():
+            close(found.gradients[0][name], gradient, f"{strategy}: {name}")
+    frozen = model_of("hrm")
+    frozen.freeze("weights")
+    layout = parallelize(frozen, config_of("ddp"), world)
+    train(layout, world, start(frozen, world), range(1), clip=0.1)
+    assert float(layout.grad_norm()) == 0
+
+
+def test_gradients_are_clipped_wherever_they_lie() -> None:
+    run_ranks(_check_clip, 2)
+
+
+def _is_given_back(world: World, names: list[str]) -> list[str]:
+    kept = []
+    for name in names:
+        layout, _ = layout_of(world, name)
+        model = weakref.ref(layout.model)
+        del layout
+        gc.collect()
+        if model() is not None:
+            kept.append(name)
+    return kept
+
+
+def test_a_layout_that_is_dropped_gives_its_memory_back() -> None:
+    """A run that goes back to a checkpoint builds another beside it."""
+    for rank, kept in enumerate(run_ranks(_is_given_back, 2, ["ddp", "fsdp", "tp"])):
+        assert not kept, f"rank {rank} keeps {kept}"

@@ -1,0 +1,41 @@
+"""The arithmetic of the advice that strategies give, and the question whether a backend can sum a dtype."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from models.parallel.requirements import can_sum, fill_in_degrees, nearest_divisors
+from tests.models.parallel.helpers import without_bf16_sums
+from utils.dist.world import World
+
+
+def test_the_nearest_divisors_are_in_order() -> None:
+    assert nearest_divisors(24, 5) == [2, 3, 4, 6]
+    assert nearest_divisors(7, 3) == [1, 7]
+
+
+def test_missing_degrees_are_as_close_as_can_be() -> None:
+    assert fill_in_degrees(8, {"outer": None, "inner": None}) == (2, 4)
+    assert fill_in_degrees(8, {"outer": 8, "inner": None}) == (8, 1)
+    assert fill_in_degrees(1, {"outer": None, "inner": None}) == (1, 1)
+
+
+def test_degrees_that_do_not_multiply_are_refused_with_those_that_do() -> None:
+    with pytest.raises(ValueError, match=r"outer 3 x inner 2 doesn't make 4 ranks; outer x inner can be 1 x 4, 2 x 2"):
+        fill_in_degrees(4, {"outer": 3, "inner": 2})
+
+
+def test_a_backend_is_asked_what_it_can_sum() -> None:
+    assert can_sum(torch.bfloat16, World.single())
+    with without_bf16_sums():
+        assert can_sum(torch.float16, World.single())
+        assert not can_sum(torch.bfloat16, World.single())
+
+
+def test_a_fault_of_the_backend_is_no_answer() -> None:
+    def fail(_: World, tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("connection closed by peer")
+
+    with patch.object(World, "sum_", fail), pytest.raises(RuntimeError, match="connection closed"):
+        can_sum(torch.bfloat16, World.single())

@@ -1,0 +1,36 @@
+"""Weights that are spread over ranks have one portable form, under every strategy."""
+
+import pytest
+import torch
+
+from tests.models.parallel.helpers import layout_of, model_of, whole
+from tests.spawn import run_ranks
+from utils.dist.world import World
+
+
+def _check_portable(world: World) -> None:
+    """Under every strategy the weights, and anything of their shape, have one portable form, and come back from it."""
+    expected = model_of("trm").state_dict()
+    other = {name: torch.randn(tensor.shape) for name, tensor in model_of("trm").state_dict().items()}
+    world.broadcast_(other.values())
+    for strategy, table in [("ddp", "sharded"), ("hsdp", "replicated"), ("tp", "replicated"), ("fsdp_tp", "sharded")]:
+        layout, its_world = layout_of(world, strategy, "trm", puzzle_table=table)
+        for wanted in (expected, other):
+            live = layout.model.state_dict()
+            assert list(live) == list(wanted)
+            for name, tensor in wanted.items():
+                if wanted is other:
+                    layout.from_portable(name, tensor, live[name])
+                moment = torch.zeros_like(live[name])
+                layout.from_portable(name, layout.to_portable(name, live[name]), moment)
+                for placed in (live[name], moment):
+                    assert torch.equal(whole(layout, name, placed), tensor), f"{name} of {strategy}"
+            layout.values_changed()
+            weights = layout.whole_weights()
+            if its_world.is_main:
+                assert all(torch.equal(weights[name], tensor) for name, tensor in wanted.items())
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_weights_have_one_portable_form(num_ranks: int) -> None:
+    run_ranks(_check_portable, num_ranks)
