@@ -30,7 +30,7 @@ from models.act import Carry, draw_min_halt_steps, empty_batch, initial_carry
 from models.base import RecursiveModel
 from models.depth import Depth
 from models.inference import Finished, Slots, idle_segment
-from models.losses import LossConfig, Outputs, act_loss
+from models.losses import LossConfig, Outputs, StepLoss
 from models.metric_sums import EVAL_METRICS, EvalSums, NotFinite, OpenSums
 from models.parallel import ParallelConfig, parallelize
 from models.parallel.layout import Layout
@@ -592,22 +592,8 @@ def train_step(
         loss_scale: of float16, for which alone the host does wait: whether the step is taken depends on its gradients.
         lr_multiplier: what the schedule makes of every learning rate; puzzle_emb_lr is multiplied already.
     """
-
-    def loss_of(outputs: Outputs, carry: Carry) -> tuple[Tensor, Tensor]:
-        loss, sums = act_loss(
-            outputs,
-            carry.current["labels"],
-            halted_B=carry.halted_B,
-            steps_B=carry.steps_B,
-            config=loss_config,
-            ignore_label=IGNORE_LABEL,
-        )
-        loss = loss / global_batch_size
-        return loss if loss_scale is None else loss_scale.scale(loss), sums
-
-    carry, outputs, sums = layout.gradients(
-        carry, batch, depth=depth, min_halt_steps_B=min_halt_steps_B, loss_of=loss_of
-    )
+    loss = StepLoss(loss_config, IGNORE_LABEL, global_batch_size, 1.0 if loss_scale is None else loss_scale.factor)
+    carry, outputs, sums = layout.gradients(carry, batch, depth=depth, min_halt_steps_B=min_halt_steps_B, loss=loss)
     rows = [part.puzzle_rows_BE for part in outputs if part.puzzle_rows_BE is not None]
     rows_grads = [part_BE.grad for part_BE in rows if part_BE.grad is not None]
     if loss_scale is not None:

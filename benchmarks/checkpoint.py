@@ -25,7 +25,7 @@ import torch
 
 from models import build_arch
 from models.act import Carry, initial_carry
-from models.losses import act_loss
+from models.losses import StepLoss
 from models.parallel.layout import Layout
 from optim.build import build_optimizers
 from optim.ema import EMA
@@ -82,14 +82,7 @@ def main() -> None:
             batch,
             depth=config.arch.depth_at(1, 2),
             min_halt_steps_B=None,
-            loss_of=lambda outputs, carry: act_loss(
-                outputs,
-                carry.current["labels"],
-                halted_B=carry.halted_B,
-                steps_B=carry.steps_B,
-                config=config.arch.loss,
-                ignore_label=0,
-            ),
+            loss=StepLoss(config.arch.loss, ignore_label=0, global_batch_size=options.step_batch_size),
         )
         optimizers.step(1.0)
         optimizers.zero_grad()

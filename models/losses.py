@@ -28,6 +28,22 @@ class LossConfig(StrictModel):
     halt_weight: Float = Field(ge=0)
 
 
+@dataclass(frozen=True)
+class StepLoss:
+    """What the gradients of one training step are of: the loss of all slots, divided by their number.
+
+    Attributes:
+        ignore_label: the label of tokens that don't count.
+        global_batch_size: the number of slots over all ranks and microbatches.
+        scale: what the loss is multiplied by, so that float16 can hold its gradients.
+    """
+
+    config: LossConfig
+    ignore_label: int
+    global_batch_size: int
+    scale: float = 1.0
+
+
 @dataclass
 class Outputs:
     """What one segment gave: a target only in training, puzzle rows (a leaf that gets a gradient) if there are any."""

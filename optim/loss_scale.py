@@ -26,9 +26,10 @@ class LossScale:
         self._scale = torch.tensor(_START, device="cpu")
         self._num_good_steps = torch.tensor(0, device="cpu")
 
-    def scale(self, loss: Tensor) -> Tensor:
-        """What to differentiate in place of the loss."""
-        return loss * self._scale.item()
+    @property
+    def factor(self) -> float:
+        """What the loss is multiplied by before its backward pass."""
+        return self._scale.item()
 
     @torch.no_grad()
     def unscale_(self, gradients: Iterable[Tensor]) -> None:

@@ -188,7 +188,7 @@ STEP_PATH = {
     "models/urm.py": ("URM.forward",),
     "models/puzzle_embedding.py": ("PuzzleEmbedding.rows", "ShardedPuzzleEmbedding.rows"),
     "optim/sparse_sign_sgd.py": ("sparse_sign_sgd_", "_update_own_"),
-    "models/parallel/layout.py": ("Layout.gradients", "Layout.grad_norm"),
+    "models/parallel/layout.py": ("Layout.gradients", "Layout.grad_norm", "loss_of_slots"),
     "models/parallel/split.py": ("SplitLayout.grad_norm", "SplitLayout.clip_"),
     "models/parallel/ddp.py": ("DDPLayout._sum",),
     "optim/adam_atan2.py": ("AdamATan2.step",),

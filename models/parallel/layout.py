@@ -17,15 +17,11 @@ from torch import Tensor
 from models.act import Batch, Carry, segment
 from models.base import RecursiveModel, SegmentOutput
 from models.depth import Depth
-from models.losses import Outputs
+from models.losses import Outputs, StepLoss, act_loss
 from models.parallel.requirements import nearest_divisors
 from utils.config import StrictModel
 from utils.dist.config import Axes
 from utils.dist.world import World
-
-LossOf = Callable[[Outputs, Carry], tuple[Tensor, Tensor]]
-"""Of a segment's outputs and the carry that it returned: what to differentiate, a sum over slots (divided by the global
-batch already), and the sums of METRICS."""
 
 
 class LayoutConfig(StrictModel):
@@ -84,11 +80,15 @@ class Layout:
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def gradients(
-        self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss_of: LossOf
+        self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss: StepLoss
     ) -> tuple[Carry, list[Outputs], Tensor]:
         """Run one segment for each slot of this rank, and the backward pass of its loss. Every rank.
 
         Afterwards the `.grad` of a parameter is the sum over all ranks.
+
+        Args:
+            carry, batch, depth, min_halt_steps_B: as for models.act.segment, of all slots of this rank.
+            loss: what to differentiate.
 
         Returns:
             The new carry of all slots; the outputs of each part, detached except for the puzzle rows,
@@ -109,8 +109,8 @@ class Layout:
                     min_halt_steps_B=None if min_halt_steps_B is None else min_halt_steps_B[part],
                     forward=self._called,
                 )
-                loss, sums = loss_of(outputs, new_carry)
-                loss.backward()
+                part_of_loss, sums = loss_of_slots(outputs, new_carry, loss)
+                part_of_loss.backward()
             carries.append(new_carry)
             all_outputs.append(_detached(outputs))
             all_sums.append(sums)
@@ -167,6 +167,27 @@ class Layout:
         Raises:
             ValueError: the tensors belong to another compression or model.
         """
+
+
+def loss_of_slots(outputs: Outputs, carry: Carry, loss: StepLoss) -> tuple[Tensor, Tensor]:
+    """Return the part of a step's loss that belongs to some slots, and the sums of METRICS over them.
+
+    Args:
+        outputs, carry: what `segment` returned for these slots.
+
+    Returns:
+        A scalar to differentiate. These scalars add up to the loss of the step over microbatches and
+        ranks. Then the detached sums, in the order of METRICS.
+    """
+    loss_sum, sums = act_loss(
+        outputs,
+        carry.current["labels"],
+        halted_B=carry.halted_B,
+        steps_B=carry.steps_B,
+        config=loss.config,
+        ignore_label=loss.ignore_label,
+    )
+    return loss_sum / loss.global_batch_size * loss.scale, sums
 
 
 def _carry_of(carry: Carry, part: slice) -> Carry:

@@ -19,8 +19,8 @@ from models.act import Batch, Carry
 from models.base import RecursiveModel, SegmentOutput, State
 from models.block import Block, Level
 from models.depth import Depth
-from models.losses import METRICS, Outputs, widest_float
-from models.parallel.layout import Layout, LayoutConfig, LossOf
+from models.losses import METRICS, Outputs, StepLoss, widest_float
+from models.parallel.layout import Layout, LayoutConfig, loss_of_slots
 from models.parallel.requirements import nearest_divisors
 from models.transformer import Transformer, TransformerConfig
 from utils.config import Int
@@ -188,13 +188,13 @@ class PipelineLayout(Layout):
                 stage.level.compile()
         model.forward = self._infer  # type: ignore[method-assign]
         self._schedules: dict[int, Any] = {}  # by number of slots
-        self._task: tuple[Carry, LossOf] | None = None
+        self._in_schedule: tuple[Carry, StepLoss] | None = None  # what `_loss` is about
         self._sums = self._zero_sums()
 
     # ---- training ---------------------------------------------------------------------------------------------------
 
     def gradients(
-        self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss_of: LossOf
+        self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss: StepLoss
     ) -> tuple[Carry, list[Outputs], Tensor]:
         """As in the base class. Logits and Q values are on the last stage's rank; the others return none of them.
 
@@ -210,11 +210,11 @@ class PipelineLayout(Layout):
         for first in range(0, num_slots, num_slots // self._num_microbatches):
             part = slice(first, first + num_slots // self._num_microbatches)
             tensors = {name: tensor[part] for name, tensor in carry.tensors().items()}
-            outputs.append(self._gradients_of_part(Carry.from_tensors(tensors), loss_of))
+            outputs.append(self._gradients_of_part(Carry.from_tensors(tensors), loss))
         dist.broadcast(self._sums, group=self._group, group_src=self._world.size - 1)
         return carry, outputs, self._sums
 
-    def _gradients_of_part(self, carry: Carry, loss_of: LossOf) -> Outputs:
+    def _gradients_of_part(self, carry: Carry, loss: StepLoss) -> Outputs:
         """Run the schedule once over these slots."""
         inputs_BS, ids_B = carry.current["inputs"], carry.current["puzzle_identifiers"]
         num_slots = len(ids_B)
@@ -222,7 +222,7 @@ class PipelineLayout(Layout):
             self._schedules[num_slots] = self._new_schedule(carry.current)
         table, first, last = self.model.puzzle_embedding, self._stages[0], self._stages[-1]
         first.rows.clear()
-        self._task = carry, loss_of
+        self._in_schedule = carry, loss
         merged = self._schedules[num_slots].step(
             *((inputs_BS,) if table is None else (inputs_BS, ids_B)) if first.is_first else (),
             # Of each microbatch the loss is told which slots it is.
@@ -284,15 +284,22 @@ class PipelineLayout(Layout):
                 return ScheduleInterleaved1F1B(list(stages), self._config.microbatches, **options)
 
     def _loss(self, output: tuple[Tensor, Tensor], slots_B: Tensor) -> Tensor:
-        """Of a microbatch, on the last stage."""
-        assert self._task is not None
-        carry, loss_of = self._task
+        """Return the loss of a microbatch, and count its sums. A schedule calls this on the last stage.
+
+        A schedule was given this function when it was made, and passes nothing but tensors. The rest
+        of what the loss needs is in `_in_schedule`.
+
+        Args:
+            slots_B: which slots of the part make up the microbatch.
+        """
+        assert self._in_schedule is not None
+        carry, loss = self._in_schedule
         logits_BSV, q_B2 = output
         tensors = {name: tensor[slots_B] for name, tensor in carry.tensors().items()}
         outputs = Outputs(logits_BSV, q_B2[:, 0], q_B2[:, 1], None, None)
-        loss, sums = loss_of(outputs, Carry.from_tensors(tensors))
+        part_of_loss, sums = loss_of_slots(outputs, Carry.from_tensors(tensors), loss)
         self._sums += sums
-        return loss
+        return part_of_loss
 
     def _zero_sums(self) -> Tensor:
         device = self._world.device

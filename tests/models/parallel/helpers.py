@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from models.act import Batch, Carry, draw_min_halt_steps, initial_carry
 from models.base import RecursiveModel
-from models.losses import Outputs, act_loss
+from models.losses import StepLoss
 from models.parallel import ParallelConfig, parallelize
 from models.parallel.layout import Layout
 from optim.sparse_sign_sgd import sparse_sign_sgd_
@@ -83,24 +83,13 @@ def train(
     model, mine, found = layout.model, world.slice_of(BATCH), Found()
     config = model.config
 
-    def loss_of(outputs: Outputs, carry: Carry) -> tuple[Tensor, Tensor]:
-        loss, sums = act_loss(
-            outputs,
-            carry.current["labels"],
-            halted_B=carry.halted_B,
-            steps_B=carry.steps_B,
-            config=config.loss,
-            ignore_label=0,
-        )
-        return loss / BATCH, sums
-
     for step in steps:
         carry, outputs, sums = layout.gradients(
             carry,
             {name: tensor[mine] for name, tensor in batch_at(step).items()},
             depth=config.depth,
             min_halt_steps_B=draw_min_halt_steps(0, step, BATCH, 0.5, config.halt_max_steps)[mine],
-            loss_of=loss_of,
+            loss=StepLoss(config.loss, ignore_label=0, global_batch_size=BATCH),
         )
         found.norms.append(layout.grad_norm())
         if clip is not None:

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from models.parallel.layout import Layout
-from tests.models.parallel.helpers import config_of, model_of, start, train
+from models.act import segment
+from models.losses import StepLoss, act_loss
+from models.parallel.layout import Layout, loss_of_slots
+from tests.models.parallel.helpers import batch_at, config_of, model_of, start, train
 from utils.dist.world import World
 
 
@@ -37,6 +39,20 @@ def test_the_norm_is_of_all_gradients_and_clipping_scales_them() -> None:
     torch.testing.assert_close(free.norms[0], torch.stack(squares).sum().sqrt())
     for name, gradient in free.gradients[0].items():
         torch.testing.assert_close(clipped.gradients[0][name], gradient / 2)
+
+
+def test_the_loss_is_divided_by_the_global_batch_and_then_scaled() -> None:
+    """The order of operations matters: recorded runs are compared to the last bit."""
+    model = model_of("hrm")
+    carry, outputs = segment(model, start(model, World.single()), batch_at(0), training=True)
+    config, labels_BS = model.config.loss, carry.current["labels"]
+    loss, sums = act_loss(
+        outputs, labels_BS, halted_B=carry.halted_B, steps_B=carry.steps_B, config=config, ignore_label=3
+    )
+    of_slots, same_sums = loss_of_slots(outputs, carry, StepLoss(config, ignore_label=3, global_batch_size=11))
+    assert torch.equal(of_slots, loss / 11) and torch.equal(same_sums, sums)
+    scaled = StepLoss(config, ignore_label=3, global_batch_size=11, scale=3.0)
+    assert torch.equal(loss_of_slots(outputs, carry, scaled)[0], loss / 11 * 3.0)
 
 
 def test_without_trained_weights_the_norm_is_zero() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.act import Batch, Carry, initial_carry, segment
 from models.base import RecursiveModel
-from models.losses import Outputs, act_loss
+from models.losses import StepLoss, act_loss
 from models.parallel.pipeline import PipelineConfig, PipelineLayout
 from tests.models.helpers import SEQ_LEN, VOCAB_SIZE, random_batch, small_config, small_model
 from tests.spawn import run_ranks
@@ -61,13 +61,7 @@ def _layout(
     return PipelineLayout(model, config, world, num_microbatches=parts)
 
 
-def _loss_of(outputs: Outputs, carry: Carry) -> tuple[Tensor, Tensor]:
-    config = small_config("transformer").loss
-    labels_BS = carry.current["labels"]
-    loss, sums = act_loss(
-        outputs, labels_BS, halted_B=carry.halted_B, steps_B=carry.steps_B, config=config, ignore_label=0
-    )
-    return loss / BATCH, sums
+LOSS = StepLoss(small_config("transformer").loss, ignore_label=0, global_batch_size=BATCH)
 
 
 @dataclass
@@ -84,8 +78,15 @@ class _Step:
 def _plain_step(model: RecursiveModel, batch: Batch) -> _Step:
     """One process, written down plainly."""
     carry, outputs = segment(model, initial_carry(model, batch), batch, training=True)
-    loss, sums = _loss_of(outputs, carry)
-    loss.backward()
+    loss, sums = act_loss(
+        outputs,
+        carry.current["labels"],
+        halted_B=carry.halted_B,
+        steps_B=carry.steps_B,
+        config=LOSS.config,
+        ignore_label=LOSS.ignore_label,
+    )
+    (loss / BATCH).backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     norm = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
     rows_BE = outputs.puzzle_rows_BE
@@ -99,7 +100,7 @@ def _pipeline_step(layout: PipelineLayout, batch: Batch) -> _Step:
         batch,
         depth=layout.model.config.depth,
         min_halt_steps_B=None,
-        loss_of=_loss_of,
+        loss=LOSS,
     )
     gradients = {name: p.grad.clone() for name, p in layout.model.named_parameters() if p.grad is not None}
     parts = [part.puzzle_rows_BE.grad for part in outputs if part.puzzle_rows_BE is not None]
