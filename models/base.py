@@ -193,6 +193,42 @@ class RecursiveModel(nn.Module, ABC):
         if what == "puzzle_table" and self.puzzle_embedding is not None:
             self.puzzle_embedding.trainable = False
 
+    # What a forward pass is made of. Architectures call these methods, and so do the stages of a pipeline.
+
+    def embed(self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None) -> torch.Tensor:
+        """Return x_BTD in forward_dtype.
+
+        The puzzle row comes first, zero-padded to its positions x D, then registers, then tokens.
+        """
+        hidden_size = self.config.hidden_size
+        parts = [self.embed_tokens(inputs_BS)]
+        if self.registers is not None:
+            parts.insert(0, self.registers.weight.expand(len(inputs_BS), -1, -1))
+        if puzzle_rows_BE is not None:
+            padding = self.puzzle_len * hidden_size - puzzle_rows_BE.shape[1]
+            parts.insert(0, F.pad(puzzle_rows_BE, (0, padding)).unflatten(1, (self.puzzle_len, hidden_size)))
+        e_BTD = torch.cat(parts, dim=1)
+        if self.embed_pos is not None:
+            e_BTD = (e_BTD + self.embed_pos.weight) / math.sqrt(2)
+        return (math.sqrt(hidden_size) * e_BTD).to(self.dtype)
+
+    def rotary(self) -> Rotary | None:
+        """Return the cosines and sines of rotary positions, or None where the model uses none."""
+        return (self.rotary_cos, self.rotary_sin) if self.uses_rotary else None
+
+    def calls(self, depth: Depth) -> Calls:
+        """Return the object through which one segment calls its networks; it decides which calls carry gradient."""
+        return Calls(depth, checkpointing=self.config.activation_checkpointing)
+
+    def read_out(self, z_BTD: torch.Tensor, state: State) -> SegmentOutput:
+        """Return the output of a segment that ends with z_BTD, and the new state, detached.
+
+        Tokens are read off behind the prefix, and the Q values off the first position of all.
+        """
+        logits_BSV = self.lm_head(z_BTD[:, self.prefix_len :])
+        q_halt_B, q_continue_B = self.q_head(z_BTD[:, 0]).float().unbind(-1)
+        return {name: z.detach() for name, z in state.items()}, logits_BSV, q_halt_B, q_continue_B
+
     def _level(self, num_layers: int) -> Level:
         config = self.config
         return Level(
@@ -206,29 +242,3 @@ class RecursiveModel(nn.Module, ABC):
             )
             for _ in range(num_layers)
         )
-
-    def _rotary(self) -> Rotary | None:
-        return (self.rotary_cos, self.rotary_sin) if self.uses_rotary else None
-
-    def _calls(self, depth: Depth) -> Calls:
-        return Calls(depth, checkpointing=self.config.activation_checkpointing)
-
-    def _embed(self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None) -> torch.Tensor:
-        """x_BTD in forward_dtype: the puzzle row, zero-padded to its positions x D, then registers, then tokens."""
-        hidden_size = self.config.hidden_size
-        parts = [self.embed_tokens(inputs_BS)]
-        if self.registers is not None:
-            parts.insert(0, self.registers.weight.expand(len(inputs_BS), -1, -1))
-        if puzzle_rows_BE is not None:
-            padding = self.puzzle_len * hidden_size - puzzle_rows_BE.shape[1]
-            parts.insert(0, F.pad(puzzle_rows_BE, (0, padding)).unflatten(1, (self.puzzle_len, hidden_size)))
-        e_BTD = torch.cat(parts, dim=1)
-        if self.embed_pos is not None:
-            e_BTD = (e_BTD + self.embed_pos.weight) / math.sqrt(2)
-        return (math.sqrt(hidden_size) * e_BTD).to(self.dtype)
-
-    def _read_out(self, z_BTD: torch.Tensor, state: State) -> SegmentOutput:
-        """Tokens are read off behind the prefix, and the Q values off the first position of all."""
-        logits_BSV = self.lm_head(z_BTD[:, self.prefix_len :])
-        q_halt_B, q_continue_B = self.q_head(z_BTD[:, 0]).float().unbind(-1)
-        return {name: z.detach() for name, z in state.items()}, logits_BSV, q_halt_B, q_continue_B

@@ -58,11 +58,11 @@ class Transformer(RecursiveModel):
         self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
     ) -> SegmentOutput:
         """One segment: H_cycles x L_cycles calls of the stack, the question added to its state each time."""
-        x_BTD = self._embed(inputs_BS, puzzle_rows_BE)
-        call, rotary = self._calls(depth), self._rotary()
+        x_BTD = self.embed(inputs_BS, puzzle_rows_BE)
+        call, rotary = self.calls(depth), self.rotary()
         if not state:
-            return self._read_out(call(self.level, x_BTD, rotary), {})
+            return self.read_out(call(self.level, x_BTD, rotary), {})
         z_BTD = state["z"]
         for _ in range(depth.H_cycles * depth.L_cycles):
             z_BTD = call(self.level, z_BTD + x_BTD, rotary)
-        return self._read_out(z_BTD, {"z": z_BTD})
+        return self.read_out(z_BTD, {"z": z_BTD})

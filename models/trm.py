@@ -42,11 +42,11 @@ class TRM(RecursiveModel):
 
         As published the last H cycle carries gradient as a whole; those before it improve the states without.
         """
-        x_BTD = self._embed(inputs_BS, puzzle_rows_BE)
+        x_BTD = self.embed(inputs_BS, puzzle_rows_BE)
         z_H_BTD, z_L_BTD = state["z_H"], state["z_L"]
-        call, rotary = self._calls(depth), self._rotary()
+        call, rotary = self.calls(depth), self.rotary()
         for _ in range(depth.H_cycles):
             for _ in range(depth.L_cycles):
                 z_L_BTD = call(self.L_level, z_L_BTD + z_H_BTD + x_BTD, rotary)
             z_H_BTD = call(self.L_level, z_H_BTD + z_L_BTD, rotary)
-        return self._read_out(z_H_BTD, {"z_H": z_H_BTD, "z_L": z_L_BTD})
+        return self.read_out(z_H_BTD, {"z_H": z_H_BTD, "z_L": z_L_BTD})

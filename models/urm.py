@@ -39,10 +39,10 @@ class URM(RecursiveModel):
 
         How many of the last loops carry gradient is the truncated backpropagation through loops of section 3.3.
         """
-        x_BTD = self._embed(inputs_BS, puzzle_rows_BE)
+        x_BTD = self.embed(inputs_BS, puzzle_rows_BE)
         z_BTD = state["z"]
-        call, rotary = self._calls(depth), self._rotary()
+        call, rotary = self.calls(depth), self.rotary()
         for _ in range(depth.H_cycles):
             for _ in range(depth.L_cycles):
                 z_BTD = call(self.level, z_BTD + x_BTD, rotary)
-        return self._read_out(z_BTD, {"z": z_BTD})
+        return self.read_out(z_BTD, {"z": z_BTD})

@@ -158,7 +158,7 @@ class Idle(RecursiveModel):
     def forward(
         self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
     ) -> SegmentOutput:
-        return self._read_out(state["z_H"], state)
+        return self.read_out(state["z_H"], state)
 
 
 @dataclass

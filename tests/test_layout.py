@@ -180,7 +180,7 @@ STEP_PATH = {
     "models/metric_sums.py": ("OpenSums.add", "EvalSums.add_segment", "EvalSums.add_last"),
     "models/act.py": ("segment",),
     "models/losses.py": ("act_loss", "token_cross_entropy", "correctness", "stablemax"),
-    "models/base.py": ("RecursiveModel.reset", "RecursiveModel._embed", "RecursiveModel._read_out"),
+    "models/base.py": ("RecursiveModel.reset", "RecursiveModel.embed", "RecursiveModel.read_out"),
     "models/depth.py": ("Calls.__call__",),
     "models/hrm.py": ("HRM.forward",),
     "models/trm.py": ("TRM.forward",),

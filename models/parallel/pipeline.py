@@ -135,11 +135,11 @@ class _Stage(nn.Module):
         """x_BTD -> x_BTD; the first stage takes inputs_BS and rows, the last gives logits_BSV and q_B2, float32."""
         model = self.model
         if self.is_first:
-            x = model._embed(x, rows_BE)
-        x = model._calls(model.config.depth)(self.level, x, model._rotary())
+            x = model.embed(x, rows_BE)
+        x = model.calls(model.config.depth)(self.level, x, model.rotary())
         if not self.is_last:
             return x.contiguous()  # what is sent must be; free where it is already
-        _, logits_BSV, q_halt_B, q_continue_B = model._read_out(x, {})
+        _, logits_BSV, q_halt_B, q_continue_B = model.read_out(x, {})
         return logits_BSV, torch.stack([q_halt_B, q_continue_B], dim=1)
 
 
@@ -186,6 +186,10 @@ class PipelineLayout(Layout):
         if compile:
             for stage in self._stages:
                 stage.level.compile()
+        # Evaluation calls the model, whatever the strategy is. This model can't compute an answer from
+        # its own stages, so its forward becomes the walk through all of them. The alternative would be
+        # to pass a second callable beside the model through everything that evaluates, for this
+        # strategy alone.
         model.forward = self._infer  # type: ignore[method-assign]
         self._schedules: dict[int, Any] = {}  # by number of slots
         self._in_schedule: tuple[Carry, StepLoss] | None = None  # what `_loss` is about

@@ -127,7 +127,7 @@ def fresh_state(model: RecursiveModel, batch_size: int) -> State:
 def embedded(model: RecursiveModel, batch: Batch) -> Tensor:
     """x_BTD of a batch."""
     table = model.puzzle_embedding
-    return model._embed(batch["inputs"], None if table is None else table.rows(batch["puzzle_identifiers"]))
+    return model.embed(batch["inputs"], None if table is None else table.rows(batch["puzzle_identifiers"]))
 
 
 def run(

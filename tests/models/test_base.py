@@ -87,7 +87,7 @@ def test_puzzle_row_is_padded_at_its_end_and_is_the_prefix(length: int, position
     assert model.embed_pos is not None
     rows_BE = torch.arange(40.0).expand(BATCH, 40)
     inputs_BS = random_batch(BATCH)["inputs"]
-    x_BTD = model._embed(inputs_BS, rows_BE)
+    x_BTD = model.embed(inputs_BS, rows_BE)
     prefix_PD = torch.cat([torch.arange(40.0), torch.zeros(positions * 32 - 40)]).view(positions, 32)
     expected = torch.cat([prefix_PD, model.embed_tokens.weight[inputs_BS[0]]])
     expected = math.sqrt(32) * (expected + model.embed_pos.weight) / math.sqrt(2)
