@@ -17,7 +17,8 @@ from dataset.loader import EvalLoader
 from dataset.schema import open_split
 from models.base import RecursiveModel
 from models.inference import trace
-from pretrain import load_run, require_same_task
+from training.data import require_same_sizes
+from training.trained import open_trained
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import StrictModel
 from utils.dist.config import DeviceName
@@ -56,11 +57,13 @@ def main(world: World) -> None:
         print(command.page)
         return
     world = use_device(world, config.device)
-    trained, model, checkpoint = load_run(Path(config.checkpoint), world)
-    run_folder = run_folder_of(checkpoint.path)
+    trained = open_trained(config.checkpoint, world)
+    assert trained.config is not None and trained.checkpoint is not None
+    model = trained.load_model(world)
+    run_folder = run_folder_of(trained.checkpoint.path)
     with world.agree():
-        split = open_split(Path(config.data_path or trained.test_paths[0]), "test")
-        require_same_task(checkpoint.state.task, split, trained.arch)
+        split = open_split(Path(config.data_path or trained.config.test_paths[0]), "test")
+        require_same_sizes(trained.sizes, split, trained.arch)
         loader = EvalLoader(split, next(iter(split.sets)), _NUM_LOOKED_AT)
         seq_len, vocab_size = split.metadata.seq_len, split.metadata.vocab_size
         box = box_of(seq_len, vocab_size)

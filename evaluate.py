@@ -11,21 +11,18 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
 from pydantic import Field, model_validator
 
 from dataset.evaluators import NO_EVALUATORS, EvaluatorName, Evaluators, build_evaluators, fitting_evaluators
-from dataset.loader import IGNORE_LABEL, EvalLoader
 from dataset.schema import Split, check_contents, open_datasets, open_split
-from dataset.tta import Ballots, Variations
+from dataset.tta import Variations
 from models.base import RecursiveModel
-from models.inference import Slots
-from pretrain import TrainedConfig, build_model, evaluate, init_weights_from, load_run, require_same_task, task_of
+from training.data import require_same_sizes
+from training.evaluation import EvalOptions, evaluate, evaluate_votes
+from training.trained import TrainedConfig, open_trained
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import Bool, Int
 from utils.dist.config import DeviceName, DistConfig
@@ -86,91 +83,28 @@ class Loaded:
 
 
 def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
-    """The checkpoint `source`, with the options and on the data of `config`. Every rank. Raises UserError."""
-    if config.is_run:
-        trained, model, checkpoint = load_run(Path(source), world)
-        batch_size = trained.eval_batch_size or trained.global_batch_size
-        out = run_folder_of(checkpoint.path) / "eval_outputs" / checkpoint.path.name
+    """Load the checkpoint `source` with the options and the data of `config`. Every rank. Raises UserError."""
+    trained = open_trained(
+        source, world, arch=config.arch, data_path=config.data_path, puzzle_table=config.puzzle_table
+    )
+    if trained.config is None or trained.checkpoint is None:  # a file of weights
+        assert config.data_path is not None
         with world.agree():
-            same_folder = {Path(path).resolve(): path for path in trained.train_paths}
-            if config.data_path is None:
-                split = open_datasets(trained.test_paths, "test", numbered_by=trained.train_paths)
-            elif trained_on := same_folder.get(Path(config.data_path).resolve()):
-                split = open_datasets([trained_on], "test", numbered_by=trained.train_paths)
-            else:  # whoever names other data says that its puzzles are numbered alike
-                split = open_split(config.data_path, "test")
-                out = out.with_name(f"{out.name}_{Path(config.data_path).resolve().name}")
-            require_same_task(checkpoint.state.task, split, trained.arch)
-        return Loaded(str(checkpoint.path), model, split, batch_size, out)
-    assert config.arch is not None and config.data_path is not None
+            split = open_split(config.data_path, "test")
+        return Loaded(trained.name, trained.load_model(world), split, batch_size=768, out=None)
+    run = trained.config
+    out = run_folder_of(trained.checkpoint.path) / "eval_outputs" / trained.checkpoint.path.name
     with world.agree():
-        split = open_split(Path(config.data_path), "test")
-    model = build_model(config.arch, task_of(split), world, seed=0)
-    init_weights_from(source, model, config.puzzle_table, world)
-    model.to(world.device)
-    return Loaded(source, model, split, batch_size=768, out=None)
-
-
-# ---- test-time augmentation ------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def evaluate_votes(
-    model: RecursiveModel,
-    split: Split,
-    world: World,
-    variations: Variations,
-    *,
-    batch_size: int,
-    num_steps: int | None,
-    adaptive: bool,
-    max_examples: int | None,
-    evaluators: Evaluators,
-) -> dict[str, float]:
-    """What the variations of each example vote for; the same metrics on all ranks. Every rank.
-
-    Returns:
-        eval/<set>/tta/<name> for exact_accuracy and what the evaluators judge, over the examples with labels.
-    """
-    metrics: dict[str, float] = {}
-    for set_name in split.sets:
-        loader = EvalLoader(split, set_name, max(world.size, batch_size // variations.count), max_examples)
-        slots = Slots(
-            model,
-            variations.spread(loader.batches(world)),
-            num_steps=num_steps or model.config.halt_max_steps,
-            adaptive=adaptive,
-        )
-        ballots = Ballots(variations.count)
-        names = ("count", "exact_accuracy", *evaluators.checks)
-        sums = torch.zeros(len(names), dtype=torch.int64)
-        while any(world.any_of(slots.busy)):  # together, so that nobody waits longer for the others than groups allow
-            done = slots.advance().finished if slots.busy else None
-            if done is None:
-                continue
-            answers_NS = variations.undo(done.rows_N, done.outputs.logits_BSV.argmax(-1)).cpu().numpy()
-            confidence_N = done.outputs.q_halt_B.sigmoid().float().cpu().numpy()
-            decided = ballots.cast(done.rows_N, answers_NS, confidence_N)
-            if not decided:
-                continue
-            # The last variation to come in says which puzzle it is, turned back like the answers.
-            last = [index for index, _ in decided]
-            answers = torch.from_numpy(np.stack([answer_S for _, answer_S in decided]))
-            inputs = variations.undo(done.rows_N[last], done.batch["inputs"][last]).cpu()
-            labels = done.batch["labels"][last].cpu()
-            is_label = labels != IGNORE_LABEL
-            labelled = is_label.any(1)
-            exact = (~is_label | (answers == labels)).all(1)
-            judged = evaluators.judge(inputs, answers)
-            found = [labelled, exact, *(judged[name] for name in evaluators.checks)]
-            sums += torch.stack([(labelled & each).sum() for each in found])
-        with world.agree():
-            loader.require_all_read()
-        count, *rest = world.sum_(sums.to(world.device)).tolist()
-        if count:
-            shares = zip(names[1:], rest, strict=True)
-            metrics |= {f"eval/{set_name}/tta/{name}": value / count for name, value in shares}
-    return metrics
+        same_folder = {Path(path).resolve(): path for path in run.train_paths}
+        if config.data_path is None:
+            split = open_datasets(run.test_paths, "test", numbered_by=run.train_paths)
+        elif trained_on := same_folder.get(Path(config.data_path).resolve()):
+            split = open_datasets([trained_on], "test", numbered_by=run.train_paths)
+        else:  # whoever names other data says that its puzzles are numbered alike
+            split = open_split(config.data_path, "test")
+            out = out.with_name(f"{out.name}_{Path(config.data_path).resolve().name}")
+        require_same_sizes(trained.sizes, split, run.arch)
+    return Loaded(trained.name, trained.load_model(world), split, run.eval_batch_size or run.global_batch_size, out)
 
 
 # ---- what it comes to ------------------------------------------------------------------------------------
@@ -262,13 +196,13 @@ def main(world: World) -> None:
                 if config.out is None:  # in the run's folder, which may be a stranger's
                     refuse_links([out.parent, out, *out.rglob("*")])
                 out.mkdir(parents=True, exist_ok=True)
-    options: dict[str, Any] = {
-        "batch_size": config.batch_size or loaded.batch_size,
-        "num_steps": config.num_steps,
-        "adaptive": config.adaptive,
-        "max_examples": config.max_examples,
-        "evaluators": evaluators,
-    }
+    options = EvalOptions(
+        config.batch_size or loaded.batch_size,
+        num_steps=config.num_steps,
+        adaptive=config.adaptive,
+        max_examples=config.max_examples,
+        keep_votes=bool(config.vote_with),
+    )
     for other in config.vote_with:
         voter = load(config, other, world)
         with world.agree():
@@ -277,21 +211,14 @@ def main(world: World) -> None:
                     f"vote_with={other} was trained on {voter.split.path.parent}, but the votes are on "
                     f"{split.path.parent}; take one of that, or give data_path=... if both number puzzles alike"
                 )
-        evaluate(voter.model, split, world, keep_votes=True, **options)
+        evaluate(voter.model, split, world, options, evaluators=evaluators)
     began = time.perf_counter()
-    metrics = evaluate(
-        model,
-        split,
-        world,
-        keep_votes=bool(config.vote_with),
-        save_outputs=config.save_outputs,
-        save_to=out,
-        **options,
-    )
+    saving = replace(options, save_outputs=config.save_outputs, save_to=out)
+    metrics = evaluate(model, split, world, saving, evaluators=evaluators)
     assert metrics is not None
     seconds = time.perf_counter() - began
     if variations is not None:
-        metrics |= evaluate_votes(model, split, world, variations, **options)
+        metrics |= evaluate_votes(model, split, world, options, evaluators=evaluators, variations=variations)
     with world.agree():
         if world.is_main:
             report(config, loaded, metrics, evaluators, seconds, out)

@@ -40,14 +40,14 @@ from dataset.schema import open_split
 from dataset.tasks import KNOWN_SHAPES, BoardTask, Plain, TextTask, Verdict, task_of_shape
 from models.base import RecursiveModel
 from models.inference import trace
-from pretrain import TrainedConfig, build_model, init_weights_from, load_run, require_same_task, stored_config, task_of
+from training.data import require_same_sizes
+from training.trained import Trained, TrainedConfig, open_trained
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import Int
 from utils.dist.config import DeviceName
 from utils.dist.setup import use_device
 from utils.dist.world import World
 from utils.program import run
-from utils.run.resume import open_checkpoint
 
 USAGE = """
 solve.py: solve puzzles with a trained model, and see how it comes to its answer.
@@ -208,7 +208,7 @@ class Solver:
         typed = read_config("solve", ["checkpoint=_", *overrides]) | {"checkpoint": str(checkpoint), "device": device}
         world = use_device(World.single(), device)
         source = Source.look_at(validate(SolveConfig, typed), world)
-        return cls(source, source.load_model(world), world)
+        return cls(source, source.trained.load_model(world), world)
 
     def solve(self, puzzles: Sequence[str | Task]) -> list[Solution]:
         """Solve any number of puzzles, `batch_size` at a time.
@@ -260,45 +260,41 @@ class Source:
     """What is known of a model before its weights are read, so that a mistake in a puzzle is told at once."""
 
     config: SolveConfig
-    checkpoint: str  # the step folder, or the file
+    trained: Trained
     board: BoardTask
-    sizes: dict[str, int]  # seq_len, vocab_size, num_puzzle_identifiers
-    data_paths: list[str]  # that it was trained on
-    has_puzzle_table: bool
+    data_paths: list[str]  # that the model was trained on
 
     @staticmethod
     def look_at(config: SolveConfig, world: World) -> "Source":
-        """Raises UserError."""
+        """Find the model and its board. Raises UserError if there is none."""
+        trained = open_trained(
+            config.checkpoint, world, arch=config.arch, data_path=config.data_path, puzzle_table=config.puzzle_table
+        )
+        sizes = trained.sizes
         with world.agree():
-            split = open_split(config.data_path, "test") if config.data_path else None
-            if config.is_run:
-                found = open_checkpoint(Path(config.checkpoint), lambda text: print(text, file=sys.stderr))
-                trained = stored_config(found)
-                checkpoint, arch, sizes = str(found.path), trained.arch, found.state.task
-                data_paths = [config.data_path] if config.data_path else trained.train_paths
-                if split is not None:
-                    require_same_task(sizes, split, arch)
-            else:
-                assert config.arch is not None and config.data_path is not None and split is not None
-                checkpoint, arch, sizes = config.checkpoint, config.arch, task_of(split)
-                data_paths = [config.data_path]
-            board = task_of_shape(sizes["seq_len"], sizes["vocab_size"])
+            if config.data_path and trained.config is not None:
+                require_same_sizes(sizes, open_split(config.data_path, "test"), trained.arch)
+            board = task_of_shape(sizes.seq_len, sizes.vocab_size)
             if board is None:
                 raise ValueError(
-                    f"{config.checkpoint} reads {sizes['seq_len']} tokens of {sizes['vocab_size']} kinds, a task whose "
+                    f"{config.checkpoint} reads {sizes.seq_len} tokens of {sizes.vocab_size} kinds, a task whose "
                     f"boards are not known ({KNOWN_SHAPES}); score it with evaluate.py"
                 )
-        return Source(config, checkpoint, board, sizes, data_paths, arch.puzzle_emb_ndim > 0)
+        if config.data_path:
+            data_paths = [config.data_path]
+        else:
+            assert trained.config is not None, "a file of weights comes with a data_path"
+            data_paths = trained.config.train_paths
+        return Source(config, trained, board, data_paths)
 
-    def load_model(self, world: World) -> RecursiveModel:
-        """Raises UserError."""
-        if self.config.is_run:
-            return load_run(Path(self.checkpoint), world)[1]
-        assert self.config.arch is not None
-        model = build_model(self.config.arch, self.sizes, world, seed=0)
-        init_weights_from(self.checkpoint, model, self.config.puzzle_table, world)
-        model.to(world.device)
-        return model
+    @property
+    def checkpoint(self) -> str:
+        """Return the step folder, or the file of weights."""
+        return self.trained.name
+
+    @property
+    def has_puzzle_table(self) -> bool:
+        return self.trained.arch.puzzle_emb_ndim > 0
 
     def puzzles(self) -> list[Puzzle]:
         """What the command line asks for. Raises ValueError with the place, for the first that is no puzzle."""
@@ -346,7 +342,7 @@ class Source:
         for task in tasks:
             identifier = self._rows.get(task.name, _BLANK_IDENTIFIER)
             notes: tuple[str, ...] = ()
-            if self.has_puzzle_table and not _BLANK_IDENTIFIER < identifier < self.sizes["num_puzzle_identifiers"]:
+            if self.has_puzzle_table and not _BLANK_IDENTIFIER < identifier < self.trained.sizes.num_puzzle_identifiers:
                 identifier, notes = _BLANK_IDENTIFIER, (self._not_seen(task),)
             for number, pair in enumerate(task.test, start=1):
                 output_S = None if pair.output is None else to_tokens(pair.output)
@@ -545,7 +541,7 @@ def main(world: World) -> None:
     with world.agree():
         puzzles = source.puzzles()
     world = use_device(world, config.device)
-    solver = Solver(source, source.load_model(world), world)
+    solver = Solver(source, source.trained.load_model(world), world)
 
     try:
         num_solved = report(solver, puzzles, as_json=typed.as_json)

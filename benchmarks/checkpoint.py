@@ -29,7 +29,7 @@ from models.losses import StepLoss
 from models.parallel.layout import Layout
 from optim.build import build_optimizers
 from optim.ema import EMA
-from pretrain import PretrainConfig
+from training.config import PretrainConfig
 from utils.checkpoint.format import RunState, step_folders
 from utils.checkpoint.reader import Checkpoint
 from utils.checkpoint.writer import Checkpointer, Snapshot

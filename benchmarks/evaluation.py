@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 from dataset.schema import open_datasets
-from pretrain import evaluate, load_run
+from training.evaluation import EvalOptions, evaluate
+from training.trained import open_trained
 from utils.dist.setup import use_device
 from utils.dist.world import World
 
@@ -33,7 +34,9 @@ def main() -> None:
     options = parser.parse_args()
 
     world = use_device(World.single(), options.device)
-    config, model, checkpoint = load_run(options.run, world)
+    trained = open_trained(options.run, world)
+    config, checkpoint, model = trained.config, trained.checkpoint, trained.load_model(world)
+    assert config is not None and checkpoint is not None
     split = open_datasets(config.test_paths, "test", numbered_by=config.train_paths)
     first_set = next(iter(split.sets))
     rows = []
@@ -48,10 +51,12 @@ def main() -> None:
                     model,
                     split,
                     world,
-                    batch_size=options.batch_size or config.eval_batch_size or config.global_batch_size,
-                    num_steps=num_steps,
-                    adaptive=adaptive,
-                    max_examples=options.max_examples,
+                    EvalOptions(
+                        options.batch_size or config.eval_batch_size or config.global_batch_size,
+                        num_steps=num_steps,
+                        adaptive=adaptive,
+                        max_examples=options.max_examples,
+                    ),
                 )
                 assert found is not None
                 seconds[adaptive].append(time.perf_counter() - began)

@@ -33,7 +33,8 @@ from dataset.schema import open_datasets
 from models import build_arch
 from models.act import initial_carry, segment
 from models.block import Block
-from pretrain import PretrainConfig, task_of
+from training.config import PretrainConfig
+from training.data import Sizes
 from utils.command_line import CommandLine
 from utils.dist.config import Axes
 from utils.dist.launch import Launch
@@ -108,8 +109,8 @@ class Work:
 
 def count_work(config: PretrainConfig) -> Work:
     """By watching which blocks are called in a step, with gradient and without."""
-    task = task_of(open_datasets(config.train_paths, "train", numbered_by=config.train_paths))
-    model = build_arch(config.arch, **task)
+    sizes = Sizes.of(open_datasets(config.train_paths, "train", numbered_by=config.train_paths))
+    model = build_arch(config.arch, **sizes.as_dict())
     model.init_weights(torch.Generator().manual_seed(0))
     work = Work()
     blocks = [module for module in model.modules() if isinstance(module, Block)]
@@ -135,8 +136,8 @@ def count_work(config: PretrainConfig) -> Work:
     model.register_forward_hook(saw_model)
     work.others = weigh(model) - work.blocks
     batch = {
-        "inputs": torch.zeros(1, task["seq_len"], dtype=torch.int32),
-        "labels": torch.zeros(1, task["seq_len"], dtype=torch.int32),
+        "inputs": torch.zeros(1, sizes.seq_len, dtype=torch.int32),
+        "labels": torch.zeros(1, sizes.seq_len, dtype=torch.int32),
         "puzzle_identifiers": torch.zeros(1, dtype=torch.int32),
     }
     depth = config.arch.depth_at(_WARMUP, config.max_steps or _WARMUP)

@@ -2,33 +2,15 @@
 
 # B = slots of this rank, N = sequences that leave, T = segments, S = tokens, V = vocabulary
 
-import math
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from models.losses import LOSS_SUMS, METRICS, LossConfig, Outputs, act_loss, correctness, widest_float
 from utils.dist.world import World
-from utils.errors import UserError
 
 EVAL_METRICS = ("exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss")
-
-
-# A spike is one against the median of so many steps before it, and of at least so many.
-_SPIKE_WINDOW, _SPIKE_LEAST = 100, 10
-
-
-class NotFinite(UserError):
-    """A step that went wrong: gradients that are NaN or infinite, or a spike of the loss."""
-
-    def __init__(self, step: int, what: str, last_good: str) -> None:
-        super().__init__(
-            f"{what}; {last_good}; go on with a lower lr or more lr_warmup_steps, or with on_nonfinite=rewind"
-        )
-        self.step, self.what, self.last_good = step, what, last_good
 
 
 def _zeros(size: int, world: World) -> Tensor:
@@ -36,96 +18,58 @@ def _zeros(size: int, world: World) -> Tensor:
 
 
 class OpenSums:
-    """What training has summed up since the last log; part of a checkpoint.
+    """What training has summed up since the last log. A checkpoint holds these sums."""
 
-    `first_bad_step` is the first step whose gradients were not finite. Gradients are summed over ranks before their
-    norm is taken, so every rank holds the same, unless its own memory fails; hence the ranks agree on it.
-    """
-
-    def __init__(self, world: World, loss_spike: float | None = None) -> None:
-        """Args: loss_spike: how many times the median of the steps before it a step's lm_loss may be; None: any."""
-        self._world, self._loss_spike = world, loss_spike
-        self._unread: list[tuple[int, Tensor]] = []  # steps whose loss (per slot, this rank's share) nobody looked at
-        self._losses: deque[float] = deque(maxlen=_SPIKE_WINDOW)  # of the steps before those, the whole batch's
+    def __init__(self, world: World) -> None:
+        self._world = world
         self._values = _zeros(len(METRICS) + 1, world)  # METRICS, then the norm of the gradients
-        self._first_bad_step = torch.zeros((), dtype=torch.int32, device=world.device)
-        self.num_steps = self.num_slots = 0  # of the global batches
 
-    def add(self, step: int, global_batch_size: int, metric_sums: Tensor, grad_norm: Tensor) -> None:
-        """Count a step: this rank's sums in the order of METRICS, and the norm that all ranks agree on."""
+    def add(self, metric_sums: Tensor, grad_norm: Tensor) -> None:
+        """Count a step.
+
+        Args:
+            metric_sums: this rank's sums in the order of METRICS.
+            grad_norm: the norm of the gradients, which all ranks agree on; scalar.
+        """
         share = (grad_norm / self._world.data_size).to(metric_sums.dtype)  # the sum over ranks makes it whole again
         self._values += torch.cat([metric_sums, share.view(1)])
-        self.num_steps += 1
-        self.num_slots += global_batch_size
-        bad = (self._first_bad_step == 0) & ~grad_norm.isfinite()
-        self._first_bad_step = torch.where(bad, step, self._first_bad_step)
-        if self._loss_spike is not None:
-            self._unread.append((step, metric_sums[METRICS.index("lm_loss")] / global_batch_size))
 
-    def require_finite(self, last_good: Callable[[], str]) -> None:
-        """The host waits for the device here. Every rank. Raises NotFinite, on every rank.
+    def reduce(self, num_steps: int, num_slots: int) -> dict[str, float]:
+        """Return the train metrics, complete on rank 0, and set the sums to zero. Every rank.
 
-        Args: last_good: says where the run can be taken up again; asked only where that is needed.
+        Losses are means over slots. The other metrics are means over the sequences that halted;
+        they are left out if no sequence did. Without a step there are no metrics.
+
+        Args:
+            num_steps: the steps that were added since the last call.
+            num_slots: the slots of the global batches of these steps.
         """
-        self._world.await_peers()
-        found = list[tuple[int, str]]()
-        if (spike := self._first_spike()) is not None:
-            step, loss, usual = spike
-            many = f"{loss / usual:.3g} times the {usual:.4g} of the steps before it (loss_spike={self._loss_spike:g})"
-            found.append((step, f"lm_loss is {loss:.4g} at step {step}, {many}"))
-        if step := int(self._first_bad_step):
-            found.append((step, f"the gradients are not finite (NaN or infinite) since step {step}"))
-        if self._world.any(bool(found)):
-            # Ranks that went back to different steps would leave out different batches, and wait for one another.
-            step, what = min(bad for of_rank in self._world.gather_objects(found) for bad in of_rank)
-            raise NotFinite(step, what, last_good())
-
-    def _first_spike(self) -> tuple[int, float, float] | None:
-        """Of the steps since the last look: step, loss, and the median of the steps before. Every rank, which all look
-        at the same steps: the verdict on a step is the same whenever it is asked for.
-        """
-        if not self._unread or self._loss_spike is None:
-            return None
-        steps, shares = zip(*self._unread, strict=True)
-        self._unread = []
-        for step, loss in zip(steps, self._world.sum_(torch.stack(shares)).tolist(), strict=True):
-            if not math.isfinite(loss):  # of a float16 step that wasn't taken; elsewhere the gradients tell
-                continue
-            if len(self._losses) >= _SPIKE_LEAST and loss > self._loss_spike * (usual := median(self._losses)):
-                return step, loss, usual
-            self._losses.append(loss)
-        return None
-
-    def reduce(self) -> dict[str, float]:
-        """The train metrics, complete on rank 0, and zero again. Every rank.
-
-        Losses are per slot and step; the others are means over the sequences that halted, left out if there were none.
-        """
-        if not self.num_steps:  # all were left out
+        if not num_steps:
             return {}
         *sums, grad_norm = self._world.sum_to_main_(self._values).tolist()
         named = dict(zip(METRICS, sums, strict=True))
         count = named.pop("count")
-        row = {f"train/{name}": named.pop(name) / self.num_slots for name in LOSS_SUMS}
-        row["train/grad_norm"] = grad_norm / self.num_steps
+        row = {f"train/{name}": named.pop(name) / num_slots for name in LOSS_SUMS}
+        row["train/grad_norm"] = grad_norm / num_steps
         if count > 0:
             row |= {f"train/{name}": value / count for name, value in named.items()}
         self._values.zero_()
-        self.num_steps = self.num_slots = 0
         return row
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a checkpoint, after `require_finite`: the sums of each share of the slots (shares, values), and the
-        losses that the next ones are compared with. Every rank.
-        """
-        losses = {"losses": torch.tensor(self._losses, dtype=torch.float64)} if self._losses else {}
-        return {"open_sums": self._world.gather_rows(self._values[None]), **losses}
+        """Return the sums for a checkpoint: those of each share of the slots, (shares, values). Every rank."""
+        return {"open_sums": self._world.gather_rows(self._values[None])}
 
-    def restore(self, tensors: Mapping[str, Tensor], num_steps: int, num_slots: int) -> None:
-        """Each share its own where there are as many as before, so that the sums round alike; else all to the first."""
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the sums of a checkpoint.
+
+        With as many shares as before, each takes its own, so that the sums round alike. Otherwise
+        the first share takes them all.
+
+        Raises:
+            ValueError: The checkpoint holds sums of other metrics.
+        """
         by_rank = tensors["open_sums"]
-        if "losses" in tensors:
-            self._losses.extend(tensors["losses"].tolist())
         if by_rank.shape[1:] != self._values.shape:
             raise ValueError(
                 f"the checkpoint has {tuple(by_rank.shape)} open sums; it is damaged or of another version"
@@ -134,7 +78,6 @@ class OpenSums:
             self._values.copy_(by_rank[self._world.data_rank])
         elif self._world.data_rank == 0:
             self._values.copy_(by_rank.sum(0))
-        self.num_steps, self.num_slots = num_steps, num_slots
 
 
 class EvalSums:

@@ -48,11 +48,14 @@ from dataset.schema import check_contents, open_datasets
 from dataset.tasks import MazeTask, SudokuTask
 from dataset.validate import validate as validate_dataset
 from draw import read_rows
-from pretrain import PretrainConfig, build_model, init_weights_from, load_run, task_of
+from pretrain import build_model
 from solve import _read_csv, _rows_of_names
 from tests import runs
-from tests.in_process import SINGLE, begin
+from tests.in_process import SINGLE, begin, load_run
 from tests.test_view import write_arc, write_run
+from training.config import PretrainConfig
+from training.data import Sizes
+from training.trained import load_weights_from
 from utils.command_line import read_config, validate
 from utils.dist.launch import Launch
 from utils.errors import UserError
@@ -125,8 +128,8 @@ def _read_weights(folder: Path, rng: Random) -> None:
     data = folder.parent.parent / "examples" / "data of weights"
     config = validate(PretrainConfig, read_config("pretrain", _settings(data, folder / "run")))
     (altered,) = _altered(folder) or [rng.choice(sorted(folder.iterdir()))]
-    sizes = task_of(open_datasets([str(data)], "train", numbered_by=[str(data)]))
-    init_weights_from(str(altered), build_model(config.arch, sizes, SINGLE, seed=0), "keep", SINGLE)
+    sizes = Sizes.of(open_datasets([str(data)], "train", numbered_by=[str(data)]))
+    load_weights_from(str(altered), build_model(config.arch, sizes, SINGLE, seed=0), "keep", SINGLE)
 
 
 def _write_dataset(folder: Path) -> None:

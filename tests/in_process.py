@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain import Data, PretrainConfig, TrainState, build_train_state, fit, open_data
+from models.base import RecursiveModel
+from pretrain import build_state, train
+from training.config import PretrainConfig
+from training.data import Data, open_data
+from training.state import TrainState
+from training.trained import open_trained
+from utils.checkpoint.reader import Checkpoint
 from utils.dist.launch import Launch
 from utils.dist.world import World
 from utils.errors import UserError
@@ -23,7 +29,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass
 class Begun:
-    """A run before its first step, and after `fit` the same one after its last."""
+    """A run before its first step, and after `fit` the same run after its last step."""
 
     start: Start[PretrainConfig]
     data: Data
@@ -32,7 +38,7 @@ class Begun:
 
     def fit(self) -> TrainState:
         with self.lock:
-            fit(self.start, self.data, self.state, StopSignal(), self.lock, SINGLE)
+            train(self.start, self.data, self.state, StopSignal(), self.lock, SINGLE)
         return self.state
 
 
@@ -40,12 +46,19 @@ def begin(overrides: list[str]) -> Begun:
     lock = RunLock()
     start = read_start(PretrainConfig, "pretrain", overrides, lock, Launch())
     opened = open_data(start.config, SINGLE)
-    return Begun(start, opened, build_train_state(start, opened, SINGLE), lock)
+    return Begun(start, opened, build_state(start, opened, SINGLE), lock)
 
 
 def train_here(overrides: list[str]) -> TrainState:
     """A whole run."""
     return begin(overrides).fit()
+
+
+def load_run(path: Path, world: World = SINGLE) -> tuple[PretrainConfig, RecursiveModel, Checkpoint]:
+    """Load a trained model, with the config and the checkpoint that it comes from."""
+    trained = open_trained(path, world)
+    assert trained.config is not None and trained.checkpoint is not None
+    return trained.config, trained.load_model(world), trained.checkpoint
 
 
 def mistake(overrides: list[str]) -> str:

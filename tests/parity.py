@@ -24,11 +24,15 @@ from models.act import Batch, initial_carry, segment
 from models.hrm import HRMConfig
 from models.layers import RMS_EPS
 from models.losses import METRICS, act_loss
+from models.metric_sums import OpenSums
 from models.parallel.layout import Layout
 from models.published import fit_weights, to_ours
 from models.trm import TRMConfig
 from optim.build import AdamATan2Config, build_optimizers
-from pretrain import train_step
+from pretrain import StepSettings, train_step
+from training.state import TrainState
+from training.watch import NumberWatch
+from utils.checkpoint.format import Progress
 from utils.command_line import validate
 from utils.dist.world import World
 
@@ -200,22 +204,21 @@ def replay(recording: Recording) -> Report:
     has_target = config.halt_max_steps > 1 and not config.no_ACT_continue
 
     carry = initial_carry(model, recording.batches[0])
+    state = TrainState(layout, optimizers, None, None, carry, OpenSums(world), NumberWatch(world), Progress())
     for t, (batch, lr_multiplier) in enumerate(zip(recording.batches, recording.lr_multipliers, strict=True)):
-        carry, result = train_step(
-            layout,
-            optimizers,
-            carry,
-            batch,
+        settings = StepSettings(
             depth=config.depth,
-            loss_config=config.loss,
+            loss=config.loss,
+            global_batch_size=recording.sizes["batch_size"],
+            min_halt_steps_B=torch.zeros(recording.sizes["batch_size"], dtype=torch.int32),
             lr_multiplier=lr_multiplier,
             puzzle_emb_lr=optim["puzzle_emb_lr"] * lr_multiplier,
             puzzle_emb_weight_decay=optim["puzzle_emb_weight_decay"],
             grad_clip=None,
-            global_batch_size=recording.sizes["batch_size"],
-            min_halt_steps_B=torch.zeros(recording.sizes["batch_size"], dtype=torch.int32),
-            world=world,
+            ema_rate=0.0,
         )
+        result = train_step(state, batch, settings, world)
+        carry = state.carry
         (outputs,) = result.outputs
         report.compare("logits", f"train.{t:02d}.out.logits", outputs.logits_BSV.detach())
         report.compare("q", f"train.{t:02d}.out.q_halt_logits", outputs.q_halt_B.detach())

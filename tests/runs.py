@@ -443,13 +443,13 @@ def stopped_at_once(rank: int) -> None:
     """SIGTERM while the dataset is opened, long before the loop."""
     import pretrain
 
-    open_data = pretrain.open_data
+    open_data = pretrain.open_data  # type: ignore[attr-defined]
 
     def interrupted(*args: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return open_data(*args)
 
-    pretrain.open_data = interrupted  # type: ignore[assignment]
+    pretrain.open_data = interrupted  # type: ignore[attr-defined,assignment]
 
 
 def small_disk(num_bytes: int, rank: int) -> None:

@@ -26,11 +26,11 @@ from models.act import Batch, Carry, segment
 from models.base import RecursiveModel, SegmentOutput, State
 from models.depth import Depth
 from models.losses import Outputs
-from pretrain import evaluate
 from tests import runs
 from tests.in_process import mistake, train_here
 from tests.models.helpers import small_config
 from tests.spawn import run_ranks
+from training.evaluation import EvalOptions, evaluate
 from utils.dist.world import World
 from utils.errors import UserError
 
@@ -176,8 +176,8 @@ class Judge:
     def __call__(self, predictor: Predictor, **options: Any) -> dict[str, float]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(inference, "segment", _answering(self.data, predictor))
-            options = {"batch_size": BATCH_SIZE, **options}
-            metrics = evaluate(self.model, self.split, self.world, evaluators=self.evaluators, **options)
+            settings = EvalOptions(**{"batch_size": BATCH_SIZE, **options})
+            metrics = evaluate(self.model, self.split, self.world, settings, evaluators=self.evaluators)
         assert metrics is not None
         return {name.removeprefix("eval/all/"): value for name, value in metrics.items()}
 
@@ -187,7 +187,7 @@ def _scores(metrics: dict[str, float]) -> dict[int, float]:
     return {k: metrics[f"pass@{k}"] for k in KS}
 
 
-# ---- predictors through pretrain.evaluate ----------------------------------------------------------------
+# ---- predictors through evaluate -------------------------------------------------------------------------
 
 
 def test_the_data_is_what_the_predictors_take_it_for(data: Path) -> None:
@@ -323,7 +323,7 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             patch.setattr(inference, "segment", next(evaluations))
             return evaluate(*args, **options)
 
-        patch.setattr("pretrain.evaluate", evaluated)
+        patch.setattr("training.session.evaluate", evaluated)
         train_here(_settings(data, folder, "best_metric=pass@2"))
     return folder
 

@@ -12,17 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain import (
-    PretrainConfig,
-    build_train_state,
-    fit,
-    load_run,
-    open_data,
-    require_same_task,
-    task_of,
-)
+from pretrain import build_state, train
 from tests import runs
+from tests.in_process import load_run
 from tests.spawn import world_of
+from training.config import PretrainConfig
+from training.data import Sizes, open_data, require_same_sizes
 from utils.dist.launch import Launch
 from utils.dist.setup import use_device
 from utils.dist.world import World
@@ -107,7 +102,7 @@ def _run(data: Path, run: Path, world: World = SINGLE, **changes: object) -> Non
     with RunLock() as lock:
         start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes), lock, Launch())
         opened = open_data(start.config, world)
-        fit(start, opened, build_train_state(start, opened, world), StopSignal(), lock, world)
+        train(start, opened, build_state(start, opened, world), StopSignal(), lock, world)
 
 
 def _mistake(call: Callable[[], Any]) -> str:
@@ -320,12 +315,12 @@ def test_scoring_data_of_another_task(quiet: Path, data: Path, copied_data: Path
         _set_json(copied_data, split, vocab_size=9)
     other = open_data(_start(copied_data, tmp_path / "run"), SINGLE).test
     assert other is not None
-    message = _mistake(lambda: require_same_task(checkpoint.state.task, other, config.arch))
+    message = _mistake(lambda: require_same_sizes(Sizes.of_checkpoint(checkpoint), other, config.arch))
     assert "'vocab_size': 9" in message and message.endswith("take data of the same task")
     own = open_data(_start(data, tmp_path / "run2"), SINGLE).test
     assert own is not None
-    require_same_task(checkpoint.state.task, own, config.arch)
-    assert task_of(own) == checkpoint.state.task
+    require_same_sizes(Sizes.of_checkpoint(checkpoint), own, config.arch)
+    assert Sizes.of(own) == Sizes.of_checkpoint(checkpoint)
 
 
 def test_resuming_with_another_architecture(copied: Path, data: Path) -> None:

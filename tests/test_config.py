@@ -18,8 +18,8 @@ from evaluate import EvaluateConfig
 from models import ArchConfig, build_arch
 from models.transformer import TransformerConfig
 from optim.build import OptimConfig
-from pretrain import PretrainConfig
 from solve import SolveConfig
+from training.config import PretrainConfig
 from utils.command_line import CONFIG_DIR, differences, read_config, validate
 
 PROGRAMS: dict[str, type[BaseModel]] = {

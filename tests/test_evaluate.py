@@ -15,15 +15,16 @@ from models import export
 from models.act import initial_carry, segment
 from models.hrm import HRM
 from models.losses import act_loss
-from pretrain import evaluate, load_run
 from tests import runs
-from tests.in_process import train_here, with_identifiers
+from tests.in_process import load_run, train_here, with_identifiers
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_hrm
 from tests.spawn import run_ranks
+from training.evaluation import EvalOptions, evaluate
 from utils.command_line import CommandLine
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.profiling import Deadline
+from utils.run.stop import StopSignal
 from utils.saved_outputs import SavedOutput
 
 # N = examples, T = segments, S = tokens
@@ -121,7 +122,7 @@ def rows(model: HRM) -> dict[str, np.ndarray]:
 
 
 def _evaluate(model: HRM, split: Split, batch_size: int, **options: Any) -> dict[str, float]:
-    metrics = evaluate(model, split, SINGLE, batch_size=batch_size, **options)
+    metrics = evaluate(model, split, SINGLE, EvalOptions(batch_size, **options))
     assert metrics is not None
     return metrics
 
@@ -180,7 +181,7 @@ def test_the_batch_size_changes_nothing(model: HRM, rows: dict[str, np.ndarray],
 
 def _on_rank(world: World, rows: dict[str, np.ndarray], batch_size: int) -> dict[str, float] | None:
     model = small_hrm(seed=7, halt_max_steps=STEPS)
-    return evaluate(model, _split(all=rows), world, batch_size=batch_size)
+    return evaluate(model, _split(all=rows), world, EvalOptions(batch_size))
 
 
 def test_so_does_the_number_of_ranks(model: HRM, rows: dict[str, np.ndarray]) -> None:
@@ -314,11 +315,8 @@ def test_a_batch_counts_whole_or_not_at_all(
         model,
         _split(all=rows),
         SINGLE,
-        batch_size=5,
-        adaptive=adaptive,
+        EvalOptions(5, adaptive=adaptive, save_outputs=["labels"], save_to=tmp_path),
         deadline=deadline,
-        save_outputs=["labels"],
-        save_to=tmp_path,
     )
     assert metrics is not None
     assert deadline.was_met == (num_batches == 5)
@@ -336,17 +334,16 @@ def test_a_batch_counts_whole_or_not_at_all(
 def test_a_stop_abandons_it(model: HRM, rows: dict[str, np.ndarray], tmp_path: Path) -> None:
     answers = iter([False, False, True])
 
-    def stop() -> bool:
-        return next(answers)
+    class Stop(StopSignal):
+        def requested(self) -> bool:
+            return next(answers)
 
     outcome = evaluate(
         model,
         _split(all=rows),
         SINGLE,
-        batch_size=5,
-        stop_requested=stop,
-        save_outputs=["logits"],
-        save_to=tmp_path / "outputs",
+        EvalOptions(5, save_outputs=["logits"], save_to=tmp_path / "outputs"),
+        stop=Stop(),
     )
     assert outcome is None
     assert not (tmp_path / "outputs").exists()

@@ -25,9 +25,8 @@ from dataset.schema import Split, open_split
 from dataset.tta import Variations
 from models.base import RecursiveModel
 from models.inference import Trace, trace
-from pretrain import load_run
 from tests import runs
-from tests.in_process import train_here
+from tests.in_process import load_run, train_here
 from utils.dist.world import World
 from utils.drawing import draw_accuracy_over_steps
 from utils.errors import UserError

@@ -21,9 +21,8 @@ import view
 from dataset import puzzle_csv
 from dataset.arc import read_tasks
 from dataset.schema import open_array, open_split, read_metadata
-from pretrain import load_run
 from tests import fuzz, runs
-from tests.in_process import SINGLE, begin, mistake, train_here
+from tests.in_process import SINGLE, begin, load_run, mistake, train_here
 from tests.test_view import write_run
 from utils import weights_file
 from utils.checkpoint.reader import Checkpoint

@@ -75,7 +75,7 @@ def test_a_run_begins_with_the_weights_bit_by_bit(
     begun = begin(_typed(puzzles, tmp_path / "run", init_from=source, seed=9))
     expected = raw if kind == "our file" else average
     assert not changed(expected, weights_of(begun.state))
-    assert begun.state.step == 0 and begun.state.best is None
+    assert begun.state.progress.step == 0 and begun.state.progress.best is None
     assert begun.state.ema is not None
     own_average = begun.state.ema.tensors()
     assert own_average and all(torch.equal(tensor, expected[name]) for name, tensor in own_average.items())

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +11,13 @@ from dataset.loader import IGNORE_LABEL, TrainLoader
 from dataset.sampler import Sampler
 from models.act import draw_min_halt_steps, initial_carry, segment
 from models.losses import act_loss
-from models.parallel.layout import Layout
 from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
-from pretrain import PretrainConfig, TrainState, build_model, build_train_state, fit, open_data, task_of, train_step
+from pretrain import StepResult, build_model, build_state, train, train_step
 from tests import runs
+from training.config import PretrainConfig
+from training.data import open_data
+from training.state import TrainState
 from utils.dist.launch import Launch
 from utils.dist.world import World
 from utils.run.lock import RunLock
@@ -30,8 +33,8 @@ def _run(data: Path, run: Path, **changes: object) -> tuple[TrainState, list[Row
     with RunLock() as lock:
         start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes), lock, Launch())
         opened = open_data(start.config, SINGLE)
-        state = build_train_state(start, opened, SINGLE)
-        fit(start, opened, state, StopSignal(), lock, SINGLE)
+        state = build_state(start, opened, SINGLE)
+        train(start, opened, state, StopSignal(), lock, SINGLE)
     return state, [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -84,7 +87,7 @@ def test_losses_and_rates_against_a_run_by_hand(data: Path, tmp_path: Path, ever
     typed = runs.settings(data, tmp_path / "run", log_interval=1)
     config = read_start(PretrainConfig, "pretrain", typed, RunLock(), Launch()).config
     opened = open_data(config, SINGLE)
-    model = build_model(config.arch, task_of(opened.train), SINGLE, config.seed)
+    model = build_model(config.arch, opened.sizes, SINGLE, config.seed)
     optimizer = AdamATan2(
         model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
     )
@@ -138,7 +141,7 @@ def test_losses_and_rates_against_a_run_by_hand(data: Path, tmp_path: Path, ever
 def test_the_number_of_steps_is_counted_from_epochs(data: Path, tmp_path: Path) -> None:
     """30 groups, one example each, 16 a step: 3 epochs are 90 draws, 5 whole batches and 10 left over."""
     state, rows = _run(data, tmp_path / "run", epochs=3, max_steps=None, eval_every_n_steps=None, log_interval=100)
-    assert state.step == 5
+    assert state.progress.step == 5
     # No evaluation was asked for, so that there is none at the end either; what was open is in the checkpoint.
     assert [row["step"] for row in rows] == [1]
     assert runs.latest(tmp_path / "run") == 5
@@ -146,7 +149,7 @@ def test_the_number_of_steps_is_counted_from_epochs(data: Path, tmp_path: Path) 
 
 def test_max_steps_ends_earlier_and_the_schedule_with_it(data: Path, tmp_path: Path) -> None:
     state, rows = _run(data, tmp_path / "run", max_steps=7, log_interval=1, lr_warmup_steps=2, lr_min_ratio=0.25)
-    assert state.step == 7
+    assert state.progress.step == 7
     rates = [row["train/lr"] for row in rows]
     assert rates[0] == pytest.approx(0.5e-4) and max(rates) == pytest.approx(1e-4)
     assert rates[-1] == pytest.approx(0.25e-4)
@@ -222,13 +225,13 @@ def test_float16_scales_the_loss_and_skips_what_overflows(
     """A skipped step changes nothing that is trained, and the curve goes on as that of float32 does."""
     taken = []
 
-    def noting(layout: Layout, *args: object, **kwargs: object) -> object:
-        before = {name: tensor.clone() for name, tensor in layout.model.trained_tensors().items()}
-        carry, result = train_step(layout, *args, **kwargs)  # type: ignore[arg-type]
-        after = layout.model.trained_tensors()
+    def noting(state: TrainState, *args: Any) -> StepResult:
+        before = {name: tensor.clone() for name, tensor in state.model.trained_tensors().items()}
+        result = train_step(state, *args)
+        after = state.model.trained_tensors()
         taken.append(result.was_taken)
         assert all(torch.equal(before[name], after[name]) for name in before) != result.was_taken
-        return carry, result
+        return result
 
     monkeypatch.setattr("pretrain.train_step", noting)
     # So large that the first steps overflow, and halved each time.

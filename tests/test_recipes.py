@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 import evaluate as program
 from dataset.schema import open_split
-from pretrain import evaluate, load_run
 from tests import runs
-from tests.in_process import SINGLE, Tensors, begin, changed, mistake, train_here, with_identifiers
+from tests.in_process import SINGLE, Tensors, begin, changed, load_run, mistake, train_here, with_identifiers
 from tests.runs import rows, settings, train
+from training.evaluation import EvalOptions, evaluate
 from utils.checkpoint.reader import Checkpoint
 
 
@@ -68,9 +68,9 @@ def test_the_average_is_what_is_evaluated(
 
     _, model, _ = load_run(averaged, SINGLE)
     split = open_split(data, "test")
-    assert evaluate(model, split, SINGLE, batch_size=16) == trained
+    assert evaluate(model, split, SINGLE, EvalOptions(16)) == trained
     model.load_state_dict(_weights(averaged, 12))
-    of_raw = evaluate(model, split, SINGLE, batch_size=16)
+    of_raw = evaluate(model, split, SINGLE, EvalOptions(16))
     assert of_raw is not None and abs(of_raw["eval/all/lm_loss"] - trained["eval/all/lm_loss"]) > 1e-2
 
 

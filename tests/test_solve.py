@@ -24,10 +24,10 @@ from dataset.augment import BOXES
 from dataset.builder import SPLITS, SplitWriter
 from models.act import Batch, initial_carry, segment
 from models.inference import Trace
-from pretrain import load_run
 from solve import Solver, Source
 from tests import runs
-from tests.in_process import train_here
+from tests.in_process import load_run, train_here
+from training.trained import Trained
 from utils.dist.world import World
 from utils.errors import UserError
 
@@ -511,7 +511,7 @@ def test_a_mistake_in_a_puzzle_comes_before_the_weights(run: Path, call: Call, m
     def load(*_: object) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(program, "load_run", load)
+    monkeypatch.setattr(Trained, "load_model", load)
     with pytest.raises(UserError, match="puzzle has 3 characters, this model's puzzles have 16"):
         call(f"checkpoint={run}", "puzzle=123")
 

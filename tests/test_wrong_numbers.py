@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import pytest
 import torch
 
 from models.losses import METRICS
-from models.metric_sums import NotFinite, OpenSums
 from tests import runs
 from tests.runs import LAST_STEP, assert_same_run, rows, settings, train, with_arguments
 from tests.spawn import run_ranks
+from training.watch import NotFinite, NumberWatch
 from utils.dist.world import World
 
 Steps = tuple[int, ...]
@@ -23,53 +24,45 @@ OFTEN = {"log_interval": 1}
 
 
 def _at_steps(change: Callable[..., Any]) -> None:
-    """Have `train_step` done by `change(step of the run, the real one, *args, **kwargs)`; the draws say which step it
-    is.
-    """
+    """Have `change(step of the run, the real train_step, state, ...)` take the place of `train_step`."""
     import pretrain
 
-    train_step, exploration = pretrain.train_step, pretrain.exploration
-    now = 0
-
-    def noted(config: Any, step: int, world: Any) -> Any:
-        nonlocal now
-        now = step
-        return exploration(config, step, world)
-
-    pretrain.exploration = noted
-    pretrain.train_step = lambda *args, **kwargs: change(now, train_step, *args, **kwargs)
+    train_step = pretrain.train_step
+    pretrain.train_step = lambda state, *args: change(state.progress.step, train_step, state, *args)
 
 
 def _explodes(at: Steps, rank: int) -> None:
     """The gradients of these steps are not finite, as often as they are done."""
 
-    def step(number: int, real: Any, *args: Any, **kwargs: Any) -> Any:
-        carry, result = real(*args, **kwargs)
+    def step(number: int, real: Any, state: Any, *args: Any) -> Any:
+        result = real(state, *args)
         if number in at:
-            result.grad_norm = result.grad_norm * float("nan")
-            for weight in args[0].model.parameters():
+            result = replace(result, grad_norm=result.grad_norm * float("nan"))
+            for weight in state.model.parameters():
                 weight.data.fill_(float("nan"))  # what such an update leaves
-        return carry, result
+        return result
 
     _at_steps(step)
 
 
 def _does_nothing(at: Steps, rank: int) -> None:
     """What leaving a batch out means, said otherwise: the step changes nothing and counts nothing."""
-    real_add = OpenSums.add
+    from training.session import Session
 
-    def add(sums: OpenSums, step: int, *args: Any) -> None:
-        if step not in at:
-            real_add(sums, step, *args)
+    real_count = Session.count
 
-    OpenSums.add = add  # type: ignore[method-assign,assignment]
+    def count(session: Session, *args: Any) -> None:
+        if session.state.progress.step not in at:
+            real_count(session, *args)
 
-    def step(number: int, real: Any, layout: Any, optimizers: Any, carry: Any, *args: Any, **kwargs: Any) -> Any:
+    Session.count = count  # type: ignore[method-assign,assignment]
+
+    def step(number: int, real: Any, *args: Any) -> Any:
         import pretrain
 
         if number not in at:
-            return real(layout, optimizers, carry, *args, **kwargs)
-        return carry, pretrain.StepResult([], torch.zeros(()), torch.zeros(()), was_taken=False)
+            return real(*args)
+        return pretrain.StepResult([], torch.zeros(()), torch.zeros(()), was_taken=False)
 
     _at_steps(step)
 
@@ -156,22 +149,22 @@ def test_a_spike_of_the_loss(data: Path, tmp_path: Path, log: Path) -> None:
 
 def test_a_loss_that_overflows_is_no_spike() -> None:
     """Of float16, whose scale leaves that step out already; where nothing does, its gradients aren't finite either."""
-    sums, values = OpenSums(World.single(), loss_spike=2.0), torch.zeros(len(METRICS), dtype=torch.float64)
+    watch, values = NumberWatch(World.single(), loss_spike=2.0), torch.zeros(len(METRICS), dtype=torch.float64)
     for step, loss in enumerate([1.0] * 12 + [float("inf"), float("nan"), 1.0, 3.0], start=1):
         values[METRICS.index("lm_loss")] = loss
-        sums.add(step, 1, values, torch.zeros(()))
+        watch.add(step, 1, values, torch.zeros(()))
     with pytest.raises(NotFinite, match=r"lm_loss is 3 at step 16, 3 times the 1 of the steps before it"):
-        sums.require_finite(lambda: "nothing")
+        watch.require_finite(lambda: "nothing")
 
 
 def _a_bit_flips(at_step: int, on_rank: int, rank: int) -> None:
     """As in memory that is going bad: a weight of one rank isn't what the others have."""
 
-    def step(number: int, real: Any, layout: Any, *args: Any, **kwargs: Any) -> Any:
+    def step(number: int, real: Any, state: Any, *args: Any) -> Any:
         if number == at_step and rank == on_rank:
-            weight = next(layout.model.parameters())
+            weight = next(state.model.parameters())
             weight.data.view(torch.int32)[0] ^= 1
-        return real(layout, *args, **kwargs)
+        return real(state, *args)
 
     _at_steps(step)
 
@@ -196,11 +189,11 @@ def test_ranks_agree_on_the_first_step_that_went_wrong() -> None:
 
 
 def _goes_wrong_here_first(world: World) -> str:
-    sums, values = OpenSums(world), torch.zeros(len(METRICS), dtype=torch.float64)
+    watch, values = NumberWatch(world), torch.zeros(len(METRICS), dtype=torch.float64)
     for step in range(1, 5):
-        sums.add(step, 2, values, torch.tensor(1.0 if step < 4 - world.rank else float("inf")))
+        watch.add(step, 2, values, torch.tensor(1.0 if step < 4 - world.rank else float("inf")))
     with pytest.raises(NotFinite) as caught:
-        sums.require_finite(lambda: "nothing")
+        watch.require_finite(lambda: "nothing")
     assert caught.value.step == 3
     return str(caught.value)
 
@@ -208,10 +201,10 @@ def _goes_wrong_here_first(world: World) -> str:
 def _a_moment_flips(rank: int) -> None:
     """A bit of the optimizer's state, which no weight has seen yet."""
 
-    def step(number: int, real: Any, layout: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
-        result = real(layout, optimizers, *args, **kwargs)
+    def step(number: int, real: Any, state: Any, *args: Any) -> Any:
+        result = real(state, *args)
         if number == 4 and rank == 1:
-            moments = [of for of in optimizers.export_state(layout.model).values() if of.dtype == torch.float32]
+            moments = [of for of in state.optimizers.export_state(state.model).values() if of.dtype == torch.float32]
             moments[-1].view(torch.int32).view(-1)[0] ^= 1
         return result
 

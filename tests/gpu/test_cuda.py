@@ -11,16 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from models.act import Batch, Carry, initial_carry
+from models.act import Batch, initial_carry
 from models.hrm import HRM
 from models.inference import Slots
 from models.metric_sums import OpenSums
 from models.parallel.layout import Layout
 from optim.build import AdamATan2Config, MuonConfig, OptimConfig, build_optimizers
 from optim.ema import EMA
-from pretrain import StepResult, train_step
+from pretrain import StepResult, StepSettings, train_step
 from tests import runs
 from tests.models.helpers import random_batch, small_hrm
+from training.state import TrainState
+from training.watch import NumberWatch
+from utils.checkpoint.format import Progress
 from utils.dist.world import World
 from utils.out_of_memory import advice, is_out_of_memory
 from utils.profiling import max_memory_gb
@@ -68,33 +71,36 @@ class _Training:
             betas=(0.9, 0.95),
             weight_decay=0.1,
         )
-        self.ema = EMA(self.model.trained_tensors())
-        self.sums = OpenSums(self.world)
-        self.carry: Carry | None = None
-        self.step = 0
+        self.state = TrainState(
+            self.layout,
+            self.optimizers,
+            EMA(self.model.trained_tensors()),
+            None,
+            initial_carry(self.model, self.batch(0)),
+            OpenSums(self.world),
+            NumberWatch(self.world),
+            Progress(),
+        )
 
     def batch(self, seed: int) -> Batch:
         return {name: tensor.to(self.world.device) for name, tensor in random_batch(BATCH_SIZE, seed=seed).items()}
 
     def train(self, batch: Batch, minimum_B: torch.Tensor) -> StepResult:
-        self.step += 1
-        self.carry, result = train_step(
-            self.layout,
-            self.optimizers,
-            self.carry or initial_carry(self.model, batch),
-            batch,
-            depth=self.model.config.depth_at(self.step, 100),
-            loss_config=self.model.config.loss,
+        self.state.progress.step += 1
+        settings = StepSettings(
+            depth=self.model.config.depth_at(self.state.progress.step, 100),
+            loss=self.model.config.loss,
+            global_batch_size=BATCH_SIZE,
+            min_halt_steps_B=minimum_B,
             lr_multiplier=1.0,
             puzzle_emb_lr=1e-3,
             puzzle_emb_weight_decay=0.1,
             grad_clip=1.0,
-            global_batch_size=BATCH_SIZE,
-            min_halt_steps_B=minimum_B,
-            world=self.world,
+            ema_rate=0.9,
         )
-        self.ema.update(0.9)
-        self.sums.add(self.step, BATCH_SIZE, result.sums, result.grad_norm)
+        result = train_step(self.state, batch, settings, self.world)
+        self.state.sums.add(result.sums, result.grad_norm)
+        self.state.watch.add(self.state.progress.step, BATCH_SIZE, result.sums, result.grad_norm)
         return result
 
 
@@ -119,7 +125,7 @@ def test_a_step_never_waits_for_the_device(forward_dtype: str, optim: OptimConfi
         for batch in batches[1:]:
             training.train(batch, minimum_B.to("cuda", non_blocking=True))
     torch.cuda.synchronize()
-    training.sums.require_finite(str)
+    training.state.watch.require_finite(str)
 
 
 def test_the_guard_sees_a_wait() -> None:
@@ -141,9 +147,9 @@ def test_float32_agrees_with_the_cpu() -> None:
             for name in ("loss", "sums", "grad_norm"):
                 expected, value = getattr(on_cpu, name), getattr(on_cuda, name).cpu()
                 torch.testing.assert_close(value, expected, rtol=1e-3, atol=1e-3)
-            assert cpu.carry is not None and cuda.carry is not None
-            for name, tensor in cpu.carry.tensors().items():
-                torch.testing.assert_close(cuda.carry.tensors()[name].cpu(), tensor, rtol=1e-3, atol=1e-3)
+            assert cpu.state.carry is not None and cuda.state.carry is not None
+            for name, tensor in cpu.state.carry.tensors().items():
+                torch.testing.assert_close(cuda.state.carry.tensors()[name].cpu(), tensor, rtol=1e-3, atol=1e-3)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = tf32
 

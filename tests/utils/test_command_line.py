@@ -9,7 +9,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain import USAGE, PretrainConfig
+from pretrain import USAGE
+from training.config import PretrainConfig
 from utils.command_line import (
     CONFIG_DIR,
     CommandLine,

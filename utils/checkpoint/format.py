@@ -42,22 +42,52 @@ class Manifest(BaseModel):
     files: dict[str, File]
 
 
-class RunState(BaseModel):
+class Progress(BaseModel):
+    """How far a run has come.
+
+    The loop changes these counters, a checkpoint stores them, and a resumed run has them again. A
+    new counter is one more field with a default.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    step: int = 0
+    draws: int = 0  # examples taken from the stream, which is where the data go on
+    skipped_steps: list[int] = []  # left out because they went wrong before the run went back
+    open_steps: int = 0  # steps and slots that the open metric sums cover
+    open_slots: int = 0
+    best: float | None = None
+    evaluations_since_best: int = 0
+    pending_row: dict[str, float] | None = None  # of this step, whose evaluation a stop interrupted
+    wandb_run_id: str = ""
+
+    def of_branch(self, wandb_run_id: str) -> "Progress":
+        """Return the progress of another run that branches off here: it has no best evaluation yet.
+
+        The steps that were left out behind this step are no matter of the branch. Those ahead
+        would go wrong there as well.
+        """
+        ahead = [step for step in self.skipped_steps if step > self.step]
+        return self.model_copy(
+            update={
+                "wandb_run_id": wandb_run_id,
+                "best": None,
+                "evaluations_since_best": 0,
+                "skipped_steps": ahead,
+            }
+        )
+
+
+class RunState(Progress):
     """What a checkpoint holds beside tensors: state.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    step: int
-    draws: int  # examples taken from the stream
-    skipped_steps: list[int] = []  # of this run, so far
-    open_steps: int
-    open_slots: int
-    best: float | None
-    evaluations_since_best: int
-    pending_row: dict[str, float] | None
-    wandb_run_id: str
     fingerprint: dict[str, str]
-    task: dict[str, int]
+    task: dict[str, int]  # the sizes of the data
     config: dict[str, Any]
+
+    def progress(self) -> Progress:
+        """Return a copy of the progress, for a run that goes on from here."""
+        return Progress.model_validate(self.model_dump(include=set(Progress.model_fields)))
 
 
 def step_folders(run: Path) -> list[Path]:

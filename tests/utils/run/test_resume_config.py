@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import PretrainConfig
+from training.config import PretrainConfig
 from utils.dist.launch import Launch
 from utils.run.folder import claim_fresh, mark_stopped, run_folder_of
 from utils.run.lock import RunLock

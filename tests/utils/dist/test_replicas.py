@@ -8,9 +8,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from tests.spawn import run_ranks
 from utils.dist.config import Axes
+from utils.dist.replicas import require_same_replicas
 from utils.dist.setup import use_device
 from utils.dist.world import World
-from utils.replicas import require_same_replicas
 
 
 def _said(tensors: dict[str, torch.Tensor], world: World) -> str:

@@ -1,0 +1,161 @@
+"""The config of a training run."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from dataset.evaluators import EvaluatorName
+from dataset.loader import DataOn
+from models import ArchConfig
+from models.metric_sums import EVAL_METRICS
+from models.parallel import ParallelConfig
+from models.published import PuzzleTable
+from optim.build import OptimConfig
+from optim.schedule import BatchScaling
+from utils.config import Bool, Float, Int
+from utils.dist.config import DeviceName, DistConfig
+from utils.metrics import WandbConfig
+from utils.run.folder import RunConfig
+from utils.saved_outputs import SavedOutput
+
+Positive = Field(gt=0)
+NotNegative = Field(ge=0)
+
+
+class PretrainConfig(RunConfig):
+    """All keys of a run, with those of RunConfig.
+
+    config/pretrain.yaml holds the defaults and says what each key means.
+    """
+
+    arch: ArchConfig
+    optim: OptimConfig
+    parallel: ParallelConfig
+
+    data_paths_test: list[str]
+    data_on: DataOn
+    augment: Literal["none", "online"]
+    global_batch_size: Int = Field(gt=0, le=10**6)  # slots are memory, and configs may be strangers'
+    grad_accumulation: Int = Positive
+    epochs: Int = Field(gt=0, le=10**7)  # the end of each is kept in memory
+    max_steps: Int | None = Field(gt=0)
+    seed: Int = Field(ge=0, lt=2**63)
+    overfit_one_batch: Bool
+
+    lr: Float = NotNegative
+    lr_min_ratio: Float = Field(ge=0, le=1)
+    lr_warmup_steps: Int = NotNegative
+    lr_scaling: BatchScaling
+    lr_scaling_reference: Int = Positive
+    beta1: Float = Field(ge=0, lt=1)
+    beta2: Float = Field(ge=0, lt=1)
+    weight_decay: Float = NotNegative
+    puzzle_emb_lr: Float = NotNegative
+    puzzle_emb_weight_decay: Float = NotNegative
+    grad_clip: Float | None = Field(gt=0)
+    ema: Bool
+    ema_rate: Float = Field(ge=0, lt=1)
+    ema_start: Float = Field(ge=0, lt=1)
+
+    init_from: str | None = Field(min_length=1)
+    load_checkpoint: str | None = Field(min_length=1)
+    puzzle_table: PuzzleTable | None
+    freeze: Literal["none", "blocks", "puzzle_table"]
+    freeze_weights: Bool
+
+    eval_interval: Int | None = Field(gt=0)
+    eval_every_n_steps: Int | None = Field(gt=0)
+    min_eval_interval: Int = NotNegative
+    eval_batch_size: Int | None = Field(gt=0)
+    eval_max_examples: Int | None = Field(gt=0)
+    eval_adaptive: Bool
+    eval_max_share: Float | None = Field(gt=0, lt=1)
+    eval_save_outputs: list[SavedOutput]
+    evaluators: list[EvaluatorName]
+    early_stop_patience: Int | None = Field(gt=0)
+
+    on_nonfinite: Literal["stop", "rewind"]
+    max_rewinds: Int = Positive
+    loss_spike: Float | None = Field(gt=1)
+    check_replicas_every_n_steps: Int | None = Field(gt=0)
+
+    checkpoint_every_eval: Bool
+    checkpoint_every_n_steps: Int | None = Field(gt=0)
+    keep_last_k: Int | None = Field(gt=0)
+    best_metric: str | None
+    best_mode: Literal["max", "min"]
+
+    log_interval: Int = Positive
+    wandb: WandbConfig
+    profile: Bool
+    perf_every_n_steps: Int | None = Field(gt=0)
+
+    device: DeviceName
+    compile: Bool
+    deterministic: Bool
+    dist: DistConfig
+
+    @model_validator(mode="after")
+    def _best_is_evaluated(self) -> "PretrainConfig":
+        known = self.best_metric is None or self.best_metric.startswith("eval/") or self.best_metric in EVAL_METRICS
+        if not known and not self.evaluators:  # whose metrics the data decides about
+            raise ValueError(
+                f"best_metric is {self.best_metric!r}; name one of evaluation, such as eval/all/exact_accuracy"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _something_is_left_to_train(self) -> "PretrainConfig":
+        if self.freeze_weights and self.freeze != "none":
+            raise ValueError(
+                f"freeze_weights trains the puzzle table only, and freeze={self.freeze} leaves less; give one of them"
+            )
+        if self.freeze_weights and not self.arch.puzzle_emb_ndim:
+            raise ValueError(
+                "freeze_weights trains the puzzle table only, but arch.puzzle_emb_ndim is 0: there is none; "
+                "give it a size, or freeze=blocks"
+            )
+        if self.freeze == "puzzle_table" and not self.arch.puzzle_emb_ndim:
+            raise ValueError("freeze=puzzle_table, but arch.puzzle_emb_ndim is 0: there is none; leave freeze out")
+        return self
+
+    @model_validator(mode="after")
+    def _one_batch_stays_one_batch(self) -> "PretrainConfig":
+        if self.overfit_one_batch and self.augment != "none":
+            raise ValueError(
+                f"overfit_one_batch repeats a batch, and augment={self.augment} varies it; give augment=none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_have_one_source(self) -> "PretrainConfig":
+        if self.init_from and self.load_checkpoint:
+            raise ValueError(
+                f"init_from={self.init_from} and load_checkpoint={self.load_checkpoint} mean the same; give one"
+            )
+        if self.puzzle_table and not self.initial_weights:
+            raise ValueError(
+                f"puzzle_table={self.puzzle_table} says what becomes of the table of init_from; give that too"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _patience_has_a_metric(self) -> "PretrainConfig":
+        if self.early_stop_patience and not (self.best_metric and self.evaluates):
+            raise ValueError(
+                f"early_stop_patience={self.early_stop_patience} counts evaluations without a better best_metric; "
+                "give that, and eval_interval or eval_every_n_steps"
+            )
+        return self
+
+    @property
+    def initial_weights(self) -> str | None:
+        return self.init_from or self.load_checkpoint
+
+    @property
+    def test_paths(self) -> list[str]:
+        return self.data_paths_test or self.train_paths
+
+    @property
+    def evaluates(self) -> bool:
+        return self.eval_interval is not None or self.eval_every_n_steps is not None

@@ -1,0 +1,108 @@
+"""The data of a run: its splits, their sizes, and how the slots of a batch are shared over ranks."""
+
+import math
+from dataclasses import asdict, dataclass
+
+from dataset.schema import Split, check_contents, open_datasets
+from models import ArchConfig
+from training.config import PretrainConfig
+from utils.checkpoint.reader import Checkpoint
+from utils.dist.world import World, shares
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a dataset that a model is built for."""
+
+    seq_len: int
+    vocab_size: int
+    num_puzzle_identifiers: int
+
+    @staticmethod
+    def of(split: Split) -> "Sizes":
+        metadata = split.metadata
+        return Sizes(metadata.seq_len, metadata.vocab_size, metadata.num_puzzle_identifiers)
+
+    @staticmethod
+    def of_checkpoint(checkpoint: Checkpoint) -> "Sizes":
+        """Return the sizes of the data that a checkpoint was trained on."""
+        return Sizes(**checkpoint.state.task)
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass
+class Data:
+    """The splits of a run and the sha256 of their contents, by the name of the split."""
+
+    train: Split
+    test: Split | None
+    fingerprint: dict[str, str]
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes.of(self.train)
+
+
+def open_data(config: PretrainConfig, world: World) -> Data:
+    """Open the splits of a run. Rank 0 also reads their contents once and checks them. Every rank.
+
+    Raises:
+        UserError: The data are missing, damaged or of another task than the model, or the ranks
+            cannot share the batch.
+    """
+    fingerprint: dict[str, str] = {}
+    with world.agree():
+        train = open_datasets(config.train_paths, "train", numbered_by=config.train_paths)
+        test = None
+        if config.evaluates:
+            test = open_datasets(config.test_paths, "test", numbered_by=config.train_paths)
+        require_whole_shares(config, world)
+        for split in filter(None, (train, test)):
+            require_same_sizes(Sizes.of(train), split, config.arch)
+            if world.is_main:
+                fingerprint[split.path.name] = check_contents(split)
+    return Data(train, test, world.broadcast_object(fingerprint))
+
+
+def require_whole_shares(config: PretrainConfig, world: World) -> None:
+    """Check that each rank has slots of the global batch, and that they split into microbatches.
+
+    Raises:
+        ValueError: Ranks would hold different numbers of slots although rank_weights is not given,
+            or a rank would hold none, or the microbatches would differ in size.
+    """
+    batch_size, num_ranks = config.global_batch_size, world.data_size
+    if batch_size % num_ranks and not config.dist.rank_weights:
+        raise ValueError(
+            f"global_batch_size={batch_size} can't be split over {num_ranks} ranks; "
+            f"take {-(-batch_size // num_ranks) * num_ranks}, or another number of ranks"
+        )
+    slots = world.slice_of(batch_size)
+    if slots.start == slots.stop:
+        raise ValueError(
+            f"dist.rank_weights={config.dist.rank_weights} leaves rank {world.rank} none of the {batch_size} slots; "
+            "take other weights, or a larger global_batch_size"
+        )
+    config.parallel.require_parts(math.gcd(*slots_of_ranks(config, world)), config.grad_accumulation)
+
+
+def slots_of_ranks(config: PretrainConfig, world: World) -> list[int]:
+    """Return how many slots of the global batch each share of the ranks holds."""
+    return [share.stop - share.start for share in shares(world.weights, config.global_batch_size)]
+
+
+def require_same_sizes(sizes: Sizes, other: Split, arch: ArchConfig) -> None:
+    """Raise ValueError if a model that was built for `sizes` cannot read another split."""
+    theirs = Sizes.of(other)
+    if (theirs.seq_len, theirs.vocab_size) != (sizes.seq_len, sizes.vocab_size):
+        raise ValueError(
+            f"{other.path} has {theirs.as_dict()}, but the model was built for {sizes.as_dict()}; "
+            "take data of the same task"
+        )
+    if arch.puzzle_emb_ndim and theirs.num_puzzle_identifiers > sizes.num_puzzle_identifiers:
+        raise ValueError(
+            f"{other.path} has {theirs.num_puzzle_identifiers} puzzle identifiers, but the model's table only "
+            f"{sizes.num_puzzle_identifiers} rows; take data with puzzles that it was trained on"
+        )

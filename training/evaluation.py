@@ -1,0 +1,285 @@
+"""Evaluation: every example of every set once, and the votes of an example's variations."""
+# B = slots of this rank, N = sequences that leave, S = tokens of a puzzle
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dataset.evaluators import NO_EVALUATORS, Evaluators
+from dataset.loader import IGNORE_LABEL, EvalLoader
+from dataset.schema import Split
+from dataset.tta import Ballots, Variations
+from models.base import RecursiveModel
+from models.inference import Examples, Finished, Slots, idle_segment
+from models.metric_sums import EvalSums
+from utils.dist.world import World
+from utils.profiling import Deadline
+from utils.run.stop import StopSignal
+from utils.saved_outputs import OutputWriter, SavedOutput
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """How a split is evaluated.
+
+    Attributes:
+        batch_size: slots over all ranks together. Only speed and memory depend on this number.
+        num_steps: segments of an example; None for halt_max_steps.
+        adaptive: examples that are settled leave, and others take their slots (models/inference.py).
+        max_examples: of each larger set only so many, evenly spread.
+        keep_votes: add to the votes of the evaluation before, for checkpoints that vote together.
+        save_outputs: what to write of each example, beside its row in the dataset.
+        save_to: the folder for these outputs and for the evaluators' own files.
+    """
+
+    batch_size: int
+    num_steps: int | None = None
+    adaptive: bool = False
+    max_examples: int | None = None
+    keep_votes: bool = False
+    save_outputs: Sequence[SavedOutput] = ()
+    save_to: Path | None = None
+
+
+@torch.no_grad()
+def evaluate(
+    model: RecursiveModel,
+    split: Split,
+    world: World,
+    options: EvalOptions,
+    *,
+    evaluators: Evaluators = NO_EVALUATORS,
+    lockstep: bool = False,
+    stop: StopSignal | None = None,
+    deadline: Deadline | None = None,
+) -> dict[str, float] | None:
+    """Evaluate each example of every set once. All ranks get the same metrics. Every rank.
+
+    Args:
+        evaluators: what else to find out about the answers.
+        lockstep: a segment of this model is a collective, so that a rank without examples of its
+            own computes along.
+        stop: asked between segments. If any rank was asked to stop, the evaluation is abandoned.
+        deadline: of rank 0. A batch then counts whole or not at all, because the sequences that
+            halt early are the easy ones. Examples for which no time is left are evenly spread.
+            Several sets share the time.
+
+    Returns:
+        eval/<set>/<name> for EVAL_METRICS, the evaluators' metrics, exact_accuracy_at_step/<n> and
+        num_examples, which counts the examples with labels. `steps` are those that ran; `halt_step`
+        is where the Q head would have stopped. None if the evaluation was abandoned.
+    """
+    deadline = deadline or Deadline()
+    metrics: dict[str, float] = {}
+    if options.save_to is not None:
+        OutputWriter.clear(options.save_to, list(split.sets), world)
+    for set_name, part in deadline.shared_by(list(split.sets)):
+        evaluation = _SetEvaluation(model, split, set_name, world, options, evaluators)
+        found = evaluation.run(part, stop, lockstep=lockstep)
+        if found is None:
+            return None
+        metrics |= {f"eval/{set_name}/{name}": value for name, value in found.items()}
+    return metrics
+
+
+class _SetEvaluation:
+    """The evaluation of one set. It goes in laps: all examples are one lap, or with a deadline each batch."""
+
+    def __init__(
+        self,
+        model: RecursiveModel,
+        split: Split,
+        set_name: str,
+        world: World,
+        options: EvalOptions,
+        evaluators: Evaluators,
+    ) -> None:
+        self._model, self._split, self._set_name, self._world = model, split, set_name, world
+        self._options, self._evaluators = options, evaluators
+        self._num_steps = options.num_steps or model.config.halt_max_steps
+        self._sums = self._new_sums()
+        self._writer: OutputWriter | None = None
+        if options.save_outputs and options.save_to is not None:
+            self._writer = OutputWriter(options.save_to, set_name, world)
+
+    def _new_sums(self) -> EvalSums:
+        return EvalSums(self._num_steps, self._evaluators.checks, self._world)
+
+    def run(self, deadline: Deadline, stop: StopSignal | None, *, lockstep: bool) -> dict[str, float] | None:
+        """Return the metrics of the set, or None if any rank was asked to stop. Every rank."""
+        options, evaluators, world = self._options, self._evaluators, self._world
+        loader = EvalLoader(
+            self._split, self._set_name, options.batch_size, options.max_examples, spread=deadline.is_set
+        )
+        examples = loader.batches(world)
+        if not options.keep_votes:
+            evaluators.clear()
+        while (slots := self._next_lap(examples, deadline)) is not None:
+            ended = self._run_lap(slots, deadline, stop, lockstep=lockstep)
+            if ended == "stopped":
+                return None
+            if ended == "late":
+                deadline.was_met = False
+                break
+        with world.agree():
+            loader.require_all_read()
+        found = self._sums.reduce()
+        if found:  # at least one example
+            found |= evaluators.results(world, options.save_to)
+        if self._writer is not None:
+            self._writer.close(world)
+        return found
+
+    def _next_lap(self, examples: Iterator[Examples], deadline: Deadline) -> Slots | None:
+        """Return the slots of the next lap; None if no examples are left, or no time. Every rank."""
+        slots = Slots(
+            self._model,
+            islice(examples, 1) if deadline.is_set else examples,
+            num_steps=self._num_steps,
+            adaptive=self._options.adaptive,
+            keep_steps=not {"predictions_at_step", "q_halt_at_step"}.isdisjoint(self._options.save_outputs),
+        )
+        more, late = self._world.any_of(slots.busy, self._world.is_main and deadline.is_near)
+        deadline.was_met &= not (more and late)
+        return slots if more and not late else None
+
+    def _run_lap(
+        self, slots: Slots, deadline: Deadline, stop: StopSignal | None, *, lockstep: bool
+    ) -> Literal["done", "stopped", "late"]:
+        """Run the examples of a lap until they have left. A late lap counts for nothing. Every rank."""
+        world, model = self._world, self._model
+        deadline.begin_lap()
+        of_lap, finished = self._new_sums(), list[Finished]()
+        while True:
+            asked_to_stop = stop is not None and stop.requested()
+            stopping, busy, late = world.any_of(asked_to_stop, slots.busy, world.is_main and deadline.is_over)
+            if stopping:
+                return "stopped"
+            if late and busy:
+                return "late"
+            if late or not busy:
+                break
+            if not slots.busy:  # other ranks are
+                if lockstep:
+                    idle_segment(model, self._split.metadata.seq_len, world.device)
+                continue
+            said = slots.advance()
+            of_lap.add_segment(
+                said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, ignore_label=IGNORE_LABEL
+            )
+            if deadline.is_set:
+                world.wait_for_device()  # otherwise the clock would time what was asked for, not what was done
+            if said.finished is not None and deadline.is_set:
+                finished.append(said.finished)  # until the lap is known to be in time
+            elif said.finished is not None:
+                self._count(said.finished)
+        self._sums.add(of_lap)
+        for each in finished:
+            self._count(each)
+        deadline.end_lap()
+        return "done"
+
+    def _count(self, done: Finished) -> None:
+        """Count the answers of sequences that left."""
+        answers_NS = done.outputs.logits_BSV.argmax(-1)
+        self._evaluators.vote(done.batch, answers_NS, done.outputs.q_halt_B.sigmoid())
+        checks = self._evaluators.judge(done.batch["inputs"], answers_NS)
+        self._sums.add_last(
+            done.outputs,
+            done.batch["labels"],
+            done.steps_N,
+            checks,
+            config=self._model.config.loss,
+            ignore_label=IGNORE_LABEL,
+        )
+        if self._writer is not None:
+            rows = {"rows": torch.from_numpy(done.rows_N)}
+            self._writer.add(rows | _outputs_to_save(self._options.save_outputs, done))
+
+
+def _outputs_to_save(names: Sequence[SavedOutput], done: Finished) -> dict[str, Tensor]:
+    possible = done.batch | {
+        "logits": done.outputs.logits_BSV,
+        "predictions": done.outputs.logits_BSV.argmax(-1).int(),
+        "q_halt": done.outputs.q_halt_B,
+        "q_continue": done.outputs.q_continue_B,
+        "steps": done.steps_N,
+    }
+    if done.predictions_NTS is not None and done.q_halt_NT is not None:
+        possible |= {"predictions_at_step": done.predictions_NTS, "q_halt_at_step": done.q_halt_NT}
+    return {name: possible[name] for name in names}
+
+
+# ---- test-time augmentation ------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def evaluate_votes(
+    model: RecursiveModel,
+    split: Split,
+    world: World,
+    options: EvalOptions,
+    *,
+    evaluators: Evaluators,
+    variations: Variations,
+) -> dict[str, float]:
+    """Let the variations of each example vote for its answer. All ranks get the same metrics. Every rank.
+
+    Returns:
+        eval/<set>/tta/<name> for exact_accuracy and for what the evaluators judge, over the
+        examples with labels.
+    """
+    metrics: dict[str, float] = {}
+    for set_name in split.sets:
+        batch_size = max(world.size, options.batch_size // variations.count)
+        loader = EvalLoader(split, set_name, batch_size, options.max_examples)
+        slots = Slots(
+            model,
+            variations.spread(loader.batches(world)),
+            num_steps=options.num_steps or model.config.halt_max_steps,
+            adaptive=options.adaptive,
+        )
+        ballots = Ballots(variations.count)
+        names = ("count", "exact_accuracy", *evaluators.checks)
+        sums = torch.zeros(len(names), dtype=torch.int64)
+        while any(world.any_of(slots.busy)):  # together, so that no rank waits longer than its groups allow
+            done = slots.advance().finished if slots.busy else None
+            if done is not None:
+                sums += _sums_of_votes(done, ballots, variations, evaluators)
+        with world.agree():
+            loader.require_all_read()
+        count, *rest = world.sum_(sums.to(world.device)).tolist()
+        if count:
+            shares = zip(names[1:], rest, strict=True)
+            metrics |= {f"eval/{set_name}/tta/{name}": value / count for name, value in shares}
+    return metrics
+
+
+def _sums_of_votes(done: Finished, ballots: Ballots, variations: Variations, evaluators: Evaluators) -> Tensor:
+    """Cast the votes of variations that left, and count the examples that are decided by them.
+
+    Returns:
+        How many have labels, are exactly right, and pass each of the evaluators' checks; int64.
+    """
+    answers_NS = variations.undo(done.rows_N, done.outputs.logits_BSV.argmax(-1)).cpu().numpy()
+    confidence_N = done.outputs.q_halt_B.sigmoid().float().cpu().numpy()
+    decided = ballots.cast(done.rows_N, answers_NS, confidence_N)
+    if not decided:
+        return torch.zeros(2 + len(evaluators.checks), dtype=torch.int64)
+    # The last variation to come in says which puzzle it is, turned back like the answers.
+    last = [index for index, _ in decided]
+    answers = torch.from_numpy(np.stack([answer_S for _, answer_S in decided]))
+    inputs = variations.undo(done.rows_N[last], done.batch["inputs"][last]).cpu()
+    labels = done.batch["labels"][last].cpu()
+    is_label = labels != IGNORE_LABEL
+    labelled = is_label.any(1)
+    exact = (~is_label | (answers == labels)).all(1)
+    judged = evaluators.judge(inputs, answers)
+    found = [labelled, exact, *(judged[name] for name in evaluators.checks)]
+    return torch.stack([(labelled & each).sum() for each in found])

@@ -1,0 +1,175 @@
+"""The plan of a run: what is known before its first step, and what is due after each."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from dataset.evaluators import NO_EVALUATORS, Evaluators, build_evaluators
+from dataset.online import OnlineAugmentation
+from dataset.sampler import Sampler
+from models.act import draw_min_halt_steps
+from models.metric_sums import EVAL_METRICS
+from optim.schedule import batch_scale, lr_multiplier
+from training.config import PretrainConfig
+from training.data import Data
+from utils.checkpoint.format import Progress
+from utils.dist.world import World
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do. Its answers are pure functions of the config, the data and the step."""
+
+    config: PretrainConfig
+    sampler: Sampler
+    last_step: int
+    evaluates: bool
+    evaluators: Evaluators
+    best_metric: str  # with its set; empty for none
+    augmentation: OnlineAugmentation | None
+
+    @staticmethod
+    def make(config: PretrainConfig, data: Data, progress: Progress, world: World) -> "Plan":
+        """Plan the rest of a run that has come so far. Every rank.
+
+        Raises:
+            UserError: The run would have no step, or the data do not give what the config asks for.
+        """
+        sampler = Sampler(
+            list(data.train.sets.values()),
+            seed=config.seed,
+            epochs=config.epochs,
+            global_batch_size=config.global_batch_size,
+            first_step=progress.step + 1,
+            first_draw=progress.draws,
+            repeat_first_batch=config.overfit_one_batch,
+        )
+        last_step = min(sampler.last_step, config.max_steps or sampler.last_step)
+        with world.agree():
+            _require_steps(config, sampler, last_step)
+            evaluators = build_evaluators(config.evaluators, data.test) if data.test is not None else NO_EVALUATORS
+            best_metric = full_best_metric(config, data, evaluators)
+            augmentation = _online_augmentation(config, data, world)
+        return Plan(config, sampler, last_step, data.test is not None, evaluators, best_metric, augmentation)
+
+    # ---- rates of a step ----
+
+    def lr_multiplier(self, step: int) -> float:
+        """Return what the schedule makes of every learning rate at a step."""
+        return lr_multiplier(step, self.last_step, self.config.lr_warmup_steps, self.config.lr_min_ratio)
+
+    @property
+    def lr_scale(self) -> float:
+        """Return what the global batch size makes of the learning rate of the weights (lr_scaling)."""
+        config = self.config
+        return batch_scale(config.lr_scaling, config.global_batch_size, config.lr_scaling_reference)
+
+    def ema_rate(self, step: int) -> float:
+        """Return the rate of the moving average. It is 0, a copy of the weights, until ema_start of the run."""
+        return self.config.ema_rate if step / self.last_step > self.config.ema_start else 0.0
+
+    # ---- what is due after a step ----
+
+    def log_due(self, step: int) -> bool:
+        return step == 1 or step % self.config.log_interval == 0
+
+    def evaluation_due(self, step: int) -> bool:
+        """Return whether the step is the last, or the first after an interval of steps or epochs."""
+        if not self.evaluates:
+            return False
+        config, sampler = self.config, self.sampler
+        return (
+            step >= self.last_step
+            or self._interval_ends(config.eval_every_n_steps, step, step - 1)
+            or self._interval_ends(config.eval_interval, sampler.epochs_done(step), sampler.epochs_done(step - 1))
+        )
+
+    def _interval_ends(self, interval: int | None, done: int, before: int) -> bool:
+        return interval is not None and done // interval > max(before // interval, self.config.min_eval_interval)
+
+    def checkpoint_due(self, step: int, *, evaluated: bool) -> bool:
+        every = self.config.checkpoint_every_n_steps
+        by_steps = every is not None and step % every == 0
+        return by_steps or (evaluated and self.config.checkpoint_every_eval) or step >= self.last_step
+
+    def replicas_check_due(self, step: int) -> bool:
+        every = self.config.check_replicas_every_n_steps
+        return every is not None and step % every == 0
+
+    # ---- the best evaluation ----
+
+    def note_evaluation(self, metrics: dict[str, float], progress: Progress) -> bool:
+        """Count an evaluation in the progress. Returns whether it is the best so far."""
+        value = metrics.get(self.best_metric)
+        is_best = improves(value, progress.best, self.config.best_mode)
+        if is_best:
+            progress.best, progress.evaluations_since_best = value, 0
+        else:
+            progress.evaluations_since_best += 1
+        return is_best
+
+    def out_of_patience(self, progress: Progress) -> bool:
+        patience = self.config.early_stop_patience
+        return patience is not None and progress.evaluations_since_best >= patience
+
+    def is_finished(self, progress: Progress) -> bool:
+        """Return whether nothing is left to do, not even an evaluation that a stop interrupted."""
+        ended = progress.step >= self.last_step or self.out_of_patience(progress)
+        return ended and progress.pending_row is None
+
+
+def improves(value: float | None, best: float | None, mode: Literal["max", "min"]) -> bool:
+    """Return whether a value is the best so far. None, of examples without labels, is not."""
+    if value is None or best is None:
+        return value is not None
+    return value > best if mode == "max" else value < best
+
+
+def exploration(config: PretrainConfig, step: int, world: World) -> Tensor:
+    """Return the minimal halting step of each slot of this rank, drawn for this step; (B,)."""
+    arch = config.arch
+    drawn = draw_min_halt_steps(
+        config.seed, step, config.global_batch_size, arch.halt_exploration_prob, arch.halt_max_steps
+    )
+    return world.to_device(drawn[world.slice_of(config.global_batch_size)])
+
+
+def full_best_metric(config: PretrainConfig, data: Data, evaluators: Evaluators) -> str:
+    """Return the metric that `best` follows, with its set. It is empty if the run follows none.
+
+    A name without a set means the first set.
+
+    Raises:
+        ValueError: Evaluation never gives such a metric.
+    """
+    if config.best_metric is None or data.test is None:
+        return ""
+    sets = list(data.test.sets)
+    name = config.best_metric if "/" in config.best_metric else f"eval/{sets[0]}/{config.best_metric}"
+    at_steps = [f"exact_accuracy_at_step/{n}" for n in range(1, config.arch.halt_max_steps + 1)]
+    metrics = (*EVAL_METRICS, *evaluators.metrics)
+    if name not in [f"eval/{each}/{metric}" for each in sets for metric in (*metrics, *at_steps)]:
+        possible = ", ".join(f"eval/{each}/{metric}" for each in sets for metric in metrics)
+        raise ValueError(f"best_metric={config.best_metric} is no metric of this data; take one of {possible}")
+    return name
+
+
+def _require_steps(config: PretrainConfig, sampler: Sampler, last_step: int) -> None:
+    if last_step < 1:
+        raise ValueError(
+            f"{config.epochs} epochs draw {sampler.num_draws} examples, which don't fill one global batch of "
+            f"{config.global_batch_size}; raise epochs or lower global_batch_size"
+        )
+
+
+def _online_augmentation(config: PretrainConfig, data: Data, world: World) -> OnlineAugmentation | None:
+    if config.augment == "none":
+        return None
+    return OnlineAugmentation.build(
+        data.train,
+        seed=config.seed,
+        global_batch_size=config.global_batch_size,
+        slots=world.slice_of(config.global_batch_size),
+        device=world.device,
+    )

@@ -1,0 +1,107 @@
+"""Recovery from a step that went wrong: back to the last good checkpoint, and on without that step."""
+
+import gc
+import math
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from training.config import PretrainConfig
+from training.data import slots_of_ranks
+from training.state import TrainState
+from training.watch import NotFinite
+from utils.checkpoint.reader import find_checkpoint
+from utils.dist.world import World, local_part
+from utils.errors import UserError
+from utils.out_of_memory import advice, is_out_of_memory
+from utils.run.resume import Start
+
+
+class Recovery:
+    """Starts a run, and starts it again from its last good checkpoint when a step went wrong.
+
+    An attempt after the first builds its state as any resumed run does, so that a rewind leaves
+    behind what a restart would. The batches of the steps that went wrong are left out.
+    """
+
+    def __init__(self, start: Start[PretrainConfig], world: World) -> None:
+        self._start, self._config, self._world = start, start.config, world
+        self._skipped: list[int] = []
+        # Weak, so that an attempt that ended gives its memory back before the next one builds its state.
+        self._state: weakref.ref[TrainState] | None = None
+        self._wandb_run_id = ""
+        self.is_done = False
+
+    @contextmanager
+    def attempt(self) -> Iterator[Start[PretrainConfig]]:
+        """Give the start of the next attempt, which runs inside. Every rank.
+
+        A step that went wrong ends the attempt and not the run, if on_nonfinite=rewind.
+
+        Raises:
+            UserError: A step went wrong, and on_nonfinite=stop or there were max_rewinds before it.
+        """
+        gc.collect()  # tensors of the attempt before this one, before this one takes as much memory
+        try:
+            yield self._start
+            self.is_done = True
+        except NotFinite as bad:
+            if self._config.on_nonfinite == "stop":
+                raise
+            self._leave_out(bad)
+            self._go_back(bad.what)
+        except Exception as error:
+            if is_out_of_memory(error):
+                error.add_note(self._memory_advice())
+            raise
+
+    def adopt(self, state: TrainState) -> TrainState:
+        """Add to the state of a new attempt what earlier attempts know beyond its checkpoint, and return it."""
+        self._state, progress = weakref.ref(state), state.progress
+        progress.skipped_steps = sorted({*progress.skipped_steps, *self._skipped})
+        progress.wandb_run_id = self._wandb_run_id = self._wandb_run_id or progress.wandb_run_id
+        return state
+
+    def _leave_out(self, bad: NotFinite) -> None:
+        state = self._state() if self._state is not None else None
+        assert state is not None, "its step went wrong, so the attempt had a state"
+        before = state.progress.skipped_steps
+        self._skipped = sorted({*before, bad.step})
+        if len(self._skipped) > self._config.max_rewinds:
+            raise UserError(
+                f"{bad.what}; steps {_listed(before)} were left out already (max_rewinds={self._config.max_rewinds}); "
+                f"{bad.last_good}; go on with a lower lr or more lr_warmup_steps"
+            ) from bad
+
+    def _go_back(self, what: str) -> None:
+        """Find the last good checkpoint. Every rank."""
+        start = self._start
+        with self._world.agree():
+            if self._world.is_main:
+                num, most = len(self._skipped), self._config.max_rewinds
+                notes = [f"{what}: going back (rewind {num} of {most} at most)"]
+                checkpoint = find_checkpoint(self._config.run_path, notes.append) or start.checkpoint
+                where = f"{checkpoint.path} at step {checkpoint.state.step}" if checkpoint else "the start"
+                notes.append(f"going on from {where}, without the batch of step {_listed(self._skipped)}")
+                start = Start(self._config, checkpoint, notes)
+        self._start = self._world.broadcast_object(start)
+
+    def _memory_advice(self) -> str:
+        """Return a line that says what a run without memory can change."""
+        config, num_slots = self._config, slots_of_ranks(self._config, self._world)
+        state = self._state() if self._state is not None else None
+        num_bytes = [local_part(tensor).nbytes for tensor in state.own_tensors()] if state is not None else []
+        return advice(
+            self._world.device,
+            num_slots=num_slots[self._world.data_rank],
+            divisible_slots=math.gcd(*num_slots),
+            global_batch_size=config.global_batch_size,
+            grad_accumulation=config.grad_accumulation,
+            activation_checkpointing=config.arch.activation_checkpointing,
+            parallel=config.parallel.name,
+            num_state_bytes=sum(num_bytes) or None,
+        )
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps))

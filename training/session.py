@@ -1,0 +1,289 @@
+"""What a run has open while it trains: folder, data loader, sinks, clocks, and every way in which it can end."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+
+from torch import Tensor
+
+from dataset.loader import Batch, TrainLoader
+from training.config import PretrainConfig
+from training.data import Data
+from training.evaluation import EvalOptions, evaluate
+from training.plan import Plan
+from training.state import TrainState
+from training.watch import NotFinite
+from utils.checkpoint.writer import Checkpointer
+from utils.dist.replicas import require_same_replicas
+from utils.dist.world import World
+from utils.errors import UserError
+from utils.metrics import Metrics, Row
+from utils.profiling import CommSampler, StepClock, StepProfiler, TimeShare
+from utils.run.folder import mark_stopped
+from utils.run.lock import RunLock
+from utils.run.resume import Start, prepare
+from utils.run.stop import StopSignal
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How an evaluation ended."""
+
+    row: Row  # the row of the step, with the metrics of the evaluation
+    is_done: bool  # False: a stop interrupted it, and the row waits in the progress
+    is_best: bool = False
+
+
+class Session:
+    """A run from the moment when it may write into its folder to its end.
+
+    Used as a context manager. Leaving it finishes the checkpoint that is under way and closes the
+    sinks, in the way that suits the end of the run: done, a mistake of the user, or a fault.
+    """
+
+    def __init__(
+        self,
+        start: Start[PretrainConfig],
+        data: Data,
+        state: TrainState,
+        plan: Plan,
+        stop: StopSignal,
+        lock: RunLock,
+        world: World,
+    ) -> None:
+        """Open everything. Every rank.
+
+        Raises:
+            UserError: The folder or the data cannot be used.
+        """
+        self.config, self.state, self.plan = start.config, state, plan
+        self._data, self._stop, self._world = data, stop, world
+        config, progress = start.config, state.progress
+        with world.agree():
+            self._loader = TrainLoader(
+                data.train, plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on
+            )
+            if world.is_main:
+                prepare(start, lock, world.attempt)
+                world.note_beginning()
+            self._checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)
+            # A step whose evaluation is pending has no row yet. If it has one, the run died after it made up for it.
+            logged = progress.step if progress.pending_row is None else progress.step - 1
+            self._metrics = Metrics(
+                world,
+                config.run_path,
+                config.wandb,
+                progress.wandb_run_id,
+                config.model_dump(),
+                logged,
+                plan.last_step,
+            )
+        self.say = self._metrics.say
+        self._profiler = StepProfiler(config.profile and world.is_main, config.run_path, self.say, world.device)
+        self._comm = CommSampler(None if config.profile else config.perf_every_n_steps, world)
+        self.clock, self._eval_share = StepClock(), TimeShare(config.eval_max_share)
+        self._mistake: ValueError | None = None  # why this rank has no next batch
+        for line in [*start.notes, describe(config, data, state, plan, world)]:
+            self.say(line)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    # ---- one step ----
+
+    def batches(self) -> Iterator[Batch]:
+        """Give this rank's slots of each batch until the last step, and move the progress on. Every rank.
+
+        Raises:
+            UserError: The first batch cannot be read.
+        """
+        progress = self.state.progress
+        batches = self._loader.batches(range(progress.step + 1, self.plan.last_step + 1))
+        with self.clock.waiting_for_data(), self._world.agree():
+            if (mistake := self._loader.next_mistake()) is not None:
+                raise mistake
+        for batch in self.clock.timing_data(batches):
+            progress.step += 1
+            progress.draws += self.config.global_batch_size
+            yield batch
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Put a training step inside: one in every few is looked at for what its communication takes."""
+        return self._comm.step(self.state.progress.step)
+
+    def count(self, metric_sums: Tensor, grad_norm: Tensor) -> None:
+        """Add a step to the open sums. The host does not wait for the device."""
+        state, batch_size = self.state, self.config.global_batch_size
+        state.sums.add(metric_sums, grad_norm)
+        state.watch.add(state.progress.step, batch_size, metric_sums, grad_norm)
+        state.progress.open_steps += 1
+        state.progress.open_slots += batch_size
+
+    def end_step(self) -> Row:
+        """Return the row of the step, which is empty if none is due. Every rank.
+
+        Raises:
+            NotFinite: A step since the last row went wrong.
+        """
+        step = self.state.progress.step
+        self._profiler.step()
+        self._metrics.advance(step)
+        row = self._row() if self.plan.log_due(step) else {}
+        with self.clock.waiting_for_data():
+            self._mistake = self._loader.next_mistake()
+        return row
+
+    def _row(self) -> Row:
+        config, state, progress = self.config, self.state, self.state.progress
+        state.watch.require_finite(self._checkpointer.settled_last_good)
+        row = state.sums.reduce(progress.open_steps, progress.open_slots)
+        progress.open_steps = progress.open_slots = 0
+        row["train/lr"] = config.lr * self.plan.lr_multiplier(progress.step) * self.plan.lr_scale
+        if state.loss_scale is not None:
+            row["train/loss_scale"] = float(state.loss_scale.tensors()["scale"])
+        if progress.skipped_steps:
+            row["train/skipped_steps"] = len(progress.skipped_steps)
+        return row | self.clock.read(config.global_batch_size) | self._comm.row()
+
+    # ---- what may follow a step ----
+
+    def evaluate(self, row: Row, *, limited: bool) -> Evaluation:
+        """Evaluate the test split at this step, with the averaged weights if there are any. Every rank.
+
+        Args:
+            row: what is logged of this step already.
+            limited: keep to eval_max_share. An evaluation that a stop put off is not limited, since
+                this process has no training time yet to take a share of.
+
+        Raises:
+            UserError: The data or the disk failed. The step is saved first, so that no work is lost;
+                the resumed run makes up for the evaluation.
+        """
+        config, state, progress, world = self.config, self.state, self.state.progress, self._world
+        assert self._data.test is not None
+        state.watch.require_finite(self._checkpointer.settled_last_good)
+        options = EvalOptions(
+            config.eval_batch_size or config.global_batch_size,
+            adaptive=config.eval_adaptive,
+            max_examples=config.eval_max_examples,
+            save_outputs=config.eval_save_outputs,
+            save_to=config.run_path / "eval_outputs" / f"step_{progress.step:08d}",
+        )
+        try:
+            with self._eval_share.taking(limited=limited) as deadline, state.averaged_weights():
+                metrics = evaluate(
+                    state.model,
+                    self._data.test,
+                    world,
+                    options,
+                    evaluators=self.plan.evaluators,
+                    lockstep=state.layout.lockstep,
+                    stop=self._stop,
+                    deadline=deadline,
+                )
+        except UserError:
+            progress.pending_row = row
+            self.save(is_best=False)
+            raise
+        if metrics is None:
+            progress.pending_row = row
+            return Evaluation(row, is_done=False)
+        row = row | metrics | {"perf/eval_share": self._eval_share.share}
+        if not deadline.was_met:  # some of the examples, by luck, are no measure
+            self.say(f"step {progress.step}: no time for all of the evaluation (eval_max_share)")
+            return Evaluation(row, is_done=True)
+        return Evaluation(row, is_done=True, is_best=self.plan.note_evaluation(metrics, progress))
+
+    def log(self, row: Row) -> None:
+        """Write a row to all sinks. Every rank. Raises UserError if the disk refuses it."""
+        with self._world.agree():
+            self._metrics.write(self.state.progress.step, row)
+
+    def vote(self) -> tuple[bool, bool]:
+        """Return whether any rank was asked to stop, and whether any has no next batch. Every rank."""
+        stopping, unreadable = self._world.any_of(self._stop.requested(), self._mistake is not None)
+        return stopping, unreadable
+
+    def save(self, *, is_best: bool) -> None:
+        """Begin to write a checkpoint of this step. Every rank.
+
+        Raises:
+            UserError: A step went wrong, or the save before this one failed.
+            RuntimeError: Ranks that should hold the same tensors do not.
+        """
+        self.state.watch.require_finite(self._checkpointer.settled_last_good)
+        self.check_replicas()  # a checkpoint of one rank's tensors would make its errors everybody's
+        snapshot = self.state.snapshot(self.config, self._data, self._world)
+        self._checkpointer.save(snapshot, is_best=is_best)
+
+    def check_replicas(self) -> None:
+        """Compare the tensors that ranks hold alike, if check_replicas_every_n_steps asks for it. Every rank."""
+        if self.config.check_replicas_every_n_steps is not None:
+            require_same_replicas(self.state.replicated_tensors(), self.state.progress.step, self._world)
+
+    def raise_mistake(self) -> None:
+        """Raise what keeps a rank from its next batch as a UserError on all ranks. Every rank."""
+        with self._world.agree():
+            if self._mistake is not None:
+                raise self._mistake
+
+    def mark_stopped(self) -> None:
+        """Leave the marker of a graceful stop, once the checkpoint is whole that it promises. Every rank."""
+        reason = self._stop.name or "a signal to another rank"
+        self._checkpointer.wait()
+        self.say(f"stopped by {reason} at step {self.state.progress.step}; resume=auto goes on from here")
+        with self._world.agree():
+            if self._world.is_main:
+                mark_stopped(self.config.run_path, reason)
+
+    # ---- the ways out ----
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            try:
+                self._checkpointer.wait()
+            except UserError as refused:
+                self._end_after_mistake(refused)
+                raise
+            except Exception as fault:
+                self._end_after_fault(fault)
+                raise
+            if self.config.evaluates:
+                self.say(f"evaluation took {self._eval_share.share:.1%} of the time")
+            self._profiler.close()
+            self._metrics.close()
+        elif isinstance(error, UserError):
+            self._end_after_mistake(error)
+        elif isinstance(error, Exception):
+            self._end_after_fault(error)
+
+    def _end_after_mistake(self, error: UserError) -> None:
+        try:
+            self._checkpointer.wait()  # the save that is under way is still of use
+        finally:
+            self._profiler.close()
+            rewinds = isinstance(error, NotFinite) and self.config.on_nonfinite == "rewind"
+            # The other ranks wait meanwhile: for the rewind, or for the line that says what was wrong.
+            at_most_s = min(60.0, self._world.timeout.total_seconds() / 2)
+            self._metrics.close(failed=not rewinds, at_most_s=at_most_s)
+
+    def _end_after_fault(self, error: Exception) -> None:
+        """A process that met a fault ends at once. Sinks stay open: nobody would wait for them."""
+        self._checkpointer.settle(error)
+        error.add_note(f"at step {self.state.progress.step}; {self._checkpointer.last_good}")
+
+
+def describe(config: PretrainConfig, data: Data, state: TrainState, plan: Plan, world: World) -> str:
+    """Return the line at the head of the log that says what is about to run."""
+    network = sum(p.numel() for p in state.model.parameters())
+    table = state.model.puzzle_embedding
+    num_rows = f"{table.weight.numel():,} in the puzzle table" if table is not None else "no puzzle table"
+    drawn = f", {plan.augmentation.description} drawn on the fly" if plan.augmentation is not None else ""
+    return (
+        f"{config.run_path}: {config.arch.name}, {network:,} parameters and {num_rows}; "
+        f"{data.train.metadata.total_groups:,} groups{drawn}; {plan.last_step:,} steps of {config.global_batch_size} "
+        f"sequences; {config.parallel.name}, {world.size} x {world.device.type}"
+    )

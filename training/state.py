@@ -1,0 +1,180 @@
+"""The state of a run: everything that a step changes, and how a checkpoint takes and gives it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from models.act import Carry, empty_batch, initial_carry
+from models.base import RecursiveModel
+from models.metric_sums import OpenSums
+from models.parallel.layout import Layout
+from optim.build import Optimizers, require_same_state
+from optim.ema import EMA, require_same_average
+from optim.loss_scale import LossScale
+from training.config import PretrainConfig
+from training.data import Data
+from training.watch import NumberWatch
+from utils.checkpoint.format import Progress, RunState
+from utils.checkpoint.reader import Checkpoint
+from utils.checkpoint.writer import Snapshot
+from utils.dist.world import World
+
+T = TypeVar("T")
+
+
+@dataclass
+class TrainState:
+    """Everything that a training step changes, and so everything that a checkpoint holds."""
+
+    layout: Layout  # the model, and how it lies over the ranks
+    optimizers: Optimizers
+    ema: EMA | None
+    loss_scale: LossScale | None  # of float16 only
+    carry: Carry  # the slots of this rank
+    sums: OpenSums
+    watch: NumberWatch
+    progress: Progress
+
+    @property
+    def model(self) -> RecursiveModel:
+        return self.layout.model
+
+    def own_tensors(self) -> list[Tensor]:
+        """Return what takes memory on this rank: weights, as many gradients, buffers, optimizer state, average."""
+        weights = list(self.model.parameters())
+        return [*weights, *weights, *self.model.buffers(), *(tensor for _, tensor in _live_tensors(self).values())]
+
+    def replicated_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that ranks with the same part of the model hold alike, by their names."""
+        return self.model.state_dict() | {key: tensor for key, (_, tensor) in _live_tensors(self).items()}
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Give the model the moving average for weights inside, if the run keeps one. Every rank."""
+        try:
+            with self.ema.swapped() if self.ema is not None else nullcontext():
+                self.layout.values_changed()
+                yield
+        finally:
+            self.layout.values_changed()
+
+    def snapshot(self, config: PretrainConfig, data: Data, world: World) -> Snapshot:
+        """Return everything that a run needs to go on as if nothing had happened. Every rank."""
+        progress_tensors = self.sums.tensors() | self.watch.tensors()
+        return Snapshot(
+            weights=self.layout.whole_weights(),
+            shared=_portable(self) | {f"progress.{name}": tensor for name, tensor in progress_tensors.items()},
+            slots=world.slice_of(config.global_batch_size),
+            by_slot=self.carry.tensors(),
+            by_rank=self.layout.compression_state(),
+            state=RunState(
+                **self.progress.model_dump(),
+                fingerprint=data.fingerprint,
+                task=data.sizes.as_dict(),
+                config=config.model_dump(),
+            ),
+        )
+
+    def restore(self, checkpoint: Checkpoint, config: PretrainConfig, world: World) -> None:
+        """Overwrite everything but the weights with a checkpoint's state. Every rank.
+
+        Raises:
+            UserError: The checkpoint is of another model or optimizer, or it is damaged.
+        """
+        saved, live, tensors = checkpoint.state, _live_tensors(self), _portable(self)
+        own = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+        own = {key: shape for part in world.gather_objects(own) for key, shape in part.items()}  # of all stages
+        with world.agree():
+            require_same_state(checkpoint.sizes("optimizer"), _without_prefix("optimizer.", own))
+            kept = [prefix for prefix in ("ema", "loss_scale") if checkpoint.has(prefix)]  # others begin here
+            if "ema" in kept and self.ema is not None:
+                require_same_average(checkpoint.sizes("ema"), _without_prefix("ema.", own))
+            tensors = {key: tensor for key, tensor in tensors.items() if key.split(".")[0] in ("optimizer", *kept)}
+            checkpoint.load_into(tensors)
+        for key, tensor in tensors.items():
+            self.layout.from_portable(live[key][0], tensor, live[key][1])
+        self.progress = saved.progress()
+        if (saved.config["best_metric"], saved.config["best_mode"]) != (config.best_metric, config.best_mode):
+            self.progress.best, self.progress.evaluations_since_best = None, 0  # of another metric
+        with world.agree():
+            progress_tensors = checkpoint.load("progress")
+            self.sums.restore(progress_tensors)
+            self.watch.restore(progress_tensors)
+            self.layout.load_compression_state(checkpoint.load_by_rank(world.rank, world.size))
+            # With another batch size there are other slots: sequences start anew, and the draws go on.
+            if saved.config["global_batch_size"] == config.global_batch_size:
+                self.carry = _restored_carry(self.carry, checkpoint, world.slice_of(config.global_batch_size), world)
+
+
+def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data) -> list[str]:
+    """Check that a run may go on from a checkpoint.
+
+    Returns:
+        What a person should know about the data, a line each.
+
+    Raises:
+        ValueError: The data are others, or the run was to begin from other weights.
+    """
+    saved = checkpoint.state
+    if config.initial_weights and config.initial_weights not in (
+        saved.config["init_from"],
+        saved.config["load_checkpoint"],
+    ):
+        raise ValueError(
+            f"init_from={config.initial_weights} is where a run begins, but {checkpoint.path} goes on; "
+            "give another run_name and no resume to begin there"
+        )
+    shared = saved.fingerprint.keys() & data.fingerprint.keys()  # a run that doesn't evaluate opens no test split
+    changed = sorted(split for split in shared if saved.fingerprint[split] != data.fingerprint[split])
+    if changed and not config.allow_changed_data:
+        raise ValueError(
+            f"{checkpoint.path} was trained on other data than {', '.join(config.train_paths)} holds now "
+            f"({' and '.join(changed)} changed); give the data_path of that, or allow_changed_data=true to go on "
+            "with these"
+        )
+    return [
+        f"{split} data are others than before: {saved.fingerprint[split][:12]} -> {data.fingerprint[split][:12]}"
+        for split in changed
+    ]
+
+
+def fresh_carry(model: RecursiveModel, config: PretrainConfig, data: Data, world: World) -> Carry:
+    """Return slots that have all halted, so that the first batch fills them."""
+    slots = world.slice_of(config.global_batch_size)
+    return initial_carry(model, empty_batch(slots.stop - slots.start, data.sizes.seq_len, world.device))
+
+
+def _restored_carry(fresh: Carry, checkpoint: Checkpoint, slots: slice, world: World) -> Carry:
+    saved, own = checkpoint.load_slots(slots), fresh.tensors()
+    if any(name not in saved or saved[name].shape != own[name].shape for name in own):
+        raise ValueError(f"{checkpoint.path} holds other slots than this model's; it is damaged or of another version")
+    return Carry.from_tensors({name: saved[name].to(world.device, own[name].dtype) for name in own})
+
+
+def _live_tensors(state: TrainState) -> dict[str, tuple[str, Tensor]]:
+    """Return what a step changes beside weights and slots, by its name in a checkpoint.
+
+    Each tensor comes with the name of the parameter as which it lies over the ranks. That name is
+    empty for a tensor that lies whole on all ranks.
+    """
+    tensors = {
+        f"optimizer.{name}": (name.split(".", 2)[2], tensor)
+        for name, tensor in state.optimizers.export_state(state.model).items()
+    }
+    if state.ema is not None:
+        tensors |= {f"ema.{name}": (name, tensor) for name, tensor in state.ema.tensors().items()}
+    if state.loss_scale is not None:
+        tensors |= {f"loss_scale.{name}": ("", tensor) for name, tensor in state.loss_scale.tensors().items()}
+    return tensors
+
+
+def _portable(state: TrainState) -> dict[str, Tensor]:
+    """Return the live tensors in the form that any strategy can read. Every rank."""
+    return {key: state.layout.to_portable(name, tensor) for key, (name, tensor) in _live_tensors(state).items()}
+
+
+def _without_prefix(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}

@@ -1,0 +1,146 @@
+"""Open a trained model, for every command that needs one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import model_validator
+from torch import Tensor
+
+from dataset.schema import open_split
+from models import ArchConfig, build_arch
+from models.base import RecursiveModel
+from models.published import PuzzleTable, fit_weights, to_ours
+from training.config import PretrainConfig
+from training.data import Sizes
+from utils.checkpoint.reader import Checkpoint
+from utils.command_line import differences, validate
+from utils.config import StrictModel
+from utils.dist.world import World
+from utils.run.resume import completed, open_checkpoint
+from utils.terminal import tell
+from utils.weights_file import read_weights
+
+
+class TrainedConfig(StrictModel):
+    """The keys that name a trained model: a run, or a file of weights with its architecture and its data."""
+
+    checkpoint: str
+    arch: ArchConfig | None
+    puzzle_table: PuzzleTable | None
+    data_path: str | None
+
+    @property
+    def is_run(self) -> bool:
+        return not (self.checkpoint.startswith("hf://") or Path(self.checkpoint).is_file())
+
+    @model_validator(mode="after")
+    def _a_file_needs_what_a_run_knows(self) -> "TrainedConfig":
+        if self.arch and not Path(self.checkpoint).exists() and self.is_run:
+            raise ValueError(f"{self.checkpoint} does not exist; give a file of weights for arch to read, or a run")
+        if self.is_run and (self.arch or self.puzzle_table):
+            given = "arch" if self.arch else "puzzle_table"
+            raise ValueError(f"{given} is given, but {self.checkpoint} is a run, which knows its own; leave it out")
+        if not self.is_run and not (self.arch and self.data_path):
+            raise ValueError(
+                f"{self.checkpoint} is a file of weights, which says neither its architecture nor its data; "
+                "give arch=... (with the options that it was trained with) and data_path=..."
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model of which only the description has been read. `load_model` reads the weights."""
+
+    name: str  # the step folder, or the file of weights
+    arch: ArchConfig
+    sizes: Sizes
+    config: PretrainConfig | None  # of the run; None for a file of weights
+    checkpoint: Checkpoint | None  # of the run; None for a file of weights
+    puzzle_table: PuzzleTable | None = None
+
+    def load_model(self, world: World) -> RecursiveModel:
+        """Return the model with its trained weights on the world's device. Every rank.
+
+        Raises:
+            UserError: The weights are missing, damaged or of another architecture.
+        """
+        with world.agree():
+            model = build_arch(self.arch, **self.sizes.as_dict())
+            if self.checkpoint is not None:
+                load_weights(model, self.checkpoint.trained_weights(), self.checkpoint, self.arch)
+        if self.checkpoint is None:
+            load_weights_from(self.name, model, self.puzzle_table, world)
+        return model.to(world.device)
+
+
+def open_trained(
+    source: str | Path,
+    world: World,
+    *,
+    arch: ArchConfig | None = None,
+    data_path: str | None = None,
+    puzzle_table: PuzzleTable | None = None,
+) -> Trained:
+    """Look at a trained model without reading its weights. Every rank.
+
+    Args:
+        source: the folder of a run, which means its newest checkpoint, or of one of its steps. With
+            `arch` and `data_path` a file of weights, or hf://owner/repo/path/in/repo.
+        puzzle_table: what becomes of the puzzle rows of a file (models.published.fit_weights).
+
+    Raises:
+        UserError: There is no whole checkpoint, or no dataset at `data_path`.
+    """
+    if arch is not None:
+        assert data_path is not None, "a file of weights does not say how large its data are"
+        with world.agree():
+            sizes = Sizes.of(open_split(data_path, "test"))
+        return Trained(str(source), arch, sizes, None, None, puzzle_table)
+    found: tuple[Checkpoint, PretrainConfig] | None = None
+    with world.agree():
+        if world.is_main:
+            checkpoint = open_checkpoint(Path(source), tell)
+            found = checkpoint, validate(PretrainConfig, completed(checkpoint.state.config, "pretrain"))
+    found = world.broadcast_object(found)
+    assert found is not None
+    checkpoint, config = found
+    return Trained(str(checkpoint.path), config.arch, Sizes.of_checkpoint(checkpoint), config, checkpoint)
+
+
+def load_weights(
+    model: RecursiveModel, weights: Mapping[str, Tensor], checkpoint: Checkpoint, arch: ArchConfig
+) -> None:
+    """Load the weights of a checkpoint into the whole model.
+
+    Raises:
+        ValueError: The architecture is another; the message names the tensor and the option.
+    """
+    own = model.state_dict()
+    for name in sorted({*weights, *own}):
+        there, here = (tuple(tensors[name].shape) if name in tensors else "absent" for tensors in (weights, own))
+        if there != here:
+            changed = differences(checkpoint.state.config["arch"], arch.model_dump())
+            hint = f"arch differs in {', '.join(changed)}" if changed else "its dataset has other sizes"
+            raise ValueError(
+                f"{checkpoint.path} doesn't fit this model: {name} is {there} there and {here} here; {hint}"
+            )
+    model.load_state_dict(weights)
+
+
+def load_weights_from(source: str, model: RecursiveModel, puzzle_table: PuzzleTable | None, world: World) -> None:
+    """Load weights that were trained elsewhere: published, of another run, or on other puzzles. Every rank.
+
+    Raises:
+        UserError: The weights do not fit the model; the message names what does not.
+    """
+    with world.agree():
+        if world.is_main:  # one download, one reading
+            path = Path(source)
+            if path.is_dir():
+                weights = open_checkpoint(path, tell).trained_weights()
+            else:
+                weights = to_ours(read_weights(source))
+            model.load_state_dict(fit_weights(weights, model.state_dict(), puzzle_table, source))
+    world.broadcast_(model.state_dict().values())

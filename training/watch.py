@@ -1,0 +1,101 @@
+"""Watch the numbers of a run: find the first step whose gradients or loss went wrong."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from models.losses import METRICS
+from utils.dist.world import World
+from utils.errors import UserError
+
+# A loss is compared with the median of at most so many steps before it, and of at least so many.
+_SPIKE_WINDOW, _SPIKE_LEAST = 100, 10
+
+
+class NotFinite(UserError):
+    """A step that went wrong: its gradients are NaN or infinite, or its loss is a spike."""
+
+    def __init__(self, step: int, what: str, last_good: str) -> None:
+        super().__init__(
+            f"{what}; {last_good}; go on with a lower lr or more lr_warmup_steps, or with on_nonfinite=rewind"
+        )
+        self.step, self.what, self.last_good = step, what, last_good
+
+
+class NumberWatch:
+    """Watches gradients and losses without waiting for the device, until somebody asks.
+
+    Gradients are summed over ranks before their norm is taken. So every rank holds the same norm,
+    unless its own memory fails; for that case the ranks agree on the first step that went wrong.
+    """
+
+    def __init__(self, world: World, loss_spike: float | None = None) -> None:
+        """Watch the gradients and, where `loss_spike` is given, the loss.
+
+        Args:
+            loss_spike: how many times the median of the steps before it the lm_loss of a step may be.
+        """
+        self._world, self._loss_spike = world, loss_spike
+        # Steps whose loss nobody has looked at yet: per slot, this rank's share.
+        self._unread: list[tuple[int, Tensor]] = []
+        self._losses: deque[float] = deque(maxlen=_SPIKE_WINDOW)  # of the steps before those, over all ranks
+        self._first_bad_step = torch.zeros((), dtype=torch.int32, device=world.device)
+
+    def add(self, step: int, global_batch_size: int, metric_sums: Tensor, grad_norm: Tensor) -> None:
+        """Note a step: this rank's sums in the order of METRICS, and the norm of the gradients."""
+        bad = (self._first_bad_step == 0) & ~grad_norm.isfinite()
+        self._first_bad_step = torch.where(bad, step, self._first_bad_step)
+        if self._loss_spike is not None:
+            self._unread.append((step, metric_sums[METRICS.index("lm_loss")] / global_batch_size))
+
+    def require_finite(self, last_good: Callable[[], str]) -> None:
+        """Wait for the device and raise NotFinite, on every rank, if a step went wrong. Every rank.
+
+        Args:
+            last_good: says where the run can be taken up again; called only if a step went wrong.
+        """
+        self._world.await_peers()
+        found = list[tuple[int, str]]()
+        if (spike := self._first_spike()) is not None:
+            step, loss, usual = spike
+            many = f"{loss / usual:.3g} times the {usual:.4g} of the steps before it (loss_spike={self._loss_spike:g})"
+            found.append((step, f"lm_loss is {loss:.4g} at step {step}, {many}"))
+        if step := int(self._first_bad_step):
+            found.append((step, f"the gradients are not finite (NaN or infinite) since step {step}"))
+        if self._world.any(bool(found)):
+            # Ranks that went back to different steps would leave out different batches, and wait for one another.
+            step, what = min(bad for of_rank in self._world.gather_objects(found) for bad in of_rank)
+            raise NotFinite(step, what, last_good())
+
+    def _first_spike(self) -> tuple[int, float, float] | None:
+        """Look at the steps since the last look for a spike of the loss. Every rank.
+
+        All ranks look at the same steps, and the verdict on a step is the same whenever they do.
+
+        Returns:
+            The step, its loss and the median of the steps before it; None without a spike.
+        """
+        if not self._unread or self._loss_spike is None:
+            return None
+        steps, shares = zip(*self._unread, strict=True)
+        self._unread = []
+        for step, loss in zip(steps, self._world.sum_(torch.stack(shares)).tolist(), strict=True):
+            if not math.isfinite(loss):  # of a float16 step that was not taken; elsewhere the gradients tell
+                continue
+            if len(self._losses) >= _SPIKE_LEAST and loss > self._loss_spike * (usual := median(self._losses)):
+                return step, loss, usual
+            self._losses.append(loss)
+        return None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return, for a checkpoint, the losses that later ones are compared with. After `require_finite`."""
+        return {"losses": torch.tensor(self._losses, dtype=torch.float64)} if self._losses else {}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the losses of a checkpoint, where it holds any."""
+        if "losses" in tensors:
+            self._losses.extend(tensors["losses"].tolist())
