@@ -1,4 +1,4 @@
-"""Parallelism, applied to a model from outside: one line of YAML says how a model lies over the ranks of a run.
+"""Parallelism, applied to a model from outside: YAML says how the model lies over the ranks.
 
 Each strategy has a file of its own, which holds its config, what it requires, and its layout:
 

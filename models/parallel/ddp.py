@@ -1,4 +1,4 @@
-"""DDP: every rank has the whole model and slots of its own, and gradients are summed, perhaps compressed."""
+"""DDP: every rank has the whole model and slots of its own, and gradients are summed."""
 
 import warnings
 import weakref
@@ -43,7 +43,10 @@ class DDPConfig(LayoutConfig):
         return Axes(replicate=num_ranks) if num_ranks > 1 else None
 
     def require_support(self, model: RecursiveModel, world: World) -> None:
-        """As in the base class: a static graph must not change, and the backend must sum compressed gradients."""
+        """As in the base class.
+
+        A static graph must not change, and the backend must sum compressed gradients.
+        """
         if self.static_graph and (model.config.depth_curriculum or model.config.backprop_warmup_steps):
             raise UserError(
                 "parallel.static_graph promises the same graph at every step, but arch.depth_curriculum and "
@@ -70,7 +73,7 @@ def _sum_of_bucket(layout: "weakref.ref[DDPLayout]", bucket: GradBucket) -> torc
 
 
 class DDPLayout(SplitLayout):
-    """The whole model on every rank; the sum of gradients travels while the backward pass still runs."""
+    """The whole model on every rank. Gradients are summed while the backward pass still runs."""
 
     def __init__(
         self, model: RecursiveModel, config: DDPConfig, world: World, *, num_microbatches: int, sharded_table: bool
@@ -138,9 +141,9 @@ class DDPLayout(SplitLayout):
         if self._powersgd is not None:
             mean = powerSGD_hook(self._powersgd, bucket)
             if dist.get_backend(group) != "nccl":
-                # Callbacks ask for the second and third collective, and gloo runs callbacks in threads
-                # as soon as the collective before ends. With two buckets under way, ranks would ask
-                # in different orders and wait for ever.
+                # Callbacks ask for the second and third collective, and gloo runs callbacks in
+                # threads as soon as the collective before ends. With two buckets under way, ranks
+                # would ask in different orders and wait for ever.
                 mean.wait()
         elif self._config.compression == "fp16":
             mean = fp16_compress_hook(group, bucket)

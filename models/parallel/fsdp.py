@@ -1,4 +1,4 @@
-"""FSDP and HSDP: each rank keeps a part of every tensor, and a block is gathered when it is called."""
+"""FSDP and HSDP: ranks keep a part of every tensor, and gather a block when it is called."""
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +21,7 @@ from utils.errors import UserError
 
 
 class ShardingConfig(LayoutConfig):
-    """The options that fsdp, hsdp and fsdp_tp have in common; config/parallel/fsdp.yaml explains them."""
+    """The options of fsdp, hsdp and fsdp_tp; config/parallel/fsdp.yaml explains them."""
 
     reshard_after_forward: Bool
     param_dtype: Literal["float32", "forward_dtype"]
@@ -29,7 +29,10 @@ class ShardingConfig(LayoutConfig):
     cpu_offload: Bool
 
     def require_support(self, model: RecursiveModel, world: World) -> None:
-        """As in the base class: offloading needs a CUDA device, and bfloat16 sums need a backend that has them."""
+        """As in the base class.
+
+        Offloading needs a CUDA device, and sums in bfloat16 need a backend that has them.
+        """
         if self.cpu_offload and world.device.type != "cuda":
             raise UserError(
                 f"parallel.cpu_offload keeps what a CUDA device works with on its host, but the device is "
@@ -52,7 +55,7 @@ class FSDPConfig(ShardingConfig):
 
 
 class HSDPConfig(ShardingConfig):
-    """Every tensor is sharded over `shard` ranks, and `replicate` such groups hold the same tensors."""
+    """Every tensor is sharded over `shard` ranks; `replicate` such groups hold the same."""
 
     name: Literal["hsdp"]
     replicate: Int | None = Field(ge=1)
@@ -66,7 +69,7 @@ class HSDPConfig(ShardingConfig):
 def shard_weights(model: RecursiveModel, config: ShardingConfig, world: World) -> None:
     """Shard the model's parameters with FSDP2, in place.
 
-    Each block is a unit that is gathered as a whole. Embeddings and heads together are another unit.
+    Each block is a unit that is gathered as a whole. Embeddings and heads are another unit.
     """
     assert world.mesh is not None
     mesh = world.mesh["replicate", "shard"] if isinstance(config, HSDPConfig) else world.mesh["shard"]
@@ -96,7 +99,10 @@ def shard_weights(model: RecursiveModel, config: ShardingConfig, world: World) -
 
 
 class FSDPLayout(SplitLayout):
-    """Shards that FSDP2 gathers block by block. Tensor parallelism may have split the tensors before."""
+    """Shards that FSDP2 gathers block by block.
+
+    Tensor parallelism may have split the tensors before.
+    """
 
     model: Any  # a RecursiveModel whose class FSDP2 has mixed itself into
 

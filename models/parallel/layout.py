@@ -1,4 +1,4 @@
-"""How a model lies over the ranks of a run, and what training asks of the model whichever way that is.
+"""How a model lies over the ranks of a run, and what training asks of any such layout.
 
 `Layout` itself is the whole model on one device, for one process. Each strategy has a file beside
 this file and overrides what it does differently.
@@ -25,7 +25,10 @@ from utils.dist.world import World
 
 
 class LayoutConfig(StrictModel):
-    """The options that every strategy has; config/parallel/<name>.yaml explains them and holds the defaults."""
+    """The options that every strategy has.
+
+    config/parallel/<name>.yaml explains the options and holds the defaults.
+    """
 
     puzzle_table: Literal["replicated", "sharded"]
 
@@ -34,7 +37,7 @@ class LayoutConfig(StrictModel):
         """Return how the ranks are laid out, or None where a single process needs no groups.
 
         Raises:
-            ValueError: the degrees don't multiply to `num_ranks`. The message names the degrees that do.
+            ValueError: the degrees don't multiply to `num_ranks`. The message names degrees that do.
         """
 
     def require_parts(self, num_slots: int, num_parts: int) -> None:
@@ -51,7 +54,7 @@ class LayoutConfig(StrictModel):
             )
 
     def require_support(self, model: RecursiveModel, world: World) -> None:
-        """Raise UserError if the strategy can't work with this model, device or backend. Every rank.
+        """Raise UserError if the strategy can't use this model, device or backend. Every rank.
 
         The message says which model, device or backend would do. All ranks raise the same error.
         """
@@ -65,7 +68,7 @@ class Layout:
     """
 
     lockstep = False
-    """Whether a forward pass is a collective, so that all ranks must make the same number of them."""
+    """Whether a forward pass is a collective, so that all ranks must make equally many."""
 
     def __init__(self, model: RecursiveModel, world: World, *, num_microbatches: int = 1) -> None:
         """Keep the model, which must be on its device already.
@@ -82,7 +85,7 @@ class Layout:
     def gradients(
         self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss: StepLoss
     ) -> tuple[Carry, list[Outputs], Tensor]:
-        """Run one segment for each slot of this rank, and the backward pass of its loss. Every rank.
+        """Run one segment for each slot of this rank, and its backward pass. Every rank.
 
         Afterwards the `.grad` of a parameter is the sum over all ranks.
 
@@ -91,8 +94,8 @@ class Layout:
             loss: what to differentiate.
 
         Returns:
-            The new carry of all slots; the outputs of each part, detached except for the puzzle rows,
-            which are leaves with a `.grad`; and the sums of METRICS over the slots of this rank.
+            The new carry of all slots; the outputs of each part, detached except for the puzzle
+            rows, which are leaves with a `.grad`; and the sums of METRICS over the slots of this rank.
         """
         num_slots, num_parts = len(carry.steps_B), self._num_microbatches
         assert num_slots % num_parts == 0, "the config asks for whole parts"
@@ -117,11 +120,14 @@ class Layout:
         return _joined(carries), all_outputs, torch.stack(all_sums).sum(0)
 
     def _part(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Return the context for forward and backward of one part. Gradients travel with the last part only."""
+        """Return the context for forward and backward of one part.
+
+        Gradients travel with the last part only.
+        """
         return nullcontext()
 
     def grad_norm(self) -> Tensor:
-        """Return the 2-norm of the gradients of all trained parameters, wherever they lie. Every rank.
+        """Return the 2-norm of the gradients of all trained parameters. Every rank.
 
         Returns:
             A scalar, equal on all ranks; 0 where nothing is trained.
@@ -144,7 +150,7 @@ class Layout:
         return self.model.state_dict()
 
     def to_portable(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the form of a tensor that checkpoints hold and that any strategy reads. Every rank.
+        """Return the form of a tensor that any strategy can load from a checkpoint. Every rank.
 
         Args:
             name: of a parameter or buffer, in the state dict.
@@ -154,7 +160,7 @@ class Layout:
         return tensor
 
     def from_portable(self, name: str, portable: Tensor, live: Tensor) -> None:
-        """Copy a portable tensor into `live`, in place: the inverse of `to_portable`. Every rank."""
+        """Copy a portable tensor into `live`: the inverse of `to_portable`. Every rank."""
         live.copy_(portable)
 
     def compression_state(self) -> dict[str, Tensor]:
@@ -170,7 +176,7 @@ class Layout:
 
 
 def loss_of_slots(outputs: Outputs, carry: Carry, loss: StepLoss) -> tuple[Tensor, Tensor]:
-    """Return the part of a step's loss that belongs to some slots, and the sums of METRICS over them.
+    """Return the part of a step's loss that belongs to some slots, and their sums of METRICS.
 
     Args:
         outputs, carry: what `segment` returned for these slots.

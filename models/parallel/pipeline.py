@@ -1,12 +1,13 @@
-"""Pipeline parallelism: the blocks of a stack lie on several ranks in a row, and microbatches pass along it.
+"""Pipeline parallelism: blocks lie on several ranks in a row, and microbatches pass along it.
 
-Every rank is given the same slots. The first stage embeds them, each hands its activations to the next, and the last
-has heads and loss. That pays only where a slot passes each stage once: the state of a recurrent architecture would go
-round through all of them again and again, with one stage at work while the others wait.
+Every rank is given the same slots. The first stage embeds them, each stage hands its activations to
+the next, and the last stage has the heads and the loss. A pipeline pays only where a slot passes each
+stage once. The state of a recurrent architecture would go through all stages again and again, with
+one stage at work while the others wait.
 """
 
-# B = slots (of a microbatch inside a stage), S = tokens, T = positions (prefix and tokens), D = hidden size,
-# V = vocabulary, E = puzzle embedding size
+# B = slots (of a microbatch inside a stage), S = tokens, T = positions (prefix and tokens),
+# D = hidden size, V = vocabulary, E = puzzle embedding size
 
 from typing import Any, Literal, Self
 
@@ -30,7 +31,7 @@ from utils.errors import UserError
 
 
 class PipelineConfig(LayoutConfig):
-    """The options of a pipeline; config/parallel/pipeline.yaml explains each."""
+    """The options of a pipeline; config/parallel/pipeline.yaml explains them."""
 
     name: Literal["pipeline"]
     stages: Int | None = Field(ge=1)
@@ -58,11 +59,15 @@ class PipelineConfig(LayoutConfig):
         return self
 
     def num_stages(self, num_ranks: int) -> int:
-        """Of the whole pipeline; stage i lies on rank i modulo `num_ranks`."""
+        """Return how many stages the pipeline has. Stage i lies on rank i modulo `num_ranks`."""
         return num_ranks * ((self.stages_per_rank or 2) if self.schedule == "interleaved" else 1)
 
     def axes(self, num_ranks: int) -> Axes:
-        """All ranks in one pipeline. Raises ValueError where the schedule can't run on so many."""
+        """Return one pipeline of all ranks.
+
+        Raises:
+            ValueError: the schedule can't run on so many ranks.
+        """
         if self.stages not in (None, num_ranks):
             raise ValueError(
                 f"parallel.stages is {self.stages}, but a pipeline goes through all {num_ranks} ranks; set it to "
@@ -82,7 +87,7 @@ class PipelineConfig(LayoutConfig):
         return Axes(model=num_ranks)
 
     def require_parts(self, num_slots: int, num_parts: int) -> None:
-        """Raises ValueError where `num_parts` parts of the slots are not made of whole microbatches."""
+        """Raise ValueError if `num_parts` parts of the slots are no whole microbatches."""
         num_pieces = num_parts * self.microbatches
         if num_slots % num_pieces:
             raise ValueError(
@@ -111,18 +116,23 @@ class PipelineConfig(LayoutConfig):
 
 
 class _Stage(nn.Module):
-    """Consecutive blocks of a model, behind its embeddings in the first stage and before its heads in the last."""
+    """Consecutive blocks of a model.
+
+    The first stage has the embeddings before its blocks, and the last stage the heads behind them.
+    """
 
     def __init__(self, model: RecursiveModel, blocks: list[Block], *, index: int, num_stages: int) -> None:
         super().__init__()
         self.model, self.level = model, Level(blocks)
         self.index, self.num_stages = index, num_stages
         self.is_first, self.is_last = index == 0, index == num_stages - 1
-        self.rows: list[Tensor] = []  # of the microbatches since it was cleared, in their order; leaves
+        self.rows: list[Tensor] = []  # puzzle rows of the microbatches so far, in their order; leaves
 
     def forward(self, x: Tensor, ids_B: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """What a schedule calls with a microbatch: as `run`, but the first stage looks its puzzle rows up itself, so
-        that they are leaves; a schedule would hand on pieces of a larger tensor, whose gradient nobody keeps.
+        """Run the stage on a microbatch. A schedule calls this in training.
+
+        Unlike `run`, the first stage looks its puzzle rows up itself, so that the rows are leaves and
+        keep their gradient. A schedule would hand on pieces of a larger tensor.
         """
         rows_BE = None
         if ids_B is not None:
@@ -132,22 +142,27 @@ class _Stage(nn.Module):
         return self.run(x, rows_BE)
 
     def run(self, x: Tensor, rows_BE: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
-        """x_BTD -> x_BTD; the first stage takes inputs_BS and rows, the last gives logits_BSV and q_B2, float32."""
+        """Return x_BTD of the next stage, or logits_BSV and q_B2 (float32) in the last stage.
+
+        Args:
+            x: x_BTD of the stage before, or inputs_BS in the first stage.
+            rows_BE: the puzzle rows, in the first stage.
+        """
         model = self.model
         if self.is_first:
             x = model.embed(x, rows_BE)
         x = model.calls(model.config.depth)(self.level, x, model.rotary())
         if not self.is_last:
-            return x.contiguous()  # what is sent must be; free where it is already
+            return x.contiguous()  # only contiguous tensors can be sent
         _, logits_BSV, q_halt_B, q_continue_B = model.read_out(x, {})
         return logits_BSV, torch.stack([q_halt_B, q_continue_B], dim=1)
 
 
 class PipelineLayout(Layout):
-    """A transformer of which each rank holds its stages only; its forward runs all of them and tells every rank.
+    """A transformer of which each rank holds some stages.
 
-    The puzzle table is on every rank, and each updates its copy with the same gradients. The model is one
-    that `PipelineConfig.require_support` lets pass.
+    The forward of the model runs all stages and gives every rank the outputs. The puzzle table is
+    on every rank, and each rank updates its copy with the same gradients.
     """
 
     lockstep = True
@@ -161,11 +176,19 @@ class PipelineLayout(Layout):
         num_microbatches: int = 1,
         compile: bool = False,
     ) -> None:
+        """Take the model apart, in place. `config.require_support` must have accepted the model.
+
+        Args:
+            num_microbatches: in how many parts `gradients` takes the slots, one after another. Each part
+                is split into `config.microbatches` for the schedule.
+            compile: whether to torch.compile the stacks of blocks.
+        """
         assert isinstance(model, Transformer) and world.mesh is not None
         self._config, self._group = config, world.mesh.get_group("model")
         num_stages, num_layers = config.num_stages(world.size), len(model.level.layers)
         stage_of_layer = [layer * num_stages // num_layers for layer in range(num_layers)]
-        # In the order of the state dict: whose it is, and its shape for those who have it no more.
+        # In the order of the state dict: which rank has the tensor, and a tensor without values
+        # that tells the other ranks its shape.
         self._whole: dict[str, tuple[int, Tensor]] = {
             name: (_stage_of(name, stage_of_layer) % world.size, tensor.to("meta"))
             for name, tensor in model.state_dict().items()
@@ -175,7 +198,7 @@ class PipelineLayout(Layout):
             if (i := stage_of_layer[int(name)]) in blocks:
                 assert isinstance(block, Block)
                 blocks[i].append(block)
-            else:  # None keeps the place: the others keep their names
+            else:  # None keeps the place, so that the other blocks keep their names
                 setattr(model.level.layers, name, None)
         for names, i in ((("embed_tokens", "embed_pos", "registers"), 0), (("lm_head", "q_head"), num_stages - 1)):
             if i not in blocks:
@@ -186,28 +209,28 @@ class PipelineLayout(Layout):
         if compile:
             for stage in self._stages:
                 stage.level.compile()
-        # Evaluation calls the model, whatever the strategy is. This model can't compute an answer from
-        # its own stages, so its forward becomes the walk through all of them. The alternative would be
-        # to pass a second callable beside the model through everything that evaluates, for this
-        # strategy alone.
+        # Evaluation calls the model, whatever the strategy is. The stages of one rank can't compute
+        # an answer, so the model's forward becomes the walk through the stages of all ranks. The
+        # alternative is worse: everything that evaluates would have to pass a second callable along
+        # beside the model, for this strategy alone.
         model.forward = self._infer  # type: ignore[method-assign]
         self._schedules: dict[int, Any] = {}  # by number of slots
         self._in_schedule: tuple[Carry, StepLoss] | None = None  # what `_loss` is about
         self._sums = self._zero_sums()
 
-    # ---- training ---------------------------------------------------------------------------------------------------
+    # ---- training --------------------------------------------------------------------------------
 
     def gradients(
         self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss: StepLoss
     ) -> tuple[Carry, list[Outputs], Tensor]:
-        """As in the base class. Logits and Q values are on the last stage's rank; the others return none of them.
+        """As in the base class. Only the rank of the last stage returns logits and Q values.
 
         Raises:
-            ValueError: slots that are no whole number of microbatches.
+            ValueError: the slots don't split into whole microbatches.
         """
         num_slots = len(carry.halted_B)
         self._config.require_parts(num_slots, self._num_microbatches)
-        # Without recurrence a slot halts after its only segment, so that each step takes the whole batch.
+        # Without recurrence a slot halts after its only segment, so a step takes the whole batch.
         carry = Carry({}, torch.ones_like(carry.steps_B), torch.ones_like(carry.halted_B), dict(batch))
         self._sums = self._zero_sums()
         outputs = []
@@ -219,7 +242,7 @@ class PipelineLayout(Layout):
         return carry, outputs, self._sums
 
     def _gradients_of_part(self, carry: Carry, loss: StepLoss) -> Outputs:
-        """Run the schedule once over these slots."""
+        """Run the schedule once over the slots of one part."""
         inputs_BS, ids_B = carry.current["inputs"], carry.current["puzzle_identifiers"]
         num_slots = len(ids_B)
         if num_slots not in self._schedules:
@@ -229,7 +252,7 @@ class PipelineLayout(Layout):
         self._in_schedule = carry, loss
         merged = self._schedules[num_slots].step(
             *((inputs_BS,) if table is None else (inputs_BS, ids_B)) if first.is_first else (),
-            # Of each microbatch the loss is told which slots it is.
+            # This tells `_loss` which slots a microbatch has.
             target=torch.arange(num_slots, device=ids_B.device) if last.is_last else None,
         )
         if last.is_last:
@@ -248,10 +271,12 @@ class PipelineLayout(Layout):
         return Outputs(logits_BSV, q_B2[:, 0], q_B2[:, 1], None, rows_BE)
 
     def _new_schedule(self, batch: Batch) -> Any:
-        """For batches of this size. What passes between stages is told in advance, since a schedule would otherwise
-        find out with a forward and a backward pass of its own.
+        """Return a schedule for batches of this size.
+
+        The shapes that pass between stages are given in advance. A schedule would otherwise find
+        them out with a forward and a backward pass of its own.
         """
-        # Here, because it takes the better part of a second, which every other run would wait for.
+        # This import takes almost a second, so runs without a pipeline should not wait for it.
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
         num_slots = len(batch["inputs"]) // self._config.microbatches
@@ -277,7 +302,7 @@ class PipelineLayout(Layout):
             )
             for stage in self._stages
         ]
-        # Losses are divided by the global batch already.
+        # The loss is divided by the global batch already, so gradients must not be divided again.
         options: dict[str, Any] = {"loss_fn": self._loss, "scale_grads": False}
         match self._config.schedule:
             case "gpipe":
@@ -288,10 +313,10 @@ class PipelineLayout(Layout):
                 return ScheduleInterleaved1F1B(list(stages), self._config.microbatches, **options)
 
     def _loss(self, output: tuple[Tensor, Tensor], slots_B: Tensor) -> Tensor:
-        """Return the loss of a microbatch, and count its sums. A schedule calls this on the last stage.
+        """Return the loss of a microbatch, and add its sums to those of the step.
 
-        A schedule was given this function when it was made, and passes nothing but tensors. The rest
-        of what the loss needs is in `_in_schedule`.
+        A schedule calls this function on the last stage, and passes nothing but tensors. The carry
+        and the StepLoss are in `_in_schedule`.
 
         Args:
             slots_B: which slots of the part make up the microbatch.
@@ -314,15 +339,16 @@ class PipelineLayout(Layout):
         dist.all_reduce(square, group=self._group)
         return square.sqrt()
 
-    # ---- without gradient -------------------------------------------------------------------------------------------
+    # ---- without gradient ------------------------------------------------------------------------
 
     @torch.no_grad()
     def _infer(self, state: State, inputs_BS: Tensor, puzzle_rows_BE: Tensor | None, depth: Depth) -> SegmentOutput:
-        """The model's forward, for any number of slots and without gradient: the same outputs on all ranks. Every rank.
+        """Run the model without gradient, for any number of slots: the model's forward. Every rank.
 
-        Schedules want batches of one size, so the stages are run by hand: a microbatch through all stages of this rank
-        before the next one. Every rank has that order, so no backend can wait in a circle. Ranks of one stage each work
-        at the same time; interleaved ones take turns.
+        All ranks return the same outputs. Schedules need batches of one size, so the stages are run
+        by hand. A microbatch goes through all stages of this rank before the next microbatch does.
+        Every rank keeps that order, so that ranks can't wait for one another in a circle. Ranks
+        with one stage each work at the same time; ranks with interleaved stages take turns.
         """
         world, num_parts = self._world, self._config.microbatches
         inputs = inputs_BS.chunk(num_parts)
@@ -341,7 +367,7 @@ class PipelineLayout(Layout):
                     continue
                 x = y
                 if world.size > 1:
-                    sent.append((dist.isend(x, group=self._group, group_dst=after), x))  # alive until it has arrived
+                    sent.append((dist.isend(x, group=self._group, group_dst=after), x))  # x must live until it arrives
         for work, _ in sent:
             assert work is not None
             work.wait()
@@ -368,7 +394,10 @@ class PipelineLayout(Layout):
 
 
 def _stage_of(name: str, stage_of_layer: list[int]) -> int:
-    """Which stage has a parameter or buffer. The puzzle table is on every rank, and the first stage's will do."""
+    """Return the stage that has a parameter or buffer.
+
+    The puzzle table is on every rank, and the copy of the first stage is as good as any.
+    """
     match name.split("."):
         case ["level", "layers", layer, *_]:
             return stage_of_layer[int(layer)]

@@ -1,4 +1,7 @@
-"""A puzzle table of which each share of the slots holds some rows, beside any strategy but tp and pipeline."""
+"""A puzzle table that is sharded: ranks with slots of their own hold some rows each.
+
+Any strategy but tp and pipeline can have one.
+"""
 # K = rows of the puzzle table, E = their size
 
 from torch.distributed.device_mesh import DeviceMesh

@@ -1,4 +1,4 @@
-"""Tensors of which each rank holds a part: how a tensor is cut, and the layout that puts it together again."""
+"""Tensors of which each rank holds a part: how to cut them, and how to put them together."""
 # R = rows of a weight, C = columns of a weight
 
 from typing import Any
@@ -28,8 +28,8 @@ def transposed_rows(weight_RC: Tensor, outer: int, inner: int) -> Tensor:
 def own_part(whole: Tensor, mesh: DeviceMesh, placements: tuple[Any, ...]) -> Tensor:
     """Return this rank's part of a whole tensor, as a view.
 
-    Inner axes of the mesh cut first. Where two axes cut the same dimension, that dimension was split
-    before it was sharded.
+    Inner axes of the mesh cut first. Where two axes cut the same dimension, that dimension was
+    split before it was sharded.
     """
     for axis in reversed(range(mesh.ndim)):
         if not placements[axis].is_replicate():
@@ -100,9 +100,9 @@ class SplitLayout(Layout):
         return whole
 
     def _num_stacked(self, name: str) -> int | None:
-        """Return how many projections of a matrix stand in another order here than in the model as it is written.
+        """Return how many projections are stacked in a matrix whose rows are in another order here.
 
-        The answer is None for a tensor whose order is the same.
+        Returns None for a tensor whose rows are in the order of the model as it is written.
         """
         if self._tensor_degree == 1:
             return None

@@ -1,4 +1,4 @@
-"""Tensor parallelism: ranks that share slots split attention heads and MLPs between them, alone or below FSDP."""
+"""Tensor parallelism: ranks with the same slots split attention heads and MLPs."""
 
 import math
 from typing import Literal
@@ -44,7 +44,7 @@ class TPConfig(LayoutConfig):
 
 
 class FSDPTPConfig(ShardingConfig):
-    """Heads and MLPs are split over `tensor` ranks, and the parts are sharded over `shard` such groups."""
+    """Heads and MLPs are split over `tensor` ranks; `shard` such groups shard the parts."""
 
     name: Literal["fsdp_tp"]
     shard: Int | None = Field(ge=1)

@@ -123,7 +123,7 @@ def train(
 
 
 def layout_of(world: World, name: str, arch: str = "hrm", num_parts: int = 1, **options: Any) -> tuple[Layout, World]:
-    """Lay a small model out. Options that the strategy doesn't know are options of the architecture."""
+    """Lay a small model out. Options that the strategy lacks are options of the architecture."""
     config = config_of(name, **{key: options.pop(key) for key in list(options) if key in KEYS[name]})
     world = use_device(world, "cpu", DIST, axes=config.axes(world.size))
     return parallelize(model_of(arch, **options), config, world, num_microbatches=num_parts), world

@@ -32,7 +32,10 @@ def _equal(found: Found, expected: Found, steps: slice) -> None:
 
 
 def _go_on_in_a_fresh_layout(world: World, options: dict[str, Any]) -> int:
-    """Compare five steps with three steps and two of another layout that goes on with the weights of the first."""
+    """Compare five steps with three steps and two steps of a second layout.
+
+    The second layout starts from the weights of the first.
+    """
     options = {"bucket_cap_mb": 0.05, **options}  # several buckets
     layout, world = layout_of(world, "ddp", **options)
     carry, _ = train(layout, world, start(layout.model, world), range(3))
@@ -55,7 +58,10 @@ def _check_resume(world: World) -> None:
 
 
 def test_a_fresh_layout_goes_on_to_the_last_bit() -> None:
-    """With 4 ranks the order of sums depends on DDP's buckets, which it makes anew after the first backward pass."""
+    """DDP makes its buckets anew after the first backward pass.
+
+    With 4 ranks the order of sums depends on the buckets.
+    """
     run_ranks(_check_resume, 4)
 
 
@@ -105,6 +111,9 @@ def test_compression_that_the_backend_cannot_sum_is_refused() -> None:
 
 
 def test_powersgd_is_refused_with_a_loss_that_is_scaled() -> None:
-    """PowerSGD's memory would be in units of another scale, and an overflow would stay in the memory for ever."""
+    """PowerSGD's memory would be in units of another scale.
+
+    An overflow would stay in the memory for ever.
+    """
     with pytest.raises(UserError, match=r"take parallel.compression=fp16 or none, or arch.forward_dtype=bfloat16"):
         layout_of(World.single(), "ddp", compression="powersgd", forward_dtype="float16")

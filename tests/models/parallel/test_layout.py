@@ -1,4 +1,4 @@
-"""The layout of one process: parts of the slots make the same step as the whole, and clipping scales gradients."""
+"""The layout of one process: microbatches, the loss of a step, the norm and clipping."""
 
 import pytest
 import torch

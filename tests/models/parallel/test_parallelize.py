@@ -101,7 +101,10 @@ def _logits(layout: Layout, num_slots: int) -> Tensor:
 
 
 def _check_evaluation(world: World) -> None:
-    """Weights that are overwritten in place are those of the next forward; ranks may differ in their slots."""
+    """The next forward uses weights that were overwritten in place.
+
+    Ranks may differ in their number of slots.
+    """
     cases: list[tuple[str, dict[str, Any]]] = [
         ("fsdp", {"reshard_after_forward": False, "puzzle_table": "sharded"}),
         ("tp", {}),

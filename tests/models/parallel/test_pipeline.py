@@ -1,4 +1,4 @@
-"""A pipeline of any schedule computes what one process computes (CPU, gloo), and says what can't be one."""
+"""A pipeline of any schedule computes what one process computes (CPU, gloo), or is refused."""
 
 # B = slots, S = tokens, V = vocabulary, P = rows of the puzzle table, E = puzzle embedding size
 
@@ -236,7 +236,7 @@ def _check_whole_weights(world: World, config: PipelineConfig) -> None:
 
 
 def _check_rank(world: World, trained: Trained) -> None:
-    """What differs from model to model is looked at on two ranks only, and the schedules on all numbers of them."""
+    """Check the schedules on any number of ranks, and variants of the model on two ranks only."""
     for schedule in SCHEDULES:
         config = _config(schedule=schedule)
         here = _on_cpu(world, config)

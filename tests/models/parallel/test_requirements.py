@@ -1,4 +1,4 @@
-"""The arithmetic of the advice that strategies give, and the question whether a backend can sum a dtype."""
+"""The checks that strategies share: divisors, degrees, and what a backend can sum."""
 
 from unittest.mock import patch
 

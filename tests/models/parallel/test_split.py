@@ -9,7 +9,7 @@ from utils.dist.world import World
 
 
 def _check_portable(world: World) -> None:
-    """Under every strategy the weights, and anything of their shape, have one portable form, and come back from it."""
+    """The weights, and tensors of their shape, have one portable form and come back from it."""
     expected = model_of("trm").state_dict()
     other = {name: torch.randn(tensor.shape) for name, tensor in model_of("trm").state_dict().items()}
     world.broadcast_(other.values())
