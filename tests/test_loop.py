@@ -6,18 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dataset.loader import IGNORE_LABEL, TrainLoader
 from dataset.sampler import Sampler
+from dataset.schema import open_split
 from models.act import draw_min_halt_steps, initial_carry, segment
+from models.inference import trace
 from models.losses import act_loss
 from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
 from pretrain import StepResult, build_model, build_state, train, train_step
 from tests import runs
-from training.config import PretrainConfig
-from training.data import open_data
-from training.state import TrainState
+from utils.checkpoint.reader import Checkpoint
 from utils.dist.launch import Launch
 from utils.dist.world import World
 from utils.run.lock import RunLock
@@ -26,6 +27,8 @@ from utils.run.stop import StopSignal
 
 SINGLE = World.single()
 Row = dict[str, float]
+LOSS_SCALE_START = "optim.loss_scale._START"
+LOSS_SCALE_GROWS_AFTER = "optim.loss_scale._STEPS_TO_GROW"
 
 
 def _run(data: Path, run: Path, **changes: object) -> tuple[TrainState, list[Row]]:
@@ -191,10 +194,67 @@ def test_evaluation_keeps_to_its_share_and_says_so(
     assert (tmp_path / "1e-09" / "step_00000010").is_dir() and not (tmp_path / "1e-09" / "best").exists()
 
 
-def test_adaptive_evaluation_in_training(data: Path, tmp_path: Path) -> None:
-    _, rows = _run(data, tmp_path / "run", eval_adaptive=True, arch__halt_max_steps=3)
-    last = rows[-1]
-    assert last["eval/all/halt_step"] <= last["eval/all/steps"] <= 3
+# ---- halting ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def eager(quiet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file of weights whose Q head always wants to halt. The Q head of a new model never does.
+
+    The blocks change the state only a little, so that the answers settle after different numbers of segments.
+    """
+    weights = load_file(quiet / f"step_{runs.LAST_STEP:08d}" / "model.safetensors")
+    for name in weights:
+        if "o_proj" in name or "down_proj" in name:
+            weights[name] *= 0.1
+    weights["q_head.weight"].zero_()
+    weights["q_head.bias"] = torch.tensor([5.0, -5.0])
+    file = tmp_path_factory.mktemp("eager") / "model.safetensors"
+    save_file(weights, file)
+    return file
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_exploration_delays_halting(data: Path, tmp_path: Path, eager: Path, log: Path, ranks: int) -> None:
+    """A slot halts once it has done the minimum number of segments drawn for this step and slot."""
+    run, num_slots, halt_max_steps = tmp_path / "run", 16, 4
+    options = {"init_from": eager, "arch__halt_max_steps": halt_max_steps, "arch__halt_exploration_prob": 0.5}
+    often = {"log_interval": 1, "eval_every_n_steps": None, "checkpoint_every_n_steps": 1}
+    if ranks == 1:
+        _run(data, run, **options, **often)
+    else:
+        runs.train(runs.settings(data, run, **options, **often), log, ranks=ranks).ok()
+    steps_B, halted_B = torch.zeros(num_slots, dtype=torch.int32), torch.ones(num_slots, dtype=torch.bool)
+    for row in runs.rows(run):
+        step = int(row["step"])
+        minimum_B = draw_min_halt_steps(0, step, num_slots, 0.5, halt_max_steps)
+        steps_B = torch.where(halted_B, 0, steps_B) + 1
+        halted_B = steps_B >= minimum_B  # at most halt_max_steps
+        slots = Checkpoint.open(run / f"step_{step:08d}").load_slots(slice(0, num_slots))
+        assert slots["steps"].tolist() == steps_B.tolist(), f"wrong numbers of segments in the slots after step {step}"
+        assert slots["halted"].tolist() == halted_B.tolist(), f"the wrong slots have halted after step {step}"
+        assert row["train/steps"] == pytest.approx(float(steps_B[halted_B].double().mean())), f"step {step}"
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_adaptive_evaluation_in_training(data: Path, tmp_path: Path, eager: Path, adaptive: bool) -> None:
+    """An example leaves once it is settled. Without adaptive evaluation each example takes all segments."""
+    halt_max_steps = 8
+    state, rows = _run(
+        data, tmp_path / "run", eval_adaptive=adaptive, init_from=eager, arch__halt_max_steps=halt_max_steps
+    )
+    puzzles = open_split(data, "test").sets["all"]
+    batch = {
+        "inputs": torch.from_numpy(puzzles.inputs.astype("int32")),
+        "labels": torch.from_numpy(puzzles.labels.astype("int32")),
+        "puzzle_identifiers": torch.zeros(len(puzzles.inputs), dtype=torch.int32),
+    }
+    settled_at_N = trace(state.model, batch, halt_max_steps).settled_at_N
+    assert len(set(settled_at_N.tolist())) > 2, "all examples settle alike, so this test is blind"
+    expected = float(settled_at_N.double().mean()) if adaptive else halt_max_steps
+    assert rows[-1]["step"] == state.step
+    assert rows[-1]["eval/all/steps"] == pytest.approx(expected), "evaluation used the wrong number of segments"
+    assert rows[-1]["eval/all/halt_step"] == 1, "the Q head halts at once"
 
 
 # ---- that it learns --------------------------------------------------------------------------------------
@@ -235,7 +295,7 @@ def test_float16_scales_the_loss_and_skips_what_overflows(
 
     monkeypatch.setattr("pretrain.train_step", noting)
     # So large that the first steps overflow, and halved each time.
-    monkeypatch.setattr("optim.loss_scale._START", 2.0**22)
+    monkeypatch.setattr(LOSS_SCALE_START, 2.0**22)
     _, rows = _run(data, tmp_path / "run", arch__forward_dtype="float16", log_interval=1)
     assert taken[0] is False and taken[-1] is True
     scales = [row["train/loss_scale"] for row in rows]
@@ -246,6 +306,33 @@ def test_float16_scales_the_loss_and_skips_what_overflows(
     assert scales == expected
     assert rows[0]["train/lm_loss"] == pytest.approx(every_step[0]["train/lm_loss"], rel=1e-2)
     assert rows[-1]["train/lm_loss"] < rows[0]["train/lm_loss"]
+
+
+def test_the_average_leaves_out_steps_that_were_not_taken(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A float16 step that overflows changes neither the weights nor their average."""
+    # The scale is doubled after each step that was taken, and so overflows again and again.
+    monkeypatch.setattr(LOSS_SCALE_START, 2.0**20)
+    monkeypatch.setattr(LOSS_SCALE_GROWS_AFTER, 1)
+    run, steps = tmp_path / "run", range(2, 9)
+    settings = {"arch__forward_dtype": "float16", "ema": True, "ema_rate": 0.5, "lr": 1e-2, "lr_warmup_steps": 0}
+    often = {"log_interval": 1, "checkpoint_every_n_steps": 1, "eval_every_n_steps": None}
+    _, rows = _run(data, run, **settings, **often, max_steps=8)
+    scale = {int(row["step"]): row["train/loss_scale"] for row in rows}
+    skipped = [step for step in steps if scale[step] < scale[step - 1]]
+    taken = [step for step in steps if step not in skipped]
+    assert skipped and taken and min(taken) < max(skipped), (
+        "this test needs a step that is skipped after one that is not"
+    )
+    for step in steps:
+        now, before = runs.tensors(run, step), runs.tensors(run, step - 1)
+        averages = [name for name in now if ":ema." in name]
+        changed = [name for name in averages if not torch.equal(now[name], before[name])]
+        if step in skipped:
+            assert not changed, f"step {step} was skipped, but the average of {changed} changed"
+        else:
+            assert changed, f"step {step} was taken, but the average did not change"
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("none", 1.0), ("sqrt", 2.0), ("linear", 4.0)])

@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 
 from models.losses import METRICS
 from tests import runs
+from tests.in_process import train_here
 from tests.runs import LAST_STEP, assert_same_run, rows, settings, train, with_arguments
 from tests.spawn import run_ranks
 from training.watch import NotFinite, NumberWatch
@@ -145,6 +147,22 @@ def test_a_spike_of_the_loss(data: Path, tmp_path: Path, log: Path) -> None:
     assert not [name for name in theirs if "open_sums" not in name and not torch.equal(mine[name], theirs[name])]
     message = train(settings(data, stopped, loss_spike=20, **changes), log, ranks=2, hook=hook).error()
     assert "lm_loss is" in message and "at step 17" in message and "on_nonfinite=rewind" in message
+
+
+def test_a_resumed_run_knows_the_losses_before_it(data: Path, tmp_path: Path, log: Path) -> None:
+    """The 12 steps before the checkpoint are enough to find a spike in the first step after the checkpoint."""
+    expected, run = tmp_path / "expected", tmp_path / "run"
+    changes = {"loss_spike": 20, "eval_every_n_steps": None}
+    train_here(settings(data, expected, **changes, max_steps=15))
+    train_here(settings(data, run, **changes, max_steps=12))
+    shutil.copytree(run, tmp_path / "spoiled")
+    train_here([f"resume={run}", "max_steps=15"])
+    losses = [runs.tensors(folder, 15)["rank_0000.safetensors:progress.losses"].tolist() for folder in (run, expected)]
+    assert len(losses[1]) == 15 and losses[0] == losses[1], "the window of losses is not that of the whole run"
+    typed = [f"resume={tmp_path / 'spoiled'}", "max_steps=15"]
+    done = train(typed, log, hook=with_arguments(_spikes, (13,)))
+    assert done.status == 2, f"nobody noticed the spike in the first step after the checkpoint:\n{done.output}"
+    assert re.search(r"lm_loss is \S+ at step 13, \S+ times the \S+ of the steps before it", done.error())
 
 
 def test_a_loss_that_overflows_is_no_spike() -> None:
