@@ -81,6 +81,21 @@ def test_killed_after_latest_was_written_beside(data: Path, quiet: Path, copied:
     assert_same_run(copied, quiet)
 
 
+@pytest.mark.parametrize("by", ["auto", "path"])
+def test_killed_while_the_only_checkpoint_lay_aside(quiet: Path, copied: Path, by: str) -> None:
+    """A writer that replaces a step renames the old folder first. A run that ignored the renamed folder would start
+    afresh and delete it.
+    """
+    runs.rewind(copied, 4)
+    shutil.rmtree(copied / "step_00000002")
+    (copied / "step_00000004").rename(copied / ".incomplete_replaced_step_00000004")
+    train_here(["resume=auto", f"checkpoint_path={copied}"] if by == "auto" else [f"resume={copied}"])
+    steps = sorted(path.name for path in copied.glob("step_*"))
+    assert steps[0] == "step_00000004", f"the run did not go on from step 4, but began anew: {steps}"
+    assert not list(copied.glob(".incomplete*"))
+    assert_same_run(copied, quiet)
+
+
 # ---- a graceful stop -----------------------------------------------------------------------------------
 
 
@@ -129,16 +144,28 @@ def test_a_terminal_that_is_gone_is_no_reason_to_end(data: Path, tmp_path: Path)
     assert (run / "stopped").exists() and rows(run)[-1]["step"] <= runs.latest(run)
 
 
-def test_signals_that_come_again_change_nothing(data: Path, tmp_path: Path, log: Path) -> None:
+def test_signals_that_come_again_change_nothing(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
     """Until the process has gone: launchers send them twice, also to one that is about to leave."""
     run = tmp_path / "run"
-    running = runs.start(settings(data, run), log, hook=runs.slowly)
+    # Only the stop saves a checkpoint.
+    typed = settings(data, run, checkpoint_every_n_steps=None, checkpoint_every_eval="false", best_metric=None)
+    running = runs.start(typed, log, hook=runs.slowly)
     until(lambda: (run / "metrics.jsonl").exists(), running)
     while running.alive:
         running.signal(signal.SIGTERM)
         time.sleep(0.002)
-    running.wait().ok()
-    assert (run / "stopped").exists()
+    output = running.wait().ok()
+    assert output.count("stopped by SIGTERM at step") == 1 and "Traceback" not in output, output
+    assert (run / "stopped").read_text() == "SIGTERM\n"
+    step = runs.latest(run)
+    assert 0 < step < LAST_STEP, "the stop left no checkpoint"
+    assert [path.name for path in run.glob("*step_*")] == [f"step_{step:08d}"]
+    assert Checkpoint.open(run / f"step_{step:08d}").state.step == step
+    assert all(row["step"] <= step for row in rows(run)), "steps are logged that the checkpoint does not have"
+    train_here(settings(data, run, resume="auto"))
+    assert not (run / "stopped").exists()
+    assert rows(run) == rows(quiet)
+    assert_same_run(run, quiet, metrics=False)  # best was asked for only after the stop
 
 
 # An evaluation to stop in has smaller batches, whose losses add up to another last bit.
@@ -337,6 +364,21 @@ def test_branch_off_an_older_step(data: Path, quiet: Path, tmp_path: Path, log: 
     train([f"resume={older}", f"checkpoint_path={branch}"], log).ok()
     assert_same_run(branch, quiet)  # the stored config won over the defaults of the YAML files
     assert runs.contents(quiet) == before
+
+
+def test_a_branch_has_no_best_and_no_patience_yet(data: Path, tmp_path: Path) -> None:
+    """A branch ignores the exhausted patience of its source run. Its own first evaluation is its best."""
+    run, branch = tmp_path / "run", tmp_path / "branch"
+    never_better = {"best_metric": "steps", "eval_adaptive": "false", "eval_every_n_steps": 2}
+    train_here(settings(data, run, early_stop_patience=2, max_steps=20, **never_better))
+    assert runs.latest(run) == 6 and (run / "best").read_text() == "step_00000002\n", "patience was to end the run"
+    train_here([f"resume={run}", f"checkpoint_path={branch}"])
+    assert runs.latest(branch) > 0, "the branch did nothing: it inherited the exhausted patience"
+    assert (branch / "best").exists(), (
+        "no evaluation of the branch is its best: it inherited the best of its source run"
+    )
+    assert (branch / "best").read_text() == "step_00000008\n", "the first evaluation is the best of a new run"
+    assert runs.latest(branch) == 12, "two evaluations were to follow the best one"
 
 
 def test_typed_values_win_over_stored_ones(data: Path, copied: Path, log: Path) -> None:

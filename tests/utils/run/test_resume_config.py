@@ -1,7 +1,9 @@
 """What a run is called, what it begins with, and who may write into its folder."""
 
+import fcntl
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,6 +142,23 @@ def test_value_that_is_the_default_but_typed_wins(quiet: Path) -> None:
     assert _read(f"resume={quiet}").config.checkpoint_every_n_steps == 2
 
 
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ([], ["a", "b"]),
+        (["data_path=c"], ["c"]),
+        (["data_path=c", "data_paths=[d,e]"], ["d", "e"]),
+        (["data_paths=[]"], ["data/arc-aug-1000"]),
+    ],
+)
+def test_typed_data_take_the_place_of_all_stored_data(tmp_path: Path, typed: list[str], expected: list[str]) -> None:
+    """A typed data_path clears the stored data_paths, which would win otherwise."""
+    run = tmp_path / "run"
+    _prepare(_read(f"checkpoint_path={run}", "data_paths=[a,b]"))
+    train_paths = _read("resume=auto", f"checkpoint_path={run}", *typed).config.train_paths
+    assert train_paths == expected, f"with {typed} typed over data_paths=[a,b] the run would train on {train_paths}"
+
+
 # ---- the folder ----------------------------------------------------------------------------------------
 
 
@@ -221,3 +240,41 @@ def test_branch_that_was_killed_before_its_first_checkpoint(quiet: Path, tmp_pat
 def test_names_that_are_taken_away_come_back(quiet: Path) -> None:
     config = _read("resume=auto", f"checkpoint_path={quiet}", "project_name=null", "run_name=null").config
     assert config.run_name == "run" and config.project_name is not None
+
+
+# ---- the lock --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["auto", "path", "restart", "afresh"])
+def test_the_folder_is_read_under_the_lock(copied: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A run that waits for the lock finds the checkpoint that the holder of the lock saves meanwhile.
+
+    The holder is replacing its newest step: the old folder is renamed, and the new folder does not exist yet.
+    """
+    newest, aside = copied / "step_00000012", copied / ".incomplete_replaced_step_00000012"
+    newest.rename(aside)
+    (copied / "latest").write_text("step_00000010\n")
+    flock, num_calls = fcntl.flock, 0
+
+    def held_by_another(file: Any, operation: int) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:
+            assert aside.exists(), "the folder was put in order before it was locked"
+            aside.rename(newest)
+            (copied / "latest").write_text("step_00000012\n")
+            raise BlockingIOError
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", held_by_another)
+    if how == "restart":
+        _attempt(monkeypatch, "x", 1)
+    if how == "afresh":
+        with pytest.raises(ValueError, match=r"already holds checkpoints \(newest step_00000012\)"):
+            _read(f"checkpoint_path={copied}")
+    else:
+        typed = [f"resume={copied}"] if how == "path" else [f"checkpoint_path={copied}", "resume=auto"]
+        start = _read(*(typed[:1] if how == "restart" else typed))
+        assert start.checkpoint is not None
+        assert start.checkpoint.state.step == 12, "the folder was read before it was locked"
+    assert num_calls == 2, "the folder was read without its lock"
