@@ -4,9 +4,10 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
@@ -88,6 +89,38 @@ def test_all_ranks_together_give_one_line(folder: Path) -> None:
     assert "agree" not in ended.stderr and "UserError" not in ended.stderr
     assert ended.stdout == ""
     assert [path.name for path in folder.rglob("*")] == ["a_file"]
+
+
+class _SlowTerminal:
+    """A stderr that takes half a second for each write."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        time.sleep(0.5)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+def _rank_0_speaks_slowly(rank: int) -> None:
+    if rank == 0:
+        sys.stderr = _SlowTerminal(sys.stderr)
+
+
+def test_no_rank_leaves_before_the_line_is_out(log: Path) -> None:
+    """torchrun kills the other ranks as soon as one rank has exited."""
+    typed = ["data_path=data/nowhere", "device=cpu"]
+    running = runs.start(typed, log, ranks=2, hook=_rank_0_speaks_slowly)
+    running.processes[1].join(60)
+    said = running.output
+    assert running.wait().error().startswith("error: no dataset at data/nowhere")
+    assert said.startswith("error: no dataset"), "rank 1 exited before rank 0 had printed the error"
 
 
 # ---- in this process -----------------------------------------------------------------------------------------

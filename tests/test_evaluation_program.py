@@ -18,7 +18,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import evaluate as program
 from dataset.schema import Split, open_split
@@ -236,6 +236,22 @@ def test_variations_vote(
     single = {name: value for name, value in results["metrics"].items() if "/tta/" not in name}
     assert single["eval/all/num_examples"] == len(rows)
     assert any(value != single[name.replace("/tta/", "/")] for name, value in found.items()), "votes change something"
+
+
+def test_of_equal_votes_the_first_variation_wins(run: Path, data: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    """With a constant Q head two different answers tie. The answer to the unvaried puzzle wins, whichever answer
+    arrives first, so that two variations score what the single pass scores.
+    """
+    half_trained = load_file(run / "step_00000022" / "model.safetensors")
+    half_trained["q_head.weight"].zero_()
+    half_trained["q_head.bias"] = torch.tensor([5.0, -5.0])
+    file = tmp_path / "model.safetensors"
+    save_file(half_trained, file)
+    evaluated(f"checkpoint={file}", f"data_path={data}", *TYPED_ARCH, "tta=2", "num_steps=12", f"out={tmp_path}")
+    metrics = _results(tmp_path)["metrics"]
+    for name in ("exact_accuracy", "valid_boards", "clues_kept"):
+        assert metrics[f"eval/all/tta/{name}"] == metrics[f"eval/all/{name}"], f"{name}: the other variation won"
+    assert 2 < metrics["eval/all/steps"] < 12, "all answers arrive together, so this test is blind"
 
 
 def test_ranks_change_nothing(run: Path, tmp_path: Path, evaluated: Evaluate, log: Path) -> None:

@@ -18,6 +18,9 @@ from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
 from pretrain import StepResult, build_model, build_state, train, train_step
 from tests import runs
+from training.config import PretrainConfig
+from training.data import open_data
+from training.state import TrainState
 from utils.checkpoint.reader import Checkpoint
 from utils.dist.launch import Launch
 from utils.dist.world import World
@@ -252,7 +255,7 @@ def test_adaptive_evaluation_in_training(data: Path, tmp_path: Path, eager: Path
     settled_at_N = trace(state.model, batch, halt_max_steps).settled_at_N
     assert len(set(settled_at_N.tolist())) > 2, "all examples settle alike, so this test is blind"
     expected = float(settled_at_N.double().mean()) if adaptive else halt_max_steps
-    assert rows[-1]["step"] == state.step
+    assert rows[-1]["step"] == state.progress.step
     assert rows[-1]["eval/all/steps"] == pytest.approx(expected), "evaluation used the wrong number of segments"
     assert rows[-1]["eval/all/halt_step"] == 1, "the Q head halts at once"
 

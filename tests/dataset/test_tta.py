@@ -1,5 +1,7 @@
 """Variations are symmetries of the task that can be undone; votes count, and confidence decides between equals."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -90,3 +92,15 @@ def test_ballots_come_in_any_order() -> None:
     assert cast(32, 7) == [(1, [8])]
     assert cast(30) == [(0, [1])]
     assert ballots._cast == {}, "nothing is kept of what is decided"
+
+
+def test_ballots_are_counted_in_the_order_of_variations() -> None:
+    """Ballots arrive in an order that depends on the batch size. Between equal answers the earlier variation wins."""
+    for arrival in itertools.permutations(range(3)):
+        ballots = Ballots(3)
+        decided = []
+        for variation in arrival:
+            answer_S = _answer(variation)  # three answers, of one vote and of one confidence each
+            decided += ballots.cast(np.array([15 + variation]), answer_S[None], np.array([0.5]))
+        ((_, winner_S),) = decided
+        assert winner_S.tolist() == [0], f"the ballots that arrived as {arrival} were counted in another order"
