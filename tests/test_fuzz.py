@@ -31,6 +31,7 @@ from utils.files import write_atomically
 from utils.run.resume import _config_of
 from utils.saved_outputs import OutputWriter
 from utils.weights_file import read_weights
+from viewer.pages import to_text
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -417,8 +418,8 @@ def test_datasets_may_be_linked(data: Path, tmp_path: Path) -> None:
 
 
 def test_tokens_of_any_integer_type() -> None:
-    assert view.to_text(np.array([1, 200], dtype=np.uint8)) == [1, 200]
-    assert view.to_text(np.array([-5, 200], dtype=np.int16)) == [-1, 200]
+    assert to_text(np.array([1, 200], dtype=np.uint8)) == [1, 200]
+    assert to_text(np.array([-5, 200], dtype=np.int16)) == [-1, 200]
 
 
 def test_a_type_that_numpy_does_not_know(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from safetensors.numpy import load_file, save_file
 import view
 from dataset.arc import to_tokens
 from dataset.builder import run as run_program
+from viewer.pages import ALPHABET, IGNORED, board_of, to_text
+from viewer.run_page import MAX_POINTS, thinned
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Something that would run, if a name were ever read as HTML.
@@ -45,7 +47,7 @@ def page_of(path: Path, output: Path, *options: str) -> dict[str, Any]:
 def tokens_of(text: str | list[int]) -> list[int]:
     if isinstance(text, list):
         return text
-    return [-1 if character == view.IGNORED else view.ALPHABET.index(character) for character in text]
+    return [-1 if character == IGNORED else ALPHABET.index(character) for character in text]
 
 
 def write_dataset(
@@ -260,7 +262,7 @@ def test_a_board_is_told_by_its_tokens_where_the_dataset_is_gone(tmp_path: Path)
     ],
 )
 def test_boards_go_by_the_shape_of_the_data(seq_len: int, vocab_size: int, kind: str, rows: int, columns: int) -> None:
-    board = view.board_of(seq_len, vocab_size)
+    board = board_of(seq_len, vocab_size)
     assert (board["kind"], board["rows"], board["columns"]) == (kind, rows, columns)
 
 
@@ -275,8 +277,8 @@ def test_few_examples_are_spread_over_all(tmp_path: Path) -> None:
 
 
 def test_tokens_of_large_vocabularies_are_numbers() -> None:
-    assert view.to_text(np.array([0, 63, -100])) == "A/-"
-    assert view.to_text(np.array([0, 64, -100])) == [0, 64, -1]
+    assert to_text(np.array([0, 63, -100])) == "A/-"
+    assert to_text(np.array([0, 64, -100])) == [0, 64, -1]
 
 
 def test_a_sequence_that_halted_ends_there(tmp_path: Path) -> None:
@@ -321,13 +323,13 @@ def test_a_line_that_the_run_is_writing_is_left_out(tmp_path: Path) -> None:
 
 def test_long_curves_become_means() -> None:
     values_N = np.random.default_rng(0).random(4001)
-    thin = view.thinned([(10 * n, float(value)) for n, value in enumerate(values_N)])
-    assert len(thin["steps"]) == len(thin["values"]) == view.MAX_POINTS
+    thin = thinned([(10 * n, float(value)) for n, value in enumerate(values_N)])
+    assert len(thin["steps"]) == len(thin["values"]) == MAX_POINTS
     assert thin["steps"][-1] == 40_000
     places = [0, *(step // 10 + 1 for step in thin["steps"])]
     for begin, end, mean in zip(places, places[1:], thin["values"], strict=False):
         assert mean == pytest.approx(values_N[begin:end].mean(), rel=1e-5)
-    assert view.thinned([(1, float("inf"))]) == {"steps": [1], "values": [None]}
+    assert thinned([(1, float("inf"))]) == {"steps": [1], "values": [None]}
 
 
 def test_arc_votes_come_with_the_tasks_own_pairs(tmp_path: Path) -> None:

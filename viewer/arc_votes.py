@@ -1,0 +1,52 @@
+"""The votes on ARC tasks, beside what the tasks show."""
+
+from pathlib import Path
+
+from viewer.pages import Page, finite, read_json
+
+
+def read_votes(outputs: Path | None, data: Path | None) -> list[Page]:
+    """arc_votes.json by task, with the task's training pairs where the dataset is at hand. Raises ValueError."""
+    if outputs is None or not (outputs / "arc_votes.json").exists():
+        return []
+    file = outputs / "arc_votes.json"
+    votes = read_json(file)
+    puzzles = data / "test_puzzles.json" if data else None
+    tasks = read_json(puzzles) if puzzles and puzzles.exists() else {}
+
+    def pairs_of(name: str) -> list[list[list[str] | None]]:
+        return [[rows_of(pair["input"]), rows_of(pair["output"])] for pair in tasks.get(name, {}).get("train", [])]
+
+    try:
+        return [
+            {
+                "task": name,
+                "train": pairs_of(name),
+                "tests": [
+                    {
+                        "input": rows_of(test["input"]),
+                        "solution": rows_of(test["solution"]),
+                        "num_votes": int(test["num_votes"]),
+                        "num_empty": int(test["num_empty"]),
+                        "candidates": [
+                            {
+                                "grid": rows_of(candidate["grid"]),
+                                "count": int(candidate["count"]),
+                                "confidence": finite(round(float(candidate["confidence"]), 4)),
+                                "right": candidate["right"],
+                            }
+                            for candidate in test["candidates"]
+                        ],
+                    }
+                    for test in tests
+                ],
+            }
+            for name, tests in votes.items()
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        raise ValueError(f"{file}: isn't what evaluation writes; run evaluate.py again") from None
+
+
+def rows_of(grid: list[list[int]] | None) -> list[str] | None:
+    """A grid with one character per cell, or None where the solution isn't known."""
+    return None if grid is None else ["".join(str(int(colour)) for colour in row) for row in grid]

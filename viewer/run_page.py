@@ -1,0 +1,230 @@
+"""The page of a run: its curves, how it reasons, its results and votes."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from dataset import arc, maze
+from dataset.builder import SPLITS, one_line
+from dataset.schema import open_split
+from utils.files import plain, read_plain_yaml
+from viewer.arc_votes import read_votes
+from viewer.pages import ALPHABET, Page, Settings, board_of, finite, names_of, read_json
+from viewer.saved_examples import read_examples
+
+SAVE_OUTPUTS = "[inputs,labels,predictions_at_step,q_halt_at_step]"
+# No screen shows more, and a run may have logged a million.
+MAX_POINTS = 1500
+_OUTPUTS = re.compile(r"step_(?P<step>\d+)(?:_.+)?")  # evaluate.py adds the name of data that isn't the run's own
+
+
+def page_of_run(settings: Settings) -> Page:
+    """Raises ValueError where something in the folder is damaged."""
+    run_folder = settings.path
+    config = read_config(run_folder / "config.yaml")
+    curves = read_curves(run_folder / "metrics.jsonl")
+    outputs = outputs_folder(run_folder, settings.step)
+    results = read_results(outputs)
+    data = data_of(config, results)
+    notes: list[str] = []
+    examples: list[Page] = []
+    sets: dict[str, int] = {}
+    board = None
+    if outputs is not None:
+        examples, sets, missing = read_examples(outputs, settings, names_of(data) if data else [])
+        if examples:
+            board = board_of_run(examples, data)
+        if missing:
+            notes.append(missing)
+    command = f'python evaluate.py checkpoint={shlex.quote(str(run_folder))} "save_outputs={SAVE_OUTPUTS}"'
+    votes = read_votes(outputs, data)
+    resolved = run_folder.resolve()
+    return {
+        "kind": "run",
+        "title": resolved.name,
+        "project": resolved.parent.name,
+        "board": board,
+        "facts": facts_of(config, outputs, results),
+        "notes": notes,
+        "command": command,
+        "sets": sets,
+        "examples": examples,
+        "curves": curves["metrics"],
+        "over_steps": curves["over_steps"],
+        "results": results,
+        "votes": votes,
+        "summary": f"{len(curves['metrics'])} curves, votes on {len(votes)} tasks",
+    }
+
+
+def read_config(file: Path) -> Page:
+    """The run's config.yaml; empty where there is none. Raises ValueError."""
+    if not file.exists():
+        return {}
+    try:
+        config = yaml.safe_load(read_plain_yaml(file))
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: a date that there isn't
+        raise ValueError(f"{file}: cannot be read ({one_line(error)}); restore it from the run's checkpoint") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{file}: is no config of a run; restore it from the run's checkpoint")
+    return config
+
+
+def facts_of(config: Page, outputs: Path | None, results: Page | None) -> Page:
+    """What one wants to know of a run first."""
+    arch, optim = config.get("arch"), config.get("optim")
+    facts = {
+        "architecture": arch.get("name") if isinstance(arch, dict) else None,
+        "hidden size": arch.get("hidden_size") if isinstance(arch, dict) else None,
+        "optimizer": optim.get("name") if isinstance(optim, dict) else None,
+        "learning rate": config.get("lr"),
+        "batch": config.get("global_batch_size"),
+        "seed": config.get("seed"),
+        "data": ", ".join(Path(path).name for path in data_paths_of(config)) or None,
+        "outputs": None if outputs is None else outputs.name,
+    }
+    for name, value, *_ in results["rows"] if results else []:
+        if name.endswith(("/exact_accuracy", "/pass@2")) and value is not None:
+            facts[name.removeprefix("eval/")] = f"{value:.4f}"
+    return {name: str(value) for name, value in facts.items() if value is not None}
+
+
+def data_paths_of(config: Page) -> list[str]:
+    """The datasets that the run is tested on."""
+    paths = config.get("data_paths_test") or config.get("data_paths") or [config.get("data_path")]
+    return [str(path) for path in paths if path]
+
+
+def data_of(config: Page, results: Page | None) -> Path | None:
+    """The folder of the dataset that the outputs are about, if it is one and still there."""
+    paths = [results["data"]] if results and results["data"] else data_paths_of(config)
+    folders = {Path(path).parent if Path(path).name in SPLITS else Path(path) for path in paths}
+    if len(folders) != 1:  # several that are scored as one number their puzzles on, so that names would be wrong
+        return None
+    (folder,) = folders
+    return folder if (folder / "test" / "dataset.json").is_file() else None
+
+
+def board_of_run(examples: list[Page], data: Path | None) -> Page:
+    """By the dataset's metadata, or by the tokens where the dataset is gone."""
+    seq_len = len(examples[0]["input"])
+    if data is not None:
+        metadata = open_split(data, "test").metadata
+        if metadata.seq_len == seq_len:
+            return board_of(seq_len, metadata.vocab_size)
+    largest = 0
+    for example in examples:
+        for tokens in (example["input"], example.get("label", ""), *example["answers"]):
+            places = [ALPHABET.find(token) for token in set(tokens)] if isinstance(tokens, str) else tokens
+            largest = max(largest, *places)
+    guesses = [largest + 1, *(size for size in (maze.VOCAB_SIZE, arc.VOCAB_SIZE) if size > largest)]
+    boards = [board_of(seq_len, vocab_size) for vocab_size in guesses]
+    return next((board for board in boards if board["kind"] != "numbers"), boards[0])
+
+
+def read_curves(file: Path) -> Page:
+    """The curves of metrics.jsonl: for each metric its series (train, and eval of each set), and for each set the exact
+    accuracy over reasoning steps at every evaluation. Raises ValueError, with the line.
+    """
+    if not file.exists():
+        return {"metrics": [], "over_steps": []}
+    try:
+        lines = plain(file).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: cannot be read ({one_line(error)}); get the file again") from None
+    points: dict[str, list[tuple[int, float]]] = {}
+    over_steps: list[Page] = []
+    num_rows = 0
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            step = int(row["step"])
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            if number == len(lines):  # the run is writing it, or was killed when it did
+                continue
+            raise ValueError(f"{file}:{number}: is no JSON object with a step; correct or remove the line") from None
+        num_rows += 1
+        at_step: dict[str, dict[int, float]] = {}
+        for name, value in row.items():
+            if name == "step" or isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            metric, last, count = name.rpartition("_at_step/")
+            if last and metric.startswith("eval/") and metric.endswith("/exact_accuracy") and count.isdecimal():
+                at_step.setdefault(metric.split("/")[1], {})[int(count)] = float(value)
+            else:
+                points.setdefault(name, []).append((step, float(value)))
+        for set_name, values in at_step.items():
+            counts = sorted(values)
+            over_steps.append(
+                {"set": set_name, "step": step, "counts": counts, "values": [finite(values[count]) for count in counts]}
+            )
+    if not num_rows:
+        raise ValueError(f"{file}: is empty, so the run has logged nothing; train it for some steps first")
+    metrics: dict[str, list[Page]] = {}
+    for name, pairs in points.items():
+        parts = name.split("/")
+        metric, series = name, name
+        if parts[0] == "train" and len(parts) > 1:
+            metric, series = "/".join(parts[1:]), "train"
+        elif parts[0] == "eval" and len(parts) > 2:
+            metric, series = "/".join(parts[2:]), f"eval {parts[1]}"
+        metrics.setdefault(metric, []).append({"name": series, **thinned(pairs)})
+    return {
+        "metrics": [{"metric": metric, "series": series} for metric, series in metrics.items()],
+        "over_steps": over_steps,
+    }
+
+
+def thinned(pairs: list[tuple[int, float]]) -> Page:
+    """At most MAX_POINTS points; each is the mean of its neighbours, at the last of their steps."""
+    steps, values = np.array([step for step, _ in pairs]), np.array([value for _, value in pairs])
+    if len(pairs) > MAX_POINTS:
+        begins = np.linspace(0, len(pairs), MAX_POINTS, endpoint=False).astype(np.int64)
+        ends = np.append(begins[1:], len(pairs))
+        steps, values = steps[ends - 1], np.add.reduceat(values, begins) / (ends - begins)
+    return {"steps": steps.tolist(), "values": [finite(value) for value in values.tolist()]}
+
+
+def outputs_folder(run_folder: Path, step: int | None) -> Path | None:
+    """The folder with what was saved at this step, or at the newest; on the run's own data rather than on other data.
+    A folder with results.json is one itself. Raises ValueError if there is none of this step.
+    """
+    if (run_folder / "results.json").exists():
+        if step is not None:
+            raise ValueError(f"--step is for runs, and {run_folder} holds the results of one step; leave it out")
+        return run_folder
+    found: dict[int, Path] = {}
+    for folder in sorted((run_folder / "eval_outputs").glob("step_*"), reverse=True):
+        if match := _OUTPUTS.fullmatch(folder.name):
+            found[int(match["step"])] = folder  # the last is the one without another name behind it
+    if step is None:
+        return found[max(found)] if found else None
+    if step not in found:
+        has = ", ".join(map(str, sorted(found))) or "none"
+        raise ValueError(f"{run_folder} has no outputs of step {step}, but of: {has}; choose one of them")
+    return found[step]
+
+
+def read_results(outputs: Path | None) -> Page | None:
+    """results.json as a table, if it is there. Raises ValueError."""
+    if outputs is None or not (outputs / "results.json").exists():
+        return None
+    file = outputs / "results.json"
+    results = read_json(file)
+    try:
+        intervals = results.get("intervals", {})
+        rows = [[name, *map(finite, [value, *intervals.get(name, [])])] for name, value in results["metrics"].items()]
+        return {
+            "checkpoint": str(results.get("checkpoint", "")),
+            "data": str(results.get("data", "")),
+            "num_examples": {str(name): int(num) for name, num in results.get("num_examples", {}).items()},
+            "rows": rows,
+        }
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        raise ValueError(f"{file}: isn't what evaluate.py writes; run evaluate.py again") from None

@@ -1,0 +1,115 @@
+"""The puzzles and answers that evaluate.py saved with save_outputs=[...]."""
+# N = examples of a shard, T = reasoning steps, S = tokens of an example
+
+import re
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from dataset.builder import one_line
+from utils.files import plain
+from viewer.pages import Page, Settings, finite, name_at, spread, to_text
+
+_SHARD = re.compile(r"(?P<set>.+)_rank\d+_\d+\.safetensors")
+
+
+def read_examples(outputs: Path, settings: Settings, names: list[str]) -> tuple[list[Page], dict[str, int], str | None]:
+    """Examples of every set, evenly spread; how many were saved of each; what is missing, if they can't be shown.
+
+    Only what is shown is kept in memory, beside one shard. Raises ValueError for a damaged shard or an unknown set.
+    """
+    shards: dict[str, list[Path]] = {}
+    for file in sorted(outputs.glob("*.safetensors")):
+        if match := _SHARD.fullmatch(file.name):
+            shards.setdefault(match["set"], []).append(file)
+    if shards and settings.set is not None and settings.set not in shards:
+        raise ValueError(f"{outputs} has no set {settings.set}; it has {', '.join(shards)}")
+    examples: list[Page] = []
+    sizes: dict[str, int] = {}
+    for set_name, files in shards.items():
+        if settings.set not in (None, set_name):
+            continue
+        for file in files:
+            keys = keys_of(file)
+            if "inputs" not in keys or not keys & {"predictions", "predictions_at_step"}:
+                saved = ", ".join(sorted(keys - {"rows"}))
+                return [], {}, f"{outputs.name} holds {saved}, which doesn't show how puzzles were answered."
+        rows = np.concatenate([read_tensor(file, "rows", 1) for file in files])
+        sizes[set_name] = len(rows)
+        wanted = set(np.sort(rows)[spread(len(rows), settings.max_examples)].tolist())
+        of_set: list[Page] = []
+        for file in files:
+            of_set += examples_of_shard(set_name, file, wanted, names)
+        examples += sorted(of_set, key=lambda example: example["row"])
+    return examples, sizes, None
+
+
+def keys_of(file: Path) -> set[str]:
+    try:
+        with safe_open(plain(file), framework="numpy") as tensors:
+            return set(tensors.keys())
+    except (OSError, SafetensorError) as error:
+        raise damaged(file, one_line(error)) from None
+
+
+def read_tensor(file: Path, key: str, num_axes: int) -> np.ndarray:
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            array = tensors.get_tensor(key)
+    except (OSError, SafetensorError, AttributeError, TypeError) as error:  # a dtype that numpy has no name for
+        raise damaged(file, one_line(error)) from None
+    if array.ndim != num_axes:
+        raise damaged(file, f"{key} has shape {array.shape}, but {num_axes} axes are needed")
+    assert isinstance(array, np.ndarray)
+    return array
+
+
+def damaged(file: Path, reason: str) -> ValueError:
+    return ValueError(f"{file}: cannot be read ({reason}); it is damaged: delete it and run evaluate.py again")
+
+
+def examples_of_shard(set_name: str, file: Path, wanted: set[int], names: list[str]) -> list[Page]:
+    """Those of its examples whose row is wanted."""
+    axes = {
+        "inputs": 2,
+        "labels": 2,
+        "puzzle_identifiers": 1,
+        "predictions": 2,
+        "predictions_at_step": 3,
+        "q_halt": 1,
+        "q_halt_at_step": 2,
+        "steps": 1,
+    }
+    rows_N = read_tensor(file, "rows", 1)
+    chosen = [number for number, row in enumerate(rows_N.tolist()) if row in wanted]
+    if not chosen:
+        return []
+    arrays = {key: read_tensor(file, key, axes[key]) for key in sorted(keys_of(file) & axes.keys())}
+    seq_len = arrays["inputs"].shape[1]
+    for key, array in arrays.items():
+        per_token = key in ("inputs", "labels", "predictions", "predictions_at_step")
+        if len(array) != len(rows_N) or (per_token and array.shape[-1] != seq_len):
+            raise damaged(file, f"{key} has shape {array.shape}, which doesn't go with {len(rows_N)} rows")
+    examples = []
+    for n in chosen:
+        example: Page = {"set": set_name, "row": int(rows_N[n]), "input": to_text(arrays["inputs"][n])}
+        if "labels" in arrays:
+            example["label"] = to_text(arrays["labels"][n])
+        if "puzzle_identifiers" in arrays:
+            example |= name_at(names, int(arrays["puzzle_identifiers"][n]))
+        if "predictions_at_step" in arrays:
+            answers_TS = arrays["predictions_at_step"][n]
+            if "steps" in arrays:  # from where the sequence was halted, its last answer is repeated
+                answers_TS = answers_TS[: max(1, int(arrays["steps"][n]))]
+            q_halt_T = arrays["q_halt_at_step"][n][: len(answers_TS)] if "q_halt_at_step" in arrays else None
+        else:
+            answers_TS = arrays["predictions"][n][None]
+            q_halt_T = arrays["q_halt"][n][None] if "q_halt" in arrays else None
+        example["answers"] = [to_text(answer_S) for answer_S in answers_TS]
+        if q_halt_T is not None:
+            # The logit of halting; beyond 60 its sigmoid is 0 or 1 in any case, and exp would overflow.
+            confidence_T = 1 / (1 + np.exp(-np.clip(q_halt_T.astype(np.float64), -60, 60)))
+            example["confidence"] = [finite(round(value, 4)) for value in confidence_T.tolist()]
+        examples.append(example)
+    return examples
