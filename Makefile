@@ -1,6 +1,8 @@
 # make demo, make test: complete on a fresh clone with Python 3.11-3.13, make and pip. Everything goes into .venv.
 PYTHON ?= python3
 VENV := .venv/bin
+# The linters of the viewer's page run on the Node.js that requirements-dev.txt brings.
+LINTER := $(VENV)/node .venv/lint/node_modules/.bin
 PIP_INSTALL := $(VENV)/python -m pip install --quiet --disable-pip-version-check
 
 # Measured on two cores: two threads take 0.6 of the time of one. More were not measured.
@@ -30,10 +32,13 @@ test-slow: .venv/.dev
 test-gpu:
 	$(if $(wildcard $(VENV)/python),$(VENV)/python,$(PYTHON)) -m pytest -m gpu
 
-check: .venv/.dev
+check: .venv/.dev .venv/.lint
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
 	$(VENV)/mypy
+	$(LINTER)/eslint --config viewer/lint/eslint.config.mjs viewer/page.js
+	$(LINTER)/stylelint --config viewer/lint/stylelint.json viewer/page.css
+	$(LINTER)/html-validate --config viewer/lint/html-validate.json viewer/page.html
 
 # Known vulnerabilities in every installed package, what the requirements bring along included. Not part of `check`: it
 # asks PyPI. --strict, because a package that nobody knows there would else count as a good one; the local part of a
@@ -63,6 +68,12 @@ clean:
 .venv/.dev: .venv/.created requirements.txt requirements-demo.txt requirements-dev.txt
 	$(PIP_INSTALL) -r requirements-dev.txt
 	touch $@ .venv/.demo
+
+.venv/.lint: .venv/.dev viewer/lint/package.json viewer/lint/package-lock.json
+	mkdir -p .venv/lint
+	cp viewer/lint/package.json viewer/lint/package-lock.json .venv/lint/
+	$(VENV)/npm ci --prefix .venv/lint --ignore-scripts --no-audit --no-fund --silent
+	touch $@
 
 .venv/.audit: .venv/.created requirements-audit.txt
 	$(PYTHON) -m venv .venv/audit

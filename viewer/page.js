@@ -62,7 +62,7 @@ function tokensOf(text) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Drawing boards
 
-let colours = {};
+const colours = {};
 
 /** The colours of the theme, for canvases, which don't see style sheets. */
 function readColours() {
@@ -174,7 +174,7 @@ const CELLS = {
     if (wrong) underline(context, x, y, c);
   },
 
-  maze(context, { x, y, c, token, question, label, wrong, changed }) {
+  maze(context, { x, y, c, token, label, wrong, changed }) {
     if (changed) {
       context.fillStyle = colours.changed;
       context.fillRect(x, y, c, c);
