@@ -6,23 +6,19 @@ appears under its name only when it is whole.
 """
 # A = versions of a task, E = examples in one version, S = cells of the canvas, T = kinds of tokens
 
-import os
-import sys
-
-# As a script, Python looks for modules in dataset/ first, where inspect.py would stand in for the standard library's:
-# the folder above takes its place before anything else is imported.
-if not __package__:
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
 import contextlib
 import dataclasses
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+if not __package__:  # run as a script, for which Python looks for modules in dataset/ and not in the folder above
+    sys.path[0] = str(Path(__file__).absolute().parents[1])
 
 import numpy as np
 

@@ -4,20 +4,16 @@ The result is a pure function of the settings, seed included, and appears under 
 """
 # N = mazes, L = side, S = cells of a maze (L * L), T = transforms
 
-import os
-import sys
-
-# As a script, Python looks for modules in dataset/ first, where inspect.py would stand in for the standard library's:
-# the folder above takes its place before anything else is imported.
-if not __package__:
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
 import argparse
 import dataclasses
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+if not __package__:  # run as a script, for which Python looks for modules in dataset/ and not in the folder above
+    sys.path[0] = str(Path(__file__).absolute().parents[1])
 
 import numpy as np
 

@@ -5,19 +5,15 @@ and appears under its name only when it is whole.
 """
 # N = puzzles, B = boards (puzzles and their augmentations), S = cells of a board
 
-import os
-import sys
-
-# As a script, Python looks for modules in dataset/ first, where inspect.py would stand in for the standard library's:
-# the folder above takes its place before anything else is imported.
-if not __package__:
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
 import dataclasses
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+if not __package__:  # run as a script, for which Python looks for modules in dataset/ and not in the folder above
+    sys.path[0] = str(Path(__file__).absolute().parents[1])
 
 import numpy as np
 

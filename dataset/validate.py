@@ -5,23 +5,19 @@ those of the test split are found again in the training split.
 """
 # N = examples (of a set, or of a chunk of it), S = tokens of an example, L = side of a grid
 
-# Run as a script, Python looks for modules in dataset/ first, where inspect.py would stand in for the standard
-# library's, which nearly every import below needs: so this comes before any of them.
-import os
-import sys
-
-if not __package__:
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
 import hashlib
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+if not __package__:  # run as a script, for which Python looks for modules in dataset/ and not in the folder above
+    sys.path[0] = str(Path(__file__).absolute().parents[1])
 
 import numpy as np
 

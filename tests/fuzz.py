@@ -39,7 +39,7 @@ import psutil
 import torch
 import yaml
 
-from dataset import build_arc_dataset, build_maze_dataset, build_sudoku_dataset, inspect, maze
+from dataset import build_arc_dataset, build_maze_dataset, build_sudoku_dataset, maze, show
 from dataset.arc import read_tasks
 from dataset.arc_votes import ArcVotes
 from dataset.augment import BOXES
@@ -150,7 +150,7 @@ def _read_dataset(folder: Path, rng: Random) -> None:
     elif reader == 1:
         validate_dataset(Path(data))
     elif reader == 2:
-        inspect.describe(inspect.parse_settings([data]))
+        show.describe(show.parse_settings([data]))
     else:
         view([data, "-o", str(folder / "page.html")])
 

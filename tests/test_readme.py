@@ -78,7 +78,7 @@ def _made_small(command: str) -> str:
         return f"{command} --num-aug 2"
     if any(program in command for program in ("models.export", "dataset.validate", "view.py")):
         return command
-    if "dataset.inspect" in command:
+    if "dataset.show" in command:
         return f"{command} --num 1"
     if any(program in command for program in ("evaluate.py", "draw.py", "solve.py")):
         steps = " num_steps=2" if "tta=" in command else ""

@@ -1,22 +1,18 @@
 """Shows what is in a dataset: counts, fingerprints, how it was built, and some examples, labels beside inputs."""
 # N = examples, S = tokens of an example, P = puzzles, G = groups
 
-# Run as a script, Python looks for modules in dataset/ first, where this one would stand in for the standard library's,
-# which nearly every import below needs: so this comes before any of them.
-import os
-import sys
-
-if not __package__:
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
 import json
 import math
 import re
 import shutil
+import sys
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+if not __package__:  # run as a script, for which Python looks for modules in dataset/ and not in the folder above
+    sys.path[0] = str(Path(__file__).absolute().parents[1])
 
 import numpy as np
 
@@ -33,9 +29,9 @@ _TOKENS_IN_LINE = 30
 
 EXAMPLES = """
 examples:
-  python -m dataset.inspect data/sudoku-6x6
-  python -m dataset.inspect data/sudoku-6x6 --split test --row 17 --num 1
-  python -m dataset.inspect data/arc-aug-1000 --seed 3 --color | less -R
+  python -m dataset.show data/sudoku-6x6
+  python -m dataset.show data/sudoku-6x6 --split test --row 17 --num 1
+  python -m dataset.show data/arc-aug-1000 --seed 3 --color | less -R
 
 A label is shown beside its input, or below it where the terminal is too narrow. Sudoku, mazes and
 ARC are told by their shapes and shown as boards, anything else as token numbers, in which - is a
@@ -59,7 +55,7 @@ class Settings:
 def parse_settings(argv: list[str] | None) -> Settings:
     """Raises ValueError for unknown, malformed or conflicting options."""
     parser = Parser(
-        "python -m dataset.inspect",
+        "python -m dataset.show",
         "Show what is in a dataset: counts, fingerprints, how it was built, and some examples.",
         EXAMPLES,
     )

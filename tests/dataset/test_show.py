@@ -1,4 +1,4 @@
-"""What is shown of a dataset is what is in it; and that a module called inspect stands in nobody's way."""
+"""What is shown of a dataset is what is in it, and every program of dataset/ starts as a script and as a module."""
 # N = examples, S = tokens of an example
 
 import json
@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset import arc, inspect
+from dataset import arc, show
 from dataset.build_sudoku_dataset import main as build_sudoku
 from dataset.builder import SplitWriter, finish
-from dataset.inspect import main
 from dataset.schema import check_contents, open_split
+from dataset.show import main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(
@@ -26,7 +26,7 @@ SCRIPTS = sorted(
 
 @pytest.fixture(scope="module")
 def sudoku(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("inspect") / "data"
+    path = tmp_path_factory.mktemp("show") / "data"
     options = ["--generate", "8", "--generate-test", "5", "--box", "2x2", "--num-aug", "2"]
     assert build_sudoku(["--output-dir", str(path), *options]) == 0
     return path
@@ -35,7 +35,7 @@ def sudoku(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def own_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """3x3 tokens of 12 kinds: puzzles of two examples in groups of three, identifiers of their own."""
-    path = tmp_path_factory.mktemp("inspect") / "data"
+    path = tmp_path_factory.mktemp("show") / "data"
     path.mkdir()
     inputs_NS = np.arange(12 * 9, dtype=np.uint8).reshape(12, 9) % 11 + 1
     labels_NS = inputs_NS.copy()
@@ -79,7 +79,7 @@ def test_fingerprints(
     (copy / "fingerprint.json").unlink()
     computed = f"  sha256   train {check_contents(open_split(copy, 'train'))} (computed)"
     assert computed in _shown(capsys, copy, "--num", 0)
-    monkeypatch.setattr(inspect, "MAX_HASHED_BYTES", 100)
+    monkeypatch.setattr(show, "MAX_HASHED_BYTES", 100)
     assert "  sha256   train not recorded; --fingerprint computes it from 0.0 GB" in _shown(capsys, copy, "--num", 0)
     assert computed in _shown(capsys, copy, "--num", 0, "--fingerprint")
 
@@ -215,17 +215,17 @@ def test_a_token_that_does_not_exist(own_task: Path, tmp_path: Path, capsys: pyt
     assert "row 4 of all has tokens outside of 0 to 11; python -m dataset.validate" in capsys.readouterr().err
 
 
-# ---- the standard library has an inspect, too ------------------------------------------------------------
+# ---- how programs start ----------------------------------------------------------------------------------
 
 
 def test_the_programs_are_found() -> None:
-    assert {"build_sudoku_dataset", "validate", "inspect"} <= set(SCRIPTS)
+    assert {"build_sudoku_dataset", "validate", "show"} <= set(SCRIPTS)
 
 
 @pytest.mark.parametrize("how", ["script", "module"])
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_program_starts_both_ways(name: str, how: str) -> None:
-    """As a script, dataset/ itself comes first where Python looks for modules, and inspect.py is in it."""
+    """As a script, a program has to find the folder above dataset/ by itself."""
     program = [f"dataset/{name}.py"] if how == "script" else ["-m", f"dataset.{name}"]
     done = subprocess.run(
         [sys.executable, *program, "--help"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
