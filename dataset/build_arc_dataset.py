@@ -51,8 +51,9 @@ from dataset.builder import (
     given,
     new_dataset,
     progress,
+    record_of,
     run,
-    size_mb,
+    summary,
 )
 from dataset.schema import SplitName
 
@@ -440,11 +441,9 @@ def build(settings: Settings) -> str:
         drawn = draw_all(puzzles, settings)
         write_splits(folder, puzzles, drawn, settings)
         _write_test_puzzles(folder / "test_puzzles.json", sources)
-        builder = {"program": "build_arc_dataset", **dataclasses.asdict(settings)}
-        del builder["output_dir"]
-        fingerprints = finish(folder, identifier_names(puzzles, drawn), builder)
-        megabytes = size_mb(folder)
-    lines = [f"built {settings.output_dir} in {time.perf_counter() - started:.1f} s ({megabytes:,.1f} MB)"]
+        record = record_of("build_arc_dataset", settings)
+        fingerprints = finish(folder, identifier_names(puzzles, drawn), record)
+    lines = []
     for split in SPLITS:
         sizes = [
             (len(found.transforms_A), len(puzzle.pairs[split])) for puzzle, found in zip(puzzles, drawn, strict=True)
@@ -452,9 +451,9 @@ def build(settings: Settings) -> str:
         num_tasks = sum(num_pairs > 0 for _, num_pairs in sizes)
         num_versions = sum(num for num, num_pairs in sizes if num_pairs)
         num_examples = sum(num * num_pairs for num, num_pairs in sizes)
-        lines.append(f"  {split:<5}  {num_examples:,} examples of {num_versions:,} versions of {num_tasks:,} tasks")
-    lines.append(f"  tokens padding 0, end 1, colours from 2: vocab_size {VOCAB_SIZE}, seq_len {SEQ_LEN}")
-    return "\n".join([*lines, *(f"  sha256 {fingerprints[split]} ({split})" for split in SPLITS)])
+        lines.append(f"{split:<5}  {num_examples:,} examples of {num_versions:,} versions of {num_tasks:,} tasks")
+    lines.append(f"tokens padding 0, end 1, colours from 2: vocab_size {VOCAB_SIZE}, seq_len {SEQ_LEN}")
+    return summary(settings.output_dir, started, lines, fingerprints)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -22,14 +22,17 @@ from dataset.builder import (
     SPLITS,
     Parser,
     SplitWriter,
+    add_sources,
     check_at_least,
-    check_exclusive,
+    check_sources,
+    collect,
     finish,
-    given,
     new_dataset,
     progress,
+    record_of,
     run,
-    size_mb,
+    subsample,
+    summary,
 )
 from dataset.puzzle_csv import FIX_ROW, NO_TOKEN, Row
 from dataset.schema import SplitName
@@ -111,13 +114,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     )
     add("--seed", type=int, metavar="N", default=0, help="of everything that is random (default: 0)")
 
-    add = parser.add_argument_group("where the mazes come from (one of these)").add_argument
-    add("--source-repo", metavar="REPO", help=f"data set on the Hugging Face Hub (default: {DEFAULT_REPO})")
-    add("--source-dir", type=Path, metavar="DIR", help="folder with train and test, as .csv or .csv.gz")
-    add("--generate", type=int, metavar="N", help="make N hard training mazes, and a tenth of it (at least 1) for test")
-
-    add = parser.add_argument_group("with --source-repo or --source-dir").add_argument
-    add("--subsample-size", type=int, metavar="N", help="draw N of the training mazes (default: all)")
+    add_sources(parser, "mazes", DEFAULT_REPO, "make N hard training mazes, and a tenth of it (at least 1) for test")
 
     add = parser.add_argument_group("with --generate").add_argument
     add(
@@ -140,14 +137,10 @@ def _parse_bool(text: str) -> bool:
 def _complete(settings: Settings) -> Settings:
     """Checks the options against one another and fills in the defaults that depend on others."""
     check_at_least(settings, seed=0, generate=1, subsample_size=1)
-    check_exclusive(settings, "source_repo", "source_dir", "generate")
+    check_sources(settings, "mazes", of_files=["subsample_size"], of_generate=["size"])
     if settings.generate is None:
-        for option in given(settings, "size"):
-            raise ValueError(f"{option} needs --generate; add --generate N or leave {option} out")
         source_repo = settings.source_repo or (DEFAULT_REPO if settings.source_dir is None else None)
         return dataclasses.replace(settings, source_repo=source_repo)
-    for option in given(settings, "subsample_size"):
-        raise ValueError(f"{option} is for mazes from files, not for --generate; leave it out")
     size = DEFAULT_SIZE if settings.size is None else settings.size
     if not maze.MIN_SIDE <= size <= maze.MAX_SIDE:
         raise ValueError(f"--size is {size}; it must be {maze.MIN_SIDE} to {maze.MAX_SIDE}")
@@ -162,11 +155,7 @@ def load_mazes(settings: Settings) -> dict[SplitName, Mazes]:
     """The mazes of both splits, before augmentation. Raises ValueError for files that hold something else."""
     if settings.generate is not None:
         return _generate(settings)
-    if settings.source_dir is not None:
-        files = {split: puzzle_csv.find_csv(settings.source_dir, split) for split in SPLITS}
-    else:
-        assert settings.source_repo is not None
-        files = puzzle_csv.download(settings.source_repo)
+    files = puzzle_csv.source_files(settings.source_dir, settings.source_repo)
     mazes = {split: read_csv(file) for split, file in files.items()}
     num_cells, num_test_cells = (mazes[split].questions_NS.shape[1] for split in SPLITS)
     if num_cells != num_test_cells:
@@ -174,12 +163,10 @@ def load_mazes(settings: Settings) -> dict[SplitName, Mazes]:
             f"{files['test']}: mazes have {num_test_cells} cells, those of {files['train']} {num_cells}; "
             "give both the same"
         )
-    size = settings.subsample_size
-    if size is not None:
+    if settings.subsample_size is not None:
+        rng = np.random.default_rng([settings.seed, _SUBSAMPLE])
         num = len(mazes["train"].questions_NS)
-        if size > num:
-            raise ValueError(f"{files['train']}: --subsample-size is {size}, but there are {num} mazes; lower it")
-        chosen = np.random.default_rng([settings.seed, _SUBSAMPLE]).choice(num, size, replace=False)
+        chosen = subsample(settings.subsample_size, num, rng, files["train"], "mazes")
         mazes["train"] = Mazes(*(array_NS[chosen] for array_NS in mazes["train"]))
     return mazes
 
@@ -189,12 +176,7 @@ def _generate(settings: Settings) -> dict[SplitName, Mazes]:
     cut = settings.generate
     num = cut + max(1, cut // 10)
     rng = np.random.default_rng([settings.seed, _GENERATE])
-    with progress("generating", num, "mazes") as bar:
-        pairs = []
-        for pair in maze.generate(num, settings.size, rng):
-            pairs.append(pair)
-            bar.update()
-    questions_NS, answers_NS = (np.stack(column) for column in zip(*pairs, strict=True))
+    questions_NS, answers_NS = collect("generating", "mazes", num, maze.generate(num, settings.size, rng))
     return {"train": Mazes(questions_NS[:cut], answers_NS[:cut]), "test": Mazes(questions_NS[cut:], answers_NS[cut:])}
 
 
@@ -295,23 +277,17 @@ def build(settings: Settings) -> str:
         mazes = load_mazes(settings)
         write_split(folder / "train", mazes["train"], settings.aug)
         write_split(folder / "test", mazes["test"], aug=False)
-        builder = {"program": "build_maze_dataset", **dataclasses.asdict(settings)}
-        del builder["output_dir"]
-        fingerprints = finish(folder, ["<blank>"], builder)
-        megabytes = size_mb(folder)
+        fingerprints = finish(folder, ["<blank>"], record_of("build_maze_dataset", settings))
     num_train, num_test = (len(mazes[split].questions_NS) for split in SPLITS)
     num_cells = mazes["train"].questions_NS.shape[1]
     side = maze.side_of(num_cells)
     images = f"{num_train * maze.NUM_TRANSFORMS:,} images of {num_train:,} mazes" if settings.aug else ""
-    return "\n".join(
-        [
-            f"built {settings.output_dir} in {time.perf_counter() - started:.1f} s ({megabytes:,.1f} MB)",
-            f"  train  {images or f'{num_train:,} mazes'} of {side}x{side}",
-            f"  test   {num_test:,} mazes",
-            f"  tokens padding 0, wall 1, blank 2, S 3, G 4, path 5: vocab_size {maze.VOCAB_SIZE}, seq_len {num_cells}",
-            *(f"  sha256 {fingerprints[split]} ({split})" for split in SPLITS),
-        ]
-    )
+    lines = [
+        f"train  {images or f'{num_train:,} mazes'} of {side}x{side}",
+        f"test   {num_test:,} mazes",
+        f"tokens padding 0, wall 1, blank 2, S 3, G 4, path 5: vocab_size {maze.VOCAB_SIZE}, seq_len {num_cells}",
+    ]
+    return summary(settings.output_dir, started, lines, fingerprints)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -24,14 +24,17 @@ from dataset.builder import (
     SPLITS,
     Parser,
     SplitWriter,
+    add_sources,
     check_at_least,
-    check_exclusive,
+    check_sources,
+    collect,
     finish,
-    given,
     new_dataset,
     progress,
+    record_of,
     run,
-    size_mb,
+    subsample,
+    summary,
 )
 from dataset.puzzle_csv import FIX_ROW, NO_TOKEN, Row
 from dataset.schema import SplitName
@@ -99,13 +102,8 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     add("--num-aug", type=int, metavar="N", default=0, help="augmented boards for each training puzzle (default: 0)")
     add("--seed", type=int, metavar="N", default=0, help="of everything that is random (default: 0)")
 
-    add = parser.add_argument_group("where the puzzles come from (one of these)").add_argument
-    add("--source-repo", metavar="REPO", help=f"data set on the Hugging Face Hub (default: {DEFAULT_REPO})")
-    add("--source-dir", type=Path, metavar="DIR", help="folder with train and test, as .csv or .csv.gz")
-    add("--generate", type=int, metavar="N", help="make N training puzzles with unique solutions")
-
-    add = parser.add_argument_group("with --source-repo or --source-dir").add_argument
-    add("--subsample-size", type=int, metavar="N", help="draw N of the training puzzles (default: all)")
+    of_files = add_sources(parser, "puzzles", DEFAULT_REPO, "make N training puzzles with unique solutions")
+    add = of_files.add_argument
     add("--min-difficulty", type=int, metavar="R", help="only puzzles rated R or more, in train and test")
 
     add = parser.add_argument_group("with --generate").add_argument
@@ -118,14 +116,11 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 def _complete(settings: Settings) -> Settings:
     """Checks the options against one another and fills in the defaults that depend on others."""
     check_at_least(settings, num_aug=0, seed=0, generate=1, generate_test=1, subsample_size=1)
-    check_exclusive(settings, "source_repo", "source_dir", "generate")
+    of_files, of_generate = ("subsample_size", "min_difficulty"), ("generate_test", "box")
+    check_sources(settings, "puzzles", of_files=of_files, of_generate=of_generate)
     if settings.generate is None:
-        for option in given(settings, "generate_test", "box"):
-            raise ValueError(f"{option} needs --generate; add --generate N or leave {option} out")
         source_repo = settings.source_repo or (DEFAULT_REPO if settings.source_dir is None else None)
         return dataclasses.replace(settings, source_repo=source_repo)
-    for option in given(settings, "subsample_size", "min_difficulty"):
-        raise ValueError(f"{option} is for puzzles from files, not for --generate; leave it out")
     generate_test = settings.generate_test or max(1, settings.generate // 10)
     return dataclasses.replace(settings, generate_test=generate_test, box=settings.box or str(BOXES["3x3"]))
 
@@ -138,26 +133,18 @@ def load_boards(settings: Settings) -> tuple[Box, dict[SplitName, Boards]]:
     """The puzzles of both splits, before augmentation. Raises ValueError for files that are no Sudoku."""
     if settings.generate is not None:
         return _generate(settings)
-    if settings.source_dir is not None:
-        files = {split: puzzle_csv.find_csv(settings.source_dir, split) for split in SPLITS}
-    else:
-        assert settings.source_repo is not None
-        files = puzzle_csv.download(settings.source_repo)
+    files = puzzle_csv.source_files(settings.source_dir, settings.source_repo)
     boards = {}
     for split, file in files.items():
         box, boards[split] = read_csv(file, settings.min_difficulty)
         if boards[split].questions_NS.shape[1] != boards["train"].questions_NS.shape[1]:
             raise ValueError(f"{file}: boards have side {box.side}, those of {files['train']} not; give both the same")
 
-    size = settings.subsample_size
-    if size is not None:
+    if settings.subsample_size is not None:
+        rng = np.random.default_rng([settings.seed, _SUBSAMPLE])
         num = len(boards["train"].questions_NS)
-        if size > num:
-            left = "" if settings.min_difficulty is None else f" rated {settings.min_difficulty} or more"
-            raise ValueError(
-                f"{files['train']}: --subsample-size is {size}, but there are {num} puzzles{left}; lower it"
-            )
-        chosen = np.random.default_rng([settings.seed, _SUBSAMPLE]).choice(num, size, replace=False)
+        rated = "" if settings.min_difficulty is None else f" rated {settings.min_difficulty} or more"
+        chosen = subsample(settings.subsample_size, num, rng, files["train"], f"puzzles{rated}")
         boards["train"] = Boards(*(array_NS[chosen] for array_NS in boards["train"]))
     return box, boards
 
@@ -167,14 +154,10 @@ def _generate(settings: Settings) -> tuple[Box, dict[SplitName, Boards]]:
     box = BOXES[settings.box]
     num = settings.generate + settings.generate_test
     rng = np.random.default_rng([settings.seed, _GENERATE])
-    with progress("generating", num, "puzzles") as bar:
-        pairs = []
-        for pair in generate(num, box, rng):
-            pairs.append(pair)
-            bar.update()
+    questions_NS, solutions_NS = collect("generating", "puzzles", num, generate(num, box, rng))
     # Where nearly all classes are used up, rare ones come late: without shuffling they would all be test puzzles.
     order = rng.permutation(num)
-    questions_NS, solutions_NS = (np.stack(column)[order] for column in zip(*pairs, strict=True))
+    questions_NS, solutions_NS = questions_NS[order], solutions_NS[order]
     cut = settings.generate
     return box, {
         "train": Boards(questions_NS[:cut], solutions_NS[:cut]),
@@ -282,21 +265,15 @@ def build(settings: Settings) -> str:
             num_aug = settings.num_aug if split == "train" else 0
             rng = np.random.default_rng([settings.seed, _AUGMENT])
             write_split(folder / split, boards[split], box, num_aug, rng)
-        builder = {"program": "build_sudoku_dataset", **dataclasses.asdict(settings)}
-        del builder["output_dir"]
-        fingerprints = finish(folder, ["<blank>"], builder)
-        megabytes = size_mb(folder)
+        fingerprints = finish(folder, ["<blank>"], record_of("build_sudoku_dataset", settings))
     num_train, num_test = (len(boards[split].questions_NS) for split in SPLITS)
     num_boards = num_train * (1 + settings.num_aug)
-    return "\n".join(
-        [
-            f"built {settings.output_dir} in {time.perf_counter() - started:.1f} s ({megabytes:,.1f} MB)",
-            f"  train  {num_boards:,} boards = {num_train:,} puzzles x (1 + {settings.num_aug:,} augmentations)",
-            f"  test   {num_test:,} boards",
-            f"  tokens padding 0, blank 1, digits from 2: vocab_size {box.side + 2}, seq_len {box.num_cells}",
-            *(f"  sha256 {fingerprints[split]} ({split})" for split in SPLITS),
-        ]
-    )
+    lines = [
+        f"train  {num_boards:,} boards = {num_train:,} puzzles x (1 + {settings.num_aug:,} augmentations)",
+        f"test   {num_test:,} boards",
+        f"tokens padding 0, blank 1, digits from 2: vocab_size {box.side + 2}, seq_len {box.num_cells}",
+    ]
+    return summary(settings.output_dir, started, lines, fingerprints)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,13 +6,15 @@ A dataset is written as a stream, appears under its name only when it is whole, 
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -72,6 +74,34 @@ def check_exclusive(settings: object, *names: str) -> None:
         raise ValueError(f"{' and '.join(found)} exclude each other; give one of them")
 
 
+def add_sources(parser: Parser, unit: str, default_repo: str, generate_help: str) -> "argparse._ArgumentGroup":
+    """Add the options that say where puzzles come from. Return the group for options on puzzles from files.
+
+    Args:
+        unit: What the puzzles are called: "mazes".
+    """
+    add = parser.add_argument_group(f"where the {unit} come from (one of these)").add_argument
+    add("--source-repo", metavar="REPO", help=f"data set on the Hugging Face Hub (default: {default_repo})")
+    add("--source-dir", type=Path, metavar="DIR", help="folder with train and test, as .csv or .csv.gz")
+    add("--generate", type=int, metavar="N", help=generate_help)
+    of_files = parser.add_argument_group("with --source-repo or --source-dir")
+    of_files.add_argument(
+        "--subsample-size", type=int, metavar="N", help=f"draw N of the training {unit} (default: all)"
+    )
+    return of_files
+
+
+def check_sources(settings: object, unit: str, *, of_files: Sequence[str], of_generate: Sequence[str]) -> None:
+    """Raise ValueError where puzzles are to come from two places, or where an option is for puzzles from elsewhere."""
+    check_exclusive(settings, "source_repo", "source_dir", "generate")
+    if given(settings, "generate"):
+        for option in given(settings, *of_files):
+            raise ValueError(f"{option} is for {unit} from files, not for --generate; leave it out")
+    else:
+        for option in given(settings, *of_generate):
+            raise ValueError(f"{option} needs --generate; add --generate N or leave {option} out")
+
+
 def run(program: Callable[[list[str] | None], str], argv: list[str] | None) -> int:
     """Prints the summary that `program` returns. Exit status: 0, 2 after a mistake of the user, 130 after Ctrl-C."""
     try:
@@ -112,6 +142,38 @@ def progress(what: str, total: int | None, unit: str) -> "tqdm[NoReturn]":
         mininterval=0.1 if interactive else 10.0,
         file=None if interactive else _Lines(),
     )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Puzzles and their solutions
+
+
+def collect(what: str, unit: str, num: int, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, ...]:
+    """Return the puzzles and the solutions that a generator yields, (num, S) each, and show how far it is.
+
+    Args:
+        what, unit: For the progress bar, such as "generating" and "mazes".
+    """
+    collected = []
+    with progress(what, num, unit) as bar:
+        for pair in pairs:
+            collected.append(pair)
+            bar.update()
+    return tuple(np.stack(column) for column in zip(*collected, strict=True))
+
+
+def subsample(size: int, num: int, rng: np.random.Generator, file: Path, what: str) -> np.ndarray:
+    """Draw `size` of the numbers 0 to num - 1, none of them twice.
+
+    Args:
+        file, what: Where the puzzles are from and what they are, for the message.
+
+    Raises:
+        ValueError: If there are fewer than `size`.
+    """
+    if size > num:
+        raise ValueError(f"{file}: --subsample-size is {size}, but there are {num} {what}; lower it")
+    return rng.choice(num, size, replace=False)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -327,6 +389,31 @@ def finish(folder: Path, identifiers: Iterable[str], builder: dict[str, object])
     record = json.dumps({**fingerprints, "builder": builder}, indent=2, default=str)
     (folder / "fingerprint.json").write_text(record + "\n", encoding="utf-8")
     return fingerprints
+
+
+def record_of(program: str, settings: Any) -> dict[str, object]:
+    """Return what fingerprint.json says of a build: the program and its settings (a dataclass), but not the folder."""
+    record = {"program": program, **dataclasses.asdict(settings)}
+    del record["output_dir"]
+    return record
+
+
+def summary(output_dir: Path, started: float, lines: Sequence[str], fingerprints: dict[SplitName, str]) -> str:
+    """Return what a builder prints at the end.
+
+    Args:
+        output_dir: The finished dataset.
+        started: time.perf_counter() at the beginning of the build.
+        lines: What the dataset holds.
+        fingerprints: As `finish` returns them.
+    """
+    return "\n".join(
+        [
+            f"built {output_dir} in {time.perf_counter() - started:.1f} s ({size_mb(output_dir):,.1f} MB)",
+            *(f"  {line}" for line in lines),
+            *(f"  sha256 {fingerprints[split]} ({split})" for split in SPLITS),
+        ]
+    )
 
 
 def size_mb(folder: Path) -> float:

@@ -32,6 +32,18 @@ class Row(NamedTuple):
     rating: int
 
 
+def source_files(source_dir: Path | None, source_repo: str | None) -> dict[SplitName, Path]:
+    """Return the files of both splits, of a folder or else of a data set on the Hugging Face Hub.
+
+    Raises:
+        ValueError: If a file is missing.
+    """
+    if source_dir is not None:
+        return {split: find_csv(source_dir, split) for split in SPLITS}
+    assert source_repo is not None
+    return download(source_repo)
+
+
 def find_csv(folder: Path, split: SplitName) -> Path:
     """<split>.csv or <split>.csv.gz of a folder. Raises ValueError unless there is exactly one of them."""
     candidates = [folder / f"{split}.csv", folder / f"{split}.csv.gz"]
