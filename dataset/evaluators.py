@@ -15,9 +15,8 @@ from dataset.arc import SEQ_LEN, VOCAB_SIZE
 from dataset.arc_votes import ArcVotes
 from dataset.augment import BOXES, box_of
 from dataset.schema import Split
+from utils.batch import Batch
 from utils.dist.world import World
-
-Batch = dict[str, torch.Tensor]
 
 # Tokens of a Sudoku: 0 is padding, 1 a blank, 2 the digit 1.
 _FIRST_DIGIT = 2

@@ -15,9 +15,8 @@ import torch
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
 from dataset.schema import CHUNK_BYTES, PuzzleSet, Split, unchanged
+from utils.batch import Batch as Batch
 from utils.dist.world import World
-
-Batch = dict[str, torch.Tensor]
 
 DataOn = Literal["auto", "host", "device"]
 

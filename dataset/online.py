@@ -17,8 +17,7 @@ from dataset import arc, maze
 from dataset.augment import Box, box_of, draws_per_symmetry, symmetries_from
 from dataset.schema import PuzzleSet, Split, unchanged
 from dataset.tasks import KNOWN_SHAPES
-
-Batch = dict[str, torch.Tensor]
+from utils.batch import Batch
 
 # Tells this random stream from others made of (seed, step).
 _STREAM = 0xA6

@@ -15,8 +15,7 @@ from dataset import maze
 from dataset.augment import box_of, draws_per_symmetry
 from dataset.online import SudokuSymmetries, rename, square_sources
 from dataset.schema import Split
-
-Batch = dict[str, torch.Tensor]
+from utils.batch import Batch
 
 # Tells this random stream from others.
 _STREAM = 0x77A

@@ -14,9 +14,7 @@ import torch
 from models.base import RecursiveModel, SegmentOutput, State
 from models.depth import Depth
 from models.losses import Outputs
-
-Batch = dict[str, torch.Tensor]
-"""inputs (B, S), labels (B, S), puzzle_identifiers (B,), all int32."""
+from utils.batch import Batch as Batch
 
 # Tells the exploration's random stream from other streams made of (seed, step).
 _EXPLORATION_STREAM = 0xE7
