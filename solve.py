@@ -37,7 +37,8 @@ from pydantic import Field
 from dataset.arc import Task, parse_tasks, read_tasks, to_tokens
 from dataset.puzzle_csv import lines_of
 from dataset.schema import open_split
-from dataset.tasks import KNOWN_SHAPES, BoardTask, Plain, TextTask, Verdict, task_of_shape
+from dataset.tasks import KNOWN_SHAPES, task_of_shape
+from dataset.tasks.base import BoardTask, Plain, TextTask, Verdict
 from models.base import RecursiveModel
 from models.inference import trace
 from training.data import require_same_sizes
@@ -251,7 +252,7 @@ class Solver:
             changed = np.flatnonzero(answer_S != before_S).tolist()
             steps.append(Step(index + 1, self.board.plain(answer_S), answer_S, changed, float(confidence_T[index])))
             before_S = answer_S
-        verdict = self.board.check(puzzle.question_S, answers_TS[-1], puzzle.solution_S)
+        verdict = self.board.verdict(puzzle.question_S, answers_TS[-1], puzzle.solution_S)
         return Solution(self.board, puzzle, steps, settled_at, verdict)
 
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from dataset.builder import SPLITS, Parser, check_at_least, run
 from dataset.schema import PuzzleSet, Split, SplitName, check_contents, open_split
-from dataset.tasks import BoardTask, task_of_shape
+from dataset.tasks import task_of_shape
+from dataset.tasks.base import BoardTask
 from utils.files import plain
 
 # Larger datasets are read through for their fingerprint only if that is asked for.

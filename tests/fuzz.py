@@ -45,7 +45,8 @@ from dataset.arc_votes import ArcVotes
 from dataset.augment import BOXES
 from dataset.loader import EvalLoader
 from dataset.schema import check_contents, open_datasets
-from dataset.tasks import MazeTask, SudokuTask
+from dataset.tasks.maze import MazeTask
+from dataset.tasks.sudoku import SudokuTask
 from dataset.validate import validate as validate_dataset
 from draw import read_rows
 from pretrain import build_model

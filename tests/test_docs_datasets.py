@@ -42,7 +42,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if path.name not in ("data", "checkpoints", "dataset", ".venv", ".git"):
             (folder / path.name).symlink_to(path)
     (folder / "dataset").mkdir()
-    for path in (REPOSITORY / "dataset").glob("*.py"):
+    for path in [*(REPOSITORY / "dataset").glob("*.py"), REPOSITORY / "dataset" / "tasks"]:
         (folder / "dataset" / path.name).symlink_to(path)
     (builder,) = _blocks("python")
     file = re.search(r"Save this as `(.*?)`", PAGE)
@@ -93,4 +93,4 @@ def test_the_page_names_what_there_is() -> None:
     for file in re.findall(r"`(dataset/\w+\.py)`", PAGE):
         assert (REPOSITORY / file).exists() or file == "dataset/build_latin_dataset.py", file
     for name in re.findall(r"a line in `(\w+)`", PAGE):
-        assert any(f"def {name}(" in path.read_text() for path in (REPOSITORY / "dataset").glob("*.py")), name
+        assert any(f"def {name}(" in path.read_text() for path in (REPOSITORY / "dataset").rglob("*.py")), name

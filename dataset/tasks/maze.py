@@ -1,0 +1,76 @@
+"""Mazes as a task."""
+# S = cells of a maze, L = side
+
+import numpy as np
+
+from dataset import maze
+from dataset.tasks.base import GREY, Cell, TextTask, Verdict, count
+
+
+class MazeTask(TextTask):
+    """Tokens and characters are those of dataset/maze.py."""
+
+    kind = "maze"
+    shapes = f"maze: a square of {maze.VOCAB_SIZE}"
+    has_one_solution = False
+
+    def __init__(self, side: int) -> None:
+        self.name, self.side = f"maze {side}x{side}", side
+
+    @classmethod
+    def of_shape(cls, seq_len: int, vocab_size: int) -> "MazeTask | None":
+        side = maze.side_of(seq_len)
+        return None if side is None or vocab_size != maze.VOCAB_SIZE else cls(side)
+
+    def parse(self, text: str, where: str) -> np.ndarray:
+        token_of = {symbol: token for token, symbol in enumerate(maze.SYMBOLS) if 0 < token < maze.PATH}
+        tokens_S = self._parse_cells(text, where, token_of, "# for a wall, blank, S and G")
+        for symbol in "SG":
+            num = int((tokens_S == token_of[symbol]).sum())
+            if num != 1:
+                raise ValueError(f"{where} has {num or 'no'} {symbol}, where a maze has one; correct it")
+        if maze.shortest_path(tokens_S.reshape(self.side, self.side)) is None:
+            raise ValueError(f"{where} has no way from S to G; open one")
+        return tokens_S
+
+    def parse_solution(self, text: str, where: str, question_S: np.ndarray) -> np.ndarray:
+        token_of = {symbol: token for token, symbol in enumerate(maze.SYMBOLS) if token}
+        solution_S = self._parse_cells(text, where, token_of, "# for a wall, blank, S, G and o for the path")
+        verdict = self.verdict(question_S, solution_S)
+        if not verdict.valid:
+            raise ValueError(f"{where} is no solution of its question: {verdict.reason}; correct it")
+        return solution_S
+
+    def plain(self, tokens_S: np.ndarray) -> str:
+        return "".join("?" if token == maze.PADDING else maze.SYMBOLS[token] for token in tokens_S)
+
+    def verdict(self, question_S: np.ndarray, answer_S: np.ndarray, solution_S: np.ndarray | None = None) -> Verdict:
+        judged = maze.judge_paths(question_S[None], answer_S[None])
+        if not judged["path_valid"][0]:
+            if num_altered := int(self._against_rules(question_S, answer_S).sum()):
+                return Verdict(False, False, f"{count(num_altered, 'cell')} of the maze altered")
+            if not (answer_S == maze.PATH).any():
+                return Verdict(False, False, "no path is marked")
+            return Verdict(False, False, "the marked cells are not one path from S to G")
+        num_steps = int((answer_S == maze.PATH).sum()) + 1
+        if judged["path_optimal"][0]:
+            return Verdict(True, True, f"a path of {count(num_steps, 'step')}, and there is no shorter one")
+        shortest = maze.shortest_path(question_S.reshape(self.side, self.side))
+        assert shortest is not None
+        return Verdict(True, False, f"a path of {num_steps} steps, but the shortest has {len(shortest) - 1}")
+
+    def _against_rules(self, question_S: np.ndarray, answer_S: np.ndarray) -> np.ndarray:
+        return (answer_S != question_S) & ~((answer_S == maze.PATH) & (question_S == maze.BLANK))
+
+    def _lines(self, tokens_S: np.ndarray, cell: Cell) -> list[str]:
+        edge = "─" * (2 * self.side)
+        lines = [f"┌{edge}┐"]
+        for row in range(self.side):
+            cells = []
+            for number in self._row(row):
+                token = tokens_S[number]
+                is_wall = token == maze.WALL
+                text = "██" if is_wall else "? " if token == maze.PADDING else f"{maze.SYMBOLS[token]} "
+                cells.append(cell(number, text, GREY if is_wall else ""))
+            lines.append(f"│{''.join(cells)}│")
+        return [*lines, f"└{edge}┘"]
