@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import sys
+import textwrap
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -18,8 +19,8 @@ import numpy as np
 
 from dataset.builder import SPLITS, Parser, check_at_least, run
 from dataset.schema import PuzzleSet, Split, SplitName, check_contents, open_split
-from dataset.tasks import task_of_shape
-from dataset.tasks.base import BoardTask
+from dataset.tasks import TASKS, task_of_shape
+from dataset.tasks.base import BoardTask, joined
 from utils.files import plain
 
 # Larger datasets are read through for their fingerprint only if that is asked for.
@@ -28,15 +29,19 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _DIFFERENT, _IGNORED = "36", "90"  # ANSI: cyan, grey
 _TOKENS_IN_LINE = 30
 
-EXAMPLES = """
+_BOARDS = textwrap.fill(
+    "A label is shown beside its input, or below it where the terminal is too narrow. "
+    f"{joined([task.plural for task in TASKS])} are told by their shapes and shown as boards, anything else as token "
+    "numbers, in which - is a label that does not count. What a label changes is coloured.",
+    width=99,
+)
+EXAMPLES = f"""
 examples:
   python -m dataset.show data/sudoku-6x6
   python -m dataset.show data/sudoku-6x6 --split test --row 17 --num 1
   python -m dataset.show data/arc-aug-1000 --seed 3 --color | less -R
 
-A label is shown beside its input, or below it where the terminal is too narrow. Sudoku, mazes and
-ARC are told by their shapes and shown as boards, anything else as token numbers, in which - is a
-label that does not count. What a label changes is coloured.
+{_BOARDS}
 """
 
 

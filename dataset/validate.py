@@ -9,20 +9,19 @@ import hashlib
 import json
 import math
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 if not __package__:  # run as a script, for which Python looks for modules in dataset/ and not in the folder above
     sys.path[0] = str(Path(__file__).absolute().parents[1])
 
 import numpy as np
 
-from dataset import arc, maze
-from dataset.augment import Box, box_of
 from dataset.builder import SPLITS, Parser, one_line, progress
 from dataset.schema import (
     CHUNK_BYTES,
@@ -35,13 +34,32 @@ from dataset.schema import (
     open_split,
     read_metadata,
 )
-from dataset.sudoku import valid_solutions
+from dataset.tasks import TASKS, task_of_shape
+from dataset.tasks.base import BoardTask, Fault, joined
 from utils.files import plain
 
 # Of the test examples, the share that may stand in the training data before the accuracy on them means little.
 MAX_LEAK = 0.01
 _ARRAYS = {"inputs": 2, "labels": 2, "puzzle_identifiers": 1, "puzzle_indices": 1, "group_indices": 1}  # and their axes
-_WITHOUT_ENDS = bytes(arc.PADDING if token == arc.END else token for token in range(256))
+
+_TASKS = joined([task.plural for task in TASKS], "or")
+_TASK_CHECKS = textwrap.fill(
+    f"{' '.join(task.checked for task in TASKS)} The task is told by its shape (81 tokens of 11 kinds are a Sudoku); "
+    "--any-task leaves this out, for another task that happens to have such a shape",
+    width=102,
+    initial_indent="  task      ",
+    subsequent_indent=" " * 12,
+)
+_SAME = [
+    "if inputs and labels are",
+    "if the inputs are, where puzzles have no identifiers",
+    *(f"and {task.same_examples}" for task in TASKS if task.same_examples),
+]
+_FOOT = textwrap.fill(
+    f"Examples are the same {'; '.join(_SAME)}. Exit status 2: there is no dataset, or a mistake on the command line. "
+    "Memory: the index arrays, 8 bytes for each example, and some MB.",
+    width=102,
+)
 
 CHECKS = f"""
 errors (exit status 1):
@@ -50,10 +68,7 @@ errors (exit status 1):
   values    tokens, labels or identifiers out of range; a training example without any label; all
             labels of a set the same as its inputs
   leak      over {MAX_LEAK:.0%} of the test examples stand in train as well (--allow-leak: a warning)
-  task      Sudoku: labels that are no valid board or change a clue. Maze: labels that are no shortest
-            path. ARC: what is no rectangle of colours with end markers, or input and label in
-            different places. The task is told by its shape (81 tokens of 11 kinds are a Sudoku);
-            --any-task leaves this out, for another task that happens to have such a shape
+{_TASK_CHECKS}
 
 warnings (exit status 0):
   fewer leaks than that; the same test example twice; test examples without any label (they are not
@@ -61,9 +76,7 @@ warnings (exit status 0):
   in it; a wrong mean_puzzle_examples; all puzzles in one group (an epoch draws one of each group);
   test puzzles with an identifier that no training puzzle has
 
-Examples are the same if inputs and labels are; if the inputs are, where puzzles have no identifiers;
-and in ARC wherever on the canvas the grids stand. Exit status 2: there is no dataset, or a mistake on
-the command line. Memory: the index arrays, 8 bytes for each example, and some MB.
+{_FOOT}
 """
 
 
@@ -118,7 +131,7 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
     keys: dict[SplitName, np.ndarray] = {}
     with progress("checking", sum(split.num_rows("inputs") for split in splits.values()), "examples") as bar:
         for name, split in splits.items():
-            task = None if any_task else _task_of(split.metadata)
+            task = None if any_task else task_of_shape(split.metadata.seq_len, split.metadata.vocab_size)
             parts = [_scan_set(split, set_name, task, findings, bar.update) for set_name in split.sets]
             keys[name] = np.concatenate(parts)
             # Only now, because the first value out of range would end it.
@@ -289,107 +302,18 @@ def _others(num: int) -> str:
 # Examples
 
 
-class _Task(NamedTuple):
-    """What is known of a task beyond its tokens."""
-
-    name: str
-    # Of inputs_NS, labels_NS and whether a label counts, NS: for each thing that can be wrong in an input or a label,
-    # the rows (N,) in which it is.
-    find: Callable[[np.ndarray, np.ndarray, np.ndarray], dict[tuple[str, str], np.ndarray]]
-
-
-def _task_of(metadata: DatasetMetadata) -> _Task | None:
-    """The closed table of tasks, told by their shapes."""
-    seq_len, vocab_size = metadata.seq_len, metadata.vocab_size
-    box = box_of(seq_len, vocab_size)
-    if box is not None:
-        return _Task(f"Sudoku {box}", partial(_find_in_sudoku, box))
-    if (seq_len, vocab_size) == (arc.SEQ_LEN, arc.VOCAB_SIZE):
-        return _Task("ARC", _find_in_arc)
-    side = math.isqrt(seq_len)
-    if maze.is_maze(seq_len, vocab_size):
-        return _Task(f"maze {side}x{side}", _find_in_maze)
-    return None
-
-
-def _find_in_sudoku(
-    box: Box, inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray
-) -> dict[tuple[str, str], np.ndarray]:
-    complete_N = labelled_NS.all(axis=1)
-    # Token 1 is a blank, 2 the digit 1; where a label does not count, anything may stand.
-    digits_NS = np.where(labelled_NS & (labels_NS > 0), labels_NS - 1, 0)
-    changed_NS = (inputs_NS > 1) & labelled_NS & (inputs_NS != labels_NS)
-    return {
-        ("inputs", "has padding inside the board"): (inputs_NS == 0).any(axis=1),
-        ("labels", f"is no valid board with boxes of {box}"): complete_N & ~valid_solutions(digits_NS, box),
-        ("labels", "changes a clue of its input"): changed_NS.any(axis=1),
-    }
-
-
-def _find_in_maze(
-    inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray
-) -> dict[tuple[str, str], np.ndarray]:
-    complete_N = labelled_NS.all(axis=1)
-    judged = maze.judge_paths(inputs_NS, labels_NS)
-    valid_N, shortest_N = judged["path_valid"], judged["path_optimal"]
-    return {
-        ("labels", "is not its input with one path from S to G"): complete_N & ~valid_N,
-        ("labels", "is a path, but not a shortest one"): complete_N & valid_N & ~shortest_N,
-    }
-
-
-def _find_in_arc(
-    inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray
-) -> dict[tuple[str, str], np.ndarray]:
-    labelled_N = labelled_NS.any(axis=1)
-    inputs_right_N, inputs_corner_N = _arc_grids(inputs_NS)
-    labels_right_N, labels_corner_N = _arc_grids(labels_NS)
-    elsewhere_N = labelled_N & inputs_right_N & labels_right_N & (inputs_corner_N != labels_corner_N)
-    what = "is no rectangle of colours with end markers below and right of it"
-    return {
-        ("inputs", what): ~inputs_right_N,
-        ("labels", what): labelled_N & ~labels_right_N,
-        ("labels", "has its grid elsewhere on the canvas than its input"): elsewhere_N,
-    }
-
-
-def _arc_grids(tokens_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(N,) each: whether a canvas holds one grid with its end markers, and the number of the grid's upper left cell."""
-    tokens_NLL = tokens_NS.reshape(-1, arc.SIDE, arc.SIDE)
-    is_grid_NLL = tokens_NLL >= arc.FIRST_COLOUR
-    rows_NL, columns_NL = (np.logical_or.reduce(is_grid_NLL, axis=axis) for axis in (2, 1))
-    below_NL, right_NL = _line_after(rows_NL), _line_after(columns_NL)
-    # Without gaps there is one line after the grid, or none where it ends with the canvas.
-    right_N = (_num_runs(rows_NL) == 1) & (_num_runs(columns_NL) == 1)
-    right_N &= (is_grid_NLL == (rows_NL[:, :, None] & columns_NL[:, None, :])).all(axis=(1, 2))
-    ends_NLL = (below_NL[:, :, None] & columns_NL[:, None, :]) | (rows_NL[:, :, None] & right_NL[:, None, :])
-    right_N &= ((tokens_NLL == arc.END) == ends_NLL).all(axis=(1, 2))
-    return right_N, rows_NL.argmax(axis=1) * arc.SIDE + columns_NL.argmax(axis=1)
-
-
-def _line_after(lines_NL: np.ndarray) -> np.ndarray:
-    """The lines that come right after one of `lines_NL` and aren't one."""
-    after_NL = np.zeros_like(lines_NL)
-    after_NL[:, 1:] = lines_NL[:, :-1] & ~lines_NL[:, 1:]
-    return after_NL
-
-
-def _num_runs(lines_NL: np.ndarray) -> np.ndarray:
-    return lines_NL[:, 0] + (lines_NL[:, 1:] & ~lines_NL[:, :-1]).sum(axis=1)
-
-
 def _scan_set(
-    split: Split, set_name: str, task: _Task | None, findings: Findings, advance: Callable[[int], object]
+    split: Split, set_name: str, task: BoardTask | None, findings: Findings, advance: Callable[[int], object]
 ) -> np.ndarray:
     """Reads every example once. Returns a key for each, (N,) uint64, equal for equal examples."""
     arrays, metadata = split.sets[set_name], split.metadata
     if "inputs" not in arrays or "labels" not in arrays:
         return np.zeros(0, np.uint64)
     inputs, labels = arrays["inputs"], arrays["labels"]
-    first: dict[tuple[str, str], str] = {}  # for each thing that is wrong the first row in which it is,
-    num: Counter[tuple[str, str]] = Counter()  # and in how many it is
+    first: dict[Fault, str] = {}  # the first row with each fault,
+    num: Counter[Fault] = Counter()  # and how many rows have it
 
-    def note(kind: tuple[str, str], rows_N: np.ndarray, detail: str = "") -> None:
+    def note(kind: Fault, rows_N: np.ndarray, detail: str = "") -> None:
         if rows_N.any():
             array, what = kind
             where = f"{split.file(set_name, array)}: row {start + int(rows_N.argmax())}"
@@ -422,9 +346,9 @@ def _scan_set(
         note(unlabelled, right_N1[:, 0] & (~labelled_NS).all(axis=1))
         note(same, right_N1[:, 0] & np.logical_and.reduce(inputs_NS == labels_NS, axis=1))
         if task is not None:
-            for kind, rows_N in task.find(inputs_NS, labels_NS, labelled_NS).items():
+            for kind, rows_N in task.faults(inputs_NS, labels_NS, labelled_NS).items():
                 note(kind, right_N1[:, 0] & rows_N)
-        keys.append(_keys(inputs_NS, labels_NS, metadata, is_arc=task is not None and task.find is _find_in_arc))
+        keys.append(_keys(inputs_NS, labels_NS, metadata, task))
         advance(len(inputs_NS))
 
     for kind, line in first.items():
@@ -434,25 +358,23 @@ def _scan_set(
     return np.concatenate(keys)
 
 
-def _keys(inputs_NS: np.ndarray, labels_NS: np.ndarray, metadata: DatasetMetadata, is_arc: bool) -> np.ndarray:
+def _keys(
+    inputs_NS: np.ndarray, labels_NS: np.ndarray, metadata: DatasetMetadata, task: BoardTask | None
+) -> np.ndarray:
     """(N,) uint64, equal for equal examples and hardly ever for others: in one ARC dataset of ten million."""
     # Where puzzles have no identifiers, the input is the whole question, and which answer it has doesn't matter.
     parts = (inputs_NS,) if metadata.num_puzzle_identifiers == 1 else (inputs_NS, labels_NS)
     dtype = np.uint8 if metadata.vocab_size <= 256 else np.int32
-    texts = zip(*(_texts(part_NS.astype(dtype, copy=False), is_arc) for part_NS in parts), strict=True)
+    texts = zip(*(_texts(part_NS.astype(dtype, copy=False), task) for part_NS in parts), strict=True)
     digests = (hashlib.blake2b(b"\xff".join(text), digest_size=8).digest() for text in texts)
     return np.frombuffer(b"".join(digests), np.uint64)
 
 
-def _texts(tokens_NS: np.ndarray, is_arc: bool) -> list[bytes]:
+def _texts(tokens_NS: np.ndarray, task: BoardTask | None) -> list[bytes]:
     text = tokens_NS.tobytes()
     size = len(text) // len(tokens_NS)
     texts = [text[start : start + size] for start in range(0, len(text), size)]
-    if not is_arc:
-        return texts
-    # From its first cell to its last, a grid is the same wherever it stands, but for its end markers, which are left
-    # out where the canvas ends.
-    return [text.translate(_WITHOUT_ENDS).strip(bytes([arc.PADDING])) for text in texts]
+    return texts if task is None else [task.identity(text) for text in texts]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -505,7 +427,7 @@ def _check_leaks(
 # What the user sees
 
 
-def _describe(split: Split, task: _Task | None, fingerprint: str | None) -> list[str]:
+def _describe(split: Split, task: BoardTask | None, fingerprint: str | None) -> list[str]:
     metadata = split.metadata
     sizes = [
         _count(split.num_rows("inputs"), "example"),
@@ -514,7 +436,7 @@ def _describe(split: Split, task: _Task | None, fingerprint: str | None) -> list
         _count(metadata.num_puzzle_identifiers, "identifier"),
         f"{metadata.seq_len} tokens of {metadata.vocab_size} kinds",
     ]
-    known = "" if task is None else f" ({task.name})"
+    known = "" if task is None else f" ({task.title})"
     return [
         f"{split.name:<6} {', '.join(sizes)}{known}",
         *([] if fingerprint is None else [f"       sha256 {fingerprint}"]),
@@ -533,7 +455,7 @@ def _program(argv: list[str] | None) -> int:
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="the folder that holds train and test")
     parser.add_argument("--allow-leak", action="store_true", help="test examples may stand in the training data")
-    parser.add_argument("--any-task", action="store_true", help="check nothing that only Sudoku, mazes or ARC have")
+    parser.add_argument("--any-task", action="store_true", help=f"check nothing that only {_TASKS} have")
     args = parser.parse_args(argv)
     findings, summary = validate(args.path, allow_leak=args.allow_leak, any_task=args.any_task)
     for kind, lines in (("error", findings.errors), ("warning", findings.warnings)):

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from dataset.augment import box_of
 from dataset.builder import one_line
 from dataset.tasks import task_of_shape
 from utils.files import plain
@@ -76,14 +75,13 @@ def digest(body: str) -> str:
 
 
 def board_of(seq_len: int, vocab_size: int) -> Page:
-    """How the page draws an example: Sudoku boards, mazes, ARC grids, or else the numbers of the tokens."""
-    task, box = task_of_shape(seq_len, vocab_size), box_of(seq_len, vocab_size)
-    if task is None:
-        side = math.isqrt(seq_len)
-        columns = side if side * side == seq_len else min(seq_len, MAX_COLUMNS)
-        return {"kind": "numbers", "rows": math.ceil(seq_len / columns), "columns": columns}
-    board = {"kind": task.name.split()[0], "rows": task.side, "columns": task.side}
-    return board if box is None else board | {"box": [box.rows, box.columns]}
+    """Return how the page draws an example: as the task says, or as the numbers of its tokens."""
+    task = task_of_shape(seq_len, vocab_size)
+    if task is not None:
+        return task.drawing
+    side = math.isqrt(seq_len)
+    columns = side if side * side == seq_len else min(seq_len, MAX_COLUMNS)
+    return {"kind": "numbers", "rows": math.ceil(seq_len / columns), "columns": columns}
 
 
 def to_text(tokens_S: np.ndarray) -> str | list[int]:

@@ -2,12 +2,12 @@
 
 A task is a kind of puzzle in one size, told by the shape of a dataset: the number of tokens and of their kinds.
 """
-# S = cells of a board, L = side of a board
+# N = examples, S = cells of a board, L = side of a board
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,6 +16,9 @@ Plain = str | list[list[int]]
 
 Cell = Callable[[int, str, str], str]
 """Writes a cell, two columns wide, from its number, its text and a colour of its own ("": none)."""
+
+Fault = tuple[str, str]
+"""The array in which something is wrong ("inputs" or "labels"), and a phrase: "has padding inside the board"."""
 
 # ANSI codes of cells that were given, that the answer adds, that are wrong, that changed, and of the background.
 _GIVEN, _ADDED, _WRONG, _CHANGED, GREY = "1", "36", "31", "7", "90"
@@ -39,9 +42,13 @@ class BoardTask(ABC):
     """A kind of puzzle in one size. Boards are arrays of tokens (S,), row by row."""
 
     kind: ClassVar[str]  # one word, such as "sudoku"
+    plural: ClassVar[str]  # for messages, such as "Sudokus"
     shapes: ClassVar[str]  # for messages, such as "Sudoku: 81 of 11": how many tokens of how many kinds
+    checked: ClassVar[str]  # for the help of dataset.validate: which faults are found
+    same_examples: ClassVar[str] = ""  # for that help too: when examples with other tokens are the same (`identity`)
 
     name: str  # such as "sudoku 3x3"
+    title: str  # the name in reports, such as "Sudoku 3x3"
     side: int  # L
     has_one_solution = True  # if so, a cell that differs from the solution is wrong
     _added_mark = ""
@@ -118,6 +125,28 @@ class BoardTask(ABC):
         added = f"{self._added_mark} the model's, " if self._added_mark else ""
         return f"{added}* changed, ! wrong, × changed and wrong"
 
+    @property
+    def drawing(self) -> dict[str, Any]:
+        """What the viewer's page has to know to draw a board, as JSON."""
+        return {"kind": self.kind, "rows": self.side, "columns": self.side}
+
+    # ---- validation --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def faults(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray) -> dict[Fault, np.ndarray]:
+        """Return for each fault that examples can have which examples have it, (N,) bool.
+
+        Args:
+            inputs_NS, labels_NS: Tokens within the vocabulary; ignored labels are 0.
+            labelled_NS: Which labels are not ignored, bool.
+        """
+
+    def identity(self, tokens: bytes) -> bytes:
+        """Return what tells an input or a label from others, of its tokens as bytes."""
+        return tokens
+
+    # ---- for subclasses ----------------------------------------------------------------------------------
+
     def _row(self, row: int) -> range:
         return range(row * self.side, (row + 1) * self.side)
 
@@ -185,11 +214,14 @@ class TextTask(BoardTask):
         return np.array([token_of[symbol] for symbol in cells], dtype=np.uint8)
 
 
+def joined(names: Sequence[str], last: str = "and") -> str:
+    """Return "a, b and c"."""
+    return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
 def some(names: Sequence[str], most: int = 3) -> str:
     """Return "a, b and c", or the first names and how many more there are."""
-    if len(names) > most:
-        return f"{', '.join(names[:most])} and {len(names) - most} more"
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return f"{', '.join(names[:most])} and {len(names) - most} more" if len(names) > most else joined(names)
 
 
 def count(number: int, what: str) -> str:

@@ -1,21 +1,24 @@
 """Mazes as a task."""
-# S = cells of a maze, L = side
+# N = mazes, S = cells of a maze, L = side
 
 import numpy as np
 
 from dataset import maze
-from dataset.tasks.base import GREY, Cell, TextTask, Verdict, count
+from dataset.tasks.base import GREY, Cell, Fault, TextTask, Verdict, count
 
 
 class MazeTask(TextTask):
     """Tokens and characters are those of dataset/maze.py."""
 
     kind = "maze"
+    plural = "mazes"
     shapes = f"maze: a square of {maze.VOCAB_SIZE}"
+    checked = "Maze: labels that are no shortest path."
     has_one_solution = False
 
     def __init__(self, side: int) -> None:
-        self.name, self.side = f"maze {side}x{side}", side
+        self.name = self.title = f"maze {side}x{side}"
+        self.side = side
 
     @classmethod
     def of_shape(cls, seq_len: int, vocab_size: int) -> "MazeTask | None":
@@ -74,3 +77,12 @@ class MazeTask(TextTask):
                 cells.append(cell(number, text, GREY if is_wall else ""))
             lines.append(f"│{''.join(cells)}│")
         return [*lines, f"└{edge}┘"]
+
+    def faults(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray) -> dict[Fault, np.ndarray]:
+        complete_N = labelled_NS.all(axis=1)
+        judged = maze.judge_paths(inputs_NS, labels_NS)
+        valid_N, shortest_N = judged["path_valid"], judged["path_optimal"]
+        return {
+            ("labels", "is not its input with one path from S to G"): complete_N & ~valid_N,
+            ("labels", "is a path, but not a shortest one"): complete_N & valid_N & ~shortest_N,
+        }

@@ -1,11 +1,13 @@
 """Sudoku as a task."""
-# S = cells of a board, L = side of a board, D = digits, U = rows, columns, boxes
+# N = boards, S = cells of a board, L = side of a board, D = digits, U = rows, columns, boxes
+
+from typing import Any
 
 import numpy as np
 
 from dataset.augment import BOXES, Box, box_of
 from dataset.sudoku import unit_ids, valid_solutions
-from dataset.tasks.base import GREY, Cell, TextTask, Verdict, count, some
+from dataset.tasks.base import GREY, Cell, Fault, TextTask, Verdict, count, some
 
 _UNITS = ("row", "column", "box")
 
@@ -14,11 +16,13 @@ class SudokuTask(TextTask):
     """Tokens: 0 padding, 1 a blank, 2 the digit 1."""
 
     kind = "sudoku"
+    plural = "Sudokus"
     shapes = f"Sudoku: {', '.join(f'{box.num_cells} of {box.side + 2}' for box in BOXES.values())}"
+    checked = "Sudoku: labels that are no valid board or change a clue."
     _added_mark = "'"
 
     def __init__(self, box: Box) -> None:
-        self.name, self.side, self._box = f"sudoku {box}", box.side, box
+        self.name, self.title, self.side, self._box = f"sudoku {box}", f"Sudoku {box}", box.side, box
         self._symbols = "?." + "123456789"[: box.side]
         # The cells of every row, column and box.
         self._cells_ULL = unit_ids(box).argsort(1, kind="stable").reshape(len(_UNITS), box.side, box.side)
@@ -98,3 +102,19 @@ class SudokuTask(TextTask):
 
     def _clean(self, line: str) -> str:
         return line.strip()
+
+    @property
+    def drawing(self) -> dict[str, Any]:
+        return super().drawing | {"box": [self._box.rows, self._box.columns]}
+
+    def faults(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray) -> dict[Fault, np.ndarray]:
+        complete_N = labelled_NS.all(axis=1)
+        # Token 1 is a blank, 2 the digit 1; where a label does not count, anything may stand.
+        digits_NS = np.where(labelled_NS & (labels_NS > 0), labels_NS - 1, 0)
+        changed_NS = (inputs_NS > 1) & labelled_NS & (inputs_NS != labels_NS)
+        return {
+            ("inputs", "has padding inside the board"): (inputs_NS == 0).any(axis=1),
+            ("labels", f"is no valid board with boxes of {self._box}"): complete_N
+            & ~valid_solutions(digits_NS, self._box),
+            ("labels", "changes a clue of its input"): changed_NS.any(axis=1),
+        }

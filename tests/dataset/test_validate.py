@@ -356,48 +356,6 @@ def test_mazes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.errors[1].endswith("test/all__labels.npy: row 0 is a path, but not a shortest one")
 
 
-def _canvases() -> list[np.ndarray]:
-    """Grids of all kinds of sizes in all kinds of places."""
-    rng = np.random.default_rng(0)
-    found = []
-    for height, width in [(1, 1), (30, 30), (30, 1), (1, 30), (29, 30), (3, 5), *rng.integers(1, 31, (20, 2)).tolist()]:
-        grid = rng.integers(0, 10, (height, width)).astype(np.uint8)
-        top, left = (int(rng.integers(0, 31 - size)) for size in (height, width))
-        found += [arc.to_tokens(grid), arc.to_tokens(grid, top, left), arc.to_tokens(grid, 30 - height, 30 - width)]
-    return found
-
-
-def test_arc_grids_of_all_sizes_are_right() -> None:
-    right_N, corner_N = validate._arc_grids(np.stack(_canvases()))
-    assert right_N.all()
-    assert corner_N.tolist() == [int(np.flatnonzero(tokens_S > 1)[0]) for tokens_S in _canvases()]
-
-
-GRID = arc.to_tokens(np.arange(6, dtype=np.uint8).reshape(2, 3), 4, 7)
-
-
-@pytest.mark.parametrize(
-    "cell, token",
-    [
-        ((4, 8), 0),  # a hole
-        ((5, 9), 1),  # a marker in place of a colour
-        ((4, 10), 0),  # no marker on the right
-        ((4, 10), 3),  # a colour there
-        ((6, 8), 0),  # no marker below
-        ((6, 10), 1),  # a marker where the two lines of markers would meet
-        ((3, 7), 1),  # one above
-        ((20, 20), 4),  # a second grid
-        ((20, 20), 1),
-    ],
-)
-def test_arc_canvases_that_are_wrong(cell: tuple[int, int], token: int) -> None:
-    tokens_LL = GRID.reshape(30, 30).copy()
-    assert tokens_LL[cell] != token
-    tokens_LL[cell] = token
-    right_N, _ = validate._arc_grids(np.stack([GRID, tokens_LL.ravel(), np.zeros(900, np.uint8)]))
-    assert right_N.tolist() == [True, False, False]
-
-
 def test_arc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
 
