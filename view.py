@@ -6,7 +6,9 @@ python view.py checkpoints/<project>/<run> -o view.html
 import sys
 from pathlib import Path
 
-from dataset.builder import SPLITS, Parser, check_at_least, run
+from dataset.builder import SPLITS
+from utils.arguments import Parser, check_at_least
+from utils.shell import run_command
 from viewer.dataset_page import page_of_dataset
 from viewer.pages import Settings, write_page
 from viewer.run_page import page_of_run
@@ -73,4 +75,4 @@ def view(argv: list[str] | None = None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run(view, None))
+    sys.exit(run_command(view, None))

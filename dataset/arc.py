@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from utils.text import one_line
+
 SIDE = 30
 SEQ_LEN = SIDE * SIDE
 NUM_COLOURS = 10
@@ -98,7 +100,7 @@ def _read_json(file: Path) -> Any:
     except FileNotFoundError:
         raise ValueError(f"there is no file {file}; correct the name") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{file}: cannot be read ({_one_line(error)}); get the file again") from None
+        raise ValueError(f"{file}: cannot be read ({one_line(error)}); get the file again") from None
     if not text.strip():
         raise ValueError(f"{file}: is empty; get the file again")
     if len(text) > _MOST_BYTES:
@@ -106,7 +108,7 @@ def _read_json(file: Path) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # besides bad syntax: no UTF-8, numbers of thousands of digits
-        raise ValueError(f"{file}: is no JSON ({_one_line(error)}); {_FIX}") from None
+        raise ValueError(f"{file}: is no JSON ({one_line(error)}); {_FIX}") from None
 
 
 def _task(value: Any, name: str, where: str) -> Task:
@@ -166,10 +168,6 @@ def _with_solutions(task: Task, outputs: Any, where: str) -> Task:
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return "an empty list" if value == [] else names.get(type(value), "a number")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 # ---------------------------------------------------------------------------------------------------------------------

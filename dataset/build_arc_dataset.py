@@ -40,22 +40,10 @@ from dataset.arc import (
     read_tasks,
     transform,
 )
-from dataset.builder import (
-    MAX_ROWS,
-    SPLITS,
-    Parser,
-    SplitWriter,
-    check_at_least,
-    check_exclusive,
-    finish,
-    given,
-    new_dataset,
-    progress,
-    record_of,
-    run,
-    summary,
-)
+from dataset.builder import MAX_ROWS, SPLITS, SplitWriter, finish, new_dataset, progress, record_of, summary
 from dataset.schema import SplitName
+from utils.arguments import Parser, check_at_least, check_exclusive, given
+from utils.shell import run_command
 
 DEFAULT_DIRS = [Path("dataset/raw-data/ARC-AGI/data"), Path("dataset/raw-data/ConceptARC/corpus")]
 TEST_FOLDER = "evaluation"
@@ -458,7 +446,7 @@ def build(settings: Settings) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 0, 2 after a mistake of the user, 130 after Ctrl-C."""
-    return run(lambda arguments: build(parse_settings(arguments)), argv)
+    return run_command(lambda arguments: build(parse_settings(arguments)), argv)
 
 
 if __name__ == "__main__":

@@ -22,23 +22,22 @@ from dataset.augment import BOXES, Box, draw_symmetries
 from dataset.builder import (
     MAX_ROWS,
     SPLITS,
-    Parser,
     SplitWriter,
     add_sources,
-    check_at_least,
     check_sources,
     collect,
     finish,
     new_dataset,
     progress,
     record_of,
-    run,
     subsample,
     summary,
 )
 from dataset.puzzle_csv import FIX_ROW, NO_TOKEN, Row
 from dataset.schema import SplitName
 from dataset.sudoku import generate, valid_solutions
+from utils.arguments import Parser, check_at_least
+from utils.shell import run_command
 
 DEFAULT_REPO = "sapientinc/sudoku-extreme"
 AUGMENT_CHUNK_BOARDS = 4096
@@ -278,7 +277,7 @@ def build(settings: Settings) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 0, 2 after a mistake of the user, 130 after Ctrl-C."""
-    return run(lambda arguments: build(parse_settings(arguments)), argv)
+    return run_command(lambda arguments: build(parse_settings(arguments)), argv)
 
 
 if __name__ == "__main__":

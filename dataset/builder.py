@@ -1,4 +1,4 @@
-"""What the programs that build datasets share: mistakes as one line, progress, and the published format on disk.
+"""What the programs that build datasets share: common options, progress, and the published format on disk.
 
 A dataset is written as a stream, appears under its name only when it is whole, and is read back before that.
 """
@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -23,6 +23,8 @@ import numpy as np
 from tqdm import tqdm
 
 from dataset.schema import DatasetMetadata, SplitName, check_contents, open_split
+from utils.arguments import Parser, check_exclusive, given
+from utils.text import one_line
 
 SPLITS: tuple[SplitName, ...] = ("train", "test")
 # The index arrays are int32, as published.
@@ -30,48 +32,6 @@ MAX_ROWS = 2**31 - 1
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Command line
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are one line, and whose description and examples keep their line breaks."""
-
-    def __init__(self, prog: str, description: str, epilog: str) -> None:
-        super().__init__(
-            prog,
-            description=description,
-            epilog=epilog,
-            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=24, width=100),
-            allow_abbrev=False,
-        )
-
-    def error(self, message: str) -> NoReturn:
-        """argparse would print its usage as well; the project's rule is one line."""
-        raise ValueError(f"{message}; --help shows the options")
-
-
-def option(name: str) -> str:
-    """How a setting is called on the command line."""
-    return f"--{name.replace('_', '-')}"
-
-
-def given(settings: object, *names: str) -> list[str]:
-    """The options among `names` that are not None."""
-    return [option(name) for name in names if getattr(settings, name) is not None]
-
-
-def check_at_least(settings: object, **least: int) -> None:
-    """Raises ValueError for a setting below its least value; None is none."""
-    for name, limit in least.items():
-        value = getattr(settings, name)
-        if value is not None and value < limit:
-            raise ValueError(f"{option(name)} is {value}; it must be at least {limit}")
-
-
-def check_exclusive(settings: object, *names: str) -> None:
-    """Raises ValueError where more than one of these settings was given."""
-    found = given(settings, *names)
-    if len(found) > 1:
-        raise ValueError(f"{' and '.join(found)} exclude each other; give one of them")
 
 
 def add_sources(parser: Parser, unit: str, default_repo: str, generate_help: str) -> "argparse._ArgumentGroup":
@@ -100,24 +60,6 @@ def check_sources(settings: object, unit: str, *, of_files: Sequence[str], of_ge
     else:
         for option in given(settings, *of_generate):
             raise ValueError(f"{option} needs --generate; add --generate N or leave {option} out")
-
-
-def run(program: Callable[[list[str] | None], str], argv: list[str] | None) -> int:
-    """Prints the summary that `program` returns. Exit status: 0, 2 after a mistake of the user, 130 after Ctrl-C."""
-    try:
-        summary = program(argv)
-    except (ValueError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing was built", file=sys.stderr)
-        return 130
-    print(summary)
-    return 0
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 class _Lines:

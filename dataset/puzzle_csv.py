@@ -12,8 +12,9 @@ from typing import Literal, NamedTuple, TextIO
 
 import numpy as np
 
-from dataset.builder import SPLITS, one_line
+from dataset.builder import SPLITS
 from dataset.schema import SplitName
+from utils.text import one_line
 
 HEADER = ["source", "question", "answer", "rating"]
 CHUNK_ROWS = 20_000

@@ -17,11 +17,13 @@ if not __package__:  # run as a script, for which Python looks for modules in da
 
 import numpy as np
 
-from dataset.builder import SPLITS, Parser, check_at_least, run
+from dataset.builder import SPLITS
 from dataset.schema import PuzzleSet, Split, SplitName, check_contents, open_split
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, joined
+from utils.arguments import Parser, check_at_least
 from utils.files import plain
+from utils.shell import run_command
 
 # Larger datasets are read through for their fingerprint only if that is asked for.
 MAX_HASHED_BYTES = 10**9
@@ -255,7 +257,7 @@ def _width(line: str) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 0, 2 after a mistake of the user or for a dataset that is damaged, 130 after Ctrl-C."""
-    return run(lambda arguments: describe(parse_settings(arguments)), argv)
+    return run_command(lambda arguments: describe(parse_settings(arguments)), argv)
 
 
 if __name__ == "__main__":

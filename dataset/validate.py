@@ -22,7 +22,7 @@ if not __package__:  # run as a script, for which Python looks for modules in da
 
 import numpy as np
 
-from dataset.builder import SPLITS, Parser, one_line, progress
+from dataset.builder import SPLITS, progress
 from dataset.schema import (
     CHUNK_BYTES,
     DatasetMetadata,
@@ -36,7 +36,10 @@ from dataset.schema import (
 )
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, Fault, joined
+from utils.arguments import Parser
 from utils.files import plain
+from utils.shell import run_command
+from utils.text import one_line
 
 # Of the test examples, the share that may stand in the training data before the accuracy on them means little.
 MAX_LEAK = 0.01
@@ -447,7 +450,7 @@ def _count(num: int, what: str) -> str:
     return f"{num:,} {what}{'' if num == 1 else 's'}"
 
 
-def _program(argv: list[str] | None) -> int:
+def _program(argv: list[str] | None) -> tuple[str, int]:
     parser = Parser(
         "python -m dataset.validate",
         "Check a dataset in the published format, of any task: all that is wrong with it, line by line, and where.",
@@ -458,25 +461,15 @@ def _program(argv: list[str] | None) -> int:
     parser.add_argument("--any-task", action="store_true", help=f"check nothing that only {_TASKS} have")
     args = parser.parse_args(argv)
     findings, summary = validate(args.path, allow_leak=args.allow_leak, any_task=args.any_task)
-    for kind, lines in (("error", findings.errors), ("warning", findings.warnings)):
-        for line in lines:
-            print(f"{kind}: {line}")
-    print(summary)
+    lines = [f"error: {line}" for line in findings.errors] + [f"warning: {line}" for line in findings.warnings]
     num_errors, num_warnings = len(findings.errors), len(findings.warnings)
-    print(f"{'wrong' if num_errors else 'ok'}: {_count(num_errors, 'error')}, {_count(num_warnings, 'warning')}")
-    return 1 if findings.errors else 0
+    verdict = f"{'wrong' if num_errors else 'ok'}: {_count(num_errors, 'error')}, {_count(num_warnings, 'warning')}"
+    return "\n".join([*lines, summary, verdict]), 1 if findings.errors else 0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit status: 0 for a dataset in order, 1 for one that is not, 2 after a mistake, 130 after Ctrl-C."""
-    try:
-        return _program(argv)
-    except (ValueError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("error: interrupted; not all was checked", file=sys.stderr)
-        return 130
+    """Return the exit status: 0 for a dataset in order, 1 for one that is not, 2 after a mistake, 130 after Ctrl-C."""
+    return run_command(_program, argv, interrupted="interrupted; not all was checked")
 
 
 if __name__ == "__main__":

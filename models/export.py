@@ -6,14 +6,14 @@ The tensors are written as they are, bit for bit. FILE is safetensors where its 
 makes of a plain dict.
 """
 
-import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from models.published import Weights, to_ours, to_published
+from utils.arguments import Parser
 from utils.run.resume import open_checkpoint
+from utils.shell import run_command
 from utils.weights_file import read_weights, write_weights
 
 # What the published code can be told. No name of a tensor shows the activation or the positions.
@@ -31,19 +31,9 @@ class Settings:
     raw: bool
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """argparse would print its usage as well; the project's rule is one line."""
-        raise ValueError(f"{message}; --help shows the options")
-
-
 def parse_settings(argv: list[str] | None) -> Settings:
     """Raises ValueError for unknown, malformed or missing options."""
-    parser = _Parser(
-        "python -m models.export",
-        description="Write a checkpoint under the names that the published code knows.",
-        allow_abbrev=False,
-    )
+    parser = Parser("python -m models.export", "Write a checkpoint under the names that the published code knows.")
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="the folder of a run or of one of its steps, or a file of weights")
     add("--format", required=True, choices=["hrm"], help="whose names: hrm are those of the HRM code, and of TRM's")
@@ -89,14 +79,8 @@ def export(settings: Settings) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status: 0, or 2 after a mistake of the user."""
-    try:
-        summary = export(parse_settings(argv))
-    except ValueError as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
-    print(summary)
-    return 0
+    """Return the exit status: 0, 2 after a mistake of the user, 130 after Ctrl-C."""
+    return run_command(lambda arguments: export(parse_settings(arguments)), argv)
 
 
 if __name__ == "__main__":

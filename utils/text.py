@@ -7,3 +7,8 @@ def for_a_terminal(text: str) -> str:
     """One line, without the control characters and the length that names in a stranger's file can have."""
     line = "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
     return line if len(line) <= _LONGEST_MISTAKE else f"{line[:_LONGEST_MISTAKE]}..."
+
+
+def one_line(error: Exception) -> str:
+    """Return the message of an error without line breaks, or its type if it has no message."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from dataset.builder import one_line
 from dataset.tasks import task_of_shape
 from utils.files import plain
+from utils.text import one_line
 
 FOLDER = Path(__file__).parent
 # A token is one character, its place in here; an ignored label is IGNORED. Larger vocabularies are lists of numbers.

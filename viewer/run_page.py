@@ -9,9 +9,10 @@ import numpy as np
 import yaml
 
 from dataset import arc, maze
-from dataset.builder import SPLITS, one_line
+from dataset.builder import SPLITS
 from dataset.schema import open_split
 from utils.files import plain, read_plain_yaml
+from utils.text import one_line
 from viewer.arc_votes import read_votes
 from viewer.pages import ALPHABET, Page, Settings, board_of, finite, names_of, read_json
 from viewer.saved_examples import read_examples

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from dataset.builder import one_line
 from utils.files import plain
+from utils.text import one_line
 from viewer.pages import Page, Settings, finite, name_at, spread, to_text
 
 _SHARD = re.compile(r"(?P<set>.+)_rank\d+_\d+\.safetensors")

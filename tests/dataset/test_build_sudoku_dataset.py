@@ -355,7 +355,7 @@ def test_an_interrupted_build_leaves_nothing_that_looks_whole(
     _, messages = process.communicate(timeout=60)
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert messages.strip().splitlines()[-1] == "error: interrupted; nothing was built"
+        assert messages.strip().splitlines()[-1] == "error: interrupted; nothing was written"
         assert not building.exists()
     else:
         assert building.exists()

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from dataset import builder
-from dataset.builder import Parser, SplitWriter, check_at_least, check_exclusive, finish, given, new_dataset, run
+from dataset.builder import SplitWriter, finish, new_dataset
 from dataset.schema import check_contents, open_split
+from utils.arguments import Parser, check_at_least, check_exclusive, given
+from utils.shell import run_command
 
 
 def _write(folder: Path, cuts: list[int], **options: str) -> None:
@@ -154,7 +156,7 @@ def test_options_are_checked_by_the_names_they_have_on_the_command_line() -> Non
         ("built\n  it", 0, "built\n  it\n", ""),
         (ValueError("two\nlines"), 2, "", "error: two lines\n"),
         (PermissionError(), 2, "", "error: PermissionError\n"),
-        (KeyboardInterrupt(), 130, "", "error: interrupted; nothing was built\n"),
+        (KeyboardInterrupt(), 130, "", "error: interrupted; nothing was written\n"),
     ],
 )
 def test_the_exit_status(
@@ -166,7 +168,7 @@ def test_the_exit_status(
             raise outcome
         return outcome
 
-    assert run(program, ["--x"]) == status
+    assert run_command(program, ["--x"]) == status
     assert capsys.readouterr() == (out, err)
 
 

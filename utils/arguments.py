@@ -1,0 +1,46 @@
+"""Command lines of programs that take options instead of Hydra overrides."""
+
+import argparse
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are one line, and whose description and examples keep their line breaks."""
+
+    def __init__(self, prog: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog,
+            description=description,
+            epilog=epilog,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=24, width=100),
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """argparse would print its usage as well; the project's rule is one line."""
+        raise ValueError(f"{message}; --help shows the options")
+
+
+def option(name: str) -> str:
+    """Return how a setting is called on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def given(settings: object, *names: str) -> list[str]:
+    """Return the options among `names` that are not None."""
+    return [option(name) for name in names if getattr(settings, name) is not None]
+
+
+def check_at_least(settings: object, **least: int) -> None:
+    """Raise ValueError if a setting is below its least value. None is no value."""
+    for name, limit in least.items():
+        value = getattr(settings, name)
+        if value is not None and value < limit:
+            raise ValueError(f"{option(name)} is {value}; it must be at least {limit}")
+
+
+def check_exclusive(settings: object, *names: str) -> None:
+    """Raise ValueError if more than one of these settings was given."""
+    found = given(settings, *names)
+    if len(found) > 1:
+        raise ValueError(f"{' and '.join(found)} exclude each other; give one of them")
