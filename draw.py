@@ -25,6 +25,7 @@ from utils.dist.config import DeviceName
 from utils.dist.setup import use_device
 from utils.dist.world import World
 from utils.drawing import pyplot
+from utils.errors import UserError
 from utils.files import plain, refuse_links
 from utils.program import run
 from utils.run.folder import run_folder_of
@@ -50,7 +51,7 @@ class DrawConfig(StrictModel):
 def main(world: World) -> None:
     with world.agree():
         if world.size > 1:
-            raise ValueError(f"draw.py is one process, not {world.size}; start it without torchrun")
+            raise UserError(f"draw.py is one process, not {world.size}; start it without torchrun")
         command = CommandLine.parse(sys.argv[1:], "draw", USAGE)
         config = None if command.page else validate(DrawConfig, read_config("draw", command.overrides))
     if config is None:
@@ -68,7 +69,7 @@ def main(world: World) -> None:
         seq_len, vocab_size = split.metadata.seq_len, split.metadata.vocab_size
         box = box_of(seq_len, vocab_size)
         if box is None:
-            raise ValueError(
+            raise UserError(
                 f"draw.py draws Sudoku boards, and {seq_len} tokens of {vocab_size} kinds are none; take Sudoku data"
             )
         refuse_links([run_folder / "curve.png", run_folder / "puzzle.png"])
@@ -83,14 +84,14 @@ def main(world: World) -> None:
 
 
 def read_rows(file: Path) -> list[dict[str, float]]:
-    """Raises ValueError for what isn't rows of numbers."""
+    """Raises UserError for what isn't rows of numbers."""
     try:
         rows = [json.loads(line) for line in plain(file).read_text().splitlines()]
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: holds a line that is no JSON ({error}); remove it") from None
+        raise UserError(f"{file}: holds a line that is no JSON ({error}); remove it") from None
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict) or "step" not in row or not all(isinstance(v, int | float) for v in row.values()):
-            raise ValueError(f"{file}:{number}: is no row of numbers with a step; correct or remove the line")
+            raise UserError(f"{file}:{number}: is no row of numbers with a step; correct or remove the line")
     return rows
 
 

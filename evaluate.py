@@ -29,7 +29,8 @@ from utils.dist.config import DeviceName, DistConfig
 from utils.dist.setup import use_device
 from utils.dist.world import World
 from utils.drawing import draw_accuracy_over_steps, pyplot
-from utils.files import refuse_links, write_atomically
+from utils.errors import UserError
+from utils.files import file_errors, refuse_links, write_atomically
 from utils.program import run
 from utils.run.folder import run_folder_of
 from utils.run.resume import open_checkpoint
@@ -149,12 +150,12 @@ def table(metrics: dict[str, float], found: dict[str, tuple[float, float]]) -> I
 
 
 def evaluators_of(config: EvaluateConfig, split: Split, world: World) -> Evaluators:
-    """Those asked for, or that know the task. Raises ValueError where one that was asked for can't serve."""
+    """Those asked for, or that know the task. Raises UserError where one that was asked for can't serve."""
     if config.evaluators is not None:
         return build_evaluators(config.evaluators, split)
     try:
         return build_evaluators(fitting_evaluators(split), split)
-    except ValueError as error:  # votes, of a dataset that another program built
+    except UserError as error:  # votes, of a dataset that another program built
         if world.is_main:
             print(f"without votes: {error}", file=sys.stderr)
         return NO_EVALUATORS
@@ -180,7 +181,7 @@ def main(world: World) -> None:
     with world.agree():
         evaluators = evaluators_of(config, split, world)
         if config.vote_with and not evaluators.let_vote:
-            raise ValueError(f"vote_with={config.vote_with}, but only answers of ARC vote; leave it out")
+            raise UserError(f"vote_with={config.vote_with}, but only answers of ARC vote; leave it out")
         variations = Variations.of(split, config.tta) if config.tta is not None else None
         if world.is_main:
             check_contents(split)
@@ -192,10 +193,11 @@ def main(world: World) -> None:
                     open_checkpoint(Path(other), lambda text: print(text, file=sys.stderr))
             if out is not None:
                 if out.exists() and not out.is_dir():
-                    raise ValueError(f"out={out} is a file; give a folder")
-                if config.out is None:  # in the run's folder, which may be a stranger's
-                    refuse_links([out.parent, out, *out.rglob("*")])
-                out.mkdir(parents=True, exist_ok=True)
+                    raise UserError(f"out={out} is a file; give a folder")
+                with file_errors():
+                    if config.out is None:  # in the run's folder, which may be a stranger's
+                        refuse_links([out.parent, out, *out.rglob("*")])
+                    out.mkdir(parents=True, exist_ok=True)
     options = EvalOptions(
         config.batch_size or loaded.batch_size,
         num_steps=config.num_steps,
@@ -207,7 +209,7 @@ def main(world: World) -> None:
         voter = load(config, other, world)
         with world.agree():
             if voter.split.path.resolve() != split.path.resolve():  # there the same numbers mean other puzzles
-                raise ValueError(
+                raise UserError(
                     f"vote_with={other} was trained on {voter.split.path.parent}, but the votes are on "
                     f"{split.path.parent}; take one of that, or give data_path=... if both number puzzles alike"
                 )
@@ -254,12 +256,14 @@ def report(
             "metrics": metrics,
             "intervals": found,
         }
-        write_atomically(out / "results.json", json.dumps(results, indent=2) + "\n")
+        with file_errors():
+            write_atomically(out / "results.json", json.dumps(results, indent=2) + "\n")
         over_steps = {name: accuracy_over_steps(metrics, name) for name in split.sets}
         with_labels = {name: values for name, values in over_steps.items() if values}
         if config.plot and with_labels:
             trained_steps = loaded.model.config.halt_max_steps
-            draw_accuracy_over_steps(with_labels, trained_steps, out / "accuracy_over_steps.png")
+            with file_errors():
+                draw_accuracy_over_steps(with_labels, trained_steps, out / "accuracy_over_steps.png")
         elif config.plot:
             print("nothing is drawn: no example has a label")
         print(f"written to {out}")

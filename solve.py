@@ -48,6 +48,7 @@ from utils.config import Int
 from utils.dist.config import DeviceName
 from utils.dist.setup import use_device
 from utils.dist.world import World
+from utils.errors import UserError
 from utils.program import run
 
 USAGE = """
@@ -202,7 +203,7 @@ class Solver:
             device: "cuda", "mps" or "cpu"; "auto" takes the first that is there.
 
         Raises:
-            ValueError: in one line, for a checkpoint that is missing, damaged or of a task that has no boards, and for
+            UserError: in one line, for a checkpoint that is missing, damaged or of a task that has no boards, and for
                 a device that isn't there.
         """
         # In the place of a path, which Hydra would want quoted.
@@ -215,10 +216,10 @@ class Solver:
         """Solve any number of puzzles, `batch_size` at a time.
 
         Raises:
-            ValueError: in one line, for the first puzzle that is none of the model's task, before any is solved.
+            UserError: in one line, for the first puzzle that is none of the model's task, before any is solved.
         """
         if isinstance(puzzles, str):
-            raise ValueError("solve() takes a list of puzzles, and this is one text; give [puzzle]")
+            raise UserError("solve() takes a list of puzzles, and this is one text; give [puzzle]")
         parsed: list[Puzzle] = []
         for number, puzzle in enumerate(puzzles, start=1):
             if isinstance(puzzle, Task):
@@ -277,7 +278,7 @@ class Source:
                 require_same_sizes(sizes, open_split(config.data_path, "test"), trained.arch)
             board = task_of_shape(sizes.seq_len, sizes.vocab_size)
             if board is None:
-                raise ValueError(
+                raise UserError(
                     f"{config.checkpoint} reads {sizes.seq_len} tokens of {sizes.vocab_size} kinds, a task whose "
                     f"boards are not known ({KNOWN_SHAPES}); score it with evaluate.py"
                 )
@@ -298,44 +299,44 @@ class Source:
         return self.trained.arch.puzzle_emb_ndim > 0
 
     def puzzles(self) -> list[Puzzle]:
-        """What the command line asks for. Raises ValueError with the place, for the first that is no puzzle."""
+        """What the command line asks for. Raises UserError with the place, for the first that is no puzzle."""
         config, board = self.config, self.board
         if config.task is not None:
             return self.puzzles_of_tasks(read_tasks(Path(config.task)), config.task)
         if config.csv is not None:
             if not isinstance(board, TextTask):
-                raise ValueError(f"csv={config.csv} has boards of text, but {self._is_for}; give task=<file>.json")
+                raise UserError(f"csv={config.csv} has boards of text, but {self._is_for}; give task=<file>.json")
             return _read_csv(Path(config.csv), board)
         assert config.puzzle is not None
         if config.puzzle != _STDIN:
             return self.puzzles_of_text(config.puzzle, "puzzle")
         text = sys.stdin.buffer.read().decode("utf-8-sig", errors="replace")
         if not text.strip("\r\n"):
-            raise ValueError("standard input is empty; pipe puzzles into it, or give puzzle=<its cells>")
+            raise UserError("standard input is empty; pipe puzzles into it, or give puzzle=<its cells>")
         if isinstance(board, TextTask) and not _is_json(text):
             return [Puzzle(place, board.parse(cells, place)) for place, cells in board.split(text, "stdin")]
         return self.puzzles_of_text(text, "stdin")
 
     def puzzles_of_text(self, text: str, where: str) -> list[Puzzle]:
-        """One board or, of ARC, the test inputs of a task as JSON. Raises ValueError that begins with `where`."""
+        """One board or, of ARC, the test inputs of a task as JSON. Raises UserError that begins with `where`."""
         if not isinstance(self.board, TextTask):
             try:
                 value = json.loads(text)
             except (ValueError, RecursionError):
                 start = " ".join(text.split())[:20]
-                raise ValueError(
+                raise UserError(
                     f"{where} begins with {start!r} and is no JSON, but {self._is_for}; give a task as JSON, "
                     "or task=<file>.json"
                 ) from None
             return self.puzzles_of_tasks(parse_tasks(value, where, where), where)
         if _is_json(text):
-            raise ValueError(f"{where} is JSON, as ARC tasks are, but {self._is_for}; give the cells of a board")
+            raise UserError(f"{where} is JSON, as ARC tasks are, but {self._is_for}; give the cells of a board")
         return [Puzzle(where, self.board.parse(text, where))]
 
     def puzzles_of_tasks(self, tasks: Sequence[Task], where: str) -> list[Puzzle]:
-        """The test inputs of ARC tasks, with the outputs where they are there. Raises ValueError."""
+        """The test inputs of ARC tasks, with the outputs where they are there. Raises UserError."""
         if isinstance(self.board, TextTask):
-            raise ValueError(
+            raise UserError(
                 f"{where} is an ARC task, but {self._is_for}; give its boards with puzzle= or csv=, or a checkpoint "
                 "that was trained on ARC"
             )
@@ -381,7 +382,7 @@ def _is_json(text: str) -> bool:
 def _rows_of_names(data_paths: Sequence[str]) -> dict[str, int]:
     """The row of the puzzle table of every puzzle with a name; none where the data aren't here any more.
 
-    Raises ValueError for a file that holds something else than names.
+    Raises UserError for a file that holds something else than names.
     """
     rows: dict[str, int] = {}
     first = 0
@@ -394,7 +395,7 @@ def _rows_of_names(data_paths: Sequence[str]) -> dict[str, int]:
         except (OSError, ValueError, RecursionError):
             names = None
         if not isinstance(names, list):
-            raise ValueError(f"{file}: is no list of names; rebuild the dataset")
+            raise UserError(f"{file}: is no list of names; rebuild the dataset")
         rows |= {name: first + index for index, name in enumerate(names) if isinstance(name, str)}
         first += len(names)  # the puzzles of several datasets have their rows one after the other
     return rows
@@ -403,7 +404,7 @@ def _rows_of_names(data_paths: Sequence[str]) -> dict[str, int]:
 def _read_csv(file: Path, board: TextTask) -> list[Puzzle]:
     """The column question and, where there is one, answer; others are passed over, and so are empty lines.
 
-    Raises ValueError with file and line.
+    Raises UserError with file and line.
     """
     puzzles: list[Puzzle] = []
     line = 1
@@ -414,17 +415,17 @@ def _read_csv(file: Path, board: TextTask) -> list[Puzzle]:
             reader = csv.reader(lines_of(stream))
             header = next(reader, None)
             if header is None:
-                raise ValueError(f"{file}:1: the file is empty; it needs a header with question, and rows")
+                raise UserError(f"{file}:1: the file is empty; it needs a header with question, and rows")
             if "question" not in header:
                 found = ",".join(header)[:80]
-                raise ValueError(f"{file}:1: the header is {found!r}, without question; name the columns in it")
+                raise UserError(f"{file}:1: the header is {found!r}, without question; name the columns in it")
             question, answer = header.index("question"), header.index("answer") if "answer" in header else None
             for fields in reader:
                 line = reader.line_num
                 if not fields:
                     continue
                 if len(fields) != len(header):
-                    raise ValueError(
+                    raise UserError(
                         f"{file}:{line}: {len(fields)} fields instead of {len(header)}; correct or remove the row"
                     )
                 question_S = board.parse(fields[question], f"{file}:{line}: the question")
@@ -433,12 +434,12 @@ def _read_csv(file: Path, board: TextTask) -> list[Puzzle]:
                     solution_S = board.parse_solution(fields[answer], f"{file}:{line}: the answer", question_S)
                 puzzles.append(Puzzle(f"{file.name}:{line}", question_S, solution_S))
     except FileNotFoundError:
-        raise ValueError(f"there is no file {file}; correct the name") from None
+        raise UserError(f"there is no file {file}; correct the name") from None
     except (OSError, EOFError, zlib.error, csv.Error) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{file}:{line}: cannot be read on ({reason}); get the file again") from None
+        raise UserError(f"{file}:{line}: cannot be read on ({reason}); get the file again") from None
     if not puzzles:
-        raise ValueError(f"{file}:2: no puzzles after the header; give a file with rows")
+        raise UserError(f"{file}:2: no puzzles after the header; give a file with rows")
     return puzzles
 
 
@@ -505,7 +506,7 @@ class Typed:
 
 
 def read_command_line(argv: Sequence[str]) -> Typed:
-    """Raises ValueError."""
+    """Raises UserError."""
     verbatim: dict[str, str] = {}
     rest = []
     for typed in argv:
@@ -514,25 +515,25 @@ def read_command_line(argv: Sequence[str]) -> Typed:
             rest.append(typed)
             continue
         if key in verbatim:
-            raise ValueError(f"{key} is given twice; give it once, or many puzzles with csv= or puzzle=-")
+            raise UserError(f"{key} is given twice; give it once, or many puzzles with csv= or puzzle=-")
         if not value:
-            raise ValueError(f"{key} is given, but empty; give {key}=...")
+            raise UserError(f"{key} is given, but empty; give {key}=...")
         verbatim[key] = value
     command = CommandLine.parse([typed for typed in rest if typed != "--json"], "solve", USAGE)
     if command.page:
         return Typed(None, command.page, as_json=False)
     config = validate(SolveConfig, read_config("solve", command.overrides) | verbatim)
     if len(verbatim) > 1:
-        raise ValueError(f"{' and '.join(f'{key}=' for key in verbatim)} exclude each other; give one of them")
+        raise UserError(f"{' and '.join(f'{key}=' for key in verbatim)} exclude each other; give one of them")
     if not verbatim:
-        raise ValueError(f"there is nothing to solve; give one of {', '.join(f'{key}=...' for key in _VERBATIM)}")
+        raise UserError(f"there is nothing to solve; give one of {', '.join(f'{key}=...' for key in _VERBATIM)}")
     return Typed(config, None, as_json="--json" in rest)
 
 
 def main(world: World) -> None:
     with world.agree():
         if world.size > 1:
-            raise ValueError(f"solve.py is one process, not {world.size}; start it without torchrun")
+            raise UserError(f"solve.py is one process, not {world.size}; start it without torchrun")
         typed = read_command_line(sys.argv[1:])
     if typed.config is None:
         print(typed.page)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dataset.builder import SPLITS
 from utils.arguments import Parser, check_at_least
+from utils.errors import UserError
 from utils.shell import run_command
 from viewer.dataset_page import page_of_dataset
 from viewer.pages import Settings, write_page
@@ -32,7 +33,7 @@ shows its curves. Examples beyond --max-examples are left out evenly, so that th
 
 
 def parse_settings(argv: list[str] | None = None) -> Settings:
-    """Raises ValueError for unknown or malformed options."""
+    """Raises UserError for unknown or malformed options."""
     parser = Parser(
         "view.py", "Write one HTML page of a dataset's puzzles, or of a run and what it predicted.", EXAMPLES
     )
@@ -53,19 +54,19 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 
 
 def view(argv: list[str] | None = None) -> str:
-    """Writes the page and returns a summary. Raises ValueError for what is neither a run nor a dataset, or damaged."""
+    """Writes the page and returns a summary. Raises UserError for what is neither a run nor a dataset, or damaged."""
     settings = parse_settings(argv)
     path = settings.path
     if not path.is_dir():
-        raise ValueError(f"there is no folder {path}; give the folder of a run or of a dataset")
+        raise UserError(f"there is no folder {path}; give the folder of a run or of a dataset")
     if any((path / split).is_dir() for split in SPLITS):
         if settings.step is not None:
-            raise ValueError(f"--step is for runs, and {path} is a dataset; leave it out")
+            raise UserError(f"--step is for runs, and {path} is a dataset; leave it out")
         page = page_of_dataset(settings)
     elif any((path / name).exists() for name in ("metrics.jsonl", "eval_outputs", "results.json")):
         page = page_of_run(settings)
     else:
-        raise ValueError(
+        raise UserError(
             f"{path} is neither a run (no metrics.jsonl, no eval_outputs), nor what evaluate.py saved (no "
             "results.json), nor a dataset (no train, no test); give the folder of one"
         )

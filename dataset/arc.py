@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from utils.errors import UserError
 from utils.text import one_line
 
 SIDE = 30
@@ -67,14 +68,14 @@ def read_tasks(file: Path, solutions_file: Path | None = None) -> list[Task]:
     Args:
         solutions_file: {name: [output of every test pair]}, which then count instead of outputs in `file`.
 
-    Raises ValueError, one line, with file, task and place.
+    Raises UserError, one line, with file, task and place.
     """
     name = file.name.removesuffix(".gz").removesuffix(".json")
     if solutions_file is None:
         return parse_tasks(_read_json(file), str(file), name)
     solutions = _read_json(solutions_file)
     if not isinstance(solutions, dict):
-        raise ValueError(f"{solutions_file}: holds {_kind(solutions)}, not {{task: [outputs]}}; {_FIX}")
+        raise UserError(f"{solutions_file}: holds {_kind(solutions)}, not {{task: [outputs]}}; {_FIX}")
     return [
         _with_solutions(task, solutions.get(task.name), f"{solutions_file}: task {task.name}")
         for task in parse_tasks(_read_json(file), str(file), name)
@@ -84,9 +85,9 @@ def read_tasks(file: Path, solutions_file: Path | None = None) -> list[Task]:
 def parse_tasks(value: Any, where: str, name: str) -> list[Task]:
     """The same from JSON that was parsed already: messages begin with `where`, and a single task is called `name`."""
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: holds {_kind(value)}, no ARC task ({{train: [...], test: [...]}}); {_FIX}")
+        raise UserError(f"{where}: holds {_kind(value)}, no ARC task ({{train: [...], test: [...]}}); {_FIX}")
     if not value:
-        raise ValueError(f"{where}: holds no task; give a file with tasks")
+        raise UserError(f"{where}: holds no task; give a file with tasks")
     # Of many tasks one may be called train; its value is no list of pairs then.
     if isinstance(value.get("train"), list) or isinstance(value.get("test"), list):
         return [_task(value, name, where)]
@@ -98,66 +99,66 @@ def _read_json(file: Path) -> Any:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             text = stream.read(_MOST_BYTES + 1)
     except FileNotFoundError:
-        raise ValueError(f"there is no file {file}; correct the name") from None
+        raise UserError(f"there is no file {file}; correct the name") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{file}: cannot be read ({one_line(error)}); get the file again") from None
+        raise UserError(f"{file}: cannot be read ({one_line(error)}); get the file again") from None
     if not text.strip():
-        raise ValueError(f"{file}: is empty; get the file again")
+        raise UserError(f"{file}: is empty; get the file again")
     if len(text) > _MOST_BYTES:
-        raise ValueError(f"{file}: holds more than {_MOST_BYTES >> 20} MiB of JSON, no ARC tasks; give a file of tasks")
+        raise UserError(f"{file}: holds more than {_MOST_BYTES >> 20} MiB of JSON, no ARC tasks; give a file of tasks")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # besides bad syntax: no UTF-8, numbers of thousands of digits
-        raise ValueError(f"{file}: is no JSON ({one_line(error)}); {_FIX}") from None
+        raise UserError(f"{file}: is no JSON ({one_line(error)}); {_FIX}") from None
 
 
 def _task(value: Any, name: str, where: str) -> Task:
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: is {_kind(value)}, no ARC task ({{train: [...], test: [...]}}); {_FIX}")
+        raise UserError(f"{where}: is {_kind(value)}, no ARC task ({{train: [...], test: [...]}}); {_FIX}")
     pairs = {}
     for part in ("train", "test"):
         found = value.get(part)
         if not isinstance(found, list) or not found:
             is_what = "is missing" if part not in value else f"is {_kind(found)}"
-            raise ValueError(f"{where}: {part} {is_what}, where a list of pairs belongs; {_FIX}")
+            raise UserError(f"{where}: {part} {is_what}, where a list of pairs belongs; {_FIX}")
         pairs[part] = [_pair(pair, f"{where}: {part} pair {i}") for i, pair in enumerate(found, 1)]
     for i, pair in enumerate(pairs["train"], 1):
         if pair.output is None:
-            raise ValueError(f"{where}: train pair {i} has no output; {_FIX}")
+            raise UserError(f"{where}: train pair {i} has no output; {_FIX}")
     hidden = [i for i, pair in enumerate(pairs["test"], 1) if pair.output is None]
     if 0 < len(hidden) < len(pairs["test"]):
-        raise ValueError(f"{where}: test pair {hidden[0]} has no output, but others have; give all of them or none")
+        raise UserError(f"{where}: test pair {hidden[0]} has no output, but others have; give all of them or none")
     return Task(name, pairs["train"], pairs["test"])
 
 
 def _pair(value: Any, where: str) -> Pair:
     if not isinstance(value, dict) or "input" not in value:
-        raise ValueError(f"{where}: {'has no input' if isinstance(value, dict) else f'is {_kind(value)}'}; {_FIX}")
+        raise UserError(f"{where}: {'has no input' if isinstance(value, dict) else f'is {_kind(value)}'}; {_FIX}")
     output = value.get("output")
     return Pair(_grid(value["input"], f"{where}, input"), None if output is None else _grid(output, f"{where}, output"))
 
 
 def _grid(value: Any, where: str) -> np.ndarray:
     if not isinstance(value, list) or not value or not all(isinstance(row, list) and row for row in value):
-        raise ValueError(f"{where}: is no list of rows with cells in each; {_FIX}")
+        raise UserError(f"{where}: is no list of rows with cells in each; {_FIX}")
     num_rows, num_columns = len(value), len(value[0])
     for r, row in enumerate(value, 1):
         if len(row) != num_columns:
-            raise ValueError(f"{where}: row {r} has {len(row)} cells, row 1 has {num_columns}; {_FIX}")
+            raise UserError(f"{where}: row {r} has {len(row)} cells, row 1 has {num_columns}; {_FIX}")
     if num_rows > SIDE or num_columns > SIDE:
-        raise ValueError(f"{where}: is {num_rows}x{num_columns}, but {SIDE}x{SIDE} is the largest grid; {_FIX}")
+        raise UserError(f"{where}: is {num_rows}x{num_columns}, but {SIDE}x{SIDE} is the largest grid; {_FIX}")
     for r, row in enumerate(value, 1):
         for c, cell in enumerate(row, 1):
             if type(cell) is not int or not 0 <= cell < NUM_COLOURS:  # True is an int to isinstance
                 shown = json.dumps(cell)[:20]
-                raise ValueError(f"{where}: row {r}, column {c} is {shown}; colours are integers from 0 to 9: {_FIX}")
+                raise UserError(f"{where}: row {r}, column {c} is {shown}; colours are integers from 0 to 9: {_FIX}")
     return np.array(value, dtype=np.uint8)
 
 
 def _with_solutions(task: Task, outputs: Any, where: str) -> Task:
     if not isinstance(outputs, list) or len(outputs) != len(task.test):
         found = f"{len(outputs)} outputs" if isinstance(outputs, list) else "no list of outputs"
-        raise ValueError(f"{where}: has {found} for {len(task.test)} test pairs; {_FIX}")
+        raise UserError(f"{where}: has {found} for {len(task.test)} test pairs; {_FIX}")
     test = [
         Pair(pair.input, _grid(output, f"{where}: output {i}"))
         for i, (pair, output) in enumerate(zip(task.test, outputs, strict=True), 1)
@@ -186,11 +187,11 @@ def framed(grid_hw: np.ndarray) -> np.ndarray:
 def to_tokens(grid_hw: np.ndarray, top: int = 0, left: int = 0) -> np.ndarray:
     """(S,) uint8: the canvas with a grid whose first cell is at (top, left); end markers beyond its edge are left out.
 
-    Raises ValueError where the grid goes over the edge itself.
+    Raises UserError where the grid goes over the edge itself.
     """
     height, width = grid_hw.shape
     if min(top, left) < 0 or max(top + height, left + width) > SIDE:
-        raise ValueError(
+        raise UserError(
             f"a grid of {height}x{width} at ({top}, {left}) goes over the edge of {SIDE}x{SIDE}; give a smaller one"
         )
     canvas = np.full((SIDE + 1, SIDE + 1), PADDING, dtype=np.uint8)
@@ -304,13 +305,13 @@ def augmented_name(task: str, number: int, permutation_C: np.ndarray) -> str:
 
 
 def parse_name(name: str) -> tuple[str, int, np.ndarray]:
-    """The task, transform and permutation_C in the name of an identifier. Raises ValueError for a malformed one."""
+    """The task, transform and permutation_C in the name of an identifier. Raises UserError for a malformed one."""
     task, separator, rest = name.partition(SEPARATOR)
     if not separator:
         return name, 0, IDENTITY_C
     match = _AUGMENTATION.fullmatch(rest)
     if match is None or len(set(match[2])) < NUM_COLOURS or not task:
-        raise ValueError(
+        raise UserError(
             f"the identifier {name!r} is not called <task>|||t<0 to 7>|||<ten different digits>; rebuild the dataset"
         )
     return task, int(match[1]), np.frombuffer(match[2].encode(), dtype=np.uint8) - ord("0")

@@ -31,7 +31,8 @@ from dataset.arc import (
 )
 from dataset.schema import Split
 from utils.dist.world import World
-from utils.files import plain, write_atomically
+from utils.errors import UserError
+from utils.files import file_errors, plain, write_atomically
 
 KS = (1, 2, 5, 10, 100, 1000)
 # How many answers to each test input arc_votes.json shows.
@@ -52,18 +53,18 @@ class ArcVotes:
 
     `metrics` has the names in the result: none where the dataset doesn't know its solutions.
 
-    Raises ValueError for a split that is no ARC, or whose identifiers.json or test_puzzles.json is missing or doesn't
+    Raises UserError for a split that is no ARC, or whose identifiers.json or test_puzzles.json is missing or doesn't
     belong to it.
     """
 
     def __init__(self, split: Split) -> None:
         metadata = split.metadata
         if split.parts:
-            raise ValueError(f"{split.path}: votes are of one dataset at a time; evaluate each by itself")
+            raise UserError(f"{split.path}: votes are of one dataset at a time; evaluate each by itself")
         if len(split.sets) > 1:
-            raise ValueError(f"{split.path}: votes are of one set, not of {', '.join(split.sets)}; give evaluators=[]")
+            raise UserError(f"{split.path}: votes are of one set, not of {', '.join(split.sets)}; give evaluators=[]")
         if (metadata.seq_len, metadata.vocab_size) != (SEQ_LEN, VOCAB_SIZE):
-            raise ValueError(
+            raise UserError(
                 f"{split.path} has {metadata.seq_len} tokens of {metadata.vocab_size} kinds, but ARC {SEQ_LEN} of "
                 f"{VOCAB_SIZE}; leave the votes out"
             )
@@ -135,7 +136,7 @@ class ArcVotes:
         """
         with world.agree():
             if self._mistake:
-                raise ValueError(self._mistake)
+                raise UserError(self._mistake)
         sums = np.zeros(len(KS))
         submission: dict[str, Any] = {}
         report: dict[str, Any] = {}
@@ -157,7 +158,7 @@ class ArcVotes:
                     _report(pair.input, pair.output, candidates[slot], num_empty[slot])
                     for pair, slot in zip(task.test, of_test, strict=True)
                 ]
-        with world.agree():
+        with world.agree(), file_errors():
             if world.is_main and save_to is not None:
                 save_to.mkdir(parents=True, exist_ok=True)
                 write_atomically(save_to / "submission.json", json.dumps(submission) + "\n")
@@ -169,9 +170,9 @@ class ArcVotes:
         """What every identifier of the split stands for, as arrays: as Python objects a million would be large."""
         names = _read_json(file)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{file}: is no list of names; rebuild the dataset")
+            raise UserError(f"{file}: is no list of names; rebuild the dataset")
         if len(names) <= self._identifiers_U[-1]:
-            raise ValueError(
+            raise UserError(
                 f"{file}: has {len(names)} names, but the test split has identifier {self._identifiers_U[-1]}; "
                 "rebuild the dataset"
             )
@@ -185,20 +186,20 @@ class ArcVotes:
             task, self._number_U[u], self._permutation_UC[u] = parse_name(name)
             index = index_of.get(task)
             if index is None and _HASHED.fullmatch(name):
-                raise ValueError(
+                raise UserError(
                     f"{file}: {name}, a name as HRM's builder writes it, hides how colours were permuted, so "
                     "votes can't be counted; rebuild the dataset with dataset/build_arc_dataset.py, or give "
                     "evaluators=[]"
                 )
             if index is None:
-                raise ValueError(f"{file}: {task} is not in {self._puzzles_file.name}; rebuild the dataset")
+                raise UserError(f"{file}: {task} is not in {self._puzzles_file.name}; rebuild the dataset")
             self._task_U[u] = index
 
 
 def _read_puzzles(file: Path) -> list[Task]:
     tasks = parse_tasks(_read_json(file), str(file), "")
     if tasks[0].name == "":
-        raise ValueError(f"{file}: holds one task without its name; rebuild the dataset")
+        raise UserError(f"{file}: holds one task without its name; rebuild the dataset")
     return tasks
 
 
@@ -206,12 +207,12 @@ def _read_json(file: Path) -> Any:
     try:
         return json.loads(plain(file).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(
+        raise UserError(
             f"{file} is missing, without which votes can't be counted; rebuild the dataset with "
             "dataset/build_arc_dataset.py, or give evaluators=[]"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: cannot be read ({' '.join(str(error).split())}); rebuild the dataset") from None
+        raise UserError(f"{file}: cannot be read ({' '.join(str(error).split())}); rebuild the dataset") from None
 
 
 def _merged(shares: Iterable[Votes]) -> Votes:

@@ -43,6 +43,7 @@ from dataset.arc import (
 from dataset.builder import MAX_ROWS, SPLITS, SplitWriter, finish, new_dataset, progress, record_of, summary
 from dataset.schema import SplitName
 from utils.arguments import Parser, check_at_least, check_exclusive, given
+from utils.errors import UserError
 from utils.shell import run_command
 
 DEFAULT_DIRS = [Path("dataset/raw-data/ARC-AGI/data"), Path("dataset/raw-data/ConceptARC/corpus")]
@@ -105,7 +106,7 @@ class Puzzle(NamedTuple):
 
 
 def parse_settings(argv: list[str] | None = None) -> Settings:
-    """Raises ValueError for unknown, malformed or conflicting options."""
+    """Raises UserError for unknown, malformed or conflicting options."""
     parser = Parser(
         "build_arc_dataset.py",
         description="Build an ARC dataset: inputs and labels are grids on a canvas of 30 x 30 cells.",
@@ -139,16 +140,16 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     check_exclusive(settings, "dataset_dirs", "input_file_prefix")
     if settings.input_file_prefix is None:
         for option in given(settings, "subsets", "test_set_name"):
-            raise ValueError(f"{option} needs --input-file-prefix; add it or leave {option} out")
+            raise UserError(f"{option} needs --input-file-prefix; add it or leave {option} out")
         return dataclasses.replace(settings, dataset_dirs=settings.dataset_dirs or DEFAULT_DIRS)
     if settings.subsets is None or settings.test_set_name is None:
-        raise ValueError("--input-file-prefix needs --subsets and --test-set-name; add them")
+        raise UserError("--input-file-prefix needs --subsets and --test-set-name; add them")
     for subset in settings.subsets:
         if settings.subsets.count(subset) > 1:
-            raise ValueError(f"--subsets names {subset} twice; name each once")
+            raise UserError(f"--subsets names {subset} twice; name each once")
     if settings.test_set_name not in settings.subsets:
         subsets = ", ".join(settings.subsets)
-        raise ValueError(f"--test-set-name is {settings.test_set_name}, which is not among --subsets {subsets}; add it")
+        raise UserError(f"--test-set-name is {settings.test_set_name}, which is not among --subsets {subsets}; add it")
     return settings
 
 
@@ -157,7 +158,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 
 
 def load_sources(settings: Settings) -> list[Source]:
-    """Raises ValueError for what is missing or no ARC task."""
+    """Raises UserError for what is missing or no ARC task."""
     if settings.dataset_dirs is not None:
         return _read_folders(settings.dataset_dirs)
     assert settings.input_file_prefix is not None and settings.subsets is not None
@@ -167,7 +168,7 @@ def load_sources(settings: Settings) -> list[Source]:
         solutions = _find_json(f"{settings.input_file_prefix}_{subset}_solutions")
         if challenges is None:
             name = f"{settings.input_file_prefix}_{subset}_challenges.json"
-            raise ValueError(f"there is no file {name} (or .json.gz); correct --input-file-prefix or --subsets")
+            raise UserError(f"there is no file {name} (or .json.gz); correct --input-file-prefix or --subsets")
         sources.append(Source(subset, subset == settings.test_set_name, read_tasks(challenges, solutions)))
     return sources
 
@@ -175,7 +176,7 @@ def load_sources(settings: Settings) -> list[Source]:
 def _find_json(stem: str) -> Path | None:
     found = [file for file in (Path(f"{stem}.json"), Path(f"{stem}.json.gz")) if file.is_file()]
     if len(found) == 2:
-        raise ValueError(f"{found[0]} is there as .json and as .json.gz; remove one of them")
+        raise UserError(f"{found[0]} is there as .json and as .json.gz; remove one of them")
     return found[0] if found else None
 
 
@@ -183,7 +184,7 @@ def _read_folders(dataset_dirs: Sequence[Path]) -> list[Source]:
     sources = []
     for folder in dataset_dirs:
         if not folder.is_dir():
-            raise ValueError(f"there is no folder {folder}; get the tasks or correct --dataset-dirs")
+            raise UserError(f"there is no folder {folder}; get the tasks or correct --dataset-dirs")
         found = []
         for subfolder in sorted(path for path in folder.iterdir() if path.is_dir()):
             # Sorted by name, as the folders are: in which order a disk lists files must not matter.
@@ -192,7 +193,7 @@ def _read_folders(dataset_dirs: Sequence[Path]) -> list[Source]:
             if tasks:
                 found.append(Source(str(subfolder), subfolder.name == TEST_FOLDER, tasks))
         if not found:
-            raise ValueError(f"{folder}: no subfolder of it holds a .json file; correct --dataset-dirs")
+            raise UserError(f"{folder}: no subfolder of it holds a .json file; correct --dataset-dirs")
         sources += found
     return sources
 
@@ -203,12 +204,12 @@ def make_puzzles(sources: Sequence[Source], allow_leak: bool) -> list[Puzzle]:
     A task that is there twice with the same content is one puzzle. One that is both trained on and tested is one too:
     all that is known of it is trained on.
 
-    Raises ValueError where there is no test set, a name can't be used, or is that of different tasks, and where too
+    Raises UserError where there is no test set, a name can't be used, or is that of different tasks, and where too
     many test pairs are trained on.
     """
     if not any(source.is_test for source in sources):
         names = ", ".join(source.name for source in sources)
-        raise ValueError(f"none of {names} is called {TEST_FOLDER}, so there is no test set; add a folder that has one")
+        raise UserError(f"none of {names} is called {TEST_FOLDER}, so there is no test set; add a folder that has one")
     _check_leak(sources, allow_leak)
     puzzles: dict[str, Puzzle] = {}
     first: dict[str, tuple[Source, Task]] = {}
@@ -217,7 +218,7 @@ def make_puzzles(sources: Sequence[Source], allow_leak: bool) -> list[Puzzle]:
     for source in sources:
         for task in source.tasks:
             if not task.name or SEPARATOR in task.name:
-                raise ValueError(
+                raise UserError(
                     f"{source.name}: a task is called {task.name!r}; names need a letter and no {SEPARATOR}"
                 )
             known = [pair for pair in task.test if pair.output is not None]
@@ -234,7 +235,7 @@ def make_puzzles(sources: Sequence[Source], allow_leak: bool) -> list[Puzzle]:
             other_source, other = first[task.name]
             both_ways = allow_leak and source.is_test != other_source.is_test
             if _content(task) != _content(other) and not both_ways:
-                raise ValueError(
+                raise UserError(
                     f"{source.name} and {other_source.name} hold different tasks called {task.name}; "
                     "rename one or leave one out"
                 )
@@ -280,7 +281,7 @@ def _check_leak(sources: Sequence[Source], allow_leak: bool) -> None:
         return
     what = f"{len(leaks)} of {len(tested)} test pairs are among the training pairs: {_few(leaks)}"
     if len(leaks) > MAX_LEAK * len(tested) and not allow_leak:
-        raise ValueError(f"{what}; leave those tasks out of training, or add --allow-leak")
+        raise UserError(f"{what}; leave those tasks out of training, or add --allow-leak")
     print(f"warning: {what}", file=sys.stderr)
 
 
@@ -302,11 +303,11 @@ def draw_all(puzzles: Sequence[Puzzle], settings: Settings) -> list[Augmentation
     """The versions of every puzzle, itself first, drawn before any is written: the table of identifiers has a row for
     each, and every dataset.json says how many.
 
-    Raises ValueError where there would be more examples than a dataset can index.
+    Raises UserError where there would be more examples than a dataset can index.
     """
     num_rows = (1 + settings.num_aug) * sum(len(puzzle.pairs["train"]) for puzzle in puzzles)
     if num_rows > MAX_ROWS:
-        raise ValueError(f"{num_rows:,} examples are more than a dataset can index, {MAX_ROWS:,}; lower --num-aug")
+        raise UserError(f"{num_rows:,} examples are more than a dataset can index, {MAX_ROWS:,}; lower --num-aug")
     drawn = []
     with progress("augmenting", len(puzzles), "tasks") as bar:
         for puzzle in puzzles:
@@ -421,7 +422,7 @@ def _write_test_puzzles(file: Path, sources: Sequence[Source]) -> None:
 
 
 def build(settings: Settings) -> str:
-    """Builds the dataset and returns a summary of it. Raises ValueError for bad input; leaves nothing then."""
+    """Builds the dataset and returns a summary of it. Raises UserError for bad input; leaves nothing then."""
     started = time.perf_counter()
     with new_dataset(settings.output_dir) as folder:
         sources = load_sources(settings)

@@ -34,6 +34,7 @@ from dataset.builder import (
 from dataset.puzzle_csv import FIX_ROW, NO_TOKEN, Row
 from dataset.schema import SplitName
 from utils.arguments import Parser, check_at_least
+from utils.errors import UserError
 from utils.shell import run_command
 
 DEFAULT_REPO = "sapientinc/maze-30x30-hard-1k"
@@ -94,7 +95,7 @@ class Settings:
 
 
 def parse_settings(argv: list[str] | None = None) -> Settings:
-    """Raises ValueError for unknown, malformed or conflicting options."""
+    """Raises UserError for unknown, malformed or conflicting options."""
     parser = Parser(
         "build_maze_dataset.py",
         description="Build a maze dataset: inputs are mazes, labels the same with a shortest path, one token per cell.",
@@ -142,7 +143,7 @@ def _complete(settings: Settings) -> Settings:
         return dataclasses.replace(settings, source_repo=source_repo)
     size = DEFAULT_SIZE if settings.size is None else settings.size
     if not maze.MIN_SIDE <= size <= maze.MAX_SIDE:
-        raise ValueError(f"--size is {size}; it must be {maze.MIN_SIDE} to {maze.MAX_SIDE}")
+        raise UserError(f"--size is {size}; it must be {maze.MIN_SIDE} to {maze.MAX_SIDE}")
     return dataclasses.replace(settings, size=size)
 
 
@@ -151,14 +152,14 @@ def _complete(settings: Settings) -> Settings:
 
 
 def load_mazes(settings: Settings) -> dict[SplitName, Mazes]:
-    """The mazes of both splits, before augmentation. Raises ValueError for files that hold something else."""
+    """The mazes of both splits, before augmentation. Raises UserError for files that hold something else."""
     if settings.generate is not None:
         return _generate(settings)
     files = puzzle_csv.source_files(settings.source_dir, settings.source_repo)
     mazes = {split: read_csv(file) for split, file in files.items()}
     num_cells, num_test_cells = (mazes[split].questions_NS.shape[1] for split in SPLITS)
     if num_cells != num_test_cells:
-        raise ValueError(
+        raise UserError(
             f"{files['test']}: mazes have {num_test_cells} cells, those of {files['train']} {num_cells}; "
             "give both the same"
         )
@@ -182,7 +183,7 @@ def _generate(settings: Settings) -> dict[SplitName, Mazes]:
 def read_csv(file: Path) -> Mazes:
     """The mazes of a .csv or .csv.gz file, all of the first one's size. Every row is checked.
 
-    Raises ValueError with file and line.
+    Raises UserError with file and line.
     """
     parts: list[Mazes] = []
     num_cells = 0
@@ -199,7 +200,7 @@ def read_csv(file: Path) -> Mazes:
 def _num_cells_of(file: Path, row: Row) -> int:
     num_cells = len(row.question)
     if num_cells < 4 or not maze.is_maze(num_cells, maze.VOCAB_SIZE):
-        raise ValueError(
+        raise UserError(
             f"{file}:{row.line}: the question has {num_cells} characters; a maze is a square, of 4, 9, 25, ... "
             f"(16 would be taken for a Sudoku); {FIX_ROW}"
         )
@@ -216,19 +217,19 @@ def _to_mazes(file: Path, rows: list[Row], num_cells: int) -> Mazes:
     for token in (maze.START, maze.GOAL):
         count_N = (questions_NS == token).sum(axis=1)
         for n in np.flatnonzero(count_N != 1)[:1]:
-            raise ValueError(
+            raise UserError(
                 f"{file}:{rows[n].line}: the question has {count_N[n]} {maze.SYMBOLS[token]}, not one; {FIX_ROW}"
             )
     is_drawn_NS = (questions_NS == maze.BLANK) & (answers_NS == maze.PATH)
     for n, cell in np.argwhere((questions_NS != answers_NS) & ~is_drawn_NS)[:1]:
-        raise ValueError(
+        raise UserError(
             f"{file}:{rows[n].line}: the answer has {rows[n].answer[cell]!r} in cell {cell + 1}, "
             f"the question {rows[n].question[cell]!r}; {FIX_ROW}"
         )
     judged = maze.judge_paths(questions_NS, answers_NS)
     for n in np.flatnonzero(~judged["path_optimal"])[:1]:
         wrong = "no shortest path" if judged["path_valid"][n] else "not one path"
-        raise ValueError(f"{file}:{rows[n].line}: what the answer shows is {wrong} from S to G; {FIX_ROW}")
+        raise UserError(f"{file}:{rows[n].line}: what the answer shows is {wrong} from S to G; {FIX_ROW}")
     return Mazes(questions_NS, answers_NS)
 
 
@@ -270,7 +271,7 @@ def _images(mazes_NS: np.ndarray, num_images: int) -> np.ndarray:
 
 
 def build(settings: Settings) -> str:
-    """Builds the dataset and returns a summary of it. Raises ValueError for bad input; leaves nothing then."""
+    """Builds the dataset and returns a summary of it. Raises UserError for bad input; leaves nothing then."""
     started = time.perf_counter()
     with new_dataset(settings.output_dir) as folder:
         mazes = load_mazes(settings)

@@ -37,6 +37,7 @@ from dataset.puzzle_csv import FIX_ROW, NO_TOKEN, Row
 from dataset.schema import SplitName
 from dataset.sudoku import generate, valid_solutions
 from utils.arguments import Parser, check_at_least
+from utils.errors import UserError
 from utils.shell import run_command
 
 DEFAULT_REPO = "sapientinc/sudoku-extreme"
@@ -90,7 +91,7 @@ class Settings:
 
 
 def parse_settings(argv: list[str] | None = None) -> Settings:
-    """Raises ValueError for unknown, malformed or conflicting options."""
+    """Raises UserError for unknown, malformed or conflicting options."""
     parser = Parser(
         "build_sudoku_dataset.py",
         description="Build a Sudoku dataset: inputs are puzzles, labels their solutions, one token per cell.",
@@ -129,7 +130,7 @@ def _complete(settings: Settings) -> Settings:
 
 
 def load_boards(settings: Settings) -> tuple[Box, dict[SplitName, Boards]]:
-    """The puzzles of both splits, before augmentation. Raises ValueError for files that are no Sudoku."""
+    """The puzzles of both splits, before augmentation. Raises UserError for files that are no Sudoku."""
     if settings.generate is not None:
         return _generate(settings)
     files = puzzle_csv.source_files(settings.source_dir, settings.source_repo)
@@ -137,7 +138,7 @@ def load_boards(settings: Settings) -> tuple[Box, dict[SplitName, Boards]]:
     for split, file in files.items():
         box, boards[split] = read_csv(file, settings.min_difficulty)
         if boards[split].questions_NS.shape[1] != boards["train"].questions_NS.shape[1]:
-            raise ValueError(f"{file}: boards have side {box.side}, those of {files['train']} not; give both the same")
+            raise UserError(f"{file}: boards have side {box.side}, those of {files['train']} not; give both the same")
 
     if settings.subsample_size is not None:
         rng = np.random.default_rng([settings.seed, _SUBSAMPLE])
@@ -167,7 +168,7 @@ def _generate(settings: Settings) -> tuple[Box, dict[SplitName, Boards]]:
 def read_csv(file: Path, min_difficulty: int | None = None) -> tuple[Box, Boards]:
     """The boards of a .csv or .csv.gz file whose rating is at least `min_difficulty`, and the box their side implies.
 
-    Every row is checked, those that are left out too. Raises ValueError with file and line.
+    Every row is checked, those that are left out too. Raises UserError with file and line.
     """
     box: Box | None = None
     parts: list[Boards] = []
@@ -185,7 +186,7 @@ def read_csv(file: Path, min_difficulty: int | None = None) -> tuple[Box, Boards
     assert box is not None
     boards = Boards(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
     if len(boards.questions_NS) == 0:
-        raise ValueError(
+        raise UserError(
             f"{file}: no puzzle is rated {min_difficulty} or more, the highest is {highest}; lower --min-difficulty"
         )
     return box, boards
@@ -195,7 +196,7 @@ def _box_of(file: Path, row: Row) -> Box:
     for box in BOXES.values():
         if len(row.question) == box.num_cells:
             return box
-    raise ValueError(
+    raise UserError(
         f"{file}:{row.line}: the question has {len(row.question)} characters; boards have 16, 36 or 81; {FIX_ROW}"
     )
 
@@ -205,11 +206,11 @@ def _to_boards(file: Path, rows: list[Row], box: Box) -> Boards:
     questions_NS = _to_digits(file, rows, "question", box, blanks=".0")
     solutions_NS = _to_digits(file, rows, "answer", box, blanks="")
     for n in np.flatnonzero(~valid_solutions(solutions_NS, box))[:1]:
-        raise ValueError(
+        raise UserError(
             f"{file}:{rows[n].line}: the answer is no valid Sudoku with boxes of {box} (rows x columns); {FIX_ROW}"
         )
     for n, cell in np.argwhere((questions_NS != 0) & (questions_NS != solutions_NS))[:1]:
-        raise ValueError(
+        raise UserError(
             f"{file}:{rows[n].line}: the answer has {solutions_NS[n, cell]} in cell {cell + 1}, "
             f"the question {questions_NS[n, cell]}; {FIX_ROW}"
         )
@@ -235,7 +236,7 @@ def write_split(folder: Path, boards: Boards, box: Box, num_aug: int, rng: np.ra
     group_size = 1 + num_aug
     num_boards = num_groups * group_size
     if num_boards > MAX_ROWS:
-        raise ValueError(f"{num_boards:,} boards are more than a dataset can index, {MAX_ROWS:,}; lower --num-aug")
+        raise UserError(f"{num_boards:,} boards are more than a dataset can index, {MAX_ROWS:,}; lower --num-aug")
     with (
         SplitWriter(folder, seq_len=box.num_cells, vocab_size=box.side + 2, num_puzzle_identifiers=1) as writer,
         progress(folder.name, num_boards, "boards") as bar,
@@ -256,7 +257,7 @@ def write_split(folder: Path, boards: Boards, box: Box, num_aug: int, rng: np.ra
 
 
 def build(settings: Settings) -> str:
-    """Builds the dataset and returns a summary of it. Raises ValueError for bad input; leaves nothing then."""
+    """Builds the dataset and returns a summary of it. Raises UserError for bad input; leaves nothing then."""
     started = time.perf_counter()
     with new_dataset(settings.output_dir) as folder:
         box, boards = load_boards(settings)

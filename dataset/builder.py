@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from dataset.schema import DatasetMetadata, SplitName, check_contents, open_split
 from utils.arguments import Parser, check_exclusive, given
+from utils.errors import UserError
 from utils.text import one_line
 
 SPLITS: tuple[SplitName, ...] = ("train", "test")
@@ -52,14 +53,14 @@ def add_sources(parser: Parser, unit: str, default_repo: str, generate_help: str
 
 
 def check_sources(settings: object, unit: str, *, of_files: Sequence[str], of_generate: Sequence[str]) -> None:
-    """Raise ValueError where puzzles are to come from two places, or where an option is for puzzles from elsewhere."""
+    """Raise UserError where puzzles are to come from two places, or where an option is for puzzles from elsewhere."""
     check_exclusive(settings, "source_repo", "source_dir", "generate")
     if given(settings, "generate"):
         for option in given(settings, *of_files):
-            raise ValueError(f"{option} is for {unit} from files, not for --generate; leave it out")
+            raise UserError(f"{option} is for {unit} from files, not for --generate; leave it out")
     else:
         for option in given(settings, *of_generate):
-            raise ValueError(f"{option} needs --generate; add --generate N or leave {option} out")
+            raise UserError(f"{option} needs --generate; add --generate N or leave {option} out")
 
 
 class _Lines:
@@ -111,10 +112,10 @@ def subsample(size: int, num: int, rng: np.random.Generator, file: Path, what: s
         file, what: Where the puzzles are from and what they are, for the message.
 
     Raises:
-        ValueError: If there are fewer than `size`.
+        UserError: If there are fewer than `size`.
     """
     if size > num:
-        raise ValueError(f"{file}: --subsample-size is {size}, but there are {num} {what}; lower it")
+        raise UserError(f"{file}: --subsample-size is {size}, but there are {num} {what}; lower it")
     return rng.choice(num, size, replace=False)
 
 
@@ -128,7 +129,7 @@ def new_dataset(output_dir: Path) -> Iterator[Path]:
 
     It is locked, so that what an earlier build left when it was killed can be told from a build that is running.
 
-    Raises ValueError where something else than a dataset is in the way, another process builds the same, or the block
+    Raises UserError where something else than a dataset is in the way, another process builds the same, or the block
     or the folder meets an OSError.
     """
     try:
@@ -136,7 +137,7 @@ def new_dataset(output_dir: Path) -> Iterator[Path]:
             yield folder
     except OSError as error:
         reason = f"cannot build {output_dir} ({one_line(error)})"
-        raise ValueError(f"{reason}; see to space and permissions there, or choose another --output-dir") from None
+        raise UserError(f"{reason}; see to space and permissions there, or choose another --output-dir") from None
 
 
 @contextlib.contextmanager
@@ -151,7 +152,7 @@ def _new_folder(output_dir: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"{output_dir} is being built by another process; wait for it or stop it") from None
+            raise UserError(f"{output_dir} is being built by another process; wait for it or stop it") from None
         except OSError as error:
             # Cluster file systems mounted without locks; then it is up to the user not to build twice at once.
             if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
@@ -187,14 +188,14 @@ def _check_replaceable(target: Path, shown: Path) -> None:
     if not target.exists():
         return
     if not target.is_dir():
-        raise ValueError(f"{shown} is a file; choose another --output-dir")
+        raise UserError(f"{shown} is a file; choose another --output-dir")
     ours = {*SPLITS, "identifiers.json", "fingerprint.json", "test_puzzles.json"}
     others = sorted(entry.name for entry in target.iterdir() if entry.name not in ours)
     if others:
-        raise ValueError(f"{shown} holds {others[0]}, which is no part of a dataset; choose another --output-dir")
+        raise UserError(f"{shown} holds {others[0]}, which is no part of a dataset; choose another --output-dir")
     is_dataset = any((target / split / "dataset.json").is_file() for split in SPLITS)
     if any(target.iterdir()) and not is_dataset:
-        raise ValueError(f"{shown} is neither empty nor a dataset; choose another --output-dir")
+        raise UserError(f"{shown} is neither empty nor a dataset; choose another --output-dir")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -269,12 +270,12 @@ class SplitWriter:
     def add(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, sizes_P: np.ndarray, identifiers_P: np.ndarray) -> None:
         """Appends the examples of P puzzles: the first sizes_P[0] rows are those of the first, and so on.
 
-        Raises ValueError where there are more rows than a dataset can index.
+        Raises UserError where there are more rows than a dataset can index.
         """
         assert inputs_NS.dtype == labels_NS.dtype == np.uint8 and inputs_NS.shape == labels_NS.shape
         assert len(sizes_P) == len(identifiers_P) and sizes_P.sum() == len(inputs_NS)
         if self._num_rows + len(inputs_NS) > MAX_ROWS:
-            raise ValueError(f"{self._folder.name}: a dataset indexes {MAX_ROWS:,} examples at most; augment less")
+            raise UserError(f"{self._folder.name}: a dataset indexes {MAX_ROWS:,} examples at most; augment less")
         self._inputs.append(inputs_NS)
         self._labels.append(labels_NS)
         self._identifiers.append(identifiers_P)
@@ -319,7 +320,7 @@ def finish(folder: Path, identifiers: Iterable[str], builder: dict[str, object])
         identifiers: their names from number 0 on; read one by one, because there can be a million.
         builder: what made the dataset, for fingerprint.json: the program's name and its settings.
 
-    Raises ValueError where a split isn't what its metadata says.
+    Raises UserError where a split isn't what its metadata says.
     """
     # Read back through the code that training reads it with.
     fingerprints = {split: check_contents(open_split(folder, split)) for split in SPLITS}

@@ -17,6 +17,7 @@ from dataset.augment import BOXES, box_of
 from dataset.schema import Split
 from utils.batch import Batch
 from utils.dist.world import World
+from utils.errors import UserError
 
 # Tokens of a Sudoku: 0 is padding, 1 a blank, 2 the digit 1.
 _FIRST_DIGIT = 2
@@ -37,7 +38,7 @@ class Judge(Protocol):
 class SudokuEvaluator:
     """Whether an answer is a valid board, whatever the label says, and whether it leaves the clues alone.
 
-    An answer that is both solves the puzzle. Raises ValueError for a split that is no Sudoku.
+    An answer that is both solves the puzzle. Raises UserError for a split that is no Sudoku.
     """
 
     metrics: tuple[str, ...] = ("valid_boards", "clues_kept")
@@ -47,7 +48,7 @@ class SudokuEvaluator:
         box = box_of(seq_len, vocab_size)
         if box is None:
             known = ", ".join(f"{other.num_cells} of {other.side + 2}" for other in BOXES.values())
-            raise ValueError(
+            raise UserError(
                 f"{split.path} has {seq_len} tokens of {vocab_size} kinds, which is no Sudoku ({known} are); "
                 "leave the evaluator sudoku out"
             )
@@ -70,14 +71,14 @@ class MazeEvaluator:
     """Whether an answer is a path from S to G, and whether none is shorter, whatever the label says: there are many
     shortest paths, and the label is one of them.
 
-    A breadth-first search on the host. Raises ValueError for a split that is no maze.
+    A breadth-first search on the host. Raises UserError for a split that is no maze.
     """
 
     metrics: tuple[str, ...] = ("path_valid", "path_optimal")
 
     def __init__(self, split: Split) -> None:
         if not maze.is_maze(split.metadata.seq_len, split.metadata.vocab_size):
-            raise ValueError(
+            raise UserError(
                 f"{split.path} has {split.metadata.seq_len} tokens of {split.metadata.vocab_size} kinds, which is no "
                 f"maze (a square of {maze.VOCAB_SIZE} kinds is); leave the evaluator maze out"
             )
@@ -135,7 +136,7 @@ NO_EVALUATORS = Evaluators([])
 
 
 def build_evaluators(names: Sequence[EvaluatorName], split: Split) -> Evaluators:
-    """The evaluators of these names, each once. Raises ValueError for a split that one of them can't judge."""
+    """The evaluators of these names, each once. Raises UserError for a split that one of them can't judge."""
     judges = [JUDGES[name](split) for name in dict.fromkeys(names) if name != "arc"]
     return Evaluators(judges, ArcVotes(split) if "arc" in names else None)
 

@@ -17,6 +17,7 @@ from dataset.sampler import Sampler
 from dataset.schema import CHUNK_BYTES, PuzzleSet, Split, unchanged
 from utils.batch import Batch as Batch
 from utils.dist.world import World
+from utils.errors import UserError
 
 DataOn = Literal["auto", "host", "device"]
 
@@ -75,12 +76,14 @@ class TrainLoader:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def next_mistake(self) -> ValueError | None:
-        """Why there is no next batch, if there is none for a reason. Waits until it is read: a rank that found out only
-        when it takes it would end alone.
+    def next_mistake(self) -> UserError | None:
+        """Return why there is no next batch, if the data are the reason.
+
+        Waits until the batch is read. A rank that found out when it takes the batch would end
+        alone. A bug in the reading is no mistake: it is raised where the batch is taken.
         """
         error = self._pending[0].exception() if self._pending else None
-        return error if isinstance(error, ValueError) else None
+        return error if isinstance(error, UserError) else None
 
     def _host_part(self, step: int) -> tuple[Batch, Batch]:
         """What the host does for a step: its examples, or only their numbers; and what is drawn for augmentation."""
@@ -120,7 +123,7 @@ def _fits(sets: list[PuzzleSet], device: torch.device) -> bool:
 class _Resident:
     """The examples of all sets on the device, one after the other as the sampler numbers them.
 
-    Raises ValueError where a file isn't what was opened any more.
+    Raises UserError where a file isn't what was opened any more.
     """
 
     def __init__(self, split: Split, device: torch.device) -> None:
@@ -176,7 +179,7 @@ class EvalLoader:
         self._split, self._set, self._batch_size = split, split.sets[set_name], batch_size
         size = len(self._set.inputs)
         self.num_examples = size if max_examples is None else min(size, max_examples)
-        self._mistake: ValueError | None = None
+        self._mistake: UserError | None = None
         self._rows = np.arange(self.num_examples) * size // self.num_examples
         if spread:
             num_batches = -(-self.num_examples // batch_size)
@@ -193,20 +196,20 @@ class EvalLoader:
                 continue
             try:
                 arrays = _read(self._set, rows, self._split.metadata.ignore_label_id)
-            except ValueError as mistake:
+            except UserError as mistake:
                 self._mistake = mistake
                 return
             batch = _pinned(_as_tensors(arrays), world.device.type == "cuda")
             yield rows, _to_device(batch, world.device)
 
     def require_all_read(self) -> None:
-        """Raises ValueError where `batches` ended before its time."""
+        """Raises UserError where `batches` ended before its time."""
         if self._mistake is not None:
             raise self._mistake
 
 
 def _read(puzzle_set: PuzzleSet, rows: np.ndarray, ignore_label_id: int | None) -> dict[str, np.ndarray]:
-    """Raises ValueError where a file isn't what was opened any more."""
+    """Raises UserError where a file isn't what was opened any more."""
     with unchanged([puzzle_set]):
         inputs, labels = (array[rows].astype(np.int32) for array in (puzzle_set.inputs, puzzle_set.labels))
     if ignore_label_id is not None:

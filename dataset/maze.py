@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dataset.augment import box_of
+from utils.errors import UserError
 
 PADDING, WALL, BLANK, START, GOAL, PATH = range(6)
 VOCAB_SIZE = 6
@@ -32,11 +33,11 @@ _CANDIDATES, _LEAST_WALLS, _MOST_WALLS = 8192, 0.32, 0.45
 
 
 def to_tokens(text: str) -> np.ndarray:
-    """(S,) uint8 from a text of S characters. Raises ValueError for a character that no maze has."""
+    """(S,) uint8 from a text of S characters. Raises UserError for a character that no maze has."""
     tokens = [SYMBOLS.find(character, 1) for character in text]
     if -1 in tokens:
         cell = tokens.index(-1)
-        raise ValueError(f"{text[cell]!r} in cell {cell + 1} is no part of a maze; use '#', blank, S, G and o")
+        raise UserError(f"{text[cell]!r} in cell {cell + 1} is no part of a maze; use '#', blank, S, G and o")
     return np.array(tokens, np.uint8)
 
 

@@ -18,6 +18,7 @@ from dataset.augment import Box, box_of, draws_per_symmetry, symmetries_from
 from dataset.schema import PuzzleSet, Split, unchanged
 from dataset.tasks import KNOWN_SHAPES
 from utils.batch import Batch
+from utils.errors import UserError
 
 # Tells this random stream from others made of (seed, step).
 _STREAM = 0xA6
@@ -52,7 +53,7 @@ class OnlineAugmentation:
     def build(
         cls, split: Split, *, seed: int, global_batch_size: int, slots: slice, device: torch.device
     ) -> "OnlineAugmentation":
-        """Raises ValueError for a task whose symmetries nobody knows. Mazes are checked one by one, here and once."""
+        """Raises UserError for a task whose symmetries nobody knows. Mazes are checked one by one, here and once."""
         symmetries = _symmetries_of(split, device)
         return cls(symmetries, seed=seed, global_batch_size=global_batch_size, slots=slots)
 
@@ -83,7 +84,7 @@ def _symmetries_of(split: Split, device: torch.device) -> Symmetries:
         return ArcSymmetries()
     if maze.is_maze(seq_len, vocab_size):
         return MazeSymmetries(list(split.sets.values()), device)
-    raise ValueError(
+    raise UserError(
         f"{split.path} has {seq_len} tokens of {vocab_size} kinds, a task whose symmetries are not known "
         f"({KNOWN_SHAPES}); set augment=none"
     )

@@ -14,6 +14,7 @@ import numpy as np
 
 from dataset.builder import SPLITS
 from dataset.schema import SplitName
+from utils.errors import UserError
 from utils.text import one_line
 
 HEADER = ["source", "question", "answer", "rating"]
@@ -37,7 +38,7 @@ def source_files(source_dir: Path | None, source_repo: str | None) -> dict[Split
     """Return the files of both splits, of a folder or else of a data set on the Hugging Face Hub.
 
     Raises:
-        ValueError: If a file is missing.
+        UserError: If a file is missing.
     """
     if source_dir is not None:
         return {split: find_csv(source_dir, split) for split in SPLITS}
@@ -46,26 +47,26 @@ def source_files(source_dir: Path | None, source_repo: str | None) -> dict[Split
 
 
 def find_csv(folder: Path, split: SplitName) -> Path:
-    """<split>.csv or <split>.csv.gz of a folder. Raises ValueError unless there is exactly one of them."""
+    """<split>.csv or <split>.csv.gz of a folder. Raises UserError unless there is exactly one of them."""
     candidates = [folder / f"{split}.csv", folder / f"{split}.csv.gz"]
     found = [file for file in candidates if file.is_file()]
     if not found:
-        raise ValueError(f"{folder}: holds neither {split}.csv nor {split}.csv.gz; correct --source-dir")
+        raise UserError(f"{folder}: holds neither {split}.csv nor {split}.csv.gz; correct --source-dir")
     if len(found) == 2:
-        raise ValueError(f"{folder}: holds both {split}.csv and {split}.csv.gz; remove one of them")
+        raise UserError(f"{folder}: holds both {split}.csv and {split}.csv.gz; remove one of them")
     return found[0]
 
 
 def download(repo: str) -> dict[SplitName, Path]:
     """Both files of a data set on the Hugging Face Hub, from its cache where they are there already.
 
-    Raises ValueError where they can't be had.
+    Raises UserError where they can't be had.
     """
     try:
         import huggingface_hub
         from huggingface_hub.utils import logging
     except ImportError:
-        raise ValueError(
+        raise UserError(
             "downloading needs huggingface_hub, which is missing; pip install it, or give files with --source-dir"
         ) from None
     logging.set_verbosity_error()  # otherwise each retry is two lines of warning
@@ -75,7 +76,7 @@ def download(repo: str) -> dict[SplitName, Path]:
         try:
             files[split] = Path(huggingface_hub.hf_hub_download(repo, f"{split}.csv", repo_type="dataset"))
         except (OSError, ValueError) as error:  # no network, no such data set, not a name of one
-            raise ValueError(
+            raise UserError(
                 f"cannot download {split}.csv of {repo} ({one_line(error)}); check the name and the connection, "
                 "or give files with --source-dir"
             ) from None
@@ -94,7 +95,7 @@ def read_rows(file: Path) -> Iterator[list[Row]]:
 
     Nothing is stripped: blanks are cells of some puzzles. Empty lines are passed over.
 
-    Raises ValueError with file and line for a file that can't be read, has another header or no rows, and for a row of
+    Raises UserError with file and line for a file that can't be read, has another header or no rows, and for a row of
     another form.
     """
     opener = gzip.open if file.suffix == ".gz" else open
@@ -107,29 +108,29 @@ def read_rows(file: Path) -> Iterator[list[Row]]:
             reader = csv.reader(lines_of(stream))
             header = next(reader, None)
             if header is None:
-                raise ValueError(f"{file}:1: the file is empty; it needs the header {','.join(HEADER)} and rows")
+                raise UserError(f"{file}:1: the file is empty; it needs the header {','.join(HEADER)} and rows")
             if header != HEADER:
                 found = ",".join(header)[:80]
-                raise ValueError(f"{file}:1: the header is {found!r}; it must be {','.join(HEADER)}")
+                raise UserError(f"{file}:1: the header is {found!r}; it must be {','.join(HEADER)}")
             for fields in reader:
                 line = reader.line_num
                 if not fields:
                     continue
                 if len(fields) != len(HEADER):
-                    raise ValueError(f"{file}:{line}: {len(fields)} fields instead of 4; {FIX_ROW}")
+                    raise UserError(f"{file}:{line}: {len(fields)} fields instead of 4; {FIX_ROW}")
                 _, question, answer, rating = fields
                 try:
                     rows.append(Row(line, question, answer, int(rating)))
                 except ValueError:
-                    raise ValueError(f"{file}:{line}: the rating is {rating[:40]!r}, no integer; {FIX_ROW}") from None
+                    raise UserError(f"{file}:{line}: the rating is {rating[:40]!r}, no integer; {FIX_ROW}") from None
                 is_empty = False
                 if len(rows) == CHUNK_ROWS:
                     yield rows
                     rows = []
     except (OSError, EOFError, zlib.error, csv.Error) as error:
-        raise ValueError(f"{file}:{line}: cannot be read on ({one_line(error)}); get the file again") from None
+        raise UserError(f"{file}:{line}: cannot be read on ({one_line(error)}); get the file again") from None
     if is_empty:
-        raise ValueError(f"{file}:2: no puzzles after the header; give a file with rows")
+        raise UserError(f"{file}:2: no puzzles after the header; give a file with rows")
     if rows:
         yield rows
 
@@ -144,16 +145,16 @@ def to_tokens(
         num_cells: how long every text must be.
         only: what the characters can be, for the message: "1 to 9".
 
-    Raises ValueError with file and line.
+    Raises UserError with file and line.
     """
     texts: list[str] = [getattr(row, column) for row in rows]
     for row, text in zip(rows, texts, strict=True):
         if len(text) != num_cells:
-            raise ValueError(f"{file}:{row.line}: the {column} has {len(text)} characters, not {num_cells}; {FIX_ROW}")
+            raise UserError(f"{file}:{row.line}: the {column} has {len(text)} characters, not {num_cells}; {FIX_ROW}")
     codes = np.frombuffer("".join(texts).encode("latin-1", errors="replace"), dtype=np.uint8)
     tokens_NS = token_of[codes].reshape(len(rows), num_cells)
     for n, cell in np.argwhere(tokens_NS == NO_TOKEN)[:1]:
-        raise ValueError(
+        raise UserError(
             f"{file}:{rows[n].line}: the {column} has {texts[n][cell]!r} in cell {cell + 1}, "
             f"where only {only} can be; {FIX_ROW}"
         )

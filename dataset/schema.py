@@ -19,7 +19,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from utils.config import Float, Int
-from utils.files import plain
+from utils.errors import UserError
+from utils.files import file_errors, plain
 
 SplitName = Literal["train", "test"]
 
@@ -68,7 +69,7 @@ class MappedFile:
         return MappedFile(path, now.st_size, now.st_ino, now.st_mtime_ns)
 
     def require_unchanged(self) -> None:
-        """Raises ValueError, one line, saying what became of it."""
+        """Raises UserError, one line, saying what became of it."""
         try:
             now = MappedFile.of(self.path)
         except OSError as error:
@@ -79,7 +80,7 @@ class MappedFile:
             what = "was written to or replaced"
             if now.num_bytes != self.num_bytes:
                 what = f"has {now.num_bytes} bytes, not {self.num_bytes}"
-        raise ValueError(f"{self.path} {what}: it was changed while the run reads it; restore it, then resume")
+        raise UserError(f"{self.path} {what}: it was changed while the run reads it; restore it, then resume")
 
 
 @dataclass(frozen=True)
@@ -99,14 +100,14 @@ class PuzzleSet:
     files: tuple[MappedFile, ...] = ()  # of inputs and labels; none where they aren't mapped
 
     def require_unchanged(self) -> None:
-        """Raises ValueError where what is mapped isn't what was opened any more. Some microseconds."""
+        """Raises UserError where what is mapped isn't what was opened any more. Some microseconds."""
         for file in self.files:
             file.require_unchanged()
 
 
 @contextmanager
 def unchanged(sets: Iterable[PuzzleSet]) -> Iterator[None]:
-    """Inside, mapped arrays are read. Raises ValueError where a file isn't what was opened any more. Asked twice:
+    """Inside, mapped arrays are read. Raises UserError where a file isn't what was opened any more. Asked twice:
     before, because a file that became shorter would kill the process, and afterwards, because it may have changed under
     the reading.
     """
@@ -140,19 +141,20 @@ def array_file(folder: Path, set_name: str, array: str) -> Path:
     return folder / f"{set_name}__{array}.npy"
 
 
+@file_errors()
 def open_split(data_path: str | Path, split: SplitName) -> Split:
     """Opens a split and checks what can be checked without reading the examples: files, types, shapes, indices.
 
-    Raises ValueError, one line, naming the file and what to do.
+    Raises UserError, one line, naming the file and what to do.
     """
     folder = Path(data_path) / split
     metadata = read_metadata(Path(data_path), folder)
     sets = {name: _open_set(folder, name, metadata.seq_len) for name in metadata.sets}
     if len(sets) < len(metadata.sets):
-        raise ValueError(f"{folder / 'dataset.json'}: sets names a set twice: {metadata.sets}; name each once")
+        raise UserError(f"{folder / 'dataset.json'}: sets names a set twice: {metadata.sets}; name each once")
     num_groups = sum(len(puzzle_set.group_indices) - 1 for puzzle_set in sets.values())
     if num_groups != metadata.total_groups:
-        raise ValueError(
+        raise UserError(
             f"{folder / 'dataset.json'}: total_groups is {metadata.total_groups}, but the sets hold {num_groups}; "
             "rebuild the dataset"
         )
@@ -165,28 +167,28 @@ def read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
         text = plain(file).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         missing = f"{file} is missing" if data_path.exists() else f"there is no folder {data_path}"
-        raise ValueError(
+        raise UserError(
             f"no dataset at {data_path}: {missing}; build it "
             f"(python dataset/build_sudoku_dataset.py --output-dir {data_path} ...) or set data_path to one that exists"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: cannot be read ({_one_line(error)}); rebuild the dataset") from None
+        raise UserError(f"{file}: cannot be read ({_one_line(error)}); rebuild the dataset") from None
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: not JSON ({_one_line(error)}); rebuild the dataset") from None
+        raise UserError(f"{file}: not JSON ({_one_line(error)}); rebuild the dataset") from None
     try:
         metadata = DatasetMetadata.model_validate(values)
     except ValidationError as error:
         problems = ", ".join(
             f"{'.'.join(map(str, problem['loc'])) or 'the file'}: {problem['msg']}" for problem in error.errors()
         )
-        raise ValueError(f"{file}: {problems}; correct it or rebuild the dataset") from None
+        raise UserError(f"{file}: {problems}; correct it or rebuild the dataset") from None
     # The published trainers fill up their last batch with these two, so no dataset of theirs has them out of range.
     for key, limit_key in (("pad_id", "vocab_size"), ("blank_identifier_id", "num_puzzle_identifiers")):
         value, limit = getattr(metadata, key), getattr(metadata, limit_key)
         if value >= limit:
-            raise ValueError(f"{file}: {key} is {value}, but {limit_key} is {limit}; correct it or rebuild the dataset")
+            raise UserError(f"{file}: {key} is {value}, but {limit_key} is {limit}; correct it or rebuild the dataset")
     return metadata
 
 
@@ -199,12 +201,12 @@ def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
 
     for array_name, array in (("inputs", inputs), ("labels", labels)):
         if array.shape[1] != seq_len:
-            raise ValueError(
+            raise UserError(
                 f"{array_file(folder, name, array_name)}: rows have {array.shape[1]} tokens, "
                 f"but seq_len in dataset.json is {seq_len}; rebuild the dataset"
             )
     if len(labels) != len(inputs):
-        raise ValueError(
+        raise UserError(
             f"{array_file(folder, name, 'labels')}: {len(labels)} rows, but inputs has {len(inputs)}; "
             "rebuild the dataset"
         )
@@ -221,7 +223,7 @@ def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
     check_indices(array_file(folder, name, "puzzle_indices"), puzzle_set.puzzle_indices, len(inputs), "rows in inputs")
     num_puzzles = len(puzzle_set.puzzle_indices) - 1
     if len(identifiers) != num_puzzles:
-        raise ValueError(
+        raise UserError(
             f"{array_file(folder, name, 'puzzle_identifiers')}: {len(identifiers)} entries, "
             f"but puzzle_indices has {num_puzzles} puzzles; rebuild the dataset"
         )
@@ -236,35 +238,35 @@ def open_array(file: Path, num_axes: int) -> np.ndarray:
     try:
         array = np.lib.format.open_memmap(plain(file), mode="r")
     except FileNotFoundError:
-        raise ValueError(f"{file} is missing; rebuild the dataset, or correct sets in dataset.json") from None
+        raise UserError(f"{file} is missing; rebuild the dataset, or correct sets in dataset.json") from None
     except _DAMAGED_ARRAY as error:
         # Object arrays, whose elements only unpickling brings back, which can run any code, end here as well.
-        raise ValueError(
+        raise UserError(
             f"{file}: cannot be mapped as a plain array ({_one_line(error)}); "
             "it is truncated, damaged or needs pickle: rebuild the dataset"
         ) from None
     if array.dtype.kind not in "iu":
-        raise ValueError(f"{file}: holds {array.dtype}, not integers; rebuild the dataset")
+        raise UserError(f"{file}: holds {array.dtype}, not integers; rebuild the dataset")
     if array.ndim != num_axes:
-        raise ValueError(f"{file}: has shape {array.shape}, but {num_axes} axes are needed; rebuild the dataset")
+        raise UserError(f"{file}: has shape {array.shape}, but {num_axes} axes are needed; rebuild the dataset")
     if array.size == 0:
-        raise ValueError(f"{file}: is empty (shape {array.shape}); rebuild the dataset")
+        raise UserError(f"{file}: is empty (shape {array.shape}); rebuild the dataset")
     return array
 
 
 def check_indices(file: Path, indices: np.ndarray, end: int, what: str) -> None:
     """They must run from 0 to `end` and increase, so that nothing is empty, left out or used twice."""
     if indices[0] != 0:
-        raise ValueError(f"{file}: entry 0 is {indices[0]}, not 0; rebuild the dataset")
+        raise UserError(f"{file}: entry 0 is {indices[0]}, not 0; rebuild the dataset")
     (stuck,) = np.nonzero(np.diff(indices) <= 0)
     if len(stuck):
         at = int(stuck[0])
-        raise ValueError(
+        raise UserError(
             f"{file}: entry {at + 1} is {indices[at + 1]}, not above entry {at}, {indices[at]}; "
             "indices must increase: rebuild the dataset"
         )
     if indices[-1] != end:
-        raise ValueError(f"{file}: ends at {indices[-1]}, but there are {end} {what}; rebuild the dataset")
+        raise UserError(f"{file}: ends at {indices[-1]}, but there are {end} {what}; rebuild the dataset")
 
 
 def open_datasets(paths: Sequence[str], split: SplitName, *, numbered_by: Sequence[str]) -> Split:
@@ -274,7 +276,7 @@ def open_datasets(paths: Sequence[str], split: SplitName, *, numbered_by: Sequen
         numbered_by: the datasets trained on, whose order numbers all puzzles: those of each come behind those of the
             ones before it.
 
-    Raises ValueError, one line, as `open_split` and `merge_splits` do, and for a dataset that isn't trained on, but
+    Raises UserError, one line, as `open_split` and `merge_splits` do, and for a dataset that isn't trained on, but
     whose puzzles have identifiers of their own.
     """
     offsets: dict[Path, int] = {}
@@ -286,7 +288,7 @@ def open_datasets(paths: Sequence[str], split: SplitName, *, numbered_by: Sequen
     splits = [open_split(path, split) for path in paths]
     for path, opened in zip(paths, splits, strict=True):
         if Path(path).resolve() not in offsets and opened.metadata.num_puzzle_identifiers > 1:
-            raise ValueError(
+            raise UserError(
                 f"{path} names its own puzzles, but isn't trained on; evaluate on some of {', '.join(numbered_by)}"
             )
     if len(numbered_by) == len(splits) == 1:
@@ -302,14 +304,14 @@ def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int]) -> 
             splits before it, so that every dataset has rows of its own in the puzzle table. A test split takes the
             offset of its train split.
 
-    Raises ValueError where the datasets can't be read as one, or where two sets would have the same name.
+    Raises UserError where the datasets can't be read as one, or where two sets would have the same name.
     """
     first = splits[0]
     for other in splits[1:]:
         for key in ("seq_len", "vocab_size", "pad_id", "ignore_label_id"):
             value, expected = getattr(other.metadata, key), getattr(first.metadata, key)
             if value != expected:
-                raise ValueError(
+                raise UserError(
                     f"{first.path} has {key} {expected}, but {other.path} has {value}; "
                     "train on datasets of one task, built alike"
                 )
@@ -321,7 +323,7 @@ def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int]) -> 
             # Resolved, because "data/sudoku/." and ".." are folders with a name too.
             name = f"{split.path.parent.resolve().name}.{puzzle_set.name}"
             if name in sets:
-                raise ValueError(
+                raise UserError(
                     f"{owners[name].path} and {split.path} would both be the set {name}; "
                     "give their folders different names, and each once"
                 )
@@ -353,7 +355,7 @@ def check_contents(split: Split) -> str:
 
     Of a merged split every part is checked by itself; its fingerprint covers theirs and the offsets of identifiers.
 
-    Raises ValueError for a value out of range, and if the builder left another fingerprint in fingerprint.json.
+    Raises UserError for a value out of range, and if the builder left another fingerprint in fingerprint.json.
     """
     metadata = split.metadata
     digest = hashlib.sha256(json.dumps(metadata.model_dump(), sort_keys=True).encode())
@@ -409,7 +411,7 @@ def _scan(
         if wrong.any():
             first = np.unravel_index(int(wrong.argmax()), wrong.shape)
             or_ignored = "" if ignored is None or 0 <= ignored < limit else f" or {ignored} (ignored)"
-            raise ValueError(
+            raise UserError(
                 f"{file}: row {start + first[0]} has {what} {chunk[first]}, "
                 f"but 0 to {limit - 1}{or_ignored} are possible; rebuild the dataset or correct dataset.json"
             )
@@ -431,11 +433,11 @@ def _compare_with_builder(folder: Path, fingerprint: str) -> None:
     except FileNotFoundError:  # datasets from elsewhere have none
         return
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(
+        raise UserError(
             f"{file}: cannot be read ({_one_line(error)}); rebuild the dataset or delete the file"
         ) from None
     if not isinstance(recorded, dict) or recorded.get(folder.name) != fingerprint:
-        raise ValueError(
+        raise UserError(
             f"{folder} changed after it was built (its fingerprint is {fingerprint[:12]}, not the one in {file}); "
             "rebuild the dataset, or delete that file if the change is meant"
         )

@@ -22,6 +22,7 @@ from dataset.schema import PuzzleSet, Split, SplitName, check_contents, open_spl
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, joined
 from utils.arguments import Parser, check_at_least
+from utils.errors import UserError
 from utils.files import plain
 from utils.shell import run_command
 
@@ -61,7 +62,7 @@ class Settings:
 
 
 def parse_settings(argv: list[str] | None) -> Settings:
-    """Raises ValueError for unknown, malformed or conflicting options."""
+    """Raises UserError for unknown, malformed or conflicting options."""
     parser = Parser(
         "python -m dataset.show",
         "Show what is in a dataset: counts, fingerprints, how it was built, and some examples.",
@@ -81,7 +82,7 @@ def parse_settings(argv: list[str] | None) -> Settings:
 
 
 def describe(settings: Settings) -> str:
-    """The whole page. Raises ValueError for a dataset that is missing, damaged, or changed since it was built."""
+    """The whole page. Raises UserError for a dataset that is missing, damaged, or changed since it was built."""
     splits = {name: open_split(settings.path, name) for name in SPLITS if (settings.path / name).exists()}
     if settings.split not in splits:
         splits[settings.split] = open_split(settings.path, settings.split)  # which says what is missing
@@ -156,9 +157,9 @@ def _read_json(file: Path, kind: type) -> Any:
     except FileNotFoundError:
         return kind()
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: cannot be read ({error}); python -m dataset.validate checks the rest") from None
+        raise UserError(f"{file}: cannot be read ({error}); python -m dataset.validate checks the rest") from None
     if not isinstance(value, kind):
-        raise ValueError(f"{file}: is no {kind.__name__}; rebuild the dataset")
+        raise UserError(f"{file}: is no {kind.__name__}; rebuild the dataset")
     return value
 
 
@@ -173,7 +174,7 @@ def _rows(settings: Settings, split: Split) -> list[int]:
         rng = np.random.default_rng(settings.seed)
         return sorted(rng.choice(num_rows, min(settings.num, num_rows), replace=False).tolist())
     if settings.row >= num_rows:
-        raise ValueError(f"--row is {settings.row}, but {split.path} has rows 0 to {num_rows - 1}; give one of them")
+        raise UserError(f"--row is {settings.row}, but {split.path} has rows 0 to {num_rows - 1}; give one of them")
     return list(range(settings.row, min(settings.row + settings.num, num_rows)))
 
 
@@ -212,7 +213,7 @@ def _tokens(split: Split, puzzle_set: PuzzleSet, row: int) -> tuple[np.ndarray, 
     labels_S = np.where(labelled_S, labels_S, metadata.pad_id)
     for tokens_S in (inputs_S, labels_S):
         if tokens_S.min() < 0 or tokens_S.max() >= metadata.vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"{split.path}: row {row} of {puzzle_set.name} has tokens outside of 0 to {metadata.vocab_size - 1}; "
                 "python -m dataset.validate says where"
             )

@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 
 from dataset.augment import Box, cell_sources, column_orders, draw_symmetries, row_orders
+from utils.errors import UserError
 
 # Generated puzzles have from as few clues as possible up to this share of the cells.
 MAX_CLUES = 2 / 3
@@ -213,7 +214,7 @@ def generate(num: int, box: Box, rng: np.random.Generator) -> Iterator[tuple[np.
     The number of clues varies from minimal puzzles to easy ones. Where the supply is small (some 4,000 classes of
     4x4 puzzles), rare kinds come late: shuffle before splitting.
 
-    Raises ValueError when there seem to be fewer than `num` classes.
+    Raises UserError when there seem to be fewer than `num` classes.
     """
     seen: set[bytes] = set()
     duplicates = 0
@@ -224,7 +225,7 @@ def generate(num: int, box: Box, rng: np.random.Generator) -> Iterator[tuple[np.
         if key in seen:
             duplicates += 1
             if duplicates == MAX_DUPLICATES:
-                raise ValueError(
+                raise UserError(
                     f"found only {len(seen):,} puzzles with boxes of {box} that are no symmetries of one another, "
                     f"and {num:,} are needed; ask for fewer or take larger boxes"
                 )

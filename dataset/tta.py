@@ -16,6 +16,7 @@ from dataset.augment import box_of, draws_per_symmetry
 from dataset.online import SudokuSymmetries, rename, square_sources
 from dataset.schema import Split
 from utils.batch import Batch
+from utils.errors import UserError
 
 # Tells this random stream from others.
 _STREAM = 0x77A
@@ -29,16 +30,16 @@ class Variations(ABC):
 
     @staticmethod
     def of(split: Split, count: int) -> "Variations":
-        """Raises ValueError for a task without symmetries that can be undone, and for more than it has."""
+        """Raises UserError for a task without symmetries that can be undone, and for more than it has."""
         seq_len, vocab_size = split.metadata.seq_len, split.metadata.vocab_size
         side = math.isqrt(seq_len)
         if box_of(seq_len, vocab_size) is not None:
             return SudokuVariations(split, count)
         if maze.is_maze(seq_len, vocab_size):
             if count > len(square_sources(side)):
-                raise ValueError(f"tta={count}, but a maze has 8 symmetries; take 8 or fewer")
+                raise UserError(f"tta={count}, but a maze has 8 symmetries; take 8 or fewer")
             return MazeVariations(side, count)
-        raise ValueError(
+        raise UserError(
             f"tta={count}, but {split.path} has {seq_len} tokens of {vocab_size} kinds, whose answers can't be turned "
             "back (those of Sudokus and mazes can; augmentations of an ARC dataset vote with evaluators=[arc])"
         )

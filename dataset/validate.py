@@ -37,6 +37,7 @@ from dataset.schema import (
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, Fault, joined
 from utils.arguments import Parser
+from utils.errors import UserError
 from utils.files import plain
 from utils.shell import run_command
 from utils.text import one_line
@@ -94,7 +95,7 @@ class Findings:
         """What `check` returns; None, and an error, if it raises ValueError."""
         try:
             return check()
-        except ValueError as error:
+        except UserError as error:
             self.errors.append(one_line(error))
             return None
 
@@ -119,7 +120,7 @@ class Split:
 def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) -> tuple[Findings, str]:
     """Checks the dataset at `path`; returns what is wrong with it, and some lines about what is in it.
 
-    Raises ValueError, one line, where there is no dataset.
+    Raises UserError, one line, where there is no dataset.
     """
     findings = Findings()
     splits = _open_splits(path, findings)
@@ -158,9 +159,9 @@ def _open_splits(path: Path, findings: Findings) -> dict[SplitName, Split]:
     described = [name for name in SPLITS if (path / name / "dataset.json").is_file()]
     if not described:
         if (path / "dataset.json").is_file():
-            raise ValueError(f"{path} is a split of a dataset; give the folder above it, {path.parent}")
+            raise UserError(f"{path} is a split of a dataset; give the folder above it, {path.parent}")
         what = "holds neither train/dataset.json nor test/dataset.json" if path.exists() else "is not there"
-        raise ValueError(f"no dataset at {path}: it {what}; correct the path")
+        raise UserError(f"no dataset at {path}: it {what}; correct the path")
     if "train" not in described:
         findings.errors.append(f"{path}: has no train/dataset.json; rebuild the dataset")
     if "test" not in described:
@@ -170,7 +171,7 @@ def _open_splits(path: Path, findings: Findings) -> dict[SplitName, Split]:
 
 
 def _open(path: Path, name: SplitName, findings: Findings) -> Split:
-    """Raises ValueError only if dataset.json is wrong; of all else that is, each is a finding."""
+    """Raises UserError only if dataset.json is wrong; of all else that is, each is a finding."""
     folder = path / name
     split = Split(name, folder, read_metadata(path, folder), {}, whole=True)
     num_before = len(findings.errors)

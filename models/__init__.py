@@ -12,6 +12,7 @@ from models.hrm import HRM, HRMConfig
 from models.transformer import Transformer, TransformerConfig
 from models.trm import TRM, TRMConfig
 from models.urm import URM, URMConfig
+from utils.errors import UserError
 
 ArchConfig = Annotated[HRMConfig | TRMConfig | TransformerConfig | URMConfig, Field(discriminator="name")]
 
@@ -19,7 +20,7 @@ ARCHS: dict[str, Callable[..., RecursiveModel]] = {"hrm": HRM, "trm": TRM, "tran
 
 
 def build_arch(config: ArchConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> RecursiveModel:
-    """The model that `config.name` asks for, allocated but not initialised. Raises ValueError: see RecursiveModel; and
+    """The model that `config.name` asks for, allocated but not initialised. Raises UserError: see RecursiveModel; and
     where the machine has no room for it, since the sizes may be a stranger's.
     """
 
@@ -33,7 +34,7 @@ def build_arch(config: ArchConfig, *, seq_len: int, vocab_size: int, num_puzzle_
     num_bytes = sum(tensor.nbytes for tensor in (*claimed.parameters(), *claimed.buffers()))
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if num_bytes > room:
-        raise ValueError(
+        raise UserError(
             f"a model for {seq_len} tokens of {vocab_size} kinds and {num_puzzle_identifiers} puzzle identifiers, with "
             f"hidden_size {config.hidden_size}, takes {num_bytes / 2**30:,.0f} GB, but this machine has "
             f"{room / 2**30:,.0f}; correct dataset.json or make the model smaller"

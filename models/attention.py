@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from models.layers import Linear
+from utils.errors import UserError
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
 """cos_TH and sin_TH, float32."""
@@ -28,11 +29,11 @@ def rotary_tables_2d(prefix_len: int, seq_len: int, head_dim: int, theta: float)
     The prefix is not turned, and rows and columns count from 1, so that no cell coincides with it.
 
     Raises:
-        ValueError: seq_len is no square.
+        UserError: seq_len is no square.
     """
     side = math.isqrt(seq_len)
     if side * side != seq_len:
-        raise ValueError(f"pos_encodings is rope_2d, but a sequence of {seq_len} tokens is no square grid; take rope")
+        raise UserError(f"pos_encodings is rope_2d, but a sequence of {seq_len} tokens is no square grid; take rope")
     frequencies_H4 = theta ** -(torch.arange(0, head_dim, 4, dtype=torch.float32) / head_dim)
     cells_S = torch.arange(seq_len)
     positions_S2 = torch.stack([cells_S // side, cells_S % side], dim=1).float() + 1

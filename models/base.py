@@ -98,7 +98,7 @@ class RecursiveModel(nn.Module, ABC):
             states: name of each recurrent state, and of the buffer (D,) that it starts from: drawn once, never trained.
 
         Raises:
-            ValueError: positions that don't suit the sequence.
+            UserError: positions that don't suit the sequence.
         """
         super().__init__()
         self.config = config

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from models.published import Weights, to_ours, to_published
 from utils.arguments import Parser
+from utils.errors import UserError
 from utils.run.resume import open_checkpoint
 from utils.shell import run_command
 from utils.weights_file import read_weights, write_weights
@@ -32,7 +33,7 @@ class Settings:
 
 
 def parse_settings(argv: list[str] | None) -> Settings:
-    """Raises ValueError for unknown, malformed or missing options."""
+    """Raises UserError for unknown, malformed or missing options."""
     parser = Parser("python -m models.export", "Write a checkpoint under the names that the published code knows.")
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="the folder of a run or of one of its steps, or a file of weights")
@@ -46,18 +47,18 @@ def parse_settings(argv: list[str] | None) -> Settings:
 def load_weights(checkpoint: str, *, raw: bool) -> Weights:
     """By our names: those that were evaluated, which is the moving average where there is one and `raw` is not set.
 
-    Raises ValueError for what can't be read, and for a run whose architecture the published code doesn't have.
+    Raises UserError for what can't be read, and for a run whose architecture the published code doesn't have.
     """
     path = Path(checkpoint)
     if not path.is_dir():
         if raw:
-            raise ValueError(f"--raw chooses within the checkpoint of a run, but {checkpoint} is none; leave it out")
+            raise UserError(f"--raw chooses within the checkpoint of a run, but {checkpoint} is none; leave it out")
         return to_ours(read_weights(checkpoint))
     opened = open_checkpoint(path, lambda warning: print(f"warning: {warning}", file=sys.stderr))
     arch = opened.state.config.get("arch", {})
     for option, published in _PUBLISHED_OPTIONS.items():
         if arch.get(option, published[0]) not in published:
-            raise ValueError(
+            raise UserError(
                 f"{opened.path} has arch.{option}={arch[option]}, which the published code doesn't know; "
                 f"only {' or '.join(published)} can be exported"
             )
@@ -65,13 +66,13 @@ def load_weights(checkpoint: str, *, raw: bool) -> Weights:
 
 
 def export(settings: Settings) -> str:
-    """Write the file and return a line about it. Raises ValueError and leaves an earlier file as it was."""
+    """Write the file and return a line about it. Raises UserError and leaves an earlier file as it was."""
     weights = load_weights(settings.checkpoint, raw=settings.raw)
     published = to_published(weights, compiled=settings.compiled)
     try:
         write_weights(settings.output, published)
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"can't write {settings.output} ({error.strerror}); see to the folder and the space in it, or give "
             "another -o"
         ) from error

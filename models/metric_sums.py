@@ -9,6 +9,7 @@ from torch import Tensor
 
 from models.losses import LOSS_SUMS, METRICS, LossConfig, Outputs, act_loss, correctness, widest_float
 from utils.dist.world import World
+from utils.errors import UserError
 
 EVAL_METRICS = ("exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss")
 
@@ -67,13 +68,11 @@ class OpenSums:
         the first share takes them all.
 
         Raises:
-            ValueError: The checkpoint holds sums of other metrics.
+            UserError: The checkpoint holds sums of other metrics.
         """
         by_rank = tensors["open_sums"]
         if by_rank.shape[1:] != self._values.shape:
-            raise ValueError(
-                f"the checkpoint has {tuple(by_rank.shape)} open sums; it is damaged or of another version"
-            )
+            raise UserError(f"the checkpoint has {tuple(by_rank.shape)} open sums; it is damaged or of another version")
         if len(by_rank) == self._world.data_size:
             self._values.copy_(by_rank[self._world.data_rank])
         elif self._world.data_rank == 0:

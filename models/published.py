@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from utils.errors import UserError
+
 Weights = dict[str, Tensor]
 PuzzleTable = Literal["keep", "mean", "zero"]
 
@@ -49,21 +51,21 @@ def published_name(ours: str) -> str:
 
 
 def to_ours(weights: Weights) -> Weights:
-    """Raises ValueError for two names of the same weight."""
+    """Raises UserError for two names of the same weight."""
     found: dict[str, str] = {}
     for name in weights:
         ours = our_name(name)
         if ours in found:
-            raise ValueError(f"{found[ours]} and {name} are both {ours}; remove one of them from the file")
+            raise UserError(f"{found[ours]} and {name} are both {ours}; remove one of them from the file")
         found[ours] = name
     return {ours: weights[name] for ours, name in found.items()}
 
 
 def to_published(weights: Weights, *, compiled: bool) -> Weights:
-    """Our weights of an HRM or TRM under published names. Raises ValueError naming those that have none."""
+    """Our weights of an HRM or TRM under published names. Raises UserError naming those that have none."""
     arch = "hrm" if any(name.startswith("H_level.") for name in weights) else "trm"
     if unknown := [name for name in weights if not _KNOWN[arch].fullmatch(name)]:
-        raise ValueError(
+        raise UserError(
             f"the published {arch.upper()} has no {_some(unknown)}; only a model without additions of this "
             "project's own can be exported"
         )
@@ -82,7 +84,7 @@ def fit_weights(weights: Weights, own: Weights, puzzle_table: PuzzleTable | None
         source: what the weights come from, for messages.
 
     Raises:
-        ValueError: naming what is missing, unexpected or of another shape; or both sizes of the puzzle table, where
+        UserError: naming what is missing, unexpected or of another shape; or both sizes of the puzzle table, where
             they differ and nothing was chosen.
     """
     weights = dict(weights)
@@ -94,12 +96,12 @@ def fit_weights(weights: Weights, own: Weights, puzzle_table: PuzzleTable | None
             weights[PUZZLE_TABLE] = _resized(table_KE, len(own_KE), puzzle_table or "keep")
 
     if problems := _mismatches(weights, own):
-        raise ValueError(
+        raise UserError(
             f"{source} doesn't fit the model: {'; '.join(problems)}; arch and data must be the checkpoint's"
         )
     # After the rest: of a checkpoint that can't be loaded there is nothing to choose.
     if puzzle_table is None and table_KE is not None and own_KE is not None and len(table_KE) != len(own_KE):
-        raise ValueError(
+        raise UserError(
             f"{source} has puzzle rows for {len(table_KE)} identifiers, the model for {len(own_KE)}; choose what "
             "becomes of them: keep (by number, zeros for new ones), mean (of all, for every one) or zero (all start "
             "anew)"

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
+from utils.errors import UserError
+
 
 class AdamATan2(torch.optim.Optimizer):
     """p *= 1 - lr wd; m, v as in Adam; p -= lr / (1 - b1^t) * atan2(m, sqrt(v / (1 - b2^t))), t = 1, 2, ...
@@ -15,17 +17,17 @@ class AdamATan2(torch.optim.Optimizer):
     device), `exp_avg` (m) and `exp_avg_sq` (v).
 
     Raises:
-        ValueError: a rate, beta or weight decay that is out of range.
+        UserError: a rate, beta or weight decay that is out of range.
     """
 
     def __init__(self, params: ParamsT, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
         if lr < 0:
-            raise ValueError(f"lr is {lr}; give 0 or more")
+            raise UserError(f"lr is {lr}; give 0 or more")
         for beta in betas:
             if not 0 <= beta < 1:
-                raise ValueError(f"beta is {beta}; give a number from 0 up to, but not including, 1")
+                raise UserError(f"beta is {beta}; give a number from 0 up to, but not including, 1")
         if weight_decay < 0:
-            raise ValueError(f"weight_decay is {weight_decay}; give 0 or more")
+            raise UserError(f"weight_decay is {weight_decay}; give 0 or more")
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from optim.adam_atan2 import AdamATan2
 from optim.muon import Muon
 from utils.config import Float, Int, StrictModel
+from utils.errors import UserError
 
 # ---- config ----------------------------------------------------------------------------------------------
 
@@ -65,7 +66,7 @@ class MuonConfig(StrictModel):
 def _require_eps(eps: float) -> None:
     if eps <= 0:
         # Where a weight has never had a gradient, AdamW would divide 0 by 0.
-        raise ValueError(f"eps is {eps}; give a small positive number, such as 1e-8")
+        raise UserError(f"eps is {eps}; give a small positive number, such as 1e-8")
 
 
 OptimConfig = Annotated[AdamATan2Config | AdamWConfig | MuonConfig, Field(discriminator="name")]
@@ -118,7 +119,7 @@ class Optimizers:
 
 
 def require_same_state(saved: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ValueError where a checkpoint's state is of other optimizers or parameters than this run's.
+    """Raises UserError where a checkpoint's state is of other optimizers or parameters than this run's.
 
     By names and whole shapes only, so that nothing is overwritten, or read at all, before all of it is known to fit.
 
@@ -127,23 +128,23 @@ def require_same_state(saved: Mapping[str, tuple[int, ...]], own: Mapping[str, t
     """
     here, there = _owners(own), _owners(saved)
     if here and there and here != there and there <= _NAMES:
-        raise ValueError(
+        raise UserError(
             f"the checkpoint holds the state of {' and '.join(sorted(there))}, but this run's optimizer is "
             f"{' and '.join(sorted(here))}; resuming keeps the optimizer: give {_options(there)}"
         )
     if missing := own.keys() - saved.keys():
-        raise ValueError(
+        raise UserError(
             f"the checkpoint lacks the optimizer state {min(missing)} ({len(missing)} missing in all); "
             "resume with the optimizer and the frozen weights that it was saved with"
         )
     if foreign := saved.keys() - own.keys():
-        raise ValueError(
+        raise UserError(
             f"the checkpoint's optimizer state {min(foreign)} belongs to nothing trained here ({len(foreign)} such "
             "in all); resume with the optimizer and the frozen weights that it was saved with"
         )
     for name, shape in saved.items():
         if shape != own[name]:
-            raise ValueError(
+            raise UserError(
                 f"the checkpoint's optimizer state {name} is {shape}, here it is {own[name]}; "
                 "resume with the model that it was saved with"
             )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from utils.dist.world import local_part
+from utils.errors import UserError
 
 
 class EMA:
@@ -70,7 +71,7 @@ class EMA:
 
 
 def require_same_average(saved: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ValueError where a checkpoint's average is of another model than this run's.
+    """Raises UserError where a checkpoint's average is of another model than this run's.
 
     Args:
         saved, own: whole shapes of what `EMA.tensors` gives; of all ranks together, where each holds some of them.
@@ -78,7 +79,7 @@ def require_same_average(saved: Mapping[str, tuple[int, ...]], own: Mapping[str,
     for name in sorted({*saved, *own}):
         there, here = saved.get(name, "absent"), own.get(name, "absent")
         if there != here:
-            raise ValueError(
+            raise UserError(
                 f"the checkpoint's average of {name} is {there}, here it is {here}; resume with the model and the "
                 "ema setting that it was saved with"
             )

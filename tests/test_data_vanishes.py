@@ -20,6 +20,7 @@ from dataset.sampler import Sampler
 from dataset.schema import PuzzleSet, open_split
 from tests import runs
 from utils.dist.world import World
+from utils.errors import UserError
 
 
 def _emptied(file: Path) -> None:
@@ -146,7 +147,7 @@ def _one_rank_finds_other_data(rank: int) -> None:
     """In its first batch, and alone, as where a file server tells one host before the other."""
 
     def unchanged(sets: Any) -> Any:
-        raise ValueError("the file is another one")
+        raise UserError("the file is another one")
 
     if rank == 1:
         loader.unchanged = unchanged  # type: ignore[attr-defined]

@@ -54,7 +54,7 @@ def _raises(folder: Path, rng: Random) -> None:
 
 
 def _refuses(folder: Path, rng: Random) -> None:
-    raise ValueError("no file;\n give one")
+    raise UserError("no file;\n give one")
 
 
 def _writes_elsewhere(folder: Path, rng: Random) -> None:
@@ -394,7 +394,7 @@ def test_a_branch_reads_through_links_and_leaves_them(copied: Path, tmp_path: Pa
 
 def test_messages_hold_nothing_that_a_terminal_obeys() -> None:
     def refuse() -> None:
-        raise ValueError("names \x1b]0;taken over\x07 twice " + "x" * 100_000)
+        raise UserError("names \x1b]0;taken over\x07 twice " + "x" * 100_000)
 
     message = _refused(refuse)
     assert message.isprintable() and len(message) < 2100

@@ -110,7 +110,7 @@ def test_wandb_stays_behind_the_metrics(path: Path) -> None:
 
 MAY_READ_ENVIRONMENT = {
     *(path for path in SOURCES if path.is_relative_to("utils/dist")),
-    *(Path("utils/program.py"), Path("utils/secrets.py")),
+    *(Path("utils/program.py"), Path("utils/shell.py"), Path("utils/secrets.py")),
 }
 
 

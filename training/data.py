@@ -8,6 +8,7 @@ from models import ArchConfig
 from training.config import PretrainConfig
 from utils.checkpoint.reader import Checkpoint
 from utils.dist.world import World, shares
+from utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,11 @@ class Sizes:
 
     @staticmethod
     def of_checkpoint(checkpoint: Checkpoint) -> "Sizes":
-        """Return the sizes of the data that a checkpoint was trained on."""
-        return Sizes(**checkpoint.state.task)
+        """Return the sizes of the data that a checkpoint was trained on. Raise UserError if it lacks one."""
+        try:
+            return Sizes(**checkpoint.state.task)
+        except TypeError as error:
+            raise UserError(f"checkpoint {checkpoint.path} is damaged: state.json has other sizes than data") from error
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -70,18 +74,18 @@ def require_whole_shares(config: PretrainConfig, world: World) -> None:
     """Check that each rank has slots of the global batch, and that they split into microbatches.
 
     Raises:
-        ValueError: Ranks would hold different numbers of slots although rank_weights is not given,
+        UserError: Ranks would hold different numbers of slots although rank_weights is not given,
             or a rank would hold none, or the microbatches would differ in size.
     """
     batch_size, num_ranks = config.global_batch_size, world.data_size
     if batch_size % num_ranks and not config.dist.rank_weights:
-        raise ValueError(
+        raise UserError(
             f"global_batch_size={batch_size} can't be split over {num_ranks} ranks; "
             f"take {-(-batch_size // num_ranks) * num_ranks}, or another number of ranks"
         )
     slots = world.slice_of(batch_size)
     if slots.start == slots.stop:
-        raise ValueError(
+        raise UserError(
             f"dist.rank_weights={config.dist.rank_weights} leaves rank {world.rank} none of the {batch_size} slots; "
             "take other weights, or a larger global_batch_size"
         )
@@ -94,15 +98,15 @@ def slots_of_ranks(config: PretrainConfig, world: World) -> list[int]:
 
 
 def require_same_sizes(sizes: Sizes, other: Split, arch: ArchConfig) -> None:
-    """Raise ValueError if a model that was built for `sizes` cannot read another split."""
+    """Raise UserError if a model that was built for `sizes` cannot read another split."""
     theirs = Sizes.of(other)
     if (theirs.seq_len, theirs.vocab_size) != (sizes.seq_len, sizes.vocab_size):
-        raise ValueError(
+        raise UserError(
             f"{other.path} has {theirs.as_dict()}, but the model was built for {sizes.as_dict()}; "
             "take data of the same task"
         )
     if arch.puzzle_emb_ndim and theirs.num_puzzle_identifiers > sizes.num_puzzle_identifiers:
-        raise ValueError(
+        raise UserError(
             f"{other.path} has {theirs.num_puzzle_identifiers} puzzle identifiers, but the model's table only "
             f"{sizes.num_puzzle_identifiers} rows; take data with puzzles that it was trained on"
         )

@@ -15,6 +15,7 @@ from training.config import PretrainConfig
 from training.data import Data
 from utils.checkpoint.format import Progress
 from utils.dist.world import World
+from utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def full_best_metric(config: PretrainConfig, data: Data, evaluators: Evaluators)
     A name without a set means the first set.
 
     Raises:
-        ValueError: Evaluation never gives such a metric.
+        UserError: Evaluation never gives such a metric.
     """
     if config.best_metric is None or data.test is None:
         return ""
@@ -151,13 +152,13 @@ def full_best_metric(config: PretrainConfig, data: Data, evaluators: Evaluators)
     metrics = (*EVAL_METRICS, *evaluators.metrics)
     if name not in [f"eval/{each}/{metric}" for each in sets for metric in (*metrics, *at_steps)]:
         possible = ", ".join(f"eval/{each}/{metric}" for each in sets for metric in metrics)
-        raise ValueError(f"best_metric={config.best_metric} is no metric of this data; take one of {possible}")
+        raise UserError(f"best_metric={config.best_metric} is no metric of this data; take one of {possible}")
     return name
 
 
 def _require_steps(config: PretrainConfig, sampler: Sampler, last_step: int) -> None:
     if last_step < 1:
-        raise ValueError(
+        raise UserError(
             f"{config.epochs} epochs draw {sampler.num_draws} examples, which don't fill one global batch of "
             f"{config.global_batch_size}; raise epochs or lower global_batch_size"
         )

@@ -83,7 +83,7 @@ class Session:
         self._profiler = StepProfiler(config.profile and world.is_main, config.run_path, self.say, world.device)
         self._comm = CommSampler(None if config.profile else config.perf_every_n_steps, world)
         self.clock, self._eval_share = StepClock(), TimeShare(config.eval_max_share)
-        self._mistake: ValueError | None = None  # why this rank has no next batch
+        self._mistake: UserError | None = None  # why this rank has no next batch
         for line in [*start.notes, describe(config, data, state, plan, world)]:
             self.say(line)
 

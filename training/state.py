@@ -21,6 +21,7 @@ from utils.checkpoint.format import Progress, RunState
 from utils.checkpoint.reader import Checkpoint
 from utils.checkpoint.writer import Snapshot
 from utils.dist.world import World
+from utils.errors import UserError
 
 T = TypeVar("T")
 
@@ -116,21 +117,21 @@ def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data)
         What a person should know about the data, a line each.
 
     Raises:
-        ValueError: The data are others, or the run was to begin from other weights.
+        UserError: The data are others, or the run was to begin from other weights.
     """
     saved = checkpoint.state
     if config.initial_weights and config.initial_weights not in (
         saved.config["init_from"],
         saved.config["load_checkpoint"],
     ):
-        raise ValueError(
+        raise UserError(
             f"init_from={config.initial_weights} is where a run begins, but {checkpoint.path} goes on; "
             "give another run_name and no resume to begin there"
         )
     shared = saved.fingerprint.keys() & data.fingerprint.keys()  # a run that doesn't evaluate opens no test split
     changed = sorted(split for split in shared if saved.fingerprint[split] != data.fingerprint[split])
     if changed and not config.allow_changed_data:
-        raise ValueError(
+        raise UserError(
             f"{checkpoint.path} was trained on other data than {', '.join(config.train_paths)} holds now "
             f"({' and '.join(changed)} changed); give the data_path of that, or allow_changed_data=true to go on "
             "with these"
@@ -150,7 +151,7 @@ def fresh_carry(model: RecursiveModel, config: PretrainConfig, data: Data, world
 def _restored_carry(fresh: Carry, checkpoint: Checkpoint, slots: slice, world: World) -> Carry:
     saved, own = checkpoint.load_slots(slots), fresh.tensors()
     if any(name not in saved or saved[name].shape != own[name].shape for name in own):
-        raise ValueError(f"{checkpoint.path} holds other slots than this model's; it is damaged or of another version")
+        raise UserError(f"{checkpoint.path} holds other slots than this model's; it is damaged or of another version")
     return Carry.from_tensors({name: saved[name].to(world.device, own[name].dtype) for name in own})
 
 

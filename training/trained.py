@@ -17,6 +17,7 @@ from utils.checkpoint.reader import Checkpoint
 from utils.command_line import differences, validate
 from utils.config import StrictModel
 from utils.dist.world import World
+from utils.errors import UserError
 from utils.run.resume import completed, open_checkpoint
 from utils.terminal import tell
 from utils.weights_file import read_weights
@@ -115,7 +116,7 @@ def load_weights(
     """Load the weights of a checkpoint into the whole model.
 
     Raises:
-        ValueError: The architecture is another; the message names the tensor and the option.
+        UserError: The architecture is another; the message names the tensor and the option.
     """
     own = model.state_dict()
     for name in sorted({*weights, *own}):
@@ -123,7 +124,7 @@ def load_weights(
         if there != here:
             changed = differences(checkpoint.state.config["arch"], arch.model_dump())
             hint = f"arch differs in {', '.join(changed)}" if changed else "its dataset has other sizes"
-            raise ValueError(
+            raise UserError(
                 f"{checkpoint.path} doesn't fit this model: {name} is {there} there and {here} here; {hint}"
             )
     model.load_state_dict(weights)

@@ -3,6 +3,8 @@
 import argparse
 from typing import NoReturn
 
+from utils.errors import UserError
+
 
 class Parser(argparse.ArgumentParser):
     """A parser whose mistakes are one line, and whose description and examples keep their line breaks."""
@@ -18,7 +20,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """argparse would print its usage as well; the project's rule is one line."""
-        raise ValueError(f"{message}; --help shows the options")
+        raise UserError(f"{message}; --help shows the options")
 
 
 def option(name: str) -> str:
@@ -32,15 +34,15 @@ def given(settings: object, *names: str) -> list[str]:
 
 
 def check_at_least(settings: object, **least: int) -> None:
-    """Raise ValueError if a setting is below its least value. None is no value."""
+    """Raise UserError if a setting is below its least value. None is no value."""
     for name, limit in least.items():
         value = getattr(settings, name)
         if value is not None and value < limit:
-            raise ValueError(f"{option(name)} is {value}; it must be at least {limit}")
+            raise UserError(f"{option(name)} is {value}; it must be at least {limit}")
 
 
 def check_exclusive(settings: object, *names: str) -> None:
-    """Raise ValueError if more than one of these settings was given."""
+    """Raise UserError if more than one of these settings was given."""
     found = given(settings, *names)
     if len(found) > 1:
-        raise ValueError(f"{' and '.join(found)} exclude each other; give one of them")
+        raise UserError(f"{' and '.join(found)} exclude each other; give one of them")

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
+from utils.errors import UserError
 from utils.secrets import secret_in
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
@@ -36,7 +37,7 @@ class CommandLine:
 
     @staticmethod
     def parse(argv: list[str], config_name: str, usage: str) -> "CommandLine":
-        """Raises ValueError for a flag that isn't there, and whatever `read_config` raises when the config is to be
+        """Raises UserError for a flag that isn't there, and whatever `read_config` raises when the config is to be
         shown.
         """
         parser = _Parser(add_help=False, allow_abbrev=False)
@@ -56,7 +57,7 @@ class CommandLine:
 def read_config(config_name: str, overrides: list[str]) -> Container:
     """Compose config/<config_name>.yaml with the overrides; interpolations resolved.
 
-    Raises ValueError, in one line and with what there is to choose from, for whatever Hydra refuses.
+    Raises UserError, in one line and with what there is to choose from, for whatever Hydra refuses.
     """
     # Whatever can be set is in the YAML, so a plus in front, as the published commands have it, says nothing more.
     overrides = [typed.lstrip("+") for typed in overrides]
@@ -80,18 +81,18 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
             _require_no_secret("what is wrong with the config", f"{error} {message}")
         except ValueError as secret:
             raise secret from None  # and not from the error that quotes it
-        raise ValueError(message) from error
+        raise UserError(message) from error
     for key, value in flatten(container):
         _require_no_secret(key, str(value))
     return container
 
 
 def _require_no_secret(where: str, text: str) -> None:
-    """Raises ValueError for what would lie open in every checkpoint, in W&B, and in messages: ${oc.env:...}, in a YAML
+    """Raises UserError for what would lie open in every checkpoint, in W&B, and in messages: ${oc.env:...}, in a YAML
     from somebody else too, reads the environment.
     """
     if name := secret_in(text):
-        raise ValueError(
+        raise UserError(
             f"{where} holds the value of the environment variable {name}, which looks like a secret; leave it out: "
             "configs are written into checkpoints and to W&B"
         )
@@ -179,19 +180,19 @@ def differences(old: Container, new: Container) -> list[str]:
 
 
 def validate(config_class: type[C], container: Container) -> C:
-    """The pydantic object. Raises ValueError that names every bad key, with the value."""
+    """The pydantic object. Raises UserError that names every bad key, with the value."""
     try:
         return config_class.model_validate(container)
     except ValidationError as error:
         by_key: dict[str, list[Any]] = {}
         for each in error.errors():
             by_key.setdefault(_key_of(each["loc"], container, missing=each["type"] == "missing"), []).append(each)
-        raise ValueError("; ".join(_describe(key, errors) for key, errors in by_key.items())) from error
+        raise UserError("; ".join(_describe(key, errors) for key, errors in by_key.items())) from error
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; overrides are written key=value, flags are --help and --cfg job")
+        raise UserError(f"{message}; overrides are written key=value, flags are --help and --cfg job")
 
 
 def flatten(container: Container, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -204,29 +205,29 @@ def flatten(container: Container, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _require_single_value(typed: str) -> None:
-    """Raises ValueError that quotes the override, which Hydra's own messages don't, where it is none, or is none for
+    """Raises UserError that quotes the override, which Hydra's own messages don't, where it is none, or is none for
     one run.
     """
     key, equals, value = typed.partition("=")
     if not re.fullmatch(r"~?[\w.@/-]+", key) or not (equals or typed.startswith("~")):
-        raise ValueError(f"{typed!r} is no override; write key=value, and see --help for the keys")
+        raise UserError(f"{typed!r} is no override; write key=value, and see --help for the keys")
     try:
         override = OverridesParser.create().parse_override(typed)
     except HydraException as error:
-        raise ValueError(
+        raise UserError(
             f"{typed!r} can't be read ({' '.join(str(error).split())}); "
             f"a value with special characters needs quotes of its own: \"{key}='{value}'\""
         ) from error
     if override.key_or_group == "hydra" or override.key_or_group.startswith(("hydra.", "hydra/")):
-        raise ValueError(
+        raise UserError(
             f"{typed!r} is a setting of Hydra's own, and none has an effect here; --help lists the keys that do"
         )
     if override.is_sweep_override():
-        raise ValueError(
+        raise UserError(
             f"{typed!r} asks for several runs, and this is one; give one value, [a,b] for a list, or quotes for text"
         )
     if (CONFIG_DIR / key).is_dir() and equals and not isinstance(override.value(), str | list | dict):
-        raise ValueError(f"{typed!r} names no config of the group {key}; choose one of {_choices(key)}")
+        raise UserError(f"{typed!r} names no config of the group {key}; choose one of {_choices(key)}")
 
 
 def choices(group: str) -> list[str]:

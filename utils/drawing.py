@@ -4,13 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from utils.errors import UserError
+
 
 def pyplot() -> Any:
     """Imported here: it takes a second, and a machine without a screen needs its file backend."""
     try:
         import matplotlib
     except ImportError as error:
-        raise ValueError("drawing needs matplotlib; pip install -r requirements-demo.txt") from error
+        raise UserError("drawing needs matplotlib; pip install -r requirements-demo.txt") from error
 
     matplotlib.use("Agg")
     import matplotlib.pyplot

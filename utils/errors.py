@@ -1,5 +1,8 @@
-"""What a program tells its user is an exception of its own: everything else is a bug."""
+"""The errors that programs raise on purpose. Any other error is a bug and keeps its traceback."""
 
 
 class UserError(ValueError):
-    """A mistake that a person can mend, already agreed on by all ranks: one line, exit status 2, no traceback."""
+    """A mistake that the user can mend: the program ends with one line and exit status 2, without a traceback.
+
+    It is a ValueError, because pydantic takes these for what is wrong with a value.
+    """

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import yaml
 
+from utils.errors import UserError
+from utils.text import one_line
+
 # What is being written has this in front of its name until it is whole.
 INCOMPLETE = ".incomplete_"
 
@@ -45,12 +48,12 @@ def read_plain_yaml(file: Path) -> str:
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
-    """Raises ValueError that names the first of the paths that is a link: what is written or removed there would be so
+    """Raises UserError that names the first of the paths that is a link: what is written or removed there would be so
     elsewhere, wherever the one who made it wanted.
     """
     for path in paths:
         if path.is_symlink():
-            raise ValueError(
+            raise UserError(
                 f"{path} is a link, and in a run's folder none is followed; put what it names in its place or remove it"
             )
 
@@ -69,12 +72,23 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Inside, one file of a run is written. Raises OSError that says which, and what to do."""
+def file_errors() -> Iterator[None]:
+    """Turn an OSError into a UserError of the same text. Only access to files may stand inside."""
     try:
         yield
     except OSError as error:
-        raise OSError(f"{path} could not be written: {error.strerror or error}; free the disk, then resume") from error
+        raise UserError(one_line(error)) from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Write one file of a run inside. Raises a UserError that names the file and says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path} could not be written: {error.strerror or error}; free the disk, then resume"
+        ) from error
 
 
 def write_synced(path: Path, contents: bytes) -> None:

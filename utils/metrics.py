@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from utils.config import StrictModel
 from utils.dist.world import World
+from utils.errors import UserError
 from utils.files import plain, without_following, write_atomically, writing
 
 Row = dict[str, float]
@@ -187,7 +188,7 @@ def _start_wandb(config: WandbConfig, run_id: str, run: Path, resolved: dict[str
         if config.mode == "auto":
             say(f"W&B: not installed; {quiet_hint}")
             return None
-        raise ValueError(
+        raise UserError(
             f"wandb.mode={config.mode}, but wandb isn't installed; pip install wandb, or wandb.mode=disabled"
         ) from error
     if config.mode == "auto" and not _has_account(wandb):
@@ -209,7 +210,7 @@ def _start_wandb(config: WandbConfig, run_id: str, run: Path, resolved: dict[str
     except wandb.Error as error:
         reason = " ".join(str(error).split())
         if config.mode != "auto":
-            raise ValueError(
+            raise UserError(
                 f"wandb.mode={config.mode} failed: {reason}; wandb.mode=offline needs no account"
             ) from error
         say(f"W&B can't be reached ({reason}); going on offline, `wandb sync` uploads later")

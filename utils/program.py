@@ -16,6 +16,7 @@ from utils.dist.rendezvous import typed_init_method
 from utils.dist.setup import join_ranks
 from utils.dist.world import World
 from utils.errors import UserError
+from utils.shell import tell_mistake, wants_traceback
 from utils.terminal import leave, tell
 
 
@@ -40,11 +41,13 @@ def run(main: Callable[[World], None]) -> NoReturn:
         mistake = attempt()
         if mistake is not None:
             if world.is_main:
-                tell(f"error: {mistake}")
+                tell_mistake(mistake)
+            elif wants_traceback() and mistake.__cause__ is not None:  # the mistake was made on this rank
+                tell("".join(traceback.format_exception(mistake)).rstrip())
             world.barrier()  # torchrun ends the others once one has exited: not before the line is out
         world.close()
     except UserError as error:  # before the ranks have met
-        tell(f"error: {error}")
+        tell_mistake(error)
         leave(2)
     except KeyboardInterrupt:  # of programs without a graceful stop
         tell("error: interrupted")

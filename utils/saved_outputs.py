@@ -9,7 +9,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from utils.dist.world import World
-from utils.files import without_following
+from utils.errors import UserError
+from utils.files import file_errors, without_following
 
 SavedOutput = Literal[
     "inputs",
@@ -38,13 +39,13 @@ class OutputWriter:
         self._pending: list[dict[str, Tensor]] = []
         self._num_bytes = 0
         self._num_files = 0
-        self._failure: OSError | None = None
+        self._failure: UserError | None = None
 
     @staticmethod
     def clear(folder: Path, set_names: list[str], world: World) -> None:
         """Removes what an evaluation before saved of these sets: its rows would count twice. Every rank."""
         ours = re.compile(rf"({'|'.join(map(re.escape, set_names))})_rank\d+_\d{{4,}}\.safetensors")
-        with world.agree():
+        with world.agree(), file_errors():
             if world.is_main and folder.is_dir():
                 for file in folder.iterdir():
                     if ours.fullmatch(file.name):
@@ -63,13 +64,15 @@ class OutputWriter:
         whole = {name: torch.cat([piece[name] for piece in self._pending]) for name in self._pending[0]}
         self._pending, self._num_bytes = [], 0
         if self._failure is None:
+            contents = save(whole)
             try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                place = self._folder / f"{self._prefix}_{self._num_files:04d}.safetensors"
-                with open(place, "wb", opener=without_following) as file:
-                    file.write(save(whole))
+                with file_errors():
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    place = self._folder / f"{self._prefix}_{self._num_files:04d}.safetensors"
+                    with open(place, "wb", opener=without_following) as file:
+                        file.write(contents)
                 self._num_files += 1
-            except OSError as error:  # other ranks hear of it in close(): here they may be anywhere
+            except UserError as error:  # other ranks hear of it in close(): here they may be anywhere
                 self._failure = error
 
     def close(self, world: World) -> None:

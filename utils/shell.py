@@ -1,9 +1,24 @@
 """The shell of a program of one process: exit status and one-line errors. utils/program.py is that of ranks."""
 
-import sys
+import os
+import traceback
 from collections.abc import Callable
 
+from utils.errors import UserError
+from utils.terminal import tell
 from utils.text import one_line
+
+
+def tell_mistake(error: UserError) -> None:
+    """Say in one line what the user got wrong. With DEBUG=1 in the environment the traceback comes first."""
+    if wants_traceback():
+        tell("".join(traceback.format_exception(error)).rstrip())
+    tell(f"error: {one_line(error)}")
+
+
+def wants_traceback() -> bool:
+    """Return whether the environment asks for the tracebacks of the user's mistakes too (DEBUG=1)."""
+    return os.environ.get("DEBUG", "") not in ("", "0")
 
 
 def run_command(
@@ -24,11 +39,11 @@ def run_command(
     """
     try:
         done = program(argv)
-    except (ValueError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+    except UserError as error:
+        tell_mistake(error)
         return 2
     except KeyboardInterrupt:
-        print(f"error: {interrupted}", file=sys.stderr)
+        tell(f"error: {interrupted}")
         return 130
     summary, status = (done, 0) if isinstance(done, str) else done
     print(summary)

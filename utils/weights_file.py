@@ -16,6 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from utils.errors import UserError
+
 _HUB = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")
 _ZIP = b"PK\x03\x04"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -29,38 +31,38 @@ def read_weights(where: str) -> dict[str, Tensor]:
             torch, which the contents tell, not the name. Of a nested {"model": tensors, ...} the inner one is taken.
 
     Raises:
-        ValueError: in one line, for a file that is missing, damaged, or holds something else than tensors.
+        UserError: in one line, for a file that is missing, damaged, or holds something else than tensors.
     """
     path = _download(where) if where.startswith("hf://") else Path(where)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist" if not path.exists() else "is no regular file"
-        raise ValueError(f"{where} {what}; give a file of weights (safetensors, or written by torch.save)")
+        raise UserError(f"{where} {what}; give a file of weights (safetensors, or written by torch.save)")
     try:
         with path.open("rb") as file:
             head = file.read(9)
         if not head:
-            raise ValueError(f"{where} is empty; copy or download it again")
+            raise UserError(f"{where} is empty; copy or download it again")
         # Eight bytes of header length, then the header, which is JSON.
         weights = _read_safetensors(path, where) if head[8:] == b"{" else _read_torch(path, where, head)
     except OSError as error:
-        raise ValueError(f"{where} can't be read ({error.strerror or error}); see to its permissions") from error
+        raise UserError(f"{where} can't be read ({error.strerror or error}); see to its permissions") from error
     if isinstance(weights, dict) and isinstance(weights.get("model"), dict):
         weights = weights["model"]
     if not isinstance(weights, dict) or not weights:
-        raise ValueError(f"{where} holds no weights by name; give a file that holds a model's state dict")
+        raise UserError(f"{where} holds no weights by name; give a file that holds a model's state dict")
     for name, tensor in weights.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
-            raise ValueError(
+            raise UserError(
                 f"{where} holds {name!r}, which is no plain tensor under a name; give a file that holds a model's "
                 "state dict and nothing else"
             )
         # Before its elements are looked at: a tensor may say that it is a small one repeated billions of times.
         if tensor.device.type != "cpu" or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.itemsize:
-            raise ValueError(f"{where} holds no elements of {name}, or not all; copy or download it again")
+            raise UserError(f"{where} holds no elements of {name}, or not all; copy or download it again")
         if tensor.is_floating_point() and tensor.dtype not in _FLOATS:
-            raise ValueError(f"{where}: {name} is {tensor.dtype}; give weights that were not quantised")
+            raise UserError(f"{where}: {name} is {tensor.dtype}; give weights that were not quantised")
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise ValueError(f"{where}: {name} holds NaN or infinity; give a file of another step")
+            raise UserError(f"{where}: {name} holds NaN or infinity; give a file of another step")
     return {name: tensor.detach() for name, tensor in weights.items()}
 
 
@@ -92,18 +94,18 @@ def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
 def _download(where: str) -> Path:
     parts = _HUB.fullmatch(where)
     if parts is None:
-        raise ValueError(f"{where} names no file on the Hugging Face Hub; give hf://owner/repo/path/in/repo")
+        raise UserError(f"{where} names no file on the Hugging Face Hub; give hf://owner/repo/path/in/repo")
     try:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.utils import logging
     except ImportError:
-        raise ValueError(f"{where} needs huggingface_hub, which is missing; pip install it, or give a file") from None
+        raise UserError(f"{where} needs huggingface_hub, which is missing; pip install it, or give a file") from None
     logging.set_verbosity_error()  # otherwise each retry is two lines of warning
     try:
         return Path(hf_hub_download(parts["repo"], parts["file"], revision=parts["revision"]))
     except Exception as error:  # no network, no such file, no access: the hub's errors share no class
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(
+        raise UserError(
             f"{where} can't be downloaded ({reason}); check the name and the connection, or give a file"
         ) from error
 
@@ -112,7 +114,7 @@ def _read_safetensors(path: Path, where: str) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch has no name for
-        raise ValueError(f"{where} is no whole safetensors file ({error}); copy or download it again") from error
+        raise UserError(f"{where} is no whole safetensors file ({error}); copy or download it again") from error
 
 
 class _Compressed(Exception):
@@ -137,17 +139,17 @@ def _read_torch(path: Path, where: str, head: bytes) -> Any:
     except OSError:
         raise
     except _Compressed as error:
-        raise ValueError(
+        raise UserError(
             f"{where} is compressed, as torch.jit.save writes programs and torch.save no weights, and could take any "
             "amount of memory: refused; give a file that holds a model's state dict and nothing else"
         ) from error
     except Exception as error:  # the bytes of a stranger's file decide what is raised
         # Not torch's own message: it advises to load the file without the check.
         if "weights_only" in str(error):
-            raise ValueError(
+            raise UserError(
                 f"{where} holds more than tensors (or is no file of weights at all), and loading it would run code: "
                 "refused; give a file that holds a model's state dict and nothing else"
             ) from error
-        raise ValueError(
+        raise UserError(
             f"{where} is neither a whole safetensors file nor a whole one of torch.save; copy or download it again"
         ) from error

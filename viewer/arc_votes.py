@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from utils.errors import UserError
 from viewer.pages import Page, finite, read_json
 
 
 def read_votes(outputs: Path | None, data: Path | None) -> list[Page]:
-    """arc_votes.json by task, with the task's training pairs where the dataset is at hand. Raises ValueError."""
+    """arc_votes.json by task, with the task's training pairs where the dataset is at hand. Raises UserError."""
     if outputs is None or not (outputs / "arc_votes.json").exists():
         return []
     file = outputs / "arc_votes.json"
@@ -44,7 +45,7 @@ def read_votes(outputs: Path | None, data: Path | None) -> list[Page]:
             for name, tests in votes.items()
         ]
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-        raise ValueError(f"{file}: isn't what evaluation writes; run evaluate.py again") from None
+        raise UserError(f"{file}: isn't what evaluation writes; run evaluate.py again") from None
 
 
 def rows_of(grid: list[list[int]] | None) -> list[str] | None:

@@ -5,6 +5,7 @@ import numpy as np
 
 from dataset.builder import SPLITS, size_mb
 from dataset.schema import PuzzleSet, Split, open_split
+from utils.errors import UserError
 from viewer.pages import Page, Settings, board_of, name_at, names_of, spread, to_text
 
 # Of a group, which has a thousand puzzles at times.
@@ -12,13 +13,13 @@ MAX_PUZZLES_OF_GROUP, MAX_EXAMPLES_OF_PUZZLE = 4, 5
 
 
 def page_of_dataset(settings: Settings) -> Page:
-    """Raises ValueError where the dataset is damaged."""
+    """Raises UserError where the dataset is damaged."""
     data = settings.path
     splits = [open_split(data, split) for split in SPLITS if (data / split).is_dir()]
     every = {f"{split.path.name}/{name}": (split, one) for split in splits for name, one in split.sets.items()}
     chosen = {name: pair for name, pair in every.items() if settings.set in (None, pair[1].name, name)}
     if not chosen:
-        raise ValueError(f"{data} has no set {settings.set}; it has {', '.join(every)}")
+        raise UserError(f"{data} has no set {settings.set}; it has {', '.join(every)}")
     names = names_of(data)
     examples: list[Page] = []
     for name, (split, puzzle_set) in chosen.items():

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dataset.tasks import task_of_shape
+from utils.errors import UserError
 from utils.files import plain
 from utils.text import one_line
 
@@ -41,7 +42,7 @@ class Settings:
 
 
 def write_page(page: Page, output: Path) -> None:
-    """The template with the page's data in it, under its name only when it is whole. Raises ValueError."""
+    """The template with the page's data in it, under its name only when it is whole. Raises UserError."""
     template, style, script = (
         (FOLDER / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")
     )
@@ -66,7 +67,7 @@ def write_page(page: Page, output: Path) -> None:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise ValueError(f"cannot write {output} ({one_line(error)}); choose another --output") from None
+        raise UserError(f"cannot write {output} ({one_line(error)}); choose another --output") from None
 
 
 def digest(body: str) -> str:
@@ -99,11 +100,11 @@ def spread(num: int, most: int) -> np.ndarray:
 
 
 def read_json(file: Path) -> Any:
-    """Raises ValueError, one line, where it isn't JSON."""
+    """Raises UserError, one line, where it isn't JSON."""
     try:
         return json.loads(plain(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: not JSON ({one_line(error)}); remove it or write it again") from None
+        raise UserError(f"{file}: not JSON ({one_line(error)}); remove it or write it again") from None
 
 
 def names_of(data: Path) -> list[str]:
@@ -111,7 +112,7 @@ def names_of(data: Path) -> list[str]:
     file = data / "identifiers.json"
     names = read_json(file) if file.exists() else []
     if not isinstance(names, list):
-        raise ValueError(f"{file}: is no list of names; rebuild the dataset or delete the file")
+        raise UserError(f"{file}: is no list of names; rebuild the dataset or delete the file")
     return names if len(names) > 1 else []  # the only one is <blank>
 
 

@@ -11,6 +11,7 @@ import yaml
 from dataset import arc, maze
 from dataset.builder import SPLITS
 from dataset.schema import open_split
+from utils.errors import UserError
 from utils.files import plain, read_plain_yaml
 from utils.text import one_line
 from viewer.arc_votes import read_votes
@@ -24,7 +25,7 @@ _OUTPUTS = re.compile(r"step_(?P<step>\d+)(?:_.+)?")  # evaluate.py adds the nam
 
 
 def page_of_run(settings: Settings) -> Page:
-    """Raises ValueError where something in the folder is damaged."""
+    """Raises UserError where something in the folder is damaged."""
     run_folder = settings.path
     config = read_config(run_folder / "config.yaml")
     curves = read_curves(run_folder / "metrics.jsonl")
@@ -63,15 +64,15 @@ def page_of_run(settings: Settings) -> Page:
 
 
 def read_config(file: Path) -> Page:
-    """The run's config.yaml; empty where there is none. Raises ValueError."""
+    """The run's config.yaml; empty where there is none. Raises UserError."""
     if not file.exists():
         return {}
     try:
         config = yaml.safe_load(read_plain_yaml(file))
     except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: a date that there isn't
-        raise ValueError(f"{file}: cannot be read ({one_line(error)}); restore it from the run's checkpoint") from None
+        raise UserError(f"{file}: cannot be read ({one_line(error)}); restore it from the run's checkpoint") from None
     if not isinstance(config, dict):
-        raise ValueError(f"{file}: is no config of a run; restore it from the run's checkpoint")
+        raise UserError(f"{file}: is no config of a run; restore it from the run's checkpoint")
     return config
 
 
@@ -129,14 +130,14 @@ def board_of_run(examples: list[Page], data: Path | None) -> Page:
 
 def read_curves(file: Path) -> Page:
     """The curves of metrics.jsonl: for each metric its series (train, and eval of each set), and for each set the exact
-    accuracy over reasoning steps at every evaluation. Raises ValueError, with the line.
+    accuracy over reasoning steps at every evaluation. Raises UserError, with the line.
     """
     if not file.exists():
         return {"metrics": [], "over_steps": []}
     try:
         lines = plain(file).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: cannot be read ({one_line(error)}); get the file again") from None
+        raise UserError(f"{file}: cannot be read ({one_line(error)}); get the file again") from None
     points: dict[str, list[tuple[int, float]]] = {}
     over_steps: list[Page] = []
     num_rows = 0
@@ -149,7 +150,7 @@ def read_curves(file: Path) -> Page:
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             if number == len(lines):  # the run is writing it, or was killed when it did
                 continue
-            raise ValueError(f"{file}:{number}: is no JSON object with a step; correct or remove the line") from None
+            raise UserError(f"{file}:{number}: is no JSON object with a step; correct or remove the line") from None
         num_rows += 1
         at_step: dict[str, dict[int, float]] = {}
         for name, value in row.items():
@@ -166,7 +167,7 @@ def read_curves(file: Path) -> Page:
                 {"set": set_name, "step": step, "counts": counts, "values": [finite(values[count]) for count in counts]}
             )
     if not num_rows:
-        raise ValueError(f"{file}: is empty, so the run has logged nothing; train it for some steps first")
+        raise UserError(f"{file}: is empty, so the run has logged nothing; train it for some steps first")
     metrics: dict[str, list[Page]] = {}
     for name, pairs in points.items():
         parts = name.split("/")
@@ -194,11 +195,11 @@ def thinned(pairs: list[tuple[int, float]]) -> Page:
 
 def outputs_folder(run_folder: Path, step: int | None) -> Path | None:
     """The folder with what was saved at this step, or at the newest; on the run's own data rather than on other data.
-    A folder with results.json is one itself. Raises ValueError if there is none of this step.
+    A folder with results.json is one itself. Raises UserError if there is none of this step.
     """
     if (run_folder / "results.json").exists():
         if step is not None:
-            raise ValueError(f"--step is for runs, and {run_folder} holds the results of one step; leave it out")
+            raise UserError(f"--step is for runs, and {run_folder} holds the results of one step; leave it out")
         return run_folder
     found: dict[int, Path] = {}
     for folder in sorted((run_folder / "eval_outputs").glob("step_*"), reverse=True):
@@ -208,12 +209,12 @@ def outputs_folder(run_folder: Path, step: int | None) -> Path | None:
         return found[max(found)] if found else None
     if step not in found:
         has = ", ".join(map(str, sorted(found))) or "none"
-        raise ValueError(f"{run_folder} has no outputs of step {step}, but of: {has}; choose one of them")
+        raise UserError(f"{run_folder} has no outputs of step {step}, but of: {has}; choose one of them")
     return found[step]
 
 
 def read_results(outputs: Path | None) -> Page | None:
-    """results.json as a table, if it is there. Raises ValueError."""
+    """results.json as a table, if it is there. Raises UserError."""
     if outputs is None or not (outputs / "results.json").exists():
         return None
     file = outputs / "results.json"
@@ -228,4 +229,4 @@ def read_results(outputs: Path | None) -> Page | None:
             "rows": rows,
         }
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-        raise ValueError(f"{file}: isn't what evaluate.py writes; run evaluate.py again") from None
+        raise UserError(f"{file}: isn't what evaluate.py writes; run evaluate.py again") from None

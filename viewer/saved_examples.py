@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from utils.errors import UserError
 from utils.files import plain
 from utils.text import one_line
 from viewer.pages import Page, Settings, finite, name_at, spread, to_text
@@ -17,14 +18,14 @@ _SHARD = re.compile(r"(?P<set>.+)_rank\d+_\d+\.safetensors")
 def read_examples(outputs: Path, settings: Settings, names: list[str]) -> tuple[list[Page], dict[str, int], str | None]:
     """Examples of every set, evenly spread; how many were saved of each; what is missing, if they can't be shown.
 
-    Only what is shown is kept in memory, beside one shard. Raises ValueError for a damaged shard or an unknown set.
+    Only what is shown is kept in memory, beside one shard. Raises UserError for a damaged shard or an unknown set.
     """
     shards: dict[str, list[Path]] = {}
     for file in sorted(outputs.glob("*.safetensors")):
         if match := _SHARD.fullmatch(file.name):
             shards.setdefault(match["set"], []).append(file)
     if shards and settings.set is not None and settings.set not in shards:
-        raise ValueError(f"{outputs} has no set {settings.set}; it has {', '.join(shards)}")
+        raise UserError(f"{outputs} has no set {settings.set}; it has {', '.join(shards)}")
     examples: list[Page] = []
     sizes: dict[str, int] = {}
     for set_name, files in shards.items():
@@ -65,8 +66,8 @@ def read_tensor(file: Path, key: str, num_axes: int) -> np.ndarray:
     return array
 
 
-def damaged(file: Path, reason: str) -> ValueError:
-    return ValueError(f"{file}: cannot be read ({reason}); it is damaged: delete it and run evaluate.py again")
+def damaged(file: Path, reason: str) -> UserError:
+    return UserError(f"{file}: cannot be read ({reason}); it is damaged: delete it and run evaluate.py again")
 
 
 def examples_of_shard(set_name: str, file: Path, wanted: set[int], names: list[str]) -> list[Page]:

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from utils.errors import UserError
+
 Plain = str | list[list[int]]
 """A board for programs: a text with a character for each cell, or the rows of a grid of numbers."""
 
@@ -159,7 +161,7 @@ class TextTask(BoardTask):
         """Return the tokens of a puzzle, (S,) uint8.
 
         Raises:
-            ValueError: If the text is no puzzle. The message begins with `where`.
+            UserError: If the text is no puzzle. The message begins with `where`.
         """
 
     @abstractmethod
@@ -167,14 +169,14 @@ class TextTask(BoardTask):
         """Return the tokens of a solution of the question, (S,) uint8.
 
         Raises:
-            ValueError: If the text is no such solution. The message begins with `where`.
+            UserError: If the text is no such solution. The message begins with `where`.
         """
 
     def split(self, text: str, where: str) -> Iterator[tuple[str, str]]:
         """Yield where each puzzle of a text begins, and its cells. A puzzle takes a line, or L lines of L characters.
 
         Raises:
-            ValueError: If a line is neither.
+            UserError: If a line is neither.
         """
         rows: list[str] = []
         for number, line in enumerate(text.splitlines(), start=1):
@@ -185,14 +187,14 @@ class TextTask(BoardTask):
                     yield f"{where}:{number - self.side + 1}", "".join(rows)
                     rows = []
             elif rows:
-                raise ValueError(
+                raise UserError(
                     f"{where}:{number} has {len(line)} characters, but is row {len(rows) + 1} of a board whose rows "
                     f"have {self.side}; correct it, or give a puzzle on each line"
                 )
             elif line:
                 yield f"{where}:{number}", line
         if rows:
-            raise ValueError(f"{where} ends after row {len(rows)} of a board of {self.side} rows; give the others too")
+            raise UserError(f"{where} ends after row {len(rows)} of a board of {self.side} rows; give the others too")
 
     def _clean(self, line: str) -> str:
         """Return a line without the characters around its cells."""
@@ -201,13 +203,13 @@ class TextTask(BoardTask):
     def _parse_cells(self, text: str, where: str, token_of: dict[str, int], only: str) -> np.ndarray:
         cells = "".join(self._clean(line) for line in text.splitlines())
         if len(cells) != self.side**2:
-            raise ValueError(
+            raise UserError(
                 f"{where} has {len(cells)} characters, this model's puzzles have {self.side**2} ({self.name}); "
                 "give one for every cell, row by row"
             )
         for number, symbol in enumerate(cells):
             if symbol not in token_of:
-                raise ValueError(
+                raise UserError(
                     f"{where} has {symbol!r} in cell {number + 1} (row {number // self.side + 1}, column "
                     f"{number % self.side + 1}), where only {only} can be; correct it"
                 )

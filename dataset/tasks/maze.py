@@ -5,6 +5,7 @@ import numpy as np
 
 from dataset import maze
 from dataset.tasks.base import GREY, Cell, Fault, TextTask, Verdict, count
+from utils.errors import UserError
 
 
 class MazeTask(TextTask):
@@ -31,9 +32,9 @@ class MazeTask(TextTask):
         for symbol in "SG":
             num = int((tokens_S == token_of[symbol]).sum())
             if num != 1:
-                raise ValueError(f"{where} has {num or 'no'} {symbol}, where a maze has one; correct it")
+                raise UserError(f"{where} has {num or 'no'} {symbol}, where a maze has one; correct it")
         if maze.shortest_path(tokens_S.reshape(self.side, self.side)) is None:
-            raise ValueError(f"{where} has no way from S to G; open one")
+            raise UserError(f"{where} has no way from S to G; open one")
         return tokens_S
 
     def parse_solution(self, text: str, where: str, question_S: np.ndarray) -> np.ndarray:
@@ -41,7 +42,7 @@ class MazeTask(TextTask):
         solution_S = self._parse_cells(text, where, token_of, "# for a wall, blank, S, G and o for the path")
         verdict = self.verdict(question_S, solution_S)
         if not verdict.valid:
-            raise ValueError(f"{where} is no solution of its question: {verdict.reason}; correct it")
+            raise UserError(f"{where} is no solution of its question: {verdict.reason}; correct it")
         return solution_S
 
     def plain(self, tokens_S: np.ndarray) -> str:

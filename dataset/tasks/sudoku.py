@@ -8,6 +8,7 @@ import numpy as np
 from dataset.augment import BOXES, Box, box_of
 from dataset.sudoku import unit_ids, valid_solutions
 from dataset.tasks.base import GREY, Cell, Fault, TextTask, Verdict, count, some
+from utils.errors import UserError
 
 _UNITS = ("row", "column", "box")
 
@@ -37,7 +38,7 @@ class SudokuTask(TextTask):
         tokens_S = self._parse_cells(text, where, token_of, f"1 to {self.side}, and . or 0 for a blank,")
         for unit, number, digit, places in self._repeated(tokens_S):
             across = {"row": "columns", "column": "rows", "box": "its cells"}[unit]
-            raise ValueError(
+            raise UserError(
                 f"{where} has the digit {digit} twice in {unit} {number} ({across} {some(places)}); correct it"
             )
         return tokens_S
@@ -47,7 +48,7 @@ class SudokuTask(TextTask):
         solution_S = self._parse_cells(text, where, token_of, f"1 to {self.side}")
         verdict = self.verdict(question_S, solution_S)
         if not verdict.solved:
-            raise ValueError(f"{where} is no solution of its question: {verdict.reason}; correct it")
+            raise UserError(f"{where} is no solution of its question: {verdict.reason}; correct it")
         return solution_S
 
     def plain(self, tokens_S: np.ndarray) -> str:

@@ -168,7 +168,7 @@ class DDPLayout(SplitLayout):
         if state is None or not tensors:  # compression has ended, or begins here
             return
         if not torch.equal(tensors["powersgd.settings"].cpu(), self._powersgd_settings()):
-            raise ValueError(
+            raise UserError(
                 "the checkpoint's PowerSGD state is of other buckets; resume with the parallel.bucket_cap_mb, "
                 "parallel.powersgd_rank and frozen weights that it was saved with, or with another compression"
             )

@@ -22,6 +22,7 @@ from models.parallel.requirements import nearest_divisors
 from utils.config import StrictModel
 from utils.dist.config import Axes
 from utils.dist.world import World
+from utils.errors import UserError
 
 
 class LayoutConfig(StrictModel):
@@ -37,18 +38,18 @@ class LayoutConfig(StrictModel):
         """Return how the ranks are laid out, or None where a single process needs no groups.
 
         Raises:
-            ValueError: the degrees don't multiply to `num_ranks`. The message names degrees that do.
+            UserError: the degrees don't multiply to `num_ranks`. The message names degrees that do.
         """
 
     def require_parts(self, num_slots: int, num_parts: int) -> None:
-        """Raise ValueError if the slots of a rank don't split into `num_parts` equal parts.
+        """Raise UserError if the slots of a rank don't split into `num_parts` equal parts.
 
         Args:
             num_slots: a number that divides the number of slots of every rank.
             num_parts: the number of microbatches (`grad_accumulation`).
         """
         if num_slots % num_parts:
-            raise ValueError(
+            raise UserError(
                 f"grad_accumulation={num_parts} doesn't divide the {num_slots} slots of a rank; give "
                 f"{' or '.join(map(str, nearest_divisors(num_slots, num_parts)))}, or another global_batch_size"
             )
@@ -171,7 +172,7 @@ class Layout:
         """Load what `compression_state` returned.
 
         Raises:
-            ValueError: the tensors belong to another compression or model.
+            UserError: the tensors belong to another compression or model.
         """
 
 

@@ -66,31 +66,31 @@ class PipelineConfig(LayoutConfig):
         """Return one pipeline of all ranks.
 
         Raises:
-            ValueError: the schedule can't run on so many ranks.
+            UserError: the schedule can't run on so many ranks.
         """
         if self.stages not in (None, num_ranks):
-            raise ValueError(
+            raise UserError(
                 f"parallel.stages is {self.stages}, but a pipeline goes through all {num_ranks} ranks; set it to "
                 f"{num_ranks} or null, or start {self.stages} ranks"
             )
         if self.schedule == "1f1b" and self.microbatches < num_ranks:
-            raise ValueError(
+            raise UserError(
                 f"parallel.microbatches is {self.microbatches}, but schedule 1f1b needs one for each of {num_ranks} "
                 f"stages; take {num_ranks} or more, or schedule gpipe"
             )
         if self.schedule == "interleaved" and self.microbatches % max(1, self.microbatches // num_ranks):
             lower = self.microbatches // num_ranks * num_ranks
-            raise ValueError(
+            raise UserError(
                 f"parallel.microbatches is {self.microbatches}, which don't go round {num_ranks} interleaved ranks in "
                 f"equal rounds; take {lower} or {lower + num_ranks}"
             )
         return Axes(model=num_ranks)
 
     def require_parts(self, num_slots: int, num_parts: int) -> None:
-        """Raise ValueError if `num_parts` parts of the slots are no whole microbatches."""
+        """Raise UserError if `num_parts` parts of the slots are no whole microbatches."""
         num_pieces = num_parts * self.microbatches
         if num_slots % num_pieces:
-            raise ValueError(
+            raise UserError(
                 f"{num_slots} slots can't be split into parallel.microbatches={self.microbatches}"
                 + (f" x grad_accumulation={num_parts}" if num_parts > 1 else "")
                 + f" of equal size; take global_batch_size={-(-num_slots // num_pieces) * num_pieces}, or "
@@ -226,7 +226,7 @@ class PipelineLayout(Layout):
         """As in the base class. Only the rank of the last stage returns logits and Q values.
 
         Raises:
-            ValueError: the slots don't split into whole microbatches.
+            UserError: the slots don't split into whole microbatches.
         """
         num_slots = len(carry.halted_B)
         self._config.require_parts(num_slots, self._num_microbatches)

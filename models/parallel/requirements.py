@@ -3,6 +3,7 @@
 import torch
 
 from utils.dist.world import World
+from utils.errors import UserError
 
 
 def nearest_divisors(number: int, wanted: int) -> list[int]:
@@ -21,7 +22,7 @@ def fill_in_degrees(num_ranks: int, given: dict[str, int | None]) -> tuple[int, 
         given: the name of each degree and its value in the config; the outer degree comes first.
 
     Raises:
-        ValueError: the degrees don't multiply to `num_ranks`. The message names the pairs that do.
+        UserError: the degrees don't multiply to `num_ranks`. The message names the pairs that do.
     """
     fitting = [(n, num_ranks // n) for n in range(1, num_ranks + 1) if num_ranks % n == 0]
     matching = [
@@ -29,7 +30,7 @@ def fill_in_degrees(num_ranks: int, given: dict[str, int | None]) -> tuple[int, 
     ]
     if not matching:
         asked = " x ".join(f"{name} {want}" for name, want in given.items() if want is not None)
-        raise ValueError(
+        raise UserError(
             f"parallel: {asked} doesn't make {num_ranks} ranks; {' x '.join(given)} can be "
             f"{', '.join(f'{outer} x {inner}' for outer, inner in fitting)} (null is filled in), "
             "or start another number of ranks"

@@ -11,6 +11,7 @@ from dataset import builder
 from dataset.builder import SplitWriter, finish, new_dataset
 from dataset.schema import check_contents, open_split
 from utils.arguments import Parser, check_at_least, check_exclusive, given
+from utils.errors import UserError
 from utils.shell import run_command
 
 
@@ -154,8 +155,8 @@ def test_options_are_checked_by_the_names_they_have_on_the_command_line() -> Non
     ("outcome", "status", "out", "err"),
     [
         ("built\n  it", 0, "built\n  it\n", ""),
-        (ValueError("two\nlines"), 2, "", "error: two lines\n"),
-        (PermissionError(), 2, "", "error: PermissionError\n"),
+        (UserError("two\nlines"), 2, "", "error: two lines\n"),
+        (UserError(), 2, "", "error: UserError\n"),
         (KeyboardInterrupt(), 130, "", "error: interrupted; nothing was written\n"),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 
 from tests import runs
 from utils.dist.world import World
+from utils.errors import UserError
 from utils.metrics import Metrics, WandbConfig, _Progress
 
 CONFIG = {"project_name": "p", "run_name": "r", "lr": 1e-4}
@@ -77,7 +78,7 @@ def test_other_ranks_write_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 def test_a_disk_that_refuses_is_no_secret(tmp_path: Path) -> None:
     metrics = _metrics(tmp_path / "gone")
-    with pytest.raises(OSError):
+    with pytest.raises(UserError, match=r"metrics\.jsonl could not be written"):
         metrics.write(1, {"a": 1.0})
 
 

@@ -29,7 +29,8 @@ from utils.checkpoint.format import (
     sha256_of_file,
     step_folders,
 )
-from utils.files import plain
+from utils.errors import UserError
+from utils.files import file_errors, plain
 
 # Each rank reads what it needs, and one process alone writes: both are meant.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -44,36 +45,37 @@ class Checkpoint:
     files: frozenset[str]  # that the manifest lists, and that alone are read
 
     @staticmethod
+    @file_errors()
     def open(path: Path) -> "Checkpoint":
-        """Raises ValueError that names the file where one is missing, truncated or altered."""
+        """Raises UserError that names the file where one is missing, truncated or altered."""
         try:
             manifest = Manifest.model_validate_json(plain(path / "manifest.json").read_text())
         except (OSError, ValidationError, UnicodeDecodeError) as error:
-            raise ValueError(f"checkpoint {path} is damaged: manifest.json can't be read") from error
+            raise UserError(f"checkpoint {path} is damaged: manifest.json can't be read") from error
         if "optimizer.safetensors" in manifest.files:
-            raise ValueError(
+            raise UserError(
                 f"checkpoint {path} was written by an older version; start another run with "
                 f"init_from={path / 'model.safetensors'}"
             )
         for name, expected in manifest.files.items():
             file = path / name
             if not FILE_OF_A_STEP.fullmatch(name) or not file.is_file():
-                raise ValueError(f"checkpoint {path} is damaged: {name} is missing")
+                raise UserError(f"checkpoint {path} is damaged: {name} is missing")
             if file.stat().st_size != expected.bytes:
-                raise ValueError(
+                raise UserError(
                     f"checkpoint {path} is damaged: {name} has {file.stat().st_size} bytes, not {expected.bytes}"
                 )
             if sha256_of_file(file) != expected.sha256:
-                raise ValueError(f"checkpoint {path} is damaged: the contents of {name} were altered (sha256 differs)")
+                raise UserError(f"checkpoint {path} is damaged: the contents of {name} were altered (sha256 differs)")
         if missing := {"model.safetensors", "state.json"} - manifest.files.keys():
-            raise ValueError(f"checkpoint {path} is damaged: manifest.json lists no {missing.pop()}")
+            raise UserError(f"checkpoint {path} is damaged: manifest.json lists no {missing.pop()}")
         for file in (path / "state").glob("*.safetensors"):
             if f"state/{file.name}" not in manifest.files:  # DCP would read it
-                raise ValueError(f"checkpoint {path} is damaged: manifest.json doesn't list state/{file.name}")
+                raise UserError(f"checkpoint {path} is damaged: manifest.json doesn't list state/{file.name}")
         try:
             state = RunState.model_validate_json((path / "state.json").read_text())
         except (ValidationError, UnicodeDecodeError) as error:
-            raise ValueError(f"checkpoint {path} is damaged: state.json isn't the state of a run") from error
+            raise UserError(f"checkpoint {path} is damaged: state.json isn't the state of a run") from error
         return Checkpoint(path, state, frozenset(manifest.files))
 
     def weights(self) -> Tensors:
@@ -95,12 +97,12 @@ class Checkpoint:
         return bool(self.sizes(prefix))
 
     def load(self, prefix: str) -> Tensors:
-        """The tensors called <prefix>.<name>, by <name>, whole and on the CPU. Raises ValueError where there are
+        """The tensors called <prefix>.<name>, by <name>, whole and on the CPU. Raises UserError where there are
         none.
         """
         found = {name: of for name, of in self._index().items() if name.startswith(f"{prefix}.")}
         if not found:
-            raise ValueError(f"checkpoint {self.path} is damaged: its files hold no {prefix}")
+            raise UserError(f"checkpoint {self.path} is damaged: its files hold no {prefix}")
         tensors = {name: torch.empty(of.size, dtype=of.properties.dtype) for name, of in found.items()}
         self.load_into(tensors)
         return {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
@@ -109,14 +111,14 @@ class Checkpoint:
         """Overwrite tensors, given by their full names, in place: of a DTensor the part that lies here, whatever parts
         were written. No collective: each rank reads for itself.
 
-        Raises ValueError, with nothing overwritten, where a name is missing or a shape is another.
+        Raises UserError, with nothing overwritten, where a name is missing or a shape is another.
         """
         index = self._index()
         if missing := tensors.keys() - index.keys():
-            raise ValueError(f"checkpoint {self.path} lacks {min(missing)} ({len(missing)} missing in all)")
+            raise UserError(f"checkpoint {self.path} lacks {min(missing)} ({len(missing)} missing in all)")
         for name, tensor in tensors.items():
             if tensor.shape != index[name].size:
-                raise ValueError(
+                raise UserError(
                     f"checkpoint {self.path} holds {name} of {tuple(index[name].size)}, here it is "
                     f"{tuple(tensor.shape)}"
                 )
@@ -125,7 +127,7 @@ class Checkpoint:
             with torch.no_grad():
                 state_dict_loader.load(dict(tensors), storage_reader=reader, no_dist=True)
         except CheckpointException as error:
-            raise ValueError(f"checkpoint {self.path} can't be read: {first_failure(error)}") from error
+            raise UserError(f"checkpoint {self.path} can't be read: {first_failure(error)}") from error
 
     def load_slots(self, slots: slice) -> Tensors:
         """These slots of the carry, put together from what however many ranks wrote."""
@@ -142,7 +144,7 @@ class Checkpoint:
         in_order = {name: sorted(rows, key=lambda part: part[0]) for name, rows in parts.items()}
         carry = {name: torch.cat([rows for _, rows in found]) for name, found in in_order.items()}
         if not carry or any(len(rows) != slots.stop - slots.start for rows in carry.values()):
-            raise ValueError(
+            raise UserError(
                 f"checkpoint {self.path} is damaged: its files hold not all of slots {slots.start} to {slots.stop - 1}"
             )
         return carry
@@ -161,18 +163,19 @@ class Checkpoint:
             try:
                 metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
             except (KeyError, TypeError, ValueError) as error:  # of a header that only a forger writes
-                raise ValueError(f"{folder} can't be read as safetensors of this program: {error!r}") from error
+                raise UserError(f"{folder} can't be read as safetensors of this program: {error!r}") from error
         index = {name: of for name, of in metadata.items() if isinstance(of, TensorStorageMetadata)}
         for name, of in index.items():
             if sum(chunk.sizes.numel() for chunk in of.chunks) != of.size.numel():
-                raise ValueError(f"checkpoint {self.path} is damaged: its files hold not all of {name}")
+                raise UserError(f"checkpoint {self.path} is damaged: its files hold not all of {name}")
         return index
 
 
+@file_errors()
 def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     """What `latest` names, or the newest whole step where that is damaged; None where the folder holds no steps.
 
-    Raises ValueError where there are steps and none is whole: starting afresh would hide the loss.
+    Raises UserError where there are steps and none is whole: starting afresh would hide the loss.
     """
     steps = step_folders(run)
     if not steps:
@@ -184,13 +187,13 @@ def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None
     for candidate in candidates:
         try:
             checkpoint = Checkpoint.open(candidate)
-        except ValueError as error:
+        except UserError as error:
             problems.append(str(error))
             continue
         for problem in problems:
             warn(f"{problem}; going back to {candidate.name}")
         return checkpoint
-    raise ValueError(
+    raise UserError(
         f"none of the {len(steps)} checkpoints in {run} is whole ({problems[0]}); restore one or start another run"
     )
 
@@ -207,4 +210,4 @@ def _reading(path: Path) -> Iterator[Path]:
     try:
         yield path
     except (SafetensorError, FileNotFoundError) as error:
-        raise ValueError(f"{path} can't be read as safetensors: {error}") from error
+        raise UserError(f"{path} can't be read as safetensors: {error}") from error

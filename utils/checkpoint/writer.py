@@ -39,7 +39,7 @@ from utils.checkpoint.format import (
 from utils.dist.lost_ranks import is_lost_peer
 from utils.dist.world import World, local_part
 from utils.errors import UserError
-from utils.files import INCOMPLETE, sync_folder, write_atomically, write_synced
+from utils.files import INCOMPLETE, file_errors, sync_folder, write_atomically, write_synced
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Checkpointer:
         rest = {name: tensor for name, tensor in staged.items() if not name.startswith("model.")}
         try:
             world.wait_for_device()  # for the copies
-            with world.agree():
+            with world.agree(), file_errors():
                 if world.is_main:
                     shutil.rmtree(temporary, ignore_errors=True)
                     temporary.mkdir()
@@ -196,14 +196,14 @@ class Checkpointer:
                     raise UserError(" ".join(str(cause).split())) from error
                 raise RuntimeError(repr(cause)) from error
             written = writer.written
-            with world.agree():
+            with world.agree(), file_errors():
                 if world.is_main:
                     written["model.safetensors"] = _write_tensors(temporary / "model.safetensors", weights)
                     written["state.json"] = _write_bytes(
                         temporary / "state.json", state.model_dump_json(indent=1).encode()
                     )
             files = {name: entry for part in world.gather_objects(written) for name, entry in part.items()}
-            with world.agree():
+            with world.agree(), file_errors():
                 if world.is_main:
                     _write_bytes(temporary / "manifest.json", Manifest(files=files).model_dump_json(indent=1).encode())
                     self._publish(temporary, folder, is_best=is_best)
@@ -248,10 +248,10 @@ class Checkpointer:
 
 
 def require_finite_weights(snapshot: Snapshot, last_good: str) -> None:
-    """Raises ValueError: a checkpoint of NaN would take the place of one that is of use."""
+    """Raises UserError: a checkpoint of NaN would take the place of one that is of use."""
     for name, tensor in snapshot.weights.items():
         if not tensor.isfinite().all():
-            raise ValueError(f"{name} is not finite at step {snapshot.state.step}; {last_good}; go on with a lower lr")
+            raise UserError(f"{name} is not finite at step {snapshot.state.step}; {last_good}; go on with a lower lr")
 
 
 def _write_bytes(path: Path, contents: bytes) -> File:

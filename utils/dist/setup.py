@@ -14,6 +14,7 @@ from utils.dist.config import Axes, DeviceName, DistConfig
 from utils.dist.launch import Launch, Place
 from utils.dist.rendezvous import START_TIMEOUT, agents_store, store_of_this_attempt, typed_init_method
 from utils.dist.world import BEGUN, World
+from utils.errors import UserError
 
 _THREAD_TIMEOUT = timedelta(minutes=30)
 
@@ -81,7 +82,7 @@ def use_device(
     config = config or DistConfig(backend="auto", init_method="env", timeout_s=600, num_threads=None, rank_weights=[])
     with world.agree():
         if world.size > 1 and config.init_method != (typed_init_method() or "env"):
-            raise ValueError(
+            raise UserError(
                 f"dist.init_method={config.init_method}, but ranks have to meet before any YAML is read; type it "
                 "on the command line of every rank, or dist.init_method=env"
             )
@@ -154,27 +155,27 @@ def _pick_device(name: DeviceName, local_rank: int) -> torch.device:
     if name == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if count == 0:
-            raise ValueError("device=cuda, but PyTorch finds no CUDA device here; use device=cpu or device=auto")
+            raise UserError("device=cuda, but PyTorch finds no CUDA device here; use device=cpu or device=auto")
         if local_rank >= count:
-            raise ValueError(
+            raise UserError(
                 f"{local_rank + 1} or more ranks here, but {count} CUDA devices; lower --nproc-per-node to {count}"
             )
         return torch.device("cuda", local_rank)
     if name == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("device=mps, but PyTorch finds no Apple GPU here; use device=cpu or device=auto")
+        raise UserError("device=mps, but PyTorch finds no Apple GPU here; use device=cpu or device=auto")
     return torch.device(name)
 
 
 def _pick_backend(name: str, device: torch.device) -> str:
     """What carries tensors: of the device, and on CUDA of the host as well, where offloaded weights lie."""
     if name == "mpi" and not dist.is_mpi_available():
-        raise ValueError("dist.backend=mpi, but this PyTorch was built without MPI; take auto, or a build with it")
+        raise UserError("dist.backend=mpi, but this PyTorch was built without MPI; take auto, or a build with it")
     if name == "nccl" and device.type != "cuda":
-        raise ValueError(
+        raise UserError(
             f"dist.backend=nccl moves data between CUDA devices, but this run is on {device.type}; take gloo"
         )
     if name == "nccl" and not dist.is_nccl_available():
-        raise ValueError("dist.backend=nccl, but this PyTorch was built without NCCL; take gloo")
+        raise UserError("dist.backend=nccl, but this PyTorch was built without NCCL; take gloo")
     if device.type == "cuda":
         on_device = name if name != "auto" else "nccl" if dist.is_nccl_available() else "gloo"
         return f"cpu:gloo,cuda:{on_device}"
@@ -183,7 +184,7 @@ def _pick_backend(name: str, device: torch.device) -> str:
 
 def _pick_weights(weights: list[float], num_shares: int) -> tuple[Fraction, ...]:
     if weights and len(weights) != num_shares:
-        raise ValueError(
+        raise UserError(
             f"dist.rank_weights has {len(weights)} weights, but {num_shares} ranks hold slots of their own; give one "
             "for each of these"
         )

@@ -189,15 +189,17 @@ class World:
 
     @contextmanager
     def agree(self) -> Iterator[None]:
-        """Inside, ValueError and OSError are the user's to mend: when one rank meets one, all leave with it as a
-        UserError. Every rank.
+        """Agree on the user's mistakes: if one rank raises a UserError inside, all ranks do. Every rank.
 
-        No collective may stand inside, since a rank that failed never reaches it.
+        Any other error is a fault. It leaves this rank alone, with its traceback, and the others
+        find that they lost a peer.
+
+        No collective may stand inside, because a rank that failed never reaches it.
         """
         mistake = cause = None
         try:
             yield
-        except (ValueError, OSError) as error:
+        except UserError as error:
             mistake, cause = for_a_terminal(str(error)) or type(error).__name__, error
         for first in filter(None, self.gather_objects(mistake)):
             raise UserError(first) from cause

@@ -10,7 +10,8 @@ from pydantic import field_validator
 from utils.checkpoint.format import step_folders
 from utils.config import Bool, StrictModel
 from utils.dist.launch import Launch
-from utils.files import write_atomically, writing
+from utils.errors import UserError
+from utils.files import file_errors, write_atomically, writing
 
 CHECKPOINTS = Path("checkpoints")
 
@@ -81,10 +82,11 @@ def same_folder(one: Path, other: Path) -> bool:
     return one.resolve() == other.resolve()
 
 
+@file_errors()
 def claim_fresh(run: Path) -> None:
-    """Raises ValueError where a new run would overwrite another's checkpoints."""
+    """Raises UserError where a new run would overwrite another's checkpoints."""
     if steps := step_folders(run):
-        raise ValueError(
+        raise UserError(
             f"{run} already holds checkpoints (newest {steps[-1].name}); resume=auto continues that run, "
             "another run_name or checkpoint_path starts a new one"
         )

@@ -37,7 +37,7 @@ class RunLock:
     def take(self, run: Path, warn: Callable[[str], None]) -> None:
         """Lock a folder that exists; nothing changes where this run has it already.
 
-        Raises ValueError that names the process which has it. A file system that knows no locks is warned about.
+        Raises UserError that names the process which has it. A file system that knows no locks is warned about.
         """
         if self._file is not None:
             return
@@ -55,7 +55,7 @@ class RunLock:
                     continue
                 holder = " ".join(file.read(200).split()) or "another process"
                 file.close()
-                raise ValueError(
+                raise UserError(
                     f"{run} is in use by {holder}; wait for its end or stop it, or give another checkpoint_path"
                 ) from None
             except OSError as error:

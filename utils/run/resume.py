@@ -26,7 +26,8 @@ from utils.command_line import (
     with_changes,
 )
 from utils.dist.launch import Launch
-from utils.files import read_plain_yaml, refuse_links, write_atomically
+from utils.errors import UserError
+from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
 from utils.run.folder import C, RunConfig, claim_fresh, clear_stopped, note_name, run_folder_of, same_folder, with_names
 from utils.run.lock import RunLock
 
@@ -54,7 +55,7 @@ def read_start(
     """Compose the config, name the run, lock its folder and find its checkpoint. For rank 0: YAML and folders are read
     once.
 
-    A resumed run has the stored config, changed only by what the overrides ask for. Raises ValueError.
+    A resumed run has the stored config, changed only by what the overrides ask for. Raises UserError.
     """
     notes: list[str] = []
     checkpoint: Checkpoint | None
@@ -86,7 +87,7 @@ def read_start(
     }
     if checkpoint is None:
         if stored.get("resume") not in (None, "auto"):
-            raise ValueError(
+            raise UserError(
                 f"{run_path} was to go on from {stored['resume']} and has no checkpoint of its own yet; "
                 f"give resume={stored['resume']} checkpoint_path={run_path} again"
             )
@@ -101,10 +102,10 @@ def read_start(
 
 
 def _place(config_name: str, overrides: list[str]) -> RunConfig:
-    """Where the run is, of all that was typed. Raises ValueError."""
+    """Where the run is, of all that was typed. Raises UserError."""
     try:
         values = read_config(config_name, overrides)
-    except ValueError:
+    except UserError:
         # Options of a group (arch.L_layers=1) may be those of the architecture of the run that goes on, which isn't
         # known yet, not of the default one: they are read later.
         options = tuple(f"{group}." for group, _ in default_groups(config_name))
@@ -115,11 +116,11 @@ def _place(config_name: str, overrides: list[str]) -> RunConfig:
 def completed(stored: Container, config_name: str) -> Container:
     """A stored config with the defaults of the keys that have come since: what a run does without them.
 
-    Raises ValueError for an interpolation: runs store values, and a stranger's text reads no files or secrets here.
+    Raises UserError for an interpolation: runs store values, and a stranger's text reads no files or secrets here.
     """
     for key, value in flatten(stored):
         if "${" in str(value):
-            raise ValueError(f"the stored config is no run's: {key} is {str(value)[:80]!r}; write its value there")
+            raise UserError(f"the stored config is no run's: {key} is {str(value)[:80]!r}; write its value there")
     names = {group: _name_in(stored.get(group), group) for group, _ in default_groups(config_name)}
     return _filled_up(stored, read_config(config_name, [f"{group}={name}" for group, name in names.items() if name]))
 
@@ -135,7 +136,7 @@ def _filled_up(stored: Container, defaults: Container) -> Container:
 
 def _merged(stored: Container, config_name: str, overrides: list[str]) -> tuple[Container, Container]:
     """The stored config, and the changes that are typed to it. What is typed is read with the run's own architecture
-    and optimizer; where another is chosen, its options take the place of all the stored ones. Raises ValueError.
+    and optimizer; where another is chosen, its options take the place of all the stored ones. Raises UserError.
     """
     typed = typed_keys_and_groups(overrides)
     names = {group: _name_in(stored.get(group), group) for group, _ in default_groups(config_name)}
@@ -168,7 +169,7 @@ def _name_in(options: Any, group: str) -> str | None:
 
 
 def _config_of(run_path: Path) -> Container | None:
-    """The config of a run that was killed before its first checkpoint; None where nothing ran. Raises ValueError."""
+    """The config of a run that was killed before its first checkpoint; None where nothing ran. Raises UserError."""
     file = run_path / "config.yaml"
     if not file.is_file():
         return None
@@ -176,9 +177,9 @@ def _config_of(run_path: Path) -> Container | None:
         # Not resolved: a file from elsewhere reads nothing.
         stored = OmegaConf.to_container(OmegaConf.load(StringIO(read_plain_yaml(file))))
     except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file} can't be read as YAML; remove it to start afresh") from error
+        raise UserError(f"{file} can't be read as YAML; remove it to start afresh") from error
     if not isinstance(stored, dict):
-        raise ValueError(f"{file} holds no config; remove it to start afresh")
+        raise UserError(f"{file} holds no config; remove it to start afresh")
     return stored  # type: ignore[return-value]
 
 
@@ -194,7 +195,7 @@ def _named_checkpoint(asked: RunConfig, launch: Launch, lock: RunLock, notes: li
     if not same_folder(run_path, run_folder_of(where)):
         claim_fresh(run_path)
     elif run_folder_of(where) != where and (newest := step_folders(run_path)[-1]).name != where.name:
-        raise ValueError(
+        raise UserError(
             f"resume={where}, but the run went on to {newest.name}; resume={run_path} continues it there, "
             "and a checkpoint_path of its own branches off here"
         )
@@ -207,14 +208,16 @@ def _named_as(config: C, where: RunConfig) -> C:
     )
 
 
+@file_errors()
 def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
-    """The checkpoint that a path names: a step folder, or the newest whole one of a run. Raises ValueError."""
+    """The checkpoint that a path names: a step folder, or the newest whole one of a run. Raises UserError."""
     checkpoint = Checkpoint.open(path) if run_folder_of(path) != path else find_checkpoint(path, warn)
     if checkpoint is None:
-        raise ValueError(f"there is no checkpoint at {path}; give the folder of a run or of one of its steps")
+        raise UserError(f"there is no checkpoint at {path}; give the folder of a run or of one of its steps")
     return checkpoint
 
 
+@file_errors()
 def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
     """Keep other runs out of a folder that is there, before anything in it is looked at or put in order. Raises
     ValueError for a link in it: what the run writes would go where a stranger wanted.
@@ -229,7 +232,7 @@ def prepare(start: Start[C], lock: RunLock, launch: Launch) -> None:
     """Create the run's folder, keep other runs out of it, say in config.yaml what runs there, and clear the marker of
     an earlier graceful stop.
 
-    A run that branches off begins with the metrics of the other. Raises ValueError where the folder can't be written.
+    A run that branches off begins with the metrics of the other. Raises UserError where the folder can't be written.
     """
     run = start.config.run_path
     try:
@@ -245,4 +248,4 @@ def prepare(start: Start[C], lock: RunLock, launch: Launch) -> None:
             if history.is_file():
                 shutil.copyfile(history, run / "metrics.jsonl")
     except OSError as error:
-        raise ValueError(f"can't write to {run}: {error.strerror}; free it, or give another checkpoint_path") from error
+        raise UserError(f"can't write to {run}: {error.strerror}; free it, or give another checkpoint_path") from error

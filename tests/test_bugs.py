@@ -1,0 +1,135 @@
+"""A bug keeps its traceback on the rank where it happened, and ends all ranks as any fault does.
+
+Only errors that were raised for the user become one line. So bugs are planted here where the
+program expects mistakes of the user: a ValueError as NumPy raises it, a shape that does not fit, an
+OSError that nobody wrapped.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import runs
+from tests.runs import settings, train, with_arguments
+
+MESSAGE = "operands could not be broadcast together with shapes (3,) (4,)"
+
+
+def _plant(where: str, error: type[Exception], on_rank: int, rank: int) -> None:
+    """Have a function, given by its dotted name, raise an error on one rank."""
+    if rank != on_rank:
+        return
+    import importlib
+
+    parts = where.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        try:
+            owner: Any = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[length:-1]:
+            owner = getattr(owner, name)
+        break
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise error(MESSAGE)
+
+    assert callable(getattr(owner, parts[-1])), f"there is no {where} any more; name what took its place"
+    setattr(owner, parts[-1], broken)
+
+
+PLACES: dict[str, tuple[str, type[Exception]]] = {
+    "config": ("pretrain.read_start", ValueError),
+    "data": ("training.data.check_contents", ValueError),
+    "reader": ("dataset.loader._read", ValueError),
+    "loader": ("dataset.loader.TrainLoader.__init__", OSError),
+    "model": ("models.hrm.HRM.forward", RuntimeError),
+    "weights": ("training.trained.build_arch", ValueError),
+    "evaluator": ("dataset.evaluators.Evaluators.judge", ValueError),
+    "metrics": ("utils.metrics.Metrics.write", OSError),
+    "finite": ("utils.checkpoint.writer.require_finite_weights", ValueError),
+    "staging": ("utils.checkpoint.writer.Checkpointer._stage", OSError),
+    "saving thread": ("utils.checkpoint.writer.Checkpointer._publish", ValueError),
+}
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place != "weights"])
+def test_a_bug_keeps_its_traceback(data: Path, tmp_path: Path, log: Path, place: str) -> None:
+    where, error = PLACES[place]
+    done = train(settings(data, tmp_path / "run"), log, hook=with_arguments(_plant, where, error, 0))
+    assert done.status == 1, f"a bug is no mistake of the user:\n{done.output}"
+    assert f"fault on rank 0: {error.__name__}: {MESSAGE}" in done.output
+    assert "Traceback (most recent call last)" in done.output and "in broken" in done.output
+    assert not [line for line in done.output.splitlines() if line.startswith("error: ")]
+
+
+@pytest.mark.parametrize("place", ["reader", "evaluator", "staging"])
+def test_a_bug_on_one_rank_ends_all(data: Path, tmp_path: Path, log: Path, place: str) -> None:
+    where, error = PLACES[place]
+    hook = with_arguments(_plant, where, error, 1)
+    done = train(settings(data, tmp_path / "run", **{"dist.timeout_s": 20}), log, ranks=2, hook=hook)
+    assert done.status == 1, done.output
+    assert f"fault on rank 1: {error.__name__}: {MESSAGE}" in done.output and "in broken" in done.output
+    assert "fault on rank 0: " in done.output, "rank 0 did not notice"
+    assert not [line for line in done.output.splitlines() if line.startswith("error: ")]
+
+
+def test_torchrun_reports_a_bug_with_its_traceback(data: Path, tmp_path: Path, log: Path) -> None:
+    where, error = PLACES["reader"]
+    typed = settings(data, tmp_path / "run")
+    run = runs.Torchrun(["--standalone"], with_arguments(_plant, where, error, 1), typed, log, runs.REPOSITORY)
+    done = run.wait()
+    assert done.status == 1
+    assert f"fault on rank 1: ValueError: {MESSAGE}" in done.output and "in broken" in done.output
+
+
+def test_a_bug_in_another_command(quiet: Path, tmp_path: Path, log: Path) -> None:
+    """Loading a model and judging answers are the same for all commands."""
+    for place in ("weights", "evaluator"):
+        where, error = PLACES[place]
+        typed = [f"checkpoint={quiet}", "device=cpu"]
+        done = train(typed, log, program="evaluate", hook=with_arguments(_plant, where, error, 0))
+        assert done.status == 1 and f"fault on rank 0: {error.__name__}: {MESSAGE}" in done.output
+        assert "in broken" in done.output
+
+
+def _environment(names: dict[str, str], rank: int) -> None:
+    import os
+
+    os.environ.update(names)
+
+
+@pytest.mark.parametrize(("debug", "shown"), [("1", True), ("0", False), ("", False)])
+def test_debug_shows_the_traceback_of_a_mistake(tmp_path: Path, log: Path, debug: str, shown: bool) -> None:
+    typed = settings(tmp_path / "nowhere", tmp_path / "run")
+    done = train(typed, log, hook=with_arguments(_environment, {"DEBUG": debug}))
+    assert done.status == 2
+    assert [line for line in done.output.splitlines() if line.startswith("error: ")], done.output
+    assert ("Traceback (most recent call last)" in done.output) == shown
+    assert ("in open_split" in done.output) == shown, "the traceback leads to where the mistake was found"
+
+
+def test_debug_in_a_builder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dataset.validate import main
+
+    def stderr_of(debug: str) -> str:
+        monkeypatch.setenv("DEBUG", debug)
+        assert main([str(tmp_path / "nowhere")]) == 2
+        return capsys.readouterr().err
+
+    assert stderr_of("").startswith("error: no dataset at ")
+    assert "Traceback" in stderr_of("1")
+
+
+def test_a_bug_in_a_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataset import validate
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise ValueError(MESSAGE)
+
+    monkeypatch.setattr(validate, "validate", broken)
+    with pytest.raises(ValueError, match="operands"):
+        validate.main([str(tmp_path)])
