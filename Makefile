@@ -15,8 +15,10 @@ demo: .venv/.demo
 	@$(VENV)/python dataset/build_sudoku_dataset.py --output-dir $(DEMO_DATA) --generate 1000 --generate-test 500 --box 2x3
 	@export OMP_NUM_THREADS=$(DEMO_THREADS); run=checkpoints/demo/$$(date +%Y%m%d-%H%M%S); \
 	$(VENV)/python pretrain.py experiment=demo data_path=$(DEMO_DATA) checkpoint_path=$$run && \
-	$(VENV)/python draw.py checkpoint=$$run && \
-	$(VENV)/python evaluate.py checkpoint=$$run
+	$(VENV)/python evaluate.py checkpoint=$$run \
+		"save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]" > $$run/evaluation.txt && \
+	$(VENV)/python view.py $$run --png -o $$run/view.html && \
+	cat $$run/evaluation.txt
 
 test: .venv/.dev
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow and not invariance" -n logical --dist loadfile --no-loadscope-reorder

@@ -11,7 +11,8 @@ from utils.arguments import Parser, check_at_least
 from utils.errors import UserError
 from utils.shell import run_command
 from viewer.dataset_page import page_of_dataset
-from viewer.pages import Settings, write_page
+from viewer.pages import Page, Settings, write_page
+from viewer.pictures import draw_curves, draw_examples, draw_puzzle
 from viewer.run_page import page_of_run
 
 EXAMPLES = """
@@ -23,6 +24,9 @@ examples:
   python evaluate.py checkpoint=checkpoints/my-project/my-run \\
       "save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]"
   python view.py checkpoints/my-project/my-run
+
+  # pictures as well: curve.png and puzzle.png in the run's folder (pip install -r requirements-demo.txt)
+  python view.py checkpoints/my-project/my-run --png
 
   # what evaluate.py saved elsewhere: out=..., or of data that isn't the run's own
   python view.py checkpoints/my-project/my-run/eval_outputs/step_00001000_other
@@ -48,6 +52,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     add("--max-examples", type=int, metavar="N", default=200, help="of each set, evenly spread (default: %(default)s)")
     add("--step", type=int, metavar="N", help="outputs saved at this training step (default: the newest)")
     add("--set", metavar="NAME", help="show this set only (default: all)")
+    add("--png", action="store_true", help="draw pictures too: a run's into its folder, a dataset's beside the page")
     settings = Settings(**vars(parser.parse_args(argv)))
     check_at_least(settings, max_examples=1, step=0)
     return settings
@@ -63,8 +68,10 @@ def view(argv: list[str] | None = None) -> str:
         if settings.step is not None:
             raise UserError(f"--step is for runs, and {path} is a dataset; leave it out")
         page = page_of_dataset(settings)
+        drawn = pictures_of_dataset(page, settings) if settings.png else []
     elif any((path / name).exists() for name in ("metrics.jsonl", "eval_outputs", "results.json")):
         page = page_of_run(settings)
+        drawn = pictures_of_run(page, settings) if settings.png else []
     else:
         raise UserError(
             f"{path} is neither a run (no metrics.jsonl, no eval_outputs), nor what evaluate.py saved (no "
@@ -72,7 +79,25 @@ def view(argv: list[str] | None = None) -> str:
         )
     write_page(page, settings.output)
     megabytes = settings.output.stat().st_size / 1e6
-    return f"wrote {settings.output} ({megabytes:.1f} MB): {len(page['examples']):,} examples, {page['summary']}"
+    wrote = f"wrote {settings.output} ({megabytes:.1f} MB): {len(page['examples']):,} examples, {page['summary']}"
+    return "\n".join([*drawn, wrote])
+
+
+def pictures_of_dataset(page: Page, settings: Settings) -> list[str]:
+    """Draw examples into a file beside the page, since a dataset's folder holds nothing else; say which file."""
+    path = settings.output.with_suffix(".png")
+    draw_examples(page, path)
+    return [f"drew {path}"]
+
+
+def pictures_of_run(page: Page, settings: Settings) -> list[str]:
+    """Draw curve.png and puzzle.png into the run's folder; say which were drawn, and what a missing one needs."""
+    curve, puzzle = settings.path / "curve.png", settings.path / "puzzle.png"
+    lines = [f"drew {curve}"] if draw_curves(page, curve) else []
+    if page["examples"]:
+        draw_puzzle(page, puzzle)
+        return [*lines, f"drew {puzzle}"]
+    return [*lines, f"{puzzle} needs saved outputs; run this, then view.py again: {page['command']}"]
 
 
 if __name__ == "__main__":

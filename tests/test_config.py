@@ -13,7 +13,6 @@ import yaml
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
-from draw import DrawConfig
 from evaluate import EvaluateConfig
 from models import ArchConfig, build_arch
 from models.transformer import TransformerConfig
@@ -26,7 +25,6 @@ PROGRAMS: dict[str, type[BaseModel]] = {
     "pretrain": PretrainConfig,
     "evaluate": EvaluateConfig,
     "solve": SolveConfig,
-    "draw": DrawConfig,
 }
 ALL_FILES = sorted(path.relative_to(CONFIG_DIR) for path in CONFIG_DIR.rglob("*.yaml"))
 # A file whose name begins with _ is a part of others, and no choice.
@@ -77,7 +75,6 @@ def test_the_batch_that_is_learnt_by_heart_stays_the_same() -> None:
 def test_each_program_validates() -> None:
     validate(PretrainConfig, read_config("pretrain", []))
     validate(EvaluateConfig, read_config("evaluate", ["checkpoint=x"]))
-    validate(DrawConfig, read_config("draw", ["checkpoint=x"]))
 
 
 def _members(annotation: Any) -> list[type[BaseModel]]:
@@ -117,7 +114,6 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> set[str]:
         *(("pretrain", [f"{group}={choice}"]) for group in ("arch", "optim") for choice in choices(group)),
         ("evaluate", ["checkpoint=x"]),
         ("evaluate", ["checkpoint=x", "arch=trm"]),
-        ("draw", ["checkpoint=x"]),
     ],
     ids=str,
 )

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OWN = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/*.py")}
 # What more than requirements.txt some sources need.
 PICTURES, CHECKS = "requirements-demo.txt", "requirements-dev.txt"
-NEEDS = {"draw.py": PICTURES, "utils/drawing.py": PICTURES, "tests": CHECKS, "benchmarks": CHECKS}
+NEEDS = {"utils/drawing.py": PICTURES, "tests": CHECKS, "benchmarks": CHECKS}
 
 
 def _required(file: str) -> dict[str, str]:

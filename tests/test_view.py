@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib.image
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import view
+from dataset import maze
 from dataset.arc import to_tokens
-from utils.shell import run_command as run_program
+from utils.shell import run as run_program
+from viewer import pictures
 from viewer.pages import ALPHABET, IGNORED, board_of, to_text
 from viewer.run_page import MAX_POINTS, thinned
 
@@ -344,6 +347,154 @@ def test_arc_votes_come_with_the_tasks_own_pairs(tmp_path: Path) -> None:
     assert second["tests"][0]["candidates"][0] == {"grid": ["33"], "count": 8, "confidence": 0.8, "right": False}
     shutil.rmtree(data)
     assert page_of(run, tmp_path / "view.html")["votes"][0]["train"] == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Pictures
+
+
+def colours_of(file: Path) -> set[str]:
+    """The colours of a picture, after checking that it shows more than a background."""
+    image = matplotlib.image.imread(file)
+    assert min(image.shape[:2]) > 150
+    colours, counts = np.unique(
+        np.round(image[:, :, :3] * 255).astype(np.uint8).reshape(-1, 3), axis=0, return_counts=True
+    )
+    assert len(colours) > 20 and counts.max() < 0.99 * counts.sum()
+    return {f"#{bytes(colour).hex()}" for colour in colours}
+
+
+def write_other_run(run: Path, inputs_NS: np.ndarray, labels_NS: np.ndarray, wrong: int) -> Path:
+    """A run that puts a wrong token into the first labelled cell at its first step, and is right at its second."""
+    outputs = run / "eval_outputs" / "step_00000500"
+    outputs.mkdir(parents=True)
+    write_metrics(run)
+    answers_NTS = np.stack([labels_NS, labels_NS], axis=1).clip(0).astype(np.int32)
+    answers_NTS[:, 0, labels_NS[0].nonzero()[0][0]] = wrong
+    arrays: dict[str, np.ndarray] = {"rows": np.arange(len(inputs_NS)), "inputs": inputs_NS.astype(np.int32)}
+    arrays |= {"labels": labels_NS.astype(np.int32), "predictions_at_step": answers_NTS}
+    save_file(arrays, outputs / "all_rank0_0000.safetensors")
+    return run
+
+
+def write_any_run(folder: Path, kind: str) -> Path:
+    """A run of a kind of board; its dataset is gone, so that tokens tell what kind it is."""
+    if kind == "sudoku":
+        return write_run(folder, None)
+    if kind == "maze":
+        pairs = [next(iter(maze.generate(1, 6, np.random.default_rng(0))))]
+        question_S, answer_S = pairs[0]
+        return write_other_run(folder, question_S[None], answer_S[None], wrong=5 if answer_S[0] != 5 else 2)
+    if kind == "arc":
+        grid = np.array([[1, 2, 3], [3, 4, 5]], np.uint8)
+        tokens_S = to_tokens(grid)[None].astype(np.int64)
+        return write_other_run(folder, tokens_S, np.where(tokens_S == 0, -100, tokens_S), wrong=9)
+    return write_other_run(folder, np.arange(50)[None], np.arange(50)[None] * 3, wrong=88)
+
+
+# A colour that only the board has, and one of its marks.
+MARKS = {
+    "sudoku": {pictures._WRONG_GROUND},
+    "maze": {pictures._MAZE_GROUNDS[1], pictures._MAZE_GROUNDS[5], pictures._RED},
+    "arc": {pictures._ARC_GROUNDS[3], pictures._RED},
+    "numbers": {pictures._WRONG_GROUND},
+}
+
+
+@pytest.mark.parametrize("kind", MARKS)
+def test_pictures_of_a_run_of_every_kind(tmp_path: Path, kind: str) -> None:
+    run = write_any_run(tmp_path / "run", kind)
+    said = view.view([str(run), "-o", str(tmp_path / "view.html"), "--png"])
+    assert shown(tmp_path / "view.html")["board"]["kind"] == kind
+    assert said.splitlines()[:2] == [f"drew {run / 'curve.png'}", f"drew {run / 'puzzle.png'}"]
+    assert said.splitlines()[2].startswith(f"wrote {tmp_path / 'view.html'}")
+    assert pictures._BLUE in colours_of(run / "curve.png")
+    assert colours_of(run / "puzzle.png") >= MARKS[kind]
+
+
+def drawn_boards(monkeypatch: pytest.MonkeyPatch, run: Path, output: Path) -> tuple[str, list[pictures._Board]]:
+    """The title and the boards of a run's puzzle.png."""
+    figures: list[tuple[str, list[pictures._Board]]] = []
+
+    def record(shape: object, boards: list[pictures._Board], title: str, *_: object, **__: object) -> None:
+        figures.append((title, boards))
+
+    monkeypatch.setattr(pictures, "_draw_boards", record)
+    page_of(run, output, "--png")
+    return figures[0]
+
+
+def test_the_solved_puzzle_that_took_the_most_changes_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run", None)
+    title, boards = drawn_boards(monkeypatch, run, tmp_path / "view.html")
+    assert title == "run: row 4 of all"
+    assert [board.title.split("\n")[0] for board in boards] == [
+        "puzzle",
+        *(f"step {t + 1}: {16 - num_wrong} of 16 right" for t, num_wrong in enumerate(NUM_WRONG_NT[4])),
+    ]
+    assert boards[1].title.endswith("\nhalting confidence 5%")
+    marked = [int(board.wrong_S.sum()) for board in boards if board.wrong_S is not None]
+    assert marked == NUM_WRONG_NT[4]
+    givens = [{s for s, cell in enumerate(board.cells) if cell.is_given} for board in boards]
+    assert givens == [set(GIVEN)] * 5
+
+
+def test_steps_that_change_nothing_are_left_out_and_what_is_missed_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 3 alone is not solved, and its answer never changes."""
+    run = write_run(tmp_path / "run", None)
+    for file in (run / "eval_outputs" / "step_00000500").glob("*.safetensors"):
+        arrays = load_file(file)
+        keep = arrays["rows"] == 3
+        if not keep.any():
+            file.unlink()
+            continue
+        save_file({name: np.ascontiguousarray(array[keep]) for name, array in arrays.items()}, file)
+    title, boards = drawn_boards(monkeypatch, run, tmp_path / "view.html")
+    assert title == "run: row 3 of all"
+    titles = [board.title.split("\n")[0] for board in boards]
+    assert titles == ["puzzle", "step 1: 12 of 16 right", "step 4: 12 of 16 right", "solution"]
+    assert [cell.text for cell in boards[-1].cells] == [str(token - 1) for token in SOLUTION_S]
+
+
+def test_an_arc_board_is_cropped_to_the_solution_and_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_any_run(tmp_path / "run", "arc")
+    _, boards = drawn_boards(monkeypatch, run, tmp_path / "view.html")
+    assert [board.window for board in boards] == [pictures._Window(0, 0, 2, 3)] * 3
+
+
+def test_without_saved_outputs_the_curve_is_drawn_and_the_command_named(tmp_path: Path) -> None:
+    write_metrics(tmp_path)
+    said = view.view([str(tmp_path), "-o", str(tmp_path / "view.html"), "--png"]).splitlines()
+    assert said[0] == f"drew {tmp_path / 'curve.png'}" and not (tmp_path / "puzzle.png").exists()
+    command = f"python evaluate.py checkpoint={tmp_path} "
+    assert said[1].startswith(f"{tmp_path / 'puzzle.png'} needs saved outputs") and command in said[1]
+
+
+def test_a_datasets_picture_lies_beside_the_page(tmp_path: Path) -> None:
+    """In the dataset's folder, its builder would refuse to replace the dataset."""
+    data = write_sudoku(tmp_path / "$data", ["<blank>"], group_size=3)
+    before = sorted(data.rglob("*"))
+    said = view.view([str(data), "-o", str(tmp_path / "page.html"), "--png"])
+    assert said.startswith(f"drew {tmp_path / 'page.png'}\n")
+    colours = colours_of(tmp_path / "page.png")
+    assert pictures._BLACK in colours and pictures._WRONG_GROUND not in colours
+    assert sorted(data.rglob("*")) == before
+
+
+def test_pictures_that_cannot_be_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, output = write_run(tmp_path / "run", None), tmp_path / "view.html"
+    (run / "curve.png").symlink_to(tmp_path / "elsewhere")
+    assert "curve.png is a link" in mistake(capsys, run, "-o", output, "--png")
+    (run / "curve.png").unlink()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "drawing needs matplotlib; pip install" in mistake(capsys, run, "-o", output, "--png")
+    assert not output.exists() and not list(tmp_path.rglob("*.png")) and not (tmp_path / "elsewhere").exists()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

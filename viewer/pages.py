@@ -39,6 +39,7 @@ class Settings:
     max_examples: int
     step: int | None
     set: str | None
+    png: bool
 
 
 def write_page(page: Page, output: Path) -> None:
@@ -92,6 +93,13 @@ def to_text(tokens_S: np.ndarray) -> str | list[int]:
     characters = np.frombuffer((ALPHABET + IGNORED).encode(), dtype=np.uint8)
     places_S = np.where(tokens_S < 0, len(ALPHABET), tokens_S).astype(np.intp)
     return characters[places_S].tobytes().decode()
+
+
+def from_text(text: str | list[int]) -> np.ndarray:
+    """Return the tokens that `to_text` wrote, int64; -1 is an ignored label."""
+    if isinstance(text, list):
+        return np.array(text, dtype=np.int64)
+    return np.array([ALPHABET.find(character) for character in text], dtype=np.int64)
 
 
 def spread(num: int, most: int) -> np.ndarray:
