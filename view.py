@@ -1,4 +1,6 @@
-"""One HTML page, which needs no network, of a dataset's puzzles or of a run: its curves, how it reasons, its votes.
+"""Write an HTML page: the puzzles of a dataset, or the curves, reasoning and votes of a run.
+
+The page needs no network. With --png, pictures are drawn too.
 
 python view.py checkpoints/<project>/<run> -o view.html
 """
@@ -20,24 +22,29 @@ examples:
   # a dataset: browse its puzzles, their solutions and their augmentations
   python view.py data/sudoku-extreme-1k-aug-1000 -o sudoku.html
 
-  # a run: first save what the model answers at every reasoning step, then look at it
+  # a run: first save the model's answer after every reasoning step, then write the page
   python evaluate.py checkpoint=checkpoints/my-project/my-run \\
       "save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]"
   python view.py checkpoints/my-project/my-run
 
-  # pictures as well: curve.png and puzzle.png in the run's folder (pip install -r requirements-demo.txt)
+  # draw curve.png and puzzle.png into the run's folder too (pip install -r requirements-demo.txt)
   python view.py checkpoints/my-project/my-run --png
 
-  # what evaluate.py saved elsewhere: out=..., or of data that isn't the run's own
+  # results that evaluate.py saved in another folder (out=...), or for data other than the run's own
   python view.py checkpoints/my-project/my-run/eval_outputs/step_00001000_other
 
-The page is one file that opens in any current browser, offline; `?` in it shows the keys. A run without saved outputs
-shows its curves. Examples beyond --max-examples are left out evenly, so that those shown stand for all.
+The page is one file, which any current browser opens without a network. Press `?` in it for a list of
+keys. The page of a run without saved outputs shows the curves only. At most --max-examples examples
+are shown of each set, spread evenly over it.
 """
 
 
 def parse_settings(argv: list[str] | None = None) -> Settings:
-    """Raises UserError for unknown or malformed options."""
+    """Read the command line.
+
+    Raises:
+        UserError: an option is unknown or malformed.
+    """
     parser = Parser(
         "view.py", "Write one HTML page of a dataset's puzzles, or of a run and what it predicted.", EXAMPLES
     )
@@ -59,7 +66,11 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 
 
 def view(argv: list[str] | None = None) -> str:
-    """Writes the page and returns a summary. Raises UserError for what is neither a run nor a dataset, or damaged."""
+    """Write the page, draw the pictures that were asked for, and return a summary.
+
+    Raises:
+        UserError: the folder is neither a run nor a dataset, or a file in it is damaged.
+    """
     settings = parse_settings(argv)
     path = settings.path
     if not path.is_dir():
@@ -84,14 +95,20 @@ def view(argv: list[str] | None = None) -> str:
 
 
 def pictures_of_dataset(page: Page, settings: Settings) -> list[str]:
-    """Draw examples into a file beside the page, since a dataset's folder holds nothing else; say which file."""
+    """Draw examples of a dataset, and return the lines that report the picture.
+
+    The picture lies beside the page: a builder refuses to replace a dataset with foreign files in it.
+    """
     path = settings.output.with_suffix(".png")
     draw_examples(page, path)
     return [f"drew {path}"]
 
 
 def pictures_of_run(page: Page, settings: Settings) -> list[str]:
-    """Draw curve.png and puzzle.png into the run's folder; say which were drawn, and what a missing one needs."""
+    """Draw curve.png and puzzle.png into the run's folder, and return lines that report them.
+
+    Without saved outputs there is no puzzle to draw. The report names the command that saves them.
+    """
     curve, puzzle = settings.path / "curve.png", settings.path / "puzzle.png"
     lines = [f"drew {curve}"] if draw_curves(page, curve) else []
     if page["examples"]:

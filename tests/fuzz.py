@@ -48,7 +48,7 @@ from dataset.schema import check_contents, open_datasets
 from dataset.tasks.maze import MazeTask
 from dataset.tasks.sudoku import SudokuTask
 from dataset.validate import validate as validate_dataset
-from pretrain import PretrainConfig, build_model, load_run
+from pretrain import build_model
 from solve import _read_csv, _rows_of_names
 from tests import runs
 from tests.in_process import SINGLE, begin, load_run

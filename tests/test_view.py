@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 import view
 from dataset import maze
 from dataset.arc import to_tokens
-from utils.shell import run as run_program
+from utils.shell import run_command as run_program
 from viewer import pictures
 from viewer.pages import ALPHABET, IGNORED, board_of, to_text
 from viewer.run_page import MAX_POINTS, thinned

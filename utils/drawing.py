@@ -1,4 +1,4 @@
-"""Pictures, with matplotlib, which only those who draw need."""
+"""Draw pictures with matplotlib, an optional package."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,11 @@ from utils.errors import UserError
 
 
 def pyplot() -> Any:
-    """Imported here: it takes a second, and a machine without a screen needs its file backend."""
+    """Import matplotlib, with the backend that draws into files and needs no screen.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
     try:
         import matplotlib
     except ImportError as error:
@@ -21,7 +25,7 @@ def pyplot() -> Any:
 
 
 def draw_accuracy_over_steps(accuracy: Mapping[str, Sequence[float]], trained_steps: int, path: Path) -> None:
-    """The share of puzzles solved exactly after 1, 2, ... steps, a line for each set."""
+    """Draw the share of puzzles solved exactly after 1, 2, ... steps, a line for each set."""
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(5.5, 3.4), constrained_layout=True)
     for name, values in accuracy.items():

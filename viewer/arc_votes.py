@@ -1,4 +1,4 @@
-"""The votes on ARC tasks, beside what the tasks show."""
+"""Read the votes on ARC tasks, and the training pairs of these tasks."""
 
 from pathlib import Path
 
@@ -7,7 +7,11 @@ from viewer.pages import Page, finite, read_json
 
 
 def read_votes(outputs: Path | None, data: Path | None) -> list[Page]:
-    """arc_votes.json by task, with the task's training pairs where the dataset is at hand. Raises UserError."""
+    """Read arc_votes.json by task, with the task's training pairs if the dataset is there.
+
+    Raises:
+        UserError: evaluation did not write this file.
+    """
     if outputs is None or not (outputs / "arc_votes.json").exists():
         return []
     file = outputs / "arc_votes.json"
@@ -49,5 +53,5 @@ def read_votes(outputs: Path | None, data: Path | None) -> list[Page]:
 
 
 def rows_of(grid: list[list[int]] | None) -> list[str] | None:
-    """A grid with one character per cell, or None where the solution isn't known."""
+    """Return the rows of a grid, one character per cell; None for an unknown solution."""
     return None if grid is None else ["".join(str(int(colour)) for colour in row) for row in grid]

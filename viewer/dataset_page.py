@@ -1,4 +1,4 @@
-"""The page of a dataset: its puzzles by group, and what they are."""
+"""Collect the data for the page of a dataset: its puzzles by group, and facts about them."""
 # G = groups, P = puzzles, S = tokens of an example
 
 import numpy as np
@@ -8,12 +8,16 @@ from dataset.schema import PuzzleSet, Split, open_split
 from utils.errors import UserError
 from viewer.pages import Page, Settings, board_of, name_at, names_of, spread, to_text
 
-# Of a group, which has a thousand puzzles at times.
+# Shown of a group, which may have a thousand puzzles.
 MAX_PUZZLES_OF_GROUP, MAX_EXAMPLES_OF_PUZZLE = 4, 5
 
 
 def page_of_dataset(settings: Settings) -> Page:
-    """Raises UserError where the dataset is damaged."""
+    """Return the data for the page.
+
+    Raises:
+        UserError: the dataset is damaged, or has no set of the chosen name.
+    """
     data = settings.path
     splits = [open_split(data, split) for split in SPLITS if (data / split).is_dir()]
     every = {f"{split.path.name}/{name}": (split, one) for split in splits for name, one in split.sets.items()}
@@ -49,7 +53,10 @@ def page_of_dataset(settings: Settings) -> Page:
 
 
 def examples_of_set(name: str, split: Split, puzzle_set: PuzzleSet, names: list[str], most: int) -> list[Page]:
-    """Groups evenly spread, and of each its first puzzle and a few others: those are its augmentations."""
+    """Return examples of groups that are spread evenly over a set.
+
+    Of each group, these are the first puzzle and a few of its augmentations.
+    """
     puzzles_G = np.diff(puzzle_set.group_indices)
     examples_P = np.diff(puzzle_set.puzzle_indices)
     per_group = min(int(puzzles_G.max()), MAX_PUZZLES_OF_GROUP) - 1 + min(int(examples_P.max()), MAX_EXAMPLES_OF_PUZZLE)
@@ -58,7 +65,7 @@ def examples_of_set(name: str, split: Split, puzzle_set: PuzzleSet, names: list[
         first_puzzle = int(puzzle_set.group_indices[group])
         for place in spread(int(puzzles_G[group]), MAX_PUZZLES_OF_GROUP):
             puzzle = first_puzzle + int(place)
-            # All examples of the first puzzle (the pairs of an ARC task), of the others one each.
+            # The first puzzle shows all its examples (an ARC task's pairs), the others one each.
             shown = MAX_EXAMPLES_OF_PUZZLE if place == 0 else 1
             first_row = int(puzzle_set.puzzle_indices[puzzle])
             for row in range(first_row, first_row + min(int(examples_P[puzzle]), shown)):

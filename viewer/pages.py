@@ -1,4 +1,4 @@
-"""What the pages of datasets and of runs share: boards, tokens, names, and the file that is written."""
+"""Write a page, and prepare what pages of datasets and runs share: boards, tokens, names."""
 
 import base64
 import hashlib
@@ -20,19 +20,20 @@ from utils.files import plain
 from utils.text import one_line
 
 FOLDER = Path(__file__).parent
-# A token is one character, its place in here; an ignored label is IGNORED. Larger vocabularies are lists of numbers.
+# The character at place i stands for token i, and IGNORED for an ignored label. Tokens of larger
+# vocabularies are lists of numbers.
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 IGNORED = "-"
-# Of examples that are no square.
+# The columns of an example whose number of tokens is no square.
 MAX_COLUMNS = 24
 
 Page = dict[str, Any]
-"""What the page shows, as JSON: viewer/page.html says how."""
+"""The data of a page, which becomes JSON. The comment in viewer/page.html lists the keys."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line said."""
+    """The options of the command line."""
 
     path: Path
     output: Path
@@ -43,7 +44,13 @@ class Settings:
 
 
 def write_page(page: Page, output: Path) -> None:
-    """The template with the page's data in it, under its name only when it is whole. Raises UserError."""
+    """Fill the template with the page's data, and write it to a file.
+
+    The text goes into a file beside it first, so that a page under its name is always complete.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
     template, style, script = (
         (FOLDER / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")
     )
@@ -53,12 +60,12 @@ def write_page(page: Page, output: Path) -> None:
         "@@TITLE@@": html.escape(page["title"]),
         "@@STYLE_HASH@@": digest(style),
         "@@SCRIPT_HASH@@": digest(script),
-        # A tenth of the text, and without a character that HTML could misread.
+        # Compression takes it to a tenth, and base64 has no character that HTML could misread.
         "@@DATA@@": base64.b64encode(zlib.compress(data, 9)).decode(),
         '<link rel="stylesheet" href="page.css">': f"<style>{style}</style>",
         '<script src="page.js"></script>': f"<script>{script}</script>",
     }
-    # In one pass, since a title may look like a placeholder.
+    # One pass replaces everything, because a title may look like a placeholder.
     text = re.sub("|".join(map(re.escape, filled_in)), lambda match: filled_in[match[0]], template)
     beside = output.with_name(f".{output.name}.{os.getpid()}")
     try:
@@ -72,12 +79,15 @@ def write_page(page: Page, output: Path) -> None:
 
 
 def digest(body: str) -> str:
-    """The browser runs this script and this style only: nothing that might come with a dataset's names."""
+    """Return the hash by which the content security policy admits a script or a style.
+
+    The browser runs nothing else, whatever stands in the names of a dataset.
+    """
     return base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
 
 
 def board_of(seq_len: int, vocab_size: int) -> Page:
-    """Return how the page draws an example: as the task says, or as the numbers of its tokens."""
+    """Return how an example is drawn: as a Sudoku, a maze, an ARC grid, or token numbers."""
     task = task_of_shape(seq_len, vocab_size)
     if task is not None:
         return task.drawing
@@ -87,7 +97,7 @@ def board_of(seq_len: int, vocab_size: int) -> Page:
 
 
 def to_text(tokens_S: np.ndarray) -> str | list[int]:
-    """Tokens for the page; negative ones are ignored labels."""
+    """Return tokens as the page takes them. Negative tokens are ignored labels."""
     if tokens_S.max(initial=0) >= len(ALPHABET):
         return [max(int(token), -1) for token in tokens_S]
     characters = np.frombuffer((ALPHABET + IGNORED).encode(), dtype=np.uint8)
@@ -103,12 +113,16 @@ def from_text(text: str | list[int]) -> np.ndarray:
 
 
 def spread(num: int, most: int) -> np.ndarray:
-    """At most so many of the numbers 0 to num - 1, evenly spread, the first and the last among them."""
+    """Return at most `most` of the numbers 0 to num - 1, evenly spread from first to last."""
     return np.arange(num) if num <= most else np.linspace(0, num - 1, most).round().astype(np.int64)
 
 
 def read_json(file: Path) -> Any:
-    """Raises UserError, one line, where it isn't JSON."""
+    """Read a JSON file.
+
+    Raises:
+        UserError: the file holds no JSON.
+    """
     try:
         return json.loads(plain(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -116,19 +130,19 @@ def read_json(file: Path) -> Any:
 
 
 def names_of(data: Path) -> list[str]:
-    """The names of puzzle identifiers; empty where nobody wrote them down."""
+    """Return the names of puzzle identifiers, an empty list if the dataset has none."""
     file = data / "identifiers.json"
     names = read_json(file) if file.exists() else []
     if not isinstance(names, list):
         raise UserError(f"{file}: is no list of names; rebuild the dataset or delete the file")
-    return names if len(names) > 1 else []  # the only one is <blank>
+    return names if len(names) > 1 else []  # a single name is <blank>
 
 
 def name_at(names: list[str], identifier: int) -> Page:
-    """The entry of an example whose puzzle has a name."""
+    """Return the entry that names the puzzle of an example; empty for a puzzle without a name."""
     return {"name": str(names[identifier])} if 0 <= identifier < len(names) else {}
 
 
 def finite(value: float) -> float | None:
-    """With six digits, which is more than a curve shows; None for what JSON can't say."""
+    """Return the value with six digits, more than a curve shows; None for NaN and infinity."""
     return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""Draw the pictures of view.py --png: the curves of a run, one of its puzzles, and examples of a dataset.
+"""Draw the pictures of view.py --png: the curves and a puzzle of a run, or examples of a dataset.
 
-The pictures show what the page shows, so they are drawn from the page's data. To draw a new kind of board, write a
-function from a token to a `Cell` and add it to `KINDS`.
+The pictures are drawn from the data of the page. To draw a new kind of board, write a function from
+a token to a `Cell`, and add it to `KINDS`.
 """
 # S = cells of a board, R = rows, C = columns, T = reasoning steps
 
@@ -21,7 +21,7 @@ from viewer.pages import Page, from_text, spread
 _BLACK, _BLUE, _RED, _GREY = "#1d2127", "#1f6feb", "#c2410c", "#8a8f98"
 _WHITE, _WRONG_GROUND, _OUTSIDE, _LINE = "#ffffff", "#fde4d6", "#eeeeee", "#cfd2d6"
 _DPI = 130
-# Inches: the width of a figure, the smallest board and cells, the room between boards and that for the title.
+# Inches: the width of a figure, the smallest board and cells, the gap between boards, the title.
 _MOST_WIDTH, _LEAST_BOARD, _TEXT_CELL, _COLOUR_CELL = 13.0, 2.3, 0.26, 0.1
 _GAP, _HEAD = 0.15, 0.35
 _MOST_CHANGES = 5
@@ -83,7 +83,7 @@ KINDS: dict[str, tuple[Callable[[int, int], Cell], str]] = {
     "arc": (_arc_cell, "×: wrong"),
     "numbers": (_number_cell, "blue: right, red: wrong"),
 }
-"""How the cells of each kind of board look (from a token, and the puzzle's token there), and what the marks mean."""
+"""For each kind of board, the look of a cell (from its token, and the puzzle's), and a legend."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def _inside(cells: list[Cell]) -> np.ndarray:
 
 
 def _window_of(shape: Page, shown_S: np.ndarray) -> _Window:
-    """Return the smallest part with all cells that must be shown, or the whole board if there are none."""
+    """Return the smallest part with all cells to show, or the whole board if there are none."""
     rows_N, columns_N = np.divmod(np.flatnonzero(shown_S), shape["columns"])
     if not len(rows_N):
         return _Window(0, 0, shape["rows"], shape["columns"])
@@ -182,7 +182,7 @@ def _draw_board(axis: Any, shape: Page, board: _Board, cell_points: float) -> No
 
 
 def _draw_boards(shape: Page, boards: list[_Board], title: str, note: str, path: Path, *, in_pairs: bool) -> None:
-    """Draw boards side by side, in as few rows as fit, and save the figure; all cells have one size."""
+    """Draw boards side by side in as few rows as fit, with cells of one size, and save them."""
     plt = pyplot()
     rows = max(board.window.num_rows for board in boards)
     columns = max(board.window.num_columns for board in boards)
@@ -238,7 +238,11 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def draw_curves(page: Page, path: Path) -> bool:
-    """Draw cross-entropy and exact accuracy over training steps; return whether the run logged either of them."""
+    """Draw cross-entropy and exact accuracy over training steps.
+
+    Returns:
+        Whether the run logged one of them, so that there is a picture.
+    """
     plt = pyplot()
     titles = {"lm_loss": "cross-entropy per token", "exact_accuracy": "puzzles solved exactly"}
     panels = [(titles[one["metric"]], one) for one in page["curves"] if one["metric"] in titles]
@@ -284,7 +288,7 @@ def draw_puzzle(page: Page, path: Path) -> None:
     wrong_TS = np.stack([_wrong(answer_S, label_S) for answer_S in answers_TS])
     cells_T = [_cells_of(shape, answer_S, question_S) for answer_S in answers_TS]
     solution, num_labels = _cells_of(shape, label_S, question_S), int((label_S >= 0).sum())
-    # What an answer says where the solution says nothing doesn't count, and needs no room.
+    # Cells without a label don't count, so the answer's colours there need no room.
     shown_S = _inside(solution) if num_labels else np.any([_inside(cells) for cells in cells_T], axis=0)
     window = _window_of(shape, shown_S | wrong_TS.any(0))
     boards = [_whole_board(shape, "puzzle", question_S, question_S)]
@@ -319,7 +323,7 @@ def _wrong(answer_S: np.ndarray, label_S: np.ndarray) -> np.ndarray:
 
 
 def _how_telling(example: Page) -> int:
-    """Return how many cells were wrong on the way to a right answer, over all steps; -1 if the last answer is wrong."""
+    """Return how many cells were wrong over all steps; -1 if the last answer is wrong."""
     label_S = _label_of(example)
     num_wrong_T = [int(_wrong(from_text(answer), label_S).sum()) for answer in example["answers"]]
     return sum(num_wrong_T) if num_wrong_T[-1] == 0 and (label_S >= 0).any() else -1

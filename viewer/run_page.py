@@ -1,4 +1,4 @@
-"""The page of a run: its curves, how it reasons, its results and votes."""
+"""Collect the data for the page of a run: its curves, reasoning, results and votes."""
 
 import json
 import re
@@ -19,13 +19,17 @@ from viewer.pages import ALPHABET, Page, Settings, board_of, finite, names_of, r
 from viewer.saved_examples import read_examples
 
 SAVE_OUTPUTS = "[inputs,labels,predictions_at_step,q_halt_at_step]"
-# No screen shows more, and a run may have logged a million.
+# No screen shows more points, and a run may have logged a million.
 MAX_POINTS = 1500
-_OUTPUTS = re.compile(r"step_(?P<step>\d+)(?:_.+)?")  # evaluate.py adds the name of data that isn't the run's own
+_OUTPUTS = re.compile(r"step_(?P<step>\d+)(?:_.+)?")  # evaluate.py adds the name of other data
 
 
 def page_of_run(settings: Settings) -> Page:
-    """Raises UserError where something in the folder is damaged."""
+    """Return the data for the page.
+
+    Raises:
+        UserError: a file in the folder is damaged.
+    """
     run_folder = settings.path
     config = read_config(run_folder / "config.yaml")
     curves = read_curves(run_folder / "metrics.jsonl")
@@ -64,12 +68,16 @@ def page_of_run(settings: Settings) -> Page:
 
 
 def read_config(file: Path) -> Page:
-    """The run's config.yaml; empty where there is none. Raises UserError."""
+    """Read the run's config.yaml. A run without the file has an empty config.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
     if not file.exists():
         return {}
     try:
         config = yaml.safe_load(read_plain_yaml(file))
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: a date that there isn't
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: an impossible date
         raise UserError(f"{file}: cannot be read ({one_line(error)}); restore it from the run's checkpoint") from None
     if not isinstance(config, dict):
         raise UserError(f"{file}: is no config of a run; restore it from the run's checkpoint")
@@ -77,7 +85,7 @@ def read_config(file: Path) -> Page:
 
 
 def facts_of(config: Page, outputs: Path | None, results: Page | None) -> Page:
-    """What one wants to know of a run first."""
+    """Return the facts that stand at the head of the page."""
     arch, optim = config.get("arch"), config.get("optim")
     facts = {
         "architecture": arch.get("name") if isinstance(arch, dict) else None,
@@ -96,23 +104,24 @@ def facts_of(config: Page, outputs: Path | None, results: Page | None) -> Page:
 
 
 def data_paths_of(config: Page) -> list[str]:
-    """The datasets that the run is tested on."""
+    """Return the datasets that the run is tested on."""
     paths = config.get("data_paths_test") or config.get("data_paths") or [config.get("data_path")]
     return [str(path) for path in paths if path]
 
 
 def data_of(config: Page, results: Page | None) -> Path | None:
-    """The folder of the dataset that the outputs are about, if it is one and still there."""
+    """Return the dataset that the outputs belong to; None for several datasets or a missing one."""
     paths = [results["data"]] if results and results["data"] else data_paths_of(config)
     folders = {Path(path).parent if Path(path).name in SPLITS else Path(path) for path in paths}
-    if len(folders) != 1:  # several that are scored as one number their puzzles on, so that names would be wrong
+    # Datasets that are scored together share one numbering of puzzles: names would be wrong.
+    if len(folders) != 1:
         return None
     (folder,) = folders
     return folder if (folder / "test" / "dataset.json").is_file() else None
 
 
 def board_of_run(examples: list[Page], data: Path | None) -> Page:
-    """By the dataset's metadata, or by the tokens where the dataset is gone."""
+    """Tell the kind of board by the dataset's metadata, or by the tokens if the dataset is gone."""
     seq_len = len(examples[0]["input"])
     if data is not None:
         metadata = open_split(data, "test").metadata
@@ -129,8 +138,14 @@ def board_of_run(examples: list[Page], data: Path | None) -> Page:
 
 
 def read_curves(file: Path) -> Page:
-    """The curves of metrics.jsonl: for each metric its series (train, and eval of each set), and for each set the exact
-    accuracy over reasoning steps at every evaluation. Raises UserError, with the line.
+    """Read the curves of metrics.jsonl.
+
+    Returns:
+        metrics: for each metric its series, one of training and one for each set.
+        over_steps: for each evaluation of each set, the exact accuracy after each reasoning step.
+
+    Raises:
+        UserError: the file is empty, or a line of it (which the message names) is no row.
     """
     if not file.exists():
         return {"metrics": [], "over_steps": []}
@@ -148,7 +163,7 @@ def read_curves(file: Path) -> Page:
             row = json.loads(line)
             step = int(row["step"])
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            if number == len(lines):  # the run is writing it, or was killed when it did
+            if number == len(lines):  # the run is writing the line, or was killed while it did
                 continue
             raise UserError(f"{file}:{number}: is no JSON object with a step; correct or remove the line") from None
         num_rows += 1
@@ -184,7 +199,7 @@ def read_curves(file: Path) -> Page:
 
 
 def thinned(pairs: list[tuple[int, float]]) -> Page:
-    """At most MAX_POINTS points; each is the mean of its neighbours, at the last of their steps."""
+    """Return at most MAX_POINTS points, each the mean of its neighbours at their last step."""
     steps, values = np.array([step for step, _ in pairs]), np.array([value for _, value in pairs])
     if len(pairs) > MAX_POINTS:
         begins = np.linspace(0, len(pairs), MAX_POINTS, endpoint=False).astype(np.int64)
@@ -194,8 +209,13 @@ def thinned(pairs: list[tuple[int, float]]) -> Page:
 
 
 def outputs_folder(run_folder: Path, step: int | None) -> Path | None:
-    """The folder with what was saved at this step, or at the newest; on the run's own data rather than on other data.
-    A folder with results.json is one itself. Raises UserError if there is none of this step.
+    """Return the folder with the outputs of a training step; None takes the newest step.
+
+    Outputs for the run's own data come before outputs for other data. A folder that holds
+    results.json is such a folder itself.
+
+    Raises:
+        UserError: nothing was saved at this step.
     """
     if (run_folder / "results.json").exists():
         if step is not None:
@@ -204,7 +224,7 @@ def outputs_folder(run_folder: Path, step: int | None) -> Path | None:
     found: dict[int, Path] = {}
     for folder in sorted((run_folder / "eval_outputs").glob("step_*"), reverse=True):
         if match := _OUTPUTS.fullmatch(folder.name):
-            found[int(match["step"])] = folder  # the last is the one without another name behind it
+            found[int(match["step"])] = folder  # the last of a step is for the run's own data
     if step is None:
         return found[max(found)] if found else None
     if step not in found:
@@ -214,7 +234,11 @@ def outputs_folder(run_folder: Path, step: int | None) -> Path | None:
 
 
 def read_results(outputs: Path | None) -> Page | None:
-    """results.json as a table, if it is there. Raises UserError."""
+    """Read results.json as a table; return None if there is no such file.
+
+    Raises:
+        UserError: evaluate.py did not write this file.
+    """
     if outputs is None or not (outputs / "results.json").exists():
         return None
     file = outputs / "results.json"

@@ -1,4 +1,4 @@
-"""The puzzles and answers that evaluate.py saved with save_outputs=[...]."""
+"""Read the puzzles and answers that evaluate.py saved with save_outputs=[...]."""
 # N = examples of a shard, T = reasoning steps, S = tokens of an example
 
 import re
@@ -16,9 +16,16 @@ _SHARD = re.compile(r"(?P<set>.+)_rank\d+_\d+\.safetensors")
 
 
 def read_examples(outputs: Path, settings: Settings, names: list[str]) -> tuple[list[Page], dict[str, int], str | None]:
-    """Examples of every set, evenly spread; how many were saved of each; what is missing, if they can't be shown.
+    """Read examples that are spread evenly over each set.
 
-    Only what is shown is kept in memory, beside one shard. Raises UserError for a damaged shard or an unknown set.
+    Memory holds the examples that are shown, and one shard.
+
+    Returns:
+        The examples, the number of saved examples by set, and a note on what was not saved if the
+        examples cannot be shown without it.
+
+    Raises:
+        UserError: a shard is damaged, or there is no set of the chosen name.
     """
     shards: dict[str, list[Path]] = {}
     for file in sorted(outputs.glob("*.safetensors")):
@@ -58,7 +65,7 @@ def read_tensor(file: Path, key: str, num_axes: int) -> np.ndarray:
     try:
         with safe_open(file, framework="numpy") as tensors:
             array = tensors.get_tensor(key)
-    except (OSError, SafetensorError, AttributeError, TypeError) as error:  # a dtype that numpy has no name for
+    except (OSError, SafetensorError, AttributeError, TypeError) as error:  # TypeError: a dtype that NumPy lacks
         raise damaged(file, one_line(error)) from None
     if array.ndim != num_axes:
         raise damaged(file, f"{key} has shape {array.shape}, but {num_axes} axes are needed")
@@ -71,7 +78,7 @@ def damaged(file: Path, reason: str) -> UserError:
 
 
 def examples_of_shard(set_name: str, file: Path, wanted: set[int], names: list[str]) -> list[Page]:
-    """Those of its examples whose row is wanted."""
+    """Return the examples of a shard whose rows are wanted."""
     axes = {
         "inputs": 2,
         "labels": 2,
@@ -101,7 +108,7 @@ def examples_of_shard(set_name: str, file: Path, wanted: set[int], names: list[s
             example |= name_at(names, int(arrays["puzzle_identifiers"][n]))
         if "predictions_at_step" in arrays:
             answers_TS = arrays["predictions_at_step"][n]
-            if "steps" in arrays:  # from where the sequence was halted, its last answer is repeated
+            if "steps" in arrays:  # a sequence that halted repeats its last answer from there on
                 answers_TS = answers_TS[: max(1, int(arrays["steps"][n]))]
             q_halt_T = arrays["q_halt_at_step"][n][: len(answers_TS)] if "q_halt_at_step" in arrays else None
         else:
@@ -109,7 +116,7 @@ def examples_of_shard(set_name: str, file: Path, wanted: set[int], names: list[s
             q_halt_T = arrays["q_halt"][n][None] if "q_halt" in arrays else None
         example["answers"] = [to_text(answer_S) for answer_S in answers_TS]
         if q_halt_T is not None:
-            # The logit of halting; beyond 60 its sigmoid is 0 or 1 in any case, and exp would overflow.
+            # Beyond 60 the sigmoid of the logit is 0 or 1, and exp would overflow.
             confidence_T = 1 / (1 + np.exp(-np.clip(q_halt_T.astype(np.float64), -60, 60)))
             example["confidence"] = [finite(round(value, 4)) for value in confidence_T.tolist()]
         examples.append(example)
