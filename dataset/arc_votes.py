@@ -30,6 +30,7 @@ from dataset.arc import (
     undo,
 )
 from dataset.schema import Split
+from dataset.tasks.arc import ArcTask
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.files import file_errors, plain, write_atomically
@@ -65,8 +66,7 @@ class ArcVotes:
             raise UserError(f"{split.path}: votes are of one set, not of {', '.join(split.sets)}; give evaluators=[]")
         if (metadata.seq_len, metadata.vocab_size) != (SEQ_LEN, VOCAB_SIZE):
             raise UserError(
-                f"{split.path} has {metadata.seq_len} tokens of {metadata.vocab_size} kinds, but ARC {SEQ_LEN} of "
-                f"{VOCAB_SIZE}; leave the votes out"
+                f"{split.path} has {metadata.seq_len} tokens of {metadata.vocab_size} kinds, {ArcTask.wrong_shape}"
             )
         folder = split.path.parent
         self._puzzles_file = folder / "test_puzzles.json"

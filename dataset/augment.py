@@ -83,7 +83,7 @@ def cell_sources(rows_NL: np.ndarray, columns_NL: np.ndarray, transposed_N: np.n
 
 
 @dataclass(frozen=True)
-class Symmetries:
+class DrawnSymmetries:
     """One symmetry for each of N boards."""
 
     cells_NS: np.ndarray  # as in `cell_sources`
@@ -102,7 +102,7 @@ def draws_per_symmetry(box: Box) -> int:
     return box.side + 3
 
 
-def draw_symmetries(rng: np.random.Generator, num: int, box: Box) -> Symmetries:
+def draw_symmetries(rng: np.random.Generator, num: int, box: Box) -> DrawnSymmetries:
     """Draws `num` symmetries independently and uniformly.
 
     Each takes the next U numbers of `rng`, so a call for n and one for m give what one call for n + m gives.
@@ -110,7 +110,7 @@ def draw_symmetries(rng: np.random.Generator, num: int, box: Box) -> Symmetries:
     return symmetries_from(rng.random((num, draws_per_symmetry(box))), box)
 
 
-def symmetries_from(uniform_NU: np.ndarray, box: Box) -> Symmetries:
+def symmetries_from(uniform_NU: np.ndarray, box: Box) -> DrawnSymmetries:
     """The symmetries that these numbers in [0, 1) stand for, one for each row."""
     num, side = len(uniform_NU), box.side
     digits_ND = np.zeros((num, side + 1), dtype=np.uint8)
@@ -120,4 +120,4 @@ def symmetries_from(uniform_NU: np.ndarray, box: Box) -> Symmetries:
     rows_NL = rows[(uniform_NU[:, side] * len(rows)).astype(np.intp)]
     columns_NL = columns[(uniform_NU[:, side + 1] * len(columns)).astype(np.intp)]
     transposed_N = (uniform_NU[:, side + 2] < 0.5) & box.is_square
-    return Symmetries(cell_sources(rows_NL, columns_NL, transposed_N), digits_ND)
+    return DrawnSymmetries(cell_sources(rows_NL, columns_NL, transposed_N), digits_ND)

@@ -33,6 +33,9 @@ from dataset.builder import (
 )
 from dataset.puzzle_csv import FIX_ROW, NO_TOKEN, Row
 from dataset.schema import SplitName
+from dataset.tasks import task_of_shape
+from dataset.tasks.maze import MazeTask
+from dataset.transforms import NUM_TRANSFORMS, transformed
 from utils.arguments import Parser, check_at_least
 from utils.errors import UserError
 from utils.shell import run_command
@@ -199,7 +202,7 @@ def read_csv(file: Path) -> Mazes:
 
 def _num_cells_of(file: Path, row: Row) -> int:
     num_cells = len(row.question)
-    if num_cells < 4 or not maze.is_maze(num_cells, maze.VOCAB_SIZE):
+    if num_cells < 4 or not isinstance(task_of_shape(num_cells, maze.VOCAB_SIZE), MazeTask):
         raise UserError(
             f"{file}:{row.line}: the question has {num_cells} characters; a maze is a square, of 4, 9, 25, ... "
             f"(16 would be taken for a Sudoku); {FIX_ROW}"
@@ -248,7 +251,7 @@ def _token_of(characters: str) -> np.ndarray:
 def write_split(folder: Path, mazes: Mazes, aug: bool) -> None:
     """Writes one split: for each maze a group of it alone, or of its eight images with itself first."""
     num, num_cells = mazes.questions_NS.shape
-    num_images = maze.NUM_TRANSFORMS if aug else 1
+    num_images = NUM_TRANSFORMS if aug else 1
     with (
         SplitWriter(folder, seq_len=num_cells, vocab_size=maze.VOCAB_SIZE, num_puzzle_identifiers=1) as writer,
         progress(folder.name, num * num_images, "mazes") as bar,
@@ -266,7 +269,7 @@ def _images(mazes_NS: np.ndarray, num_images: int) -> np.ndarray:
     side = maze.side_of(mazes_NS.shape[1])
     assert side is not None
     mazes_NLL = mazes_NS.reshape(-1, side, side)
-    images_NTLL = np.stack([maze.transformed(mazes_NLL, transform) for transform in range(num_images)], axis=1)
+    images_NTLL = np.stack([transformed(mazes_NLL, transform) for transform in range(num_images)], axis=1)
     return images_NTLL.reshape(-1, side * side)
 
 
@@ -281,7 +284,7 @@ def build(settings: Settings) -> str:
     num_train, num_test = (len(mazes[split].questions_NS) for split in SPLITS)
     num_cells = mazes["train"].questions_NS.shape[1]
     side = maze.side_of(num_cells)
-    images = f"{num_train * maze.NUM_TRANSFORMS:,} images of {num_train:,} mazes" if settings.aug else ""
+    images = f"{num_train * NUM_TRANSFORMS:,} images of {num_train:,} mazes" if settings.aug else ""
     lines = [
         f"train  {images or f'{num_train:,} mazes'} of {side}x{side}",
         f"test   {num_test:,} mazes",

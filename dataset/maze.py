@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dataset.augment import box_of
+from dataset.transforms import NUM_TRANSFORMS, transformed
 from utils.errors import UserError
 
 PADDING, WALL, BLANK, START, GOAL, PATH = range(6)
@@ -23,8 +23,6 @@ SYMBOLS = " # SGo"
 
 # In which the search that made the labels looks around: down, left, right, up, as (rows, columns).
 _DIRECTIONS = ((1, 0), (0, -1), (0, 1), (-1, 0))
-
-NUM_TRANSFORMS = 8
 
 MIN_SIDE, MAX_SIDE = 6, 40
 # Of the candidates for a new maze: how many at a time, and the share of walls, evenly from this range. With it, hard
@@ -43,11 +41,6 @@ def to_tokens(text: str) -> np.ndarray:
 
 def to_text(tokens_S: np.ndarray) -> str:
     return "".join(SYMBOLS[token] for token in tokens_S.tolist())
-
-
-def is_maze(seq_len: int, vocab_size: int) -> bool:
-    """Whether data of these sizes are mazes: a square that is no Sudoku, as 16 cells of 6 kinds are."""
-    return vocab_size == VOCAB_SIZE and side_of(seq_len) is not None and box_of(seq_len, vocab_size) is None
 
 
 def side_of(num_cells: int) -> int | None:
@@ -148,15 +141,6 @@ def judge_paths(inputs_NS: np.ndarray, answers_NS: np.ndarray) -> dict[str, np.n
 
 
 # ---- transforms ----------------------------------------------------------------------------------------------------
-
-
-def transformed(grids_NLL: np.ndarray, transform: int) -> np.ndarray:
-    """A view of the grids after transform 4 * transposed + 2 * upside down + mirrored, in this order; 0 is none."""
-    if transform & 4:
-        grids_NLL = grids_NLL.swapaxes(1, 2)
-    if transform & 2:
-        grids_NLL = grids_NLL[:, ::-1]
-    return grids_NLL[:, :, ::-1] if transform & 1 else grids_NLL
 
 
 def allowed_transforms(inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:

@@ -1,112 +1,74 @@
 """Test-time augmentation: a puzzle is answered in several of its symmetries, and the answers, turned back, vote.
 
-A puzzle's first variation is itself; the others are a function of its row in the dataset alone.
+A puzzle's first variation is itself. The others are a function of its row in the dataset alone.
 """
-# N = variations of examples, K = variations of an example, S = tokens, L = side of a maze
+# N = variations of examples, K = variations of an example, S = tokens, V = vocabulary
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 
-from dataset import maze
-from dataset.augment import box_of, draws_per_symmetry
-from dataset.online import SudokuSymmetries, rename, square_sources
 from dataset.schema import Split
+from dataset.tasks import TASKS, task_of_shape
+from dataset.tasks.base import BoardTask, joined, move, rename
 from utils.batch import Batch
 from utils.errors import UserError
 
-# Tells this random stream from others.
-_STREAM = 0x77A
 
+class Variations:
+    """`count` variations of every example of a split. Those of example r are numbered r * count, r * count + 1, ..."""
 
-class Variations(ABC):
-    """`count` variations of every example of a split: example r's are numbered r * count, r * count + 1, ..."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, task: BoardTask, count: int) -> None:
+        self._task, self.count = task, count
 
     @staticmethod
     def of(split: Split, count: int) -> "Variations":
-        """Raises UserError for a task without symmetries that can be undone, and for more than it has."""
+        """Return the variations of a split's task.
+
+        Raises:
+            UserError: If the task has no symmetries that can be undone, or fewer of them.
+        """
         seq_len, vocab_size = split.metadata.seq_len, split.metadata.vocab_size
-        side = math.isqrt(seq_len)
-        if box_of(seq_len, vocab_size) is not None:
-            return SudokuVariations(split, count)
-        if maze.is_maze(seq_len, vocab_size):
-            if count > len(square_sources(side)):
-                raise UserError(f"tta={count}, but a maze has 8 symmetries; take 8 or fewer")
-            return MazeVariations(side, count)
-        raise UserError(
-            f"tta={count}, but {split.path} has {seq_len} tokens of {vocab_size} kinds, whose answers can't be turned "
-            "back (those of Sudokus and mazes can; augmentations of an ARC dataset vote with evaluators=[arc])"
-        )
+        task = task_of_shape(seq_len, vocab_size)
+        if task is None or not task.most_variations:
+            can = joined([task.plural for task in TASKS if task.most_variations])
+            hints = [
+                f"; augmentations of an {task.plural} dataset vote with evaluators=[{task.kind}]"
+                for task in TASKS
+                if task.lets_vote
+            ]
+            raise UserError(
+                f"tta={count}, but {split.path} has {seq_len} tokens of {vocab_size} kinds, whose answers can't be "
+                f"turned back (those of {can} can{''.join(hints)})"
+            )
+        most = task.most_variations
+        if count > most:
+            raise UserError(f"tta={count}, but {task.singular} has {most} symmetries; take {most} or fewer")
+        return Variations(task, count)
 
     def spread(self, examples: Iterator[tuple[np.ndarray, Batch]]) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Every example K times, varied, with the variations' numbers in place of rows."""
+        """Yield every example K times, varied, with the variations' numbers in place of rows."""
         for rows, batch in examples:
             numbers_N = (rows[:, None] * self.count + np.arange(self.count)).ravel()
             repeated = {name: tensor.repeat_interleave(self.count, 0) for name, tensor in batch.items()}
             varied = self.vary(numbers_N, repeated["inputs"])
             yield numbers_N, {**repeated, "inputs": varied}
 
-    @abstractmethod
     def vary(self, numbers_N: np.ndarray, boards_NS: torch.Tensor) -> torch.Tensor:
-        """The variations with these numbers of boards as they are in the dataset."""
+        """Return the variations with these numbers of boards as they are in the dataset."""
+        return move(boards_NS, self._chosen(numbers_N, boards_NS.device))
 
-    @abstractmethod
     def undo(self, numbers_N: np.ndarray, boards_NS: torch.Tensor) -> torch.Tensor:
-        """The inverse of `vary`."""
-
-
-class SudokuVariations(Variations):
-    """Symmetries as the builder draws them."""
-
-    def __init__(self, split: Split, count: int) -> None:
-        super().__init__(count)
-        box = box_of(split.metadata.seq_len, split.metadata.vocab_size)
-        assert box is not None
-        self._symmetries, self._num_draws = SudokuSymmetries(box), draws_per_symmetry(box)
+        """Return the boards of which these are the variations."""
+        chosen = self._chosen(numbers_N, boards_NS.device)
+        if "names" in chosen:
+            boards_NS = rename(boards_NS, chosen["names"].argsort(1))
+        return torch.empty_like(boards_NS).scatter_(1, chosen["cells"].long(), boards_NS)
 
     def _chosen(self, numbers_N: np.ndarray, device: torch.device) -> Batch:
-        drawn = {
-            row: np.random.default_rng([_STREAM, row]).random((self.count, self._num_draws))
-            for row in set((numbers_N // self.count).tolist())
-        }
-        uniform_NU = np.stack([drawn[number // self.count][number % self.count] for number in numbers_N.tolist()])
-        chosen = self._symmetries.choose(uniform_NU, numbers_N)
-        is_itself_N = numbers_N % self.count == 0
-        for name in ("cells", "names"):
-            chosen[name][is_itself_N] = np.arange(chosen[name].shape[1], dtype=chosen[name].dtype)
+        chosen = self._task.variations(numbers_N, self.count)
         return {name: torch.from_numpy(array).to(device) for name, array in chosen.items()}
-
-    def vary(self, numbers_N: np.ndarray, boards_NS: torch.Tensor) -> torch.Tensor:
-        chosen = self._chosen(numbers_N, boards_NS.device)
-        return rename(boards_NS.gather(1, chosen["cells"].long()), chosen["names"])
-
-    def undo(self, numbers_N: np.ndarray, boards_NS: torch.Tensor) -> torch.Tensor:
-        chosen = self._chosen(numbers_N, boards_NS.device)
-        named_NS = rename(boards_NS, chosen["names"].argsort(1))
-        return torch.empty_like(boards_NS).scatter_(1, chosen["cells"].long(), named_NS)
-
-
-class MazeVariations(Variations):
-    """The k-th is the k-th transform of the square."""
-
-    def __init__(self, side: int, count: int) -> None:
-        super().__init__(count)
-        self._sources_TS = square_sources(side)
-
-    def _sources(self, numbers_N: np.ndarray, device: torch.device) -> torch.Tensor:
-        return self._sources_TS[torch.from_numpy(numbers_N % self.count)].to(device)
-
-    def vary(self, numbers_N: np.ndarray, boards_NS: torch.Tensor) -> torch.Tensor:
-        return boards_NS.gather(1, self._sources(numbers_N, boards_NS.device))
-
-    def undo(self, numbers_N: np.ndarray, boards_NS: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(boards_NS).scatter_(1, self._sources(numbers_N, boards_NS.device), boards_NS)
 
 
 class Ballots:

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from dataset import loader
 from dataset.loader import EvalLoader, TrainLoader
-from dataset.online import MazeSymmetries
 from dataset.sampler import Sampler
 from dataset.schema import PuzzleSet, open_split
+from dataset.tasks.maze import MazeTask
 from tests import runs
 from utils.dist.world import World
 from utils.errors import UserError
@@ -171,7 +170,7 @@ def test_what_is_read_whole_is_what_was_opened(own_data: Path, case: str) -> Non
     with pytest.raises(ValueError, match=re.escape(message)):
         TrainLoader(split, sampler, World.single(), data_on="device")
     with pytest.raises(ValueError, match=re.escape(message)):
-        MazeSymmetries(sets, torch.device("cpu"))
+        MazeTask(4).symmetries(sets)
 
 
 def _emptied_amid_an_evaluation(file: str, rank: int) -> None:

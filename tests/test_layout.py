@@ -199,9 +199,12 @@ STEP_PATH = {
     "optim/build.py": ("Optimizers.step", "Optimizers.zero_grad"),
     "optim/ema.py": ("EMA.update",),
     "dataset/loader.py": ("TrainLoader._device_part", "_Resident.rows"),
-    "dataset/online.py": ("SudokuSymmetries.apply", "MazeSymmetries.apply", "ArcSymmetries.apply", "_transform_grid"),
-    "dataset/evaluators.py": ("SudokuEvaluator.__call__", "Evaluators.judge"),
-    "utils/dist/world.py": ("World.sum_", "World.gather_rows"),
+    "dataset/online.py": ("OnlineAugmentation.apply",),
+    "dataset/tasks/base.py": ("Symmetries.apply", "move", "rename"),
+    "dataset/tasks/arc.py": ("ArcSymmetries.apply", "_transform_grid", "_box_sources"),
+    "dataset/tasks/sudoku.py": ("SudokuTask.judge",),
+    "dataset/evaluators.py": ("Evaluators.judge",),
+    "utils/dist.py": ("World.sum_", "World.gather_rows"),
 }
 WAITING_METHODS = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "masked_select", "synchronize", "is_nonzero"}
 WAITING_CALLS = {"float", "int", "bool", "print"}

@@ -172,5 +172,4 @@ def _online_augmentation(config: PretrainConfig, data: Data, world: World) -> On
         seed=config.seed,
         global_batch_size=config.global_batch_size,
         slots=world.slice_of(config.global_batch_size),
-        device=world.device,
     )

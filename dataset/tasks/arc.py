@@ -1,11 +1,26 @@
 """ARC as a task."""
 # N = examples, S = cells of the canvas, L = its side, hw = rows and columns of a grid
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from dataset import arc
-from dataset.tasks.base import GREY, BoardTask, Cell, Fault, Verdict, count
+from dataset.schema import PuzzleSet, Split
+from dataset.tasks.base import GREY, BoardTask, Cell, Fault, Symmetries, Verdict, count, rename
+from dataset.transforms import NUM_TRANSFORMS
 
+if TYPE_CHECKING:
+    import torch
+
+    from dataset.arc_votes import ArcVotes
+    from utils.batch import Batch
+
+# All but black, which stays what it is.
+_NUM_PERMUTED = arc.NUM_COLOURS - 1
 _WITHOUT_ENDS = bytes(arc.PADDING if token == arc.END else token for token in range(256))
 
 # Of the 256 colours of a terminal the nearest to those in which ARC is usually shown: background, then text.
@@ -19,15 +34,17 @@ class ArcTask(BoardTask):
     """Tokens are those of dataset/arc.py. What counts of an answer is the grid that is cropped from it."""
 
     kind = "arc"
-    plural = "ARC"
+    singular, plural = "an ARC grid", "ARC"
     shapes = f"ARC: {arc.SEQ_LEN} of {arc.VOCAB_SIZE}"
+    wrong_shape = f"but ARC {arc.SEQ_LEN} of {arc.VOCAB_SIZE}; leave the votes out"
     checked = "ARC: what is no rectangle of colours with end markers, or input and label in different places."
     same_examples = "in ARC wherever on the canvas the grids stand"
+    lets_vote = True
     name, title, side = "arc", "ARC", arc.SIDE
     _colors_are_marks = False
 
     @classmethod
-    def of_shape(cls, seq_len: int, vocab_size: int) -> "ArcTask | None":
+    def of_shape(cls, seq_len: int, vocab_size: int) -> ArcTask | None:
         return cls() if (seq_len, vocab_size) == (arc.SEQ_LEN, arc.VOCAB_SIZE) else None
 
     def plain(self, tokens_S: np.ndarray) -> list[list[int]]:
@@ -74,6 +91,19 @@ class ArcTask(BoardTask):
             lines.append("".join(cells).rstrip())
         return lines
 
+    def symmetries(self, sets: Sequence[PuzzleSet]) -> ArcSymmetries:
+        return ArcSymmetries()
+
+    def scores(self, split: Split) -> bool:
+        # Votes need the names of tasks and augmentations, which datasets of several parts and of other builders lack.
+        return (split.path.parent / "test_puzzles.json").is_file()
+
+    @classmethod
+    def votes(cls, split: Split) -> ArcVotes:
+        from dataset.arc_votes import ArcVotes  # which needs PyTorch
+
+        return ArcVotes(split)
+
     def faults(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray) -> dict[Fault, np.ndarray]:
         labelled_N = labelled_NS.any(axis=1)
         inputs_right_N, inputs_corner_N = _grids(inputs_NS)
@@ -115,3 +145,94 @@ def _line_after(lines_NL: np.ndarray) -> np.ndarray:
 
 def _num_runs(lines_NL: np.ndarray) -> np.ndarray:
     return lines_NL[:, 0] + (lines_NL[:, 1:] & ~lines_NL[:, :-1]).sum(axis=1)
+
+
+# ---- symmetries --------------------------------------------------------------------------------------------------
+
+
+class ArcSymmetries(Symmetries):
+    """A permutation of the colours but black, and one of the eight transforms of each grid inside its own box.
+
+    Example by example: a puzzle's identifier does not say which were drawn, as it does where a builder gives every
+    augmentation an identifier of its own.
+    """
+
+    description = "symmetries of ARC (which puzzle embeddings know nothing of)"
+    num_draws = _NUM_PERMUTED + 1
+
+    def choose(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> dict[str, np.ndarray]:
+        names_BV = np.tile(np.arange(arc.VOCAB_SIZE, dtype=np.uint8), (len(uniform_BU), 1))
+        names_BV[:, arc.FIRST_COLOUR + 1 :] = uniform_BU[:, :_NUM_PERMUTED].argsort(axis=1) + arc.FIRST_COLOUR + 1
+        transform_B = (uniform_BU[:, _NUM_PERMUTED] * NUM_TRANSFORMS).astype(np.uint8)
+        return {"names": names_BV, "transforms": transform_B}
+
+    def apply(self, batch: Batch, chosen: Batch) -> Batch:
+        transform_B, names_BV = chosen["transforms"].long(), chosen["names"]
+        moved = {name: _transform_grid(batch[name], transform_B, names_BV) for name in ("inputs", "labels")}
+        return {**batch, **moved}
+
+
+def _transform_grid(tokens_BS: torch.Tensor, transform_B: torch.Tensor, names_BV: torch.Tensor) -> torch.Tensor:
+    """Return canvases whose grids are transformed and have new colours, (B, S).
+
+    The end of a grid is marked as published: below it over its columns, right of it over its rows, where the canvas
+    goes on.
+    """
+    import torch  # only here: see dataset/tasks/base.py
+
+    is_grid_BLL = (tokens_BS >= arc.FIRST_COLOUR).view(-1, arc.SIDE, arc.SIDE)
+    in_row_BL, in_column_BL = is_grid_BLL.any(2), is_grid_BLL.any(1)
+    # Grids have no holes: sums are sizes. argmax gives the first of equals; without a grid all sizes are 0.
+    top_B, height_B = in_row_BL.int().argmax(1), in_row_BL.sum(1)
+    left_B, width_B = in_column_BL.int().argmax(1), in_column_BL.sum(1)
+    transposed_B, _, _ = _transform_bits(transform_B)
+    top_B, left_B = torch.where(transposed_B, left_B, top_B), torch.where(transposed_B, top_B, left_B)
+    height_B, width_B = torch.where(transposed_B, width_B, height_B), torch.where(transposed_B, height_B, width_B)
+
+    sources_BS = _box_sources(transform_B, top_B, left_B, height_B, width_B)
+    grid_BS = rename(tokens_BS.gather(1, sources_BS), names_BV)
+
+    places = torch.arange(arc.SIDE, device=tokens_BS.device)
+    down_BL, across_BL = places - top_B[:, None], places - left_B[:, None]
+    in_row_BL = (down_BL >= 0) & (down_BL < height_B[:, None])
+    in_column_BL = (across_BL >= 0) & (across_BL < width_B[:, None])
+    below_BL, right_BL = down_BL == height_B[:, None], across_BL == width_B[:, None]
+    inside_BS = (in_row_BL[:, :, None] & in_column_BL[:, None, :]).flatten(1)
+    end_BLL = (below_BL[:, :, None] & in_column_BL[:, None, :]) | (in_row_BL[:, :, None] & right_BL[:, None, :])
+    # Around it lies padding, which labels may ignore: the least token there is, for colours and markers are above it.
+    around_B1 = tokens_BS.amin(1, keepdim=True).clamp(max=arc.PADDING)
+    return torch.where(inside_BS, grid_BS, torch.where(end_BLL.flatten(1), arc.END, around_B1))
+
+
+def _transform_bits(transforms_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return whether each transform transposes, turns upside down, and mirrors."""
+    return transforms_B // 4 % 2 == 1, transforms_B // 2 % 2 == 1, transforms_B % 2 == 1
+
+
+def _box_sources(
+    transform_B: torch.Tensor,
+    top_B: torch.Tensor,
+    left_B: torch.Tensor,
+    height_B: torch.Tensor,
+    width_B: torch.Tensor,
+) -> torch.Tensor:
+    """Return for each cell of a canvas, whose grid is transformed in its own box, the original's cell, (B, S) int64.
+
+    Args:
+        transform_B, top_B, left_B, height_B, width_B: The transform and the transformed box, int64. Transposed, a box
+            lies where rows and columns have changed places, so that it fits.
+
+    The values outside of the box mean nothing.
+    """
+    import torch
+
+    transposed_B, upside_down_B, mirrored_B = _transform_bits(transform_B)
+    places = torch.arange(arc.SIDE, device=transform_B.device)
+    down_BL = places - top_B[:, None]
+    across_BL = places - left_B[:, None]
+    down_BL = torch.where(upside_down_B[:, None], height_B[:, None] - 1 - down_BL, down_BL) + top_B[:, None]
+    across_BL = torch.where(mirrored_B[:, None], width_B[:, None] - 1 - across_BL, across_BL) + left_B[:, None]
+    swap_B1 = transposed_B[:, None]
+    sources_BLL = torch.where(swap_B1, down_BL, down_BL * arc.SIDE)[:, :, None]
+    sources_BLL = sources_BLL + torch.where(swap_B1, across_BL * arc.SIDE, across_BL)[:, None, :]
+    return sources_BLL.flatten(1).clamp(0, arc.SEQ_LEN - 1)

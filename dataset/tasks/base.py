@@ -2,16 +2,26 @@
 
 A task is a kind of puzzle in one size, told by the shape of a dataset: the number of tokens and of their kinds.
 """
-# N = examples, S = cells of a board, L = side of a board
+# B, N = examples, S = cells of a board, L = side of a board, U = random numbers for a symmetry, V = vocabulary
+
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
+from dataset.schema import PuzzleSet, Split
 from utils.errors import UserError
+
+if TYPE_CHECKING:  # dataset.validate and other programs import all tasks, and start much faster without PyTorch
+    import torch
+
+    from utils.batch import Batch
+    from utils.dist.world import World
 
 Plain = str | list[list[int]]
 """A board for programs: a text with a character for each cell, or the rows of a grid of numbers."""
@@ -40,14 +50,76 @@ class Verdict:
     reason: str
 
 
+class Symmetries(ABC):
+    """The symmetries of a task, of which augmentation draws one for every visit of an example.
+
+    On the host, `choose` says what random numbers mean, in NumPy. On the device, `apply` moves the tokens.
+    """
+
+    description: str  # for the head of a run, such as "symmetries of Sudoku 3x3"
+    num_draws: int  # U
+
+    @abstractmethod
+    def choose(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> dict[str, np.ndarray]:
+        """Return what `apply` needs, as small arrays: unless that is another one, "cells" and "names" as in `move`.
+
+        Args:
+            uniform_BU: Random numbers in [0, 1).
+            examples_B: The numbers of the examples.
+        """
+
+    def apply(self, batch: Batch, chosen: Batch) -> Batch:
+        """Return the batch with inputs and labels transformed alike. Ignored labels, below 0, keep their value."""
+        return {**batch, **{name: move(batch[name], chosen) for name in ("inputs", "labels")}}
+
+
+def move(tokens_BS: torch.Tensor, chosen: Batch) -> torch.Tensor:
+    """Return boards whose cells have changed places and whose tokens have new names.
+
+    Args:
+        chosen: "cells" (B, S): for each cell of the result the cell of the original that it shows. And "names" (B, V),
+            if tokens are renamed: what each token becomes.
+    """
+    moved_BS = tokens_BS.gather(1, chosen["cells"].long())
+    return rename(moved_BS, chosen["names"]) if "names" in chosen else moved_BS
+
+
+def rename(tokens_BS: torch.Tensor, names_BV: torch.Tensor) -> torch.Tensor:
+    """Return each token's new name in the table of its row. Ignored labels, below 0, keep their value."""
+    renamed_BS = names_BV.to(tokens_BS.dtype).gather(1, tokens_BS.clamp(min=0).long())
+    return renamed_BS.where(tokens_BS >= 0, tokens_BS)
+
+
+class Votes(Protocol):
+    """Counts the answers to several versions of a puzzle as votes. dataset/arc_votes.py has an example."""
+
+    metrics: tuple[str, ...]
+
+    @property
+    def num_tasks(self) -> int: ...
+
+    def clear(self) -> None: ...
+
+    def add(
+        self, identifiers_N: np.ndarray, inputs_NS: np.ndarray, predictions_NS: np.ndarray, confidence_N: np.ndarray
+    ) -> None: ...
+
+    def result(self, world: World, save_to: Path | None = None) -> dict[str, float]: ...
+
+
 class BoardTask(ABC):
     """A kind of puzzle in one size. Boards are arrays of tokens (S,), row by row."""
 
     kind: ClassVar[str]  # one word, such as "sudoku"
+    singular: ClassVar[str]  # for messages, such as "a Sudoku"
     plural: ClassVar[str]  # for messages, such as "Sudokus"
     shapes: ClassVar[str]  # for messages, such as "Sudoku: 81 of 11": how many tokens of how many kinds
+    wrong_shape: ClassVar[str]  # how a message ends about data of another shape, where this kind of task was asked for
     checked: ClassVar[str]  # for the help of dataset.validate: which faults are found
     same_examples: ClassVar[str] = ""  # for that help too: when examples with other tokens are the same (`identity`)
+    metrics: ClassVar[tuple[str, ...]] = ()  # what `judge` finds out
+    most_variations: ClassVar[float] = 0  # how many `variations` a puzzle has
+    lets_vote: ClassVar[bool] = False  # if so, `votes` counts answers, and nothing is judged
 
     name: str  # such as "sudoku 3x3"
     title: str  # the name in reports, such as "Sudoku 3x3"
@@ -58,7 +130,7 @@ class BoardTask(ABC):
 
     @classmethod
     @abstractmethod
-    def of_shape(cls, seq_len: int, vocab_size: int) -> "BoardTask | None":
+    def of_shape(cls, seq_len: int, vocab_size: int) -> BoardTask | None:
         """Return the task whose examples have this shape. None: it is no shape of this kind of task."""
 
     # ---- boards for programs and people ------------------------------------------------------------------
@@ -131,6 +203,49 @@ class BoardTask(ABC):
     def drawing(self) -> dict[str, Any]:
         """What the viewer's page has to know to draw a board, as JSON."""
         return {"kind": self.kind, "rows": self.side, "columns": self.side}
+
+    # ---- symmetries --------------------------------------------------------------------------------------
+
+    def symmetries(self, sets: Sequence[PuzzleSet]) -> Symmetries | None:
+        """Return the symmetries for augmentation on the fly. None: they are not known.
+
+        Args:
+            sets: The training sets, whose examples are numbered one set after the other.
+        """
+        return None
+
+    def variations(self, numbers_N: np.ndarray, count: int) -> dict[str, np.ndarray]:
+        """Return symmetries that can be undone, for answers that vote: "cells" and "names" as `move` takes them.
+
+        Args:
+            numbers_N: Variation k of the example in row r of the dataset has the number r * count + k. What it is
+                depends on r and k alone, and the first variation is the example itself.
+            count: How many variations every example has.
+        """
+        raise NotImplementedError(f"answers of {self.kind} can't be turned back")
+
+    # ---- evaluation --------------------------------------------------------------------------------------
+
+    def judge(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what holds of each answer, (B,) bool on the same device for every name in `metrics`.
+
+        Args:
+            inputs_BS, predictions_BS: Tokens, integers of any type.
+        """
+        return {}
+
+    def scores(self, split: Split) -> bool:
+        """Return whether an evaluation of the split makes use of this task unless told otherwise."""
+        return bool(self.metrics)
+
+    @classmethod
+    def votes(cls, split: Split) -> Votes:
+        """Return what counts the answers to a split as votes.
+
+        Raises:
+            UserError: If something is missing in the dataset, or wrong.
+        """
+        raise NotImplementedError(f"answers of {cls.kind} don't vote")
 
     # ---- validation --------------------------------------------------------------------------------------
 

@@ -1,20 +1,36 @@
 """Mazes as a task."""
-# N = mazes, S = cells of a maze, L = side
+# B, N = mazes, S = cells of a maze, L = side
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dataset import maze
+from dataset.schema import PuzzleSet
 from dataset.tasks.base import GREY, Cell, Fault, TextTask, Verdict, count
+from dataset.tasks.square import SquareSymmetries, square_variations
+from dataset.transforms import NUM_TRANSFORMS
 from utils.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class MazeTask(TextTask):
     """Tokens and characters are those of dataset/maze.py."""
 
     kind = "maze"
-    plural = "mazes"
+    singular, plural = "a maze", "mazes"
     shapes = f"maze: a square of {maze.VOCAB_SIZE}"
+    wrong_shape = f"which is no maze (a square of {maze.VOCAB_SIZE} kinds is); leave the evaluator maze out"
     checked = "Maze: labels that are no shortest path."
+    # Whether an answer is a path from S to G, and whether none is shorter, whatever the label says: there are many
+    # shortest paths, and the label is one of them.
+    metrics = ("path_valid", "path_optimal")
+    most_variations = NUM_TRANSFORMS
     has_one_solution = False
 
     def __init__(self, side: int) -> None:
@@ -22,7 +38,7 @@ class MazeTask(TextTask):
         self.side = side
 
     @classmethod
-    def of_shape(cls, seq_len: int, vocab_size: int) -> "MazeTask | None":
+    def of_shape(cls, seq_len: int, vocab_size: int) -> MazeTask | None:
         side = maze.side_of(seq_len)
         return None if side is None or vocab_size != maze.VOCAB_SIZE else cls(side)
 
@@ -78,6 +94,20 @@ class MazeTask(TextTask):
                 cells.append(cell(number, text, GREY if is_wall else ""))
             lines.append(f"│{''.join(cells)}│")
         return [*lines, f"└{edge}┘"]
+
+    def symmetries(self, sets: Sequence[PuzzleSet]) -> SquareSymmetries:
+        # A maze has millions of shortest paths, and its label is the one that breadth-first search from S finds: of the
+        # sequences of directions the first, where down comes before left, right and up. Turned, most paths are the
+        # label no more.
+        return SquareSymmetries(sets, self.plural, self.side, maze.allowed_transforms)
+
+    def variations(self, numbers_N: np.ndarray, count: int) -> dict[str, np.ndarray]:
+        return square_variations(numbers_N, count, self.side)
+
+    def judge(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
+        # A breadth-first search on the host.
+        found = maze.judge_paths(inputs_BS.cpu().numpy(), predictions_BS.cpu().numpy())
+        return {name: inputs_BS.new_tensor(found[name]).bool() for name in self.metrics}
 
     def faults(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray) -> dict[Fault, np.ndarray]:
         complete_N = labelled_NS.all(axis=1)

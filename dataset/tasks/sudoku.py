@@ -1,25 +1,43 @@
 """Sudoku as a task."""
-# N = boards, S = cells of a board, L = side of a board, D = digits, U = rows, columns, boxes
+# B, N = boards, S = cells of a board, L = side of a board, D = digits, V = vocabulary
+# U = rows, columns, boxes; of symmetries: random numbers for one
 
-from typing import Any
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dataset.augment import BOXES, Box, box_of
+from dataset.augment import BOXES, Box, box_of, draws_per_symmetry, symmetries_from
+from dataset.schema import PuzzleSet
 from dataset.sudoku import unit_ids, valid_solutions
-from dataset.tasks.base import GREY, Cell, Fault, TextTask, Verdict, count, some
+from dataset.tasks.base import GREY, Cell, Fault, Symmetries, TextTask, Verdict, count, some
 from utils.errors import UserError
 
+if TYPE_CHECKING:
+    import torch
+
+_FIRST_DIGIT = 2
+# Tells the random stream of variations from others.
+_VARIATIONS_STREAM = 0x77A
 _UNITS = ("row", "column", "box")
+_SHAPES = ", ".join(f"{box.num_cells} of {box.side + 2}" for box in BOXES.values())
 
 
 class SudokuTask(TextTask):
     """Tokens: 0 padding, 1 a blank, 2 the digit 1."""
 
     kind = "sudoku"
-    plural = "Sudokus"
-    shapes = f"Sudoku: {', '.join(f'{box.num_cells} of {box.side + 2}' for box in BOXES.values())}"
+    singular, plural = "a Sudoku", "Sudokus"
+    shapes = f"Sudoku: {_SHAPES}"
+    wrong_shape = f"which is no Sudoku ({_SHAPES} are); leave the evaluator sudoku out"
     checked = "Sudoku: labels that are no valid board or change a clue."
+    # Whether an answer is a valid board, whatever the label says, and whether it leaves the clues alone. An answer that
+    # is both solves the puzzle.
+    metrics = ("valid_boards", "clues_kept")
+    most_variations = math.inf
     _added_mark = "'"
 
     def __init__(self, box: Box) -> None:
@@ -29,7 +47,7 @@ class SudokuTask(TextTask):
         self._cells_ULL = unit_ids(box).argsort(1, kind="stable").reshape(len(_UNITS), box.side, box.side)
 
     @classmethod
-    def of_shape(cls, seq_len: int, vocab_size: int) -> "SudokuTask | None":
+    def of_shape(cls, seq_len: int, vocab_size: int) -> SudokuTask | None:
         box = box_of(seq_len, vocab_size)
         return None if box is None else cls(box)
 
@@ -108,6 +126,33 @@ class SudokuTask(TextTask):
     def drawing(self) -> dict[str, Any]:
         return super().drawing | {"box": [self._box.rows, self._box.columns]}
 
+    def symmetries(self, sets: Sequence[PuzzleSet]) -> SudokuSymmetries:
+        return SudokuSymmetries(self._box)
+
+    def variations(self, numbers_N: np.ndarray, count: int) -> dict[str, np.ndarray]:
+        num_draws = draws_per_symmetry(self._box)
+        drawn = {
+            row: np.random.default_rng([_VARIATIONS_STREAM, row]).random((count, num_draws))
+            for row in set((numbers_N // count).tolist())
+        }
+        uniform_NU = np.stack([drawn[number // count][number % count] for number in numbers_N.tolist()])
+        chosen = SudokuSymmetries(self._box).choose(uniform_NU, numbers_N)
+        is_itself_N = numbers_N % count == 0
+        for array in chosen.values():
+            array[is_itself_N] = np.arange(array.shape[1], dtype=array.dtype)
+        return chosen
+
+    def judge(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
+        rows, columns = self._box
+        bits_BS = (1 << (predictions_BS.int() - _FIRST_DIGIT).clamp(min=0)) * (predictions_BS >= _FIRST_DIGIT)
+        # A sum of L or fewer powers of two has L bits only if it has L different ones: no carry, nothing twice.
+        every_digit = (1 << self.side) - 1
+        bands = bits_BS.view(-1, columns, rows, rows, columns)  # band, row in it, stack, column in it
+        sums = (bands.sum((3, 4)), bands.sum((1, 2)), bands.sum((2, 4)))  # of rows, columns and boxes
+        of_rows_B, of_columns_B, of_boxes_B = ((unit_sums == every_digit).flatten(1).all(1) for unit_sums in sums)
+        kept_B = ((inputs_BS < _FIRST_DIGIT) | (predictions_BS == inputs_BS)).all(1)
+        return {"valid_boards": of_rows_B & of_columns_B & of_boxes_B, "clues_kept": kept_B}
+
     def faults(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray) -> dict[Fault, np.ndarray]:
         complete_N = labelled_NS.all(axis=1)
         # Token 1 is a blank, 2 the digit 1; where a label does not count, anything may stand.
@@ -118,4 +163,22 @@ class SudokuTask(TextTask):
             ("labels", f"is no valid board with boxes of {self._box}"): complete_N
             & ~valid_solutions(digits_NS, self._box),
             ("labels", "changes a clue of its input"): changed_NS.any(axis=1),
+        }
+
+
+class SudokuSymmetries(Symmetries):
+    """Digits, bands, rows in bands, stacks, columns in stacks, transposition: as the builder draws them."""
+
+    def __init__(self, box: Box) -> None:
+        self._box = box
+        self.description = f"symmetries of Sudoku {box}"
+        self.num_draws = draws_per_symmetry(box)
+
+    def choose(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> dict[str, np.ndarray]:
+        drawn = symmetries_from(uniform_BU, self._box)
+        padding_B1 = np.zeros((len(uniform_BU), 1), np.uint8)
+        # Tokens are digit + 1; bytes, because they travel.
+        return {
+            "cells": drawn.cells_NS.astype(np.uint8),
+            "names": np.concatenate([padding_B1, drawn.digits_ND + np.uint8(1)], axis=1),
         }

@@ -1,20 +1,114 @@
-"""A split of which only the sizes matter."""
+"""Splits for tests: one of which only the sizes matter, and some in memory with known examples."""
+# N = examples, S = tokens of an example, B = slots, L = side of a grid
 
 from pathlib import Path
+from typing import Any
 
-from dataset.schema import DatasetMetadata, Split
+import numpy as np
+import torch
+
+from dataset.arc import SIDE
+from dataset.arc import VOCAB_SIZE as ARC_VOCAB
+from dataset.augment import Box
+from dataset.loader import TrainLoader
+from dataset.maze import VOCAB_SIZE as MAZE_VOCAB
+from dataset.online import OnlineAugmentation
+from dataset.sampler import Sampler
+from dataset.schema import DatasetMetadata, PuzzleSet, Split
+from dataset.sudoku import random_solution
+from tests.dataset.mazes import random_maze
+from utils.dist.world import World
 
 
 def split_of(seq_len: int, vocab_size: int) -> Split:
-    metadata = DatasetMetadata(
+    """A split of which only the sizes matter."""
+    return Split(Path("data/test"), _metadata(seq_len, vocab_size, 0, 1), {})
+
+
+def split_with(inputs_NS: np.ndarray, labels_NS: np.ndarray, vocab_size: int, ignore: int | None = 0) -> Split:
+    """A split in memory whose puzzles have one example each."""
+    num, seq_len = inputs_NS.shape
+    puzzle_set = PuzzleSet("all", inputs_NS, labels_NS, np.zeros(num, np.int64), np.arange(num + 1), np.arange(num + 1))
+    return Split(Path("data/train"), _metadata(seq_len, vocab_size, ignore, num), {"all": puzzle_set})
+
+
+def _metadata(seq_len: int, vocab_size: int, ignore: int | None, total_groups: int) -> DatasetMetadata:
+    return DatasetMetadata(
         pad_id=0,
-        ignore_label_id=0,
+        ignore_label_id=ignore,
         blank_identifier_id=0,
         vocab_size=vocab_size,
         seq_len=seq_len,
         num_puzzle_identifiers=1,
-        total_groups=1,
+        total_groups=total_groups,
         mean_puzzle_examples=1.0,
         sets=["all"],
     )
-    return Split(Path("data/test"), metadata, {})
+
+
+def tensors(inputs_BS: np.ndarray, labels_BS: np.ndarray, **arrays: np.ndarray) -> dict[str, torch.Tensor]:
+    arrays = {"inputs": inputs_BS.astype(np.int32), "labels": labels_BS.astype(np.int32), **arrays}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def sudoku_split(box: Box, num: int) -> Split:
+    rng = np.random.default_rng(0)
+    solutions_NS = np.concatenate([random_solution(box, rng)[None] for _ in range(num)])
+    puzzles_NS = np.where(rng.random(solutions_NS.shape) < 0.6, 0, solutions_NS)
+    return split_with((puzzles_NS + 1).astype(np.uint8), (solutions_NS + 1).astype(np.uint8), box.side + 2)
+
+
+def maze_split() -> Split:
+    rng = np.random.default_rng(0)
+    mazes = [random_maze(rng, 6) for _ in range(12)]
+    return split_with(np.stack([m for m, _ in mazes]), np.stack([label for _, label in mazes]), MAZE_VOCAB)
+
+
+# ---- ARC -------------------------------------------------------------------------------------------------
+
+
+def on_canvas(grid: np.ndarray, top: int, left: int) -> np.ndarray:
+    """A grid of colours on the canvas as published: (900,) tokens."""
+    canvas_LL = np.zeros((SIDE, SIDE), np.uint8)
+    for row in range(len(grid)):
+        for column in range(len(grid[0])):
+            canvas_LL[top + row, left + column] = grid[row, column] + 2
+    if top + len(grid) < SIDE:
+        for column in range(len(grid[0])):
+            canvas_LL[top + len(grid), left + column] = 1
+    if left + len(grid[0]) < SIDE:
+        for row in range(len(grid)):
+            canvas_LL[top + row, left + len(grid[0])] = 1
+    return canvas_LL.ravel()
+
+
+def arc_grids(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Two grids of different sizes, often as wide or high as the canvas, and where on it both begin."""
+    sizes = rng.choice([1, 2, 3, 7, 18, 29, 30], size=(2, 2))
+    top, left = (int(rng.integers(0, SIDE - sizes[:, axis].max() + 1)) for axis in (0, 1))
+    one, other = (rng.integers(0, 10, size) for size in sizes)
+    return one, other, top, left
+
+
+def random_arc(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    one, other, top, left = arc_grids(rng)
+    return on_canvas(one, top, left), on_canvas(other, top, left)
+
+
+def arc_split() -> Split:
+    rng = np.random.default_rng(0)
+    pairs = [random_arc(rng) for _ in range(12)]
+    return split_with(np.stack([p[0] for p in pairs]), np.stack([p[1] for p in pairs]), ARC_VOCAB)
+
+
+# ---- batches ---------------------------------------------------------------------------------------------
+
+
+def augmented_batches(
+    split: Split, world: World, steps: range, size: int = 8, seed: int = 0, **options: Any
+) -> list[Any]:
+    sets = list(split.sets.values())
+    sampler = Sampler(sets, seed=seed, epochs=20, global_batch_size=size)
+    slots = world.slice_of(size)
+    augmentation = OnlineAugmentation.build(split, seed=seed, global_batch_size=size, slots=slots)
+    return list(TrainLoader(split, sampler, world, augmentation=augmentation, **options).batches(steps))

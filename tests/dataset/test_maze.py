@@ -24,7 +24,6 @@ from dataset.maze import (
     shortest_path,
     to_text,
     to_tokens,
-    transformed,
 )
 from tests.dataset.mazes import Cell, any_maze, random_maze, search, solved, turned, turned_row
 
@@ -242,14 +241,6 @@ def test_answers_of_any_numbers() -> None:
 
 
 # ---- transforms --------------------------------------------------------------------------------------------
-
-
-def test_transforms() -> None:
-    grids_NLL = np.arange(2 * 16).reshape(2, 4, 4)
-    for transform in range(8):
-        expected = [turned(grid_LL, transform) for grid_LL in grids_NLL]
-        np.testing.assert_array_equal(transformed(grids_NLL, transform), expected)
-    assert len({transformed(grids_NLL, transform).tobytes() for transform in range(8)}) == 8
 
 
 @pytest.mark.parametrize("side", [2, 3, 5, 8])

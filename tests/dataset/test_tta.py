@@ -1,57 +1,12 @@
-"""Variations are symmetries of the task that can be undone; votes count, and confidence decides between equals."""
+"""Which tasks have variations, and how these vote: votes count, and confidence decides between equals."""
 
 import itertools
 
 import numpy as np
 import pytest
-import torch
 
-from dataset import maze
-from dataset.augment import BOXES, Box
-from dataset.sudoku import random_solution, valid_solutions
 from dataset.tta import Ballots, Variations, winner
 from tests.dataset.shapes import split_of
-
-# N = boards, K = variations, S = tokens
-
-
-def _spread(variations: Variations, rows: list[int], boards_NS: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
-    batch = {"inputs": boards_NS, "labels": boards_NS + 100, "puzzle_identifiers": torch.arange(len(rows))}
-    ((numbers, varied),) = variations.spread(iter([(np.array(rows), batch)]))
-    count = variations.count
-    assert varied["labels"].tolist() == (boards_NS + 100).repeat_interleave(count, 0).tolist()
-    assert varied["puzzle_identifiers"].tolist() == [n for n in range(len(rows)) for _ in range(count)]
-    assert numbers.tolist() == [row * count + k for row in rows for k in range(count)]
-    return numbers, varied["inputs"]
-
-
-@pytest.mark.parametrize("box", BOXES.values(), ids=str)
-def test_variations_of_a_sudoku_are_sudokus_and_come_back(box: Box) -> None:
-    rng = np.random.default_rng(1)
-    boards_NS = torch.from_numpy(np.stack([random_solution(box, rng) for _ in range(3)]).astype(np.int64)) + 1
-    boards_NS[1, :5] = 1  # blanks stay blanks
-    boards_NS[2, 7] = 0
-    variations = Variations.of(split_of(box.num_cells, box.side + 2), 6)
-    numbers, varied_NS = _spread(variations, [4, 9, 1000], boards_NS)
-    assert torch.equal(variations.undo(numbers, varied_NS), boards_NS.repeat_interleave(6, 0))
-    assert torch.equal(varied_NS[::6], boards_NS), "the first is the puzzle itself"
-    assert len({tuple(board) for board in varied_NS[:6].tolist()}) == 6
-    assert valid_solutions((varied_NS[:6] - 1).numpy().astype(np.uint8), box).all()
-    assert ((varied_NS == 1).sum(1) == torch.tensor([0, 5, 0]).repeat_interleave(6)).all()
-    # Of any order and company.
-    for index in (17, 3, 8):
-        assert torch.equal(variations.undo(numbers[[index]], varied_NS[[index]])[0], boards_NS[index // 6])
-
-
-def test_variations_of_a_maze_are_the_eight_of_the_square() -> None:
-    board_S = torch.from_numpy(maze.to_tokens("S  ## # G").astype(np.int64))
-    variations = Variations.of(split_of(9, 6), 8)
-    numbers, varied_NS = _spread(variations, [5], board_S[None])
-    grid = board_S.numpy().reshape(3, 3)
-    turned = [np.rot90(image, k) for image in (grid, grid.T) for k in range(4)]
-    assert {tuple(board) for board in varied_NS.tolist()} == {tuple(image.ravel()) for image in turned}
-    assert varied_NS[0].tolist() == board_S.tolist()
-    assert torch.equal(variations.undo(numbers, varied_NS), board_S[None].repeat(8, 1))
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
 """ARC as a task: grids for programs and people, and verdicts."""
-# S = cells of the canvas
+# B = examples, S = cells of the canvas
 
 import json
 import re
 
 import numpy as np
 import pytest
+import torch
 
 from dataset import arc
-from dataset.tasks.arc import ArcTask, _grids
+from dataset.loader import IGNORE_LABEL
+from dataset.tasks.arc import ArcSymmetries, ArcTask, _grids
+from tests.dataset.mazes import turned
+from tests.dataset.shapes import arc_grids, on_canvas, random_arc, tensors
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -98,3 +102,69 @@ def test_arc_canvases_that_are_wrong(cell: tuple[int, int], token: int) -> None:
     tokens_LL[cell] = token
     right_N, _ = _grids(np.stack([FRAMED, tokens_LL.ravel(), np.zeros(900, np.uint8)]))
     assert right_N.tolist() == [True, False, False]
+
+
+# ---- symmetries -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("around", [0, IGNORE_LABEL])
+@pytest.mark.parametrize("transform", range(8))
+def test_grids_are_transformed_inside_their_boxes(transform: int, around: int) -> None:
+    rng = np.random.default_rng(transform)
+    symmetries = ArcSymmetries()
+    cases = [arc_grids(rng) for _ in range(30)]
+    assert any(len(grid) == arc.SIDE or len(grid[0]) == arc.SIDE for one, other, *_ in cases for grid in (one, other))
+    inputs_BS = np.stack([on_canvas(one, top, left) for one, _, top, left in cases]).astype(np.int32)
+    labels_BS = np.stack([on_canvas(other, top, left) for _, other, top, left in cases]).astype(np.int32)
+    labels_BS[labels_BS == 0] = around
+
+    uniform_BU = rng.random((30, symmetries.num_draws))
+    uniform_BU[:, -1] = (transform + 0.5) / 8
+    chosen = symmetries.choose(uniform_BU, np.arange(30))
+    batch = symmetries.apply(
+        tensors(inputs_BS, labels_BS), {name: torch.from_numpy(array) for name, array in chosen.items()}
+    )
+    assert {batch[name].dtype for name in ("inputs", "labels")} == {torch.int32}
+    for index, (one, other, top, left) in enumerate(cases):
+        names = chosen["names"][index].tolist()
+        assert names[:3] == [0, 1, 2] and sorted(names) == list(range(arc.VOCAB_SIZE))
+        new_top, new_left = (left, top) if transform & 4 else (top, left)
+        for name, grid in (("inputs", one), ("labels", other)):
+            colours = np.vectorize(lambda colour, names=names: names[colour + 2] - 2)(grid)
+            expected_S = on_canvas(turned(colours, transform), new_top, new_left).astype(np.int32)
+            if name == "labels":
+                expected_S[expected_S == 0] = around
+            np.testing.assert_array_equal(batch[name][index].numpy(), expected_S, err_msg=f"{name} {index}")
+
+
+def test_an_example_without_an_answer_has_none_afterwards() -> None:
+    inputs_S, _ = random_arc(np.random.default_rng(0))
+    symmetries = ArcSymmetries()
+    chosen = symmetries.choose(np.random.default_rng(0).random((8, symmetries.num_draws)), np.arange(8))
+    batch = symmetries.apply(
+        tensors(np.tile(inputs_S, (8, 1)), np.full((8, 900), IGNORE_LABEL)),
+        {name: torch.from_numpy(array) for name, array in chosen.items()},
+    )
+    assert (batch["labels"] == IGNORE_LABEL).all()
+
+
+def test_an_ignored_cell_of_a_grid_stays_ignored() -> None:
+    symmetries = ArcSymmetries()
+    chosen = symmetries.choose(np.random.default_rng(0).random((8, symmetries.num_draws)), np.arange(8))
+    inputs_S = on_canvas(np.full((3, 3), 5), 0, 0)
+    labels_S = inputs_S.astype(np.int32)
+    labels_S[31] = IGNORE_LABEL  # the middle
+    batch = symmetries.apply(
+        tensors(np.tile(inputs_S, (8, 1)), np.tile(labels_S, (8, 1))),
+        {name: torch.from_numpy(array) for name, array in chosen.items()},
+    )
+    assert (batch["labels"][:, 31] == IGNORE_LABEL).all()
+
+
+def test_every_arc_transform_and_colour_is_drawn_about_equally_often() -> None:
+    symmetries, num = ArcSymmetries(), 8000
+    chosen = symmetries.choose(np.random.default_rng(0).random((num, symmetries.num_draws)), np.arange(num))
+    assert abs(np.bincount(chosen["transforms"], minlength=8) - num / 8).max() < 6 * (num / 8) ** 0.5
+    for colour in range(3, arc.VOCAB_SIZE):
+        counts = np.bincount(chosen["names"][:, colour], minlength=arc.VOCAB_SIZE)[3:]
+        assert abs(counts - num / 9).max() < 6 * (num / 9) ** 0.5

@@ -1,14 +1,21 @@
 """Sudoku as a task: text to tokens and back, boards for people, and verdicts against slow rules."""
-# S = cells of a board
+# B = boards, S = cells of a board
 
 import re
 
 import numpy as np
 import pytest
+import torch
 
 from dataset.augment import BOXES, Box
-from dataset.sudoku import generate
-from dataset.tasks.sudoku import SudokuTask
+from dataset.evaluators import build_evaluators
+from dataset.loader import IGNORE_LABEL
+from dataset.sudoku import generate, random_solution, symmetry_class, valid_solutions
+from dataset.tasks.sudoku import SudokuSymmetries, SudokuTask
+from dataset.tta import Variations
+from tests.dataset.shapes import augmented_batches, split_of, sudoku_split, tensors
+from tests.dataset.variations import spread
+from utils.dist.world import World
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -157,3 +164,110 @@ def test_colours_say_what_marks_say() -> None:
     assert "\x1b" not in SUDOKU.show(answer_S, color=False, **options)
     for color in (True, False):
         assert "changed" in SUDOKU.legend(color=color) and "wrong" in SUDOKU.legend(color=color)
+
+
+# ---- evaluation ------------------------------------------------------------------------------------------
+
+
+def _is_valid(tokens_S: list[int], box: Box) -> bool:
+    digits = set(range(2, box.side + 2))
+    units: dict[tuple[str, int], set[int]] = {}
+    for cell, token in enumerate(tokens_S):
+        row, column = divmod(cell, box.side)
+        corner = row // box.rows * 10 + column // box.columns
+        for unit in (("row", row), ("column", column), ("box", corner)):
+            units.setdefault(unit, set()).add(token)
+    return len(units) == 3 * box.side and all(seen == digits for seen in units.values())
+
+
+@pytest.mark.parametrize("box", BOXES.values(), ids=str)
+def test_boards_are_valid_as_each_unit_says(box: Box) -> None:
+    rng = np.random.default_rng(0)
+    boards = [random_solution(box, rng).astype(np.int64) + 1 for _ in range(8)]
+    for solution_S in boards[:8]:
+        for _ in range(6):
+            changed_S = solution_S.copy()
+            changed_S[rng.integers(box.num_cells)] = rng.integers(0, box.side + 2)
+            boards.append(changed_S)
+        swapped_S = solution_S.copy()  # every digit as often as before
+        swapped_S[[0, 1]] = swapped_S[[1, 0]]
+        boards.append(swapped_S)
+    side = box.side
+    latin_S = [(row + column) % side + 2 for row in range(side) for column in range(side)]  # boxes repeat digits
+    # All of one digit: in a sum of powers of two they carry.
+    boards += [np.array(latin_S), *(np.full(box.num_cells, token) for token in range(side + 2))]
+    boards_BS = np.stack(boards)
+    expected = [_is_valid(board_S.tolist(), box) for board_S in boards_BS]
+    assert 8 <= sum(expected) < len(boards)
+    task = SudokuTask(box)
+    for dtype in (torch.int64, torch.int32):
+        predictions_BS = torch.from_numpy(boards_BS).to(dtype)
+        found = task.judge(torch.ones_like(predictions_BS, dtype=torch.int32), predictions_BS)
+        assert found["valid_boards"].tolist() == expected
+        assert found["valid_boards"].dtype == torch.bool
+        assert found["clues_kept"].all(), "where nothing is given, nothing is changed"
+
+
+def test_clues_are_kept_where_the_input_has_a_digit() -> None:
+    inputs_BS = torch.ones(4, 16, dtype=torch.int32)
+    inputs_BS[:, 3], inputs_BS[:, 5], inputs_BS[:, 9] = 2, 4, 0
+    predictions_BS = torch.full((4, 16), 5)
+    predictions_BS[:, 3], predictions_BS[:, 5] = 2, 4
+    predictions_BS[1, 5] = 3
+    predictions_BS[2, 3] = 1
+    predictions_BS[3, 9] = 2
+    found = build_evaluators(["sudoku"], split_of(16, 6)).judge(inputs_BS, predictions_BS)
+    assert found["clues_kept"].tolist() == [True, False, False, True]
+    assert not found["valid_boards"].any()
+
+
+# ---- symmetries -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("box", BOXES.values(), ids=str)
+def test_labels_still_solve_the_inputs(box: Box) -> None:
+    split = sudoku_split(box, 4)
+    batches = augmented_batches(split, World.single(), range(1, 11))
+    inputs_BS, labels_BS = (torch.cat([batch[name] for batch in batches]).numpy() for name in ("inputs", "labels"))
+    assert {batch[name].dtype for batch in batches for name in ("inputs", "labels")} == {torch.int32}
+    assert valid_solutions(labels_BS - 1, box).all()
+    assert ((inputs_BS == 1) | (inputs_BS == labels_BS)).all()
+    originals = {symmetry_class(row - np.uint8(1), box) for row in split.sets["all"].inputs}
+    assert {symmetry_class((row - 1).astype(np.uint8), box) for row in inputs_BS} == originals
+    assert len({row.tobytes() for row in inputs_BS}) > 70
+
+
+def test_ignored_labels_and_padding_move_but_keep_their_value() -> None:
+    box = BOXES["2x2"]
+    symmetries = SudokuSymmetries(box)
+    uniform_BU = np.random.default_rng(0).random((50, symmetries.num_draws))
+    chosen = {name: torch.from_numpy(a) for name, a in symmetries.choose(uniform_BU, np.zeros(50, np.int64)).items()}
+    inputs_BS = np.tile(np.arange(16) % 6, (50, 1))
+    labels_BS = np.where(inputs_BS == 3, IGNORE_LABEL, inputs_BS)
+    batch = symmetries.apply(tensors(inputs_BS, labels_BS), chosen)
+    for value in (0, 1):
+        assert torch.equal(batch["inputs"] == value, batch["labels"] == value)
+        assert (batch["inputs"] == value).sum(1).tolist() == [int((inputs_BS[0] == value).sum())] * 50
+    # The cells of one digit, wherever they went and whatever it is now called.
+    ignored_BS = batch["labels"] == IGNORE_LABEL
+    assert ignored_BS.sum(1).tolist() == [3] * 50
+    assert all(len(set(row[hidden].tolist())) == 1 for row, hidden in zip(batch["inputs"], ignored_BS, strict=True))
+    assert torch.equal(batch["inputs"][~ignored_BS], batch["labels"][~ignored_BS])
+
+
+@pytest.mark.parametrize("box", BOXES.values(), ids=str)
+def test_variations_of_a_sudoku_are_sudokus_and_come_back(box: Box) -> None:
+    rng = np.random.default_rng(1)
+    boards_NS = torch.from_numpy(np.stack([random_solution(box, rng) for _ in range(3)]).astype(np.int64)) + 1
+    boards_NS[1, :5] = 1  # blanks stay blanks
+    boards_NS[2, 7] = 0
+    variations = Variations.of(split_of(box.num_cells, box.side + 2), 6)
+    numbers, varied_NS = spread(variations, [4, 9, 1000], boards_NS)
+    assert torch.equal(variations.undo(numbers, varied_NS), boards_NS.repeat_interleave(6, 0))
+    assert torch.equal(varied_NS[::6], boards_NS), "the first is the puzzle itself"
+    assert len({tuple(board) for board in varied_NS[:6].tolist()}) == 6
+    assert valid_solutions((varied_NS[:6] - 1).numpy().astype(np.uint8), box).all()
+    assert ((varied_NS == 1).sum(1) == torch.tensor([0, 5, 0]).repeat_interleave(6)).all()
+    # Of any order and company.
+    for index in (17, 3, 8):
+        assert torch.equal(variations.undo(numbers[[index]], varied_NS[[index]])[0], boards_NS[index // 6])

@@ -1,15 +1,32 @@
 """The table of tasks: which task a shape is, and published puzzles through the task that it finds."""
 
+import ast
 import csv
 import gzip
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from dataset.tasks import task_of_shape
+from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import TextTask
 
-REAL_DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
+REPOSITORY = Path(__file__).resolve().parents[3]
+REAL_DATA = REPOSITORY.parent / "shared" / "data"
+# What knows all tasks by the table, and none by its name.
+GENERAL = (
+    "evaluators",
+    "loader",
+    "online",
+    "sampler",
+    "schema",
+    "show",
+    "tta",
+    "validate",
+    "tasks/base",
+    "tasks/square",
+)
 
 
 @pytest.mark.parametrize(
@@ -48,3 +65,32 @@ def test_published_answers_are_right(folder: str, shape: tuple[int, int]) -> Non
             assert task.verdict(question_S, answer_S).solved
             assert not task.verdict(question_S, question_S).valid
             assert task.plain(answer_S) == row["answer"]
+
+
+@pytest.mark.parametrize("module", GENERAL)
+def test_what_is_general_knows_no_task_by_name(module: str) -> None:
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse((REPOSITORY / "dataset" / f"{module}.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    general = {f"dataset.{name.replace('/', '.')}" for name in (*GENERAL, "builder", "tasks", "transforms")}
+    modules = {f"dataset.{path.stem}" for path in (REPOSITORY / "dataset").glob("*.py")}
+    modules |= {f"dataset.tasks.{path.stem}" for path in (REPOSITORY / "dataset" / "tasks").glob("*.py")}
+    assert not imported & (modules - general)
+
+
+def test_no_shape_belongs_to_two_tasks_but_for_the_smallest_sudoku() -> None:
+    """A maze of 4x4 has its shape, and nobody trains on that."""
+    shared = [
+        (seq_len, vocab_size)
+        for seq_len in range(1, 1000)
+        for vocab_size in range(1, 20)
+        if sum(task.of_shape(seq_len, vocab_size) is not None for task in TASKS) > 1
+    ]
+    assert shared == [(16, 6)]
+
+
+def test_all_tasks_are_known_without_pytorch() -> None:
+    """Importing it takes longer than most of what these programs do."""
+    code = "import sys, dataset.validate, dataset.show, view; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=60).returncode == 0

@@ -1,0 +1,60 @@
+"""What tasks share whose boards are squares without a direction: symmetries by the eight transforms of the square."""
+# B = slots, N = examples, L = side of a board, S = cells (L * L), T = 8 transforms, U = 1
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dataset.schema import PuzzleSet, unchanged
+from dataset.tasks.base import Symmetries
+from dataset.transforms import NUM_TRANSFORMS, transform_sources
+
+# Examples whose transforms are checked at a time, so that memory does not grow with the dataset.
+_CHECKED_AT_ONCE = 1024
+
+Allowed = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""From inputs and labels, (N, S) each, to the transforms after which the label is still the answer, (N, T) bool."""
+
+
+class SquareSymmetries(Symmetries):
+    """The transforms of the square after which the label of an example is still the answer, each equally often.
+
+    Args:
+        sets: All examples, which are checked once.
+        plural: What the boards are called, such as "mazes".
+    """
+
+    num_draws = 1
+
+    def __init__(self, sets: Sequence[PuzzleSet], plural: str, side: int, allowed: Allowed) -> None:
+        with unchanged(sets):
+            allowed_NT = np.concatenate(
+                [
+                    allowed(puzzle_set.inputs[rows], puzzle_set.labels[rows])
+                    for puzzle_set in sets
+                    for rows in _chunks(len(puzzle_set.inputs))
+                ]
+            )
+        self._count_N = allowed_NT.sum(axis=1)
+        # The allowed ones of each example come first, in order.
+        self._transforms_NT = np.argsort(~allowed_NT, axis=1, kind="stable").astype(np.uint8)
+        self._sources_TS = transform_sources(side)
+        kept = f"{allowed_NT.sum():,} of {len(allowed_NT) * NUM_TRANSFORMS:,} keep the label"
+        self.description = f"symmetries of {plural} {side}x{side} ({kept})"
+
+    def transforms(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> np.ndarray:
+        """Return the transform that is drawn for each slot, (B,)."""
+        nth_B = (uniform_BU[:, 0] * self._count_N[examples_B]).astype(np.intp)
+        return self._transforms_NT[examples_B, nth_B]
+
+    def choose(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> dict[str, np.ndarray]:
+        return {"cells": self._sources_TS[self.transforms(uniform_BU, examples_B)]}
+
+
+def square_variations(numbers_N: np.ndarray, count: int, side: int) -> dict[str, np.ndarray]:
+    """Return variations for votes: the k-th is the k-th transform."""
+    return {"cells": transform_sources(side)[numbers_N % count]}
+
+
+def _chunks(num: int) -> list[slice]:
+    return [slice(start, min(start + _CHECKED_AT_ONCE, num)) for start in range(0, num, _CHECKED_AT_ONCE)]

@@ -1,0 +1,17 @@
+"""What the tests of variations share."""
+# N = boards, K = variations, S = tokens
+
+import numpy as np
+import torch
+
+from dataset.tta import Variations
+
+
+def spread(variations: Variations, rows: list[int], boards_NS: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
+    batch = {"inputs": boards_NS, "labels": boards_NS + 100, "puzzle_identifiers": torch.arange(len(rows))}
+    ((numbers, varied),) = variations.spread(iter([(np.array(rows), batch)]))
+    count = variations.count
+    assert varied["labels"].tolist() == (boards_NS + 100).repeat_interleave(count, 0).tolist()
+    assert varied["puzzle_identifiers"].tolist() == [n for n in range(len(rows)) for _ in range(count)]
+    assert numbers.tolist() == [row * count + k for row in rows for k in range(count)]
+    return numbers, varied["inputs"]
