@@ -1,12 +1,13 @@
-"""The layout of one process: microbatches, the loss of a step, the norm and clipping."""
+"""The layout of one process: slots one by one, microbatches, the loss of a step, the norm and clipping, weights."""
 
 import pytest
 import torch
 
-from models.act import segment
-from models.losses import StepLoss, act_loss
+from models.act import initial_carry, segment
+from models.losses import METRICS, StepLoss, act_loss
 from models.parallel.layout import Layout, loss_of_slots
-from tests.models.parallel.helpers import batch_at, config_of, model_of, start, train
+from tests.models.helpers import ARCH_NAMES
+from tests.models.parallel.helpers import BATCH, batch_at, config_of, model_of, start, train
 from utils.dist.world import World
 
 
@@ -14,6 +15,63 @@ def _layout(num_parts: int = 1, freeze: str = "none") -> Layout:
     model = model_of("hrm")
     model.freeze(freeze)  # type: ignore[arg-type]
     return Layout(model, World.single(), num_microbatches=num_parts)
+
+
+@pytest.mark.parametrize("arch", ARCH_NAMES)
+@pytest.mark.parametrize("num_parts", [1, 4])
+def test_gradients_are_the_sum_over_slots_taken_one_by_one(arch: str, num_parts: int) -> None:
+    """Carry, sums, gradients of the weights and of the puzzle rows. The second step goes on with the carry of the
+    first.
+    """
+    model, reference = model_of(arch), model_of(arch)
+    layout, loss = Layout(model, World.single(), num_microbatches=num_parts), StepLoss(model.config.loss, 0, BATCH)
+    depth = model_of(arch, H_cycles=1, L_cycles=1).config.depth  # shallower than the model's own
+    carry = initial_carry(model, batch_at(0))
+    carries = [
+        initial_carry(reference, {name: of[b : b + 1] for name, of in batch_at(0).items()}) for b in range(BATCH)
+    ]
+    for step in range(2):
+        batch, minimum_B = batch_at(step), (torch.arange(BATCH, dtype=torch.int32) + step) % 4
+        carry, outputs, sums = layout.gradients(carry, batch, depth=depth, min_halt_steps_B=minimum_B, loss=loss)
+        expected_sums, expected_rows = torch.zeros(len(METRICS), dtype=torch.float64), []
+        for b in range(BATCH):
+            slot = {name: tensor[b : b + 1] for name, tensor in batch.items()}
+            carries[b], said = segment(
+                reference, carries[b], slot, training=True, depth=depth, min_halt_steps_B=minimum_B[b : b + 1]
+            )
+            of_slot, slot_sums = loss_of_slots(said, carries[b], loss)
+            of_slot.backward()
+            expected_sums += slot_sums
+            assert said.puzzle_rows_BE is not None and said.puzzle_rows_BE.grad is not None
+            expected_rows.append(said.puzzle_rows_BE.grad)
+        torch.testing.assert_close(sums, expected_sums, rtol=1e-4, atol=1e-4)
+        rows = [part.puzzle_rows_BE.grad for part in outputs if part.puzzle_rows_BE is not None]
+        assert len(outputs) == len(rows) == num_parts
+        torch.testing.assert_close(torch.cat(rows), torch.cat(expected_rows), rtol=1e-4, atol=1e-6)  # type: ignore[arg-type]
+        for name, tensor in carry.tensors().items():
+            expected = torch.cat([each.tensors()[name] for each in carries])
+            torch.testing.assert_close(tensor, expected, rtol=1e-4, atol=1e-4, msg=f"{name} of the carry, step {step}")
+    for name, weight in model.named_parameters():
+        expected_grad = reference.get_parameter(name).grad
+        assert weight.grad is not None and expected_grad is not None, name
+        error = float((weight.grad - expected_grad).abs().max())
+        assert error < 1e-4 * float(expected_grad.abs().max()) + 1e-7, f"the gradient of {name} is off by {error}"
+
+
+def test_outputs_and_carry_hold_no_graph() -> None:
+    """A graph that is kept takes the memory of a step. Only the puzzle rows are leaves with a gradient."""
+    layout, model = _layout(2), model_of("hrm")
+    carry, outputs, sums = layout.gradients(
+        start(layout.model, World.single()),
+        batch_at(0),
+        depth=model.config.depth,
+        min_halt_steps_B=None,
+        loss=StepLoss(model.config.loss, 0, BATCH),
+    )
+    for part in outputs:
+        assert part.puzzle_rows_BE is not None and part.puzzle_rows_BE.is_leaf and part.puzzle_rows_BE.grad is not None
+        assert not any(tensor.requires_grad for tensor in (part.logits_BSV, part.q_halt_B, part.q_continue_B))
+    assert not any(tensor.requires_grad for tensor in carry.tensors().values()) and not sums.requires_grad
 
 
 @pytest.mark.parametrize("num_parts", [2, 8])
@@ -41,6 +99,14 @@ def test_the_norm_is_of_all_gradients_and_clipping_scales_them() -> None:
         torch.testing.assert_close(clipped.gradients[0][name], gradient / 2)
 
 
+def test_clipping_leaves_smaller_gradients_alone() -> None:
+    world, free, unclipped = World.single(), _layout(), _layout()
+    _, expected = train(free, world, start(free.model, world), range(1))
+    _, found = train(unclipped, world, start(unclipped.model, world), range(1), clip=1.01 * float(expected.norms[0]))
+    for name, gradient in expected.gradients[0].items():
+        torch.testing.assert_close(found.gradients[0][name], gradient, rtol=1e-6, atol=0)
+
+
 def test_the_loss_is_divided_by_the_global_batch_and_then_scaled() -> None:
     """The order of operations matters: recorded runs are compared to the last bit."""
     model = model_of("hrm")
@@ -66,3 +132,19 @@ def test_microbatches_have_to_divide_the_slots() -> None:
     with pytest.raises(ValueError, match=r"grad_accumulation=3 doesn't divide the 8 slots of a rank; give 1 or 2 or 4"):
         config.require_parts(8, 3)
     config.require_parts(8, 4)
+
+
+def test_whole_weights_are_the_state_dict() -> None:
+    layout = _layout()
+    weights, expected = layout.whole_weights(), layout.model.state_dict()
+    assert list(weights) == list(expected)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_portable_tensor_comes_back_in_place() -> None:
+    layout, name = _layout(), "lm_head.weight"
+    moment = torch.randn(layout.model.get_parameter(name).shape)
+    live = torch.zeros_like(moment)
+    before = live.data_ptr()
+    layout.from_portable(name, layout.to_portable(name, moment).clone(), live)
+    assert torch.equal(live, moment) and live.data_ptr() == before

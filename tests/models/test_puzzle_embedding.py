@@ -1,0 +1,147 @@
+"""The puzzle table against rows that are looked up one by one, whole and sharded over ranks (CPU, gloo)."""
+
+# K = puzzle identifiers, E = size of a row, B = slots of this rank
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.puzzle_embedding import PuzzleEmbedding, ShardedPuzzleEmbedding
+from tests.spawn import run_ranks
+from utils.dist.world import World
+
+DIM = 3
+
+
+def _values(num_rows: int) -> Tensor:
+    """A table of which no two numbers are equal."""
+    return torch.arange(1.0, num_rows * DIM + 1).view(num_rows, DIM) / 7
+
+
+def _table(num_rows: int = 5) -> PuzzleEmbedding:
+    table = PuzzleEmbedding(num_rows, DIM)
+    table.weight.copy_(_values(num_rows))
+    return table
+
+
+def _sharded(num_rows: int, rows_of_ranks: list[int], world: World) -> ShardedPuzzleEmbedding:
+    """Each rank holds so many rows, one rank's after another's."""
+    first = sum(rows_of_ranks[: world.rank])
+    own_KE = _values(num_rows)[first : first + rows_of_ranks[world.rank]].clone()
+    # The lookup reads the rank's own rows only. The whole table is there for checkpoints, which have tests elsewhere.
+    return ShardedPuzzleEmbedding(_values(num_rows), own_KE, first, world)
+
+
+def _looked_up(values_KE: Tensor, ids: list[int]) -> list[list[float]]:
+    """The definition."""
+    return [[float(value) for value in values_KE[puzzle]] for puzzle in ids]
+
+
+# ---- whole -----------------------------------------------------------------------------------------------
+
+
+def test_a_new_table_is_zero_and_a_buffer() -> None:
+    table = PuzzleEmbedding(4, DIM)
+    table.weight.fill_(7)
+    table.init_weights()
+    assert table.weight.tolist() == [[0.0] * DIM] * 4 and table.weight.dtype == torch.float32
+    assert list(table.parameters()) == [] and list(table.state_dict()) == ["weight"]
+
+
+@pytest.mark.parametrize("ids", [[0], [4, 0, 4, 4], list(range(5)), []])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_rows_are_those_of_the_ids(ids: list[int], dtype: torch.dtype) -> None:
+    rows_BE = _table().rows(torch.tensor(ids, dtype=dtype))
+    assert rows_BE.shape == (len(ids), DIM)
+    assert rows_BE.tolist() == _looked_up(_values(5), ids)
+
+
+def test_each_slot_has_a_gradient_of_its_own() -> None:
+    """Also two slots with the same puzzle: summing their gradients is the optimizer's work."""
+    table = _table()
+    rows_BE = table.rows(torch.tensor([2, 2, 0]))
+    assert rows_BE.is_leaf
+    (rows_BE * torch.tensor([[1.0], [10.0], [100.0]])).sum().backward()
+    assert rows_BE.grad is not None
+    assert rows_BE.grad.tolist() == [[1.0] * DIM, [10.0] * DIM, [100.0] * DIM]
+    assert table.weight.grad is None and not table.weight.requires_grad
+
+
+def test_rows_are_copies() -> None:
+    table = _table()
+    rows_BE = table.rows(torch.tensor([1, 1, 3]))
+    with torch.no_grad():
+        rows_BE.fill_(-1)
+        assert torch.equal(table.weight, _values(5)), "writing into the rows changed the table"
+        table.weight.zero_()
+    assert (rows_BE == -1).all(), "writing into the table changed the rows"
+
+
+@pytest.mark.parametrize(("trainable", "with_gradient"), [(True, True), (True, False), (False, True), (False, False)])
+def test_rows_want_a_gradient_where_somebody_needs_it(trainable: bool, with_gradient: bool) -> None:
+    table = _table()
+    table.trainable = trainable
+    with torch.set_grad_enabled(with_gradient):
+        assert table.rows(torch.tensor([1])).requires_grad == (trainable and with_gradient)
+
+
+# ---- sharded ---------------------------------------------------------------------------------------------
+
+
+def _looks_up(world: World, rows_of_ranks: list[int], num_ids_of_ranks: list[int]) -> None:
+    """Ranks ask for different puzzles, and for different numbers of them."""
+    num_rows = sum(rows_of_ranks)
+    table = _sharded(num_rows, rows_of_ranks, world)
+    generator = torch.Generator().manual_seed(world.rank)
+    for _ in range(3):
+        ids_B = torch.randint(num_rows, (num_ids_of_ranks[world.rank],), generator=generator, dtype=torch.int32)
+        rows_BE = table.rows(ids_B)
+        assert rows_BE.tolist() == _looked_up(_values(num_rows), ids_B.tolist())
+        assert rows_BE.is_leaf and rows_BE.requires_grad
+        # Without gradient the numbers of ids may change from call to call, and be none.
+        with torch.no_grad():
+            num_ids = 2 * world.rank
+            more_B = torch.randint(num_rows, (num_ids,), generator=generator, dtype=torch.int32)
+            rows_BE = table.rows(more_B)
+            assert rows_BE.shape == (num_ids, DIM) and not rows_BE.requires_grad
+            assert rows_BE.tolist() == _looked_up(_values(num_rows), more_B.tolist())
+    rows_BE = table.rows(ids_B)
+    (rows_BE * (world.rank + 1)).sum().backward()
+    assert rows_BE.grad is not None and (rows_BE.grad == world.rank + 1).all(), "the gradient is this rank's own"
+    table.trainable = False
+    assert not table.rows(ids_B).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("rows_of_ranks", "num_ids_of_ranks"),
+    [([4], [3]), ([3, 2], [4, 4]), ([3, 3, 1], [2, 5, 1]), ([2, 0], [1, 3])],
+    ids=["one rank", "uneven rows", "uneven rows and slots", "a rank without rows"],
+)
+def test_a_sharded_table_gives_each_rank_its_rows(rows_of_ranks: list[int], num_ids_of_ranks: list[int]) -> None:
+    run_ranks(_looks_up, len(rows_of_ranks), rows_of_ranks, num_ids_of_ranks)
+
+
+def _counts_exchanges(world: World) -> list[int]:
+    """How often the host exchanges the number of ids: with gradient, then without."""
+    exchanges = 0
+
+    class Counting(World):
+        def gather_objects(self, value):  # type: ignore[no-untyped-def]
+            nonlocal exchanges
+            exchanges += 1
+            return super().gather_objects(value)
+
+    table = _sharded(4, [2, 2], Counting(**vars(world)))
+    found = []
+    for with_gradient in (True, False):
+        exchanges = 0
+        with torch.set_grad_enabled(with_gradient):
+            for _ in range(3):
+                table.rows(torch.tensor([0, 3]))
+        found.append(exchanges)
+    return found
+
+
+def test_training_exchanges_the_number_of_ids_once() -> None:
+    """In training no host waits for another. Evaluation may ask for another number of ids each time."""
+    assert run_ranks(_counts_exchanges, 2) == [[1, 3], [1, 3]]

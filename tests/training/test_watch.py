@@ -1,0 +1,118 @@
+"""A watch on the numbers of a run finds the steps that the definitions name, for any number of ranks (CPU, gloo)."""
+
+import math
+from statistics import median
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.losses import METRICS
+from tests.spawn import run_ranks
+from training.watch import NotFinite, NumberWatch
+from utils.dist.world import World
+
+SINGLE = World.single()
+LM_LOSS = METRICS.index("lm_loss")
+
+
+def _with_loss(loss: float) -> Tensor:
+    values = torch.zeros(len(METRICS), dtype=torch.float64)
+    values[LM_LOSS] = loss
+    return values
+
+
+def _never_asked() -> str:
+    raise AssertionError("nothing is wrong, so nobody needs the last good checkpoint")
+
+
+def test_the_first_bad_step_is_named_and_the_good_ones_pass() -> None:
+    watch = NumberWatch(SINGLE)
+    for step, norm in enumerate([1.0, 0.0, 2.0], start=1):
+        watch.add(step, 1, _with_loss(1.0), torch.tensor(norm))
+    watch.require_finite(_never_asked)
+    for step, norm in enumerate([1.0, math.inf, math.nan, 1.0], start=4):
+        watch.add(step, 1, _with_loss(1.0), torch.tensor(norm))
+    with pytest.raises(NotFinite, match=r"since step 5; the last one; go on with a lower lr") as caught:
+        watch.require_finite(lambda: "the last one")
+    assert caught.value.step == 5
+
+
+def _first_spike(losses: list[float], factor: float) -> int | None:
+    """The definition: the first step whose loss is `factor` times the median of up to 100 steps before it, of at
+    least 10.
+    """
+    for index, loss in enumerate(losses):
+        before = losses[max(0, index - 100) : index]
+        if len(before) >= 10 and loss > factor * median(before):
+            return index + 1
+    return None
+
+
+def _found_spike(losses: list[float], factor: float, *, look_every: int) -> int | None:
+    watch = NumberWatch(SINGLE, factor)
+    for step, loss in enumerate(losses, start=1):
+        watch.add(step, 2, _with_loss(2 * loss), torch.tensor(1.0))
+        if step % look_every == 0 or step == len(losses):
+            try:
+                watch.require_finite(lambda: "nothing")
+            except NotFinite as found:
+                return found.step
+    return None
+
+
+LOSSES = {
+    "none": [1.0] * 30,
+    "too early": [1.0] * 9 + [50.0] + [1.0] * 10,
+    "as early as can be": [1.0] * 10 + [50.0, 1.0],
+    "as much as is allowed": [1.0] * 20 + [3.0] + [1.0] * 5,
+    "of two the first": [1.0] * 20 + [4.0, 1.0, 9.0],
+    "a rise that becomes usual": [1.0] * 12 + [2.5] * 30 + [7.0] + [2.5] * 3 + [8.0],
+    "what lies 100 steps back is forgotten": [9.0] * 60 + [1.0] * 100 + [4.0],
+    "and what lies less far back is not": [9.0] * 60 + [1.0] * 40 + [4.0],
+}
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_a_spike_is_judged_by_the_median_before_it(case: str) -> None:
+    """Whenever the host looks."""
+    expected = _first_spike(LOSSES[case], 3.0)
+    assert [_found_spike(LOSSES[case], 3.0, look_every=n) for n in (1, 7, 1000)] == [expected] * 3
+
+
+def test_a_restored_window_judges_the_next_step() -> None:
+    watch = NumberWatch(SINGLE, 3.0)
+    for step in range(1, 111):
+        watch.add(step, 1, _with_loss(float(step)), torch.tensor(1.0))
+    watch.require_finite(_never_asked)
+    saved = watch.tensors()
+    assert saved["losses"].tolist() == [float(step) for step in range(11, 111)]
+    resumed = NumberWatch(SINGLE, 3.0)
+    resumed.restore(saved)
+    assert torch.equal(resumed.tensors()["losses"], saved["losses"])
+    resumed.add(111, 1, _with_loss(3.01 * 60.5), torch.tensor(1.0))
+    with pytest.raises(NotFinite, match=r"at step 111, 3.01 times the 60.5 of the steps before it \(loss_spike=3\)"):
+        resumed.require_finite(lambda: "nothing")
+
+
+def test_without_a_limit_nothing_is_kept() -> None:
+    watch = NumberWatch(SINGLE)
+    for step in range(1, 20):
+        watch.add(step, 1, _with_loss(10.0**step), torch.tensor(1.0))
+    watch.require_finite(_never_asked)
+    assert watch.tensors() == {}
+
+
+def _sees_a_part(world: World) -> int:
+    """Only the last rank's slots have a spike; of the global batch's mean it makes four times the usual."""
+    watch = NumberWatch(world, 3.0)
+    for step in range(1, 14):
+        own = 2 * world.size if step == 12 and world.rank == world.size - 1 else 0
+        watch.add(step, world.size, _with_loss(1.0 + own * 1.5), torch.tensor(1.0))
+    with pytest.raises(NotFinite, match="lm_loss is 4 at step 12, 4 times the 1 of the steps") as caught:
+        watch.require_finite(lambda: "nothing")
+    return caught.value.step
+
+
+def test_a_spike_is_one_of_the_global_batch() -> None:
+    assert run_ranks(_sees_a_part, 2) == [12, 12]
