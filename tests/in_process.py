@@ -26,6 +26,10 @@ from utils.run.stop import StopSignal
 SINGLE = World.single()
 Tensors = dict[str, torch.Tensor]
 
+# Names that tests patch.
+LOSS_SCALE_START = "optim.loss_scale._START"
+LOSS_SCALE_GROWS_AFTER = "optim.loss_scale._STEPS_TO_GROW"
+
 
 @dataclass
 class Begun:

@@ -18,6 +18,7 @@ from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
 from pretrain import StepResult, build_model, build_state, train, train_step
 from tests import runs
+from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START
 from training.config import PretrainConfig
 from training.data import open_data
 from training.state import TrainState
@@ -30,8 +31,6 @@ from utils.run.stop import StopSignal
 
 SINGLE = World.single()
 Row = dict[str, float]
-LOSS_SCALE_START = "optim.loss_scale._START"
-LOSS_SCALE_GROWS_AFTER = "optim.loss_scale._STEPS_TO_GROW"
 
 
 def _run(data: Path, run: Path, **changes: object) -> tuple[TrainState, list[Row]]:
@@ -144,9 +143,13 @@ def test_losses_and_rates_against_a_run_by_hand(data: Path, tmp_path: Path, ever
 # ---- where it ends ---------------------------------------------------------------------------------------
 
 
-def test_the_number_of_steps_is_counted_from_epochs(data: Path, tmp_path: Path) -> None:
-    """30 groups, one example each, 16 a step: 3 epochs are 90 draws, 5 whole batches and 10 left over."""
-    state, rows = _run(data, tmp_path / "run", epochs=3, max_steps=None, eval_every_n_steps=None, log_interval=100)
+@pytest.mark.parametrize("max_steps", [None, 1000])
+def test_the_number_of_steps_is_counted_from_epochs(data: Path, tmp_path: Path, max_steps: int | None) -> None:
+    """30 groups, one example each, 16 a step: 3 epochs are 90 draws, 5 whole batches and 10 left over. max_steps adds
+    no steps.
+    """
+    options = {"epochs": 3, "max_steps": max_steps, "eval_every_n_steps": None, "log_interval": 100}
+    state, rows = _run(data, tmp_path / "run", **options)
     assert state.progress.step == 5
     # No evaluation was asked for, so that there is none at the end either; what was open is in the checkpoint.
     assert [row["step"] for row in rows] == [1]
@@ -166,6 +169,11 @@ def test_evaluations_drop_nothing(data: Path, tmp_path: Path, every_step: list[R
     _, rows = _run(data, tmp_path / "run", log_interval=1, eval_every_n_steps=1, checkpoint_every_eval=False)
     assert [row["train/lm_loss"] for row in rows] == [row["train/lm_loss"] for row in every_step]
     assert all("eval/all/exact_accuracy" in row for row in rows)
+
+
+def test_evaluation_is_of_so_many_examples(data: Path, tmp_path: Path) -> None:
+    _, rows = _run(data, tmp_path / "run", max_steps=2, eval_max_examples=7)
+    assert rows[-1]["eval/all/num_examples"] == 7
 
 
 def test_saved_outputs_lie_in_the_run(data: Path, tmp_path: Path) -> None:
@@ -221,7 +229,12 @@ def eager(quiet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_exploration_delays_halting(data: Path, tmp_path: Path, eager: Path, log: Path, ranks: int) -> None:
     """A slot halts once it has done the minimum number of segments drawn for this step and slot."""
     run, num_slots, halt_max_steps = tmp_path / "run", 16, 4
-    options = {"init_from": eager, "arch__halt_max_steps": halt_max_steps, "arch__halt_exploration_prob": 0.5}
+    options = {
+        "init_from": eager,
+        "arch__halt_max_steps": halt_max_steps,
+        "arch__halt_exploration_prob": 0.5,
+        "seed": 3,
+    }
     often = {"log_interval": 1, "eval_every_n_steps": None, "checkpoint_every_n_steps": 1}
     if ranks == 1:
         _run(data, run, **options, **often)
@@ -230,7 +243,7 @@ def test_exploration_delays_halting(data: Path, tmp_path: Path, eager: Path, log
     steps_B, halted_B = torch.zeros(num_slots, dtype=torch.int32), torch.ones(num_slots, dtype=torch.bool)
     for row in runs.rows(run):
         step = int(row["step"])
-        minimum_B = draw_min_halt_steps(0, step, num_slots, 0.5, halt_max_steps)
+        minimum_B = draw_min_halt_steps(3, step, num_slots, 0.5, halt_max_steps)
         steps_B = torch.where(halted_B, 0, steps_B) + 1
         halted_B = steps_B >= minimum_B  # at most halt_max_steps
         slots = Checkpoint.open(run / f"step_{step:08d}").load_slots(slice(0, num_slots))
@@ -351,6 +364,35 @@ def test_the_rate_grows_with_the_batch(data: Path, tmp_path: Path, kind: str, fa
 def test_a_seed_gives_another_run(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
     _, rows = _run(data, tmp_path / "run", seed=1, log_interval=1, max_steps=2)
     assert rows[0]["train/lm_loss"] != every_step[0]["train/lm_loss"]
+
+
+def test_a_seed_gives_another_order_of_the_data(data: Path, tmp_path: Path, eager: Path) -> None:
+    """The weights come from a file here, so only the order of the data can differ."""
+    first = []
+    for seed in (1, 2):
+        state, _ = _run(data, tmp_path / str(seed), seed=seed, init_from=eager, max_steps=1, eval_every_n_steps=None)
+        first.append(state.carry.current["inputs"].tolist())
+    assert first[0] != first[1], "both seeds begin with the same batch"
+
+
+def test_the_puzzle_table_has_its_own_rate_and_decay(data: Path, tmp_path: Path, eager: Path) -> None:
+    """With a rate of 0 for one of them, a step changes only the other, by that one's own rate and decay."""
+    weights = load_file(eager)
+    weights["puzzle_embedding.weight"].fill_(1)
+    file = tmp_path / "weights.safetensors"
+    save_file(weights, file)
+    once = {"init_from": file, "max_steps": 1, "lr_warmup_steps": 0, "eval_every_n_steps": None}
+    of_table = {"puzzle_emb_lr": 0.5, "puzzle_emb_weight_decay": 0.25, "lr": 0, "weight_decay": 0.5}
+    found = _run(data, tmp_path / "table", **once, **of_table)[0].model.state_dict()
+    rows = found.pop("puzzle_embedding.weight")
+    decayed = 1 * (1 - 0.5 * 0.25)  # then one step of puzzle_emb_lr up or down
+    assert set(rows.unique().tolist()) <= {decayed - 0.5, decayed, decayed + 0.5}, "wrong rate or decay of the table"
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in found.items()), "lr is 0"
+    of_weights = {"puzzle_emb_lr": 0, "puzzle_emb_weight_decay": 0.25, "lr": 0.01, "weight_decay": 0.5}
+    found = _run(data, tmp_path / "weights", **once, **of_weights)[0].model.state_dict()
+    assert (found.pop("puzzle_embedding.weight") == 1).all(), "puzzle_emb_lr is 0"
+    bias = found["q_head.bias"] - weights["q_head.bias"] * (1 - 0.01 * 0.5)
+    assert bias.abs().max() <= 0.01 * 1.6 and (bias != 0).all(), "a step of AdamATan2 is at most lr * pi / 2"
 
 
 def test_training_leaves_global_random_states_alone(data: Path, tmp_path: Path) -> None:

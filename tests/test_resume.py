@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests import runs
-from tests.in_process import mistake, train_here
+from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START, mistake, train_here
 from tests.runs import LAST_STEP, Torchrun, assert_same_run, rows, settings, train, until, with_arguments
 from utils.checkpoint.reader import Checkpoint, find_checkpoint
 
@@ -166,6 +166,28 @@ def test_signals_that_come_again_change_nothing(data: Path, quiet: Path, tmp_pat
     assert not (run / "stopped").exists()
     assert rows(run) == rows(quiet)
     assert_same_run(run, quiet, metrics=False)  # best was asked for only after the stop
+
+
+def test_a_stop_in_the_last_step_ends_the_run(data: Path, tmp_path: Path, log: Path) -> None:
+    """A finished run has no marker, which would have a scheduler queue the run again."""
+    run = tmp_path / "run"
+    train(settings(data, run, eval_every_n_steps=None), log, hook=with_arguments(runs.stopped_after, LAST_STEP)).ok()
+    assert runs.latest(run) == LAST_STEP
+    assert not (run / "stopped").exists(), "a finished run says that it was stopped"
+
+
+def _stopped_with_a_full_disk(at_step: int, rank: int) -> None:
+    runs.small_disk_later(at_step, 50_000, [0], rank)  # the weights alone are more
+    runs.stopped_after(at_step, rank)
+
+
+def test_a_stop_that_saves_nothing_leaves_no_marker(data: Path, tmp_path: Path, log: Path) -> None:
+    """The marker promises that there is a checkpoint to go on from."""
+    run = tmp_path / "run"
+    typed = settings(data, run, checkpoint_every_n_steps=None, eval_every_n_steps=None)
+    message = train(typed, log, hook=with_arguments(_stopped_with_a_full_disk, 3)).error()
+    assert "the checkpoint of step 3 could not be written" in message
+    assert not (run / "stopped").exists(), "the marker was written before the checkpoint was whole"
 
 
 # An evaluation to stop in has smaller batches, whose losses add up to another last bit.
@@ -379,6 +401,34 @@ def test_a_branch_has_no_best_and_no_patience_yet(data: Path, tmp_path: Path) ->
     )
     assert (branch / "best").read_text() == "step_00000008\n", "the first evaluation is the best of a new run"
     assert runs.latest(branch) == 12, "two evaluations were to follow the best one"
+
+
+def test_a_resumed_run_keeps_its_wandb_run_and_a_branch_gets_another(data: Path, tmp_path: Path) -> None:
+    def id_of(run: Path, step: int) -> str:
+        return Checkpoint.open(run / f"step_{step:08d}").state.wandb_run_id
+
+    run, branch = tmp_path / "run", tmp_path / "branch"
+    train_here(settings(data, run, max_steps=2, eval_every_n_steps=None))
+    train_here([f"resume={run}", "max_steps=3"])
+    assert id_of(run, 3) == id_of(run, 2) != "", "the resumed run logs into another run of W&B"
+    train_here([f"resume={run}", f"checkpoint_path={branch}", "max_steps=4"])
+    assert id_of(branch, 4) != id_of(run, 3), "the branch logs into the W&B run of its source"
+
+
+def test_a_resumed_float16_run_keeps_its_loss_scale(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scale was halved a few times before the checkpoint, and is doubled after it."""
+    monkeypatch.setattr(LOSS_SCALE_START, 2.0**22)
+    monkeypatch.setattr(LOSS_SCALE_GROWS_AFTER, 5)
+    changes = {"arch__forward_dtype": "float16", "log_interval": 1, "eval_every_n_steps": None, "best_metric": None}
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    train_here(settings(data, whole, **changes, max_steps=10))
+    scales = [row["train/loss_scale"] for row in rows(whole)]
+    assert scales[5] < 2.0**22 and scales[9] != scales[5], f"this test needs other scales than {scales}"
+    train_here(settings(data, run, **changes, max_steps=6))
+    train_here([f"resume={run}", "max_steps=10"])
+    assert [row["train/loss_scale"] for row in rows(run)] == scales, "the scale began anew"
 
 
 def test_typed_values_win_over_stored_ones(data: Path, copied: Path, log: Path) -> None:

@@ -292,6 +292,8 @@ def test_a_branch_does_not_count_the_rewinds_behind_it(data: Path, tmp_path: Pat
     typed = [f"resume={run / 'step_00000006'}", f"checkpoint_path={branch}"]
     output = train(typed, log, hook=with_arguments(_explodes, (7,))).ok()
     assert "rewind 1 of 1" in output, output
+    source = run / "step_00000006"  # the branch has no checkpoint yet
+    assert f"going on from {source} at step 6, without the batch of step 7" in output, output
     assert rows(branch)[-1]["train/skipped_steps"] == 1
 
 

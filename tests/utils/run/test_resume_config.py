@@ -194,6 +194,18 @@ def test_claim_fresh(quiet: Path, tmp_path: Path) -> None:
         claim_fresh(quiet)
 
 
+@pytest.mark.parametrize("branches_off", [False, True])
+def test_another_run_comes_and_goes_while_data_are_read(quiet: Path, tmp_path: Path, branches_off: bool) -> None:
+    """The folder did not exist when the config was read, so nobody could lock it."""
+    run = tmp_path / "run"
+    start = _read(f"checkpoint_path={run}", *([f"resume={quiet}"] if branches_off else []))
+    (run / "step_00000001").mkdir(parents=True)
+    before = _all_bytes(run)
+    with pytest.raises(ValueError, match=r"already holds checkpoints \(newest step_00000001\)"):
+        _prepare(start)
+    assert {path: text for path, text in _all_bytes(run).items() if path.name != ".lock"} == before
+
+
 def test_killed_before_its_first_checkpoint_a_run_keeps_its_recipe(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     _prepare(_read(f"checkpoint_path={run}", "lr=3e-3", f"data_path={data}"))
