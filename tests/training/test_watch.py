@@ -38,6 +38,32 @@ def test_the_first_bad_step_is_named_and_the_good_ones_pass() -> None:
     assert caught.value.step == 5
 
 
+def test_of_a_spike_and_bad_gradients_the_earlier_step_is_named() -> None:
+    for spike_at, bad_at in [(12, 14), (14, 12)]:
+        watch = NumberWatch(SINGLE, 3.0)
+        for step in range(1, 16):
+            loss, norm = (9.0 if step == spike_at else 1.0), (math.nan if step == bad_at else 1.0)
+            watch.add(step, 1, _with_loss(loss), torch.tensor(norm))
+        with pytest.raises(NotFinite, match="lm_loss is 9" if spike_at < bad_at else "not finite") as caught:
+            watch.require_finite(lambda: "nothing")
+        assert caught.value.step == min(spike_at, bad_at)
+
+
+def _differs_by_rank(world: World) -> int:
+    """Give each rank a first bad step of its own, and rank 0 none, as a fault of memory would."""
+    watch = NumberWatch(world)
+    for step in range(1, 9):
+        is_bad = world.rank > 0 and step >= 7 - world.rank
+        watch.add(step, 1, _with_loss(1.0), torch.tensor(math.nan if is_bad else 1.0))
+    with pytest.raises(NotFinite, match="since step 5") as caught:
+        watch.require_finite(lambda: "nothing")
+    return caught.value.step
+
+
+def test_ranks_agree_on_the_first_bad_step() -> None:
+    assert run_ranks(_differs_by_rank, 3) == [5, 5, 5]
+
+
 def _first_spike(losses: list[float], factor: float) -> int | None:
     """The definition: the first step whose loss is `factor` times the median of up to 100 steps before it, of at
     least 10.
@@ -93,6 +119,21 @@ def test_a_restored_window_judges_the_next_step() -> None:
     resumed.add(111, 1, _with_loss(3.01 * 60.5), torch.tensor(1.0))
     with pytest.raises(NotFinite, match=r"at step 111, 3.01 times the 60.5 of the steps before it \(loss_spike=3\)"):
         resumed.require_finite(lambda: "nothing")
+
+
+def test_a_checkpoint_without_losses_leaves_the_window_empty() -> None:
+    watch = NumberWatch(SINGLE, 3.0)
+    watch.restore({"open_sums": torch.zeros(1, 9)})
+    assert watch.tensors() == {}
+
+
+def test_a_loss_that_is_not_finite_is_left_out_of_the_window() -> None:
+    """Such a loss is of a float16 step that was not taken. Elsewhere the gradients tell."""
+    watch = NumberWatch(SINGLE, 3.0)
+    for step, loss in enumerate([1.0, math.inf, 2.0, math.nan], start=1):
+        watch.add(step, 1, _with_loss(loss), torch.tensor(1.0))
+    watch.require_finite(_never_asked)
+    assert watch.tensors()["losses"].tolist() == [1.0, 2.0]
 
 
 def test_without_a_limit_nothing_is_kept() -> None:

@@ -1,5 +1,8 @@
 """The layout of one process: slots one by one, microbatches, the loss of a step, the norm and clipping, weights."""
 
+import itertools
+import math
+
 import pytest
 import torch
 
@@ -99,6 +102,16 @@ def test_the_norm_is_of_all_gradients_and_clipping_scales_them() -> None:
         torch.testing.assert_close(clipped.gradients[0][name], gradient / 2)
 
 
+def test_a_parameter_without_a_gradient_counts_nothing() -> None:
+    layout, generator = _layout(), torch.Generator().manual_seed(0)
+    for parameter in layout.model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    next(iter(layout.model.parameters())).grad = None
+    gradients = [parameter.grad.double() for parameter in layout.model.parameters() if parameter.grad is not None]
+    expected = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
+    assert float(layout.grad_norm()) == pytest.approx(expected, rel=1e-5)
+
+
 def test_clipping_leaves_smaller_gradients_alone() -> None:
     world, free, unclipped = World.single(), _layout(), _layout()
     _, expected = train(free, world, start(free.model, world), range(1))
@@ -131,7 +144,13 @@ def test_microbatches_have_to_divide_the_slots() -> None:
     config = config_of("tp")
     with pytest.raises(ValueError, match=r"grad_accumulation=3 doesn't divide the 8 slots of a rank; give 1 or 2 or 4"):
         config.require_parts(8, 3)
-    config.require_parts(8, 4)
+    for num_slots, num_parts in itertools.product(range(1, 13), repeat=2):
+        if num_slots % num_parts == 0:
+            config.require_parts(num_slots, num_parts)
+        else:
+            expected = rf"grad_accumulation={num_parts} doesn't divide the {num_slots} slots of a rank"
+            with pytest.raises(ValueError, match=expected):
+                config.require_parts(num_slots, num_parts)
 
 
 def test_whole_weights_are_the_state_dict() -> None:

@@ -10,9 +10,19 @@ from tests.models.parallel.helpers import without_bf16_sums
 from utils.dist.world import World
 
 
-def test_the_nearest_divisors_are_in_order() -> None:
-    assert nearest_divisors(24, 5) == [2, 3, 4, 6]
-    assert nearest_divisors(7, 3) == [1, 7]
+@pytest.mark.parametrize(
+    ("number", "wanted", "expected"),
+    [
+        (24, 5, [2, 3, 4, 6]),
+        (12, 5, [2, 3, 4, 6]),
+        (12, 100, [3, 4, 6, 12]),
+        (7, 3, [1, 7]),
+        (1, 9, [1]),
+        (16, 1, [1, 2, 4, 8]),
+    ],
+)
+def test_the_nearest_divisors_are_in_order(number: int, wanted: int, expected: list[int]) -> None:
+    assert nearest_divisors(number, wanted) == expected
 
 
 def test_missing_degrees_are_as_close_as_can_be() -> None:
