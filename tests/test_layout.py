@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -228,3 +229,13 @@ def test_a_training_step_does_not_wait_for_the_device(file: str, name: str) -> N
             call = node.func.id if isinstance(node.func, ast.Name) else None
             assert method not in WAITING_METHODS, f"{file}:{node.lineno}: .{method}()"
             assert call not in WAITING_CALLS, f"{file}:{node.lineno}: {call}()"
+
+
+def test_pytest_looks_into_every_folder_of_tests(request: pytest.FixtureRequest) -> None:
+    """By default pytest skips a folder named dist without a word."""
+    skipped = request.config.getini("norecursedirs")
+    for folder in {path.parent for path in (ROOT / "tests").rglob("test_*.py")}:
+        names = folder.relative_to(ROOT).parts
+        assert not [name for name in names for pattern in skipped if fnmatch(name, pattern)], (
+            f"pytest skips {folder.relative_to(ROOT)}: rename the folder, or change norecursedirs in pyproject.toml"
+        )
