@@ -22,11 +22,21 @@ hypothesis_settings.load_profile("calm")
 
 # Whole files go to a process each (--dist loadfile, in this order by --no-loadscope-reorder): one that takes minutes
 # must not be the last to begin.
-LONG_FILES = ("test_checkpoint.py", "test_readme.py", "test_resume.py", "test_pipeline.py")
+TESTS = Path(__file__).resolve().parent
+LONG_FILES = [
+    TESTS / name
+    for name in (
+        "utils/checkpoint/test_writer.py",
+        "utils/checkpoint/test_reader.py",
+        "test_readme.py",
+        "test_resume.py",
+        "models/parallel/test_pipeline.py",
+    )
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONG_FILES.index(item.path.name) if item.path.name in LONG_FILES else len(LONG_FILES))
+    items.sort(key=lambda item: LONG_FILES.index(item.path) if item.path in LONG_FILES else len(LONG_FILES))
 
 
 @pytest.fixture(scope="session")

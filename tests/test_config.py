@@ -520,13 +520,3 @@ def test_optional_groups_need_no_plus(group: str) -> None:
 def test_a_plus_says_nothing_more() -> None:
     """Published TRM commands have `+run_name=...`."""
     assert compose("+run_name=x", "++lr=1e-3", "+experiment=sudoku_extreme_1k").run_name == "x"
-
-
-def test_a_config_is_written_and_read_back_unchanged() -> None:
-    config = compose("experiment=sudoku_hard_full", "run_name='[a, 1]: b'", "wandb.tags=[x,'1']")
-    assert validate(PretrainConfig, yaml.safe_load(OmegaConf.to_yaml(OmegaConf.create(config.model_dump())))) == config
-
-
-def test_a_config_does_not_change_after_validation() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        compose().lr = 1.0

@@ -1,375 +1,549 @@
-"""Evaluation: every example once, for any batch size; its numbers against segments that are run by hand."""
+"""evaluate.py from end to end, on a run that has learnt something: what it prints, writes and refuses, and its numbers
+against puzzles that are answered one by one.
+"""
+# N = examples, T = segments, S = cells, K = variations of an example
 
+import base64
+import json
+import shutil
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+import matplotlib.image
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import evaluate as program
-from dataset.loader import IGNORE_LABEL
-from dataset.schema import DatasetMetadata, PuzzleSet, Split
+from dataset.schema import Split, open_split
+from dataset.tta import Variations
 from models import export
-from models.act import initial_carry, segment
-from models.hrm import HRM
-from models.losses import act_loss
+from models.base import RecursiveModel
+from models.inference import Trace, trace
 from tests import runs
 from tests.in_process import load_run, train_here, with_identifiers
-from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_hrm
-from tests.spawn import run_ranks
-from training.evaluation import EvalOptions, evaluate
 from utils.command_line import CommandLine
 from utils.dist.world import World
+from utils.drawing import draw_accuracy_over_steps
 from utils.errors import UserError
-from utils.profiling import Deadline
-from utils.run.stop import StopSignal
 from utils.saved_outputs import SavedOutput
 
-# N = examples, T = segments, S = tokens
 SINGLE = World.single()
-IGNORED = 0  # in the file
 SAVED_OUTPUTS = list(get_args(SavedOutput))
-STEPS = 4
-
-
-def _rows(num_examples: int, seed: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {
-        "inputs": rng.integers(1, VOCAB_SIZE, (num_examples, SEQ_LEN)).astype(np.uint8),
-        "labels": rng.integers(1, VOCAB_SIZE, (num_examples, SEQ_LEN)).astype(np.uint8),
-        "puzzle_identifiers": rng.integers(0, NUM_PUZZLES, num_examples),
-    }
-
-
-def _split(**sets: dict[str, np.ndarray]) -> Split:
-    metadata = DatasetMetadata(
-        pad_id=0,
-        ignore_label_id=IGNORED,
-        blank_identifier_id=0,
-        vocab_size=VOCAB_SIZE,
-        seq_len=SEQ_LEN,
-        num_puzzle_identifiers=NUM_PUZZLES,
-        total_groups=sum(len(rows["inputs"]) for rows in sets.values()),
-        mean_puzzle_examples=1.0,
-        sets=list(sets),
-    )
-    puzzle_sets = {
-        name: PuzzleSet(
-            name,
-            rows["inputs"],
-            rows["labels"],
-            rows["puzzle_identifiers"],
-            puzzle_indices=np.arange(len(rows["inputs"]) + 1),
-            group_indices=np.arange(len(rows["inputs"]) + 1),
-        )
-        for name, rows in sets.items()
-    }
-    return Split(Path("test"), metadata, puzzle_sets)
-
-
-@torch.no_grad()
-def _by_hand(model: HRM, rows: dict[str, np.ndarray]) -> list[dict[str, torch.Tensor]]:
-    """What each segment says, all examples in one batch."""
-    batch = {name: torch.from_numpy(array.astype(np.int32)) for name, array in rows.items()}
-    batch["labels"][batch["labels"] == IGNORED] = IGNORE_LABEL
-    carry = initial_carry(model, batch)
-    said = []
-    for _ in range(STEPS):
-        carry, outputs = segment(model, carry, batch, training=False)
-        loss, _ = act_loss(
-            outputs,
-            batch["labels"],
-            halted_B=carry.halted_B,
-            steps_B=carry.steps_B,
-            config=model.config.loss,
-            ignore_label=IGNORE_LABEL,
-        )
-        said.append(
-            {
-                "logits": outputs.logits_BSV,
-                "predictions": outputs.logits_BSV.argmax(-1).int(),
-                "q_halt": outputs.q_halt_B,
-                "q_continue": outputs.q_continue_B,
-                "steps": carry.steps_B,
-                "loss": loss,
-                **batch,
-            }
-        )
-    said[-1]["predictions_at_step"] = torch.stack([segment["predictions"] for segment in said], 1).to(torch.uint8)
-    said[-1]["q_halt_at_step"] = torch.stack([segment["q_halt"] for segment in said], 1)
-    return said
+NUM_TEST, NUM_CELLS, VOCAB_SIZE = 40, 16, 6
+TRAINED_STEPS = 4
+NUM_VARIATIONS = 4
+LAST = "step_00000044"
 
 
 @pytest.fixture(scope="module")
-def model() -> HRM:
-    return small_hrm(seed=7, halt_max_steps=STEPS)
+def puzzles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "s4"
+    script = [sys.executable, str(runs.REPOSITORY / "dataset/build_sudoku_dataset.py"), "--output-dir", str(path)]
+    options = ["--generate", "200", "--generate-test", str(NUM_TEST), "--box", "2x2", "--num-aug", "0"]
+    subprocess.run([*script, *options], check=True, capture_output=True, timeout=60)
+    return path
 
 
 @pytest.fixture(scope="module")
-def rows(model: HRM) -> dict[str, np.ndarray]:
-    """23 examples: most are right at one segment or another, one is not labelled at all, some only in part."""
-    rows = _rows(23, seed=1)
-    said = _by_hand(model, rows)
-    for n in range(20):
-        rows["labels"][n] = np.where(
-            said[n % STEPS]["predictions"][n] == IGNORED, rows["labels"][n], said[n % STEPS]["predictions"][n]
-        )
-    rows["labels"][4] = IGNORED
-    rows["labels"][5:9, ::2] = IGNORED
-    return rows
+def run(puzzles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Solves most of the test puzzles, not all, and halts."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    arch = {"arch": "trm_mlp", "arch__hidden_size": 64, "arch__L_cycles": 1, "arch__halt_max_steps": TRAINED_STEPS}
+    recipe = {"optim": "adamw", "lr": "4e-3", "weight_decay": 0.1, "augment": "online", "global_batch_size": 32}
+    length = {"epochs": 1000, "max_steps": 44, "eval_every_n_steps": 44, "checkpoint_every_n_steps": 22}
+    train_here(runs.settings(puzzles, folder, **{**arch, **recipe, **length, "log_interval": 44}))
+    return folder
 
 
-def _evaluate(model: HRM, split: Split, batch_size: int, **options: Any) -> dict[str, float]:
-    metrics = evaluate(model, split, SINGLE, EvalOptions(batch_size, **options))
-    assert metrics is not None
-    return metrics
+@pytest.fixture(scope="module")
+def weights(run: Path) -> Path:
+    return run / LAST / "model.safetensors"
 
 
-def test_the_numbers_are_those_of_segments_by_hand(model: HRM, rows: dict[str, np.ndarray]) -> None:
-    said = _by_hand(model, rows)
-    labels_NS = torch.from_numpy(rows["labels"].astype(np.int32))
-    counted = [n for n in range(23) if (labels_NS[n] != IGNORED).any()]
-    assert len(counted) == 22
-
-    def right(t: int, n: int) -> bool:
-        return all(
-            label in (IGNORED, guess)
-            for guess, label in zip(said[t]["predictions"][n].tolist(), labels_NS[n].tolist(), strict=True)
-        )
-
-    def share_of_right_tokens(n: int) -> float:
-        pairs = zip(said[-1]["predictions"][n].tolist(), labels_NS[n].tolist(), strict=True)
-        hits = [guess == label for guess, label in pairs if label != IGNORED]
-        return sum(hits) / len(hits)
-
-    def halts_at(n: int) -> int:
-        wants = [t + 1 for t in range(STEPS) if said[t]["q_halt"][n] > said[t]["q_continue"][n]]
-        return min([*wants, STEPS])
-
-    metrics = _evaluate(model, _split(all=rows), 8)
-    at_step = [metrics[f"eval/all/exact_accuracy_at_step/{t + 1}"] for t in range(STEPS)]
-    assert at_step == pytest.approx([sum(right(t, n) for n in counted) / 22 for t in range(STEPS)])
-    assert len(set(at_step)) > 1 and 0 < at_step[-1] < 1  # the comparison says something
-    assert metrics["eval/all/exact_accuracy"] == at_step[-1]
-    assert metrics["eval/all/accuracy"] == pytest.approx(sum(map(share_of_right_tokens, counted)) / 22)
-    assert metrics["eval/all/steps"] == STEPS
-    assert 1 < metrics["eval/all/halt_step"] < STEPS
-    assert metrics["eval/all/halt_step"] == pytest.approx(sum(map(halts_at, counted)) / 22)
-    confident = [(float(said[-1]["q_halt"][n]) >= 0) == right(STEPS - 1, n) for n in counted]
-    assert metrics["eval/all/q_halt_accuracy"] == pytest.approx(sum(confident) / 22)
-    # Losses are of every example, labelled or not.
-    total = metrics["eval/all/lm_loss"] + 0.5 * metrics["eval/all/q_halt_loss"]
-    assert total * 23 == pytest.approx(float(said[-1]["loss"]), rel=1e-6)
-    assert f"eval/all/exact_accuracy_at_step/{STEPS + 1}" not in metrics
-    assert "eval/all/q_continue_loss" not in metrics  # there is no target of it without training
+SIZES = ["hidden_size=64", "num_heads=2", "H_cycles=2", "L_cycles=1", "L_layers=1", f"halt_max_steps={TRAINED_STEPS}"]
+TYPED_ARCH = ["arch=trm_mlp", *(f"arch.{size}" for size in SIZES), "arch.forward_dtype=float32"]
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 7, 22, 23, 1000])
-def test_the_batch_size_changes_nothing(model: HRM, rows: dict[str, np.ndarray], batch_size: int) -> None:
-    split = _split(all=rows)
-    expected = _evaluate(model, split, 5)
-    metrics = _evaluate(model, split, batch_size)
-    assert metrics.keys() == expected.keys()
-    for name, value in metrics.items():
-        if name.endswith("loss"):
-            assert value == pytest.approx(expected[name], rel=1e-5)
-        else:
-            assert value == pytest.approx(expected[name], abs=1e-7), name  # sums of float32
+@dataclass
+class Printed:
+    """What evaluate.py said."""
+
+    head: str
+    metrics: dict[str, str]
+    intervals: dict[str, tuple[str, str]]
+    tail: list[str]
+
+    def value(self, name: str) -> float:
+        return float(self.metrics[f"eval/all/{name}"].replace(",", ""))
 
 
-def _on_rank(world: World, rows: dict[str, np.ndarray], batch_size: int) -> dict[str, float] | None:
-    model = small_hrm(seed=7, halt_max_steps=STEPS)
-    return evaluate(model, _split(all=rows), world, EvalOptions(batch_size))
+Evaluate = Callable[..., Printed]
 
 
-def test_so_does_the_number_of_ranks(model: HRM, rows: dict[str, np.ndarray]) -> None:
-    """22 rows are left over for 3 ranks after the first batch of 7, and 1 row at the end leaves two without any."""
-    expected = _evaluate(model, _split(all=rows), 7)
-    for metrics in run_ranks(_on_rank, 3, {name: array[:22] for name, array in rows.items()}, 7):
-        assert metrics is not None
-    short = _evaluate(model, _split(all={name: array[:22] for name, array in rows.items()}), 7)
-    assert short == pytest.approx(metrics, rel=1e-5)
-    assert short != expected
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Evaluate:
+    def evaluate(*typed: str) -> Printed:
+        monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
+        capsys.readouterr()
+        program.main(SINGLE)
+        head, *lines = capsys.readouterr().out.splitlines()
+        table = [line.split() for line in lines if line.startswith("  ")]
+        assert lines[: len(table)] == [line for line in lines if line.startswith("  ")]
+        intervals = {name: (rest[0], rest[2]) for name, _, *rest in table if rest}
+        assert all(rest[1] == ".." for _, _, *rest in table if rest)
+        return Printed(head, {name: value for name, value, *_ in table}, intervals, lines[len(table) :])
+
+    return evaluate
 
 
-def test_sets_are_told_apart(model: HRM, rows: dict[str, np.ndarray]) -> None:
-    other = _rows(3, seed=9)
-    both = _evaluate(model, _split(first=rows, second=other), 4)
-    first = _evaluate(model, _split(first=rows), 4)
-    second = _evaluate(model, _split(second=other), 4)
-    assert both == first | second
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The one line of a mistake that is noticed before any work."""
+
+    def refused(*typed: str) -> str:
+        monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
+        monkeypatch.setattr(program, "evaluate", None)
+        monkeypatch.setattr(program, "evaluate_votes", None)
+        with pytest.raises(UserError) as caught:
+            program.main(SINGLE)
+        message = str(caught.value)
+        assert "\n" not in message and 20 < len(message) < 400
+        return message
+
+    return refused
 
 
-def test_a_set_without_labels_has_losses_only(model: HRM) -> None:
-    rows = _rows(3, seed=2)
-    rows["labels"][:] = IGNORED
-    assert sorted(_evaluate(model, _split(all=rows), 2)) == ["eval/all/lm_loss", "eval/all/q_halt_loss"]
-    assert _evaluate(model, _split(all=_rows(3, seed=2)), 2)["eval/all/num_examples"] == 3
+def _results(folder: Path) -> dict[str, Any]:
+    results = json.loads((folder / "results.json").read_text())
+    assert isinstance(results, dict)
+    return results
 
 
-def test_evaluation_leaves_the_model_alone(model: HRM, rows: dict[str, np.ndarray]) -> None:
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    _evaluate(model, _split(all=rows), 8)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert torch.is_grad_enabled()
+# ---- puzzles answered one by one -------------------------------------------------------------------------
 
 
-def test_settled_ones_leave_with_the_answer_that_they_have_then(
-    model: HRM, rows: dict[str, np.ndarray], tmp_path: Path
+@dataclass
+class Known:
+    """The test split, and a model that is asked about one board at a time."""
+
+    split: Split
+    model: RecursiveModel
+
+    def ask(self, board_S: torch.Tensor, num_steps: int = TRAINED_STEPS) -> Trace:
+        identifiers = torch.zeros(1, dtype=torch.int32)
+        batch = {"inputs": board_S[None].int(), "labels": board_S[None].int(), "puzzle_identifiers": identifiers}
+        return trace(self.model, batch, num_steps)
+
+    def board(self, row: int) -> torch.Tensor:
+        return torch.from_numpy(self.split.sets["all"].inputs[row].astype(np.int64))
+
+    def solution(self, row: int) -> list[int]:
+        return [int(token) for token in self.split.sets["all"].labels[row]]
+
+
+@pytest.fixture(scope="module")
+def known(run: Path, puzzles: Path) -> Known:
+    _, model, _ = load_run(run, SINGLE)
+    return Known(open_split(puzzles, "test"), model)
+
+
+def _is_valid(board: list[int]) -> bool:
+    units = [[(line, i) for i in range(4)] for line in range(4)]
+    units += [[(i, line) for i in range(4)] for line in range(4)]
+    units += [[(top + i, left + j) for i in range(2) for j in range(2)] for top in (0, 2) for left in (0, 2)]
+    return all(sorted(board[4 * r + c] for r, c in unit) == [2, 3, 4, 5] for unit in units)
+
+
+def _keeps(clues: list[int], board: list[int]) -> bool:
+    return all(clue in (1, cell) for clue, cell in zip(clues, board, strict=True))
+
+
+def _shares(known: Known, answers: dict[int, list[int]]) -> dict[str, float]:
+    judged = {
+        "exact_accuracy": [answer == known.solution(row) for row, answer in answers.items()],
+        "valid_boards": [_is_valid(answer) for answer in answers.values()],
+        "clues_kept": [_keeps(known.board(row).tolist(), answer) for row, answer in answers.items()],
+    }
+    return {name: sum(hits) / len(hits) for name, hits in judged.items()}
+
+
+def test_the_run_is_worth_evaluating(known: Known) -> None:
+    """Otherwise what follows compares little: some puzzles are solved, and some sequences halt."""
+    traces = [known.ask(known.board(row)) for row in range(NUM_TEST)]
+    solved = [t.predictions_TNS[-1, 0].tolist() == known.solution(row) for row, t in enumerate(traces)]
+    assert 0 < sum(solved) < NUM_TEST
+    assert len({int(t.settled_at_N) for t in traces}) > 1
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_the_single_pass(known: Known, run: Path, tmp_path: Path, evaluated: Evaluate, adaptive: bool) -> None:
+    """Adaptively each puzzle has the answer that had settled, and no more segments than that takes."""
+    traces = {row: known.ask(known.board(row)) for row in range(NUM_TEST)}
+    took = {row: int(t.settled_at_N) if adaptive else TRAINED_STEPS for row, t in traces.items()}
+    answers = {row: t.predictions_TNS[took[row] - 1, 0].tolist() for row, t in traces.items()}
+    evaluated(f"checkpoint={run}", f"adaptive={str(adaptive).lower()}", f"out={tmp_path}", "batch_size=7")
+    metrics = _results(tmp_path)["metrics"]
+    for name, share in _shares(known, answers).items():
+        assert metrics[f"eval/all/{name}"] == pytest.approx(share), name
+    assert metrics["eval/all/steps"] == pytest.approx(sum(took.values()) / NUM_TEST)
+    for n in range(1, TRAINED_STEPS + 1):
+        after = {row: t.predictions_TNS[min(n, took[row]) - 1, 0].tolist() for row, t in traces.items()}
+        share = _shares(known, after)["exact_accuracy"]
+        assert metrics[f"eval/all/exact_accuracy_at_step/{n}"] == pytest.approx(share)
+
+
+def _voted(known: Known, rows: range, num_steps: int, *, adaptive: bool) -> dict[int, list[int]]:
+    """What the variations of each puzzle vote for: each answered by itself and turned back, and hands counted."""
+    variations = Variations.of(known.split, NUM_VARIATIONS)
+    winners = {}
+    for row in rows:
+        cast: list[tuple[list[int], float]] = []
+        for k in range(NUM_VARIATIONS):
+            number = np.array([row * NUM_VARIATIONS + k])
+            seen = known.ask(variations.vary(number, known.board(row)[None])[0], num_steps)
+            t = int(seen.settled_at_N) - 1 if adaptive else num_steps - 1
+            answer = variations.undo(number, seen.predictions_TNS[t])[0].tolist()
+            cast.append((answer, float(seen.confidence_TN[t, 0])))
+        best = (0, 0.0)
+        for answer, _ in cast:
+            confidences = [confidence for other, confidence in cast if other == answer]
+            standing = len(confidences), sum(confidences) / len(confidences)
+            if standing > best:
+                best, winners[row] = standing, answer
+    return winners
+
+
+@pytest.mark.parametrize("adaptive, batch_size, num_steps", [(True, 10, TRAINED_STEPS), (False, 1, 2)])
+def test_variations_vote(
+    known: Known, run: Path, tmp_path: Path, evaluated: Evaluate, adaptive: bool, batch_size: int, num_steps: int
 ) -> None:
-    said = _by_hand(model, rows)
+    """Of every second puzzle. The variations of one are together even where the batch is smaller than they are many."""
+    rows = range(0, NUM_TEST, 2)
+    options = [f"tta={NUM_VARIATIONS}", f"adaptive={str(adaptive).lower()}", f"batch_size={batch_size}"]
+    options += [f"num_steps={num_steps}"]
+    printed = evaluated(f"checkpoint={run}", *options, f"max_examples={len(rows)}", f"out={tmp_path}")
+    results = _results(tmp_path)
+    expected = _shares(known, _voted(known, rows, num_steps, adaptive=adaptive))
+    found = {name: value for name, value in results["metrics"].items() if "/tta/" in name}
+    assert found == pytest.approx({f"eval/all/tta/{name}": share for name, share in expected.items()})
+    assert found.keys() <= results["intervals"].keys() and found.keys() <= printed.metrics.keys()
+    # They stand beside the single pass and are no part of it.
+    single = {name: value for name, value in results["metrics"].items() if "/tta/" not in name}
+    assert single["eval/all/num_examples"] == len(rows)
+    assert any(value != single[name.replace("/tta/", "/")] for name, value in found.items()), "votes change something"
 
-    def settled_at(n: int) -> int:
-        """Halted by the Q head, with the answer of the segment before."""
-        wants = [t for t in range(1, STEPS) if said[t]["q_halt"][n] > said[t]["q_continue"][n]]
-        same = [t for t in wants if torch.equal(said[t]["predictions"][n], said[t - 1]["predictions"][n])]
-        return min([*(t + 1 for t in same), STEPS])
 
-    options: dict[str, Any] = {"adaptive": True, "save_outputs": ["predictions", "steps"], "save_to": tmp_path}
-    assert len({settled_at(n) for n in range(23)}) > 1, "the comparison says nothing"
-    metrics = _evaluate(model, _split(all=rows), 5, **options)
-    saved = load_file(tmp_path / "all_rank0_0000.safetensors")
-    labels_NS = torch.from_numpy(rows["labels"].astype(np.int32))
-    is_label_NS = labels_NS != IGNORED
-    assert sorted(saved["rows"].tolist()) == list(range(23))
-    right = {}
-    for n, predictions_S, steps in zip(saved["rows"].tolist(), saved["predictions"], saved["steps"], strict=True):
-        assert int(steps) == settled_at(n)
-        assert torch.equal(predictions_S, said[settled_at(n) - 1]["predictions"][n])
-        right[n] = bool((predictions_S == labels_NS[n])[is_label_NS[n]].all())
-    counted = [n for n in range(23) if is_label_NS[n].any()]
-    assert metrics["eval/all/exact_accuracy"] == pytest.approx(sum(right[n] for n in counted) / 22)
+def test_of_equal_votes_the_first_variation_wins(run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    """With a constant Q head two different answers tie. The answer to the unvaried puzzle wins, whichever answer
+    arrives first, so that two variations score what the single pass scores.
+    """
+    half_trained = load_file(run / "step_00000022" / "model.safetensors")
+    half_trained["q_head.weight"].zero_()
+    half_trained["q_head.bias"] = torch.tensor([5.0, -5.0])
+    file = tmp_path / "model.safetensors"
+    save_file(half_trained, file)
+    evaluated(f"checkpoint={file}", f"data_path={puzzles}", *TYPED_ARCH, "tta=2", "num_steps=12", f"out={tmp_path}")
+    metrics = _results(tmp_path)["metrics"]
+    for name in ("exact_accuracy", "valid_boards", "clues_kept"):
+        assert metrics[f"eval/all/tta/{name}"] == metrics[f"eval/all/{name}"], f"{name}: the other variation won"
+    assert 2 < metrics["eval/all/steps"] < 12, "all answers arrive together, so this test is blind"
+
+
+def test_ranks_change_nothing(run: Path, tmp_path: Path, evaluated: Evaluate, log: Path) -> None:
+    typed = [f"checkpoint={run}", f"tta={NUM_VARIATIONS}", "batch_size=13", "device=cpu"]
+    evaluated(*typed[:-1], f"out={tmp_path / 'one'}", "save_outputs=[predictions]")
+    output = runs.train(
+        [*typed, f"out={tmp_path / 'two'}", "save_outputs=[predictions]"], log, ranks=2, program="evaluate"
+    ).ok()
+    assert len([line for line in output.splitlines() if line.startswith("exact_accuracy=")]) == 1
+    one, two = _results(tmp_path / "one"), _results(tmp_path / "two")
+    assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
+    for name in one["metrics"].keys() - {"eval/all/lm_loss", "eval/all/q_halt_loss", "eval/all/accuracy"}:
+        assert two["metrics"][name] == one["metrics"][name], name
+    assert two["num_examples"] == one["num_examples"] and one["intervals"].keys() == two["intervals"].keys()
+    files = sorted((tmp_path / "two").glob("*.safetensors"))
+    assert [file.name for file in files] == ["all_rank0_0000.safetensors", "all_rank1_0000.safetensors"]
+    answers: dict[int, list[int]] = {}
+    for saved in map(load_file, files):
+        answers |= dict(zip(saved["rows"].tolist(), saved["predictions"].tolist(), strict=True))
+    saved = load_file(tmp_path / "one" / "all_rank0_0000.safetensors")
+    assert answers == dict(zip(saved["rows"].tolist(), saved["predictions"].tolist(), strict=True))
+    assert len(answers) == NUM_TEST
+
+
+def test_more_steps_than_in_training(known: Known, run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    for n in (TRAINED_STEPS, 7):
+        evaluated(f"checkpoint={run}", f"num_steps={n}", "adaptive=false", f"out={tmp_path / str(n)}")
+    usual, longer = (_results(tmp_path / str(n))["metrics"] for n in (TRAINED_STEPS, 7))
+    at_step = [name for name in longer if "_at_step/" in name]
+    assert at_step == [f"eval/all/exact_accuracy_at_step/{n}" for n in range(1, 8)]
+    assert [longer[name] for name in at_step[:TRAINED_STEPS]] == [usual[name] for name in at_step[:TRAINED_STEPS]]
+    assert longer["eval/all/steps"] == 7
+    last = {row: known.ask(known.board(row), 7).predictions_TNS[-1, 0].tolist() for row in range(NUM_TEST)}
+    assert longer["eval/all/exact_accuracy"] == longer[at_step[-1]] == _shares(known, last)["exact_accuracy"]
+
+
+# ---- what it prints and writes ---------------------------------------------------------------------------
+
+
+def test_results_are_the_table(run: Path, puzzles: Path, evaluated: Evaluate) -> None:
+    """Beside the run, in a folder that is called as the step."""
+    printed = evaluated(f"checkpoint={run}", "tta=2", "max_examples=30")
+    folder = run / "eval_outputs" / LAST
+    results = _results(folder)
+    keys = ["checkpoint", "data", "num_examples", "settings", "seconds", "metrics", "intervals"]
+    assert list(results) == keys
+    assert (results["checkpoint"], results["data"]) == (str(run / LAST), str(puzzles / "test"))
+    assert results["num_examples"] == {"all": 30} and results["seconds"] > 0
+    settings = results["settings"]
+    assert (settings["checkpoint"], settings["tta"], settings["max_examples"]) == (str(run), 2, 30)
+    assert settings["adaptive"] is True and settings["save_outputs"] == []
+
+    assert printed.head.startswith(f"{run / LAST} on {puzzles / 'test'}: 30 examples in ")
+    assert printed.head.endswith("95 % intervals")
+    count = "eval/all/num_examples"
+    shown = {name: f"{value:.0f}" if name == count else f"{value:.4f}" for name, value in results["metrics"].items()}
+    assert printed.metrics == shown and list(printed.metrics) == list(results["metrics"])
+    assert printed.intervals == {
+        name: (f"{low:.4f}", f"{high:.4f}") for name, (low, high) in results["intervals"].items()
+    }
+    exact = results["metrics"]["eval/all/exact_accuracy"]
+    assert printed.tail == [f"written to {folder}", f"exact_accuracy={exact:.4f}"]
+
+    names = {name.removeprefix("eval/all/") for name in results["metrics"]}
+    judged = {"exact_accuracy", "valid_boards", "clues_kept"}
+    at_step = {f"exact_accuracy_at_step/{n}" for n in range(1, TRAINED_STEPS + 1)}
+    are_shares = judged | {f"tta/{name}" for name in judged} | at_step | {"q_halt_accuracy"}
+    assert names == are_shares | {"lm_loss", "q_halt_loss", "num_examples", "accuracy", "steps", "halt_step"}
+    assert {name.removeprefix("eval/all/") for name in results["intervals"]} == are_shares
+    for name, (low, high) in results["intervals"].items():
+        assert (low, high) == pytest.approx(_wilson(results["metrics"][name], 30), abs=2e-5)
+
+
+def _wilson(share: float, num: float) -> tuple[float, float]:
+    """Of all probabilities, those from which `share` is at most 1.96 of their own standard deviations away."""
+    tried = np.linspace(0, 1, 200_001)
+    within = tried[np.abs(tried - share) <= 1.959964 * np.sqrt(tried * (1 - tried) / num) + 1e-12]
+    return float(within.min()), float(within.max())
+
+
+@pytest.mark.parametrize("num", [1, 2, 7, 40, 423, 10**6])
+def test_intervals(num: int) -> None:
+    for hits in sorted({0, 1, num // 3, num - 1, num}):
+        low, high = program.wilson_interval(hits / num, num)
+        assert 0 <= low <= hits / num <= high <= 1
+        assert (low, high) == pytest.approx(_wilson(hits / num, num), abs=2e-5)
+        # Mirrored: what was not hit.
+        assert program.wilson_interval(1 - hits / num, num) == pytest.approx((1 - high, 1 - low))
+    z = 1.959964
+    assert program.wilson_interval(0.0, num) == pytest.approx((0.0, z * z / (num + z * z)))
+
+
+def test_other_data_have_a_folder_of_their_own(run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    copy = tmp_path / "other"
+    shutil.copytree(puzzles, copy)
+    printed = evaluated(f"checkpoint={run}/step_00000022", f"data_path={copy}", "evaluators=[]")
+    folder = run / "eval_outputs" / "step_00000022_other"
+    assert printed.tail[0] == f"written to {folder}"
+    assert _results(folder)["data"] == str(copy / "test")
+    assert "eval/all/valid_boards" not in printed.metrics
+    assert not (run / "eval_outputs" / "step_00000022").exists()
+    # Its own data by another name are no other data.
+    evaluated(f"checkpoint={run}/step_00000022", f"data_path={puzzles}/../{puzzles.name}", "max_examples=1")
+    assert _results(run / "eval_outputs" / "step_00000022")["num_examples"] == {"all": 1}
+
+
+def test_a_file_of_weights_has_no_folder(
+    run: Path, weights: Path, puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluated: Evaluate
+) -> None:
+    def everything() -> set[Path]:
+        return {path for folder in (run, puzzles, tmp_path) for path in folder.rglob("*")}
+
+    monkeypatch.chdir(tmp_path)
+    before = everything()
+    typed = [f"checkpoint={weights}", f"data_path={puzzles}", *TYPED_ARCH]
+    printed = evaluated(*typed)
+    assert everything() == before
+    assert len(printed.tail) == 1 and printed.tail[0].startswith("exact_accuracy=")
+    assert printed.head.startswith(f"{weights} on ")
+    as_run = evaluated(f"checkpoint={run}", f"out={tmp_path / 'run'}")
+    assert printed.metrics == as_run.metrics
+    assert evaluated(*typed, "out=out").tail[0] == "written to out"
+    assert _results(tmp_path / "out")["settings"]["arch"]["hidden_size"] == 64
+
+
+def test_few_examples_are_spread(run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    printed = evaluated(f"checkpoint={run}", "max_examples=7", "save_outputs=[steps]", f"out={tmp_path}", "tta=2")
+    assert printed.value("num_examples") == 7 and ": 7 examples in" in printed.head
+    assert _results(tmp_path)["num_examples"] == {"all": 7}
+    rows = load_file(tmp_path / "all_rank0_0000.safetensors")["rows"].tolist()
+    assert sorted(rows) == [i * NUM_TEST // 7 for i in range(7)]
+    for name, (low, high) in _results(tmp_path)["intervals"].items():
+        assert (low, high) == pytest.approx(_wilson(_results(tmp_path)["metrics"][name], 7), abs=2e-5)
+        assert _results(tmp_path)["metrics"][name] * 7 == pytest.approx(round(_results(tmp_path)["metrics"][name] * 7))
+    assert evaluated(f"checkpoint={run}", "max_examples=1000", f"out={tmp_path}").value("num_examples") == NUM_TEST
+
+
+def test_everything_is_saved(known: Known, run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    """In shapes that others can rely on, and again over what lies there."""
+    (tmp_path / "all_rank7_0000.safetensors").write_bytes(b"of an attempt with more ranks")
+    names = f"save_outputs=[{','.join(SAVED_OUTPUTS)}]"
+    evaluated(f"checkpoint={run}", names, f"out={tmp_path}", "num_steps=5", "batch_size=9")
+    (file,) = tmp_path.glob("*.safetensors")
+    saved = load_file(file)
+    assert {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in saved.items()} == {
+        "rows": ((), torch.int64),
+        "inputs": ((NUM_CELLS,), torch.int32),
+        "labels": ((NUM_CELLS,), torch.int32),
+        "puzzle_identifiers": ((), torch.int32),
+        "logits": ((NUM_CELLS, VOCAB_SIZE), torch.float32),
+        "predictions": ((NUM_CELLS,), torch.int32),
+        "q_halt": ((), torch.float32),
+        "q_continue": ((), torch.float32),
+        "steps": ((), torch.int32),
+        "predictions_at_step": ((5, NUM_CELLS), torch.uint8),
+        "q_halt_at_step": ((5,), torch.float32),
+    }
+    assert sorted(saved["rows"].tolist()) == list(range(NUM_TEST))
+    left_early = 0
+    for n, row in enumerate(saved["rows"].tolist()):
+        seen = known.ask(known.board(row), 5)
+        settled_at = int(seen.settled_at_N)
+        left_early += settled_at < 5
+        assert saved["inputs"][n].tolist() == known.board(row).tolist()
+        assert saved["labels"][n].tolist() == known.solution(row)
+        assert saved["steps"][n] == settled_at
+        for t in range(5):
+            after = min(t, settled_at - 1)
+            assert saved["predictions_at_step"][n, t].tolist() == seen.predictions_TNS[after, 0].tolist()
+            confidence = saved["q_halt_at_step"][n, t].sigmoid()
+            torch.testing.assert_close(confidence, seen.confidence_TN[after, 0], rtol=1e-3, atol=1e-4)
+        assert torch.equal(saved["predictions"][n], saved["predictions_at_step"][n, -1].int())
+        assert torch.equal(saved["logits"][n].argmax(-1).int(), saved["predictions"][n])
+        assert saved["q_halt"][n] == saved["q_halt_at_step"][n, -1]
+    assert left_early
+
+
+def test_the_viewer_reads_what_was_saved(known: Known, run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    """The command in view.py's own help, then the page."""
+    outputs = "save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]"
+    evaluated(f"checkpoint={run}", outputs, "max_examples=10")
+    page = tmp_path / "x.html"
+    command = [sys.executable, str(runs.REPOSITORY / "view.py"), str(run), "-o", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"wrote {page}") and "10 examples" in done.stdout
+    block = page.read_text().split('id="data">')[1].split("</script>")[0]
+    shown = json.loads(zlib.decompress(base64.b64decode(block)))
+    assert [example["row"] for example in shown["examples"]] == [i * NUM_TEST // 10 for i in range(10)]
+    assert shown["sets"] == {"all": 10} and shown["board"]["kind"] == "sudoku"
     assert (
-        metrics["eval/all/steps"] == pytest.approx(sum(settled_at(n) for n in counted) / 22)
-        and 1 < metrics["eval/all/steps"] < STEPS
+        shown["facts"]["all/exact_accuracy"]
+        == f"{_results(run / 'eval_outputs' / LAST)['metrics']['eval/all/exact_accuracy']:.4f}"
     )
-    # What left stays as it was.
-    for t in range(STEPS):
-        answers = [said[min(t + 1, settled_at(n)) - 1]["predictions"][n] for n in counted]
-        exact = [
-            bool((answer == labels_NS[n])[is_label_NS[n]].all()) for n, answer in zip(counted, answers, strict=True)
-        ]
-        assert metrics[f"eval/all/exact_accuracy_at_step/{t + 1}"] == pytest.approx(sum(exact) / 22)
 
 
-def test_more_or_fewer_segments_than_in_training(model: HRM, rows: dict[str, np.ndarray]) -> None:
-    short, usual, long = (_evaluate(model, _split(all=rows), 8, num_steps=n) for n in (2, STEPS, 6))
-    for n in range(1, 7):
-        name = f"eval/all/exact_accuracy_at_step/{n}"
-        assert (name in short, name in usual) == (n <= 2, n <= STEPS)
-        assert long[name] == usual.get(name, long[name]) == short.get(name, long[name])
-    assert short["eval/all/exact_accuracy"] == usual["eval/all/exact_accuracy_at_step/2"]
-    assert long["eval/all/steps"] == 6
+# ---- the picture -----------------------------------------------------------------------------------------
 
 
-class Clock(Deadline):
-    """Of readings: it is over after so many segments, and a batch is known to take `lap` of them."""
-
-    def __init__(self, num_segments: int, lap: int) -> None:
-        super().__init__(1e9)
-        self._left, self._lap = num_segments + 1, lap
-
-    def shared_by(self, names: list[str]) -> Any:
-        return ((name, self) for name in names)
-
-    @property
-    def is_over(self) -> bool:
-        self._left -= 1
-        return self._left <= 0
-
-    @property
-    def is_near(self) -> bool:
-        return self._left <= self._lap
+def _drawn(file: Path) -> np.ndarray:
+    """A picture's colours, after checking that it shows more than a background."""
+    image = matplotlib.image.imread(file)
+    assert image.ndim == 3 and min(image.shape[:2]) > 300
+    _, counts = np.unique((image[:, :, :3] * 255).astype(np.int64) @ [1, 256, 65536], return_counts=True)
+    assert len(counts) > 50 and counts.max() < 0.99 * counts.sum()
+    return np.asarray(image)
 
 
-# A batch of 5 takes 4 segments, and is asked about once more when it ends.
-@pytest.mark.parametrize(
-    "num_segments, lap, num_batches, adaptive",
-    [
-        (0, 0, 0, False),
-        (3, 0, 0, False),
-        (3, 5, 0, False),
-        (5, 0, 1, False),
-        (7, 0, 1, False),
-        (8, 5, 1, False),
-        (99, 5, 5, False),
-        (1, 0, 0, True),
-        (99, 5, 5, True),
-    ],
-)
-def test_a_batch_counts_whole_or_not_at_all(
-    model: HRM,
-    rows: dict[str, np.ndarray],
-    tmp_path: Path,
-    num_segments: int,
-    lap: int,
-    num_batches: int,
-    adaptive: bool,
+def test_accuracy_over_steps_is_drawn(run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    evaluated(f"checkpoint={run}", "plot=true", "num_steps=6", f"out={tmp_path}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["accuracy_over_steps.png", "results.json"]
+    picture = _drawn(tmp_path / "accuracy_over_steps.png")
+    at_step = [value for name, value in _results(tmp_path)["metrics"].items() if "_at_step/" in name]
+    draw_accuracy_over_steps({"all": at_step}, TRAINED_STEPS, tmp_path / "same.png")
+    assert np.array_equal(_drawn(tmp_path / "same.png"), picture)
+    # Neither other values nor another length of training look like it.
+    for values, trained_steps in ((at_step[::-1], TRAINED_STEPS), (at_step, 6)):
+        draw_accuracy_over_steps({"all": values}, trained_steps, tmp_path / "other.png")
+        assert not np.array_equal(_drawn(tmp_path / "other.png"), picture)
+
+
+def test_without_labels_there_is_nothing_to_draw(run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    """Puzzles of a competition, say: the losses are all that is known."""
+    hidden = tmp_path / "hidden"
+    shutil.copytree(puzzles, hidden)
+    (hidden / "fingerprint.json").unlink()
+    labels = hidden / "test" / "all__labels.npy"
+    np.save(labels, np.zeros_like(np.load(labels)))
+    typed = [f"data_path={hidden}", "plot=true", "tta=2", f"out={tmp_path / 'out'}", "save_outputs=[predictions]"]
+    printed = evaluated(f"checkpoint={run}", *typed)
+    assert printed.tail[0] == "nothing is drawn: no example has a label" and printed.tail[-1] == "exact_accuracy=nan"
+    assert printed.metrics.keys() == {"eval/all/lm_loss", "eval/all/q_halt_loss"} and printed.intervals == {}
+    assert len(load_file(tmp_path / "out" / "all_rank0_0000.safetensors")["predictions"]) == NUM_TEST
+    assert not list((tmp_path / "out").glob("*.png"))
+
+
+def test_without_matplotlib(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], evaluated: Evaluate
 ) -> None:
-    """What is scored before a deadline is as if there had been no more: not those that halted early."""
-    deadline = Clock(num_segments, lap)
-    metrics = evaluate(
-        model,
-        _split(all=rows),
-        SINGLE,
-        EvalOptions(5, adaptive=adaptive, save_outputs=["labels"], save_to=tmp_path),
-        deadline=deadline,
-    )
-    assert metrics is not None
-    assert deadline.was_met == (num_batches == 5)
-    seen = sorted(row for file in tmp_path.iterdir() for row in load_file(file)["rows"].tolist())
-    # Each batch is spread over the file.
-    expected = sorted([row for first in range(5) for row in range(first, 23, 5)][: 5 * num_batches])
-    assert seen == expected
-    if num_batches == 0:
-        assert metrics == {}
-        return
-    part = {name: array[expected] for name, array in rows.items()}
-    assert metrics == pytest.approx(_evaluate(model, _split(all=part), 5, adaptive=adaptive), abs=1e-6)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    message = refused(f"checkpoint={run}", "plot=true", f"out={tmp_path / 'out'}")
+    assert message == "drawing needs matplotlib; pip install -r requirements-demo.txt"
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_stop_abandons_it(model: HRM, rows: dict[str, np.ndarray], tmp_path: Path) -> None:
-    answers = iter([False, False, True])
-
-    class Stop(StopSignal):
-        def requested(self) -> bool:
-            return next(answers)
-
-    outcome = evaluate(
-        model,
-        _split(all=rows),
-        SINGLE,
-        EvalOptions(5, save_outputs=["logits"], save_to=tmp_path / "outputs"),
-        stop=Stop(),
-    )
-    assert outcome is None
-    assert not (tmp_path / "outputs").exists()
-    assert next(answers, None) is None
+# ---- mistakes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", [SAVED_OUTPUTS, ["predictions"], ["inputs", "q_halt"]])
-def test_saved_outputs_are_what_was_named(
-    model: HRM, rows: dict[str, np.ndarray], tmp_path: Path, names: list[SavedOutput]
+def test_a_task_whose_answers_cannot_be_turned_back(
+    run: Path, puzzles: Path, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
-    _evaluate(model, _split(all=rows, more=_rows(2, 5)), 5, save_outputs=names, save_to=tmp_path / "outputs")
-    assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == [
-        "all_rank0_0000.safetensors",
-        "more_rank0_0000.safetensors",
-    ]
-    saved = load_file(tmp_path / "outputs" / "all_rank0_0000.safetensors")
-    assert sorted(saved) == sorted([*names, "rows"])
-    assert saved.pop("rows").tolist() == list(range(23))
-    expected = _by_hand(model, rows)[-1]
-    for name, tensor in saved.items():
-        # In the order of the file, all rows, the last partial batch too.
-        assert len(tensor) == 23
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+    """A seventh kind of token makes it no Sudoku."""
+    other, folder = tmp_path / "other", tmp_path / "run"
+    shutil.copytree(puzzles, other)
+    (other / "fingerprint.json").unlink()
+    for split in ("train", "test"):
+        file = other / split / "dataset.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"vocab_size": 7}))
+    train_here(runs.settings(other, folder, max_steps=1))
+    shutil.rmtree(folder / "eval_outputs", ignore_errors=True)
+    message = refused(f"checkpoint={folder}", "tta=4")
+    assert message.startswith(
+        f"tta=4, but {other / 'test'} has 16 tokens of 7 kinds, whose answers can't be turned back"
+    )
+    assert not (folder / "eval_outputs").exists()
+    assert "was built for" in refused(f"checkpoint={run}", f"data_path={other}")
 
 
-# ---- the program -----------------------------------------------------------------------------------------
+def test_mistakes_are_noticed_before_any_work(
+    run: Path, weights: Path, puzzles: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    out = f"out={tmp_path / 'out'}"
+    of_file = [f"checkpoint={weights}", f"data_path={puzzles}", *TYPED_ARCH]
+    for typed, expected in (
+        ([f"checkpoint={run}", f"vote_with=[{run}]"], "but only answers of ARC vote; leave it out"),
+        ([f"checkpoint={run}", "evaluators=[arc]"], "has 16 tokens of 6 kinds, but ARC 900 of 12"),
+        ([f"checkpoint={run}", "tta=1"], "tta: input should be greater than or equal to 2, but it is 1"),
+        ([f"checkpoint={run}", "save_outputs=[guesses]"], "save_outputs"),
+        ([f"checkpoint={run}", "num_steps=0"], "num_steps: input should be greater than 0"),
+        ([f"checkpoint={run}", "max_examples=0"], "max_examples: input should be greater than 0"),
+        ([f"checkpoint={tmp_path / 'nowhere'}"], f"{tmp_path / 'nowhere'}"),
+    ):
+        assert expected in refused(*typed, out)
+        assert not (tmp_path / "out").exists()
+    for option in ("plot=true", "save_outputs=[steps]"):
+        expected = f"{weights} has no run folder for plot and save_outputs to write to; give out=..."
+        assert expected in refused(*of_file, option)
+
+
+# ---- scores of training ----------------------------------------------------------------------------------
 
 
 def _score(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *typed: str) -> dict[str, float]:
@@ -417,8 +591,8 @@ def test_the_weights_are_those_that_were_saved(quiet: Path) -> None:
 
 # ---- a file of weights -----------------------------------------------------------------------------------
 
-SIZES = ["hidden_size=32", "num_heads=2", "H_cycles=2", "L_cycles=2", "L_layers=1", "halt_max_steps=3"]
-TYPED_ARCH = ["arch=trm_mlp", *(f"arch.{size}" for size in SIZES), "arch.forward_dtype=float32"]
+TRM_SIZES = ["hidden_size=32", "num_heads=2", "H_cycles=2", "L_cycles=2", "L_layers=1", "halt_max_steps=3"]
+TRM_ARCH = ["arch=trm_mlp", *(f"arch.{size}" for size in TRM_SIZES), "arch.forward_dtype=float32"]
 
 
 @pytest.fixture(scope="module")
@@ -442,12 +616,12 @@ def test_an_exported_file_scores_as_its_run(
     file, raw = tmp_path / "published.pt", tmp_path / "raw.pt"
     names = ["--compiled"] if compiled else []
     assert export.main(["--format", "hrm", str(trm), "-o", str(file), *names]) == 0
-    scored = _score(monkeypatch, capsys, f"checkpoint={file}", f"data_path={data}", *TYPED_ARCH)
+    scored = _score(monkeypatch, capsys, f"checkpoint={file}", f"data_path={data}", *TRM_ARCH)
     trained = {name: value for name, value in runs.rows(trm)[-1].items() if name.startswith("eval/")}
     assert {name: scored[name] for name in trained} == pytest.approx(trained, abs=1e-4)
     assert scored == _score(monkeypatch, capsys, f"checkpoint={trm}")
     assert export.main(["--format", "hrm", str(trm), "-o", str(raw), "--raw", *names]) == 0
-    of_raw = _score(monkeypatch, capsys, f"checkpoint={raw}", f"data_path={data}", *TYPED_ARCH)
+    of_raw = _score(monkeypatch, capsys, f"checkpoint={raw}", f"data_path={data}", *TRM_ARCH)
     assert abs(of_raw["eval/all/lm_loss"] - scored["eval/all/lm_loss"]) > 1e-2
 
 
@@ -462,15 +636,15 @@ def test_mistakes_about_a_file(trm: Path, data: Path, tmp_path: Path, monkeypatc
     file, other = trm / "step_00000012" / "model.safetensors", with_identifiers(data, tmp_path / "other", 3)
     for typed, expected in (
         ([f"checkpoint={file}"], "give arch=... (with the options that it was trained with) and data_path=..."),
-        ([f"checkpoint={file}", *TYPED_ARCH], "is a file of weights, which says neither its architecture nor its data"),
-        ([f"checkpoint={trm}", *TYPED_ARCH], f"arch is given, but {trm} is a run, which knows its own; leave it out"),
+        ([f"checkpoint={file}", *TRM_ARCH], "is a file of weights, which says neither its architecture nor its data"),
+        ([f"checkpoint={trm}", *TRM_ARCH], f"arch is given, but {trm} is a run, which knows its own; leave it out"),
         ([f"checkpoint={trm}", "puzzle_table=keep"], "puzzle_table is given, but"),
         (
-            [f"checkpoint={file}", f"data_path={data}", *TYPED_ARCH, "arch.num_registers=1"],
+            [f"checkpoint={file}", f"data_path={data}", *TRM_ARCH, "arch.num_registers=1"],
             "doesn't fit the model: missing registers.weight (1, 32)",
         ),
         (
-            [f"checkpoint={file}", f"data_path={other}", *TYPED_ARCH],
+            [f"checkpoint={file}", f"data_path={other}", *TRM_ARCH],
             "has puzzle rows for 1 identifiers, the model for 3; choose what becomes of them",
         ),
     ):
@@ -489,15 +663,15 @@ def test_other_puzzles_with_a_choice(
 ) -> None:
     """The table has one row: kept, it is that of the first puzzles only; its mean is that of all."""
     file, other = trm / "step_00000012" / "model.safetensors", with_identifiers(data, tmp_path / "other", 3)
-    own = _score(monkeypatch, capsys, f"checkpoint={file}", f"data_path={data}", *TYPED_ARCH)
+    own = _score(monkeypatch, capsys, f"checkpoint={file}", f"data_path={data}", *TRM_ARCH)
     loss = {}
     for choice in ("keep", "mean", "zero"):
-        typed = [f"checkpoint={file}", f"data_path={other}", *TYPED_ARCH, f"puzzle_table={choice}"]
+        typed = [f"checkpoint={file}", f"data_path={other}", *TRM_ARCH, f"puzzle_table={choice}"]
         loss[choice] = _score(monkeypatch, capsys, *typed)["eval/all/lm_loss"]
     assert loss["mean"] == own["eval/all/lm_loss"] and len(set(loss.values())) == 3
 
 
-# ---- its pages and its mistakes --------------------------------------------------------------------------
+# ---- pages and mistakes ----------------------------------------------------------------------------------
 
 
 def test_pages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

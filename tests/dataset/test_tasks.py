@@ -12,7 +12,7 @@ import pytest
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import TextTask
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[2]
 REAL_DATA = REPOSITORY.parent / "shared" / "data"
 # What knows all tasks by the table, and none by its name.
 GENERAL = (

@@ -1,0 +1,17 @@
+"""The helper that runs a function on several ranks reports their failures."""
+
+import pytest
+
+from tests.spawn import run_ranks
+from utils.dist.world import World
+
+
+def _dies_or_waits(world: World) -> None:
+    if world.rank == 1:
+        raise RuntimeError("rank 1 gave up")
+    world.barrier()
+
+
+def test_helper_reports_the_rank_that_fails() -> None:
+    with pytest.raises(AssertionError, match=r"rank [01]:"):
+        run_ranks(_dies_or_waits, 2)

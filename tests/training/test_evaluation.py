@@ -1,0 +1,363 @@
+"""Evaluation: every example once, for any batch size; its numbers against segments that are run by hand."""
+
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dataset.loader import IGNORE_LABEL
+from dataset.schema import DatasetMetadata, PuzzleSet, Split
+from models.act import initial_carry, segment
+from models.hrm import HRM
+from models.losses import act_loss
+from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_hrm
+from tests.spawn import run_ranks
+from training.evaluation import EvalOptions, evaluate
+from utils.dist.world import World
+from utils.profiling import Deadline
+from utils.run.stop import StopSignal
+from utils.saved_outputs import SavedOutput
+
+# N = examples, T = segments, S = tokens
+SINGLE = World.single()
+IGNORED = 0  # in the file
+SAVED_OUTPUTS = list(get_args(SavedOutput))
+STEPS = 4
+
+
+def _rows(num_examples: int, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "inputs": rng.integers(1, VOCAB_SIZE, (num_examples, SEQ_LEN)).astype(np.uint8),
+        "labels": rng.integers(1, VOCAB_SIZE, (num_examples, SEQ_LEN)).astype(np.uint8),
+        "puzzle_identifiers": rng.integers(0, NUM_PUZZLES, num_examples),
+    }
+
+
+def _split(**sets: dict[str, np.ndarray]) -> Split:
+    metadata = DatasetMetadata(
+        pad_id=0,
+        ignore_label_id=IGNORED,
+        blank_identifier_id=0,
+        vocab_size=VOCAB_SIZE,
+        seq_len=SEQ_LEN,
+        num_puzzle_identifiers=NUM_PUZZLES,
+        total_groups=sum(len(rows["inputs"]) for rows in sets.values()),
+        mean_puzzle_examples=1.0,
+        sets=list(sets),
+    )
+    puzzle_sets = {
+        name: PuzzleSet(
+            name,
+            rows["inputs"],
+            rows["labels"],
+            rows["puzzle_identifiers"],
+            puzzle_indices=np.arange(len(rows["inputs"]) + 1),
+            group_indices=np.arange(len(rows["inputs"]) + 1),
+        )
+        for name, rows in sets.items()
+    }
+    return Split(Path("test"), metadata, puzzle_sets)
+
+
+@torch.no_grad()
+def _by_hand(model: HRM, rows: dict[str, np.ndarray]) -> list[dict[str, torch.Tensor]]:
+    """What each segment says, all examples in one batch."""
+    batch = {name: torch.from_numpy(array.astype(np.int32)) for name, array in rows.items()}
+    batch["labels"][batch["labels"] == IGNORED] = IGNORE_LABEL
+    carry = initial_carry(model, batch)
+    said = []
+    for _ in range(STEPS):
+        carry, outputs = segment(model, carry, batch, training=False)
+        loss, _ = act_loss(
+            outputs,
+            batch["labels"],
+            halted_B=carry.halted_B,
+            steps_B=carry.steps_B,
+            config=model.config.loss,
+            ignore_label=IGNORE_LABEL,
+        )
+        said.append(
+            {
+                "logits": outputs.logits_BSV,
+                "predictions": outputs.logits_BSV.argmax(-1).int(),
+                "q_halt": outputs.q_halt_B,
+                "q_continue": outputs.q_continue_B,
+                "steps": carry.steps_B,
+                "loss": loss,
+                **batch,
+            }
+        )
+    said[-1]["predictions_at_step"] = torch.stack([segment["predictions"] for segment in said], 1).to(torch.uint8)
+    said[-1]["q_halt_at_step"] = torch.stack([segment["q_halt"] for segment in said], 1)
+    return said
+
+
+@pytest.fixture(scope="module")
+def model() -> HRM:
+    return small_hrm(seed=7, halt_max_steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def rows(model: HRM) -> dict[str, np.ndarray]:
+    """23 examples: most are right at one segment or another, one is not labelled at all, some only in part."""
+    rows = _rows(23, seed=1)
+    said = _by_hand(model, rows)
+    for n in range(20):
+        rows["labels"][n] = np.where(
+            said[n % STEPS]["predictions"][n] == IGNORED, rows["labels"][n], said[n % STEPS]["predictions"][n]
+        )
+    rows["labels"][4] = IGNORED
+    rows["labels"][5:9, ::2] = IGNORED
+    return rows
+
+
+def _evaluate(model: HRM, split: Split, batch_size: int, **options: Any) -> dict[str, float]:
+    metrics = evaluate(model, split, SINGLE, EvalOptions(batch_size, **options))
+    assert metrics is not None
+    return metrics
+
+
+def test_the_numbers_are_those_of_segments_by_hand(model: HRM, rows: dict[str, np.ndarray]) -> None:
+    said = _by_hand(model, rows)
+    labels_NS = torch.from_numpy(rows["labels"].astype(np.int32))
+    counted = [n for n in range(23) if (labels_NS[n] != IGNORED).any()]
+    assert len(counted) == 22
+
+    def right(t: int, n: int) -> bool:
+        return all(
+            label in (IGNORED, guess)
+            for guess, label in zip(said[t]["predictions"][n].tolist(), labels_NS[n].tolist(), strict=True)
+        )
+
+    def share_of_right_tokens(n: int) -> float:
+        pairs = zip(said[-1]["predictions"][n].tolist(), labels_NS[n].tolist(), strict=True)
+        hits = [guess == label for guess, label in pairs if label != IGNORED]
+        return sum(hits) / len(hits)
+
+    def halts_at(n: int) -> int:
+        wants = [t + 1 for t in range(STEPS) if said[t]["q_halt"][n] > said[t]["q_continue"][n]]
+        return min([*wants, STEPS])
+
+    metrics = _evaluate(model, _split(all=rows), 8)
+    at_step = [metrics[f"eval/all/exact_accuracy_at_step/{t + 1}"] for t in range(STEPS)]
+    assert at_step == pytest.approx([sum(right(t, n) for n in counted) / 22 for t in range(STEPS)])
+    assert len(set(at_step)) > 1 and 0 < at_step[-1] < 1  # the comparison says something
+    assert metrics["eval/all/exact_accuracy"] == at_step[-1]
+    assert metrics["eval/all/accuracy"] == pytest.approx(sum(map(share_of_right_tokens, counted)) / 22)
+    assert metrics["eval/all/steps"] == STEPS
+    assert 1 < metrics["eval/all/halt_step"] < STEPS
+    assert metrics["eval/all/halt_step"] == pytest.approx(sum(map(halts_at, counted)) / 22)
+    confident = [(float(said[-1]["q_halt"][n]) >= 0) == right(STEPS - 1, n) for n in counted]
+    assert metrics["eval/all/q_halt_accuracy"] == pytest.approx(sum(confident) / 22)
+    # Losses are of every example, labelled or not.
+    total = metrics["eval/all/lm_loss"] + 0.5 * metrics["eval/all/q_halt_loss"]
+    assert total * 23 == pytest.approx(float(said[-1]["loss"]), rel=1e-6)
+    assert f"eval/all/exact_accuracy_at_step/{STEPS + 1}" not in metrics
+    assert "eval/all/q_continue_loss" not in metrics  # there is no target of it without training
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 7, 22, 23, 1000])
+def test_the_batch_size_changes_nothing(model: HRM, rows: dict[str, np.ndarray], batch_size: int) -> None:
+    split = _split(all=rows)
+    expected = _evaluate(model, split, 5)
+    metrics = _evaluate(model, split, batch_size)
+    assert metrics.keys() == expected.keys()
+    for name, value in metrics.items():
+        if name.endswith("loss"):
+            assert value == pytest.approx(expected[name], rel=1e-5)
+        else:
+            assert value == pytest.approx(expected[name], abs=1e-7), name  # sums of float32
+
+
+def _on_rank(world: World, rows: dict[str, np.ndarray], batch_size: int) -> dict[str, float] | None:
+    model = small_hrm(seed=7, halt_max_steps=STEPS)
+    return evaluate(model, _split(all=rows), world, EvalOptions(batch_size))
+
+
+def test_so_does_the_number_of_ranks(model: HRM, rows: dict[str, np.ndarray]) -> None:
+    """22 rows are left over for 3 ranks after the first batch of 7, and 1 row at the end leaves two without any."""
+    expected = _evaluate(model, _split(all=rows), 7)
+    for metrics in run_ranks(_on_rank, 3, {name: array[:22] for name, array in rows.items()}, 7):
+        assert metrics is not None
+    short = _evaluate(model, _split(all={name: array[:22] for name, array in rows.items()}), 7)
+    assert short == pytest.approx(metrics, rel=1e-5)
+    assert short != expected
+
+
+def test_sets_are_told_apart(model: HRM, rows: dict[str, np.ndarray]) -> None:
+    other = _rows(3, seed=9)
+    both = _evaluate(model, _split(first=rows, second=other), 4)
+    first = _evaluate(model, _split(first=rows), 4)
+    second = _evaluate(model, _split(second=other), 4)
+    assert both == first | second
+
+
+def test_a_set_without_labels_has_losses_only(model: HRM) -> None:
+    rows = _rows(3, seed=2)
+    rows["labels"][:] = IGNORED
+    assert sorted(_evaluate(model, _split(all=rows), 2)) == ["eval/all/lm_loss", "eval/all/q_halt_loss"]
+    assert _evaluate(model, _split(all=_rows(3, seed=2)), 2)["eval/all/num_examples"] == 3
+
+
+def test_evaluation_leaves_the_model_alone(model: HRM, rows: dict[str, np.ndarray]) -> None:
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    _evaluate(model, _split(all=rows), 8)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.is_grad_enabled()
+
+
+def test_settled_ones_leave_with_the_answer_that_they_have_then(
+    model: HRM, rows: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    said = _by_hand(model, rows)
+
+    def settled_at(n: int) -> int:
+        """Halted by the Q head, with the answer of the segment before."""
+        wants = [t for t in range(1, STEPS) if said[t]["q_halt"][n] > said[t]["q_continue"][n]]
+        same = [t for t in wants if torch.equal(said[t]["predictions"][n], said[t - 1]["predictions"][n])]
+        return min([*(t + 1 for t in same), STEPS])
+
+    options: dict[str, Any] = {"adaptive": True, "save_outputs": ["predictions", "steps"], "save_to": tmp_path}
+    assert len({settled_at(n) for n in range(23)}) > 1, "the comparison says nothing"
+    metrics = _evaluate(model, _split(all=rows), 5, **options)
+    saved = load_file(tmp_path / "all_rank0_0000.safetensors")
+    labels_NS = torch.from_numpy(rows["labels"].astype(np.int32))
+    is_label_NS = labels_NS != IGNORED
+    assert sorted(saved["rows"].tolist()) == list(range(23))
+    right = {}
+    for n, predictions_S, steps in zip(saved["rows"].tolist(), saved["predictions"], saved["steps"], strict=True):
+        assert int(steps) == settled_at(n)
+        assert torch.equal(predictions_S, said[settled_at(n) - 1]["predictions"][n])
+        right[n] = bool((predictions_S == labels_NS[n])[is_label_NS[n]].all())
+    counted = [n for n in range(23) if is_label_NS[n].any()]
+    assert metrics["eval/all/exact_accuracy"] == pytest.approx(sum(right[n] for n in counted) / 22)
+    assert (
+        metrics["eval/all/steps"] == pytest.approx(sum(settled_at(n) for n in counted) / 22)
+        and 1 < metrics["eval/all/steps"] < STEPS
+    )
+    # What left stays as it was.
+    for t in range(STEPS):
+        answers = [said[min(t + 1, settled_at(n)) - 1]["predictions"][n] for n in counted]
+        exact = [
+            bool((answer == labels_NS[n])[is_label_NS[n]].all()) for n, answer in zip(counted, answers, strict=True)
+        ]
+        assert metrics[f"eval/all/exact_accuracy_at_step/{t + 1}"] == pytest.approx(sum(exact) / 22)
+
+
+def test_more_or_fewer_segments_than_in_training(model: HRM, rows: dict[str, np.ndarray]) -> None:
+    short, usual, long = (_evaluate(model, _split(all=rows), 8, num_steps=n) for n in (2, STEPS, 6))
+    for n in range(1, 7):
+        name = f"eval/all/exact_accuracy_at_step/{n}"
+        assert (name in short, name in usual) == (n <= 2, n <= STEPS)
+        assert long[name] == usual.get(name, long[name]) == short.get(name, long[name])
+    assert short["eval/all/exact_accuracy"] == usual["eval/all/exact_accuracy_at_step/2"]
+    assert long["eval/all/steps"] == 6
+
+
+class Clock(Deadline):
+    """Of readings: it is over after so many segments, and a batch is known to take `lap` of them."""
+
+    def __init__(self, num_segments: int, lap: int) -> None:
+        super().__init__(1e9)
+        self._left, self._lap = num_segments + 1, lap
+
+    def shared_by(self, names: list[str]) -> Any:
+        return ((name, self) for name in names)
+
+    @property
+    def is_over(self) -> bool:
+        self._left -= 1
+        return self._left <= 0
+
+    @property
+    def is_near(self) -> bool:
+        return self._left <= self._lap
+
+
+# A batch of 5 takes 4 segments, and is asked about once more when it ends.
+@pytest.mark.parametrize(
+    "num_segments, lap, num_batches, adaptive",
+    [
+        (0, 0, 0, False),
+        (3, 0, 0, False),
+        (3, 5, 0, False),
+        (5, 0, 1, False),
+        (7, 0, 1, False),
+        (8, 5, 1, False),
+        (99, 5, 5, False),
+        (1, 0, 0, True),
+        (99, 5, 5, True),
+    ],
+)
+def test_a_batch_counts_whole_or_not_at_all(
+    model: HRM,
+    rows: dict[str, np.ndarray],
+    tmp_path: Path,
+    num_segments: int,
+    lap: int,
+    num_batches: int,
+    adaptive: bool,
+) -> None:
+    """What is scored before a deadline is as if there had been no more: not those that halted early."""
+    deadline = Clock(num_segments, lap)
+    metrics = evaluate(
+        model,
+        _split(all=rows),
+        SINGLE,
+        EvalOptions(5, adaptive=adaptive, save_outputs=["labels"], save_to=tmp_path),
+        deadline=deadline,
+    )
+    assert metrics is not None
+    assert deadline.was_met == (num_batches == 5)
+    seen = sorted(row for file in tmp_path.iterdir() for row in load_file(file)["rows"].tolist())
+    # Each batch is spread over the file.
+    expected = sorted([row for first in range(5) for row in range(first, 23, 5)][: 5 * num_batches])
+    assert seen == expected
+    if num_batches == 0:
+        assert metrics == {}
+        return
+    part = {name: array[expected] for name, array in rows.items()}
+    assert metrics == pytest.approx(_evaluate(model, _split(all=part), 5, adaptive=adaptive), abs=1e-6)
+
+
+def test_a_stop_abandons_it(model: HRM, rows: dict[str, np.ndarray], tmp_path: Path) -> None:
+    answers = iter([False, False, True])
+
+    class Stop(StopSignal):
+        def requested(self) -> bool:
+            return next(answers)
+
+    outcome = evaluate(
+        model,
+        _split(all=rows),
+        SINGLE,
+        EvalOptions(5, save_outputs=["logits"], save_to=tmp_path / "outputs"),
+        stop=Stop(),
+    )
+    assert outcome is None
+    assert not (tmp_path / "outputs").exists()
+    assert next(answers, None) is None
+
+
+@pytest.mark.parametrize("names", [SAVED_OUTPUTS, ["predictions"], ["inputs", "q_halt"]])
+def test_saved_outputs_are_what_was_named(
+    model: HRM, rows: dict[str, np.ndarray], tmp_path: Path, names: list[SavedOutput]
+) -> None:
+    _evaluate(model, _split(all=rows, more=_rows(2, 5)), 5, save_outputs=names, save_to=tmp_path / "outputs")
+    assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == [
+        "all_rank0_0000.safetensors",
+        "more_rank0_0000.safetensors",
+    ]
+    saved = load_file(tmp_path / "outputs" / "all_rank0_0000.safetensors")
+    assert sorted(saved) == sorted([*names, "rows"])
+    assert saved.pop("rows").tolist() == list(range(23))
+    expected = _by_hand(model, rows)[-1]
+    for name, tensor in saved.items():
+        # In the order of the file, all rows, the last partial batch too.
+        assert len(tensor) == 23
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)

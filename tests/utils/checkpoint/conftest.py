@@ -1,0 +1,16 @@
+"""A run that tests of its checkpoints share."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.utils.checkpoint.helpers import save_step
+from utils.dist.world import World
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder with steps 2, 4 and 6."""
+    for step in (2, 4, 6):
+        save_step(tmp_path / "run", step, World.single())
+    return tmp_path / "run"

@@ -1,0 +1,109 @@
+"""A checkpoint of a run without a model, for tests of its writer and its reader."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from utils.checkpoint.format import RunState
+from utils.checkpoint.writer import Checkpointer, Snapshot
+from utils.dist.config import Axes, DistConfig
+from utils.dist.setup import use_device
+from utils.dist.world import World
+
+SLOTS = 7
+STATE_FILE = "state/rank_0000.safetensors"
+# R = 5 rows over up to 4 ranks, so that shards are uneven and one is empty
+WHOLE_RC = torch.arange(30.0).view(5, 6)
+CONFIG = DistConfig(backend="auto", init_method="env", timeout_s=60.0, num_threads=None, rank_weights=[])
+
+
+def silent(text: str) -> None:
+    raise AssertionError(f"no warning was due: {text}")
+
+
+def weights_at(step: int) -> dict[str, Tensor]:
+    # A transposed view: what is saved has to be made contiguous.
+    return {"a": torch.full((3, 2), float(step)).T, "b": torch.arange(4, dtype=torch.bfloat16)}
+
+
+def carry_of(slots: slice) -> dict[str, Tensor]:
+    rows = torch.arange(SLOTS)[slots]
+    return {"steps": rows.int(), "state.z": rows.view(-1, 1) * torch.ones(1, 2), "halted": rows % 2 == 0}
+
+
+def state_at(step: int) -> RunState:
+    return RunState(
+        step=step,
+        draws=8 * step,
+        open_steps=1,
+        open_slots=8,
+        best=0.1 + 0.2,
+        evaluations_since_best=2,
+        pending_row=None,
+        wandb_run_id="abc",
+        fingerprint={"train": "f"},
+        task={"seq_len": 16},
+        config={"lr": 0.1},
+    )
+
+
+def snapshot_at(step: int, world: World, **changes: Any) -> Snapshot:
+    slots = world.slice_of(SLOTS)
+    values: dict[str, Any] = {
+        "weights": weights_at(step) if world.is_main else {},
+        "shared": {"optimizer.exp_avg.a": torch.ones(2, 3) * step, "ema.a": weights_at(step)["a"] / 2},
+        "slots": slots,
+        "by_slot": carry_of(slots),
+        "by_rank": {"error": torch.tensor([world.rank])},
+    }
+    return Snapshot(**(values | changes), state=state_at(step))
+
+
+def save_step(run: Path, step: int, world: World, *, keep_last_k: int | None = None, is_best: bool = False) -> None:
+    run.mkdir(exist_ok=True, parents=True)
+    checkpointer = Checkpointer(run, use_device(world, "cpu"), keep_last_k)
+    checkpointer.save(snapshot_at(step, world), is_best=is_best)
+    checkpointer.wait()
+
+
+def save_in_world(world: World, run: Path) -> None:
+    run.mkdir(exist_ok=True, parents=True)
+    save_step(run, 3, world)
+
+
+def fix_manifest(folder: Path, *, name: str | None = None) -> None:
+    """Make the manifest agree with what lies there, as a forger would; `name` adds an entry."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for file in [*manifest["files"], *([name] if name else [])]:
+        contents = (folder / file).read_bytes()
+        manifest["files"][file] = {"bytes": len(contents), "sha256": hashlib.sha256(contents).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def placed(world: World, tensor: Tensor, *, by_column: bool = False) -> DTensor:
+    """As FSDP, HSDP or both with tensor parallelism would lay it."""
+    assert world.mesh is not None
+    names = [name for name in ("replicate", "shard", "model") if world.mesh[name].size() > 1] or ["shard"]
+    placements = {"replicate": Replicate(), "shard": Shard(0), "model": Shard(1)}
+    mesh = world.mesh[tuple(names)] if len(names) > 1 else world.mesh[names[0]]
+    return distribute_tensor(tensor, mesh, [Shard(1) if by_column else placements[name] for name in names])
+
+
+def save_shards(world: World, run: Path, axes: Axes) -> None:
+    world = use_device(world, "cpu", CONFIG, axes=axes)
+    stage = world.rank % axes.model
+    shared = {
+        "optimizer.avg": placed(world, WHOLE_RC),
+        "optimizer.step": torch.tensor(3.0),
+        "ema.half": placed(world, WHOLE_RC.bfloat16()),
+        "progress.sums": WHOLE_RC.T,
+        f"stage.{stage}": torch.tensor([stage]),
+    }
+    checkpointer = Checkpointer(run, world, None)
+    checkpointer.save(snapshot_at(1, world, shared=shared), is_best=False)
+    checkpointer.wait()

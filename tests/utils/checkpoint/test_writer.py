@@ -1,0 +1,322 @@
+"""A checkpoint is whole or not there, whoever dies when, and the training goes on while one is written."""
+
+import json
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests import runs
+from tests.spawn import run_ranks
+from tests.utils.checkpoint.helpers import CONFIG, SLOTS, carry_of, placed, save_step, silent, snapshot_at, weights_at
+from utils import files
+from utils.checkpoint import writer as writer_module
+from utils.checkpoint.format import step_folders
+from utils.checkpoint.reader import Checkpoint, find_checkpoint, put_back
+from utils.checkpoint.writer import Checkpointer
+from utils.dist.config import Axes
+from utils.dist.setup import use_device
+from utils.dist.world import World
+from utils.errors import UserError
+
+# pytest resets the filter that utils/checkpoint/reader.py sets.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+# ---- what is written -------------------------------------------------------------------------------------
+
+
+def test_weights_are_plain_safetensors(quiet: Path) -> None:
+    weights = load_file(quiet / "step_00000012" / "model.safetensors")
+    assert {"embed_tokens.weight", "lm_head.weight", "q_head.bias", "H_init", "puzzle_embedding.weight"} <= set(weights)
+    assert not any("_orig_mod" in name for name in weights)
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
+def test_manifest_lists_every_file(quiet: Path) -> None:
+    for folder in step_folders(quiet):
+        listed = json.loads((folder / "manifest.json").read_text())["files"]
+        found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        assert found == {*listed, "manifest.json"}
+
+
+def test_keep_last_k_and_best(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for step in range(1, 8):
+        save_step(run, step, World.single(), keep_last_k=2, is_best=step in (2, 3))
+    assert [folder.name[-1] for folder in step_folders(run)] == ["3", "6", "7"]
+    assert (run / "best").read_text() == "step_00000003\n" and (run / "latest").read_text() == "step_00000007\n"
+    save_step(run, 8, World.single(), keep_last_k=1, is_best=True)
+    assert [folder.name[-1] for folder in step_folders(run)] == ["8"]
+
+
+def test_keep_last_k_leaves_what_was_just_written(run: Path) -> None:
+    """Though a later step of a lost future lies there: it may be damaged, and this one whole."""
+    (run / "step_00000006" / "model.safetensors").write_bytes(b"")
+    save_step(run, 5, World.single(), keep_last_k=1)
+    found = find_checkpoint(run, silent)
+    assert found is not None and found.state.step == 5
+
+
+def _saves_what_is_not_finite(world: World, run: Path) -> list[str]:
+    checkpointer = Checkpointer(run, use_device(world, "cpu"), None)
+    checkpointer.save(snapshot_at(8, world), is_best=False)  # of whole numbers too, and they pass
+    messages = []
+    for value in (float("nan"), float("inf"), -float("inf")):
+        weights = {"fine": torch.arange(3), "w": torch.tensor([1.0, value])} if world.is_main else {}
+        with pytest.raises(UserError) as caught:
+            checkpointer.save(snapshot_at(9, world, weights=weights), is_best=False)
+        messages.append(str(caught.value))
+    checkpointer.wait()
+    return messages
+
+
+def test_weights_must_be_finite(tmp_path: Path) -> None:
+    """Rank 0 alone has them, and all ranks leave."""
+    for messages in run_ranks(_saves_what_is_not_finite, 2, tmp_path):
+        for message in messages:
+            assert message.startswith("w is not finite at step 9; the last good checkpoint is ")
+            assert message.endswith("step_00000008; go on with a lower lr")
+    assert [folder.name[-1] for folder in step_folders(tmp_path)] == ["8"]
+
+
+# ---- in the background -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """No tensors are written before it is opened."""
+    write, opened = writer_module._write_tensors, threading.Event()
+
+    def gated(*args: Any) -> Any:
+        assert opened.wait(30)
+        return write(*args)
+
+    monkeypatch.setattr(writer_module, "_write_tensors", gated)
+    return opened
+
+
+def test_training_goes_on_while_a_step_is_written(tmp_path: Path, gate: threading.Event) -> None:
+    """What is written is what was there when save was called; `latest` waits for it."""
+    snapshot = snapshot_at(1, World.single())
+    checkpointer = Checkpointer(tmp_path, World.single(), None)
+    checkpointer.save(snapshot, is_best=True)
+    for tensors in (snapshot.weights, snapshot.shared, snapshot.by_slot, snapshot.by_rank):
+        for tensor in tensors.values():
+            tensor.zero_()
+    assert not (tmp_path / "latest").exists() and not step_folders(tmp_path)
+    assert checkpointer.last_good == "there is no checkpoint yet"
+    gate.set()
+    checkpointer.wait()
+    checkpoint = Checkpoint.open(tmp_path / "step_00000001")
+    assert torch.equal(checkpoint.weights()["a"], weights_at(1)["a"])
+    assert torch.equal(checkpoint.load("optimizer")["exp_avg.a"], torch.ones(2, 3))
+    assert torch.equal(checkpoint.load_slots(slice(0, SLOTS))["steps"], carry_of(slice(0, SLOTS))["steps"])
+    checkpointer.wait()  # has nothing to say
+
+
+def test_a_second_save_waits_for_the_first(tmp_path: Path, gate: threading.Event) -> None:
+    checkpointer = Checkpointer(tmp_path, World.single(), None)
+    checkpointer.save(snapshot_at(1, World.single()), is_best=False)
+    threading.Timer(0.2, gate.set).start()
+    # Another dtype, another shape, a name less: nothing of the first may shine through.
+    shared = {"ema.a": torch.full((5,), 2.0, dtype=torch.float64)}
+    checkpointer.save(snapshot_at(2, World.single(), shared=shared), is_best=False)
+    assert [folder.name[-1] for folder in step_folders(tmp_path)][:1] == ["1"]
+    checkpointer.wait()
+    first, second = (Checkpoint.open(folder) for folder in step_folders(tmp_path))
+    assert torch.equal(first.load("ema")["a"], weights_at(1)["a"] / 2)
+    assert torch.equal(second.load("ema")["a"], shared["ema.a"]) and not second.has("optimizer")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_the_copy_comes_before_what_follows_on_the_stream(tmp_path: Path) -> None:
+    """Plain and sharded, and again into the same pinned memory."""
+    world = use_device(World.single(), "cuda", CONFIG, axes=Axes())
+    checkpointer = Checkpointer(tmp_path, world, None)
+    for step in (1, 2):
+        plain = torch.full((10_000_000,), float(step), device="cuda")
+        sharded = placed(world, torch.full((1000, 1000), float(step), device="cuda"))
+        shared: dict[str, Tensor] = {"ema.plain": plain, "ema.sharded": sharded}
+        checkpointer.save(snapshot_at(step, world, weights={"w": plain}, shared=shared), is_best=False)
+        plain.zero_()
+        sharded.to_local().zero_()
+    checkpointer.wait()
+    for step in (1, 2):
+        checkpoint = Checkpoint.open(tmp_path / f"step_{step:08d}")
+        assert all((tensor == step).all() for tensor in [*checkpoint.load("ema").values(), checkpoint.weights()["w"]])
+    sharded = placed(world, torch.zeros(1000, 1000, device="cuda"))
+    checkpoint.load_into({"ema.sharded": sharded})
+    assert (sharded.to_local() == 2).all()
+    world.close()
+
+
+def _saves_and_ends(run: str) -> None:
+    write = writer_module._write_tensors
+
+    def slow(*args: Any) -> Any:
+        threading.Event().wait(0.2)
+        return write(*args)
+
+    writer_module._write_tensors = slow  # type: ignore[assignment]
+    Checkpointer(Path(run), World.single(), None).save(snapshot_at(1, World.single()), is_best=False)
+
+
+def test_a_process_that_ends_finishes_what_it_began(tmp_path: Path) -> None:
+    process = runs.fork(_saves_and_ends, str(tmp_path))
+    process.join(30)
+    assert process.exitcode == 0
+    found = find_checkpoint(tmp_path, silent)
+    assert found is not None and found.state.step == 1
+
+
+# ---- death at any moment ---------------------------------------------------------------------------------
+
+
+def _save_and_die(run: str, step: int, moment: int) -> None:
+    runs.killed_at_file_event(run, moment, 0)
+    save_step(Path(run), step, World.single(), keep_last_k=1, is_best=True)
+
+
+@pytest.mark.parametrize("step", [6, 8], ids=["a step that is there already", "a new step"])
+def test_killed_at_every_moment_of_a_save(tmp_path: Path, step: int) -> None:
+    """There is always a whole step, never an older one than before, and the next save succeeds and tidies up."""
+    for moment in range(1, 100):
+        run = tmp_path / f"run_{moment}"
+        save_step(run, 6, World.single(), keep_last_k=1)
+        process = runs.fork(_save_and_die, str(run), step, moment)
+        process.join(30)
+        put_back(run)
+        found = find_checkpoint(run, silent)
+        assert found is not None and found.state.step in (6, step), f"killed at change {moment}"
+        assert torch.equal(found.weights()["a"], weights_at(found.state.step)["a"])
+        if process.exitcode == 0:
+            assert moment > 10, f"a save was through after {moment} changes: the test has lost sight of them"
+            return
+        assert process.exitcode == -9
+        save_step(run, step, World.single(), keep_last_k=1)
+        # A `best` that was set before the kill keeps its step.
+        assert {path.name for path in run.iterdir()} <= {f"step_{step:08d}", "latest", "best"}, f"at change {moment}"
+    raise AssertionError("the save never got through")
+
+
+def _dies_within_a_file(run: str, name: str) -> None:
+    def half(tensors: dict[str, Tensor], path: Path, header: Any) -> None:
+        save_file(tensors, path, header)
+        if path.name == name:
+            os.truncate(path, path.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    writer_module.save_file = half  # type: ignore[attr-defined,assignment]
+    save_step(Path(run), 8, World.single(), keep_last_k=1)
+
+
+@pytest.mark.parametrize("name", ["rank_0000.safetensors", "model.safetensors"])
+def test_killed_within_a_file(run: Path, name: str) -> None:
+    process = runs.fork(_dies_within_a_file, str(run), name)
+    process.join(30)
+    assert process.exitcode == -9
+    found = find_checkpoint(run, silent)
+    assert found is not None and found.state.step == 6
+    assert list(run.glob(f".incomplete_*/**/{name}"))
+    save_step(run, 8, World.single())
+    assert not list(run.glob(".incomplete*")) and (run / "latest").read_text() == "step_00000008\n"
+
+
+def test_killed_between_best_and_latest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resumed run finds again that the step is the best; the other way round it would never be named."""
+    written = []
+    monkeypatch.setattr(writer_module, "write_atomically", lambda path, text: written.append(path.name))
+    save_step(run, 8, World.single(), is_best=True)
+    assert written == ["best", "latest"]
+
+
+# ---- a disk that refuses ---------------------------------------------------------------------------------
+
+
+def _fails_at(world: World, run: Path, fail_on: str) -> str:
+    """The message: of the next save on one rank, of wait on the other."""
+    write_synced, write_tensors = files.write_synced, writer_module._write_tensors
+
+    def refusing(write: Callable[..., Any]) -> Callable[..., Any]:
+        def write_half(path: Path, *args: Any) -> Any:
+            done = write(path, *args)
+            if path.name.startswith(fail_on):
+                os.truncate(path, path.stat().st_size // 2)
+                raise OSError(28, "No space left on device")
+            return done
+
+        return write_half
+
+    writer_module._write_tensors = refusing(write_tensors)
+    writer_module.write_synced = files.write_synced = refusing(write_synced)  # type: ignore[attr-defined]
+    checkpointer = Checkpointer(run, use_device(world, "cpu"), None)
+    checkpointer.save(snapshot_at(6, world), is_best=False)
+    with pytest.raises(UserError) as caught:
+        if world.rank % 2:
+            checkpointer.wait()
+        else:
+            checkpointer.save(snapshot_at(8, world), is_best=False)
+    checkpointer.wait()  # says it once
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("fail_on", ["rank_0001", "rank_0000", "model", "state", "manifest", ".incomplete_latest"])
+def test_disk_full_at_each_file(tmp_path: Path, fail_on: str) -> None:
+    """On rank 1 alone, on rank 0 alone: both say it, and `latest` names a whole step."""
+    run = tmp_path / "run"
+    save_step(run, 4, World.single())
+    for message in run_ranks(_fails_at, 2, run, fail_on):
+        assert "the checkpoint of step 6 could not be written: [Errno 28] No space left on device" in message
+        assert f"the last good checkpoint is {run / 'step_00000004'}" in message
+    assert (run / "latest").read_text() == "step_00000004\n"
+    for folder in step_folders(run):
+        Checkpoint.open(folder)
+    assert not list(run.glob(".incomplete_step*"))
+
+
+def _full_disk(world: World, run: Path) -> str:
+    checkpointer = Checkpointer(run, use_device(world, "cpu"), None)
+    if world.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    checkpointer.save(snapshot_at(6, world), is_best=False)
+    with pytest.raises(UserError) as caught:
+        checkpointer.wait()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    checkpointer.save(snapshot_at(6, world), is_best=False)  # goes on as if nothing had been
+    checkpointer.wait()
+    return str(caught.value)
+
+
+def test_disk_that_is_really_full_on_one_rank(tmp_path: Path) -> None:
+    for message in run_ranks(_full_disk, 2, tmp_path):
+        assert message.startswith("the checkpoint of step 6 could not be written: ") and "File too large" in message
+        assert message.endswith("there is no checkpoint yet; free the disk, then resume")
+    assert Checkpoint.open(tmp_path / "step_00000006").load_by_rank(1, 2)["error"] == 1
+
+
+def _breaks(world: World, run: Path) -> str:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    if world.rank == 1:
+        writer_module._write_tensors = broken  # type: ignore[assignment]
+    checkpointer = Checkpointer(run, use_device(world, "cpu"), None)
+    checkpointer.save(snapshot_at(6, world), is_best=False)
+    with pytest.raises(Exception, match="a bug") as caught:
+        checkpointer.wait()
+    return type(caught.value).__name__
+
+
+def test_a_fault_in_the_thread_is_a_fault_of_the_run(tmp_path: Path) -> None:
+    assert run_ranks(_breaks, 2, tmp_path) == ["RuntimeError", "RuntimeError"]
+    assert not step_folders(tmp_path)

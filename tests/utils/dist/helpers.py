@@ -1,0 +1,8 @@
+"""The options of ranks, for tests."""
+
+from utils.dist.config import DistConfig
+
+
+def dist_config(**changes: object) -> DistConfig:
+    values = {"backend": "auto", "init_method": "env", "timeout_s": 30.0, "num_threads": None, "rank_weights": []}
+    return DistConfig.model_validate(values | changes)

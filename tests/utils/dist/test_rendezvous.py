@@ -1,0 +1,29 @@
+"""Where ranks meet, and who is named when somebody does not come."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from utils.dist.rendezvous import store_of_this_attempt, typed_init_method
+from utils.errors import UserError
+
+
+@pytest.mark.parametrize("typed", ["dist.init_method=foo", "++dist.init_method=foo"])
+def test_what_is_no_meeting_point_is_refused_before_anybody_waits(typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["pretrain.py", typed])
+    with pytest.raises(UserError, match=r"dist\.init_method is 'foo'; give env, tcp://host:port or file:///path"):
+        typed_init_method()
+
+
+def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("utils.dist.rendezvous.START_TIMEOUT", timedelta(seconds=1))
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(2):  # as often as rank 1 comes, it isn't rank 2
+            pool.submit(store_of_this_attempt, store, 1, 3)
+        with pytest.raises(TimeoutError, match=r"^rank 2 of 3 did not come within 1 s"):
+            store_of_this_attempt(store, 0, 3)
+    with pytest.raises(TimeoutError, match="rank 0 did not come within 1 s"):
+        store_of_this_attempt(store, 1, 3)

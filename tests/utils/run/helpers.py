@@ -1,0 +1,27 @@
+"""The start of a run, as its rank 0 reads and prepares it."""
+
+from pathlib import Path
+
+import pytest
+
+from training.config import PretrainConfig
+from utils.dist.launch import Launch
+from utils.run.lock import RunLock
+from utils.run.resume import Start, prepare, read_start
+
+
+def read(*overrides: str) -> Start[PretrainConfig]:
+    return read_start(PretrainConfig, "pretrain", list(overrides), RunLock(), Launch.from_environment())
+
+
+def prepare_run(start: Start[PretrainConfig]) -> None:
+    prepare(start, RunLock(), Launch.from_environment())
+
+
+def set_attempt(monkeypatch: pytest.MonkeyPatch, run_id: str, restarts: int) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+
+
+def all_bytes(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,73 @@
+"""What a run is called, and who may write into its folder."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.utils.run.helpers import prepare_run, read, set_attempt
+from utils.run.folder import claim_fresh, run_folder_of
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
+
+# ---- names -----------------------------------------------------------------------------------------------
+
+
+def test_names_are_filled_in() -> None:
+    config = read("data_path=data/sudoku").config
+    assert config.project_name == "sudoku" and config.run_name
+    assert config.run_path == Path("checkpoints/sudoku") / config.run_name
+    assert read("data_path=data/sudoku").config.run_name != config.run_name
+    assert read("checkpoint_path=somewhere/mine").config.run_name == "mine"
+    assert read("run_name=42", "project_name=p").config.run_path == Path("checkpoints/p/42")
+
+
+@pytest.mark.parametrize("run_id", ["job 7", "none", "../../etc/passwd"])
+def test_restarted_attempt_finds_the_name(monkeypatch: pytest.MonkeyPatch, run_id: str) -> None:
+    set_attempt(monkeypatch, run_id, 0)
+    first = read("project_name=p")
+    prepare_run(first)
+    assert all(path.is_relative_to(Path("checkpoints")) for path in Path().rglob("*") if path.is_file())
+    set_attempt(monkeypatch, run_id, 1)
+    second = read("project_name=p")
+    assert second.config.run_path == first.config.run_path
+    assert second.checkpoint is None and "starting afresh" in second.notes[0]
+
+
+def test_another_launch_gets_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_attempt(monkeypatch, "a", 0)
+    first = read("project_name=p")
+    prepare_run(first)
+    set_attempt(monkeypatch, "b", 0)
+    assert read("project_name=p").config.run_path != first.config.run_path
+    set_attempt(monkeypatch, "a", 0)  # the same id, but begun anew by a person
+    assert read("project_name=p").config.run_path != first.config.run_path
+
+
+def test_note_of_an_earlier_launch_is_not_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt that dies before it notes its own name must not leave the restart another launch's run."""
+    set_attempt(monkeypatch, "a", 0)
+    old = read("project_name=p")
+    prepare_run(old)
+    set_attempt(monkeypatch, "a", 0)
+    read("project_name=p")  # and dies here
+    set_attempt(monkeypatch, "a", 1)
+    assert read("project_name=p").config.run_path != old.config.run_path
+
+
+# ---- the folder ------------------------------------------------------------------------------------------
+
+
+def test_run_folder_of(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_folder_of(quiet) == quiet
+    assert run_folder_of(quiet / "step_00000004") == quiet
+    assert run_folder_of(quiet / "step_00000099") == quiet / "step_00000099"
+    monkeypatch.chdir(quiet)
+    assert run_folder_of(Path("step_00000004")) == Path()
+
+
+def test_claim_fresh(quiet: Path, tmp_path: Path) -> None:
+    claim_fresh(tmp_path / "nothing")
+    claim_fresh(tmp_path)
+    with pytest.raises(ValueError, match="already holds checkpoints"):
+        claim_fresh(quiet)

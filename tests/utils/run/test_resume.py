@@ -1,0 +1,210 @@
+"""What a run begins with: its config, and the checkpoint that it goes on from."""
+
+import fcntl
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.utils.run.helpers import all_bytes, prepare_run, read, set_attempt
+from utils.run.folder import mark_stopped
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
+
+# ---- the checkpoint --------------------------------------------------------------------------------------
+
+
+def test_resume_of_a_run_takes_the_newest_step(quiet: Path) -> None:
+    for resume in ([f"resume={quiet}"], ["resume=auto", f"checkpoint_path={quiet}"], [f"resume={quiet}/step_00000012"]):
+        start = read(*resume)
+        assert start.checkpoint is not None and start.checkpoint.state.step == 12
+        assert start.config.run_path == quiet and not start.branches_off
+        assert f"resuming {quiet}/step_00000012 at step 12" in start.notes
+
+
+def test_restart_implies_resume(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"already holds checkpoints \(newest step_00000012\); resume=auto"):
+        read(f"checkpoint_path={quiet}")
+    set_attempt(monkeypatch, "x", 1)
+    start = read(f"checkpoint_path={quiet}")
+    assert start.checkpoint is not None and start.checkpoint.state.step == 12
+
+
+def test_restart_goes_on_where_the_earlier_attempt_was(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where the command line says that the launch began, which would be refused or be lost work."""
+    set_attempt(monkeypatch, "x", 1)
+    start = read(f"resume={copied}/step_00000004")
+    assert start.checkpoint is not None and start.checkpoint.state.step == 12
+
+
+def test_older_step_is_refused_or_branched_off(quiet: Path, tmp_path: Path) -> None:
+    before = all_bytes(quiet)
+    with pytest.raises(ValueError, match=r"went on to step_00000012; resume=.* continues .*checkpoint_path"):
+        read(f"resume={quiet}/step_00000004")
+    start = read(f"resume={quiet}/step_00000004", f"checkpoint_path={tmp_path}/branch")
+    assert start.branches_off and start.checkpoint is not None and start.checkpoint.state.step == 4
+    assert start.config.run_path == tmp_path / "branch" and start.config.run_name == "branch"
+    (tmp_path / "taken" / "step_00000001").mkdir(parents=True)
+    with pytest.raises(ValueError, match="already holds checkpoints"):
+        read(f"resume={quiet}/step_00000004", f"checkpoint_path={tmp_path}/taken")
+    assert all_bytes(quiet) == before
+
+
+@pytest.mark.parametrize("where", ["nowhere", "nowhere/step_00000004"])
+def test_resume_of_nothing(where: str) -> None:
+    with pytest.raises(ValueError, match=f"no checkpoint at {where}; give the folder of a run"):
+        read(f"resume={where}")
+
+
+def test_damaged_step_that_was_asked_for_by_name(copied: Path) -> None:
+    (copied / "step_00000012" / "state.json").unlink()
+    with pytest.raises(ValueError, match=r"step_00000012 is damaged: state\.json is missing"):
+        read(f"resume={copied}/step_00000012")
+    assert any("going back to step_00000010" in note for note in read(f"resume={copied}").notes)
+
+
+def test_relative_and_absolute_paths_name_one_run(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(copied.parent)
+    start = read(f"resume={copied.name}", f"checkpoint_path={copied}")
+    assert start.checkpoint is not None and not start.branches_off
+
+
+# ---- the config ------------------------------------------------------------------------------------------
+
+
+def test_typed_wins_over_stored_and_stored_over_yaml(quiet: Path) -> None:
+    stored = json.loads((quiet / "step_00000012" / "state.json").read_text())["config"]
+    start = read(f"resume={quiet}", "lr=3e-3", "arch.halt_exploration_prob=0.25")
+    changed = dict(stored, lr=3e-3, resume=str(quiet), arch=dict(stored["arch"], halt_exploration_prob=0.25))
+    assert start.config.model_dump() == changed
+    told = [note for note in start.notes if note.startswith("changed on the command line: ")]
+    assert sorted(told) == [
+        "changed on the command line: arch.halt_exploration_prob: 0.5 -> 0.25",
+        f"changed on the command line: lr: {stored['lr']} -> 0.003",
+    ]
+
+
+def test_value_that_is_the_default_but_typed_wins(quiet: Path) -> None:
+    """checkpoint_every_n_steps was 2; the default, null, is typed."""
+    assert read(f"resume={quiet}", "checkpoint_every_n_steps=null").config.checkpoint_every_n_steps is None
+    assert read(f"resume={quiet}").config.checkpoint_every_n_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ([], ["a", "b"]),
+        (["data_path=c"], ["c"]),
+        (["data_path=c", "data_paths=[d,e]"], ["d", "e"]),
+        (["data_paths=[]"], ["data/arc-aug-1000"]),
+    ],
+)
+def test_typed_data_take_the_place_of_all_stored_data(tmp_path: Path, typed: list[str], expected: list[str]) -> None:
+    """A typed data_path clears the stored data_paths, which would win otherwise."""
+    run = tmp_path / "run"
+    prepare_run(read(f"checkpoint_path={run}", "data_paths=[a,b]"))
+    train_paths = read("resume=auto", f"checkpoint_path={run}", *typed).config.train_paths
+    assert train_paths == expected, f"with {typed} typed over data_paths=[a,b] the run would train on {train_paths}"
+
+
+def test_killed_before_its_first_checkpoint_a_run_keeps_its_recipe(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    prepare_run(read(f"checkpoint_path={run}", "lr=3e-3", f"data_path={data}"))
+    start = read("resume=auto", f"checkpoint_path={run}", "seed=5")
+    assert start.checkpoint is None and "starting afresh with its config.yaml" in start.notes[0]
+    assert (start.config.lr, start.config.seed, start.config.data_path) == (3e-3, 5, str(data))
+    (run / "config.yaml").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.yaml can't be read as YAML; remove it"):
+        read("resume=auto", f"checkpoint_path={run}")
+
+
+def test_branch_that_was_killed_before_its_first_checkpoint(quiet: Path, tmp_path: Path) -> None:
+    """Not begun again from fresh weights, which its config.yaml contradicts."""
+    branch = [f"resume={quiet}/step_00000004", f"checkpoint_path={tmp_path}/branch"]
+    prepare_run(read(*branch))
+    with pytest.raises(ValueError, match=r"was to go on from .*step_00000004 .*; give resume=.* again"):
+        read("resume=auto", branch[1])
+    assert read(*branch).branches_off
+
+
+def test_names_that_are_taken_away_come_back(quiet: Path) -> None:
+    config = read("resume=auto", f"checkpoint_path={quiet}", "project_name=null", "run_name=null").config
+    assert config.run_name == "run" and config.project_name is not None
+
+
+# ---- the folder ------------------------------------------------------------------------------------------
+
+
+def test_prepare_says_what_runs_and_clears_the_marker(tmp_path: Path) -> None:
+    start = read("checkpoint_path=new/run", "lr=0.5")
+    prepare_run(start)
+    mark_stopped(start.config.run_path, "SIGTERM")
+    assert Path("new/run/stopped").read_text() == "SIGTERM\n"
+    prepare_run(start)
+    assert not Path("new/run/stopped").exists()
+    assert "lr: 0.5" in Path("new/run/config.yaml").read_text().splitlines()
+    assert not list(Path("new/run").glob(".incomplete*"))
+
+
+def test_folder_that_is_a_file() -> None:
+    Path("file").touch()
+    with pytest.raises(ValueError, match=r"can't write to file: .*; free it, or give another checkpoint_path"):
+        prepare_run(read("checkpoint_path=file"))
+
+
+@pytest.mark.parametrize("branches_off", [False, True])
+def test_another_run_comes_and_goes_while_data_are_read(quiet: Path, tmp_path: Path, branches_off: bool) -> None:
+    """The folder did not exist when the config was read, so nobody could lock it."""
+    run = tmp_path / "run"
+    start = read(f"checkpoint_path={run}", *([f"resume={quiet}"] if branches_off else []))
+    (run / "step_00000001").mkdir(parents=True)
+    before = all_bytes(run)
+    with pytest.raises(ValueError, match=r"already holds checkpoints \(newest step_00000001\)"):
+        prepare_run(start)
+    assert {path: text for path, text in all_bytes(run).items() if path.name != ".lock"} == before
+
+
+def test_branch_of_a_run_without_metrics(copied: Path, tmp_path: Path) -> None:
+    (copied / "metrics.jsonl").unlink()
+    prepare_run(read(f"resume={copied}/step_00000004", f"checkpoint_path={tmp_path}/branch"))
+    assert (tmp_path / "branch" / "config.yaml").exists()
+
+
+# ---- the lock --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["auto", "path", "restart", "afresh"])
+def test_the_folder_is_read_under_the_lock(copied: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A run that waits for the lock finds the checkpoint that the holder of the lock saves meanwhile.
+
+    The holder is replacing its newest step: the old folder is renamed, and the new folder does not exist yet.
+    """
+    newest, aside = copied / "step_00000012", copied / ".incomplete_replaced_step_00000012"
+    newest.rename(aside)
+    (copied / "latest").write_text("step_00000010\n")
+    flock, num_calls = fcntl.flock, 0
+
+    def held_by_another(file: Any, operation: int) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:
+            assert aside.exists(), "the folder was put in order before it was locked"
+            aside.rename(newest)
+            (copied / "latest").write_text("step_00000012\n")
+            raise BlockingIOError
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", held_by_another)
+    if how == "restart":
+        set_attempt(monkeypatch, "x", 1)
+    if how == "afresh":
+        with pytest.raises(ValueError, match=r"already holds checkpoints \(newest step_00000012\)"):
+            read(f"checkpoint_path={copied}")
+    else:
+        typed = [f"resume={copied}"] if how == "path" else [f"checkpoint_path={copied}", "resume=auto"]
+        start = read(*(typed[:1] if how == "restart" else typed))
+        assert start.checkpoint is not None
+        assert start.checkpoint.state.step == 12, "the folder was read before it was locked"
+    assert num_calls == 2, "the folder was read without its lock"
