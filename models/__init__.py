@@ -1,4 +1,4 @@
-"""The architectures, by name: a closed table, so that no config or checkpoint can name code to run."""
+"""The closed table of architectures by name: no config or checkpoint can name code to run."""
 
 import os
 from collections.abc import Callable
@@ -20,8 +20,16 @@ ARCHS: dict[str, Callable[..., RecursiveModel]] = {"hrm": HRM, "trm": TRM, "tran
 
 
 def build_arch(config: ArchConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> RecursiveModel:
-    """The model that `config.name` asks for, allocated but not initialised. Raises UserError: see RecursiveModel; and
-    where the machine has no room for it, since the sizes may be a stranger's.
+    """Return the model that `config.name` asks for, allocated but not initialised.
+
+    Args:
+        seq_len: tokens of a sequence.
+        vocab_size: kinds of tokens.
+        num_puzzle_identifiers: rows of the puzzle table.
+
+    Raises:
+        UserError: The positions don't suit the sequence, or the model is larger than the machine's
+            memory. The sizes may come from a dataset that somebody else made.
     """
 
     def build() -> RecursiveModel:
@@ -29,7 +37,7 @@ def build_arch(config: ArchConfig, *, seq_len: int, vocab_size: int, num_puzzle_
             config, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=num_puzzle_identifiers
         )
 
-    with torch.device("meta"):  # where a size is only a number
+    with torch.device("meta"):  # tensors of this device have a shape and no memory
         claimed = build()
     num_bytes = sum(tensor.nbytes for tensor in (*claimed.parameters(), *claimed.buffers()))
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,6 +1,6 @@
-"""Adaptive computation time (HRM, arXiv 2506.21734, section 2): a segment for every slot, and halting by Q values.
+"""Adaptive computation time (HRM, arXiv 2506.21734, section 2): segments, and halting by Q values.
 
-The carry is the state of training between segments. Nothing here makes the host wait for the device.
+The carry is the state of training between segments. No function makes the host wait for the device.
 """
 
 # B = slots of the batch, S = tokens, V = vocabulary, E = puzzle embedding size
@@ -22,7 +22,10 @@ _EXPLORATION_STREAM = 0xE7
 
 @dataclass
 class Carry:
-    """What goes from one training step to the next, by slot. A slot that halted is replaced at the next segment."""
+    """What each slot hands from one training step to the next.
+
+    The next segment gives a slot that halted a new example.
+    """
 
     state: State
     steps_B: torch.Tensor
@@ -30,7 +33,7 @@ class Carry:
     current: Batch
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Everything under flat names ("state.z_H", "steps", "halted", "current.inputs"), for checkpoints."""
+        """Return all tensors by flat names, such as "state.z_H" and "steps", for checkpoints."""
         return {
             **{f"state.{name}": tensor for name, tensor in self.state.items()},
             "steps": self.steps_B,
@@ -40,7 +43,7 @@ class Carry:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> "Carry":
-        """The inverse of `tensors`."""
+        """Build a carry from what `tensors` returned."""
 
         def group(prefix: str) -> dict[str, torch.Tensor]:
             return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
@@ -49,13 +52,13 @@ class Carry:
 
 
 def empty_batch(num_slots: int, seq_len: int, device: torch.device) -> Batch:
-    """Puzzles of nothing but zeros."""
+    """Return a batch that holds only zeros."""
     shapes = {"inputs": (num_slots, seq_len), "labels": (num_slots, seq_len), "puzzle_identifiers": (num_slots,)}
     return {name: torch.zeros(shape, dtype=torch.int32, device=device) for name, shape in shapes.items()}
 
 
 def initial_carry(model: RecursiveModel, batch: Batch) -> Carry:
-    """A carry in which every slot has halted, so that the first segment takes the whole batch."""
+    """Return a carry whose slots have all halted: the first segment takes the whole batch."""
     ids_B = batch["puzzle_identifiers"]
     return Carry(
         state=model.initial_state(len(ids_B), ids_B.device),
@@ -75,13 +78,21 @@ def segment(
     min_halt_steps_B: torch.Tensor | None = None,
     forward: Callable[..., SegmentOutput] | None = None,
 ) -> tuple[Carry, Outputs]:
-    """One segment for every slot. Slots that halted take their example of `batch` and start anew; the others go on.
+    """Run one segment for every slot.
+
+    Slots that halted take their example of `batch` and start anew; the others go on.
 
     Args:
-        training: halt early by the Q values and make the target of q_continue; else every slot runs halt_max_steps.
-        depth: how far the segment recurses; None: as far as evaluation does.
-        min_halt_steps_B: exploration; a slot may not halt by its Q values before so many steps (0: as it likes).
-        forward: what to call for the segment itself in place of `model`, which a strategy may have wrapped.
+        training: halt early by the Q values, and compute the target of q_continue. Without
+            training every slot runs halt_max_steps segments.
+        depth: how deep the segment recurses; None: the whole depth, as in evaluation.
+        min_halt_steps_B: exploration: the Q values can't halt a slot before this many steps; 0: no
+            minimum.
+        forward: what runs the segment instead of `model`, such as the model that a parallel
+            strategy has wrapped.
+
+    Returns:
+        The new carry, and the outputs of the segment.
     """
     config = model.config
     depth = depth or config.depth
@@ -108,8 +119,8 @@ def segment(
             wants_to_halt_B = wants_to_halt_B & (steps_B >= min_halt_steps_B)
         halted_B = last_B | wants_to_halt_B
         if config.halt_max_steps > 1 and not config.no_ACT_continue:
-            # Q-learning without a replay buffer: the value of going on is what one more segment of the same example
-            # would say, whether or not the slot halts here.
+            # Q-learning without a replay buffer: one more segment of the same example says what
+            # going on is worth, whether or not the slot halts here.
             with torch.no_grad():
                 _, _, next_halt_B, next_continue_B = model(state, current["inputs"], rows_BE, depth)
                 best_next_B = torch.maximum(next_halt_B, next_continue_B)
@@ -119,19 +130,25 @@ def segment(
 
 
 def wants_to_halt(model: RecursiveModel, q_halt_B: torch.Tensor, q_continue_B: torch.Tensor) -> torch.Tensor:
-    """Whether the Q head would stop here: where halting is worth more than going on or, without a value of going on
-    (TRM, arXiv 2510.04871, section 4.6), where an answer that is right is the likelier one.
+    """Return for each slot whether the Q head would halt here, bool (B,).
+
+    It halts where halting is worth more than going on. Without a value of going on (TRM, arXiv
+    2510.04871, section 4.6), it halts where the answer is more likely right than wrong.
     """
     return q_halt_B > 0 if model.config.no_ACT_continue else q_halt_B > q_continue_B
 
 
 def draw_min_halt_steps(seed: int, step: int, batch_size: int, prob: float, halt_max_steps: int) -> torch.Tensor:
-    """Exploration of one step for the slots of the *global* batch: int32 (B,) on the CPU, 0 where there is none.
+    """Draw the earliest halt of each slot of the *global* batch for one training step.
 
-    With probability `prob` a slot's earliest halt is drawn from 2..halt_max_steps. A pure function of its arguments: a
-    rank takes its slice of it, and a resumed run draws what the first would have.
+    With probability `prob` a slot's earliest halt is drawn from 2..halt_max_steps. The result
+    depends on the arguments alone. So each rank can take its slice of the result, and a resumed run
+    draws the same numbers as an uninterrupted one.
+
+    Returns:
+        int32 (B,) on the CPU; 0 for a slot without exploration.
     """
-    if halt_max_steps < 2:  # every slot halts after its only segment: nothing to delay
+    if halt_max_steps < 2:  # every slot halts after its only segment, so there is nothing to delay
         return torch.zeros(batch_size, dtype=torch.int32)
     rng = np.random.default_rng([_EXPLORATION_STREAM, seed, step])
     explores_B = rng.random(batch_size) < prob

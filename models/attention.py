@@ -1,6 +1,7 @@
 """Full (never causal) multi-head attention with rotary positions."""
 
-# B = batch, T = positions (prefix and tokens), D = hidden size, N = heads, H = head size (H = D / N)
+# B = batch, T = positions (prefix and tokens), D = hidden size, N = heads, H = head size (H = D /
+# N)
 
 import math
 
@@ -16,7 +17,10 @@ Rotary = tuple[torch.Tensor, torch.Tensor]
 
 
 def rotary_tables(num_positions: int, head_dim: int, theta: float) -> Rotary:
-    """cos_TH and sin_TH of position * theta^(-2i/H) for components i and i + H/2 (arXiv 2104.09864), in float32."""
+    """Return cos_TH and sin_TH of the rotary angles (arXiv 2104.09864), in float32.
+
+    The angle of the components i and i + H/2 is position * theta^(-2i/H).
+    """
     frequencies_H2 = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angles_TH2 = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies_H2)
     angles_TH = torch.cat([angles_TH2, angles_TH2], dim=-1)
@@ -24,12 +28,13 @@ def rotary_tables(num_positions: int, head_dim: int, theta: float) -> Rotary:
 
 
 def rotary_tables_2d(prefix_len: int, seq_len: int, head_dim: int, theta: float) -> Rotary:
-    """As `rotary_tables`, for a square grid: half of the pairs (i, i + H/2) turn by the row, the others by the column.
+    """Return cos_TH and sin_TH for a square grid of tokens, in float32.
 
-    The prefix is not turned, and rows and columns count from 1, so that no cell coincides with it.
+    Half of the pairs (i, i + H/2) rotate by the row of a token, the other half by its column. The
+    prefix does not rotate. Rows and columns count from 1, so that no cell has the prefix's angles.
 
     Raises:
-        UserError: seq_len is no square.
+        UserError: seq_len is not a square number.
     """
     side = math.isqrt(seq_len)
     if side * side != seq_len:
@@ -44,7 +49,10 @@ def rotary_tables_2d(prefix_len: int, seq_len: int, head_dim: int, theta: float)
 
 
 def apply_rotary(x_BNTH: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-    """Rotate the pairs (i, i + H/2) of each head by the angle of their position, in float32; the dtype of x returns."""
+    """Rotate the pairs (i, i + H/2) of each head by the angle of their position.
+
+    The rotation is computed in float32, and the result has the dtype of x.
+    """
     cos_TH, sin_TH = rotary
     x32_BNTH = x_BNTH.float()
     first, second = x32_BNTH.chunk(2, dim=-1)
@@ -52,7 +60,10 @@ def apply_rotary(x_BNTH: torch.Tensor, rotary: Rotary) -> torch.Tensor:
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention, no biases. Rows of `qkv_proj`: all heads of q, then of k, then of v."""
+    """Scaled dot-product attention without biases.
+
+    The rows of `qkv_proj` are all heads of q, then all heads of k, then all heads of v.
+    """
 
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
@@ -61,7 +72,7 @@ class Attention(nn.Module):
         self.o_proj = Linear(hidden_size, hidden_size)
 
     def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
-        """x_BTD -> y_BTD; `rotary` (None: no rotation) turns q and k only."""
+        """Return y_BTD. `rotary` rotates q and k; None: no rotation."""
         qkv_BT3NH = self.qkv_proj(x_BTD).unflatten(-1, (3, self.num_heads, -1))
         q_BNTH, k_BNTH, v_BNTH = (projected_BTNH.transpose(1, 2) for projected_BTNH in qkv_BT3NH.unbind(2))
         if rotary is not None:

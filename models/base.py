@@ -1,7 +1,7 @@
-"""What all architectures share, which is everything but the recursion: options, embeddings, heads, recurrent state."""
+"""What all architectures share: options, embeddings, heads and recurrent state."""
 
-# B = batch, S = tokens, R = registers, P = prefix positions (puzzle row and registers), T = P + S, D = hidden size,
-# V = vocabulary, E = puzzle embedding size
+# B = batch, S = tokens, R = registers, P = prefix positions (puzzle row and registers), T = P + S,
+# D = hidden size, V = vocabulary, E = puzzle embedding size
 
 import math
 from abc import ABC, abstractmethod
@@ -21,11 +21,11 @@ from models.puzzle_embedding import PuzzleEmbedding
 from utils.config import Bool, Float, Int
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-# So that a sequence hardly ever halts before it has learnt when to.
+# So low that a sequence hardly ever halts before the Q head has been trained.
 Q_HEAD_BIAS = -5.0
 
 State = dict[str, torch.Tensor]
-"""The recurrent state of every slot, detached, in the forward's dtype; the names are the architecture's."""
+"""The recurrent state of all slots, detached, in forward_dtype, by the architecture's names."""
 
 SegmentOutput = tuple[State, torch.Tensor, torch.Tensor, torch.Tensor]
 """The new state, detached; logits_BSV in forward_dtype; q_halt_B and q_continue_B in float32."""
@@ -63,7 +63,7 @@ class CommonConfig(DepthConfig):
         if head_dim % pairs:
             raise ValueError(
                 f"hidden_size / num_heads is {head_dim}, but {self.pos_encodings} positions turn groups of {pairs} "
-                "components; make it a multiple or set pos_encodings to learned or none"
+                f"components; make it a multiple of {pairs}, or set pos_encodings to learned or none"
             )
         return self
 
@@ -78,7 +78,10 @@ class CommonConfig(DepthConfig):
 
 
 class RecursiveModel(nn.Module, ABC):
-    """A model of which one forward is one segment. Parameters are float32, activations `forward_dtype`."""
+    """A model whose forward pass is one segment.
+
+    Parameters are float32, activations `forward_dtype`.
+    """
 
     rotary_cos: torch.Tensor
     rotary_sin: torch.Tensor
@@ -92,13 +95,16 @@ class RecursiveModel(nn.Module, ABC):
         vocab_size: int,
         num_puzzle_identifiers: int,
     ) -> None:
-        """Allocates what is shared; the architecture adds its levels. `init_weights` or a checkpoint fills.
+        """Allocate what architectures share; the architecture adds its levels.
+
+        The tensors have no values until `init_weights` or a checkpoint fills them.
 
         Args:
-            states: name of each recurrent state, and of the buffer (D,) that it starts from: drawn once, never trained.
+            states: for each recurrent state, its name and the name of the buffer (D,) that it
+                starts from. The buffer is drawn once and never trained.
 
         Raises:
-            UserError: positions that don't suit the sequence.
+            UserError: The positions don't suit the sequence.
         """
         super().__init__()
         self.config = config
@@ -106,7 +112,7 @@ class RecursiveModel(nn.Module, ABC):
         self.dtype = DTYPES[config.forward_dtype]
         self.vocab_size = vocab_size
         hidden_size = config.hidden_size
-        # Without puzzle rows there is nothing to put into a prefix, however long it was meant to be.
+        # A model without puzzle rows has no prefix, whatever puzzle_emb_len says.
         self.puzzle_len = config.puzzle_emb_ndim and (
             config.puzzle_emb_len or math.ceil(config.puzzle_emb_ndim / hidden_size)
         )
@@ -137,11 +143,14 @@ class RecursiveModel(nn.Module, ABC):
     def forward(
         self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
     ) -> SegmentOutput:
-        """One segment."""
+        """Run one segment."""
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:
-        """Fill every parameter and buffer, in a fixed order, from the generator: heads and starting states last."""
+        """Fill every parameter and buffer from the generator.
+
+        The order is fixed: heads and starting states come last.
+        """
         heads = (self.lm_head, self.q_head)
         body = [module for module in self.modules() if module not in heads]
         for module in (*body, *heads):
@@ -156,31 +165,32 @@ class RecursiveModel(nn.Module, ABC):
             self.puzzle_embedding.init_weights()
 
     def initial_state(self, batch_size: int, device: torch.device) -> State:
-        """A state of the right names, shapes and dtype whose values nobody reads before `reset`."""
+        """Return a state with the right names, shapes and dtype. `reset` gives it its values."""
         shape = (batch_size, self.num_positions, self.config.hidden_size)
         return {name: torch.zeros(shape, dtype=self.dtype, device=device) for name in self._states}
 
     def reset(self, state: State, halted_B: torch.Tensor) -> State:
-        """The state with the slots that halted put back to the start."""
+        """Return the state with the slots that halted put back to the start."""
         halted_B11 = halted_B.view(-1, 1, 1)
         return {
             name: torch.where(halted_B11, self.get_buffer(start), state[name]) for name, start in self._states.items()
         }
 
     def block_weights(self) -> list[nn.Parameter]:
-        """The parameters of what the recursion calls again and again: all but those of embeddings and heads."""
+        """Return the parameters of the blocks: all but those of embeddings and heads."""
         return [weight for module in self.modules() if isinstance(module, Block) for weight in module.parameters()]
 
     def trained_tensors(self) -> dict[str, torch.Tensor]:
-        """What training changes, by the names of the state dict: every parameter, and the puzzle table."""
+        """Return what training changes, by state dict name: all parameters and the puzzle table."""
         tensors: dict[str, torch.Tensor] = dict(self.named_parameters())
         if self.puzzle_embedding is not None:
             tensors["puzzle_embedding.weight"] = self.puzzle_embedding.weight
         return tensors
 
     def compile_levels(self) -> None:
-        """torch.compile each stack of blocks, which is where the time goes. Not the whole model: it would be compiled
-        anew for every depth that a schedule goes through.
+        """Compile each stack of blocks with torch.compile, because most of the time is spent there.
+
+        The whole model would be compiled anew for every depth of a depth schedule.
         """
         for module in self.modules():
             if isinstance(module, Level):
@@ -193,10 +203,10 @@ class RecursiveModel(nn.Module, ABC):
         if what == "puzzle_table" and self.puzzle_embedding is not None:
             self.puzzle_embedding.trainable = False
 
-    # What a forward pass is made of. Architectures call these methods, and so do the stages of a pipeline.
+    # The parts of a forward pass. Architectures and pipeline stages call these methods.
 
     def embed(self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None) -> torch.Tensor:
-        """Return x_BTD in forward_dtype.
+        """Return the input of the recursion, x_BTD, in forward_dtype.
 
         The puzzle row comes first, zero-padded to its positions x D, then registers, then tokens.
         """
@@ -217,13 +227,16 @@ class RecursiveModel(nn.Module, ABC):
         return (self.rotary_cos, self.rotary_sin) if self.uses_rotary else None
 
     def calls(self, depth: Depth) -> Calls:
-        """Return the object through which one segment calls its networks; it decides which calls carry gradient."""
+        """Return the object through which one segment calls its networks.
+
+        That object decides which calls carry gradient.
+        """
         return Calls(depth, checkpointing=self.config.activation_checkpointing)
 
     def read_out(self, z_BTD: torch.Tensor, state: State) -> SegmentOutput:
         """Return the output of a segment that ends with z_BTD, and the new state, detached.
 
-        Tokens are read off behind the prefix, and the Q values off the first position of all.
+        The logits come from the positions after the prefix, the Q values from the first position.
         """
         logits_BSV = self.lm_head(z_BTD[:, self.prefix_len :])
         q_halt_B, q_continue_B = self.q_head(z_BTD[:, 0]).float().unbind(-1)

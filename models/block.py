@@ -1,4 +1,4 @@
-"""The post-norm transformer block and the stack of blocks that a recursion calls again and again."""
+"""The post-norm transformer block, and the stack of blocks that a recursion calls repeatedly."""
 
 # B = batch, T = positions (prefix and tokens), D = hidden size
 
@@ -13,10 +13,11 @@ from models.layers import MLPS, MlpKind, rms_norm
 
 
 class Block(nn.Module):
-    """x = rms(x + mix(x)); x = rms(x + mlp(x)). mix is attention or, with `mlp_t`, a SwiGLU over the positions.
+    """x = rms(x + mix(x)); x = rms(x + mlp(x)).
 
-    The norm comes after the sum, so that the state keeps unit scale however often the recursion feeds it back (HRM,
-    arXiv 2506.21734, section 2).
+    mix is attention or, with `mlp_t`, a SwiGLU over the positions.
+    The norm comes after the sum, so that the state keeps unit scale however often the recursion
+    feeds it back (HRM, arXiv 2506.21734, section 2).
     """
 
     def __init__(
@@ -31,13 +32,13 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.self_attn = None if mlp_t else Attention(hidden_size, num_heads)
-        # A convolution runs along the tokens, which is what mlp_t mixes as a whole.
+        # mlp_t mixes all tokens already, so it needs no convolution along the tokens.
         over_tokens = MLPS["swiglu" if mlp == "conv_swiglu" else mlp]
         self.mlp_t = over_tokens(num_positions, expansion) if mlp_t else None
         self.mlp = MLPS[mlp](hidden_size, expansion)
 
     def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
-        """x_BTD -> x_BTD."""
+        """Return x_BTD after token mixing and the MLP."""
         if self.mlp_t is not None:
             x_BDT = x_BTD.transpose(1, 2)
             x_BDT = rms_norm(x_BDT + self.mlp_t(x_BDT))  # the norm is over positions here, as published
@@ -49,17 +50,18 @@ class Block(nn.Module):
 
 
 class Level(nn.Module):
-    """One recurrent network of the hierarchy: blocks in a row, applied to the sum of whatever is fed to it."""
+    """One network of the recursion: a stack of blocks, applied to the sum of its inputs."""
 
     def __init__(self, blocks: Iterable[Block]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(blocks)
 
     def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None, *, keep_inputs_only: bool = False) -> torch.Tensor:
-        """x_BTD -> x_BTD.
+        """Return x_BTD after all blocks.
 
         Args:
-            keep_inputs_only: of each block, and compute it again in the backward pass.
+            keep_inputs_only: keep only the input of each block, and compute the block again in the
+                backward pass.
         """
         for layer in self.layers:
             x_BTD = recomputed(layer, x_BTD, rotary) if keep_inputs_only else layer(x_BTD, rotary)
@@ -67,7 +69,7 @@ class Level(nn.Module):
 
 
 def recomputed(network: nn.Module, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
-    """network(x_BTD, rotary), of which only the input is kept until the backward pass calls it once more."""
-    # Nothing in a block is drawn by chance, so there is no random state to bring back.
+    """Return network(x_BTD, rotary), of which only the input is kept for the backward pass."""
+    # Blocks draw no random numbers, so there is no random state to restore.
     y_BTD: torch.Tensor = checkpoint(network, x_BTD, rotary, use_reentrant=False, preserve_rng_state=False)
     return y_BTD

@@ -1,6 +1,7 @@
-"""How deep a segment recurses and how much of that carries gradient, at each step of training.
+"""How deep a segment recurses, and which of its calls carry gradient, at each step of training.
 
-A segment of any architecture is a row of calls of its networks; gradient flows through the last of them only.
+A segment of any architecture is a row of calls of its networks. Gradient flows only through the
+last calls of the row.
 """
 
 # B = batch, T = positions, D = hidden size
@@ -17,9 +18,13 @@ from models.block import Level, recomputed
 from utils.config import Float, Int, StrictModel
 
 Checkpointing = Literal["none", "block", "cycle"]
-"""What a call with gradient keeps for the backward pass: everything, the input of each block, or its own (cycle)."""
+"""What a call with gradient keeps for the backward pass.
 
-# Of any count or width in a config: beyond it is a slip of the finger, better told than met as a failed allocation.
+none: everything. block: the input of each block. cycle: the input of the call.
+"""
+
+# The largest count or width in a config. A larger one is a typing error, and a message about it is
+# clearer than a failed allocation.
 LARGEST_COUNT = 2**16
 
 
@@ -34,8 +39,8 @@ class Stage(StrictModel):
 class DepthConfig(StrictModel):
     """The options that decide about depth; config/arch/_common.yaml explains each."""
 
-    # How many calls end each H cycle beside those of L_cycles: one where a network updates z_H, none where there is
-    # one state.
+    # The calls that end each H cycle, after those of L_cycles: one if a network updates z_H, none
+    # if there is only one state.
     calls_of_H: ClassVar[int] = 0
 
     H_cycles: Int = Field(ge=1, le=LARGEST_COUNT)
@@ -48,7 +53,7 @@ class DepthConfig(StrictModel):
     @field_validator("activation_checkpointing", mode="before")
     @classmethod
     def _what_was_a_switch(cls, value: object) -> object:
-        """It was a switch at first: config.yaml of a run from then, and fingers, say true or false."""
+        """Read true as cycle and false as none, because this key was a switch at first."""
         return {False: "none", True: "cycle"}[value] if isinstance(value, bool) else value
 
     @field_validator("depth_curriculum")
@@ -57,7 +62,7 @@ class DepthConfig(StrictModel):
         ends = [0.0, *(stage.until for stage in stages), 1.0]
         if any(later <= earlier for earlier, later in itertools.pairwise(ends)):
             raise ValueError(
-                f"depth_curriculum ends its stages at {ends[1:-1]}; give shares of the run that grow, between 0 and 1"
+                f"depth_curriculum ends its stages at {ends[1:-1]}; give increasing shares of the run, between 0 and 1"
             )
         return stages
 
@@ -73,14 +78,15 @@ class DepthConfig(StrictModel):
 
     @property
     def depth(self) -> "Depth":
-        """The whole depth: what evaluation runs, and training once every schedule has ended."""
+        """Return the whole depth: that of evaluation, and of training after all schedules."""
         return self._depth(self.H_cycles, self.L_cycles)
 
     def depth_at(self, step: int, last_step: int) -> "Depth":
-        """Of training step 1, 2, ..., last_step.
+        """Return the depth of a training step, one of 1, 2, ..., last_step.
 
-        The curriculum over depth is CGAR's (arXiv 2511.08653, section 3.3), a function of the share of the run that is
-        done. The warm-up lets gradient through one step at first, and through `backprop` after its last step.
+        The depth curriculum is that of CGAR (arXiv 2511.08653, section 3.3): it depends on the
+        share of the run that is done. The warm-up of backprop grows the calls with gradient from
+        those of one_step to those of `backprop`.
         """
         H_cycles, L_cycles = self.H_cycles, self.L_cycles
         for stage in reversed(self.depth_curriculum):
@@ -110,7 +116,7 @@ class DepthConfig(StrictModel):
 
 @dataclass(frozen=True)
 class Depth:
-    """Of one segment: its cycles, the calls of networks that they make, and how many of the last carry gradient."""
+    """The depth of one segment: its cycles, its calls, and how many of the last carry gradient."""
 
     H_cycles: int
     L_cycles: int
@@ -119,11 +125,14 @@ class Depth:
 
 
 class Calls:
-    """Calls the networks of one segment in turn, and keeps the gradient to the last `depth.num_grad_calls` calls.
+    """Calls the networks of one segment in turn.
+
+    Only the last `depth.num_grad_calls` calls carry gradient.
 
     Args:
-        checkpointing: less than everything is computed again in the backward pass, call by call or block by block, so
-            that cycle keeps the least beyond the forward pass and block has the least at hand in the backward pass.
+        checkpointing: what a call keeps for the backward pass, which computes the rest again. With
+            cycle the least memory is held after the forward pass; with block the backward pass
+            needs the least memory.
     """
 
     def __init__(self, depth: Depth, *, checkpointing: Checkpointing) -> None:
@@ -133,7 +142,7 @@ class Calls:
         self._grad_wanted = torch.is_grad_enabled()
 
     def __call__(self, network: Level, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
-        """network(x_BTD, rotary)."""
+        """Return network(x_BTD, rotary), with gradient if this is one of the last calls."""
         assert self._left > 0, "the recursion makes more calls than its depth says"
         self._left -= 1
         with torch.set_grad_enabled(self._grad_wanted and self._left < self._num_grad_calls):

@@ -1,9 +1,9 @@
-"""Write a checkpoint as the published HRM and TRM code reads it: its names, its kind of file.
+"""Write a checkpoint with the names and the file format that the published HRM and TRM code reads.
 
     python -m models.export --format hrm checkpoints/<project>/<run> -o FILE
 
-The tensors are written as they are, bit for bit. FILE is safetensors where its name ends so, else what `torch.save`
-makes of a plain dict.
+The tensors are written bit for bit as they are. If the name of FILE ends in .safetensors, FILE has
+that format; otherwise `torch.save` writes a plain dict.
 """
 
 import sys
@@ -17,13 +17,13 @@ from utils.run.resume import open_checkpoint
 from utils.shell import run_command
 from utils.weights_file import read_weights, write_weights
 
-# What the published code can be told. No name of a tensor shows the activation or the positions.
+# The options of the published code. Names of tensors don't show the MLP's kind or the positions.
 _PUBLISHED_OPTIONS = {"name": ("hrm", "trm"), "mlp": ("swiglu",), "pos_encodings": ("rope", "learned", "none")}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line said."""
+    """The values of the command line."""
 
     format: str
     checkpoint: str
@@ -33,26 +33,37 @@ class Settings:
 
 
 def parse_settings(argv: list[str] | None) -> Settings:
-    """Raises UserError for unknown, malformed or missing options."""
-    parser = Parser("python -m models.export", "Write a checkpoint under the names that the published code knows.")
+    """Read the command line.
+
+    Raises:
+        UserError: An option is unknown, malformed or missing.
+    """
+    parser = Parser(
+        "python -m models.export", "Write a checkpoint with the names that the published HRM and TRM code reads."
+    )
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="the folder of a run or of one of its steps, or a file of weights")
-    add("--format", required=True, choices=["hrm"], help="whose names: hrm are those of the HRM code, and of TRM's")
+    add("checkpoint", metavar="CHECKPOINT", help="a run folder, a step folder, or a weights file")
+    add("--format", required=True, choices=["hrm"], help="names to write: hrm, which HRM and TRM code both read")
     add("-o", "--output", required=True, type=Path, metavar="FILE", help="safetensors if it ends so, else torch.save")
-    add("--compiled", action="store_true", help="names as a compiled model has them, with _orig_mod. in front")
-    add("--raw", action="store_true", help="the weights as trained, where a run keeps their moving average too")
+    add("--compiled", action="store_true", help="write a compiled model's names, which begin with _orig_mod.")
+    add("--raw", action="store_true", help="write the trained weights instead of their moving average")
     return Settings(**vars(parser.parse_args(argv)))
 
 
 def load_weights(checkpoint: str, *, raw: bool) -> Weights:
-    """By our names: those that were evaluated, which is the moving average where there is one and `raw` is not set.
+    """Return the weights of a checkpoint by our names.
 
-    Raises UserError for what can't be read, and for a run whose architecture the published code doesn't have.
+    Args:
+        checkpoint: a run folder, a step folder or a weights file.
+        raw: return the trained weights. Otherwise the moving average is returned if there is one.
+
+    Raises:
+        UserError: The checkpoint can't be read, or the published code has no such architecture.
     """
     path = Path(checkpoint)
     if not path.is_dir():
         if raw:
-            raise UserError(f"--raw chooses within the checkpoint of a run, but {checkpoint} is none; leave it out")
+            raise UserError(f"--raw applies to the checkpoint of a run, but {checkpoint} is not one; leave it out")
         return to_ours(read_weights(checkpoint))
     opened = open_checkpoint(path, lambda warning: print(f"warning: {warning}", file=sys.stderr))
     arch = opened.state.config.get("arch", {})
@@ -66,15 +77,19 @@ def load_weights(checkpoint: str, *, raw: bool) -> Weights:
 
 
 def export(settings: Settings) -> str:
-    """Write the file and return a line about it. Raises UserError and leaves an earlier file as it was."""
+    """Write the file and return a line about it.
+
+    Raises:
+        UserError: The checkpoint can't be exported or the file can't be written. An earlier file
+            of the same name stays as it was.
+    """
     weights = load_weights(settings.checkpoint, raw=settings.raw)
     published = to_published(weights, compiled=settings.compiled)
     try:
         write_weights(settings.output, published)
     except OSError as error:
         raise UserError(
-            f"can't write {settings.output} ({error.strerror}); see to the folder and the space in it, or give "
-            "another -o"
+            f"can't write {settings.output} ({error.strerror}); check the folder and its free space, or change -o"
         ) from error
     return f"wrote {settings.output}: {len(published)} tensors, {sum(t.numel() for t in published.values()):,} numbers"
 

@@ -1,4 +1,4 @@
-"""The Hierarchical Reasoning Model (arXiv 2506.21734): a slow network H and a fast one L, fed one another's state."""
+"""The Hierarchical Reasoning Model (arXiv 2506.21734): a slow network H and a fast network L."""
 
 # B = batch, S = tokens, T = prefix and tokens, D = hidden size, E = puzzle embedding size
 
@@ -39,9 +39,11 @@ class HRM(RecursiveModel):
     def forward(
         self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
     ) -> SegmentOutput:
-        """One segment: H_cycles times, L_cycles fast steps and one slow step (section 2; figure 4 is the paper's code).
+        """Run one segment (section 2; figure 4 is the paper's code).
 
-        As published only the last call of L and the last of H carry gradient: the one-step approximation.
+        Each of H_cycles cycles has L_cycles fast steps and one slow step. With the published
+        `backprop`, only the last call of L and the last call of H carry gradient. This is the
+        one-step approximation.
         """
         x_BTD = self.embed(inputs_BS, puzzle_rows_BE)
         z_H_BTD, z_L_BTD = state["z_H"], state["z_L"]

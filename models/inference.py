@@ -1,9 +1,12 @@
-"""Evaluation and solving: any number of sequences through a fixed number of slots, without gradients.
+"""Evaluation and solving: run any number of sequences through a fixed number of slots.
 
-A sequence stays for as many segments as it is given or, adaptively, until it is settled: the Q head halts it, and its
-answer is that of the segment before. Then it leaves and the next one takes its slot, so that a batch costs what its
-sequences need. Why not as soon as the Q head says so: halting is trained to stop where an answer is more likely right
-than not, and going on would have mended a good part of the others (docs/log.md has the figures).
+No gradients are computed. A sequence stays in its slot for a given number of segments. In adaptive
+mode it leaves as soon as it is settled: the Q head halts it, and its answer is the same as after
+the segment before. The next sequence then takes the slot, so that a batch costs only the segments
+that its sequences need.
+
+The Q head alone does not decide. It is trained to halt where an answer is more likely right than
+wrong, and more segments correct many of the wrong answers (docs/log.md has the figures).
 """
 
 # N = sequences, B = slots, T = segments of a sequence, S = tokens, V = vocabulary
@@ -20,25 +23,26 @@ from models.base import RecursiveModel
 from models.losses import Outputs
 
 Examples = tuple[np.ndarray, Batch]
-"""Rows of a dataset (N,), and the batch of them on the model's device."""
+"""Row numbers in a dataset (N,), and the batch of these rows on the model's device."""
 
 
 @dataclass
 class Segment:
-    """What one segment said of every slot."""
+    """The results of one segment for every slot."""
 
     outputs: Outputs
     labels_BS: Tensor
-    steps_B: Tensor  # segments of each sequence so far, this one included
-    halted_before_B: Tensor  # by the Q head, had it a say
+    steps_B: Tensor  # segments of each sequence so far, including this one
+    halted_before_B: Tensor  # whether the Q head wanted to halt the sequence in an earlier segment
     finished: "Finished | None"
 
 
 @dataclass
 class Finished:
-    """Sequences that left, with what their last segment said and, if asked for, all of them.
+    """Sequences that left their slots, with the outputs of their last segment.
 
-    From where a sequence left, predictions_NTS and q_halt_NT repeat its last segment.
+    With `keep_steps`, predictions_NTS and q_halt_NT hold the results of every segment. For segments
+    after a sequence left, they repeat its last segment.
     """
 
     rows_N: np.ndarray
@@ -53,10 +57,10 @@ class Slots:
     """Runs the sequences of a stream, one segment of every slot at a time.
 
     Args:
-        examples: pieces of the stream, of any sizes; the first says how many slots there are.
-        num_steps: segments of a sequence.
-        adaptive: a sequence leaves when it is settled, for which the host waits for the device.
-        keep_steps: also keep what every segment predicts.
+        examples: pieces of the stream, of any sizes. The size of the first is the number of slots.
+        num_steps: the most segments of a sequence.
+        adaptive: a sequence leaves when it is settled. To know this, the host waits for the device.
+        keep_steps: also keep the predictions of every segment.
     """
 
     def __init__(
@@ -72,21 +76,21 @@ class Slots:
         self._num_steps, self._adaptive, self._keep_steps = num_steps, adaptive, keep_steps
         self._waiting: Examples | None = next(examples, None)
         self._carry: Carry | None = None
-        # By slot. On the host, so that nobody waits for the device to know them:
+        # State of each slot. These arrays are on the host, so that reading them waits for nothing:
         self._rows_B, self._steps_B, self._free_B = np.zeros(0, np.int64), np.zeros(0, np.int64), np.ones(0, bool)
-        # and on the device:
+        # These tensors are on the device:
         self._halted_B = torch.empty(0)
         self._answers_BS = torch.empty(0)
         self._kept: dict[str, Tensor] = {}
 
     @property
     def busy(self) -> bool:
-        """Whether a sequence is under way or waits."""
+        """Return whether a sequence occupies a slot or waits for one."""
         return self._waiting is not None or not bool(self._free_B.all())
 
     @torch.no_grad()
     def advance(self) -> Segment:
-        """One more segment of every sequence under way, after those that wait have taken the free slots."""
+        """Give the free slots to waiting sequences, then run one segment of every slot."""
         assert self.busy
         batch = self._refill()
         assert self._carry is not None
@@ -102,15 +106,17 @@ class Slots:
             settled_B = wants_B & ~fresh_B & (answers_BS == self._answers_BS).all(-1)
             self._free_B = self._free_B | settled_B.cpu().numpy()
             self._answers_BS = answers_BS
-        # Which slots begin anew is for us to say, whatever number of segments the model was trained with.
+        # segment() marks slots as halted after halt_max_steps, but num_steps may differ.
         self._carry.halted_B = torch.tensor(self._free_B, device=fresh_B.device)
         if self._keep_steps:
             self._keep(outputs)
         return Segment(outputs, self._carry.current["labels"], self._carry.steps_B, before_B, self._finished(outputs))
 
     def _refill(self) -> Batch:
-        """Gives free slots to those who wait, and closes what nobody takes. The batch holds the new sequences in their
-        slots, and in the others what is there already.
+        """Give free slots to waiting sequences, and remove the slots that stay free.
+
+        Returns:
+            The batch of all slots: the new sequences, and the present ones in the other slots.
         """
         if self._carry is None:
             assert self._waiting is not None
@@ -138,7 +144,7 @@ class Slots:
         return batch
 
     def _take(self, most: int) -> tuple[np.ndarray, Batch | None]:
-        """The next sequences of the stream, at most so many."""
+        """Return the next sequences of the stream, at most `most` of them."""
         pieces: list[Examples] = []
         missing = most
         while missing and self._waiting is not None:
@@ -163,7 +169,10 @@ class Slots:
         return {name: tensor[slots] for name, tensor in batch.items()}
 
     def _keep(self, outputs: Outputs) -> None:
-        """Writes this segment's answer at its place and all later ones, which later segments write over."""
+        """Write this segment's answer for this segment and all later ones.
+
+        Later segments of the sequence overwrite their own.
+        """
         assert self._carry is not None
         later_BT = torch.arange(self._num_steps, device=self._halted_B.device) >= self._carry.steps_B[:, None] - 1
         predictions_B1S = outputs.logits_BSV.argmax(-1)[:, None].to(self._kept["predictions"].dtype)
@@ -198,7 +207,10 @@ class Slots:
 
 
 def idle_segment(model: RecursiveModel, seq_len: int, device: torch.device) -> None:
-    """A segment of an empty puzzle: for the sake of other ranks, whose segments are collectives."""
+    """Run a segment of an empty puzzle.
+
+    A rank without sequences calls this where the segments of other ranks contain collectives.
+    """
     batch = empty_batch(1, seq_len, device)
     segment(model, initial_carry(model, batch), batch, training=False)
 
@@ -214,16 +226,22 @@ def _room(inputs_BS: Tensor, num_steps: int, vocab_size: int) -> dict[str, Tenso
 
 @dataclass
 class Trace:
-    """What a model says of N puzzles after each of T segments."""
+    """The answers of a model to N puzzles after each of T segments."""
 
     predictions_TNS: Tensor
-    confidence_TN: Tensor  # of halting: sigmoid of its Q value, which is trained to say whether the answer is right
-    settled_at_N: Tensor  # the segment, counted from 1, after which adaptive evaluation would stop; T if it never would
+    # The sigmoid of q_halt, which is trained to say whether the answer is right.
+    confidence_TN: Tensor
+    # The segment, counted from 1, after which adaptive evaluation would stop; T if it never would.
+    settled_at_N: Tensor
 
 
 @torch.no_grad()
 def trace(model: RecursiveModel, batch: Batch, num_steps: int | None = None) -> Trace:
-    """Every segment of every sequence of a batch; None: as many as the model was trained with."""
+    """Run `num_steps` segments of a batch and keep all answers.
+
+    Args:
+        num_steps: segments of each sequence; None: as many as in training.
+    """
     num_steps = num_steps or model.config.halt_max_steps
     carry = initial_carry(model, batch)
     predictions, confidence, wants = [], [], []

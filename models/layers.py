@@ -1,6 +1,7 @@
-"""The layers that every architecture shares, and the distribution that weights start from.
+"""The layers that every architecture shares, and the distribution of initial weights.
 
-Weights are float32 and are cast to the dtype of the activations: precision is decided where the activations are made.
+Weights are float32. A layer casts them to the dtype of its input, so that the dtype of the first
+activations decides the precision of the whole forward pass.
 """
 
 import math
@@ -11,12 +12,13 @@ import torch.nn.functional as F
 from torch import nn
 
 RMS_EPS = 1e-5
-# Widths are rounded up to a multiple of this: the published widths, and tile sizes that matrix units like.
+# Widths are rounded up to a multiple of this number. This gives the published widths, which also
+# suit the tiles of matrix units.
 WIDTH_MULTIPLE = 256
 
 
 def _std_after_truncation() -> float:
-    """Standard deviation of a unit normal truncated to [-2, 2], about 0.8796."""
+    """Return the standard deviation of a unit normal truncated to [-2, 2], about 0.8796."""
     density_at_2 = math.exp(-2.0) / math.sqrt(2 * math.pi)
     mass_within_2 = math.erf(math.sqrt(2.0))
     return math.sqrt(1 - 2 * 2 * density_at_2 / mass_within_2)
@@ -27,9 +29,14 @@ STD_AFTER_TRUNCATION = _std_after_truncation()
 
 @torch.no_grad()
 def truncated_normal_(tensor: torch.Tensor, std: float, generator: torch.Generator) -> None:
-    """Fill with a normal truncated at two sigma; `std` is what *results* (truncation alone would leave 0.88 of it).
+    """Fill a tensor from a normal distribution truncated at two sigma.
 
-    Drawn in float32 on the generator's device, so that one seed gives the same weights wherever the model is.
+    The values are drawn in float32 on the generator's device, so that a seed gives the same weights
+    on every device.
+
+    Args:
+        std: the standard deviation after truncation. Truncation alone would reduce it to 0.88 of
+            the normal distribution's.
     """
     draw = torch.empty(tensor.shape, dtype=torch.float32, device=generator.device)
     sigma = std / STD_AFTER_TRUNCATION
@@ -38,18 +45,24 @@ def truncated_normal_(tensor: torch.Tensor, std: float, generator: torch.Generat
 
 
 def rms_norm(x: torch.Tensor) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + 1e-5) over the last dimension, without weights, in float32 whatever the dtype of x."""
+    """Return x / sqrt(mean(x^2) + 1e-5) over the last dimension, computed in float32, in x's dtype.
+
+    The norm has no weights.
+    """
     return F.rms_norm(x.float(), x.shape[-1:], eps=RMS_EPS).to(x.dtype)
 
 
-class Linear(nn.Linear):  # tensor parallelism knows how to split those
-    """y = x W^T (+ b) with float32 parameters, computed in the dtype of x. Allocated unset: call `init_weights`."""
+class Linear(nn.Linear):  # torch's tensor parallelism splits subclasses of nn.Linear
+    """y = x W^T (+ b) with float32 parameters, computed in the dtype of x.
+
+    The parameters have no values until `init_weights` fills them.
+    """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__(in_features, out_features, bias=bias)
 
     def reset_parameters(self) -> None:
-        """Nothing: torch's would draw from the global random state."""
+        """Do nothing, because torch's method would draw from the global random state."""
 
     def init_weights(self, generator: torch.Generator) -> None:
         truncated_normal_(self.weight, 1 / math.sqrt(self.weight.shape[1]), generator)
@@ -61,7 +74,10 @@ class Linear(nn.Linear):  # tensor parallelism knows how to split those
 
 
 class Embedding(nn.Module):
-    """A float32 table (num_rows, dim), std 1/sqrt(dim). Lookups are float32, and so is the sum of a row's gradients."""
+    """A float32 table (num_rows, dim) with std 1/sqrt(dim).
+
+    Lookups and the sums of a row's gradients are float32.
+    """
 
     def __init__(self, num_rows: int, dim: int) -> None:
         super().__init__()
@@ -75,12 +91,18 @@ class Embedding(nn.Module):
 
 
 def swiglu_width(dim: int, expansion: float) -> int:
-    """Inner width: 2/3 of expansion * dim (there are three matrices, not two), rounded up to a multiple of 256."""
+    """Return the inner width: 2/3 of expansion * dim, rounded up to a multiple of 256.
+
+    The factor 2/3 is there because a SwiGLU has three matrices instead of two.
+    """
     return math.ceil(round(expansion * dim * 2 / 3) / WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)) over the last dimension (arXiv 2002.05202); one matrix has gate's rows, then up's."""
+    """down(silu(gate(x)) * up(x)) over the last dimension (arXiv 2002.05202).
+
+    One matrix holds the rows of gate, then the rows of up.
+    """
 
     def __init__(self, dim: int, expansion: float) -> None:
         super().__init__()
@@ -97,9 +119,10 @@ class SwiGLU(nn.Module):
 
 
 class NormalizedSwiGLU(SwiGLU):
-    """down(sigmoid(gate(x)) * rms(gate(x) * up(x))): the product keeps unit scale however large the weights have grown.
+    """down(sigmoid(gate(x)) * rms(gate(x) * up(x))).
 
-    That is what high learning rates of Muon need (Speed is Confidence, arXiv 2601.19085).
+    The product keeps unit scale however large the weights grow. High learning rates of Muon need
+    this (Speed is Confidence, arXiv 2601.19085).
     """
 
     def combine(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -107,8 +130,10 @@ class NormalizedSwiGLU(SwiGLU):
 
 
 class ConvSwiGLU(SwiGLU):
-    """down(silu(conv(silu(gate(x)) * up(x)))), conv over each component's own and the previous token (arXiv 2512.14693,
-    section 3.2). x is (B, T, D); the first token has a zero before it.
+    """down(silu(conv(silu(gate(x)) * up(x)))) (arXiv 2512.14693, section 3.2).
+
+    x is (B, T, D). The convolution combines, component by component, each token with the token
+    before it. Before the first token it takes zeros.
     """
 
     def __init__(self, dim: int, expansion: float) -> None:
@@ -116,7 +141,7 @@ class ConvSwiGLU(SwiGLU):
         self.conv_weight_W12 = nn.Parameter(torch.empty(swiglu_width(dim, expansion), 1, 2))
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Of the convolution; the projections are modules of their own."""
+        """Fill the convolution's weights. The projections have their own `init_weights`."""
         truncated_normal_(self.conv_weight_W12, 1 / math.sqrt(2), generator)
 
     def combine(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

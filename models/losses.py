@@ -1,4 +1,7 @@
-"""The training loss and the metric sums of one segment: all of them sums over slots, to be divided once, globally."""
+"""The training loss and the metric sums of one segment.
+
+All of them are sums over slots. They are divided once, by a count over all ranks.
+"""
 
 # B = slots, S = tokens, V = vocabulary
 
@@ -14,14 +17,14 @@ from utils.config import Float, StrictModel
 LossType = Literal["stablemax_cross_entropy", "softmax_cross_entropy"]
 
 LOSS_SUMS = ("lm_loss", "q_halt_loss", "q_continue_loss")
-"""Sums over all slots, the Q losses before their weight."""
+"""Sums over all slots. The Q losses are not yet multiplied by halt_weight."""
 
 METRICS = ("count", "accuracy", "exact_accuracy", "q_halt_accuracy", "steps", *LOSS_SUMS)
-"""Order of the vector of sums; all but LOSS_SUMS are over the `count` slots that halted and have labels."""
+"""Order of the vector of sums. All but LOSS_SUMS are over the slots that halted and have labels."""
 
 
 class LossConfig(StrictModel):
-    """What the loss of a segment is made of; config/arch/_common.yaml explains each."""
+    """The options of a segment's loss; config/arch/_common.yaml explains each."""
 
     loss_type: LossType
     label_smoothing: Float = Field(ge=0, lt=1)
@@ -30,12 +33,12 @@ class LossConfig(StrictModel):
 
 @dataclass(frozen=True)
 class StepLoss:
-    """What the gradients of one training step are of: the loss of all slots, divided by their number.
+    """How the loss of a training step is computed: summed over all slots, divided by their number.
 
     Attributes:
         ignore_label: the label of tokens that don't count.
         global_batch_size: the number of slots over all ranks and microbatches.
-        scale: what the loss is multiplied by, so that float16 can hold its gradients.
+        scale: the factor of the loss that lets float16 hold its gradients.
     """
 
     config: LossConfig
@@ -46,7 +49,11 @@ class StepLoss:
 
 @dataclass
 class Outputs:
-    """What one segment gave: a target only in training, puzzle rows (a leaf that gets a gradient) if there are any."""
+    """The outputs of one segment.
+
+    There is a target only in training. Puzzle rows are a leaf that gets a gradient; None without a
+    puzzle embedding.
+    """
 
     logits_BSV: torch.Tensor
     q_halt_B: torch.Tensor
@@ -56,22 +63,24 @@ class Outputs:
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """The dtype in which sums are kept and stablemax is computed."""
+    """Return the dtype in which sums are kept and stablemax is computed."""
     return torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
 
 
 def stablemax(x: torch.Tensor) -> torch.Tensor:
-    """s(x) = x + 1 for x >= 0, 1 / (1 - x) below: the positive function that stands in for exp (arXiv 2501.04697)."""
-    # Both branches of a `where` are differentiated: unclamped, x = 1 would give inf * 0 = NaN in the one not taken.
+    """Return x + 1 for x >= 0 and 1 / (1 - x) below, which replaces exp (arXiv 2501.04697)."""
+    # `where` differentiates both branches. Without the clamp, the branch that is not taken would
+    # give inf * 0 = NaN at x = 1.
     return torch.where(x >= 0, x + 1, 1 / (1 - x.clamp(max=0)))
 
 
 def token_cross_entropy(
     logits_BSV: torch.Tensor, labels_BS: torch.Tensor, *, config: LossConfig, ignore_label: int
 ) -> torch.Tensor:
-    """Of each token (B, S), 0 where the label is ignored. Stablemax: float64 (float32 on mps); softmax: float32.
+    """Return the cross-entropy of each token (B, S), 0 where the label is ignored.
 
-    With label smoothing e the target is 1 - e on the label and e spread evenly over the vocabulary.
+    Stablemax is computed in float64 (float32 on mps), softmax in float32. With label smoothing e
+    the target is 1 - e on the label, and e is spread evenly over the vocabulary.
     """
     ignored_BS = labels_BS == ignore_label
     targets_BS = labels_BS.masked_fill(ignored_BS, 0).long()
@@ -93,9 +102,12 @@ def token_cross_entropy(
 def correctness(
     logits_BSV: torch.Tensor, labels_BS: torch.Tensor, ignore_label: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each sequence: has it any label, its mean token accuracy (float32), are all its labelled tokens right.
+    """Compare the answers of B sequences with their labels.
 
-    Without labels the accuracy is 0, and nothing is wrong: exact is true.
+    Returns:
+        has_labels: bool (B,).
+        accuracy: the share of labelled tokens that are right, float32 (B,); 0 without labels.
+        exact: whether all labelled tokens are right, bool (B,); true without labels.
     """
     is_label_BS = labels_BS != ignore_label
     num_labels_B = is_label_BS.sum(-1)
@@ -112,17 +124,20 @@ def act_loss(
     config: LossConfig,
     ignore_label: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss of one segment, summed over its slots, and the sums of METRICS.
+    """Return the loss of one segment, summed over its slots, and the sums of METRICS.
 
-    loss = sum over slots of mean cross-entropy of the labelled tokens + halt_weight (BCE(q_halt, right) +
-    BCE(q_continue, target)), the last only if there is a target (HRM, arXiv 2506.21734, section 2; the published code
-    weighs with 0.5).
+    loss = sum over slots of: mean cross-entropy of the labelled tokens
+    + halt_weight * (BCE(q_halt, right) + BCE(q_continue, target))
+
+    The last term is there only if there is a target (HRM, arXiv 2506.21734, section 2). The
+    published code has a halt_weight of 0.5.
 
     Args:
         labels_BS, halted_B, steps_B: of the carry that the segment returned.
 
     Returns:
-        The loss, a scalar with gradient, and the detached sums in the order of METRICS, float64 (float32 on mps).
+        The loss, a scalar with gradient, and the detached sums in the order of METRICS, float64
+        (float32 on mps).
     """
     labelled_B, token_accuracy_B, exact_B = correctness(outputs.logits_BSV, labels_BS, ignore_label)
 
@@ -140,7 +155,8 @@ def act_loss(
 
     with torch.no_grad():
         counted_B = halted_B & labelled_B
-        token_accuracy_B = token_accuracy_B.to(widest_float(loss.device))  # summed alike for every size of batch
+        # In the widest dtype the sum is the same for every batch size.
+        token_accuracy_B = token_accuracy_B.to(widest_float(loss.device))
         q_halt_right_B = (outputs.q_halt_B >= 0) == exact_B
         sums = {
             "count": counted_B.sum(),

@@ -1,4 +1,7 @@
-"""Sums of METRICS that stay on the device until the host reads them all at once: one collective, one wait."""
+"""Sums of METRICS, kept on the device until the host reads them.
+
+The host reads all sums at once, so that reading takes one collective and one wait.
+"""
 
 # B = slots of this rank, N = sequences that leave, T = segments, S = tokens, V = vocabulary
 
@@ -58,7 +61,7 @@ class OpenSums:
         return row
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the sums for a checkpoint: those of each share of the slots, (shares, values). Every rank."""
+        """Return the sums of all shares for a checkpoint, (shares, values). Every rank."""
         return {"open_sums": self._world.gather_rows(self._values[None])}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -80,10 +83,15 @@ class OpenSums:
 
 
 class EvalSums:
-    """What an evaluation sums up over one set."""
+    """The sums of an evaluation over one test set."""
 
     def __init__(self, num_segments: int, checks: Sequence[str], world: World) -> None:
-        """`checks` names what `add_last` is told beside METRICS."""
+        """Start all sums at zero.
+
+        Args:
+            num_segments: the most segments of a sequence.
+            checks: names of the checks that `add_last` counts beside METRICS.
+        """
         self._world, self._check_names = world, checks
         self._checks = _zeros(len(checks), world)
         self._last = _zeros(len(METRICS), world)
@@ -94,7 +102,12 @@ class EvalSums:
     def add_segment(
         self, outputs: Outputs, labels_BS: Tensor, steps_B: Tensor, halted_before_B: Tensor, *, ignore_label: int
     ) -> None:
-        """Count a segment, the steps_B-th (from 1) of each slot, before which the Q head would have halted some."""
+        """Count one segment.
+
+        Args:
+            steps_B: the number of the segment in each slot's sequence, from 1.
+            halted_before_B: whether the Q head wanted to halt the sequence in an earlier segment.
+        """
         labelled_B, _, exact_B = correctness(outputs.logits_BSV, labels_BS, ignore_label)
         right_B = (labelled_B & exact_B).to(self._exact_after.dtype)
         self._exact_after.index_add_(0, steps_B - 1, right_B)
@@ -118,7 +131,7 @@ class EvalSums:
         self._last += sums
         self._num_sequences += len(steps_N)
         labelled_N, _, exact_N = correctness(outputs.logits_BSV, labels_NS, ignore_label)
-        # One that left early has its answer for all segments to come.
+        # A sequence that left early keeps its answer for all later segments.
         segments_T = torch.arange(1, len(self._exact_after) + 1, device=steps_N.device)
         left_NT = segments_T > steps_N[:, None]
         self._exact_after += (left_NT & (labelled_N & exact_N)[:, None]).sum(0)
@@ -126,7 +139,7 @@ class EvalSums:
             self._checks += torch.stack([(labelled_N & checks[name]).sum() for name in self._check_names])
 
     def add(self, other: "EvalSums") -> None:
-        """Count what another one counted."""
+        """Add the sums of another object to these."""
         for mine, others in zip(self._parts(), other._parts(), strict=True):
             mine += others
 
@@ -134,9 +147,13 @@ class EvalSums:
         return self._last, self._checks, self._exact_after, self._halt_steps, self._num_sequences
 
     def reduce(self) -> dict[str, float]:
-        """EVAL_METRICS, the checks, exact_accuracy_at_step/<n> and num_examples, the same on all ranks. Every rank.
+        """Return the metrics of the evaluation, the same on all ranks. Every rank.
 
-        Losses are per sequence, the others means over the num_examples that have labels, left out if there are none.
+        Losses are means over all sequences. The other metrics are means over the num_examples
+        sequences that have labels; they are left out if no sequence has labels.
+
+        Returns:
+            EVAL_METRICS, the checks, exact_accuracy_at_step/<n> and num_examples, by name.
         """
         sums = self._world.sum_(torch.cat(self._parts())).tolist()
         named = dict(zip((*METRICS, *self._check_names), sums, strict=False))

@@ -1,7 +1,8 @@
-"""The names of the published HRM and TRM checkpoints, both ways, and what it takes to load such weights into a model.
+"""Translate names of weights to and from published HRM and TRM checkpoints; fit weights to a model.
 
-Both programs save the model inside its loss: `model.inner.` and a path, with `_orig_mod.` in front (or between) when it
-was compiled. TRM's only network is `L_level`. Fused projections have the same layout here, so that only names differ.
+Both published programs save the model inside its loss. So their names are `model.inner.` and a
+path, with `_orig_mod.` in front or in between if the model was compiled. TRM's only network is
+`L_level`. Fused projections have the same layout here, so that only names differ.
 """
 
 # K = puzzle identifiers, E = puzzle embedding size
@@ -30,28 +31,32 @@ _OUTSIDE_LEVELS = r"[HL]_init|(embed_tokens|embed_pos|puzzle_embedding|lm_head)\
 _ATTENTION = r"self_attn\.(qkv_proj|o_proj)"
 _MLP = r"mlp\.(gate_up_proj|down_proj)"
 _MLP_T = r"mlp_t\.(gate_up_proj|down_proj)"
-# Token mixing came with TRM: the published HRM has attention only.
+# TRM introduced token mixing; the published HRM has only attention.
 _KNOWN = {
     "hrm": re.compile(rf"{_OUTSIDE_LEVELS}|[HL]_level\.layers\.\d+\.({_ATTENTION}|{_MLP})\.weight"),
     "trm": re.compile(rf"{_OUTSIDE_LEVELS}|L_level\.layers\.\d+\.({_ATTENTION}|{_MLP}|{_MLP_T})\.weight"),
 }
-_NUM_NAMED = 3  # of the names that an error message lists
+_NUM_NAMED = 3  # most names that an error message lists
 
 
 def our_name(published: str) -> str:
-    """Our name of a published weight, saved compiled or not; our own names stay as they are."""
+    """Return our name of a published weight, saved compiled or not. Our names stay as they are."""
     path = ".".join(part for part in published.split(".") if part != "_orig_mod")
     path = path.removeprefix("model.").removeprefix("inner.")
     return _OUR_NAMES.get(path, path)
 
 
 def published_name(ours: str) -> str:
-    """The inverse, for a model that was not compiled."""
+    """Return the published name of one of our weights, as in a model that was not compiled."""
     return PREFIX + _PUBLISHED_NAMES.get(ours, ours)
 
 
 def to_ours(weights: Weights) -> Weights:
-    """Raises UserError for two names of the same weight."""
+    """Return the weights under our names.
+
+    Raises:
+        UserError: Two names mean the same weight.
+    """
     found: dict[str, str] = {}
     for name in weights:
         ours = our_name(name)
@@ -62,7 +67,11 @@ def to_ours(weights: Weights) -> Weights:
 
 
 def to_published(weights: Weights, *, compiled: bool) -> Weights:
-    """Our weights of an HRM or TRM under published names. Raises UserError naming those that have none."""
+    """Return the weights of our HRM or TRM under published names.
+
+    Raises:
+        UserError: Some weights have no published name.
+    """
     arch = "hrm" if any(name.startswith("H_level.") for name in weights) else "trm"
     if unknown := [name for name in weights if not _KNOWN[arch].fullmatch(name)]:
         raise UserError(
@@ -73,19 +82,20 @@ def to_published(weights: Weights, *, compiled: bool) -> Weights:
 
 
 def fit_weights(weights: Weights, own: Weights, puzzle_table: PuzzleTable | None, source: str) -> Weights:
-    """Weights that load into the model, in its dtypes.
+    """Return the weights in the dtypes of the model and with its puzzle table's size.
 
     Args:
-        weights: by our names (`to_ours`).
+        weights: weights by our names (see `to_ours`).
         own: the model's state dict, for its names, shapes and dtypes.
-        puzzle_table: what becomes of the rows. keep: those that both tables have, by number, zeros for the others.
-            mean: every row starts as the mean of the loaded ones, as TRM does. zero: all start anew, and the
-            checkpoint may have none. None: as loaded, which needs as many rows as the model has.
-        source: what the weights come from, for messages.
+        puzzle_table: how the table's rows are filled. keep: by number, with zeros for rows that
+            the loaded table lacks. mean: every row becomes the mean of the loaded rows, as in TRM.
+            zero: all rows are zero, and the checkpoint needs no table. None: as loaded, which
+            needs a table of the model's size.
+        source: where the weights come from, for messages.
 
     Raises:
-        UserError: naming what is missing, unexpected or of another shape; or both sizes of the puzzle table, where
-            they differ and nothing was chosen.
+        UserError: Weights are missing, unexpected or of another shape, or puzzle_table is None and
+            the tables' sizes differ.
     """
     weights = dict(weights)
     table_KE, own_KE = weights.get(PUZZLE_TABLE), own.get(PUZZLE_TABLE)
@@ -99,12 +109,12 @@ def fit_weights(weights: Weights, own: Weights, puzzle_table: PuzzleTable | None
         raise UserError(
             f"{source} doesn't fit the model: {'; '.join(problems)}; arch and data must be the checkpoint's"
         )
-    # After the rest: of a checkpoint that can't be loaded there is nothing to choose.
+    # This check comes last, because a checkpoint that does not fit leaves no choice of rows.
     if puzzle_table is None and table_KE is not None and own_KE is not None and len(table_KE) != len(own_KE):
         raise UserError(
             f"{source} has puzzle rows for {len(table_KE)} identifiers, the model for {len(own_KE)}; choose what "
-            "becomes of them: keep (by number, zeros for new ones), mean (of all, for every one) or zero (all start "
-            "anew)"
+            "becomes of them: puzzle_table=keep (by number, zeros for new rows), mean (each row becomes the mean of "
+            "all rows) or zero (all rows start anew)"
         )
     return {name: tensor.to(own[name].dtype) for name, tensor in weights.items()}
 
@@ -136,7 +146,7 @@ def _mismatches(weights: Weights, own: Weights) -> list[str]:
         for name, theirs, ours in shared
         if theirs.shape != ours.shape
     ]
-    # Whole numbers would be cast without a word, and quantised weights be loaded as noise.
+    # Without this check, integers would be cast silently, and quantized weights loaded as noise.
     recast = [
         f"{name} is {theirs.dtype} there and {ours.dtype} in the model"
         for name, theirs, ours in shared

@@ -1,6 +1,10 @@
-"""One learned row per puzzle: a buffer, not a parameter, since sign SGD updates the few rows that a batch touches."""
+"""One learned row for each puzzle.
 
-# K = puzzle identifiers, E = puzzle embedding size, B = slots of this rank, G = those of all ranks, padded
+The table is a buffer, not a parameter, because sign SGD updates only the rows of a batch.
+"""
+
+# K = puzzle identifiers, E = puzzle embedding size, B = slots of this rank, G = padded slots of all
+# ranks
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +14,10 @@ from utils.dist.world import World
 
 
 class PuzzleEmbedding(nn.Module):
-    """Table weight_KE, float32. Its gradient would be nearly all zeros, so the rows of a batch are leaves instead."""
+    """The table weight_KE, float32.
+
+    The table's gradient would be nearly all zeros. So a copy of a batch's rows gets the gradient.
+    """
 
     weight: torch.Tensor
 
@@ -21,24 +28,34 @@ class PuzzleEmbedding(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """All rows zero: puzzles start as the same task."""
+        """Set all rows to zero, so that all puzzles start as the same task."""
         self.weight.zero_()
 
     def rows(self, ids_B: torch.Tensor) -> torch.Tensor:
-        """Copy of the rows of ids_B, (B, E). A leaf: after backward its `.grad` is there, unless nobody wants it."""
+        """Return a copy of the rows of ids_B, (B, E).
+
+        The copy is a leaf, which gets a gradient if the table is trained and gradients are enabled.
+        """
         return self.weight.index_select(0, ids_B).requires_grad_(self.trainable and torch.is_grad_enabled())
 
 
 class ShardedPuzzleEmbedding(PuzzleEmbedding):
-    """A table of which each share of the slots holds a run of rows, where no device has room for all of them.
+    """A table that is split by rows over the ranks, for tables that are too large for one device.
 
-    A lookup takes all ranks, each with ids of its own: as many calls on every rank, with gradient or without alike.
-    With gradient a rank must ask for as many ids each time as the first time: how many there are is exchanged once, and
-    no host waits for another in training. Without gradient it is exchanged at every lookup.
+    A lookup is a collective: all ranks must call it equally often, each with its own ids, and all
+    of them with gradient or all without. With gradient, a rank must always ask for the same number
+    of ids. The ranks exchange that number at the first lookup only, so that no host waits for
+    another host in training. Without gradient, the ranks exchange it at every lookup.
     """
 
     def __init__(self, weight_KE: torch.Tensor, own_KE: torch.Tensor, first_row: int, world: World) -> None:
-        """Args: weight_KE: all rows, as a DTensor whose part here is `own_KE`, the rows from `first_row` on."""
+        """Hold one part of a table.
+
+        Args:
+            weight_KE: all rows, as a DTensor whose local part is `own_KE`.
+            own_KE: the rows of this rank.
+            first_row: the number of the first of these rows in the whole table.
+        """
         nn.Module.__init__(self)
         self.register_buffer("weight", weight_KE)
         self.trainable = True
@@ -48,12 +65,15 @@ class ShardedPuzzleEmbedding(PuzzleEmbedding):
         self._num_trained_ids: int | None = None
 
     def rows(self, ids_B: torch.Tensor) -> torch.Tensor:
-        """Copy of the rows of ids_B, (B, E), as a leaf. Every rank."""
+        """Return a copy of the rows of ids_B, (B, E), as a leaf. Every rank."""
         rows_BE = self._look_up(ids_B, self._largest_number_of_ids(len(ids_B)))
         return rows_BE.requires_grad_(self.trainable and torch.is_grad_enabled())
 
     def _largest_number_of_ids(self, own: int) -> int:
-        """Of any rank; the host may wait for the others, but not for the device."""
+        """Return the largest number of ids of any rank.
+
+        The host may wait for the other ranks' hosts, but not for the device.
+        """
         if not torch.is_grad_enabled():
             return max(self._world.gather_objects(own))
         if self._num_trained_ids is None:
@@ -62,7 +82,11 @@ class ShardedPuzzleEmbedding(PuzzleEmbedding):
 
     @torch.no_grad()
     def _look_up(self, ids_B: torch.Tensor, longest: int) -> torch.Tensor:
-        """Each rank fills in the rows that it holds, for all ranks; the others add zeros to them, which is exact."""
+        """Return the rows of ids_B, (B, E).
+
+        Each rank fills in the rows that it holds, for the ids of all ranks. The sum over the ranks
+        is exact, because all other ranks add zeros.
+        """
         ids_G = self._world.gather_rows(F.pad(ids_B, (0, longest - len(ids_B)))) - self._first_row
         is_own_G = (ids_G >= 0) & (ids_G < len(self._own_KE))
         rows_GE = self._own_KE.new_zeros(len(ids_G), self._own_KE.shape[1])

@@ -1,4 +1,4 @@
-"""The baseline without recursion inside a segment, and the Universal Transformer (arXiv 1807.03819) made of it."""
+"""A plain transformer as a baseline, and the Universal Transformer (arXiv 1807.03819)."""
 
 # B = batch, S = tokens, T = prefix and tokens, D = hidden size, E = puzzle embedding size
 
@@ -13,7 +13,10 @@ from utils.config import Bool, Int
 
 
 class TransformerConfig(CommonConfig):
-    """The options of the transformer; config/arch/transformer.yaml explains each and holds the defaults."""
+    """The options of the transformer.
+
+    config/arch/transformer.yaml explains each and holds the defaults.
+    """
 
     name: Literal["transformer"]
     num_layers: Int = Field(ge=1, le=LARGEST_COUNT)
@@ -37,9 +40,10 @@ class TransformerConfig(CommonConfig):
 
 
 class Transformer(RecursiveModel):
-    """One stack of blocks: applied once to the question or, `recurrent`, again and again to a state that it feeds.
+    """One stack of blocks, applied once to the question or, if `recurrent`, repeatedly to a state.
 
-    Without recurrence there is no state and nothing to carry from segment to segment: each is a whole forward pass.
+    Without recurrence there is no state to carry from segment to segment. Each segment is then a
+    whole forward pass.
     """
 
     def __init__(
@@ -57,7 +61,10 @@ class Transformer(RecursiveModel):
     def forward(
         self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
     ) -> SegmentOutput:
-        """One segment: H_cycles x L_cycles calls of the stack, the question added to its state each time."""
+        """Run one segment: H_cycles x L_cycles calls of the stack.
+
+        Each call takes the sum of the state and the question.
+        """
         x_BTD = self.embed(inputs_BS, puzzle_rows_BE)
         call, rotary = self.calls(depth), self.rotary()
         if not state:

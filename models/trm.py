@@ -1,4 +1,4 @@
-"""The Tiny Recursive Model (arXiv 2510.04871): one small network in both roles, refining a latent and an answer."""
+"""The Tiny Recursive Model (arXiv 2510.04871): one small network refines a latent and an answer."""
 
 # B = batch, S = tokens, T = prefix and tokens, D = hidden size, E = puzzle embedding size
 
@@ -18,12 +18,16 @@ class TRMConfig(CommonConfig):
     calls_of_H: ClassVar[int] = 1
 
     name: Literal["trm"]
-    H_layers: Int  # of the published configs, which ignore it too: there is one network
+    H_layers: Int  # the published configs have this key; it has no effect, because there is one network
     L_layers: Int = Field(ge=1, le=LARGEST_COUNT)
 
 
 class TRM(RecursiveModel):
-    """One stack of blocks. The paper's answer y is z_H here and its latent z is z_L, the names of the checkpoints."""
+    """One stack of blocks.
+
+    The paper's answer y is z_H here, and its latent z is z_L. These are the names in published
+    checkpoints.
+    """
 
     def __init__(self, config: TRMConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> None:
         super().__init__(
@@ -38,9 +42,11 @@ class TRM(RecursiveModel):
     def forward(
         self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
     ) -> SegmentOutput:
-        """One segment (figure 3 of the paper is its code): the question x enters where the latent is refined only.
+        """Run one segment (figure 3 of the paper is its code).
 
-        As published the last H cycle carries gradient as a whole; those before it improve the states without.
+        The question x enters only where the latent is refined. With the published `backprop`, the
+        whole last H cycle carries gradient. The cycles before it improve the states without
+        gradient.
         """
         x_BTD = self.embed(inputs_BS, puzzle_rows_BE)
         z_H_BTD, z_L_BTD = state["z_H"], state["z_L"]

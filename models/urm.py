@@ -1,4 +1,7 @@
-"""The Universal Reasoning Model (arXiv 2512.14693): one looped stack with ConvSwiGLU and truncated backpropagation."""
+"""The Universal Reasoning Model (arXiv 2512.14693): one looped stack with ConvSwiGLU.
+
+Backpropagation through its loops is truncated.
+"""
 
 # B = batch, S = tokens, T = prefix and tokens, D = hidden size, E = puzzle embedding size
 
@@ -20,7 +23,7 @@ class URMConfig(CommonConfig):
 
 
 class URM(RecursiveModel):
-    """One stack of blocks and one state. The blocks' MLP is a ConvSwiGLU unless the config says otherwise."""
+    """One stack of blocks and one state. The MLP of a block is a ConvSwiGLU by default."""
 
     def __init__(self, config: URMConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> None:
         super().__init__(
@@ -35,9 +38,10 @@ class URM(RecursiveModel):
     def forward(
         self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
     ) -> SegmentOutput:
-        """One segment: H_cycles x L_cycles loops (section 3.1), the first of them forward only.
+        """Run one segment: H_cycles x L_cycles loops (section 3.1).
 
-        How many of the last loops carry gradient is the truncated backpropagation through loops of section 3.3.
+        Only the last loops carry gradient. The paper calls this truncated backpropagation through
+        loops (section 3.3).
         """
         x_BTD = self.embed(inputs_BS, puzzle_rows_BE)
         z_BTD = state["z"]

@@ -313,11 +313,11 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     ),
     "a curriculum that shrinks": (
         {"arch__depth_curriculum": "[{until: 0.6, H_cycles: 1, L_cycles: 1}, {until: 0.3, H_cycles: 1, L_cycles: 2}]"},
-        "depth_curriculum ends its stages at [0.6, 0.3]; give shares of the run that grow, between 0 and 1",
+        "depth_curriculum ends its stages at [0.6, 0.3]; give increasing shares of the run, between 0 and 1",
     ),
     "a curriculum of the whole run": (
         {"arch__depth_curriculum": "[{until: 1.0, H_cycles: 1, L_cycles: 1}]"},
-        "depth_curriculum ends its stages at [1.0]; give shares",
+        "depth_curriculum ends its stages at [1.0]; give increasing shares",
     ),
     "an evaluator that isn't there": ({"evaluators": "[chess]"}, "evaluators.0: input should be 'sudoku', 'maze' or"),
     "TRM's evaluators": ({"evaluators": "[{name: arc@ARC}]"}, "evaluators.0: input should be 'sudoku', 'maze' or"),

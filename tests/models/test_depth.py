@@ -164,7 +164,7 @@ def test_a_number_of_calls_beyond_a_shallow_stage_is_all_of_it() -> None:
 @pytest.mark.parametrize("ends", [(0.5, 0.5), (0.6, 0.3), (0.0,), (1.0,), (0.5, 1.2), (-0.1,)])
 def test_stages_must_grow_within_the_run(ends: tuple[float, ...]) -> None:
     with pytest.raises(
-        ValidationError, match=r"depth_curriculum ends its stages at \[.*give shares of the run that grow"
+        ValidationError, match=r"depth_curriculum ends its stages at \[.*give increasing shares of the run"
     ):
         _staged(*((end, 1, 1) for end in ends))
 

@@ -189,7 +189,7 @@ def test_places_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "there is no checkpoint at" in mistake("folder", "out")
     assert "can't write" in mistake("ours", "nowhere/out")
     assert "can't write" in mistake("ours", "folder")
-    assert "--raw chooses within the checkpoint of a run" in mistake("ours", "out", "--raw")
+    assert "--raw applies to the checkpoint of a run" in mistake("ours", "out", "--raw")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "ours"]
 
 

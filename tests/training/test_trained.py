@@ -141,7 +141,8 @@ def test_other_puzzles_are_a_choice(
 
 def test_without_a_choice_it_is_a_mistake(more_puzzles: Path, trained: Path, tmp_path: Path) -> None:
     message = mistake(_typed(more_puzzles, tmp_path / "run", init_from=trained))
-    assert "has puzzle rows for 5 identifiers, the model for 8; choose what becomes of them: keep" in message
+    assert "has puzzle rows for 5 identifiers, the model for 8; choose what becomes of them" in message
+    assert "puzzle_table=keep" in message
     assert not (tmp_path / "run").exists()
 
 
