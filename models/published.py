@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from utils.errors import UserError
+from utils.shapes import compare_shapes, shapes_of
 
 Weights = dict[str, Tensor]
 PuzzleTable = Literal["keep", "mean", "zero"]
@@ -138,19 +139,17 @@ def _mismatches(weights: Weights, own: Weights) -> list[str]:
     def shape(tensor: Tensor) -> str:
         return str(tuple(tensor.shape))
 
-    missing = [f"{name} {shape(own[name])}" for name in own if name not in weights]
-    unexpected = [f"{name} {shape(tensor)}" for name, tensor in weights.items() if name not in own]
-    shared = [(name, tensor, own[name]) for name, tensor in weights.items() if name in own]
+    found = compare_shapes(shapes_of(weights), shapes_of(own))
+    missing = [f"{name} {shape(own[name])}" for name in found.missing]
+    unexpected = [f"{name} {shape(weights[name])}" for name in found.unexpected]
     reshaped = [
-        f"{name} is {shape(theirs)} there and {shape(ours)} in the model"
-        for name, theirs, ours in shared
-        if theirs.shape != ours.shape
+        f"{name} is {shape(weights[name])} there and {shape(own[name])} in the model" for name in found.reshaped
     ]
     # Without this check, integers would be cast silently, and quantized weights loaded as noise.
     recast = [
         f"{name} is {theirs.dtype} there and {ours.dtype} in the model"
-        for name, theirs, ours in shared
-        if theirs.is_floating_point() != ours.is_floating_point()
+        for name, theirs in weights.items()
+        if (ours := own.get(name)) is not None and theirs.is_floating_point() != ours.is_floating_point()
     ]
     kinds = (("missing ", missing), ("unexpected ", unexpected), ("", reshaped), ("", recast))
     return [prefix + _some(names) for prefix, names in kinds if names]

@@ -17,6 +17,7 @@ from optim.adam_atan2 import AdamATan2
 from optim.muon import Muon
 from utils.config import Float, Int, StrictModel
 from utils.errors import UserError
+from utils.shapes import Shapes, compare_shapes
 
 # ---- config ----------------------------------------------------------------------------------------------
 
@@ -118,7 +119,7 @@ class Optimizers:
         }
 
 
-def require_same_state(saved: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> None:
+def require_same_state(saved: Shapes, own: Shapes) -> None:
     """Raises UserError where a checkpoint's state is of other optimizers or parameters than this run's.
 
     By names and whole shapes only, so that nothing is overwritten, or read at all, before all of it is known to fit.
@@ -132,22 +133,23 @@ def require_same_state(saved: Mapping[str, tuple[int, ...]], own: Mapping[str, t
             f"the checkpoint holds the state of {' and '.join(sorted(there))}, but this run's optimizer is "
             f"{' and '.join(sorted(here))}; resuming keeps the optimizer: give {_options(there)}"
         )
-    if missing := own.keys() - saved.keys():
+    found = compare_shapes(saved, own)
+    if found.missing:
         raise UserError(
-            f"the checkpoint lacks the optimizer state {min(missing)} ({len(missing)} missing in all); "
+            f"the checkpoint lacks the optimizer state {min(found.missing)} ({len(found.missing)} missing in all); "
             "resume with the optimizer and the frozen weights that it was saved with"
         )
-    if foreign := saved.keys() - own.keys():
+    if found.unexpected:
         raise UserError(
-            f"the checkpoint's optimizer state {min(foreign)} belongs to nothing trained here ({len(foreign)} such "
-            "in all); resume with the optimizer and the frozen weights that it was saved with"
+            f"the checkpoint's optimizer state {min(found.unexpected)} belongs to nothing trained here "
+            f"({len(found.unexpected)} such in all); resume with the optimizer and the frozen weights that it was "
+            "saved with"
         )
-    for name, shape in saved.items():
-        if shape != own[name]:
-            raise UserError(
-                f"the checkpoint's optimizer state {name} is {shape}, here it is {own[name]}; "
-                "resume with the model that it was saved with"
-            )
+    for name in found.reshaped:
+        raise UserError(
+            f"the checkpoint's optimizer state {name} is {tuple(saved[name])}, here it is {tuple(own[name])}; "
+            "resume with the model that it was saved with"
+        )
 
 
 _NAMES = {"muon", "adamw", "adam_atan2"}

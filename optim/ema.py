@@ -8,6 +8,7 @@ from torch import Tensor
 
 from utils.dist.world import local_part
 from utils.errors import UserError
+from utils.shapes import Shapes, compare_shapes
 
 
 class EMA:
@@ -70,16 +71,15 @@ class EMA:
         return dict(self._shadow)
 
 
-def require_same_average(saved: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> None:
+def require_same_average(saved: Shapes, own: Shapes) -> None:
     """Raises UserError where a checkpoint's average is of another model than this run's.
 
     Args:
         saved, own: whole shapes of what `EMA.tensors` gives; of all ranks together, where each holds some of them.
     """
-    for name in sorted({*saved, *own}):
+    if (name := compare_shapes(saved, own).first) is not None:
         there, here = saved.get(name, "absent"), own.get(name, "absent")
-        if there != here:
-            raise UserError(
-                f"the checkpoint's average of {name} is {there}, here it is {here}; resume with the model and the "
-                "ema setting that it was saved with"
-            )
+        raise UserError(
+            f"the checkpoint's average of {name} is {there}, here it is {here}; resume with the model and the "
+            "ema setting that it was saved with"
+        )

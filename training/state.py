@@ -22,6 +22,7 @@ from utils.checkpoint.reader import Checkpoint
 from utils.checkpoint.writer import Snapshot
 from utils.dist.world import World
 from utils.errors import UserError
+from utils.shapes import compare_shapes, shapes_of
 
 T = TypeVar("T")
 
@@ -150,7 +151,8 @@ def fresh_carry(model: RecursiveModel, config: PretrainConfig, data: Data, world
 
 def _restored_carry(fresh: Carry, checkpoint: Checkpoint, slots: slice, world: World) -> Carry:
     saved, own = checkpoint.load_slots(slots), fresh.tensors()
-    if any(name not in saved or saved[name].shape != own[name].shape for name in own):
+    found = compare_shapes(shapes_of(saved), shapes_of(own))
+    if found.missing or found.reshaped:
         raise UserError(f"{checkpoint.path} holds other slots than this model's; it is damaged or of another version")
     return Carry.from_tensors({name: saved[name].to(world.device, own[name].dtype) for name in own})
 

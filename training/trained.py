@@ -19,6 +19,7 @@ from utils.config import StrictModel
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.run.resume import completed, open_checkpoint
+from utils.shapes import compare_shapes, shapes_of
 from utils.terminal import tell
 from utils.weights_file import read_weights
 
@@ -118,15 +119,14 @@ def load_weights(
     Raises:
         UserError: The architecture is another; the message names the tensor and the option.
     """
-    own = model.state_dict()
-    for name in sorted({*weights, *own}):
-        there, here = (tuple(tensors[name].shape) if name in tensors else "absent" for tensors in (weights, own))
-        if there != here:
-            changed = differences(checkpoint.state.config["arch"], arch.model_dump())
-            hint = f"arch differs in {', '.join(changed)}" if changed else "its dataset has other sizes"
-            raise UserError(
-                f"{checkpoint.path} doesn't fit this model: {name} is {there} there and {here} here; {hint}"
-            )
+    there, here = shapes_of(weights), shapes_of(model.state_dict())
+    if (name := compare_shapes(there, here).first) is not None:
+        changed = differences(checkpoint.state.config["arch"], arch.model_dump())
+        hint = f"arch differs in {', '.join(changed)}" if changed else "its dataset has other sizes"
+        raise UserError(
+            f"{checkpoint.path} doesn't fit this model: {name} is {there.get(name, 'absent')} there and "
+            f"{here.get(name, 'absent')} here; {hint}"
+        )
     model.load_state_dict(weights)
 
 

@@ -31,6 +31,7 @@ from utils.checkpoint.format import (
 )
 from utils.errors import UserError
 from utils.files import file_errors, plain
+from utils.shapes import compare_shapes, shapes_of
 
 # Each rank reads what it needs, and one process alone writes: both are meant.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -114,14 +115,14 @@ class Checkpoint:
         Raises UserError, with nothing overwritten, where a name is missing or a shape is another.
         """
         index = self._index()
-        if missing := tensors.keys() - index.keys():
-            raise UserError(f"checkpoint {self.path} lacks {min(missing)} ({len(missing)} missing in all)")
-        for name, tensor in tensors.items():
-            if tensor.shape != index[name].size:
-                raise UserError(
-                    f"checkpoint {self.path} holds {name} of {tuple(index[name].size)}, here it is "
-                    f"{tuple(tensor.shape)}"
-                )
+        found = compare_shapes({name: of.size for name, of in index.items()}, shapes_of(tensors))
+        if found.missing:
+            raise UserError(f"checkpoint {self.path} lacks {min(found.missing)} ({len(found.missing)} missing in all)")
+        for name in found.reshaped:
+            raise UserError(
+                f"checkpoint {self.path} holds {name} of {tuple(index[name].size)}, here it is "
+                f"{tuple(tensors[name].shape)}"
+            )
         reader = HuggingFaceStorageReader(str(self.path / "state"))
         try:
             with torch.no_grad():
