@@ -31,6 +31,7 @@ from optim.sparse_sign_sgd import sparse_sign_sgd_
 from training.config import PretrainConfig
 from training.data import Data, Sizes, open_data
 from training.plan import Plan, exploration
+from training.precision import with_forward_dtype
 from training.recovery import Recovery
 from training.session import Session
 from training.state import TrainState, fresh_carry, require_same_run
@@ -72,6 +73,7 @@ def main(world: World) -> None:
         with world.agree():
             axes = config.parallel.axes(world.size)
         world = use_device(world, config.device, config.dist, axes=axes, deterministic=config.deterministic)
+        start.config = config = config.model_copy(update={"arch": with_forward_dtype(config.arch, world)})
         data = open_data(config, world)
         recovery = Recovery(start, world)
         while not recovery.is_done:

@@ -47,7 +47,7 @@ class CommonConfig(DepthConfig):
     halt_max_steps: Int = Field(ge=1, le=LARGEST_COUNT)
     halt_exploration_prob: Float = Field(ge=0, le=1)
     no_ACT_continue: Bool
-    forward_dtype: Literal["bfloat16", "float16", "float32"]
+    forward_dtype: Literal["auto", "bfloat16", "float16", "float32"]
     loss: LossConfig
 
     @model_validator(mode="after")
@@ -109,6 +109,7 @@ class RecursiveModel(nn.Module, ABC):
         super().__init__()
         self.config = config
         self._states = states
+        assert config.forward_dtype != "auto", "training/precision.py chooses before a model is built"
         self.dtype = DTYPES[config.forward_dtype]
         self.vocab_size = vocab_size
         hidden_size = config.hidden_size

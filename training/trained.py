@@ -13,6 +13,7 @@ from models.base import RecursiveModel
 from models.published import PuzzleTable, fit_weights, to_ours
 from training.config import PretrainConfig
 from training.data import Sizes
+from training.precision import with_forward_dtype
 from utils.checkpoint.reader import Checkpoint
 from utils.command_line import differences, validate
 from utils.config import StrictModel
@@ -68,8 +69,9 @@ class Trained:
         Raises:
             UserError: The weights are missing, damaged or of another architecture.
         """
+        arch = with_forward_dtype(self.arch, world)
         with world.agree():
-            model = build_arch(self.arch, **self.sizes.as_dict())
+            model = build_arch(arch, **self.sizes.as_dict())
             if self.checkpoint is not None:
                 load_weights(model, self.checkpoint.trained_weights(), self.checkpoint, self.arch)
         if self.checkpoint is None:

@@ -21,6 +21,7 @@ from utils.dist.world import World
 
 _SKIPPED, _WARMUP, _TRACED = 2, 1, 3
 _LARGEST = 10
+_TRACE_FILE = "trace.json"
 _MEMORY_EVENTS = 200_000  # allocations and frees with their stacks, the newest of six steps
 
 T = TypeVar("T")
@@ -276,14 +277,15 @@ class StepProfiler:
     def close(self) -> None:
         if self._profile is not None:
             self._profile.stop()
-            if not self._written:
+            # A run that was resumed may have been traced before.
+            if not self._written and not (self._run / _TRACE_FILE).exists():
                 self._say(f"no trace: the run ended before step {_SKIPPED + _WARMUP + _TRACED}")
 
     def _write(self, finished: profile) -> None:
         if finished.step_num < _SKIPPED + _WARMUP + _TRACED:  # stopped amid it
             return
         self._written = True
-        trace = self._run / "trace.json"
+        trace = self._run / _TRACE_FILE
         finished.export_chrome_trace(str(trace))
         # A kernel stands in the list once more, on the device, beside the operation that started it.
         operations = [each for each in finished.key_averages() if each.device_type == DeviceType.CPU]

@@ -298,3 +298,12 @@ def test_a_run_that_ends_before_the_trace_is_whole(tmp_path: Path) -> None:
         profiler.step()
     profiler.close()
     assert said == ["no trace: the run ended before step 6"]
+
+
+def test_a_resumed_run_whose_trace_was_written_before_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text("{}")
+    profiler = StepProfiler(True, tmp_path, lambda text: pytest.fail(text), CPU)
+    _work()
+    profiler.step()
+    profiler.close()
+    assert (tmp_path / "trace.json").read_text() == "{}", "the trace of the first part of the run is gone"

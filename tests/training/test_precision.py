@@ -1,0 +1,42 @@
+"""arch.forward_dtype=auto: decided once, from the device of rank 0, and written into the stored config."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests import runs
+from tests.runs import settings, train, with_arguments
+from training import precision
+
+
+def _cpu_with(bfloat16: bool, rank: int) -> None:
+    """Have the CPU of rank 0 multiply bfloat16 in hardware or not, and that of other ranks the opposite."""
+    precision.multiplies_bfloat16 = lambda device: bfloat16 == (rank == 0)
+
+
+@pytest.mark.parametrize(("bfloat16", "expected"), [(True, "bfloat16"), (False, "float32")])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_auto_is_decided_by_rank_0_and_stored(
+    data: Path, tmp_path: Path, log: Path, ranks: int, bfloat16: bool, expected: str
+) -> None:
+    run = tmp_path / "run"
+    typed = settings(data, run, arch__forward_dtype="auto", max_steps=2, eval_every_n_steps=None)
+    train(typed, log, ranks=ranks, hook=with_arguments(_cpu_with, bfloat16)).ok()
+    assert yaml.safe_load((run / "config.yaml").read_text())["arch"]["forward_dtype"] == expected
+    z_H = next(tensor for name, tensor in runs.tensors(run, 2).items() if name.endswith(".state.z_H"))
+    assert z_H.dtype == getattr(torch, expected), "the model computed in another dtype than the config says"
+    # A resumed run keeps the dtype, whatever the CPU is then.
+    done = train([f"resume={run}", "max_steps=3"], log, ranks=ranks, hook=with_arguments(_cpu_with, not bfloat16))
+    assert "forward_dtype" not in done.ok()
+    assert yaml.safe_load((run / "config.yaml").read_text())["arch"]["forward_dtype"] == expected
+
+
+def test_what_the_cpu_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": False}, raising=False)
+    assert not precision.multiplies_bfloat16(cpu)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": True}, raising=False)
+    assert precision.multiplies_bfloat16(cpu)
+    assert not precision.multiplies_bfloat16(torch.device("mps"))

@@ -1,0 +1,32 @@
+"""Choose the dtype of the forward pass for arch.forward_dtype=auto."""
+
+from typing import TypeVar
+
+import torch
+
+from models.base import CommonConfig
+from utils.dist.world import World
+
+A = TypeVar("A", bound=CommonConfig)
+
+
+def with_forward_dtype(arch: A, world: World) -> A:
+    """Replace forward_dtype=auto by the dtype that suits the device of rank 0. Every rank.
+
+    All ranks compute in one dtype, whatever their devices are.
+    """
+    if arch.forward_dtype != "auto":
+        return arch
+    chosen = world.broadcast_object("bfloat16" if multiplies_bfloat16(world.device) else "float32")
+    return arch.model_copy(update={"forward_dtype": chosen})
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Return whether a device multiplies bfloat16 in hardware. A CPU that emulates it takes many times as long."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cpu":
+        return False
+    if hasattr(torch.cpu, "get_capabilities"):
+        return any(there for name, there in torch.cpu.get_capabilities().items() if name.endswith("bf16"))
+    return torch.cpu._is_avx512_bf16_supported()  # before torch 2.13
