@@ -1,4 +1,6 @@
-"""The config of a training run: what may be set together."""
+"""The config of a training run: which keys fit together."""
+
+import functools
 
 import pytest
 import yaml
@@ -8,8 +10,71 @@ from training.config import PretrainConfig
 from utils.command_line import read_config, validate
 
 
+@functools.cache
 def compose(*overrides: str) -> PretrainConfig:
     return validate(PretrainConfig, read_config("pretrain", list(overrides)))
+
+
+NO_TABLE = "arch.puzzle_emb_ndim=0"
+NO_EVALUATION = ("eval_interval=null", "eval_every_n_steps=null")
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["best_metric=train/lm_loss"], "name one of evaluation"),
+        (["freeze_weights=true", "freeze=blocks"], "freeze=blocks leaves less; give one of them"),
+        (["freeze_weights=true", NO_TABLE], "freeze_weights trains the puzzle table only, but arch.puzzle_emb_ndim"),
+        (["freeze=puzzle_table", NO_TABLE], "there is none; leave freeze out"),
+        (["overfit_one_batch=true", "augment=online"], "give augment=none"),
+        (["init_from=a", "load_checkpoint=b"], "init_from=a and load_checkpoint=b mean the same; give one"),
+        (["puzzle_table=keep"], "says what becomes of the table of init_from; give that too"),
+        (["early_stop_patience=2", "best_metric=null"], "counts evaluations without a better best_metric"),
+        (["early_stop_patience=2", *NO_EVALUATION], "counts evaluations without a better best_metric"),
+    ],
+    ids=str,
+)
+def test_keys_that_contradict_one_another_are_refused(typed: list[str], expected: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        compose(*typed)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["best_metric=eval/any/thing"],
+        ["best_metric=valid_boards", "evaluators=[sudoku]"],  # an evaluator's, which the data decides about
+        ["best_metric=null"],
+        ["freeze_weights=true"],
+        ["freeze=blocks", NO_TABLE],
+        ["freeze=puzzle_table"],
+        ["overfit_one_batch=true"],
+        ["augment=online"],
+        ["init_from=a", "puzzle_table=keep"],
+        ["load_checkpoint=b", "puzzle_table=mean"],
+        ["early_stop_patience=2"],
+        ["early_stop_patience=2", "eval_interval=null", "eval_every_n_steps=5"],
+    ],
+    ids=str,
+)
+def test_keys_that_fit_are_taken(typed: list[str]) -> None:
+    compose(*typed)
+
+
+def test_where_weights_and_data_come_from() -> None:
+    assert compose().initial_weights is None
+    assert compose("init_from=a").initial_weights == "a" and compose("load_checkpoint=b").initial_weights == "b"
+    assert compose("data_path=a").train_paths == compose("data_path=a").test_paths == ["a"]
+    several = compose("data_path=a", "data_paths=[b,c]")
+    assert several.train_paths == several.test_paths == ["b", "c"]
+    assert compose("data_paths=[b,c]", "data_paths_test=[d]").test_paths == ["d"]
+
+
+def test_a_run_evaluates_by_epochs_or_by_steps() -> None:
+    assert compose("eval_interval=1", "eval_every_n_steps=null").evaluates
+    assert compose("eval_interval=null", "eval_every_n_steps=1").evaluates
+    assert not compose(*NO_EVALUATION).evaluates
 
 
 def test_a_config_is_written_and_read_back_unchanged() -> None:

@@ -1,8 +1,28 @@
 """The names and numbers of a checkpoint on disk."""
 
+import json
 from pathlib import Path
+from typing import Any
 
-from utils.checkpoint.format import step_folders
+import pytest
+from pydantic import ValidationError
+
+from utils.checkpoint.format import Progress, RunState, read_name, step_folders
+
+# Each value differs from the field's default.
+PROGRESS = Progress(
+    step=7,
+    draws=112,
+    skipped_steps=[3, 6, 9],
+    open_steps=2,
+    open_slots=32,
+    best=0.1 + 0.2,
+    evaluations_since_best=4,
+    pending_row={"train/lm_loss": 1 / 3},
+    wandb_run_id="abc",
+)
+REST: dict[str, Any] = {"fingerprint": {"train": "f"}, "task": {"seq_len": 16}, "config": {"lr": 0.1}}
+STATE = RunState(**PROGRESS.model_dump(), **REST)
 
 
 def test_steps_are_in_the_order_of_numbers(tmp_path: Path) -> None:
@@ -10,3 +30,63 @@ def test_steps_are_in_the_order_of_numbers(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     assert [path.name for path in step_folders(tmp_path)] == ["step_00000009", "step_99999999", "step_100000000"]
     assert step_folders(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("step_00000012\n", "step_00000012"),
+        ("step_100000000", "step_100000000"),
+        ("", ""),
+        ("step_12\n", ""),
+        ("../step_00000012\n", ""),
+        ("step_00000012/..", ""),
+        ("step_00000012\nstep_00000013\n", ""),
+    ],
+)
+def test_a_name_is_that_of_a_step_folder(tmp_path: Path, text: str, expected: str) -> None:
+    assert read_name(tmp_path / "latest") == ""
+    (tmp_path / "latest").write_text(text)
+    assert read_name(tmp_path / "latest") == expected
+
+
+# ---- progress --------------------------------------------------------------------------------------------
+
+
+def test_every_number_of_the_progress_is_stored_and_read() -> None:
+    same = [name for name in Progress.model_fields if getattr(PROGRESS, name) == getattr(Progress(), name)]
+    assert not same, f"give {same} a value in this test that is not the default"
+    read = RunState.model_validate_json(STATE.model_dump_json(indent=1))
+    assert read == STATE
+    assert read.progress() == PROGRESS and type(read.progress()) is Progress
+
+
+@pytest.mark.parametrize("newer", Progress.model_fields)
+def test_a_state_without_a_newer_number_still_loads(newer: str) -> None:
+    """A checkpoint that was written before the number existed has its default."""
+    stored = json.loads(STATE.model_dump_json())
+    del stored[newer]
+    expected = PROGRESS.model_copy(update={newer: getattr(Progress(), newer)})
+    assert RunState.model_validate_json(json.dumps(stored)).progress() == expected
+
+
+def test_a_number_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ValidationError, match="of_the_future"):
+        RunState.model_validate_json(json.dumps(json.loads(STATE.model_dump_json()) | {"of_the_future": 1}))
+
+
+def test_a_run_that_goes_on_leaves_the_stored_state_alone() -> None:
+    progress = STATE.progress()
+    progress.step += 1
+    progress.skipped_steps.append(11)
+    assert progress.pending_row is not None
+    progress.pending_row["train/lm_loss"] = 0.0
+    assert STATE.progress() == PROGRESS
+
+
+def test_a_branch_has_no_best_and_skips_only_the_steps_ahead() -> None:
+    branch = PROGRESS.of_branch("def")
+    changed = {"wandb_run_id": "def", "best": None, "evaluations_since_best": 0, "skipped_steps": [9]}
+    assert branch.model_dump() == PROGRESS.model_dump() | changed
+    assert PROGRESS.skipped_steps == [3, 6, 9], "the progress of the source was changed"
+    assert PROGRESS.model_copy(update={"skipped_steps": [7, 8]}).of_branch("def").skipped_steps == [8]

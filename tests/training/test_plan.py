@@ -1,0 +1,297 @@
+"""What is due after a step, against the same questions answered by counting, over many settings."""
+
+# B = slots
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataset.evaluators import NO_EVALUATORS
+from dataset.sampler import Sampler
+from dataset.schema import PuzzleSet
+from models.act import draw_min_halt_steps
+from tests.spawn import world_of
+from training.config import PretrainConfig
+from training.data import open_data
+from training.plan import Plan, exploration, full_best_metric, improves
+from utils.checkpoint.format import Progress
+from utils.command_line import read_config, validate
+from utils.dist.world import World
+from utils.errors import UserError
+
+SINGLE = World.single()
+
+
+@functools.cache
+def _defaults() -> PretrainConfig:
+    return validate(PretrainConfig, read_config("pretrain", []))
+
+
+def _config(**changes: object) -> PretrainConfig:
+    assert changes.keys() <= PretrainConfig.model_fields.keys()
+    return _defaults().model_copy(update=changes)
+
+
+def _sampler(epoch: int, epochs: int, batch: int, first_step: int = 1, first_draw: int = 0) -> Sampler:
+    """Return a stream whose epochs have so many draws each."""
+    zeros = np.zeros((epoch, 1), np.int64)
+    numbers = np.arange(epoch + 1)
+    puzzles = PuzzleSet("all", zeros, zeros, np.zeros(epoch, np.int64), numbers, numbers)
+    return Sampler(
+        [puzzles], seed=0, epochs=epochs, global_batch_size=batch, first_step=first_step, first_draw=first_draw
+    )
+
+
+def _plan(sampler: Sampler | None = None, *, last_step: int = 1000, evaluates: bool = True, **changes: object) -> Plan:
+    metric = "eval/all/exact_accuracy"
+    return Plan(_config(**changes), sampler or _sampler(1, 1, 1), last_step, evaluates, NO_EVALUATORS, metric, None)
+
+
+# ---- what is due -----------------------------------------------------------------------------------------
+
+
+def test_the_first_step_and_every_interval_are_logged() -> None:
+    for interval in (1, 2, 3, 10, 1000):
+        plan = _plan(log_interval=interval)
+        found = [step for step in range(1, 50) if plan.log_due(step)]
+        assert found == sorted({1, *range(interval, 50, interval)})
+
+
+def _evaluations_by_steps(every: int, leave_out: int, last_step: int) -> Iterator[int]:
+    """Walk through a run and count. Yield the steps of its evaluations but the last step."""
+    intervals = since = 0
+    for step in range(1, last_step + 1):
+        since += 1
+        if since == every:
+            since, intervals = 0, intervals + 1
+            if intervals > leave_out:
+                yield step
+
+
+def _evaluations_by_epochs(
+    every: int, leave_out: int, sampler: Sampler, epoch: int, first_step: int, first_draw: int
+) -> Iterator[int]:
+    """Walk through the draws of a run one by one and count whole epochs."""
+    draws = first_draw
+    for step in range(first_step, sampler.last_step + 1):
+        is_due = False
+        for _ in range(sampler.global_batch_size):
+            draws += 1
+            if draws % epoch == 0 and draws // epoch % every == 0 and draws // epoch // every > leave_out:
+                is_due = True
+        if is_due:
+            yield step
+
+
+@pytest.mark.parametrize("leave_out", [0, 1, 3])
+@pytest.mark.parametrize("every", [1, 2, 5, 7])
+def test_evaluations_by_steps(every: int, leave_out: int) -> None:
+    for last_step in (1, 4, 10, 23):
+        plan = _plan(last_step=last_step, eval_interval=None, eval_every_n_steps=every, min_eval_interval=leave_out)
+        found = [step for step in range(1, last_step + 1) if plan.evaluation_due(step)]
+        assert found == sorted({*_evaluations_by_steps(every, leave_out, last_step), last_step})
+
+
+@given(
+    epoch=st.integers(1, 9),
+    epochs=st.integers(1, 12),
+    batch=st.integers(1, 12),
+    every=st.integers(1, 4),
+    leave_out=st.integers(0, 3),
+    every_n_steps=st.none() | st.integers(1, 5),
+    where=st.integers(0, 5),
+)
+def test_evaluations_by_epochs_and_by_steps(
+    epoch: int, epochs: int, batch: int, every: int, leave_out: int, every_n_steps: int | None, where: int
+) -> None:
+    """An epoch ends amid a step, several end in one step, and a resumed run goes on with another batch size."""
+    first_step, first_draw = 1 + where, where * (batch + 1)
+    sampler = _sampler(epoch, epochs, batch, first_step, first_draw)
+    last_step = sampler.last_step
+    options: dict[str, Any] = {
+        "eval_interval": every,
+        "eval_every_n_steps": every_n_steps,
+        "min_eval_interval": leave_out,
+    }
+    plan = _plan(sampler, last_step=last_step, **options)
+    steps = range(first_step, last_step + 1)
+    expected = {*_evaluations_by_epochs(every, leave_out, sampler, epoch, first_step, first_draw)}
+    if every_n_steps is not None:
+        expected |= {*_evaluations_by_steps(every_n_steps, leave_out, last_step)}
+    expected = {step for step in expected | {last_step} if step in steps}
+    assert {step for step in steps if plan.evaluation_due(step)} == expected
+
+
+def test_a_run_without_a_test_split_never_evaluates() -> None:
+    plan = _plan(evaluates=False, last_step=6, eval_interval=None, eval_every_n_steps=2)
+    assert not [step for step in range(1, 7) if plan.evaluation_due(step)]
+
+
+@pytest.mark.parametrize("every", [None, 1, 3, 4, 100])
+@pytest.mark.parametrize("after_evaluations", [True, False])
+def test_checkpoints(every: int | None, after_evaluations: bool) -> None:
+    last_step = 10
+    plan = _plan(last_step=last_step, checkpoint_every_n_steps=every, checkpoint_every_eval=after_evaluations)
+    for step, evaluated in itertools.product(range(1, last_step + 1), (False, True)):
+        expected = step == last_step or (evaluated and after_evaluations)
+        if every is not None:
+            expected = expected or step in range(every, last_step + 1, every)
+        assert plan.checkpoint_due(step, evaluated=evaluated) == expected, (step, evaluated)
+
+
+def test_replicas_are_compared_every_so_many_steps() -> None:
+    assert not any(_plan(check_replicas_every_n_steps=None).replicas_check_due(step) for step in range(1, 30))
+    plan = _plan(check_replicas_every_n_steps=7)
+    assert [step for step in range(1, 30) if plan.replicas_check_due(step)] == [7, 14, 21, 28]
+
+
+# ---- rates -----------------------------------------------------------------------------------------------
+
+
+def test_the_schedule_is_of_the_last_step_of_the_run() -> None:
+    plan = _plan(last_step=8, lr_warmup_steps=4, lr_min_ratio=0.5)
+    assert [plan.lr_multiplier(step) for step in (1, 2, 4, 8)] == [0.25, 0.5, 1.0, 0.5]
+    assert plan.lr_multiplier(6) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("none", 1.0), ("sqrt", math.sqrt(1.5)), ("linear", 1.5)])
+def test_the_rate_follows_the_batch(kind: str, factor: float) -> None:
+    plan = _plan(lr_scaling=kind, lr_scaling_reference=8, global_batch_size=12)
+    assert plan.lr_scale == pytest.approx(factor)
+
+
+def test_the_average_copies_the_weights_until_its_start() -> None:
+    for start in (0.0, 0.3, 0.5):
+        plan = _plan(last_step=10, ema_rate=0.9, ema_start=start)
+        assert [plan.ema_rate(step) for step in range(1, 11)] == [
+            0.9 if step > 10 * start else 0 for step in range(1, 11)
+        ]
+
+
+# ---- the best evaluation ---------------------------------------------------------------------------------
+
+
+@given(values=st.lists(st.none() | st.integers(0, 5).map(float), max_size=12), mode=st.sampled_from(["max", "min"]))
+def test_the_best_is_the_first_of_the_best_values(values: list[float | None], mode: str) -> None:
+    """An evaluation without labels has no value. Such an evaluation is not the best, and wears patience out."""
+    plan, progress = _plan(best_mode=mode), Progress()
+    for n, value in enumerate(values):
+        earlier = [known for known in values[:n] if known is not None]
+        expected = value is not None and all(value > old if mode == "max" else value < old for old in earlier)
+        metrics = {"eval/all/lm_loss": 9.0} | ({} if value is None else {plan.best_metric: value})
+        assert plan.note_evaluation(metrics, progress) == expected
+        known = [each for each in values[: n + 1] if each is not None]
+        assert progress.best == (None if not known else max(known) if mode == "max" else min(known))
+        first_of_best = values.index(progress.best) if known else -1
+        assert progress.evaluations_since_best == n - first_of_best
+
+
+def test_patience_is_a_number_of_evaluations() -> None:
+    for patience, since_best in itertools.product((None, 1, 2, 5), range(8)):
+        progress = Progress(evaluations_since_best=since_best)
+        expected = patience is not None and since_best in range(patience, 100)
+        assert _plan(early_stop_patience=patience).out_of_patience(progress) == expected
+
+
+def test_a_run_is_finished_at_its_last_step_or_out_of_patience() -> None:
+    plan = _plan(last_step=5, early_stop_patience=2)
+    for step, since_best, pending in itertools.product(range(8), range(4), (None, {}, {"train/lm_loss": 1.0})):
+        progress = Progress(step=step, evaluations_since_best=since_best, pending_row=pending)
+        is_over = step in (5, 6, 7) or since_best in (2, 3)
+        assert plan.is_finished(progress) == (is_over and pending is None), progress
+
+
+def test_none_improves_on_nothing() -> None:
+    assert improves(0.0, None, "max") and improves(0.0, None, "min")
+    assert not improves(None, None, "max") and not improves(None, 0.0, "min")
+    assert not improves(1.0, 1.0, "max") and not improves(1.0, 1.0, "min")
+
+
+# ---- the plan of a run -----------------------------------------------------------------------------------
+
+
+def _small(data: Path, **changes: object) -> PretrainConfig:
+    """Return a config whose stream has 5 steps: 3 epochs of 30 draws, 16 a step, and 10 draws left over."""
+    small = {"data_path": str(data), "global_batch_size": 16, "epochs": 3, "max_steps": None, "evaluators": []}
+    return _config(**(small | changes))
+
+
+def test_a_run_ends_with_its_epochs_or_its_steps(data: Path) -> None:
+    for max_steps, expected in ((None, 5), (1000, 5), (5, 5), (3, 3)):
+        config = _small(data, max_steps=max_steps)
+        assert Plan.make(config, open_data(config, SINGLE), Progress(), SINGLE).last_step == expected
+
+
+def test_a_resumed_run_goes_on_with_its_draws(data: Path) -> None:
+    """With other batches before it, the same step has taken other draws."""
+    config = _small(data)
+    opened = open_data(config, SINGLE)
+    for step, draws, last_step in ((2, 32, 5), (2, 64, 3), (4, 32, 7), (5, 80, 5)):
+        plan = Plan.make(config, opened, Progress(step=step, draws=draws), SINGLE)
+        assert (plan.last_step, plan.sampler.draws_before(step + 1)) == (last_step, draws)
+
+
+def test_the_order_of_the_data_is_that_of_the_seed(data: Path) -> None:
+    def first_batch(**changes: object) -> list[int]:
+        config = _small(data, **changes)
+        plan = Plan.make(config, open_data(config, SINGLE), Progress(), SINGLE)
+        found: list[int] = plan.sampler.examples(2, slice(0, 16)).tolist()
+        return found
+
+    assert first_batch() == first_batch() != first_batch(seed=1)
+    assert first_batch(overfit_one_batch=True) != first_batch()
+
+
+def test_a_run_of_no_step_is_refused(data: Path) -> None:
+    config = _small(data, global_batch_size=64, epochs=2)
+    with pytest.raises(UserError, match="2 epochs draw 60 examples, which don't fill one global batch of 64"):
+        Plan.make(config, open_data(config, SINGLE), Progress(), SINGLE)
+
+
+def test_a_run_without_evaluations_has_no_best(data: Path) -> None:
+    config = _small(data, eval_interval=None, eval_every_n_steps=None)
+    plan = Plan.make(config, open_data(config, SINGLE), Progress(), SINGLE)
+    assert (plan.evaluates, plan.best_metric, plan.evaluators) == (False, "", NO_EVALUATORS)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (None, ""),
+        ("exact_accuracy", "eval/all/exact_accuracy"),
+        ("eval/all/lm_loss", "eval/all/lm_loss"),
+        ("exact_accuracy_at_step/16", None),  # with a slash the set has to be named
+        ("eval/all/exact_accuracy_at_step/16", "eval/all/exact_accuracy_at_step/16"),
+        ("eval/all/exact_accuracy_at_step/17", None),
+        ("eval/other/exact_accuracy", None),
+    ],
+)
+def test_the_metric_of_best_is_one_of_the_first_set(data: Path, typed: str | None, expected: str | None) -> None:
+    config = _small(data, best_metric=typed)
+    opened = open_data(config, SINGLE)
+    if expected is None:
+        with pytest.raises(ValueError, match=f"best_metric={typed} is no metric of this data; take one of eval/all/"):
+            full_best_metric(config, opened, NO_EVALUATORS)
+    else:
+        assert full_best_metric(config, opened, NO_EVALUATORS) == expected
+
+
+def test_ranks_explore_as_one_process_does() -> None:
+    """The minimal halting steps depend on the seed and the step, and a rank takes those of its slots."""
+    config = _config(seed=3, global_batch_size=12)
+    arch = config.arch.model_copy(update={"halt_exploration_prob": 0.5})
+    config = config.model_copy(update={"arch": arch})
+    for step in (1, 2, 40):
+        expected_B = draw_min_halt_steps(3, step, 12, 0.5, arch.halt_max_steps)
+        for size in (1, 2, 3):
+            parts = [exploration(config, step, world_of(rank, size)) for rank in range(size)]
+            assert torch.equal(torch.cat(parts), expected_B)

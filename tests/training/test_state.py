@@ -1,0 +1,162 @@
+"""The state of a run: a checkpoint takes everything that a step changes, and gives it back."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain import build_state
+from tests.in_process import SINGLE, Begun, begin
+from tests.runs import settings
+from training.state import TrainState, require_same_run
+from utils.checkpoint.format import Progress
+from utils.checkpoint.reader import Checkpoint
+from utils.checkpoint.writer import Checkpointer
+from utils.run.resume import Start
+
+# Each value differs from the field's default.
+PROGRESS = Progress(
+    step=7,
+    draws=112,
+    skipped_steps=[3, 9],
+    open_steps=2,
+    open_slots=32,
+    best=0.25,
+    evaluations_since_best=1,
+    pending_row={"train/lm_loss": 0.5},
+    wandb_run_id="abc",
+)
+
+
+def _tensors(state: TrainState) -> dict[str, torch.Tensor]:
+    tensors = state.replicated_tensors() | state.carry.tensors() | state.sums.tensors() | state.watch.tensors()
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _scramble(state: TrainState) -> None:
+    """Give every tensor values that no fresh state has."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = state.replicated_tensors() | state.carry.tensors()
+    with torch.no_grad():
+        for tensor in tensors.values():
+            if tensor.dtype == torch.bool:
+                tensor.logical_not_()
+            else:
+                tensor.add_(torch.randint(1, 3, tensor.shape, generator=generator).to(tensor.dtype))
+        state.sums.add(torch.arange(1.0, 9.0, dtype=torch.float64), torch.tensor(3.0))
+        for step in range(1, 4):
+            state.watch.add(step, 16, torch.full((8,), float(step), dtype=torch.float64), torch.tensor(1.0))
+    state.watch.require_finite(lambda: "nothing")
+
+
+def _saved(begun: Begun, run: Path) -> Checkpoint:
+    run.mkdir(exist_ok=True)
+    checkpointer = Checkpointer(run, SINGLE, None)
+    checkpointer.save(begun.state.snapshot(begun.start.config, begun.data, SINGLE), is_best=False)
+    checkpointer.wait()
+    return Checkpoint.open(run / f"step_{begun.state.progress.step:08d}")
+
+
+@pytest.fixture
+def begun(data: Path, tmp_path: Path) -> Begun:
+    """A run with an average, a loss scale and a watch on its loss, somewhere in its middle."""
+    options = {"ema": "true", "loss_spike": 5, "arch__forward_dtype": "float16", "best_mode": "max"}
+    begun = begin(settings(data, tmp_path / "run", **options))
+    _scramble(begun.state)
+    begun.state.progress = PROGRESS.model_copy(deep=True)
+    return begun
+
+
+def _resumed(begun: Begun, checkpoint: Checkpoint, **changes: object) -> TrainState:
+    return build_state(Start(begun.start.config.model_copy(update=changes), checkpoint), begun.data, SINGLE)
+
+
+def test_a_restored_state_is_the_saved_one(begun: Begun, tmp_path: Path) -> None:
+    """Every tensor to the bit, and every number of the progress."""
+    same = [name for name in Progress.model_fields if getattr(PROGRESS, name) == getattr(Progress(), name)]
+    assert not same, f"give {same} a value in this test that is not the default"
+    expected, fresh = _tensors(begun.state), _tensors(build_state(begun.start, begun.data, SINGLE))
+    assert not [name for name in fresh if torch.equal(fresh[name], expected[name])], "these were not scrambled"
+    resumed = _resumed(begun, _saved(begun, tmp_path / "run"))
+    found = _tensors(resumed)
+    assert found.keys() == expected.keys() and {"open_sums", "losses"} < found.keys()
+    assert not [name for name in expected if not torch.equal(found[name], expected[name])]
+    assert resumed.progress == PROGRESS
+
+
+@pytest.mark.parametrize("changes", [{"best_metric": "lm_loss"}, {"best_mode": "min"}])
+def test_best_of_another_metric_is_forgotten(begun: Begun, tmp_path: Path, changes: dict[str, object]) -> None:
+    progress = _resumed(begun, _saved(begun, tmp_path / "run"), **changes).progress
+    assert progress == PROGRESS.model_copy(update={"best": None, "evaluations_since_best": 0})
+
+
+def test_a_branch_has_its_own_best_and_wandb_run(begun: Begun, tmp_path: Path) -> None:
+    progress = _resumed(begun, _saved(begun, tmp_path / "run"), checkpoint_path=str(tmp_path / "branch")).progress
+    assert progress.wandb_run_id not in ("", PROGRESS.wandb_run_id)
+    assert progress == PROGRESS.of_branch(progress.wandb_run_id)
+
+
+def test_another_batch_size_begins_with_fresh_slots(begun: Begun, tmp_path: Path) -> None:
+    checkpoint = _saved(begun, tmp_path / "run")
+    resumed = _resumed(begun, checkpoint, global_batch_size=8)
+    fresh = build_state(Start(begun.start.config.model_copy(update={"global_batch_size": 8})), begun.data, SINGLE)
+    expected = fresh.carry.tensors()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.carry.tensors().items())
+    assert resumed.progress == PROGRESS
+
+
+def test_a_state_without_average_leaves_the_stored_one(begun: Begun, tmp_path: Path) -> None:
+    resumed = _resumed(begun, _saved(begun, tmp_path / "run"), ema=False)
+    assert resumed.ema is None and resumed.progress == PROGRESS
+
+
+def test_the_average_takes_the_place_of_the_weights_for_a_while(begun: Begun) -> None:
+    state = begun.state
+    assert state.ema is not None
+    before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+    average = {name: tensor.clone() for name, tensor in state.ema.tensors().items()}
+    with pytest.raises(KeyError), state.averaged_weights():
+        inside = state.model.state_dict()
+        assert all(torch.equal(inside[name], tensor) for name, tensor in average.items())
+        assert any(not torch.equal(inside[name], before[name]) for name in average)
+        raise KeyError
+    assert all(torch.equal(tensor, before[name]) for name, tensor in state.model.state_dict().items())
+
+
+def test_memory_counts_weights_twice_for_their_gradients(begun: Begun) -> None:
+    state = begun.state
+    parameters, buffers = list(state.model.parameters()), list(state.model.buffers())
+    assert state.ema is not None and state.loss_scale is not None
+    others = [*state.optimizers.export_state(state.model).values(), *state.ema.tensors().values()]
+    others += state.loss_scale.tensors().values()
+    expected = sum(tensor.nbytes for tensor in [*parameters, *parameters, *buffers, *others])
+    assert sum(tensor.nbytes for tensor in state.own_tensors()) == expected
+
+
+# ---- whether a run may go on -----------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_with_its_own_data(begun: Begun, tmp_path: Path) -> None:
+    checkpoint, config, data = _saved(begun, tmp_path / "run"), begun.start.config, begun.data
+    assert require_same_run(checkpoint, config, data) == []
+    train_only = {"train": data.fingerprint["train"]}
+    data.fingerprint = train_only  # a run that doesn't evaluate opens no test split
+    assert require_same_run(checkpoint, config, data) == []
+    data.fingerprint = train_only | {"test": "another"}
+    with pytest.raises(ValueError, match=r"was trained on other data than .* holds now \(test changed\); give the"):
+        require_same_run(checkpoint, config, data)
+    allowed = config.model_copy(update={"allow_changed_data": True})
+    (line,) = require_same_run(checkpoint, allowed, data)
+    assert line == f"test data are others than before: {checkpoint.state.fingerprint['test'][:12]} -> another"
+
+
+@pytest.mark.parametrize("key", ["init_from", "load_checkpoint"])
+def test_a_run_goes_on_from_its_own_beginning(begun: Begun, tmp_path: Path, key: str) -> None:
+    """A resumed run has the stored key, and no other weights take the place of the checkpoint's."""
+    start = begun.start
+    start.config = start.config.model_copy(update={key: "weights.pt"})
+    checkpoint = _saved(begun, tmp_path / "run")
+    assert require_same_run(checkpoint, start.config, begun.data) == []
+    other = start.config.model_copy(update={key: "others.pt"})
+    with pytest.raises(ValueError, match=r"init_from=others\.pt is where a run begins, but .*step_00000007 goes on"):
+        require_same_run(checkpoint, other, begun.data)
