@@ -1,15 +1,24 @@
 """The rules of the layout, held by reading the sources: who may import whom, and what stands in one place only."""
 
 import ast
+import itertools
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from models.parallel import ParallelConfig
+
 ROOT = Path(__file__).resolve().parent.parent
 SIBLINGS = ("models", "optim", "dataset")
-PACKAGES = (*SIBLINGS, "utils", "viewer", "launch", "benchmarks")
+PACKAGES = sorted(
+    path.name
+    for path in ROOT.iterdir()
+    if path.is_dir() and path.name != "tests" and not path.name.startswith(".") and any(path.rglob("*.py"))
+)
 
 
 def _sources() -> list[Path]:
@@ -53,6 +62,7 @@ def _names(path: Path) -> Iterator[str]:
 def test_the_walk_finds_the_project() -> None:
     assert {"pretrain", "evaluate"} <= set(ENTRYPOINTS)
     assert {
+        Path("training/plan.py"),
         Path("models/hrm.py"),
         Path("optim/adam_atan2.py"),
         Path("dataset/loader.py"),
@@ -64,20 +74,30 @@ def test_the_walk_finds_the_project() -> None:
 MAY_STRIKE_RUNS = {Path("benchmarks/faults.py"), Path("benchmarks/elastic.py"), Path("benchmarks/soak.py")}
 
 
+# entrypoints -> training -> {models, dataset, optim} -> utils; entrypoints do not import one another.
+BELOW_ENTRYPOINTS = {"training", *SIBLINGS, "utils", "viewer"}
+MAY_IMPORT = {
+    "training": {*SIBLINGS, "utils"},
+    **{sibling: {"utils"} for sibling in SIBLINGS},
+    "viewer": {"dataset", "utils"},
+    "utils": set[str](),
+    "benchmarks": BELOW_ENTRYPOINTS,
+    "launch": BELOW_ENTRYPOINTS,
+}
+
+
 @each_source
 def test_imports_go_one_way(path: Path) -> None:
-    imported = _packages(path)
     package = path.parts[0] if len(path.parts) > 1 else None
-    assert "tests" not in imported or path in MAY_STRIKE_RUNS
-    if package is None or package == "training":
-        assert not imported & {*ENTRYPOINTS, "launch", "benchmarks"}
-    elif package in SIBLINGS:
-        others = {*ENTRYPOINTS, *SIBLINGS, "viewer", "launch", "benchmarks"} - {package}
-        assert not imported & others
-    elif package == "viewer":
-        assert not imported & {*ENTRYPOINTS, "models", "optim", "launch", "benchmarks"}
-    elif package == "utils":
-        assert not imported & {*ENTRYPOINTS, *SIBLINGS, "viewer", "launch", "benchmarks"}
+    assert package is None or package in MAY_IMPORT, f"say in MAY_IMPORT what {package}/ may import"
+    allowed = MAY_IMPORT[package] | {package} if package is not None else BELOW_ENTRYPOINTS
+    if path in MAY_STRIKE_RUNS:
+        allowed = allowed | {"tests"}
+    wrong = _packages(path) & {*ENTRYPOINTS, *PACKAGES, "tests"} - allowed
+    assert not wrong, (
+        f"{path} imports {', '.join(sorted(wrong))}, but may only import {', '.join(sorted(allowed))}: "
+        "move what both need below both, or hand it down as an argument"
+    )
 
 
 MAY_TALK = {
@@ -205,7 +225,7 @@ STEP_PATH = {
     "dataset/tasks/arc.py": ("ArcSymmetries.apply", "_transform_grid", "_box_sources"),
     "dataset/tasks/sudoku.py": ("SudokuTask.judge",),
     "dataset/evaluators.py": ("Evaluators.judge",),
-    "utils/dist.py": ("World.sum_", "World.gather_rows"),
+    "utils/dist/world.py": ("World.sum_", "World.gather_rows"),
 }
 WAITING_METHODS = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "masked_select", "synchronize", "is_nonzero"}
 WAITING_CALLS = {"float", "int", "bool", "print"}
@@ -239,3 +259,136 @@ def test_pytest_looks_into_every_folder_of_tests(request: pytest.FixtureRequest)
         assert not [name for name in names for pattern in skipped if fnmatch(name, pattern)], (
             f"pytest skips {folder.relative_to(ROOT)}: rename the folder, or change norecursedirs in pyproject.toml"
         )
+
+
+# ---- sizes -----------------------------------------------------------------------------------------------
+
+MOST_LINES, MOST_PARAMETERS, MOST_LINES_OF_PRETRAIN = 80, 8, 500
+# Functions that break the rule and say nothing. This list only gets shorter.
+NOT_EXPLAINED_YET = {
+    "benchmarks/checkpoint.py: main",
+}
+
+
+def _all_functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Give every function, method and inner function of a module with its dotted name."""
+
+    def inside(outer: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+        for node in ast.iter_child_nodes(outer):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{prefix}{node.name}", node
+            named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            yield from inside(node, f"{prefix}{node.name}." if named else prefix)  # type: ignore[attr-defined]
+
+    yield from inside(_tree(path), "")
+
+
+def _num_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the parameters without self and cls."""
+    given = function.args
+    names = [
+        each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg) if each
+    ]
+    return len([name for name in names if name not in ("self", "cls")])
+
+
+def _comment_above(lines: list[str], function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Return the lines of the comment that stands directly above a function and its decorators."""
+    first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+    above = itertools.takewhile(
+        lambda line: line.startswith("#"), (line.strip() for line in reversed(lines[: first - 1]))
+    )
+    return list(above)
+
+
+def _too_large(path: Path) -> dict[str, str]:
+    """Return the functions that are too large and do not say why, each with what to do."""
+    lines, found = (ROOT / path).read_text().splitlines(), {}
+    for name, function in _all_functions(path):
+        comment = _comment_above(lines, function)
+        num_lines, num_parameters = (function.end_lineno or 0) - function.lineno + 1, _num_parameters(function)
+        for number, most, what, marker in (
+            (num_lines, MOST_LINES, "lines", "# Long:"),
+            (num_parameters, MOST_PARAMETERS, "parameters", "# Many parameters:"),
+        ):
+            if number > most and not any(line.startswith(f"{marker} ") for line in comment):
+                found[f"{path}: {name}"] = (
+                    f"{path}:{function.lineno}: {name} has {number} {what}, more than {most}: split it, "
+                    f"or say why above it in a comment that begins with '{marker}'"
+                )
+    return found
+
+
+@each_source
+def test_functions_are_short_and_take_few_parameters(path: Path) -> None:
+    found = _too_large(path)
+    wrong = [advice for function, advice in found.items() if function not in NOT_EXPLAINED_YET]
+    assert not wrong, "\n".join(wrong)
+    mended = {each for each in NOT_EXPLAINED_YET if each.startswith(f"{path}: ")} - found.keys()
+    assert not mended, f"take {', '.join(mended)} out of NOT_EXPLAINED_YET"
+
+
+def test_the_list_of_large_functions_names_files() -> None:
+    assert {Path(each.split(":")[0]) for each in NOT_EXPLAINED_YET} <= set(SOURCES)
+
+
+def test_the_story_is_short() -> None:
+    num_lines = len((ROOT / "pretrain.py").read_text().splitlines())
+    assert num_lines <= MOST_LINES_OF_PRETRAIN, (
+        f"pretrain.py has {num_lines} lines, more than {MOST_LINES_OF_PRETRAIN}: "
+        "move what is no part of the story into training/"
+    )
+
+
+# ---- what has one place ----------------------------------------------------------------------------------
+
+TEST_MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py"))
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in TEST_MODULES if len(path.parts) > 2 and path.parts[1] in PACKAGES], ids=str
+)
+def test_a_test_module_mirrors_a_module(path: Path) -> None:
+    """tests/models/parallel/test_ddp.py tests models/parallel/ddp.py, and tests/models/test_parallel.py the package."""
+    name = path.stem.removeprefix("test_")
+    module = Path(*path.parts[1:-1]) / f"{name}.py"
+    assert module in SOURCES or module.with_suffix("") / "__init__.py" in SOURCES, (
+        f"{path} tests no module {module}: name it after the module that it tests, "
+        "or move it to the top of tests/ if it tests a behaviour of the whole program"
+    )
+
+
+def test_a_strategy_is_where_its_package_says() -> None:
+    """The docstring of models/parallel has a line for each name, which ends with the file of its config class."""
+    package = ROOT / "models/parallel"
+    text = ast.get_docstring(_tree(Path("models/parallel/__init__.py"))) or ""
+    documented = {found[1]: found[2] for found in re.finditer(r"^(\w+) .*  (\w+\.py)$", text, re.MULTILINE)}
+    defined = {}
+    for path in package.glob("*.py"):
+        for found in re.finditer(r'^    name: Literal\["(\w+)"\]', path.read_text(), re.MULTILINE):
+            defined[found[1]] = path.name
+    members = get_args(get_args(ParallelConfig)[0])
+    names = {name for member in members for name in get_args(member.model_fields["name"].annotation)}
+    assert names == defined.keys(), "every strategy is a member of ParallelConfig"
+    assert documented == defined, "the docstring of models/parallel/__init__.py names the file of every strategy"
+    assert names == {path.stem for path in (ROOT / "config/parallel").glob("*.yaml")}, "every strategy has a YAML file"
+
+
+DEFINED_ONCE = {
+    "Batch": Path("utils/batch.py"),
+    "ARCHS": Path("models/__init__.py"),
+    "TASKS": Path("dataset/tasks/__init__.py"),
+}
+
+
+@each_source
+def test_a_table_and_a_type_are_defined_once(path: Path) -> None:
+    bound = set[str]()
+    for node in _tree(path).body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        bound |= {target.id for target in targets if isinstance(target, ast.Name)}
+        bound |= {node.name} if isinstance(node, ast.ClassDef) else set()
+    for name, home in DEFINED_ONCE.items():
+        assert (name in bound) == (path == home), f"{name} is defined in {home} alone: import it from there"
