@@ -1,8 +1,9 @@
-"""Score a checkpoint on the examples of a test split, with any batch size, device and number of ranks.
+"""Score a checkpoint on a test split, with any batch size, device and number of ranks.
 
 python evaluate.py checkpoint=checkpoints/<project>/<run> [data_path=...]
 
-Prints a table and writes results.json, and what else was asked for, beside the run's checkpoints.
+The program prints a table. It writes results.json and other requested files beside the run's
+checkpoints.
 """
 # N = sequences, S = tokens of a puzzle
 
@@ -39,13 +40,20 @@ from utils.saved_outputs import SavedOutput
 USAGE = """
 evaluate.py: score a checkpoint.
 
-  python evaluate.py checkpoint=checkpoints/<project>/<run>                 the newest step, on the data of its training
-  python evaluate.py checkpoint=<run>/step_00001000 data_path=data/other    one step, on other data
-  torchrun --nproc-per-node 8 evaluate.py checkpoint=... batch_size=4096    on eight devices
-  python evaluate.py checkpoint=<run> adaptive=false                        every step of every example, as published
-  python evaluate.py checkpoint=<run> num_steps=32 plot=true                accuracy over the number of steps, drawn
-  python evaluate.py checkpoint=<run> tta=8                                 eight symmetries of each puzzle vote
-  python evaluate.py checkpoint=hf://owner/repo/file arch=trm_mlp data_path=data/sudoku-extreme-1k-aug-1000    published
+The newest checkpoint of a run, on the data on which it was trained:
+  python evaluate.py checkpoint=checkpoints/<project>/<run>
+One step of a run, on other data:
+  python evaluate.py checkpoint=<run>/step_00001000 data_path=data/other
+On eight devices:
+  torchrun --nproc-per-node 8 evaluate.py checkpoint=... batch_size=4096
+Run all steps of every example, as published:
+  python evaluate.py checkpoint=<run> adaptive=false
+Draw accuracy over the number of steps:
+  python evaluate.py checkpoint=<run> num_steps=32 plot=true
+Let eight symmetries of each puzzle vote:
+  python evaluate.py checkpoint=<run> tta=8
+A published checkpoint:
+  python evaluate.py checkpoint=hf://owner/repo/file arch=trm_mlp data_path=data/sudoku-extreme-1k-aug-1000
 """
 
 
@@ -74,17 +82,21 @@ class EvaluateConfig(TrainedConfig):
 
 @dataclass
 class Loaded:
-    """What is to be scored on what."""
+    """A model, and the data on which it is scored."""
 
     name: str
     model: RecursiveModel
     split: Split
     batch_size: int
-    out: Path | None  # where its results go, unless the user says so
+    out: Path | None  # default folder for results
 
 
 def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
-    """Load the checkpoint `source` with the options and the data of `config`. Every rank. Raises UserError."""
+    """Load the checkpoint `source` with the options and the data of `config`. Every rank.
+
+    Raises:
+        UserError: The checkpoint or the data can't be read, or don't fit each other.
+    """
     trained = open_trained(
         source, world, arch=config.arch, data_path=config.data_path, puzzle_table=config.puzzle_table
     )
@@ -101,18 +113,18 @@ def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
             split = open_datasets(run.test_paths, "test", numbered_by=run.train_paths)
         elif trained_on := same_folder.get(Path(config.data_path).resolve()):
             split = open_datasets([trained_on], "test", numbered_by=run.train_paths)
-        else:  # whoever names other data says that its puzzles are numbered alike
+        else:  # the user who names other data promises that its puzzles have the same numbers
             split = open_split(config.data_path, "test")
             out = out.with_name(f"{out.name}_{Path(config.data_path).resolve().name}")
         require_same_sizes(trained.sizes, split, run.arch)
     return Loaded(trained.name, trained.load_model(world), split, run.eval_batch_size or run.global_batch_size, out)
 
 
-# ---- what it comes to ------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------------------
 
 
 def intervals(metrics: dict[str, float], evaluators: Evaluators) -> dict[str, tuple[float, float]]:
-    """95 % confidence intervals of the metrics that are shares of examples (of tasks for pass@k)."""
+    """Return 95 % confidence intervals of the metrics that are shares of examples or ARC tasks."""
     of_examples = {"exact_accuracy", "q_halt_accuracy", *evaluators.checks}
     found = {}
     for name, value in metrics.items():
@@ -125,7 +137,10 @@ def intervals(metrics: dict[str, float], evaluators: Evaluators) -> dict[str, tu
 
 
 def wilson_interval(share: float, num: float) -> tuple[float, float]:
-    """The 95 % score interval of a share of `num` independent trials (Wilson, 1927): within [0, 1] for 0 and 1 too."""
+    """Return the 95 % score interval of a share of `num` independent trials (Wilson, 1927).
+
+    It lies within [0, 1], also for shares of 0 and 1.
+    """
     z = 1.959964
     middle = (share + z * z / (2 * num)) / (1 + z * z / num)
     half = z / (1 + z * z / num) * math.sqrt(share * (1 - share) / num + z * z / (4 * num * num))
@@ -150,19 +165,23 @@ def table(metrics: dict[str, float], found: dict[str, tuple[float, float]]) -> I
 
 
 def evaluators_of(config: EvaluateConfig, split: Split, world: World) -> Evaluators:
-    """Those asked for, or that know the task. Raises UserError where one that was asked for can't serve."""
+    """Return the evaluators of the config or, by default, all that know the kind of puzzle.
+
+    Raises:
+        UserError: An evaluator of the config can't score these data.
+    """
     if config.evaluators is not None:
         return build_evaluators(config.evaluators, split)
     try:
         return build_evaluators(fitting_evaluators(split), split)
-    except UserError as error:  # votes, of a dataset that another program built
+    except ValueError as error:  # datasets of other programs may lack what votes need
         if world.is_main:
             print(f"without votes: {error}", file=sys.stderr)
         return NO_EVALUATORS
 
 
 def main(world: World) -> None:
-    """Every rank."""
+    """Run the program. Every rank."""
     config: EvaluateConfig | None = None
     with world.agree():
         if world.is_main:
@@ -185,7 +204,7 @@ def main(world: World) -> None:
         variations = Variations.of(split, config.tta) if config.tta is not None else None
         if world.is_main:
             check_contents(split)
-            # Mistakes that would end an hour of work.
+            # Find these mistakes now, and not after an hour of evaluation.
             if config.plot:
                 pyplot()
             for other in config.vote_with:
@@ -194,10 +213,9 @@ def main(world: World) -> None:
             if out is not None:
                 if out.exists() and not out.is_dir():
                     raise UserError(f"out={out} is a file; give a folder")
-                with file_errors():
-                    if config.out is None:  # in the run's folder, which may be a stranger's
-                        refuse_links([out.parent, out, *out.rglob("*")])
-                    out.mkdir(parents=True, exist_ok=True)
+                if config.out is None:  # the run's folder may come from somebody else
+                    refuse_links([out.parent, out, *out.rglob("*")])
+                out.mkdir(parents=True, exist_ok=True)
     options = EvalOptions(
         config.batch_size or loaded.batch_size,
         num_steps=config.num_steps,
@@ -208,10 +226,12 @@ def main(world: World) -> None:
     for other in config.vote_with:
         voter = load(config, other, world)
         with world.agree():
-            if voter.split.path.resolve() != split.path.resolve():  # there the same numbers mean other puzzles
+            # In other data the same numbers mean other puzzles.
+            if voter.split.path.resolve() != split.path.resolve():
                 raise UserError(
                     f"vote_with={other} was trained on {voter.split.path.parent}, but the votes are on "
-                    f"{split.path.parent}; take one of that, or give data_path=... if both number puzzles alike"
+                    f"{split.path.parent}; choose a checkpoint of these data, or give data_path=... if both datasets "
+                    "number their puzzles alike"
                 )
         evaluate(voter.model, split, world, options, evaluators=evaluators)
     began = time.perf_counter()
@@ -234,7 +254,12 @@ def report(
     seconds: float,
     out: Path | None,
 ) -> None:
-    """The table on stdout; results.json and the picture into the folder. `seconds` are those of the single pass."""
+    """Print the table, and write results.json and the picture into a folder.
+
+    Args:
+        seconds: the time of the evaluation without votes of symmetries.
+        out: the folder; None: write no files.
+    """
     split = loaded.split
     sizes = {name: len(puzzle_set.inputs) for name, puzzle_set in split.sets.items()}
     num_examples = {name: min(size, config.max_examples or size) for name, size in sizes.items()}

@@ -1,4 +1,4 @@
-r"""Solve puzzles with a trained model, and see how it comes to its answer: Sudoku, mazes, ARC tasks.
+r"""Solve puzzles with a trained model and show how it reaches its answer: Sudoku, mazes, ARC tasks.
 
 python solve.py checkpoint=checkpoints/<project>/<run> \
     puzzle=53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79
@@ -8,12 +8,13 @@ From Python, with any number of puzzles at once:
     from solve import Solver
 
     solver = Solver.from_checkpoint("checkpoints/<project>/<run>")
-    (solution,) = solver.solve(["53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"])
+    puzzle = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
+    (solution,) = solver.solve([puzzle])
     if solution.solved:
         print(solution.answer)         # "534678912..."
     else:
         print(solution.reason)         # "a digit stands twice in row 3"
-    for step in solution.steps:        # what the model thought, segment by segment
+    for step in solution.steps:        # the model's answer after each segment
         print(step.number, step.confidence, len(step.changed), step.answer)
 """
 # N = puzzles, T = steps (segments), S = cells of a board
@@ -52,29 +53,37 @@ from utils.errors import UserError
 from utils.program import run
 
 USAGE = """
-solve.py: solve puzzles with a trained model, and see how it comes to its answer.
+solve.py: solve puzzles with a trained model, and show how it reaches its answer.
 
+One puzzle:
   python solve.py checkpoint=checkpoints/<project>/<run> puzzle=53..7....6..195....98....6.8...6...34..8.3..17...
-  python solve.py checkpoint=<run> csv=puzzles.csv          the columns question and, if it is there, answer
-  python solve.py checkpoint=<run> task=0a1b2c3d.json       the test inputs of an ARC task
-  cat mazes.txt | python solve.py checkpoint=<run> puzzle=-   puzzles from standard input
+The puzzles of a file with a column question and, if answers are known, a column answer:
+  python solve.py checkpoint=<run> csv=puzzles.csv
+The test inputs of an ARC task:
+  python solve.py checkpoint=<run> task=0a1b2c3d.json
+Puzzles from standard input:
+  cat mazes.txt | python solve.py checkpoint=<run> puzzle=-
+With a published checkpoint:
   python solve.py checkpoint=hf://owner/repo/file arch=trm_mlp data_path=data/sudoku-extreme-1k-aug-1000 puzzle=...
 
---json prints one object for each puzzle on a line: name, task, question, answer, expected, valid, solved, reason,
-settled_at, confidence, steps (answer, changed, confidence of each), notes. Cells are counted from 0, row by row.
+--json prints a line with one JSON object for each puzzle. Its keys are name, task, question, answer, expected, valid,
+solved, reason, settled_at, confidence, steps (step, answer, changed and confidence of each) and notes. Cells are
+counted from 0, row by row.
 
-Exit status: 0 all solved (of an ARC task without outputs: answered), 1 not all solved, 2 a mistake in what was given.
+Exit status: 0 if all puzzles are solved (an ARC task without outputs only has to be answered), 1 if not all are solved,
+2 after a mistake in the command or in a puzzle.
 """
 
-# What Hydra would read as something else than the text that was typed: 0030.. as a number, # as the beginning of a
-# comment, commas as a choice; blanks and braces not at all.
+# The values of these keys don't go through Hydra. It would read 0030.. as a number, # as the start
+# of a comment and commas as a choice, and would refuse blanks and braces.
 _VERBATIM = ("puzzle", "csv", "task")
 _STDIN = "-"
-# Boards of all their steps fill some pages.
+# The boards of all steps of this many puzzles fill some pages.
 _MOST_IN_STEPS = 4
-# What a puzzle without a row of its own in the puzzle table has in the published datasets.
+# In the published datasets, puzzles without a row of their own in the puzzle table have this
+# number.
 _BLANK_IDENTIFIER = 0
-# Answers up to this length stand on a puzzle's line.
+# Answers up to this length are printed on the puzzle's line.
 _SHORT = 81
 
 
@@ -96,9 +105,9 @@ class SolveConfig(TrainedConfig):
 
 @dataclass(frozen=True)
 class Puzzle:
-    """One board to be solved, and its solution where that is known."""
+    """One board to be solved, and its solution if that is known."""
 
-    name: str  # where it is from: "puzzle", "puzzles.csv:2", "0a1b2c3d test 1"
+    name: str  # its source: "puzzle", "puzzles.csv:2", "0a1b2c3d test 1"
     question_S: np.ndarray
     solution_S: np.ndarray | None = None
     identifier: int = _BLANK_IDENTIFIER  # its row in the puzzle table
@@ -107,53 +116,69 @@ class Puzzle:
 
 @dataclass(frozen=True)
 class Step:
-    """What a model says after one segment."""
+    """The answer of a model after one segment."""
 
     number: int  # from 1
-    answer: Plain  # text, a character for each cell; of ARC the rows of the grid, none where it is no grid
+    # A text with a character for each cell. For ARC: the rows of the grid, none if it is not a
+    # grid.
+    answer: Plain
     tokens_S: np.ndarray
-    changed: list[int]  # cells, counted from 0 and row by row, not as in the step before (the first: as in the puzzle)
-    confidence: float  # of halting: what the model takes for the probability that the answer is right
+    # The cells that differ from the step before (at the first step: from the puzzle), counted from
+    # 0, row by row.
+    changed: list[int]
+    confidence: float  # the model's estimate of the probability that the answer is right
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A puzzle, what the model said of it step by step, and what its last answer is worth."""
+    """A puzzle, the model's answer after each step, and a verdict on the last answer."""
 
     board: BoardTask
     puzzle: Puzzle
     steps: list[Step]
-    # The step after which it wants to halt and has repeated its answer, where adaptive evaluation stops; else the last.
+    # The step after which the model wants to halt and has repeated its answer, so that adaptive
+    # evaluation would stop. If there is no such step: the last step.
     settled_at: int
     verdict: Verdict
 
     @property
     def answer(self) -> Plain:
-        """That of the last step: text, a character for each cell, or of ARC the rows of the grid."""
+        """Return the last answer: a character for each cell, or for ARC the rows of the grid."""
         return self.steps[-1].answer
 
     @property
     def valid(self) -> bool:
-        """Whether the answer is a complete Sudoku that keeps its clues, one path through the maze, a grid."""
+        """Return whether the answer has the right form.
+
+        The right form is a complete Sudoku that keeps its clues, one path through the maze, or a
+        grid.
+        """
         return self.verdict.valid
 
     @property
     def solved(self) -> bool | None:
-        """Whether the answer is right: valid, of a maze the shortest, of ARC the output; None where that is hidden."""
+        """Return whether the answer is right; None if the output of an ARC task is not known.
+
+        A Sudoku must be valid, a path must be valid and shortest, and a grid must be the task's
+        output.
+        """
         return self.verdict.solved
 
     @property
     def reason(self) -> str:
-        """Why, in words."""
+        """Return the reason of the verdict in words."""
         return self.verdict.reason
 
     @property
     def counts_as_solved(self) -> bool:
-        """For the exit status: where nobody can tell what is right, an answer in the right form counts."""
+        """Return whether the exit status counts the puzzle as solved.
+
+        If the right answer is not known, an answer in the right form counts.
+        """
         return self.valid if self.solved is None else self.solved
 
     def as_json(self) -> dict[str, Any]:
-        """What --json prints."""
+        """Return the object that --json prints."""
         puzzle = self.puzzle
         return {
             "name": puzzle.name,
@@ -175,15 +200,16 @@ class Solution:
 
 
 class Solver:
-    """A trained model, ready to solve puzzles of the task that it was trained on.
+    """A trained model, ready to solve the kind of puzzle on which it was trained.
 
         solver = Solver.from_checkpoint("checkpoints/<project>/<run>", device="cpu")
         for solution in solver.solve([first, second]):
             print(solution.answer, solution.solved, solution.steps[-1].confidence)
 
-    A puzzle is a text: of Sudoku its digits, with . or 0 for a blank; of a maze its characters # (wall), blank, S and
-    G; row by row, with or without line ends. Of an ARC task it is the task as JSON, or a `dataset.arc.Task`
-    (`dataset.arc.read_tasks` reads files), and there is one solution for each of its test inputs.
+    A puzzle is a text, row by row, with or without line ends. A Sudoku has digits, and . or 0 for a
+    blank. A maze has the characters # (wall), blank, S and G. An ARC task is given as JSON, or as a
+    `dataset.arc.Task` (`dataset.arc.read_tasks` reads files). It has one solution for each of its
+    test inputs.
     """
 
     def __init__(self, source: "Source", model: RecursiveModel, world: World) -> None:
@@ -197,16 +223,18 @@ class Solver:
         """Load a model for solving.
 
         Args:
-            checkpoint: a run folder (its newest checkpoint), a step folder, a file of weights, or hf://owner/repo/file.
-            overrides: as one types them to solve.py. A file of weights needs its architecture and the dataset of its
-                training: ["arch=trm_mlp", "data_path=data/sudoku-extreme-1k-aug-1000"].
-            device: "cuda", "mps" or "cpu"; "auto" takes the first that is there.
+            checkpoint: a run folder (its newest checkpoint), a step folder, a weights file, or
+                hf://owner/repo/file.
+            overrides: overrides as on the command line of solve.py. A weights file needs its
+                architecture and the dataset of its training, such as ["arch=trm_mlp",
+                "data_path=data/sudoku-extreme-1k-aug-1000"].
+            device: "cuda", "mps" or "cpu"; "auto" takes the first of these that the machine has.
 
         Raises:
-            UserError: in one line, for a checkpoint that is missing, damaged or of a task that has no boards, and for
-                a device that isn't there.
+            UserError: The checkpoint is missing or damaged, its kind of puzzle is not known here,
+                or there is no such device. The message has one line.
         """
-        # In the place of a path, which Hydra would want quoted.
+        # Hydra needs quotes around paths with special characters, so it gets a placeholder instead.
         typed = read_config("solve", ["checkpoint=_", *overrides]) | {"checkpoint": str(checkpoint), "device": device}
         world = use_device(World.single(), device)
         source = Source.look_at(validate(SolveConfig, typed), world)
@@ -216,7 +244,8 @@ class Solver:
         """Solve any number of puzzles, `batch_size` at a time.
 
         Raises:
-            UserError: in one line, for the first puzzle that is none of the model's task, before any is solved.
+            UserError: A puzzle is not of the model's kind. The message has one line and names the
+                first such puzzle. No puzzle has been solved then.
         """
         if isinstance(puzzles, str):
             raise UserError("solve() takes a list of puzzles, and this is one text; give [puzzle]")
@@ -229,7 +258,7 @@ class Solver:
         return list(self.solutions(parsed))
 
     def solutions(self, puzzles: Sequence[Puzzle]) -> Iterator[Solution]:
-        """The same of puzzles that were read already, one after the other."""
+        """Solve puzzles that have been read, and yield their solutions one after another."""
         batch_size = self.source.config.batch_size
         for start in range(0, len(puzzles), batch_size):
             chunk = puzzles[start : start + batch_size]
@@ -237,7 +266,7 @@ class Solver:
             identifiers_N = torch.tensor([puzzle.identifier for puzzle in chunk], dtype=torch.int32)
             batch = {
                 "inputs": self._world.to_device(inputs_NS),
-                "labels": self._world.to_device(torch.zeros_like(inputs_NS)),  # nobody looks at them
+                "labels": self._world.to_device(torch.zeros_like(inputs_NS)),  # not used
                 "puzzle_identifiers": self._world.to_device(identifiers_N),
             }
             seen = trace(self._model, batch, self.source.config.num_steps)
@@ -259,16 +288,20 @@ class Solver:
 
 @dataclass(frozen=True)
 class Source:
-    """What is known of a model before its weights are read, so that a mistake in a puzzle is told at once."""
+    """A model before its weights are loaded, so that a mistake in a puzzle is reported at once."""
 
     config: SolveConfig
     trained: Trained
     board: BoardTask
-    data_paths: list[str]  # that the model was trained on
+    data_paths: list[str]  # the data on which the model was trained
 
     @staticmethod
     def look_at(config: SolveConfig, world: World) -> "Source":
-        """Find the model and its board. Raises UserError if there is none."""
+        """Find the model and its kind of board.
+
+        Raises:
+            UserError: There is no such model, or its kind of board is not known here.
+        """
         trained = open_trained(
             config.checkpoint, world, arch=config.arch, data_path=config.data_path, puzzle_table=config.puzzle_table
         )
@@ -299,7 +332,11 @@ class Source:
         return self.trained.arch.puzzle_emb_ndim > 0
 
     def puzzles(self) -> list[Puzzle]:
-        """What the command line asks for. Raises UserError with the place, for the first that is no puzzle."""
+        """Return the puzzles that the command line names.
+
+        Raises:
+            UserError: A puzzle can't be read. The message says where the first such puzzle is.
+        """
         config, board = self.config, self.board
         if config.task is not None:
             return self.puzzles_of_tasks(read_tasks(Path(config.task)), config.task)
@@ -318,7 +355,11 @@ class Source:
         return self.puzzles_of_text(text, "stdin")
 
     def puzzles_of_text(self, text: str, where: str) -> list[Puzzle]:
-        """One board or, of ARC, the test inputs of a task as JSON. Raises UserError that begins with `where`."""
+        """Return one board or, for ARC, the test inputs of a task as JSON.
+
+        Raises:
+            UserError: The text is not such a puzzle. The message begins with `where`.
+        """
         if not isinstance(self.board, TextTask):
             try:
                 value = json.loads(text)
@@ -334,7 +375,11 @@ class Source:
         return [Puzzle(where, self.board.parse(text, where))]
 
     def puzzles_of_tasks(self, tasks: Sequence[Task], where: str) -> list[Puzzle]:
-        """The test inputs of ARC tasks, with the outputs where they are there. Raises UserError."""
+        """Return the test inputs of ARC tasks, with their outputs if these are known.
+
+        Raises:
+            UserError: The model was not trained on ARC.
+        """
         if isinstance(self.board, TextTask):
             raise UserError(
                 f"{where} is an ARC task, but {self._is_for}; give its boards with puzzle= or csv=, or a checkpoint "
@@ -354,7 +399,7 @@ class Source:
 
     @cached_property
     def _rows(self) -> dict[str, int]:
-        """The row of the puzzle table of every puzzle with a name."""
+        """Return the row in the puzzle table of every puzzle that has a name."""
         return _rows_of_names(self.data_paths) if self.has_puzzle_table else {}
 
     def _not_seen(self, task: Task) -> str:
@@ -375,14 +420,17 @@ class Source:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a text looks like an ARC task, as no board does."""
+    """Return whether a text looks like an ARC task. No board of text does."""
     return text.lstrip().startswith("{")
 
 
 def _rows_of_names(data_paths: Sequence[str]) -> dict[str, int]:
-    """The row of the puzzle table of every puzzle with a name; none where the data aren't here any more.
+    """Return the row in the puzzle table of every puzzle that has a name.
 
-    Raises UserError for a file that holds something else than names.
+    The result is empty if the data are not on this machine.
+
+    Raises:
+        UserError: An identifiers.json is not a list of names.
     """
     rows: dict[str, int] = {}
     first = 0
@@ -397,19 +445,23 @@ def _rows_of_names(data_paths: Sequence[str]) -> dict[str, int]:
         if not isinstance(names, list):
             raise UserError(f"{file}: is no list of names; rebuild the dataset")
         rows |= {name: first + index for index, name in enumerate(names) if isinstance(name, str)}
-        first += len(names)  # the puzzles of several datasets have their rows one after the other
+        first += len(names)  # the rows of the datasets follow one another in the table
     return rows
 
 
 def _read_csv(file: Path, board: TextTask) -> list[Puzzle]:
-    """The column question and, where there is one, answer; others are passed over, and so are empty lines.
+    """Read puzzles from the column question and, if there is one, the column answer.
 
-    Raises UserError with file and line.
+    Other columns and empty lines are ignored.
+
+    Raises:
+        UserError: The file can't be read or a row is wrong. The message names the file and line.
     """
     puzzles: list[Puzzle] = []
     line = 1
     try:
-        # Undecodable bytes become characters that no board has; spreadsheets put a byte order mark in front.
+        # Bytes that can't be decoded become characters that no board has. utf-8-sig skips the byte
+        # order mark that spreadsheets write.
         opener = gzip.open if file.suffix == ".gz" else open
         with opener(file, "rt", encoding="utf-8-sig", errors="replace", newline="") as stream:
             reader = csv.reader(lines_of(stream))
@@ -443,11 +495,11 @@ def _read_csv(file: Path, board: TextTask) -> list[Puzzle]:
     return puzzles
 
 
-# ---- what a person sees ----------------------------------------------------------------------------------
+# ---- text for people -------------------------------------------------------------------------------------
 
 
 def describe_steps(solution: Solution, *, color: bool) -> Iterator[str]:
-    """The puzzle, the board after each step that changed it, and the verdict: lines of text."""
+    """Yield text: the puzzle, the board after each step that changed it, and the verdict."""
     board, puzzle, steps = solution.board, solution.puzzle, solution.steps
     yield f"{puzzle.name} ({board.name})"
     yield from (f"note: {note}" for note in puzzle.notes)
@@ -461,7 +513,7 @@ def describe_steps(solution: Solution, *, color: bool) -> Iterator[str]:
             continue
         num = len(last.changed)
         yield f"\nstep {last.number}: {num} cell{'' if num == 1 else 's'} changed, {confidence}"
-        # At the first step everything that was filled in has changed, and to mark it says nothing.
+        # At the first step every filled cell is new, so marks would say nothing.
         previous_S = None if last.number == 1 else steps[last.number - 2].tokens_S
         yield board.show(
             last.tokens_S, question_S=puzzle.question_S, previous_S=previous_S, solution_S=solution_S, color=color
@@ -471,7 +523,7 @@ def describe_steps(solution: Solution, *, color: bool) -> Iterator[str]:
 
 
 def describe_in_a_line(solution: Solution) -> str:
-    """The outcome and, where it is short, the answer; what is wrong with it."""
+    """Return a line with the outcome, the answer if it is short, and the reason if it is wrong."""
     answer, steps = solution.answer, solution.steps
     parts = [f"{solution.puzzle.name:<20} {_outcome(solution):<10}"]
     parts += [answer] if isinstance(answer, str) and len(answer) <= _SHORT else []
@@ -481,7 +533,10 @@ def describe_in_a_line(solution: Solution) -> str:
 
 
 def _runs(steps: Sequence[Step]) -> Iterator[tuple[Step, Step]]:
-    """First and last of the steps that changed nothing, one after the other; each of the others by itself."""
+    """Yield the first and last step of each run of steps that changed nothing.
+
+    A step that changed the answer is yielded as both.
+    """
     first = steps[0]
     for step, after in zip(steps, [*steps[1:], None], strict=True):
         if step.changed or after is None or after.changed:
@@ -498,7 +553,7 @@ def _outcome(solution: Solution) -> str:
 
 @dataclass(frozen=True)
 class Typed:
-    """What a user typed, of which `config` is None where there is only a page to be shown."""
+    """The command line. `config` is None if the user asked only for a page, such as --help."""
 
     config: SolveConfig | None
     page: str | None
@@ -506,7 +561,11 @@ class Typed:
 
 
 def read_command_line(argv: Sequence[str]) -> Typed:
-    """Raises UserError."""
+    """Read the command line.
+
+    Raises:
+        UserError: The command line has a mistake.
+    """
     verbatim: dict[str, str] = {}
     rest = []
     for typed in argv:
@@ -531,6 +590,7 @@ def read_command_line(argv: Sequence[str]) -> Typed:
 
 
 def main(world: World) -> None:
+    """Run the program."""
     with world.agree():
         if world.size > 1:
             raise UserError(f"solve.py is one process, not {world.size}; start it without torchrun")
@@ -547,7 +607,7 @@ def main(world: World) -> None:
 
     try:
         num_solved = report(solver, puzzles, as_json=typed.as_json)
-    except BrokenPipeError:  # whoever reads has seen enough; without this, Python would still try to write the rest
+    except BrokenPipeError:  # the reader closed the pipe; redirect stdout so that Python's exit doesn't write to it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     if num_solved < len(puzzles):
@@ -555,7 +615,7 @@ def main(world: World) -> None:
 
 
 def report(solver: Solver, puzzles: Sequence[Puzzle], *, as_json: bool) -> int:
-    """Solves and prints, one puzzle after the other; returns how many count as solved."""
+    """Solve and print the puzzles one after another, and return how many count as solved."""
     config, board = solver.source.config, solver.board
     color = config.color == "always" or (config.color == "auto" and sys.stdout.isatty())
     in_steps = config.show == "steps" or (config.show == "auto" and len(puzzles) <= _MOST_IN_STEPS)

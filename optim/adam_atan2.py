@@ -1,4 +1,7 @@
-"""AdamATan2: Adam whose division is an arctangent: no epsilon, and a bounded step (arXiv 2407.05872)."""
+"""AdamATan2: Adam with an arctangent in place of the division (arXiv 2407.05872).
+
+It has no epsilon, and its steps are bounded.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +13,16 @@ from utils.errors import UserError
 
 
 class AdamATan2(torch.optim.Optimizer):
-    """p *= 1 - lr wd; m, v as in Adam; p -= lr / (1 - b1^t) * atan2(m, sqrt(v / (1 - b2^t))), t = 1, 2, ...
+    """p *= 1 - lr wd; m, v as in Adam; p -= lr / (1 - b1^t) * atan2(m, sqrt(v / (1 - b2^t)))
 
-    Weight decay is decoupled and for every parameter of the group. Parameters without a gradient are left alone. The
-    state of a parameter is that of torch's Adam: `step` (t, a 0-dim tensor on the host, so that reading it waits for no
-    device), `exp_avg` (m) and `exp_avg_sq` (v).
+    t counts the steps from 1. Weight decay is decoupled and applies to every parameter of the
+    group. Parameters without a gradient do not change.
+
+    The state of a parameter is that of torch's Adam: `step` (t), `exp_avg` (m) and `exp_avg_sq`
+    (v). `step` is a 0-dim tensor on the host, so that reading it does not wait for the device.
 
     Raises:
-        UserError: a rate, beta or weight decay that is out of range.
+        UserError: A rate, beta or weight decay is out of range.
     """
 
     def __init__(self, params: ParamsT, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
@@ -32,7 +37,7 @@ class AdamATan2(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One update from the gradients in `.grad`; no device synchronisation."""
+        """Update the parameters that have a gradient. The host does not wait for the device."""
         assert closure is None, "the loss is computed once, outside"
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]

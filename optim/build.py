@@ -1,7 +1,8 @@
-"""From a config to the optimizers of a model: who updates which parameter, at which rate, and what a checkpoint keeps.
+"""Build the optimizers of a model from a config, and save and check their state.
 
-The puzzle table is no parameter and has its own update (sparse_sign_sgd). Parameters may be plain tensors, or DTensors
-on several meshes of one model (models/parallel/).
+The puzzle table is not a parameter and has its own update (sparse_sign_sgd). Parameters may be
+plain tensors or DTensors, and the DTensors of one model may have different meshes
+(models/parallel/).
 """
 
 from collections import Counter, defaultdict
@@ -17,13 +18,13 @@ from optim.adam_atan2 import AdamATan2
 from optim.muon import Muon
 from utils.config import Float, Int, StrictModel
 from utils.errors import UserError
-from utils.shapes import Shapes, compare_shapes
+from utils.shapes import compare_shapes
 
 # ---- config ----------------------------------------------------------------------------------------------
 
 
 class AdamATan2Config(StrictModel):
-    """Nothing of its own: lr, betas and weight decay are the run's."""
+    """No options of its own: lr, betas and weight decay are keys of the run."""
 
     name: Literal["adam_atan2"]
 
@@ -66,7 +67,7 @@ class MuonConfig(StrictModel):
 
 def _require_eps(eps: float) -> None:
     if eps <= 0:
-        # Where a weight has never had a gradient, AdamW would divide 0 by 0.
+        # With eps 0, AdamW would divide 0 by 0 for a weight whose gradients have all been 0.
         raise UserError(f"eps is {eps}; give a small positive number, such as 1e-8")
 
 
@@ -76,14 +77,19 @@ OptimConfig = Annotated[AdamATan2Config | AdamWConfig | MuonConfig, Field(discri
 
 
 class Optimizers:
-    """The optimizers that share a model's parameters, stepped and saved as one; none at all where nothing is trained.
+    """The optimizers that share a model's parameters, stepped and saved together.
 
-    A checkpoint holds their state only. Hyperparameters come from the config: restoring them would undo what a resumed
-    run was just told.
+    There are none if nothing is trained. A checkpoint holds only their state. Hyperparameters come
+    from the config, so that a resumed run can change them.
     """
 
     def __init__(self, by_name: Mapping[str, torch.optim.Optimizer]) -> None:
-        """Args: by_name: fresh optimizers under their config names; each group's lr is taken as its base rate."""
+        """Make the initial state of every parameter.
+
+        Args:
+            by_name: new optimizers by config name. The lr of each parameter group becomes its base
+                rate.
+        """
         self._by_name = by_name
         for name, optimizer in by_name.items():
             for group in optimizer.param_groups:
@@ -92,8 +98,10 @@ class Optimizers:
                     optimizer.state[parameter] = _initial_state(name, parameter)
 
     def step(self, multiplier: float) -> None:
-        """One update of every parameter that has a gradient, at `multiplier` times each group's base rate. The host
-        doesn't wait for the device.
+        """Update every parameter that has a gradient. The host does not wait for the device.
+
+        Args:
+            multiplier: factor of each group's base rate.
         """
         for optimizer in self._by_name.values():
             for group in optimizer.param_groups:
@@ -106,9 +114,14 @@ class Optimizers:
             optimizer.zero_grad()
 
     def export_state(self, model: nn.Module) -> dict[str, Tensor]:
-        """The live state tensors, to be saved or overwritten in place, as "<optimizer>.<key>.<parameter>", such as
-        "adamw.exp_avg.lm_head.weight": names survive another order of parameters. Each lies where its parameter does,
-        but for the step counts: torch wants these on the host.
+        """Return the live state tensors, to be saved or overwritten in place.
+
+        Each tensor is on the device of its parameter, except the step counts, which torch wants on
+        the host.
+
+        Returns:
+            The tensors by "<optimizer>.<key>.<parameter>", such as "adamw.exp_avg.lm_head.weight".
+            Names stay valid if the order of the parameters changes.
         """
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         return {
@@ -119,13 +132,18 @@ class Optimizers:
         }
 
 
-def require_same_state(saved: Shapes, own: Shapes) -> None:
-    """Raises UserError where a checkpoint's state is of other optimizers or parameters than this run's.
+def require_same_state(saved: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that a checkpoint's state belongs to the optimizers and parameters of this run.
 
-    By names and whole shapes only, so that nothing is overwritten, or read at all, before all of it is known to fit.
+    The check needs only names and shapes. So no tensor is read or overwritten before all of them
+    are known to fit.
 
     Args:
-        saved, own: of what `export_state` gives; of all ranks together, where each holds some of the parameters.
+        saved: the whole shapes of the checkpoint's `export_state`, over all ranks.
+        own: the whole shapes of this run's `export_state`, over all ranks.
+
+    Raises:
+        UserError: The optimizers, the parameters or their shapes differ.
     """
     here, there = _owners(own), _owners(saved)
     if here and there and here != there and there <= _NAMES:
@@ -156,8 +174,10 @@ _NAMES = {"muon", "adamw", "adam_atan2"}
 
 
 def _initial_state(name: str, parameter: Tensor) -> dict[str, Tensor]:
-    """What the optimizer would make by itself at the parameter's first gradient. Made at once, so that a checkpoint is
-    complete whenever it is taken, and a restored tensor has a place of the right device, dtype and shards to go to.
+    """Return the state that the optimizer itself would make at the parameter's first gradient.
+
+    It is made at once, so that every checkpoint is complete, and that a restored tensor finds a
+    tensor with the right device, dtype and shards to be copied into.
     """
     if name == "muon":
         return {"momentum_buffer": torch.zeros_like(parameter)}
@@ -173,7 +193,7 @@ def _owners(tensors: Iterable[str]) -> set[str]:
 
 
 def _options(owners: set[str]) -> str:
-    """What to type to get these optimizers."""
+    """Return the overrides that choose these optimizers."""
     rest = " ".join(owners - {"muon"})
     return f"optim=muon optim.rest={rest}" if "muon" in owners else f"optim={rest}"
 
@@ -190,14 +210,18 @@ def build_optimizers(
     betas: tuple[float, float],
     weight_decay: float,
 ) -> Optimizers:
-    """The optimizers that `config` asks for, over the parameters that require a gradient.
+    """Build the optimizers that `config` asks for, for the parameters that require a gradient.
 
-    Weight decay is for every parameter, biases and embeddings too: so the published recipes have it.
+    Weight decay applies to every parameter, also to biases and embeddings, as in the published
+    recipes.
 
     Args:
-        block_weights: the parameters inside the blocks; Muon takes the matrices among them. Embeddings and heads are
-            matrices as well, but their rows are symbols, and an orthogonal step would mix these.
-        lr, betas, weight_decay: of everything that isn't Muon's.
+        block_weights: the parameters inside the blocks. Muon takes the matrices among them.
+            Embeddings and heads are matrices as well, but their rows stand for symbols, and an
+            orthogonal step would mix the symbols.
+        lr: base learning rate of all parameters that Muon doesn't take.
+        betas: Adam's betas for these parameters.
+        weight_decay: weight decay of these parameters.
     """
     rest = [parameter for parameter in model.parameters() if parameter.requires_grad]
     rest_name = config.rest if config.name == "muon" else config.name
@@ -227,8 +251,10 @@ def build_optimizers(
 
 
 def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """Parameter groups of which each lies in one way: torch's foreach functions take no plain tensors and DTensors, and
-    no DTensors of several meshes, in one list.
+    """Group parameters by mesh and placements.
+
+    torch's foreach functions don't accept a list that mixes plain tensors with DTensors, or
+    DTensors of several meshes.
     """
     groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
     for parameter in parameters:
@@ -238,8 +264,10 @@ def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
 
 
 def require_exact_cover(model: nn.Module, updated: Iterable[Tensor]) -> None:
-    """Asserts that `updated` is every trainable parameter of the model, each once: one left out would silently stay as
-    it was initialised, and one named twice would be updated twice.
+    """Assert that `updated` holds every trainable parameter of the model exactly once.
+
+    A parameter that is left out would silently keep its initial value, and a parameter that is
+    named twice would be updated twice.
     """
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
     counts = Counter(updated)

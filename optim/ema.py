@@ -1,4 +1,4 @@
-"""A running average of the weights, which is what TRM evaluates (arXiv 2510.04871, section 4.7)."""
+"""A running average of the weights. TRM evaluates this average (arXiv 2510.04871, section 4.7)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,25 +8,29 @@ from torch import Tensor
 
 from utils.dist.world import local_part
 from utils.errors import UserError
-from utils.shapes import Shapes, compare_shapes
+from utils.shapes import compare_shapes
 
 
 class EMA:
-    """shadow = rate * shadow + (1 - rate) * live, in float32, once for every update of the live tensors.
+    """shadow = rate * shadow + (1 - rate) * live, after each update of the live tensors.
 
-    It holds references to the live tensors, and its shadow's values change places with theirs, in place: a copy of the
-    model to evaluate, as published, would need its memory twice, and another set of pointers leaves sharded parameters
-    (FSDP2), the optimizer's state and compiled graphs with the old ones. Whoever holds something made of the live
-    values, as FSDP2 may hold what it gathered for a forward, has to make it anew after either swap.
+    The average is kept in float32.
+    For evaluation, the values of the shadow and of the live tensors are exchanged in place. The
+    published code evaluates a copy of the model, which needs twice the memory. Exchanging the
+    tensors instead of their values would leave the old tensors in sharded parameters (FSDP2), the
+    optimizer's state and compiled graphs.
 
-    Of DTensors each rank averages its own shard, whatever the meshes.
+    A caller that keeps anything computed from the live values must compute it anew after each
+    exchange. An example is the weights that FSDP2 gathered for a forward pass.
+
+    Each rank averages its own shards of DTensors.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """The average starts at the live tensors.
+        """Start the average at the values of the live tensors.
 
         Args:
-            tensors: the live ones by name, float32: the parameters and the puzzle table.
+            tensors: the live tensors by name, float32: the parameters and the puzzle table.
         """
         assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
         self._live = dict(tensors)
@@ -35,18 +39,21 @@ class EMA:
 
     @torch.no_grad()
     def update(self, rate: float) -> None:
-        """To be called once after each step that was taken, and never for one that wasn't: the average would drift to
-        the last weights. The host doesn't wait for the device.
+        """Update the average after a training step. The host does not wait for the device.
+
+        Don't call this after a step that was skipped, because the average would drift towards the
+        last weights.
         """
         assert not self._is_swapped, "the live tensors hold the average"
         shadows, lives = ([local_part(tensor) for tensor in side.values()] for side in (self._shadow, self._live))
-        # Of what doesn't change (frozen weights, rows that no batch names) the average is the value, to the last bit.
+        # lerp keeps values that never change, such as frozen weights, exact to the last bit.
         torch._foreach_lerp_(shadows, lives, 1 - rate)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Inside, the live tensors hold the average; afterwards, also after an exception, their own values again, bit
-        by bit.
+        """Let the live tensors hold the average inside the context.
+
+        Afterwards, also after an exception, they hold their own values again, bit by bit.
         """
         assert not self._is_swapped, "the average is swapped in already"
         self._is_swapped = True
@@ -59,23 +66,27 @@ class EMA:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for name, live in self._live.items():  # one by one, so that memory for one tensor is enough
+        for name, live in self._live.items():  # one by one, which needs extra memory for only one tensor
             own, shadow = local_part(live), local_part(self._shadow[name])
             aside = own.clone()
             own.copy_(shadow)
             shadow.copy_(aside)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The average by name, for a checkpoint to save or to overwrite in place; not a copy."""
+        """Return the average by name, to be saved or overwritten in place. No tensor is a copy."""
         assert not self._is_swapped, "the shadow holds the live values"
         return dict(self._shadow)
 
 
-def require_same_average(saved: Shapes, own: Shapes) -> None:
-    """Raises UserError where a checkpoint's average is of another model than this run's.
+def require_same_average(saved: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that a checkpoint's average belongs to the model of this run.
 
     Args:
-        saved, own: whole shapes of what `EMA.tensors` gives; of all ranks together, where each holds some of them.
+        saved: the whole shapes of the checkpoint's `EMA.tensors`, over all ranks.
+        own: the whole shapes of this run's `EMA.tensors`, over all ranks.
+
+    Raises:
+        UserError: Names or shapes differ.
     """
     if (name := compare_shapes(saved, own).first) is not None:
         there, here = saved.get(name, "absent"), own.get(name, "absent")

@@ -1,4 +1,7 @@
-"""A scaled loss for float16, whose smallest gradients would be 0 and whose largest infinite (arXiv 1710.03740)."""
+"""Scale the loss so that float16 can hold its gradients (arXiv 1710.03740).
+
+Without a scale, small gradients would become 0 and large ones infinite.
+"""
 
 from collections.abc import Iterable
 
@@ -12,14 +15,17 @@ _STEPS_TO_GROW = 2000
 
 
 class LossScale:
-    """A power of two that the loss is multiplied by and its gradients are divided by. It is halved when a gradient
-    overflows, and that step is not taken; it is doubled after 2,000 steps in a row that were.
+    """A power of two that multiplies the loss and divides its gradients.
 
-    torch.amp.GradScaler looks for overflows in the gradients of its own process. Ranks that hold shards or parts of a
-    model find different ones there and would not agree on the step; nor does it know of updates that are no
-    optimizer's, the puzzle table's and the average's.
+    When a gradient overflows, the scale is halved and the step is skipped. After 2,000 steps in a
+    row without an overflow, the scale is doubled.
 
-    Deciding makes the host wait for the device in every step: with float16 only.
+    torch.amp.GradScaler can't be used here. It looks for overflows in the gradients of its own
+    process, so that ranks with different shards of a model would not agree whether to skip a step.
+    It also can't skip the updates of the puzzle table and of the average.
+
+    The host waits for the device at every step to know whether a gradient overflowed. This happens
+    only with float16.
     """
 
     def __init__(self) -> None:
@@ -28,24 +34,29 @@ class LossScale:
 
     @property
     def factor(self) -> float:
-        """What the loss is multiplied by before its backward pass."""
+        """Return the number that multiplies the loss before its backward pass."""
         return self._scale.item()
 
     @torch.no_grad()
     def unscale_(self, gradients: Iterable[Tensor]) -> None:
-        """Divide, in place and once the sums over ranks are made; of a DTensor its local part."""
+        """Divide the gradients by the scale in place, after they were summed over the ranks.
+
+        Of a DTensor, the local part is divided.
+        """
         parts = [local_part(gradient) for gradient in gradients]
         if parts:
             torch._foreach_mul_(parts, 1 / self._scale.item())
 
     def update(self, gradients: Iterable[Tensor], world: World) -> bool:
-        """Whether the step is to be taken: no value on any rank overflowed. Adapts the scale to it. Every rank.
+        """Adapt the scale, and return whether the step may be taken. Every rank.
 
-        At the smallest scale the answer is always yes: what isn't finite then is no doing of the scale but a fault, and
-        the usual check for these shall find it.
+        A step may be taken if no value on any rank overflowed. At the smallest scale the answer is
+        always yes. Values that are not finite then have another cause than the scale, and the usual
+        check for such faults must see them.
 
         Args:
-            gradients: what tells: the global norm, and gradients that it doesn't cover, such as the puzzle rows'.
+            gradients: the values to check: the global norm, and gradients that it doesn't cover,
+                such as those of the puzzle rows.
         """
         world.await_peers()
         finite = all([bool(gradient.isfinite().all()) for gradient in gradients])
@@ -61,5 +72,5 @@ class LossScale:
         return True
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state, for a checkpoint to save or to overwrite in place: two numbers, the same on all ranks."""
+        """Return the state, the same on all ranks, to be saved or overwritten in place."""
         return {"scale": self._scale, "num_good_steps": self._num_good_steps}

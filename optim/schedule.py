@@ -1,4 +1,4 @@
-"""The learning rate over a run, linear warm-up and then cosine, and with the size of the batch."""
+"""The learning rate: its schedule over a run, and how it grows with the batch size."""
 
 import math
 from typing import Literal
@@ -7,10 +7,11 @@ BatchScaling = Literal["none", "sqrt", "linear"]
 
 
 def lr_multiplier(step: int, total_steps: int, warmup_steps: int, min_ratio: float) -> float:
-    """What the learning rates are multiplied by at step = 1, 2, ..., total_steps.
+    """Return the factor of the learning rates at a step, one of 1, 2, ..., total_steps.
 
-    step / warmup_steps up to the end of the warm-up, then a half cosine from 1 to min_ratio, which the last step gets
-    exactly. A run that is no longer than its warm-up never gets beyond it.
+    The factor is step / warmup_steps during the warm-up. Then it follows a half cosine from 1 to
+    min_ratio, and is exactly min_ratio at the last step. A run that is no longer than its warm-up
+    has no cosine.
     """
     if step < warmup_steps or total_steps <= warmup_steps:
         return min(1.0, step / warmup_steps)
@@ -19,12 +20,16 @@ def lr_multiplier(step: int, total_steps: int, warmup_steps: int, min_ratio: flo
 
 
 def batch_scale(kind: BatchScaling, global_batch_size: int, reference: int) -> float:
-    """What the learning rates are multiplied by for a global batch of another size than the one they were found with.
+    """Return the factor that adapts the learning rates to another global batch size.
 
-    linear: by the ratio of the sizes, which keeps the way that SGD goes per example (arXiv 1706.02677). sqrt: by its
-    root, which keeps the noise of optimizers that divide by the root of the second moment, as Adam does (arXiv
-    2205.10287). The rate of the puzzle table is none of these: sign SGD moves a row by it wherever the batch names the
-    row, however many slots there are.
+    This does not apply to the rate of the puzzle table: sign SGD moves each row of a batch by this
+    rate, however many slots the batch has.
+
+    Args:
+        kind: linear: the ratio of the batch sizes, which keeps SGD's progress per example (arXiv
+            1706.02677). sqrt: the root of the ratio, which keeps the noise of optimizers that
+            divide by the root of the second moment, such as Adam (arXiv 2205.10287). none: 1.
+        reference: the global batch size for which the learning rates were chosen.
     """
     ratio = global_batch_size / reference
     return {"none": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[kind]
