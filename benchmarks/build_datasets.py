@@ -1,9 +1,11 @@
-"""Times the dataset builders as users run them, each in a process of its own, and takes their peak memory.
+"""Measure the time and the peak memory of the dataset builders, each run in its own process.
 
 python -m benchmarks.build_datasets --sudoku DIR --maze DIR --arc PREFIX --generate 1000
 
-Each flag adds builds: files with train and test .csv or .csv.gz, the combined Kaggle files of ARC, or puzzles that the
-builders make. They are written into a temporary folder (TMPDIR says where; ARC with 1,000 augmentations takes 7 GB).
+Each flag adds builds. --sudoku and --maze take a folder with train and test .csv or .csv.gz files,
+and --arc takes the combined Kaggle files. With --generate the builders make the puzzles. The
+datasets are written into a temporary folder, which TMPDIR chooses. ARC with 1,000 augmentations
+takes 7 GB.
 """
 
 import argparse
@@ -27,7 +29,7 @@ class Run(NamedTuple):
 
 
 def measure(builder: str, builder_args: list[str]) -> Run:
-    """One build into a temporary folder; memory is the peak resident set, mapped pages included."""
+    """Run one build in a temporary folder. Memory is the peak resident set with mapped pages."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", f"dataset.{builder}", "--output-dir", f"{folder}/data", *builder_args]
         started = time.perf_counter()
@@ -36,7 +38,7 @@ def measure(builder: str, builder_args: list[str]) -> Run:
         )
         assert process.stderr is not None
         messages = process.stderr.read()
-        # Not process.wait(): only wait4 tells what this child used.
+        # Unlike process.wait(), wait4 returns the memory that this child used.
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - started
         process.stderr.close()
@@ -49,7 +51,7 @@ def measure(builder: str, builder_args: list[str]) -> Run:
 
 
 def builds(args: argparse.Namespace) -> list[tuple[str, list[str]]]:
-    """The builders that were asked for, with their options."""
+    """Return the builders that the flags ask for, with their options."""
     found = []
     num_aug = ["--num-aug", str(args.num_aug)]
     if args.sudoku is not None:
@@ -71,13 +73,13 @@ def builds(args: argparse.Namespace) -> list[tuple[str, list[str]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--sudoku", type=Path, metavar="DIR", help="9x9 puzzles, of which 1,000 are drawn to train on")
+    add("--sudoku", type=Path, metavar="DIR", help="9x9 puzzles, of which 1,000 are drawn for training")
     add("--maze", type=Path, metavar="DIR", help="mazes")
     add("--arc", type=Path, metavar="PREFIX", help="<PREFIX>_<subset>_challenges.json: ARC-AGI-1 and ConceptARC")
     add("--generate", type=int, metavar="N", help="make N + N/10 Sudokus of 6x6 and of 9x9, and mazes of 30x30")
-    add("--num-aug", type=int, default=1000, help="of --sudoku and --arc (default: %(default)s)")
-    add("--num-runs", type=int, default=3, help="of each build (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write the figures there")
+    add("--num-aug", type=int, default=1000, help="augmentations for --sudoku and --arc (default: %(default)s)")
+    add("--num-runs", type=int, default=3, help="runs of each build (default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write the figures to this file")
     args = parser.parse_args()
     chosen = builds(args)
     if not chosen:

@@ -1,13 +1,20 @@
-"""What a checkpoint costs the training: how long the step that saves stands still, and the steps while a thread writes.
+"""Measure how much a checkpoint slows training down.
 
-python -m benchmarks.checkpoint [--batch-size 768] [--seq-len 81] [--optim adam_atan2] [--device auto] [--folder DIR]
-                                [--step-batch-size 2] [--num-saves 3] [--num-steps 3] [--json FILE] [OVERRIDE...]
+python -m benchmarks.checkpoint [--batch-size 768] [--seq-len 81] [--optim adam_atan2]
+                                [--device auto] [--folder DIR] [--step-batch-size 2]
+                                [--num-saves 3] [--num-steps 3] [--json FILE] [OVERRIDE...]
 
-The published HRM (27 M parameters) with its optimizer, a moving average and the carry of the whole batch is saved
---num-saves times; the first also allocates where copies go. Between saves the model trains on --step-batch-size slots
-(on CUDA give it --batch-size), which the time of a step of the whole batch is scaled from. Steps are in units of a
-usual one: the whole step that saves has the standing still in it, and for as long as the writing takes it goes as
-slowly as the steps that were measured meanwhile. Prints a table and, with --json, writes it.
+Saving costs time twice: training stands still while tensors are copied, and its steps are slower
+while a thread writes the copies.
+
+The published HRM (27 M parameters) with its optimizer, a moving average and the carry of the whole
+batch is saved --num-saves times. The first save also allocates memory for the copies. Between saves
+the model trains on --step-batch-size slots, and the time of a step of the whole batch is scaled
+from that. On CUDA, make --step-batch-size equal to --batch-size.
+
+Times of steps are relative to an undisturbed step. "The whole step that saves" contains the
+standstill. While the thread writes, it is as slow as the steps that were measured at that time. The
+program prints a table and, with --json, writes it.
 """
 # B = slots, S = tokens
 
@@ -47,11 +54,13 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=81)
     parser.add_argument("--optim", default="adam_atan2", choices=["adam_atan2", "adamw", "muon"])
     parser.add_argument("--num-saves", type=int, default=3)
-    parser.add_argument("--num-steps", type=int, default=3, help="that the median of an undisturbed step is of")
+    parser.add_argument("--num-steps", type=int, default=3, help="steps for the median time of an undisturbed step")
     parser.add_argument("--device", default="auto", choices=["auto", "cuda", "mps", "cpu"])
-    parser.add_argument("--folder", type=Path, help="on the disk to measure (default: that of temporary files)")
+    parser.add_argument(
+        "--folder", type=Path, help="a folder on the disk to measure (default: the folder of temporary files)"
+    )
     parser.add_argument("--json", type=Path)
-    parser.add_argument("overrides", nargs="*", help="of pretrain.py, such as arch=trm")
+    parser.add_argument("overrides", nargs="*", help="overrides of pretrain.py, such as arch=trm")
     options = parser.parse_args()
 
     config = validate(PretrainConfig, read_config("pretrain", [*options.overrides, f"optim={options.optim}"]))
@@ -89,14 +98,14 @@ def main() -> None:
         ema.update(0.999)
 
     def timed(action: Callable[[], None]) -> float:
-        """In seconds, the device's work included."""
+        """Return the duration in seconds, including the device's work."""
         world.wait_for_device()
         began = time.perf_counter()
         action()
         world.wait_for_device()
         return time.perf_counter() - began
 
-    step()  # allocates
+    step()  # the first step is slower because it allocates
     step_s = statistics.median(timed(step) for _ in range(options.num_steps))
     scale = options.batch_size / options.step_batch_size
     rows = []
@@ -116,7 +125,7 @@ def main() -> None:
             )
             began = time.perf_counter()
             stall_s = timed(lambda snapshot=snapshot: checkpointer.save(snapshot, is_best=False))  # type: ignore[misc]
-            meanwhile = [timed(step)]  # while it is written
+            meanwhile = [timed(step)]  # steps while the thread writes
             while step_folders(Path(folder))[-1:] != [Path(folder) / f"step_{number:08d}"]:
                 meanwhile.append(timed(step))
             checkpointer.wait()
@@ -161,7 +170,11 @@ def main() -> None:
 
 
 def _unshared(carry: Carry) -> dict[str, torch.Tensor]:
-    """Memory of their own: initial states are one row, seen B times, and would be copied faster than real ones."""
+    """Return the carry's tensors with memory for every slot.
+
+    An initial state is one row that is expanded to B slots. Copying it would be faster than copying
+    a real state.
+    """
     return {name: tensor.contiguous() for name, tensor in carry.tensors().items()}
 
 

@@ -1,15 +1,17 @@
-"""What a fault costs a run that torchrun may restart: whether it comes back by itself as if nothing had happened, and
-after how many seconds.
+"""Measure whether a run under torchrun recovers from a fault, and after how many seconds.
 
-python -m benchmarks.elastic [--trials 20] [--hosts 1|2] [--kind kill|hang|network] [--rendezvous c10d|static]
-                             [--seed 0] [--json FILE] [OVERRIDE...]
+python -m benchmarks.elastic [--trials 20] [--hosts 1|2] [--kind kill|hang|network]
+                             [--rendezvous c10d|static] [--seed 0] [--json FILE] [OVERRIDE...]
 
-A trial is a small run of two ranks under torchrun, as a user types it. After the first checkpoint, at a drawn moment, a
-drawn rank is killed (kill -9) or made to hang (SIGSTOP), or the cable between two hosts is pulled for 10 s. The run's
-end has to be bitwise that of one which nobody disturbed, in weights, optimizer, carry and every logged number; a run
-that ends in an error is taken up again by hand, and counted as such. Hang and network want a short dist.timeout_s=5
-among the overrides, or patience. Two hosts are network namespaces of this machine, which takes root. Prints a table
-and, with --json, writes it with every trial. Ends with 1 where a trial failed.
+A trial is a small run of two ranks under torchrun. At a random moment after the first checkpoint, a
+random rank is killed (kill -9) or made to hang (SIGSTOP), or the cable between two hosts is pulled
+for 10 s. If the run ends with an error, the program resumes it and counts the trial as "by hand".
+At its end, the run must equal an undisturbed run bit for bit in weights, optimizer, carry and every
+logged number.
+
+The kinds hang and network take long unless the overrides have a short timeout, such as
+dist.timeout_s=5. Two hosts are network namespaces of this machine, which needs root. The program
+prints a table and, with --json, writes it with all trials. It exits with 1 if a trial failed.
 """
 
 import argparse
@@ -35,7 +37,7 @@ from tests.runs import assert_same_run, build_data, latest, settings
 
 OUTAGE_S = 10.0
 TRIAL_S = 180.0  # a run that takes longer hangs
-# Long enough for a fault to come in the midst of training, with checkpoints on both sides of it.
+# Long enough for a fault in the middle of training, with checkpoints before and after it.
 RUN = {"max_steps": 150, "checkpoint_every_n_steps": 10, "eval_every_n_steps": 50, "log_interval": 1}
 FIRST_CHECKPOINT = 10
 RESUMED = re.compile(r"resuming .* at step (\d+)")
@@ -44,16 +46,16 @@ SILENT = re.compile(r"rank (\d+) \(process .* says nothing")
 
 @dataclass
 class Trial:
-    """What became of one run. Seconds are from the fault."""
+    """The outcome of one run. Seconds count from the fault."""
 
-    rank: int  # the one that was struck; of a network the one whose cable was pulled
+    rank: int  # the rank with the fault; for a network fault, the rank whose cable was pulled
     end: str = ""  # "by itself", "by hand" or what was wrong
-    at_step: int = 0  # that was logged last before the fault
+    at_step: int = 0  # the last step logged before the fault
     num_restarts: int = 0
-    num_steps_again: int | None = None  # that were done once more
-    until_error_s: float | None = None  # the first rank says that it ends, and why
+    num_steps_again: int | None = None  # steps that were repeated
+    until_error_s: float | None = None  # until the first rank reports why it ends
     until_next_step_s: float | None = None
-    named: str = ""  # the ranks of which others say that they hear nothing
+    named: str = ""  # the ranks that other ranks report as silent
 
     @property
     def is_well(self) -> bool:
@@ -68,7 +70,7 @@ def main() -> None:
     parser.add_argument("--rendezvous", default="c10d", choices=["c10d", "static"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("overrides", nargs="*", help="of pretrain.py, such as dist.timeout_s=5")
+    parser.add_argument("overrides", nargs="*", help="overrides of pretrain.py, such as dist.timeout_s=5")
     options = parser.parse_args()
     if options.kind == "network" and options.hosts == 1:
         parser.error("--kind network pulls the cable between two hosts; give --hosts 2")
@@ -139,7 +141,7 @@ def hosts_of(number: int) -> Iterator[list[Host]]:
 def strike(
     kind: str, hosts: list[Host], launch: Callable[..., Launched], run: Path, quiet: Path, draw: random.Random
 ) -> Trial:
-    """Begin a run, let the fault happen, and watch what becomes of it."""
+    """Start a run, cause the fault, and record what happens."""
     launched, trial = launch(run), Trial(rank=draw.randrange(2))
     try:
         launched.until(lambda: latest(run) >= FIRST_CHECKPOINT)
@@ -158,7 +160,7 @@ def strike(
             if trial.until_error_s is None and "fault on rank" in output:
                 trial.until_error_s = now
             resumed = RESUMED.findall(output)
-            # A network that is back needs no restart where ranks were patient.
+            # After a short network fault, ranks that waited long enough go on without a restart.
             goes_on = bool(resumed) or (kind == "network" and not is_out)
             going_on_from = int(resumed[-1]) if resumed else trial.at_step
             if trial.until_next_step_s is None and goes_on and last_step > going_on_from:
@@ -181,13 +183,13 @@ def strike(
 
 
 def _last_step(run: Path) -> int:
-    """Of the last whole line of metrics.jsonl; 0 while it is empty."""
+    """Return the step of the last complete line of metrics.jsonl, or 0 if there is none."""
     lines = (run / "metrics.jsonl").read_text().split("\n")[:-1]
     return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
 def _spread(values: Sequence[float | None]) -> str:
-    """Median, lowest and highest of those that are known."""
+    """Return the median, lowest and highest of the values that are not None."""
     known = [value for value in values if value is not None]
     return f"{statistics.median(known):.3g} ({min(known):.3g}-{max(known):.3g})" if known else ""
 

@@ -1,8 +1,11 @@
-"""What it saves that settled examples leave the batch: the same checkpoint scored adaptively and with every step.
+"""Measure how much time adaptive evaluation saves, compared with running every step.
 
-python -m benchmarks.evaluation checkpoints/<project>/<run> [--num-runs 3] [--max-examples N] [--num-steps T ...]
+python -m benchmarks.evaluation checkpoints/<project>/<run> [--num-runs 3] [--max-examples N]
+                                [--num-steps T ...]
 
-Both are run in turn, so that what else the machine does meets both alike. Prints a table and, with --json, writes it.
+In adaptive evaluation, examples leave the batch when they are settled. Both kinds of evaluation run
+in turn, so that other work of the machine disturbs both equally. The program prints a table and,
+with --json, writes it.
 """
 
 import argparse
@@ -26,7 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--num-runs", type=int, default=3)
-    parser.add_argument("--num-steps", type=int, nargs="+", help="segments at most (default: those of training)")
+    parser.add_argument(
+        "--num-steps", type=int, nargs="+", help="most segments of an example (default: as in training)"
+    )
     parser.add_argument("--max-examples", type=int)
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--device", default="auto", choices=["auto", "cuda", "mps", "cpu"])

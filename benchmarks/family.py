@@ -1,10 +1,11 @@
-"""The architectures side by side: generated Sudoku, one recipe, equal training time; mean and spread over seeds.
+"""Compare the architectures on generated Sudoku: one recipe, equal training time, several seeds.
 
-python -m benchmarks.family [--boxes 2x2 2x3] [--arms hrm trm mixer transformer urm] [--seeds 0 1 2] [--seconds 120]
-                            [--json FILE] [OVERRIDE...]
+python -m benchmarks.family [--boxes 2x2 2x3] [--arms hrm trm mixer transformer urm] [--seeds 0 1 2]
+                            [--seconds 120] [--json FILE] [OVERRIDE...]
 
-Each arm gets as many steps as it makes in the time when nothing else runs, so that its schedule ends with the time.
-Evaluations are not counted. OMP_NUM_THREADS says how many threads a run has.
+The speed of each architecture is measured first. Each then gets as many steps as fit into the time,
+so that its learning rate schedule ends with the time. The time of evaluations does not count.
+OMP_NUM_THREADS sets the number of threads of a run.
 """
 
 import argparse
@@ -23,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 _TIMED_STEPS = 20
 _QUARTERS = 4  # evaluations in a run
 
-# One recipe for all, the demo's, so that only the recursion and the mixing of tokens differ.
+# All architectures use the demo's recipe, so that only recursion and token mixing differ.
 RECIPE = ["experiment=demo", "checkpoint_every_eval=false", "best_metric=null"]
 ATTENTION = ["arch.mlp_t=false", "arch.pos_encodings=rope_2d"]
 MIXING = ["arch.mlp_t=true", "arch.pos_encodings=none"]
@@ -42,14 +43,14 @@ ARMS = {
 
 @dataclass
 class Arm:
-    """What one architecture reached on one size, by seed."""
+    """The results of one architecture on one board size, by seed."""
 
     box: str
     name: str
     num_parameters: int
     step_ms: float
     num_steps: int
-    exact_accuracy_by_quarter: list[list[float]]  # of each seed
+    exact_accuracy_by_quarter: list[list[float]]  # a list for each seed
 
     def row(self) -> str:
         quarters = zip(*self.exact_accuracy_by_quarter, strict=True)
@@ -59,21 +60,24 @@ class Arm:
 
 
 def fastest_step_ms(name: str, data: Path, overrides: list[str]) -> tuple[float, int]:
-    """And the number of parameters. The fastest, since what else runs on the machine isn't the arm's."""
+    """Return the time of the fastest step and the number of parameters.
+
+    The fastest step is the one that other programs on the machine disturbed least.
+    """
     timed = [f"max_steps={_TIMED_STEPS}", "log_interval=1", "eval_every_n_steps=null"]
     rows, head = _train([*RECIPE, *ARMS[name], f"data_path={data}", *timed, *overrides])
     return min(row["perf/step_ms"] for row in rows), int(head.split(" parameters")[0].split()[-1].replace(",", ""))
 
 
 def exact_by_quarter(name: str, data: Path, seed: int, num_steps: int, overrides: list[str]) -> list[float]:
-    """Train the arm, and evaluate it after each quarter of its steps."""
+    """Train an architecture and return its accuracy after each quarter of the steps."""
     steps = [f"max_steps={num_steps}", f"eval_every_n_steps={num_steps // _QUARTERS}", f"seed={seed}"]
     rows, _ = _train([*RECIPE, *ARMS[name], f"data_path={data}", *steps, *overrides])
     return [row["eval/all/exact_accuracy"] for row in rows if "eval/all/exact_accuracy" in row]
 
 
 def _train(overrides: list[str]) -> tuple[list[dict[str, float]], str]:
-    """The rows of metrics.jsonl and the line that says what ran."""
+    """Train, and return the rows of metrics.jsonl and the log line that describes the model."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "pretrain.py", *overrides, f"checkpoint_path={folder}/run"]
         process = subprocess.run(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
@@ -90,7 +94,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--seconds", type=float, default=120, help="training time of a run, without evaluations")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     args = parser.parse_intermixed_args()
 
     print(f"{platform.processor() or platform.machine()}; torch {torch.__version__}; {torch.get_num_threads()} threads")
@@ -103,7 +107,7 @@ def main() -> None:
             builder = ["dataset/build_sudoku_dataset.py", "--output-dir", str(data), "--box", box]
             builder += ["--generate", "1000", "--generate-test", "500"]
             subprocess.run([sys.executable, *builder], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
-            # All of them twice, one after the other, so that a busy minute isn't held against one.
+            # Time each of them twice, in two rounds, so that a busy minute doesn't slow only one.
             timings = [{name: fastest_step_ms(name, data, args.overrides) for name in args.arms} for _ in range(2)]
             for name in args.arms:
                 step_ms, num_parameters = min(timing[name] for timing in timings)

@@ -1,12 +1,19 @@
-"""A campaign of faults: each trial strikes a small run with one, at a drawn moment, takes the run up again, and holds
-what it ends with against a run that nobody disturbed.
+"""Run a campaign of faults. Each trial disturbs a small run with a fault and then resumes the run.
 
-python -m benchmarks.faults [--trials 100] [--seed 0] [--kinds kill-all flip-bit ...] [--only NUMBER] [--output FILE]
+python -m benchmarks.faults [--trials 100] [--seed 0] [--kinds kill-all flip-bit ...]
+                            [--only NUMBER] [--output FILE]
 
-A trial came back by itself, or when it was resumed, or was refused with the error that names the fault; whichever it
-was, it then ended bitwise as the quiet run of as many ranks, with every logged step once, `latest` never named an
-older step than before, and nothing half-written lay about. Anything else is lost: the trial is told in full and the
-exit status is 1. Kinds take turns, all else is drawn from the seed and the trial's number: --only repeats one.
+A trial has one of three good endings. The run recovers by itself, it recovers when it is resumed,
+or it is refused with an error that names the fault. In all three cases the finished run must meet
+these conditions:
+
+- It equals the quiet run bit for bit. That is an undisturbed run with the same number of ranks.
+- Every logged step is there once.
+- `latest` never named an older step than before.
+- No half-written files are left.
+
+Any other ending is "lost": the program prints the whole trial and exits with 1. The kinds of fault
+take turns. The seed and the trial's number decide everything else, so --only repeats a trial.
 """
 
 import argparse
@@ -39,13 +46,13 @@ Ending = Literal["by itself", "on resume", "refused", "lost"]
 
 _ELASTIC = ["--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
 _HANDLED = ["--standalone", "--max-restarts", "0", "--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
-_SLOW_S = 0.6  # what a run with runs.slowly sleeps in all its steps: it doesn't end before
+_SLOW_S = 0.6  # the total sleep of a run with runs.slowly, so that the run lasts at least this long
 _NPY_HEADER = 128  # bytes
 
 
 @dataclass
 class Trial:
-    """A run of its own, and what has been done to it."""
+    """One run, and the record of what was done to it."""
 
     number: int
     kind: str
@@ -53,9 +60,9 @@ class Trial:
     draw: random.Random
     folder: Path
     data: Path
-    quiet: Path  # the run that nobody disturbed
+    quiet: Path  # the undisturbed run
     story: list[str] = field(default_factory=list)
-    newest: int = 0  # that `latest` named so far
+    newest: int = 0  # the newest step that `latest` has named so far
     processes: list[psutil.Process] = field(default_factory=list)
 
     @property
@@ -66,14 +73,14 @@ class Trial:
         self.story.append(what)
 
     def start(self, *, hook: runs.Hook | None = None, ranks: int | None = None, **changes: object) -> Running:
-        """The run from its beginning, or from where it is."""
+        """Start the run, or resume it if it has a checkpoint."""
         settings = runs.settings(self.data, self.run, **{"resume": "auto", **changes})
         running = runs.start(settings, self._new_log(), ranks=ranks or self.ranks, hook=hook)
         self.processes += [psutil.Process(process.pid) for process in running.processes]
         return running
 
     def launch(self, options: list[str], hook: runs.Hook) -> Torchrun:
-        """The same under torchrun."""
+        """Start or resume the run under torchrun."""
         launched = Torchrun(options, hook, runs.settings(self.data, self.run), self._new_log(), self.folder)
         self.processes.append(psutil.Process(launched.process.pid))
         return launched
@@ -87,14 +94,14 @@ class Trial:
         return workers
 
     def until_training(self, running: Running | Torchrun, at_most_s: float = _SLOW_S) -> None:
-        """And for a drawn time more."""
+        """Wait until training begins, and then for a random time."""
         runs.until(lambda: "steps of" in running.output, running, timeout_s=60)
         delay = self.draw.uniform(0, at_most_s)
         self.tell(f"{delay:.2f} s after training began")
         time.sleep(delay)
 
     def until_step(self, running: Running, step: int) -> None:
-        """Until it is saved."""
+        """Wait until a step is saved."""
         runs.until(lambda: runs.latest(self.run) >= step, running, timeout_s=60)
 
     def ended(self, running: Running | Torchrun, timeout_s: float = 60) -> runs.Finished:
@@ -114,7 +121,7 @@ class Trial:
         return "on resume"
 
     def refused(self, **changes: Any) -> str:
-        """The error with which the run can't be taken up; refusing changes nothing."""
+        """Try to resume the run, and return its error. The error must leave all files unchanged."""
         before = _contents(self.run)
         error = self.ended(self.start(**changes)).error()
         assert _contents(self.run) == before, f"refused, but not left alone: {error}"
@@ -134,7 +141,7 @@ class Trial:
 
 
 def _contents(folder: Path) -> dict[str, tuple[int, int]]:
-    """Of each file its size and time; the lock is no content."""
+    """Return the size and modification time of each file but the lock."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
 
@@ -143,7 +150,7 @@ def _contents(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def kill_worker(trial: Trial) -> Ending:
-    """kill -9 of one rank: the others name it and end."""
+    """Kill one rank with kill -9. The other ranks name it and end."""
     running = trial.start(hook=runs.slowly)
     trial.until_training(running)
     rank = trial.draw.randrange(trial.ranks)
@@ -159,7 +166,7 @@ def _require_named(running: Running, rank: int) -> None:
 
 
 def kill_all(trial: Trial) -> Ending:
-    """What a power cut leaves."""
+    """Kill all ranks at once, as a power cut does."""
     running = trial.start(hook=runs.slowly)
     trial.until_training(running)
     trial.killed(running)
@@ -167,20 +174,20 @@ def kill_all(trial: Trial) -> Ending:
 
 
 def kill_at_change(trial: Trial) -> Ending:
-    """Rank 0 is killed between two changes on disk, up to three times, most of them inside a save."""
+    """Kill rank 0 between two changes on disk, up to three times, and mostly during a save."""
     kept = {"keep_last_k": trial.draw.choice([1, None])}
     for _ in range(trial.draw.randint(1, 3)):
         change = trial.draw.randint(1, 60)
         trial.tell(f"before change {change}")
         done = trial.ended(trial.start(hook=with_arguments(runs.killed_at_file_event, str(trial.run), change), **kept))
-        if done.status == 0:  # it had fewer left to do
+        if done.status == 0:  # the run made fewer changes than that and finished
             break
         done.killed()
     return trial.resume(**kept)
 
 
 def kill_worker_elastic(trial: Trial) -> Ending:
-    """torchrun starts all ranks again, and they go on."""
+    """Kill a rank under torchrun, which restarts all ranks. The run goes on."""
     if trial.draw.random() < 0.5:
         change = trial.draw.randint(1, 60)
         trial.tell(f"before change {change}")
@@ -198,12 +205,12 @@ def kill_worker_elastic(trial: Trial) -> Ending:
 
 
 def _rank_of(workers: list[psutil.Process], rank: int) -> psutil.Process:
-    """They are started in the order of ranks."""
+    """Return the worker of a rank. Workers are started in the order of ranks."""
     return sorted(workers, key=lambda worker: worker.pid)[rank]
 
 
 def kill_agent(trial: Trial) -> Ending:
-    """torchrun is killed: its workers end themselves, and are out of the way of a run that is started at once."""
+    """Kill torchrun. Its workers end by themselves, and don't disturb a run that starts at once."""
     launched = trial.launch(_HANDLED, with_arguments(runs.each_step_takes, 1.0))
     trial.until_training(launched, at_most_s=2.5)
     workers = trial.workers_of(launched)
@@ -227,7 +234,7 @@ def kill_agent(trial: Trial) -> Ending:
 
 
 def signal_rank(trial: Trial) -> Ending:
-    """SIGTERM or SIGUSR1 to one rank or to all: saved, marked, status 0."""
+    """Send SIGTERM or SIGUSR1 to some ranks. The run saves, marks the stop and exits with 0."""
     number = trial.draw.choice([SIGTERM, SIGUSR1])
     ranks = trial.draw.choice([[trial.draw.randrange(trial.ranks)], list(range(trial.ranks))])
     running = trial.start(hook=runs.slowly)
@@ -240,7 +247,7 @@ def signal_rank(trial: Trial) -> Ending:
 
 
 def signal_torchrun(trial: Trial) -> Ending:
-    """The same by way of torchrun, which exits 1 whatever its workers say."""
+    """Send SIGTERM or SIGUSR1 to torchrun. Its exit status is 1, whatever its workers return."""
     number = trial.draw.choice([SIGTERM, SIGUSR1])
     launched = trial.launch(_HANDLED, runs.slowly)
     trial.until_training(launched)
@@ -257,7 +264,7 @@ def signal_torchrun(trial: Trial) -> Ending:
 
 
 def file_limit(trial: Trial) -> Ending:
-    """From a drawn step on one rank, or each, can write no file that is larger than a drawn size."""
+    """Limit the size of files that one rank or all ranks can write, from a random step on."""
     step, size = trial.draw.randint(1, runs.LAST_STEP - 1), trial.draw.randint(10_000, 180_000)
     ranks = trial.draw.choice([[trial.draw.randrange(trial.ranks)], list(range(trial.ranks))])
     trial.tell(f"{size:,} bytes for ranks {ranks} from step {step}")
@@ -268,7 +275,7 @@ def file_limit(trial: Trial) -> Ending:
 
 
 def disk_full(trial: Trial) -> Ending:
-    """The run's folder is a disk of a drawn size, which is given more room for the resume."""
+    """Put the run's folder on a disk of random size, and enlarge the disk before the resume."""
     size = 4096 * trial.draw.randint(1, 1000)  # the whole run takes some 1,350 pages
     trial.tell(f"{size:,} bytes")
     with _disk(trial.run, size) as resize:
@@ -282,7 +289,7 @@ def disk_full(trial: Trial) -> Ending:
 
 @contextmanager
 def _disk(folder: Path, num_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A file system of that size at the folder, and what changes it."""
+    """Mount a file system of a given size at the folder. Yields a function that resizes it."""
     folder.mkdir()
 
     def mount(options: str) -> None:
@@ -296,7 +303,7 @@ def _disk(folder: Path, num_bytes: int) -> Iterator[Callable[[int], None]]:
 
 
 def can_mount() -> bool:
-    """Whether disk_full is possible here: for root, outside of most containers."""
+    """Return whether disk_full can run. It needs root, and most containers don't allow it."""
     try:
         with tempfile.TemporaryDirectory() as folder, _disk(Path(folder, "disk"), 4096):
             return True
@@ -308,7 +315,7 @@ def can_mount() -> bool:
 
 
 def truncate(trial: Trial) -> Ending:
-    """A file of the newest step lost its end."""
+    """Cut off the end of a file of the newest step."""
     file = _file_of_newest(trial)
     whole = file.read_bytes()
     length = trial.draw.randrange(len(whole))
@@ -317,14 +324,14 @@ def truncate(trial: Trial) -> Ending:
 
 
 def flip_bit(trial: Trial) -> Ending:
-    """A bit of the newest step, or of `latest`, is another one."""
+    """Flip a bit of the newest step or of `latest`."""
     file = trial.draw.choice([_file_of_newest(trial), trial.run / "latest"])
     whole = file.read_bytes()
     return _taken_up_damaged(trial, file, whole, _with_another_bit(trial, file, whole))
 
 
 def _file_of_newest(trial: Trial) -> Path:
-    """Drawn, after a run that was killed some time after a drawn step."""
+    """Kill a run some time after a random step, and return a random file of its newest step."""
     step = trial.draw.randrange(2, runs.LAST_STEP, 2)
     running = trial.start(hook=runs.slowly)
     trial.until_step(running, step)
@@ -340,10 +347,14 @@ def _with_another_bit(trial: Trial, file: Path, whole: bytes, first: int = 0) ->
 
 
 def _taken_up_damaged(trial: Trial, file: Path, whole: bytes, damaged: bytes) -> Ending:
-    """From another whole step, if there is one; else refused, until the file is restored."""
+    """Damage a file and resume.
+
+    The run goes on from another intact step if there is one. Otherwise it is refused until the file
+    is restored.
+    """
     is_of_step = file.parent != trial.run
     file.write_bytes(damaged)
-    trial.newest = 0  # by what was done to it, `latest` may name less
+    trial.newest = 0  # after this damage, `latest` may name an older step
     if is_of_step and len(step_folders(trial.run)) == 1:
         error = trial.refused()
         assert "none of the 1 checkpoints" in error and "is whole" in error, error
@@ -357,7 +368,7 @@ def _taken_up_damaged(trial: Trial, file: Path, whole: bytes, damaged: bytes) ->
 
 
 def flip_data(trial: Trial) -> Ending:
-    """A bit of the dataset is another one when the run is taken up: refused, until it is restored."""
+    """Flip a bit of the dataset before the resume. The run is refused until the bit is restored."""
     running = trial.start(hook=runs.slowly)
     trial.until_step(running, 2)
     trial.killed(running)
@@ -377,7 +388,7 @@ def flip_data(trial: Trial) -> Ending:
 
 
 def pause(trial: Trial) -> Ending:
-    """Some ranks stand still for a while, shorter than the others' patience."""
+    """Stop one rank or all ranks for a while that is shorter than dist.timeout_s."""
     running = trial.start(hook=runs.slowly, **{"dist.timeout_s": 10})
     trial.until_training(running)
     ranks = trial.draw.choice([[trial.draw.randrange(trial.ranks)], list(range(trial.ranks))])
@@ -392,7 +403,7 @@ def pause(trial: Trial) -> Ending:
 
 
 def hang(trial: Trial) -> Ending:
-    """A rank stands still for good: the others name it and end."""
+    """Stop a rank for good. The other ranks name it and end."""
     timeout_s = 2
     running = trial.start(hook=runs.slowly, **{"dist.timeout_s": timeout_s})
     trial.until_training(running)
@@ -412,7 +423,7 @@ def hang(trial: Trial) -> Ending:
 
 
 def second_run(trial: Trial) -> Ending:
-    """Another run in the same folder is refused, and the first goes on unharmed."""
+    """Start another run in the same folder. It is refused, and the first run goes on unharmed."""
     first = trial.start(hook=with_arguments(runs.each_step_takes, 1.0))
     trial.until_training(first)
     owner, ranks = first.processes[0].pid, trial.draw.choice([1, 2])
@@ -430,7 +441,7 @@ def second_run(trial: Trial) -> Ending:
 @dataclass
 class Kind:
     strike: Callable[[Trial], Ending]
-    ranks: tuple[int, ...] = (1, 2)  # of which each trial draws one
+    ranks: tuple[int, ...] = (1, 2)  # each trial draws one of these numbers of ranks
 
 
 KINDS = {
@@ -454,7 +465,7 @@ KINDS = {
 
 @dataclass
 class Result:
-    """How a trial ended."""
+    """The outcome of a trial."""
 
     number: int
     kind: str
@@ -474,10 +485,10 @@ def kind_of(number: int) -> str:
 
 
 def run_trial(number: int, seed: int, folder: Path, data: Path, quiet: Mapping[int, Path]) -> Result:
-    """Strike a run in a folder of its own. Whatever goes otherwise than it should, is in the result.
+    """Run one trial in a folder of its own. The result also holds whatever went wrong.
 
     Args:
-        quiet: for each number of ranks the run that nobody disturbed.
+        quiet: the undisturbed run for each number of ranks.
     """
     draw, kind = random.Random(f"{seed}/{number}"), kind_of(number)
     ranks = draw.choice(KINDS[kind].ranks)
@@ -486,7 +497,7 @@ def run_trial(number: int, seed: int, folder: Path, data: Path, quiet: Mapping[i
     failure, began = None, time.monotonic()
     try:
         ending = KINDS[kind].strike(trial)
-    except Exception:  # of the trial; the campaign goes on
+    except Exception:  # an error of one trial doesn't end the campaign
         failure = traceback.format_exc()
     finally:
         trial.kill_all()
@@ -510,12 +521,12 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
-    parser.add_argument("--only", type=int, metavar="NUMBER", help="of a trial, to repeat it")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the results there as JSON")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="number of the trial to repeat")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the results to this file as JSON")
     options = parser.parse_args()
     kinds = set(options.kinds)
     if "disk-full" in kinds and not can_mount():
-        print("disk-full is left out: it takes root, and a system that lets it mount", file=sys.stderr)
+        print("disk-full is left out: it needs root, and a system that allows mounts", file=sys.stderr)
         kinds.remove("disk-full")
     of_kinds = (number for number in range(options.trials * len(KINDS)) if kind_of(number) in kinds)
     numbers = [number for number, _ in zip(of_kinds, range(options.trials), strict=False)]

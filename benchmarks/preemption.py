@@ -1,11 +1,13 @@
-"""How long a run that is told to go takes to have its checkpoint on the disk and be gone.
+"""Measure how long a run takes to save its checkpoint and to end after SIGTERM.
 
-python -m benchmarks.preemption [--trials 5] [--ranks 1] [--batch-size 2] [--device auto] [--json FILE] [OVERRIDE...]
+python -m benchmarks.preemption [--trials 5] [--ranks 1] [--batch-size 2] [--device auto]
+                                [--json FILE] [OVERRIDE...]
 
-The published HRM (27 M parameters, with a moving average) trains on generated Sudokus of 9x9 by the command that a user
-types, and gets SIGTERM at a drawn moment of its steps. Each trial resumes the one before. On a CPU a step of the
-published 768 slots takes minutes, so that it trains on --batch-size of them; a checkpoint of 768 is 0.2 GB larger
-(python -m benchmarks.checkpoint measures that one). Prints a table and, with --json, writes it.
+The published HRM (27 M parameters, with a moving average) trains on generated 9x9 Sudokus and gets
+SIGTERM at a random moment of a step. Each trial resumes the run of the trial before. On a CPU a
+step of the published 768 slots takes minutes, so the run trains on --batch-size slots. A checkpoint
+with 768 slots is 0.2 GB larger; python -m benchmarks.checkpoint measures that one. The program
+prints a table and, with --json, writes it.
 """
 
 import argparse
@@ -34,7 +36,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--device", default="auto", choices=["auto", "cuda", "mps", "cpu"])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("overrides", nargs="*", help="of pretrain.py, such as arch=trm")
+    parser.add_argument("overrides", nargs="*", help="overrides of pretrain.py, such as arch=trm")
     options = parser.parse_args()
     draw = random.Random(0)
     rows: list[dict[str, Any]] = []
@@ -63,7 +65,7 @@ def main() -> None:
 
 
 def _preempted(command: list[str], run: Path, draw: random.Random) -> dict[str, float]:
-    """Start or resume the run, let it do two steps or more, and stop it somewhere within one."""
+    """Start or resume the run, let it make at least two steps, and stop it within a step."""
     before, log = _num_rows(run), run.parent / "log"
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)

@@ -1,14 +1,18 @@
-"""How training scales: step time, efficiency, bytes and memory over ranks, for each strategy, against theory.
+"""Measure how training scales over ranks: step time, efficiency, bytes and memory by strategy.
 
-python -m benchmarks.scaling [--ranks 1 2 4] [--strategies ddp fsdp tp fsdp_tp] [--batch 16] [--steps 20]
-                             [--json FILE] [OVERRIDE...]
-python -m benchmarks.scaling --threads-against-processes [--batch 16] [--steps 20] [--json FILE] [OVERRIDE...]
+python -m benchmarks.scaling [--ranks 1 2 4] [--strategies ddp fsdp tp fsdp_tp] [--batch 16]
+                             [--steps 20] [--json FILE] [OVERRIDE...]
+python -m benchmarks.scaling --threads-against-processes [--batch 16] [--steps 20] [--json FILE]
+                             [OVERRIDE...]
 
-Each line is a run of pretrain.py under torchrun, its first steps left out. weak: every further rank brings --batch
-slots of its own; strong: --batch slots are shared out. Bytes are those of the loopback interface, over which nothing
-else may talk meanwhile: on Linux, `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.scaling'` makes sure.
-On CUDA, where the ranks of a machine don't use it, they are theory alone. Theory knows the strategies as their YAML
-has them: not compression, narrower dtypes, fewer gatherings or a sharded puzzle table.
+Each line of the table is a run of pretrain.py under torchrun, without its first steps. weak: every
+rank has --batch slots. strong: the ranks share --batch slots.
+
+The bytes sent are counted at the loopback interface, which no other program may use meanwhile. On
+Linux, `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.scaling'` ensures that. On CUDA
+the ranks of a machine don't use this interface, and the table has only the bytes in theory. They
+are those of the strategies with the defaults of their YAML: without compression, narrower dtypes,
+fewer gatherings or a sharded puzzle table.
 """
 # B = slots of the global batch
 
@@ -43,7 +47,7 @@ from utils.run.resume import read_start
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _WARMUP = 5
-# What two CPU cores can do in minutes.
+# A model that two CPU cores can train in minutes.
 RECIPE = ["arch.hidden_size=128", "arch.num_heads=4", "arch.forward_dtype=float32"]
 SIZES = {
     "hidden 128": ["arch.hidden_size=128", "arch.num_heads=4"],
@@ -54,7 +58,7 @@ _ALWAYS = ["wandb.mode=disabled", "log_interval=1", "eval_interval=null", "eval_
 
 @dataclass
 class Measured:
-    """One run. Bytes are what a rank sends in a step, on average."""
+    """The figures of one run. Bytes are the average that a rank sends in a step."""
 
     kind: str
     strategy: str
@@ -62,10 +66,10 @@ class Measured:
     num_threads: int
     global_batch_size: int
     step_ms: list[float]
-    comm_share: float | None  # None of one rank
+    comm_share: float | None  # None for one rank
     imbalance: float | None
-    memory_gb: list[float]  # of each rank, at its largest
-    bytes_sent: float | None  # None where the loopback interface isn't what they use
+    memory_gb: list[float]  # the peak of each rank
+    bytes_sent: float | None  # None if the ranks don't use the loopback interface
     bytes_in_theory: float = 0.0
     efficiency: float = 1.0
 
@@ -93,22 +97,22 @@ HEAD = (
 
 @dataclass
 class Work:
-    """What the parts of a step weigh, counted from a step of one slot. In bytes, those of blocks once for each call."""
+    """Sizes of the parts of a training step with one slot, in bytes."""
 
     blocks: int = 0  # all weights of all blocks
-    others: int = 0  # embeddings and heads
-    called: int = 0  # weights of the blocks that were called, once for each call
+    others: int = 0  # weights of embeddings and heads
+    called: int = 0  # weights of the blocks that were called, counted once for each call
     called_with_grad: int = 0
-    passes: int = 0  # forwards of the model as a whole
+    passes: int = 0  # number of forward passes of the whole model
     passes_with_grad: int = 0
-    state: int = 0  # what one call of a block gives, of one slot
-    activations: int = 0  # what all calls give
+    state: int = 0  # output of one call of a block
+    activations: int = 0  # outputs of all calls
     activations_with_grad: int = 0
-    puzzle_rows: int = 0  # their gradients and numbers, of one slot
+    puzzle_rows: int = 0  # gradient and number of the slot's puzzle row
 
 
 def count_work(config: PretrainConfig) -> Work:
-    """By watching which blocks are called in a step, with gradient and without."""
+    """Run a step and count the calls of blocks in it, with gradient and without."""
     sizes = Sizes.of(open_datasets(config.train_paths, "train", numbered_by=config.train_paths))
     model = build_arch(config.arch, **sizes.as_dict())
     model.init_weights(torch.Generator().manual_seed(0))
@@ -149,9 +153,11 @@ def count_work(config: PretrainConfig) -> Work:
 
 
 def bytes_in_theory(settings: list[str], num_ranks: int) -> float:
-    """What a rank sends in a step, with rings: (n-1)/n of what is gathered or scattered, twice that for a sum.
+    """Return the bytes that a rank sends in a step if collectives are rings.
 
-    Gloo knows no scatter: it sums the whole, for twice the bytes (measured with torch 2.13).
+    In a ring of n ranks, each rank sends (n-1)/n of what is gathered or scattered, and twice that
+    for a sum. Gloo has no scatter and sums the whole tensor instead, which takes twice the bytes
+    (measured with torch 2.13).
     """
     overrides = CommandLine.parse(settings, "pretrain", "").overrides
     config = read_start(PretrainConfig, "pretrain", overrides, RunLock(), Launch()).config
@@ -162,12 +168,12 @@ def bytes_in_theory(settings: list[str], num_ranks: int) -> float:
         return (num_ranks - 1) / num_ranks
 
     sent = ring(shares) * config.global_batch_size * work.puzzle_rows
-    if config.parallel.name == "pipeline":  # what passes a boundary, and its gradient back
+    if config.parallel.name == "pipeline":  # states cross a boundary, and their gradients come back
         return sent + 2 * ring(axes.model) * work.state * config.global_batch_size
-    # Attention and MLP each end in a sum of activations; so does the backward of each.
+    # Attention and MLP each end with a sum of activations, and so do their backward passes.
     activations = 2 * (work.activations + work.activations_with_grad) * config.global_batch_size / shares
-    # A block's weights are gathered for each call, and for each call with gradient once more in the backward pass,
-    # which ends in a scatter.
+    # The weights of a block are gathered for each call. A call with gradient gathers them again in
+    # the backward pass, which ends with a scatter.
     gathered = (work.called + 2 * work.called_with_grad) / axes.model
     gathered += (work.passes + 2 * work.passes_with_grad) * work.others
     own_weights = (work.blocks / axes.model + work.others) / axes.shard
@@ -181,9 +187,9 @@ def bytes_in_theory(settings: list[str], num_ranks: int) -> float:
 def measure(
     kind: str, strategy: str, num_ranks: int, num_threads: int, batch: int, num_steps: int, overrides: list[str]
 ) -> Measured | str:
-    """A run, or what pretrain.py finds wrong with it.
+    """Run pretrain.py and return its figures, or its error message.
 
-    The step after those that are timed is the sampled one, since a trace costs time.
+    Communication is traced in the step after the timed steps, because tracing takes time.
     """
     timed = _WARMUP + num_steps
     settings = [f"parallel={strategy}", f"global_batch_size={batch}", f"max_steps={timed + 1}"]
@@ -222,7 +228,7 @@ def measure(
 
 
 def _when(rows_path: Path, num_rows: int, process: "subprocess.Popen[bytes]") -> tuple[float, int]:
-    """When the run has logged so many steps, and what has been sent by then."""
+    """Wait until the run has logged some steps. Return the time and the bytes sent by then."""
     while process.poll() is None:
         if rows_path.exists() and rows_path.read_bytes().count(b"\n") >= num_rows:
             break
@@ -247,27 +253,34 @@ def _idle_bytes_per_second() -> float:
 def scaling(
     ranks: list[int], strategies: list[str], batch: int, num_steps: int, overrides: list[str]
 ) -> Iterator[Measured | str]:
-    """One rank first, with which all others are compared: they can't be, if it fails."""
+    """Yield the runs: first that of one rank, with which all others are compared.
+
+    If the first run fails, there are no others.
+    """
     single = measure("both", "ddp", 1, 1, batch, num_steps, overrides)
     yield single
     if isinstance(single, str):
         return
     for kind in ("weak", "strong"):
         for strategy in strategies:
-            # With fewer it is one of its halves.
+            # With fewer than 4 ranks, hsdp and fsdp_tp are the same as one of the strategies they
+            # combine.
             for num_ranks in (n for n in ranks if n >= (4 if strategy in ("hsdp", "fsdp_tp") else 2)):
                 total = batch * num_ranks if kind == "weak" else batch
                 found = measure(kind, strategy, num_ranks, 1, total, num_steps, overrides)
                 if isinstance(found, str):
                     found = f"{kind} {strategy} x {num_ranks}: {found}"
                 else:
-                    done = total / batch / num_ranks  # of what as many single ranks do in the time of one step
+                    done = total / batch / num_ranks  # share of the work of this many single ranks in one step
                     found.efficiency = done * median(single.step_ms) / median(found.step_ms)
                 yield found
 
 
 def threads_against_processes(batch: int, num_steps: int, overrides: list[str]) -> Iterator[Measured | str]:
-    """All cores in one process with threads, or in a process each: the same batch, at two sizes of the model."""
+    """Yield runs that use all cores as threads of one process, and as one process for each core.
+
+    The batch is the same, and the model has two sizes.
+    """
     num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     for kind, size in SIZES.items():
         single: float | None = None
@@ -284,10 +297,10 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=f"default: {' '.join(RECIPE)}")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp", "tp", "fsdp_tp"])
-    parser.add_argument("--batch", type=int, default=16, help="slots of a rank (weak) or of all (strong)")
-    parser.add_argument("--steps", type=int, default=20, help="timed ones")
+    parser.add_argument("--batch", type=int, default=16, help="slots of each rank (weak) or of all ranks (strong)")
+    parser.add_argument("--steps", type=int, default=20, help="number of timed steps")
     parser.add_argument("--threads-against-processes", action="store_true")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     args = parser.parse_intermixed_args()
 
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()

@@ -1,16 +1,24 @@
-"""An hour of training that is struck every few minutes: what grows, and whether anything is lost.
+"""Train for an hour with a fault every few minutes, and report what grows and what is lost.
 
-python -m benchmarks.soak [--minutes 60] [--fault-every 3] [--seed 0] [--data-path DIR] [--folder checkpoints/soak]
-                          [OVERRIDE...]
+python -m benchmarks.soak [--minutes 60] [--fault-every 3] [--seed 0] [--data-path DIR]
+                          [--folder checkpoints/soak] [OVERRIDE...]
 
-torchrun with two ranks and elastic restarts trains on 6x6 Sudoku with evaluations, checkpoints (the last three and the
-best) and a moving average. Drawn faults: kill -9 of a worker (torchrun starts both again), of torchrun, of all,
-SIGTERM, and all killed with a byte of the newest checkpoint changed; where torchrun is gone, it is started again at
-once with resume=auto. The folder gets run/, log, samples.jsonl (a line every 5 s and for each fault), soak.png and
+torchrun with two ranks and elastic restarts trains on 6x6 Sudoku, with evaluations, checkpoints
+(the last three and the best) and a moving average. The faults come in random order: kill -9 of a
+worker (torchrun restarts both), of torchrun, or of all processes; SIGTERM; and kill -9 of all
+processes with one byte of the newest checkpoint changed. If torchrun has ended, it is started again
+at once with resume=auto.
+
+The folder gets run/, log, samples.jsonl (a line every 5 s and for each fault), soak.png and
 summary.json.
 
-Exits 1 if a logged step is missing or twice, a checkpoint that is left is damaged, a damaged one was taken, a process
-outlives the end, something half-written or temporary is left over, or memory, disk, descriptors or threads grew.
+The exit status is 1 in each of these cases:
+
+- A logged step is missing or is there twice.
+- A remaining checkpoint is damaged, or a damaged checkpoint was used.
+- A process outlives the end.
+- A half-written or temporary file is left.
+- Memory, disk space, descriptors or threads grew.
 """
 
 import argparse
@@ -43,31 +51,32 @@ SAMPLE_EVERY_S = 5.0
 RECIPE = [
     *("experiment=demo", "arch.hidden_size=128", "ema=true", "keep_last_k=3", f"log_interval={LOG_INTERVAL}"),
     *("eval_every_n_steps=200", "checkpoint_every_n_steps=50", "eval_batch_size=null"),
-    # Ends when it is told to: the schedule is constant, and there are steps for days.
+    # The run ends only when it is stopped: the schedule is constant, and there are steps for days.
     *("lr=3e-4", "optim.muon_lr=0.01", "lr_min_ratio=1.0", "epochs=1000000", "max_steps=10000000"),
 ]
 _TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "20"]
 _TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
 _PER_PROCESS = {"rss_mb": "memory, MB", "fds": "open descriptors", "threads": "threads"}
-_STARTING_S = 30  # in which a process grows anyway
-# From the first minutes to the last: descriptors and threads of the first save and of the first evaluation come late,
-# and an allocator's pools take their size within minutes. Of one process, per hour: none lives long enough for less.
+_STARTING_S = 30  # a process always grows in its first seconds
+# Tolerated growth from the first minutes to the last. The first save and the first evaluation open
+# descriptors and threads, and the pools of allocators reach their size within minutes.
 _TOLERATED = {"fds": 8, "threads": 8, "rss_mb": 100}
+# Tolerated growth of one process per hour. No process lives long enough for a lower limit.
 _TOLERATED_PER_HOUR = {"rss_mb": 1500}
 Row = dict[str, Any]
 
 
-# ---- the training and what befalls it ------------------------------------------------------------------
+# ---- the training and its faults -----------------------------------------------------------------------
 
 
 @dataclass
 class Soak:
-    """torchrun, started again whenever it is gone."""
+    """A run under torchrun, which is started again whenever it has ended."""
 
     folder: Path
     arguments: list[str]
     draw: random.Random
-    seen: dict[int, psutil.Process]  # all processes that there ever were
+    seen: dict[int, psutil.Process]  # all processes that ever ran, by id
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
@@ -101,7 +110,7 @@ class Soak:
                 env={**os.environ, **environment},
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # an interrupt from the terminal is ours to pass on
+                start_new_session=True,  # so that an interrupt from the terminal reaches only this program
             )
         self.note({"event": "launch"})
 
@@ -113,19 +122,19 @@ class Soak:
         return (time.monotonic() - self.began) / 60
 
     def workers(self) -> list[psutil.Process]:
-        """In the order of ranks, which they are started in."""
+        """Return the workers in the order of ranks, in which they were started."""
         try:
             return sorted(self.agent.children(), key=lambda worker: worker.pid)
         except psutil.NoSuchProcess:
             return []
 
     def step(self) -> int:
-        """The last one logged."""
+        """Return the last step logged."""
         file = self.run / "metrics.jsonl"
         lines = file.read_bytes()[-10_000:].splitlines() if file.exists() else []
         try:
             return int(json.loads(lines[-1])["step"]) if lines else 0
-        except (ValueError, KeyError):  # it is being written
+        except (ValueError, KeyError):  # the line is being written
             return 0
 
     def sample(self) -> None:
@@ -141,7 +150,7 @@ class Soak:
                         "fds": process.num_fds(),
                         "threads": process.num_threads(),
                     }
-            except psutil.Error:  # gone meanwhile
+            except psutil.Error:  # the process has ended meanwhile
                 continue
             self.seen[process.pid] = process
         sizes = _sizes_in(self.run)
@@ -157,7 +166,7 @@ class Soak:
         )
 
     def strike(self) -> None:
-        """One of FAULTS, in a drawn order that has each of them equally often."""
+        """Cause the next of FAULTS, in a random order that has each of them equally often."""
         self.sample()
         if not self._next_faults:
             self._next_faults = self.draw.sample(list(FAULTS), len(FAULTS))
@@ -166,19 +175,22 @@ class Soak:
         FAULTS[name](self)
 
     def end(self) -> int:
-        """SIGTERM to torchrun, which passes it on; the run saves and leaves. Returns torchrun's status."""
+        """Send SIGTERM to torchrun, which passes it on, and return torchrun's exit status.
+
+        The run saves a checkpoint and ends.
+        """
         with suppress(psutil.NoSuchProcess):
             self.agent.send_signal(signal.SIGTERM)
         return int(self.agent.wait(120))
 
 
 def _sizes_in(folder: Path) -> list[int]:
-    """Bytes of each file in it and below."""
+    """Return the bytes of each file in a folder and its subfolders."""
     return [size for size in map(_size_of, folder.rglob("*")) if size is not None]
 
 
 def _size_of(path: Path) -> int | None:
-    """None of a folder, and of what is gone meanwhile."""
+    """Return the bytes of a file. None for a folder, and for a file that is gone meanwhile."""
     try:
         return path.stat().st_size if path.is_file() else None
     except OSError:
@@ -212,7 +224,7 @@ def _sigterm(soak: Soak) -> None:
 
 
 def _damage(soak: Soak) -> None:
-    """A byte of the newest checkpoint's tensors is another one."""
+    """Kill all processes, and change one byte of the newest checkpoint's tensors."""
     _kill_all(soak)
     newest = soak.run / (soak.run / "latest").read_text().strip()
     file = soak.draw.choice(sorted(newest.rglob("*.safetensors")))
@@ -231,7 +243,7 @@ FAULTS: dict[str, Callable[[Soak], None]] = {
 
 
 def carry_on(soak: Soak, num_minutes: float, fault_every: float) -> None:
-    """Sample, strike and start again, until the time is over, or torchrun has given up."""
+    """Sample, cause faults and start again, until the time is over or torchrun has given up."""
     next_fault, next_sample, step_then = _next_fault(soak, fault_every), 0.0, 0
     struck = False
     while soak.minutes < num_minutes:
@@ -244,7 +256,8 @@ def carry_on(soak: Soak, num_minutes: float, fault_every: float) -> None:
         if time.monotonic() >= next_sample:
             soak.sample()
             next_sample = time.monotonic() + SAMPLE_EVERY_S
-        # Not before it has come further since the last one, and could go back if the newest checkpoint were damaged.
+        # Wait until the run has advanced since the last fault, and has an older checkpoint to go
+        # back to if the newest is damaged.
         if soak.minutes >= next_fault and len(step_folders(soak.run)) > 1 and soak.step() > step_then:
             step_then, struck = soak.step(), True
             soak.strike()
@@ -256,11 +269,11 @@ def _next_fault(soak: Soak, fault_every: float) -> float:
     return soak.minutes + fault_every * soak.draw.uniform(0.5, 1.5)
 
 
-# ---- what is left --------------------------------------------------------------------------------------
+# ---- checks at the end ---------------------------------------------------------------------------------
 
 
 def problems(soak: Soak, lines: list[Row]) -> Iterator[str]:
-    """Everything that is not as it should be, once torchrun has ended."""
+    """Yield everything that is wrong after torchrun has ended."""
     yield from (f"torchrun ended unasked with {line['status']}" for line in _events(lines, "unasked end"))
     _, alive = psutil.wait_procs(list(soak.seen.values()), timeout=15)
     yield from (f"process {process.pid} is still alive" for process in alive)
@@ -272,13 +285,14 @@ def problems(soak: Soak, lines: list[Row]) -> Iterator[str]:
         except ValueError as error:
             yield str(error)
     kept = len(step_folders(soak.run))
-    if not 1 <= kept <= 4 + len(_events(lines, "damage")):  # three, the best, and those of a future that was lost
+    # The last three, the best, and checkpoints that are newer than one to which a run went back.
+    if not 1 <= kept <= 4 + len(_events(lines, "damage")):
         yield f"{kept} checkpoints are left"
     yield from (f"{path.name} is left over" for path in soak.run.glob(".incomplete*"))
     pids = tuple(f"_{pid}_" for pid in soak.seen)
     in_memory = [path.name for path in Path("/dev/shm").glob("*") if any(pid in path.name for pid in pids)]
     yield from (f"{name} is left over in shared memory" for name in in_memory)
-    # torch's own: a cache, and a folder of each launch, which torchrun leaves behind.
+    # torch leaves a cache, and torchrun leaves a folder for each launch.
     temporary = sorted(path.name for path in soak.temporary.iterdir() if not path.name.startswith("torchinductor_"))
     launches = len(_events(lines, "launch"))
     if len(temporary) > launches or any(not name.startswith("torchelastic_") for name in temporary):
@@ -288,8 +302,10 @@ def problems(soak: Soak, lines: list[Row]) -> Iterator[str]:
 
 
 def problems_of_growth(lines: list[Row], checkpoint_mb: float) -> Iterator[str]:
-    """Of samples. On the disk the best comes to lie beside the last three, damaged ones stay for a while, and metrics
-    are rows that stay.
+    """Yield the quantities that grew more than tolerated between the first and the last samples.
+
+    The disk may fill by the best checkpoint beside the last three, by damaged checkpoints, which
+    stay for a while, and by metrics.
     """
     tolerated = {**_TOLERATED, "disk_mb": checkpoint_mb * (2 + len(_events(lines, "damage")))}
     for row in summary(lines):
@@ -301,7 +317,7 @@ def problems_of_growth(lines: list[Row], checkpoint_mb: float) -> Iterator[str]:
 
 
 def _problems_of_metrics(run: Path) -> Iterator[str]:
-    """Every step that is logged at all stands in it once, up to the one that the run ended with."""
+    """Check that metrics.jsonl has every step to be logged once, up to the last step of the run."""
     try:
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     except ValueError as error:
@@ -310,7 +326,7 @@ def _problems_of_metrics(run: Path) -> Iterator[str]:
     logged, last = [row["step"] for row in rows], runs.latest(run)
     try:
         state = Checkpoint.open(run / f"step_{last:08d}").state
-    except ValueError:  # told of as a checkpoint
+    except ValueError:  # `problems` reports the damaged checkpoint
         return
     expected = [1, *range(LOG_INTERVAL, last + (state.pending_row is None), LOG_INTERVAL)]
     twice = sorted({step for step in logged if logged.count(step) > 1}) if len(set(logged)) < len(logged) else []
@@ -341,7 +357,7 @@ def _events(lines: list[Row], name: str) -> list[Row]:
 
 
 def series(lines: list[Row]) -> dict[tuple[str, str], list[tuple[float, float, int]]]:
-    """For each (whose, quantity) its points: minutes, value, process."""
+    """Return the points (minutes, value, process id) of each (owner, quantity)."""
     found: dict[tuple[str, str], list[tuple[float, float, int]]] = {}
     for line in lines:
         if "processes" not in line:
@@ -357,8 +373,10 @@ def series(lines: list[Row]) -> dict[tuple[str, str], list[tuple[float, float, i
 
 
 def summary(lines: list[Row]) -> list[Row]:
-    """Medians of the first and the last ten minutes (of a shorter soak, thirds), and how much a process's value grows
-    per hour while it lives.
+    """Return each quantity's medians of the first and last ten minutes, and its growth per hour.
+
+    A soak of less than thirty minutes has thirds instead of ten minutes. The growth per hour is
+    that of a process while it lives.
     """
     rows = []
     samples = [line["minutes"] for line in lines if "processes" in line]
@@ -381,7 +399,7 @@ def summary(lines: list[Row]) -> list[Row]:
 
 
 def _slope(points: list[tuple[float, float, int]]) -> float:
-    """Least squares per hour, with a level of its own for each process."""
+    """Return the least-squares slope per hour, where each process has its own level."""
     above = below = 0.0
     for process in {process for _, _, process in points}:
         of_one = [(minutes / 60, value) for minutes, value, owner in points if owner == process]
@@ -403,7 +421,7 @@ def table(rows: list[Row]) -> str:
 
 
 def draw_figure(lines: list[Row], path: Path) -> None:
-    """Memory, descriptors, threads, disk and steps over time, with the faults marked."""
+    """Draw memory, descriptors, threads, disk space and steps over time, and mark the faults."""
     plt = pyplot()
     titles = {**_PER_PROCESS, "disk_mb": "run's folder, MB", "step": "step"}
     figure, axes = plt.subplots(len(titles), 1, figsize=(9, 11), sharex=True, constrained_layout=True)
@@ -436,9 +454,9 @@ def draw_figure(lines: list[Row], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of pretrain.py")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="overrides of pretrain.py")
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--fault-every", type=float, default=3, metavar="MINUTES", help="on average")
+    parser.add_argument("--fault-every", type=float, default=3, metavar="MINUTES", help="average time between faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data-path", type=Path, help="default: 6x6 Sudoku that is generated")
     parser.add_argument("--folder", type=Path, default=Path("checkpoints/soak"))
@@ -448,7 +466,7 @@ def main() -> None:
         parser.error(f"{folder} exists; give another --folder, or remove it")
     if options.data_path is not None and not options.data_path.is_dir():
         parser.error(f"there is no dataset at {options.data_path}")
-    for number in (signal.SIGTERM, signal.SIGINT):  # which a shell's background jobs would ignore
+    for number in (signal.SIGTERM, signal.SIGINT):  # background jobs of a shell would ignore SIGINT
         signal.signal(number, signal.default_int_handler)
     folder.mkdir(parents=True)
     data = (options.data_path or folder / "data").resolve()

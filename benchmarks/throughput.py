@@ -1,4 +1,4 @@
-"""Step time of a training run as its users see it: pretrain.py in a process of its own, the first steps left out.
+"""Measure the step time of pretrain.py, run in its own process, without the first steps.
 
 python -m benchmarks.throughput [--steps N] [--nproc-per-node N] OVERRIDE...
 e.g. python -m benchmarks.throughput --steps 30 experiment=sudoku_extreme_1k_single_gpu
@@ -21,7 +21,10 @@ _FIGURES = ("perf/step_ms", "perf/data_ms", "perf/examples_per_second", "perf/ma
 
 
 def measure(overrides: list[str], num_steps: int, nproc_per_node: int) -> dict[str, list[float]]:
-    """Each figure of each step after the warm-up. Every step is logged, so that each waits for the device."""
+    """Return each figure of each step after the warm-up.
+
+    Every step is logged, so that every step waits for the device.
+    """
     with tempfile.TemporaryDirectory() as folder:
         program = ["torch.distributed.run", "--nproc-per-node", str(nproc_per_node), "pretrain.py"]
         command = [sys.executable, *(["-m", *program] if nproc_per_node > 1 else program[-1:]), *overrides]
@@ -39,7 +42,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--nproc-per-node", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     args = parser.parse_intermixed_args()
 
     figures = measure(args.overrides, args.steps, args.nproc_per_node)
