@@ -1,8 +1,9 @@
-"""The README's commands are run as written, in its order, in a folder that looks like a clone.
+"""Run the commands of the README and of the pages that continue it as written and in their order.
 
-What is appended makes them small (a few steps of a tiny model, puzzles from a folder instead of the network), and what
-stands in angle brackets is filled in. Nothing is taken away but the number of processes, and the seconds that each of
-them takes to import PyTorch: the published command alone goes through bash and torchrun.
+They run in a folder that looks like a clone. The test appends options that make them small: a few
+steps of a tiny model, and puzzles from a folder instead of the network. It fills in what stands in
+angle brackets. Each command starts fewer processes, and the processes are forked, which saves the
+seconds that importing PyTorch takes. Only the published command goes through bash and torchrun.
 """
 
 import csv
@@ -21,6 +22,8 @@ from dataset.augment import BOXES, draw_symmetries
 from tests import runs
 from tests.runs import REPOSITORY
 
+PAGES = ("README.md", "docs/training.md", "docs/evaluation.md", "docs/solving.md")
+
 QUESTION = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 ANSWER = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
 TINY = "debug=tiny device=cpu max_steps=3 eval_every_n_steps=null best_metric=null project_name=p compile=false"
@@ -30,10 +33,11 @@ TINY_ARCH = "arch.hidden_size=32 arch.num_heads=2 arch.H_cycles=1 arch.L_cycles=
 
 
 def _commands() -> list[str]:
-    """Every line of every bash block, continued lines joined, comments dropped."""
-    blocks = re.findall(r"```bash\n(.*?)```", (REPOSITORY / "README.md").read_text(), flags=re.DOTALL)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [line for line in (re.sub(r"\s+#.*", "", line).strip() for line in lines) if line]
+    """Return every line of every bash block once, with continued lines joined and comments dropped."""
+    text = "\n".join((REPOSITORY / page).read_text() for page in PAGES)
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    lines = re.sub(r"\\\n\s*", "", "".join(blocks)).splitlines()
+    return list(dict.fromkeys(line for line in (re.sub(r"\s+#.*", "", line).strip() for line in lines) if line))
 
 
 @pytest.fixture(scope="module")
