@@ -174,7 +174,7 @@ def evaluators_of(config: EvaluateConfig, split: Split, world: World) -> Evaluat
         return build_evaluators(config.evaluators, split)
     try:
         return build_evaluators(fitting_evaluators(split), split)
-    except ValueError as error:  # datasets of other programs may lack what votes need
+    except UserError as error:  # datasets of other programs may lack what votes need
         if world.is_main:
             print(f"without votes: {error}", file=sys.stderr)
         return NO_EVALUATORS
@@ -213,9 +213,10 @@ def main(world: World) -> None:
             if out is not None:
                 if out.exists() and not out.is_dir():
                     raise UserError(f"out={out} is a file; give a folder")
-                if config.out is None:  # the run's folder may come from somebody else
-                    refuse_links([out.parent, out, *out.rglob("*")])
-                out.mkdir(parents=True, exist_ok=True)
+                with file_errors():
+                    if config.out is None:  # the run's folder may come from somebody else
+                        refuse_links([out.parent, out, *out.rglob("*")])
+                    out.mkdir(parents=True, exist_ok=True)
     options = EvalOptions(
         config.batch_size or loaded.batch_size,
         num_steps=config.num_steps,

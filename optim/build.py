@@ -18,7 +18,7 @@ from optim.adam_atan2 import AdamATan2
 from optim.muon import Muon
 from utils.config import Float, Int, StrictModel
 from utils.errors import UserError
-from utils.shapes import compare_shapes
+from utils.shapes import Shapes, compare_shapes
 
 # ---- config ----------------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Optimizers:
         }
 
 
-def require_same_state(saved: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> None:
+def require_same_state(saved: Shapes, own: Shapes) -> None:
     """Check that a checkpoint's state belongs to the optimizers and parameters of this run.
 
     The check needs only names and shapes. So no tensor is read or overwritten before all of them

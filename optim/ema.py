@@ -8,7 +8,7 @@ from torch import Tensor
 
 from utils.dist.world import local_part
 from utils.errors import UserError
-from utils.shapes import compare_shapes
+from utils.shapes import Shapes, compare_shapes
 
 
 class EMA:
@@ -78,7 +78,7 @@ class EMA:
         return dict(self._shadow)
 
 
-def require_same_average(saved: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> None:
+def require_same_average(saved: Shapes, own: Shapes) -> None:
     """Check that a checkpoint's average belongs to the model of this run.
 
     Args:
