@@ -48,103 +48,20 @@ VOCAB_SIZE = 11
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=768)
-    parser.add_argument("--step-batch-size", type=int, default=2)
-    parser.add_argument("--seq-len", type=int, default=81)
-    parser.add_argument("--optim", default="adam_atan2", choices=["adam_atan2", "adamw", "muon"])
-    parser.add_argument("--num-saves", type=int, default=3)
-    parser.add_argument("--num-steps", type=int, default=3, help="steps for the median time of an undisturbed step")
-    parser.add_argument("--device", default="auto", choices=["auto", "cuda", "mps", "cpu"])
-    parser.add_argument(
-        "--folder", type=Path, help="a folder on the disk to measure (default: the folder of temporary files)"
-    )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("overrides", nargs="*", help="overrides of pretrain.py, such as arch=trm")
-    options = parser.parse_args()
-
+    options = _options()
     config = validate(PretrainConfig, read_config("pretrain", [*options.overrides, f"optim={options.optim}"]))
     world = use_device(World.single(), options.device)
-    generator = torch.Generator().manual_seed(0)
-    model = build_arch(config.arch, seq_len=options.seq_len, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=1)
-    model.init_weights(generator)
-    model.to(world.device)
-    optimizers = build_optimizers(
-        model, model.block_weights(), config.optim, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1
-    )
-    ema, layout = EMA(model.trained_tensors()), Layout(model, world)
-
-    def batch_of(num_slots: int) -> dict[str, torch.Tensor]:
-        tokens_BS = (
-            torch.randint(1, VOCAB_SIZE, (num_slots, options.seq_len), generator=generator).int().to(world.device)
-        )
-        ids_B = torch.zeros(num_slots, dtype=torch.int32, device=world.device)
-        return {"inputs": tokens_BS, "labels": tokens_BS.clone(), "puzzle_identifiers": ids_B}
-
-    batch = batch_of(options.step_batch_size)
-    small, whole = initial_carry(model, batch), initial_carry(model, batch_of(options.batch_size))
-
-    def step() -> None:
-        nonlocal small
-        small, _, _ = layout.gradients(
-            small,
-            batch,
-            depth=config.arch.depth_at(1, 2),
-            min_halt_steps_B=None,
-            loss=StepLoss(config.arch.loss, ignore_label=0, global_batch_size=options.step_batch_size),
-        )
-        optimizers.step(1.0)
-        optimizers.zero_grad()
-        ema.update(0.999)
-
-    def timed(action: Callable[[], None]) -> float:
-        """Return the duration in seconds, including the device's work."""
-        world.wait_for_device()
-        began = time.perf_counter()
-        action()
-        world.wait_for_device()
-        return time.perf_counter() - began
-
-    step()  # the first step is slower because it allocates
-    step_s = statistics.median(timed(step) for _ in range(options.num_steps))
+    training = _Training(config, options, world)
+    training.step()  # the first step is slower because it allocates
+    step_s = statistics.median(_timed(training.step, world) for _ in range(options.num_steps))
     scale = options.batch_size / options.step_batch_size
-    rows = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         checkpointer = Checkpointer(Path(folder), world, keep_last_k=1)
-        for number in range(1, options.num_saves + 1):
-            snapshot = Snapshot(
-                weights=model.state_dict(),
-                shared={
-                    **{f"optimizer.{name}": tensor for name, tensor in optimizers.export_state(model).items()},
-                    **{f"ema.{name}": tensor for name, tensor in ema.tensors().items()},
-                },
-                slots=slice(0, options.batch_size),
-                by_slot=_unshared(whole),
-                by_rank={},
-                state=_state(number),
-            )
-            began = time.perf_counter()
-            stall_s = timed(lambda snapshot=snapshot: checkpointer.save(snapshot, is_best=False))  # type: ignore[misc]
-            meanwhile = [timed(step)]  # steps while the thread writes
-            while step_folders(Path(folder))[-1:] != [Path(folder) / f"step_{number:08d}"]:
-                meanwhile.append(timed(step))
-            checkpointer.wait()
-            written_s = time.perf_counter() - began
-            slowdown, whole_step_s = statistics.median(meanwhile) / step_s, step_s * scale
-            rows.append(
-                {
-                    "save": number,
-                    "stall_s": stall_s,
-                    "step_while_writing": slowdown,
-                    "step_that_saves": 1 + stall_s / whole_step_s + (slowdown - 1) * min(1, written_s / whole_step_s),
-                    "num_steps_while_writing": len(meanwhile),
-                    "until_published_s": written_s,
-                }
-            )
+        rows = [_save(training, checkpointer, number, step_s, scale) for number in range(1, options.num_saves + 1)]
         published = Checkpoint.open(step_folders(Path(folder))[-1])
         num_bytes = sum((published.path / name).stat().st_size for name in published.files)
     about = {
-        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "num_parameters": sum(parameter.numel() for parameter in training.model.parameters()),
         "optim": options.optim,
         "batch_size": options.batch_size,
         "seq_len": options.seq_len,
@@ -167,6 +84,109 @@ def main() -> None:
         )
     if options.json:
         options.json.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=768)
+    parser.add_argument("--step-batch-size", type=int, default=2)
+    parser.add_argument("--seq-len", type=int, default=81)
+    parser.add_argument("--optim", default="adam_atan2", choices=["adam_atan2", "adamw", "muon"])
+    parser.add_argument("--num-saves", type=int, default=3)
+    parser.add_argument("--num-steps", type=int, default=3, help="steps for the median time of an undisturbed step")
+    parser.add_argument("--device", default="auto", choices=["auto", "cuda", "mps", "cpu"])
+    parser.add_argument(
+        "--folder", type=Path, help="a folder on the disk to measure (default: the folder of temporary files)"
+    )
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("overrides", nargs="*", help="overrides of pretrain.py, such as arch=trm")
+    return parser.parse_args()
+
+
+class _Training:
+    """What a step changes and a checkpoint holds: a step takes few slots, a checkpoint the whole batch."""
+
+    def __init__(self, config: PretrainConfig, options: argparse.Namespace, world: World) -> None:
+        self._config, self._options, self.world = config, options, world
+        self._generator = torch.Generator().manual_seed(0)
+        self.model = build_arch(config.arch, seq_len=options.seq_len, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=1)
+        self.model.init_weights(self._generator)
+        self.model.to(world.device)
+        self._optimizers = build_optimizers(
+            self.model, self.model.block_weights(), config.optim, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1
+        )
+        self._ema, self._layout = EMA(self.model.trained_tensors()), Layout(self.model, world)
+        self._batch = self._batch_of(options.step_batch_size)
+        self._carry = initial_carry(self.model, self._batch)
+        self._whole = initial_carry(self.model, self._batch_of(options.batch_size))
+
+    def _batch_of(self, num_slots: int) -> dict[str, torch.Tensor]:
+        tokens_BS = torch.randint(1, VOCAB_SIZE, (num_slots, self._options.seq_len), generator=self._generator).int()
+        tokens_BS = tokens_BS.to(self.world.device)
+        ids_B = torch.zeros(num_slots, dtype=torch.int32, device=self.world.device)
+        return {"inputs": tokens_BS, "labels": tokens_BS.clone(), "puzzle_identifiers": ids_B}
+
+    def step(self) -> None:
+        self._carry, _, _ = self._layout.gradients(
+            self._carry,
+            self._batch,
+            depth=self._config.arch.depth_at(1, 2),
+            min_halt_steps_B=None,
+            loss=StepLoss(self._config.arch.loss, ignore_label=0, global_batch_size=self._options.step_batch_size),
+        )
+        self._optimizers.step(1.0)
+        self._optimizers.zero_grad()
+        self._ema.update(0.999)
+
+    def snapshot(self, number: int) -> Snapshot:
+        return Snapshot(
+            weights=self.model.state_dict(),
+            shared={
+                **{f"optimizer.{name}": tensor for name, tensor in self._optimizers.export_state(self.model).items()},
+                **{f"ema.{name}": tensor for name, tensor in self._ema.tensors().items()},
+            },
+            slots=slice(0, self._options.batch_size),
+            by_slot=_unshared(self._whole),
+            by_rank={},
+            state=_state(number),
+        )
+
+
+def _timed(action: Callable[[], None], world: World) -> float:
+    """Return the duration in seconds, including the device's work."""
+    world.wait_for_device()
+    began = time.perf_counter()
+    action()
+    world.wait_for_device()
+    return time.perf_counter() - began
+
+
+def _save(
+    training: _Training, checkpointer: Checkpointer, number: int, step_s: float, scale: float
+) -> dict[str, float]:
+    """Save once and train on while the thread writes. Return how long what took.
+
+    Args:
+        step_s: seconds of an undisturbed step of few slots.
+        scale: how many times more slots a whole step has.
+    """
+    world, run, snapshot = training.world, checkpointer.run, training.snapshot(number)
+    began = time.perf_counter()
+    stall_s = _timed(lambda: checkpointer.save(snapshot, is_best=False), world)
+    meanwhile = [_timed(training.step, world)]  # steps while the thread writes
+    while step_folders(run)[-1:] != [run / f"step_{number:08d}"]:
+        meanwhile.append(_timed(training.step, world))
+    checkpointer.wait()
+    written_s = time.perf_counter() - began
+    slowdown, whole_step_s = statistics.median(meanwhile) / step_s, step_s * scale
+    return {
+        "save": number,
+        "stall_s": stall_s,
+        "step_while_writing": slowdown,
+        "step_that_saves": 1 + stall_s / whole_step_s + (slowdown - 1) * min(1, written_s / whole_step_s),
+        "num_steps_while_writing": len(meanwhile),
+        "until_published_s": written_s,
+    }
 
 
 def _unshared(carry: Carry) -> dict[str, torch.Tensor]:
