@@ -6,7 +6,8 @@ train            the loop: a step, and what is due after it
 train_step       one segment of every slot and one update of every weight
 finish_step      evaluate, log, save, stop
 
-Every rank runs this file. The objects that it makes hide how many ranks there are.
+Every rank runs this file. The objects that it makes hide how many ranks there are. A docstring that
+says "Every rank." marks a function that all ranks must call together.
 """
 # B = slots of this rank (of the global batch where so named), S = tokens of a puzzle, V = vocabulary
 
@@ -65,16 +66,17 @@ Any key below is set with key=value, also inside groups (arch.hidden_size=128).
 
 def main(world: World) -> None:
     """Train, and start again from the last good checkpoint if a step goes wrong. Every rank."""
-    with StopSignal() as stop, RunLock() as lock:  # a stop while data are read is one after the first step
-        start = read_config(lock, world)
+    # A signal that comes while the data are read stops the run after its first step.
+    with StopSignal() as stop, RunLock() as lock:
+        start = read_config_and_checkpoint(lock, world)
         if start is None:
             return
         config = start.config
         with world.agree():
             axes = config.parallel.axes(world.size)
         world = use_device(world, config.device, config.dist, axes=axes, deterministic=config.deterministic)
-        start.config = config = config.model_copy(update={"arch": with_forward_dtype(config.arch, world)})
-        data = open_data(config, world)
+        start.config = config.model_copy(update={"arch": with_forward_dtype(config.arch, world)})
+        data = open_data(start.config, world)
         recovery = Recovery(start, world)
         while not recovery.is_done:
             with recovery.attempt() as attempt:
@@ -83,8 +85,11 @@ def main(world: World) -> None:
             del state  # before another attempt takes as much memory
 
 
-def read_config(lock: RunLock, world: World) -> Start[PretrainConfig] | None:
-    """Read the config, and the checkpoint to go on from, on rank 0, and broadcast them. Every rank.
+def read_config_and_checkpoint(lock: RunLock, world: World) -> Start[PretrainConfig] | None:
+    """Read the config on rank 0, find the checkpoint to go on from, and broadcast both. Every rank.
+
+    utils/run/resume.py decides whether there is a checkpoint to go on from. A restart by torchrun,
+    which `world.attempt` tells, resumes without being asked to.
 
     Returns:
         None if the command line asks for a page (--help, --cfg job), which is printed.
@@ -183,11 +188,11 @@ def train(
         # A row that waits in the progress is of a step whose evaluation a stop interrupted.
         if progress.pending_row is not None and finish_step(session, progress.pending_row):
             return
-        for batch in session.batches():
+        for batch in session.batches():  # which moves the progress on by a step
             if progress.step not in progress.skipped_steps:
-                with session.sampling():
+                with session.measuring_communication():
                     result = train_step(state, batch, StepSettings.at(progress.step, plan, world), world)
-                    session.count(result.sums, result.grad_norm)
+                    session.add_to_sums(result.sums, result.grad_norm)
             row = session.end_step()
             if finish_step(session, row):
                 break
@@ -203,9 +208,9 @@ class StepSettings:
     depth: Depth
     loss: LossConfig
     global_batch_size: int
-    min_halt_steps_B: Tensor | None  # drawn for exploration; None: no slot explores
-    lr_multiplier: float  # what the schedule and lr_scaling make of every optimizer's rate
-    puzzle_emb_lr: float
+    min_halt_steps_B: Tensor  # drawn for exploration; a slot with 0 does not explore
+    lr_multiplier: float  # factor of every optimizer's own rate: the schedule times lr_scaling
+    puzzle_emb_lr: float  # the rate itself, times the schedule
     puzzle_emb_weight_decay: float
     grad_clip: float | None
     ema_rate: float
@@ -237,7 +242,7 @@ class StepResult:
 
 
 def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: World) -> StepResult:
-    """Run one segment of every slot and update every weight once, with its average. Every rank.
+    """Run one segment of every slot, and update every weight and the moving average (EMA) once. Every rank.
 
     The gradients are of the loss summed over the global batch and divided by its number of slots,
     so that each slot counts the same, however many a rank holds.
@@ -246,11 +251,12 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
     decide whether the step is taken.
 
     Args:
-        state: is changed in place; the progress is the caller's to change.
+        state: everything but its progress is changed in place.
         batch: for each slot of this rank the example that it takes if its sequence has halted.
     """
     layout, loss_scale = state.layout, state.loss_scale
     scale = 1.0 if loss_scale is None else loss_scale.factor
+    # Forward and backward: gradients, summed over the ranks, are left in `.grad`.
     state.carry, outputs, sums = layout.gradients(
         state.carry,
         batch,
@@ -260,7 +266,7 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
     )
     rows = [part.puzzle_rows_BE for part in outputs if part.puzzle_rows_BE is not None]
     rows_grads = [part_BE.grad for part_BE in rows if part_BE.grad is not None]
-    if loss_scale is not None:
+    if loss_scale is not None:  # puzzle rows stay as they are: their update takes only the signs
         loss_scale.unscale_(weight.grad for weight in layout.model.parameters() if weight.grad is not None)
     grad_norm = layout.grad_norm()
     was_taken = loss_scale is None or loss_scale.update([grad_norm, *rows_grads], world)
@@ -278,7 +284,8 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
                 num_slots=settings.global_batch_size,
                 world=world,
             )
-            grad_norm = torch.where(rows_are_finite, grad_norm, torch.nan)  # the only gradients of freeze_weights
+            # With freeze_weights, the rows have the only gradients: NaN in them must not go unnoticed.
+            grad_norm = torch.where(rows_are_finite, grad_norm, torch.nan)
         state.optimizers.step(settings.lr_multiplier)
         if state.ema is not None:
             state.ema.update(settings.ema_rate)
@@ -301,11 +308,12 @@ def finish_step(session: Session, row: Row) -> bool:
         Whether the run ends here.
 
     Raises:
-        NotFinite: A step since the last look went wrong.
+        NotFinite: A step since the last log, evaluation or save went wrong.
         UserError: The data or the disk failed. Nothing that was computed is lost.
     """
     plan, progress = session.plan, session.state.progress
-    was_pending, progress.pending_row = progress.pending_row is not None, None
+    was_pending = progress.pending_row is not None
+    progress.pending_row = None  # until a stop interrupts this evaluation, too
     with session.clock.paused():
         is_best = evaluated = False
         if plan.evaluation_due(progress.step):
@@ -313,15 +321,15 @@ def finish_step(session: Session, row: Row) -> bool:
             row, evaluated, is_best = evaluation.row, evaluation.is_done, evaluation.is_best
         if row and progress.pending_row is None:
             session.log(row)
-        stopping, unreadable = session.vote()
+        stopping, data_failed = session.vote_to_end()
         out_of_patience = evaluated and plan.out_of_patience(progress)
         checkpoint_due = plan.checkpoint_due(progress.step, evaluated=evaluated)
-        if stopping or unreadable or out_of_patience or is_best or checkpoint_due:
+        if stopping or data_failed or out_of_patience or is_best or checkpoint_due:
             session.save(is_best=is_best)
         elif plan.replicas_check_due(progress.step):
             session.check_replicas()
-        if unreadable:
-            session.raise_mistake()
+        if data_failed:
+            session.raise_data_error()
         if out_of_patience:
             session.say(
                 f"ended at step {progress.step}: no better {plan.best_metric} than {progress.best} in "

@@ -107,16 +107,19 @@ class PuzzleSet:
 
 @contextmanager
 def unchanged(sets: Iterable[PuzzleSet]) -> Iterator[None]:
-    """Inside, mapped arrays are read. Raises UserError where a file isn't what was opened any more. Asked twice:
-    before, because a file that became shorter would kill the process, and afterwards, because it may have changed under
-    the reading.
+    """Read mapped arrays inside. Raises a UserError if a file is not what was opened any more.
+
+    The files are checked twice. Before, because a file that became shorter would kill the process.
+    Afterwards, also after an error, because a file may have changed while it was read.
     """
     sets = list(sets)
     for puzzle_set in sets:
         puzzle_set.require_unchanged()
-    yield
-    for puzzle_set in sets:
-        puzzle_set.require_unchanged()
+    try:
+        yield
+    finally:
+        for puzzle_set in sets:
+            puzzle_set.require_unchanged()
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class Session:
         self._profiler = StepProfiler(config.profile and world.is_main, config.run_path, self.say, world.device)
         self._comm = CommSampler(None if config.profile else config.perf_every_n_steps, world)
         self.clock, self._eval_share = StepClock(), TimeShare(config.eval_max_share)
-        self._mistake: UserError | None = None  # why this rank has no next batch
+        self._data_error: UserError | None = None  # why this rank has no next batch
         for line in [*start.notes, describe(config, data, state, plan, world)]:
             self.say(line)
 
@@ -108,11 +108,11 @@ class Session:
             progress.draws += self.config.global_batch_size
             yield batch
 
-    def sampling(self) -> AbstractContextManager[None]:
-        """Put a training step inside: one in every few is looked at for what its communication takes."""
+    def measuring_communication(self) -> AbstractContextManager[None]:
+        """Put a training step inside. In one step of every few, the time of its communication is measured."""
         return self._comm.step(self.state.progress.step)
 
-    def count(self, metric_sums: Tensor, grad_norm: Tensor) -> None:
+    def add_to_sums(self, metric_sums: Tensor, grad_norm: Tensor) -> None:
         """Add a step to the open sums. The host does not wait for the device."""
         state, batch_size = self.state, self.config.global_batch_size
         state.sums.add(metric_sums, grad_norm)
@@ -131,7 +131,7 @@ class Session:
         self._metrics.advance(step)
         row = self._row() if self.plan.log_due(step) else {}
         with self.clock.waiting_for_data():
-            self._mistake = self._loader.next_mistake()
+            self._data_error = self._loader.next_mistake()
         return row
 
     def _row(self) -> Row:
@@ -200,10 +200,10 @@ class Session:
         with self._world.agree():
             self._metrics.write(self.state.progress.step, row)
 
-    def vote(self) -> tuple[bool, bool]:
+    def vote_to_end(self) -> tuple[bool, bool]:
         """Return whether any rank was asked to stop, and whether any has no next batch. Every rank."""
-        stopping, unreadable = self._world.any_of(self._stop.requested(), self._mistake is not None)
-        return stopping, unreadable
+        stopping, data_failed = self._world.any_of(self._stop.requested(), self._data_error is not None)
+        return stopping, data_failed
 
     def save(self, *, is_best: bool) -> None:
         """Begin to write a checkpoint of this step. Every rank.
@@ -222,11 +222,11 @@ class Session:
         if self.config.check_replicas_every_n_steps is not None:
             require_same_replicas(self.state.replicated_tensors(), self.state.progress.step, self._world)
 
-    def raise_mistake(self) -> None:
+    def raise_data_error(self) -> None:
         """Raise what keeps a rank from its next batch as a UserError on all ranks. Every rank."""
         with self._world.agree():
-            if self._mistake is not None:
-                raise self._mistake
+            if self._data_error is not None:
+                raise self._data_error
 
     def mark_stopped(self) -> None:
         """Leave the marker of a graceful stop, once the checkpoint is whole that it promises. Every rank."""

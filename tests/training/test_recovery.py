@@ -51,13 +51,13 @@ def _does_nothing(at: Steps, rank: int) -> None:
     """What leaving a batch out means, said otherwise: the step changes nothing and counts nothing."""
     from training.session import Session
 
-    real_count = Session.count
+    real_count = Session.add_to_sums
 
     def count(session: Session, *args: Any) -> None:
         if session.state.progress.step not in at:
             real_count(session, *args)
 
-    Session.count = count  # type: ignore[method-assign,assignment]
+    Session.add_to_sums = count  # type: ignore[method-assign,assignment]
 
     def step(number: int, real: Any, *args: Any) -> Any:
         import pretrain
