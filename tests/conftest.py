@@ -1,4 +1,4 @@
-"""Fixtures that many tests share: one small dataset, and the runs that nobody disturbs."""
+"""Fixtures that many tests share: one small dataset, and undisturbed runs."""
 
 import os
 import shlex
@@ -11,28 +11,19 @@ from hypothesis import settings as hypothesis_settings
 
 from tests import runs
 
-# Threads of several processes on a few cores are slower than none, and results are bitwise at an equal number only.
+# On a few cores, threads slow several processes down. Results are also equal bit for bit only with
+# the same number of threads.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 
-# A busy machine is no failure.
+# Without a deadline, tests don't fail on a busy machine.
 hypothesis_settings.register_profile("calm", deadline=None)
 hypothesis_settings.load_profile("calm")
 
 
-# Whole files go to a process each (--dist loadfile, in this order by --no-loadscope-reorder): one that takes minutes
-# must not be the last to begin.
-TESTS = Path(__file__).resolve().parent
-LONG_FILES = [
-    TESTS / name
-    for name in (
-        "utils/checkpoint/test_writer.py",
-        "utils/checkpoint/test_reader.py",
-        "test_readme.py",
-        "test_resume.py",
-        "models/parallel/test_pipeline.py",
-    )
-]
+# pytest hands whole files to its processes (--dist loadfile), in this order
+# (--no-loadscope-reorder). A file that takes minutes must not start last.
+LONG_FILES = ("test_checkpoint.py", "test_readme.py", "test_resume.py", "test_pipeline.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,7 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quiet(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of one rank, made by the command that a user types."""
+    """Return the folder of an undisturbed run of one rank, made with a user's command."""
     run = tmp_path_factory.mktemp("quiet") / "run"
     command = ["python", str(runs.REPOSITORY / "pretrain.py"), *runs.settings(data, run)]
     done = runs.command(shlex.join(command), run.parent)
@@ -56,7 +47,7 @@ def quiet(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quiet_2(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of two ranks."""
+    """Return the folder of an undisturbed run of two ranks."""
     folder = tmp_path_factory.mktemp("quiet_2")
     runs.train(runs.settings(data, folder / "run"), folder / "log", ranks=2).ok()
     return folder / "run"
@@ -64,11 +55,11 @@ def quiet_2(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(quiet: Path, tmp_path: Path) -> Path:
-    """A copy of the quiet run, to be damaged."""
+    """Return a copy of the quiet run that a test may damage."""
     return Path(shutil.copytree(quiet, tmp_path / "run"))
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Where a run's output goes."""
+    """Return the file for a run's output."""
     return tmp_path / "log"

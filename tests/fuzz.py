@@ -1,11 +1,14 @@
-"""Files from strangers: valid ones of each kind that the programs read, altered by chance and by malice, read again.
+"""Alter valid files of each kind that the programs read, at random and with malice, and read them.
 
     python -m tests.fuzz --files 10000
     python -m tests.fuzz --kind weights --only 17      # one file again, with the traceback
 
-A file must be accepted, or refused as a user's mistake is: UserError, which World.agree makes one line. Any
-other exception is a crash; so is the end of the process, a change to a file outside, or code of the file that ran. More
-than LIMIT_S seconds are a hang, and MiB beyond what the valid file took are counted up to LIMIT_MIB.
+The reader must accept a file, or refuse it as it refuses a user's mistake. Everything else fails:
+
+- crash: any other exception, the end of the process, a change to a file outside, or code of the
+  file that ran
+- hang: more than LIMIT_S seconds
+- memory: more than LIMIT_MIB beyond the memory for the valid file
 """
 
 import argparse
@@ -67,12 +70,12 @@ from view import view
 
 LIMIT_S = 5
 LIMIT_MIB = 256
-_ADDRESS_SPACE = 3 << 30  # more than a process has at the start: what it can do harm with, should a limit not hold
+_ADDRESS_SPACE = 3 << 30  # bytes beyond those at the start; protects the machine if another limit fails
 _FILES_OF_A_WORKER = 2000
 
 Reader = Callable[[Path, Random], None]
 
-# ---- kinds: a valid example, and what reads it -------------------------------------------------------------
+# ---- kinds: a valid example, and its reader ----------------------------------------------------------------
 
 
 def _sudoku(folder: Path) -> Path:
@@ -138,9 +141,8 @@ def _write_dataset(folder: Path) -> None:
 
 def _read_dataset(folder: Path, rng: Random) -> None:
     data = str(folder / "data")
-    # Else what the builder noted tells every change at once.
-    if rng.random() < 0.7 and (folder / "data" / "fingerprint.json").is_file():
-        (folder / "data" / "fingerprint.json").unlink()
+    if rng.random() < 0.7:  # with the builder's fingerprint, every change would be found at once
+        (folder / "data" / "fingerprint.json").unlink(missing_ok=True)
     reader = rng.randrange(4)
     if reader == 0:
         for split in (open_datasets([data], split, numbered_by=[data]) for split in ("train", "test")):
@@ -262,7 +264,7 @@ def _read_metrics(folder: Path, rng: Random) -> None:
 class Kind:
     write: Callable[[Path], None]
     read: Reader
-    altered: tuple[str, ...]  # patterns of the files that are
+    altered: tuple[str, ...]  # patterns of the files to alter
 
 
 KINDS = {
@@ -279,7 +281,7 @@ KINDS = {
 
 
 def _altered(folder: Path) -> list[Path]:
-    """What `alter` noted."""
+    """Return the files that `alter` noted."""
     note = folder.parent / "altered"
     return [Path(line) for line in note.read_text().splitlines()] if note.exists() else []
 
@@ -288,7 +290,7 @@ def _altered(folder: Path) -> list[Path]:
 
 
 class _Trap:
-    """Unpickled, it leaves a file."""
+    """An object that makes a folder when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("the_trap_was_sprung",)
@@ -308,7 +310,7 @@ def _hostile(rng: Random) -> Any:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) of nested JSON."""
+    """Return every (container, key) of nested JSON."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
     return [(value, key) for key in keys] + [place for key in keys for place in _places(value[key])]
 
@@ -343,7 +345,7 @@ def alter_json(value: Any, rng: Random) -> Any:
 
 
 def alter_bytes(contents: bytes, rng: Random) -> bytes:
-    """Flipped, inserted, removed, cut off, repeated."""
+    """Flip, insert, remove, cut off, repeat or overwrite bytes."""
     altered = bytearray(contents)
     for _ in range(rng.choice((1, 1, 2, 8))):
         at, length = rng.randrange(len(altered) + 1), rng.choice((1, 1, 4, 64, 1000))
@@ -386,7 +388,7 @@ def alter_text(text: str, rng: Random) -> str:
 
 def alter_yaml(text: str, rng: Random) -> str:
     match rng.randrange(8):
-        case 0:  # a billion laughs
+        case 0:  # the "billion laughs" attack
             laughs = "a: &a0 [lol]\n" + "".join(f"b{n}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(12))
             return laughs + text + rng.choice(("lr: *a9\n", "", "arch: {name: *a12}\n"))
         case 1:
@@ -416,7 +418,7 @@ def alter_safetensors(contents: bytes, rng: Random) -> bytes:
     sharding = header.get("__metadata__", {}).get("DCP_SHARDING_INFO")
     if sharding and rng.random() < 0.5:
         header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(alter_json(json.loads(sharding), rng))
-    elif rng.random() < 0.3:  # what fits together, of other tensors than there were
+    elif rng.random() < 0.3:  # a consistent header of other tensors
         names = [name for name in header if name != "__metadata__"]
         one, other = header[rng.choice(names)], header[rng.choice(names)]
         one["dtype"] = rng.choice((other["dtype"], "I32", "U32", "F8_E4M3", "F8_E8M0", "F4", "C64", "BF16"))
@@ -444,7 +446,7 @@ def alter_npy(contents: bytes, rng: Random) -> bytes:
     text = rng.choice(
         (str(header), str(header), str(header), "(" * 5000, "-" * 9000 + "1", "[" * 150 + "]" * 150, "x" * 10)
     )
-    if rng.random() < 0.3:  # the values, so that types and shapes are right
+    if rng.random() < 0.3:  # change only a value; types and shapes stay right
         array = array.copy()
         array.flat[rng.randrange(array.size)] = rng.choice((0, 1, 7, 127))
         stream = io.BytesIO()
@@ -457,7 +459,7 @@ def alter_npy(contents: bytes, rng: Random) -> bytes:
 
 
 def _hollow(rng: Random) -> bytes:
-    """A file of some hundred bytes that says it holds terabytes."""
+    """Return a file of some hundred bytes that claims to hold terabytes."""
     written = io.BytesIO()
     tensor = rng.choice((torch.zeros(1).expand(10**6, 10**6), torch.empty(10**6, 10**6, device="meta")))
     torch.save({"H_init": tensor}, written, _use_new_zipfile_serialization=rng.random() < 0.5)
@@ -487,21 +489,21 @@ def alter_torch(contents: bytes, rng: Random) -> bytes:
                         )
                     case 3:
                         data = pickle.dumps(_Trap(), protocol=2)
-                    case 4:  # a bomb
+                    case 4:  # a zip bomb
                         data, compression = bytes(400 << 20), zipfile.ZIP_DEFLATED
                     case 5:
-                        new.writestr(name, data)  # twice
+                        new.writestr(name, data)  # the name is there twice
             with warnings.catch_warnings(action="ignore"):
                 new.writestr(name, data, compression, compresslevel=1)
     return written.getvalue()
 
 
 def _replace(file: Path, rng: Random) -> None:
-    """By something that is no plain file, or a file elsewhere."""
+    """Replace a file by an empty file, something that is not a plain file, or a link elsewhere."""
     file.unlink()
     targets: list[str | Path] = ["/etc/passwd", file.name, file.parent.parent, "../" * 9 + "etc/passwd"]
     typed = file.suffix in (".csv", ".gz") or file.name.startswith(("one", "all", "solutions"))
-    if not typed:  # a person's puzzles may come through a pipe
+    if not typed:  # puzzles that a user types may come through a pipe
         targets.append("/dev/zero")
     match rng.randrange(5):
         case 0 if not typed:
@@ -556,13 +558,13 @@ def alter_file(file: Path, rng: Random) -> None:
 
 
 def _gzip_bomb() -> bytes:
-    """A GiB of blanks in a MiB."""
+    """Return a MiB that holds a GiB of blanks."""
     blanks = gzip.compress(b" " * (64 << 20), compresslevel=1)
-    return blanks * 16  # members one after the other are one file
+    return blanks * 16  # a gzip file may have several members
 
 
 def seal(step: Path) -> None:
-    """Makes the manifest agree with what lies there, as a forger would."""
+    """Make the manifest agree with the files, as a forger would."""
     files = {
         str(file.relative_to(step)): {"bytes": len(contents), "sha256": hashlib.sha256(contents).hexdigest()}
         for file in [step / "model.safetensors", step / "state.json", *(step / "state").glob("*")]
@@ -573,7 +575,7 @@ def seal(step: Path) -> None:
 
 
 def alter(folder: Path, kind: Kind, rng: Random) -> None:
-    """One file of the example, at times two."""
+    """Alter one file of the example, sometimes two."""
     files = sorted({file for pattern in kind.altered for file in folder.glob(pattern) if file.is_file()})
     chosen = rng.sample(files, min(len(files), rng.choice((1, 1, 1, 2))))
     if kind.read is _read_weights or kind.read is _read_csvs:
@@ -591,12 +593,12 @@ def alter(folder: Path, kind: Kind, rng: Random) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one file. `how`: accepted, refused, crash, hang or memory."""
+    """The result for one file. `how`: accepted, refused, crash, hang or memory."""
 
     how: str
     said: str
     seconds: float
-    mib: float  # that the process grew by, at most, since it began
+    mib: float  # the largest growth of the process since its start
 
 
 def _read_one(kind: Kind, folder: Path, rng: Random) -> tuple[str, str]:
@@ -605,19 +607,19 @@ def _read_one(kind: Kind, folder: Path, rng: Random) -> tuple[str, str]:
             kind.read(folder, rng)
     except UserError as error:
         return "refused", str(error)
-    except BaseException as error:  # whatever it is, it is what is looked for
+    except BaseException as error:  # the tests look for all of these
         return "crash", f"{type(error).__name__}: {' '.join(str(error).split())}\n{traceback.format_exc()}"
     return "accepted", ""
 
 
 def attempt(name: str, kind: Kind, folder: Path, seed: int, index: int) -> tuple[str, str]:
-    """Copies the example, alters it and reads it; what became of it."""
+    """Copy the example, alter it and read it. Returns how it ended and what was said."""
     case = folder / "case"
     shutil.rmtree(case, ignore_errors=True)
     (folder / "altered").unlink(missing_ok=True)
     shutil.copytree(folder.parent / "examples" / name, case)
     rng = Random(f"{seed} {name} {index}")
-    if index >= 0:  # -1: as it is
+    if index >= 0:  # -1 leaves the example as it is
         alter(case, kind, rng)
     how, said = _read_one(kind, case, rng)
     if _sprung(folder):
@@ -632,7 +634,7 @@ def _sprung(folder: Path) -> bool:
 
 
 def _work(pipe: Connection, name: str, kind: Kind, folder: str, seed: int) -> None:
-    """In a process of its own: reads what it is told to, until the pipe is closed."""
+    """Read the files that the pipe names, until the pipe is closed. Runs in its own process."""
     torch.set_num_threads(1)
     place = Path(folder)
     (place / "outside").mkdir(parents=True)
@@ -641,7 +643,8 @@ def _work(pipe: Connection, name: str, kind: Kind, folder: str, seed: int) -> No
     process = psutil.Process()
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         warnings.simplefilter("ignore")
-        for _ in range(8):  # every reader of the kind, so that what they import counts to nobody
+        # Try every reader of the kind first, so that memory for imports doesn't count for a file.
+        for _ in range(8):
             how, said = attempt(name, kind, place, seed, -1)
             assert how == "accepted", said
         most = process.memory_info().vms + _ADDRESS_SPACE
@@ -656,7 +659,10 @@ def _work(pipe: Connection, name: str, kind: Kind, folder: str, seed: int) -> No
 
 
 class Worker:
-    """A warm process for files of one kind, replaced when it hangs, dies or has grown."""
+    """A process that has imported everything and reads files of one kind.
+
+    It is replaced when it hangs, dies or has grown.
+    """
 
     def __init__(self, name: str, kind: Kind, folder: Path, seed: int) -> None:
         self._pipe, theirs = mp.Pipe()
@@ -688,7 +694,7 @@ class Worker:
 
 @dataclass
 class Tally:
-    """What became of the files of a kind."""
+    """The results for the files of one kind."""
 
     how: Counter[str] = field(default_factory=Counter)
     mib: float = 0
@@ -711,7 +717,7 @@ def write_example(name: str, folder: Path) -> None:
 
 
 def fuzz(name: str, indices: range, seed: int, folder: Path) -> Tally:
-    """Reads so many altered files of a kind. `folder` is for the example and the files."""
+    """Read altered files of a kind. `folder` is for the example and the files."""
     write_example(name, folder)
     tally = Tally()
     worker: Worker | None = None
@@ -730,10 +736,10 @@ def fuzz(name: str, indices: range, seed: int, folder: Path) -> Tally:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.split("\n")[0])
-    parser.add_argument("--files", type=int, default=10_000, help="of all kinds together (default: %(default)s)")
+    parser.add_argument("--files", type=int, default=10_000, help="files of all kinds together (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", nargs="*", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--only", type=int, metavar="INDEX", help="of each kind this file alone; keeps it and says all")
+    parser.add_argument("--only", type=int, metavar="INDEX", help="read only this file of each kind, and keep it")
     options = parser.parse_args()
     failed = False
     print(f"{'kind':<12}{'files':>7}{'accepted':>10}{'refused':>9}{'crashes':>9}{'hangs':>7}{'memory':>8}"

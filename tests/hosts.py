@@ -1,5 +1,6 @@
-"""Two hosts that share nothing but a cable and a disk: network namespaces of one machine, joined by a veth pair; and
-torchrun on them, or on this one, as a user types it.
+"""Two hosts on one machine that share only a cable and a disk, and torchrun on one or both of them.
+
+The hosts are network namespaces, joined by a veth pair.
 """
 
 import os
@@ -20,7 +21,7 @@ from tests.runs import REPOSITORY, Finished
 
 @dataclass(frozen=True)
 class Host:
-    """A machine of its own, or with `namespace=None` this one."""
+    """A host in its own network namespace or, if `namespace` is None, this machine."""
 
     namespace: str | None = None
     address: str = "127.0.0.1"
@@ -38,7 +39,7 @@ class Host:
 
 
 def why_no_two_hosts() -> str | None:
-    """What they lack here; None where they can be had."""
+    """Return why this machine can't make two hosts, or None if it can."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "making network namespaces takes root and iproute2"
     name = f"trainer-{os.getpid()}"
@@ -52,7 +53,7 @@ def why_no_two_hosts() -> str | None:
 
 @contextmanager
 def two_hosts() -> Iterator[list[Host]]:
-    """Inside, there are two which reach each other, and nothing else."""
+    """Make two hosts that can reach each other and nothing else, and remove them at the end."""
     hosts = [
         Host(f"trainer-{letter}-{os.getpid()}", f"10.77.0.{number}", f"cable-{letter}")
         for number, letter in enumerate("ab", start=1)
@@ -78,7 +79,7 @@ def _ip(*words: str) -> None:
 
 
 class Launched:
-    """torchrun on each of so many hosts, with one rank on each of two and two on one."""
+    """A run of two ranks under torchrun, on one host or on two."""
 
     def __init__(
         self,
@@ -89,9 +90,11 @@ class Launched:
         options: Sequence[str] = (),
         static: bool = False,
     ) -> None:
-        """
+        """Start torchrun on all hosts.
+
         Args:
-            static: they meet at --master-addr, where the others are known by number, instead of by c10d.
+            static: the hosts meet at --master-addr and have fixed numbers, instead of meeting by
+                c10d.
         """
         self._log = log
         log.unlink(missing_ok=True)
@@ -107,7 +110,8 @@ class Launched:
             else:
                 words += ["--nnodes", str(len(hosts)), "--rdzv-backend", "c10d", "--rdzv-id", "cables"]
                 words += ["--rdzv-endpoint", f"{hosts[0].address}:{port}", "--local-addr", host.address]
-                # torchrun finds out which host serves the meeting point by its name, which is the machine's everywhere.
+                # torchrun would choose the host of the meeting point by its name, but here all
+                # hosts have the machine's name.
                 words += ["--rdzv-conf", f"is_host={int(number == 0)}"]
             enter = ["ip", "netns", "exec", host.namespace] if host.namespace else []
             with log.open("a") as output:
@@ -126,17 +130,17 @@ class Launched:
 
     @property
     def alive(self) -> bool:
-        """Whether torchrun is on every host."""
+        """Return whether torchrun is alive on every host."""
         return all(agent.poll() is None for agent in self.agents)
 
     def worker(self, rank: int) -> psutil.Process:
-        """Of the present attempt."""
+        """Return the worker of a rank in the present attempt."""
         children = [child for agent in self.agents for child in agent.children()]
         (found,) = (child for child in children if child.environ().get("RANK") == str(rank))
         return found
 
     def until(self, condition: Callable[[], bool], timeout_s: float = 180) -> None:
-        """Wait for something that the run does."""
+        """Wait until the run has made a condition true."""
         end = time.monotonic() + timeout_s
         while not condition():
             assert self.alive, f"the run ended before what was waited for:\n{self.output}"
@@ -144,7 +148,7 @@ class Launched:
             time.sleep(0.02)
 
     def wait(self, timeout_s: float = 180) -> Finished:
-        """The first status that isn't 0 counts."""
+        """Wait for the end of torchrun on all hosts, and return the first status that isn't 0."""
         end = time.monotonic() + timeout_s
         while any(agent.poll() is None for agent in self.agents):
             assert time.monotonic() < end, f"torchrun is still alive after {timeout_s} s:\n{self.output}"
@@ -152,10 +156,10 @@ class Launched:
         return Finished(next(filter(None, (agent.poll() for agent in self.agents)), 0), self.output)
 
     def kill(self) -> None:
-        """torchrun and its workers, each by its own id."""
+        """Kill torchrun and its workers, each by its own id."""
         for agent in self.agents:
             workers = agent.children(recursive=True) if agent.poll() is None else []
             for process in [*workers, agent]:
-                with suppress(psutil.NoSuchProcess):  # it has ended by itself
+                with suppress(psutil.NoSuchProcess):  # the process has ended by itself
                     process.kill()
         psutil.wait_procs(self.agents)

@@ -1,4 +1,7 @@
-"""Runs in the process of the test: what main() does after the command line, in a fifth of a second."""
+"""Run training in the process of the test, which takes a fifth of a second.
+
+This does what main() does after reading the command line.
+"""
 
 import json
 import shutil
@@ -54,7 +57,7 @@ def begin(overrides: list[str]) -> Begun:
 
 
 def train_here(overrides: list[str]) -> TrainState:
-    """A whole run."""
+    """Train a whole run and return its final state."""
     return begin(overrides).fit()
 
 
@@ -66,7 +69,7 @@ def load_run(path: Path, world: World = SINGLE) -> tuple[PretrainConfig, Recursi
 
 
 def mistake(overrides: list[str]) -> str:
-    """The one line with which a run with these overrides is refused."""
+    """Return the message that refuses a run with these overrides. It must be one line."""
     with pytest.raises((ValueError, UserError)) as caught:
         train_here(overrides)
     message = str(caught.value)
@@ -75,18 +78,18 @@ def mistake(overrides: list[str]) -> str:
 
 
 def weights_of(state: TrainState) -> Tensors:
-    """A copy of the model's, by name."""
+    """Return a copy of the model's weights by name."""
     return {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
 
 
 def changed(before: Tensors, after: Tensors) -> set[str]:
-    """The names of the tensors that aren't bitwise what they were."""
+    """Return the names of the tensors that changed in any bit."""
     assert before.keys() == after.keys()
     return {name for name in before if not torch.equal(before[name], after[name])}
 
 
 def with_identifiers(data: Path, to: Path, num_identifiers: int) -> Path:
-    """A copy of a dataset whose puzzles have identifiers 0, 1, ..., num_identifiers - 1, 0, 1, ..."""
+    """Copy a dataset, and number its puzzles 0, 1, ..., num_identifiers - 1, 0, 1, ..."""
     shutil.copytree(data, to)
     (to / "fingerprint.json").unlink(missing_ok=True)
     for split in ("train", "test"):

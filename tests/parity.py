@@ -1,8 +1,8 @@
-"""Replay trajectories of the published implementations through this project's own training step and evaluation.
+"""Replay trajectories of the published code with this project's training step and evaluation.
 
-`python -m tests.parity DIR...` prints the largest error of each quantity and ends with `max_relative_error=<x>`. Exit
-status 0 only if everything recorded was compared and is within 1e-4; 1 if not; 2, with one line `error: ...`, if a
-folder can't be replayed.
+`python -m tests.parity DIR...` prints the largest error of each quantity and ends with
+`max_relative_error=<x>`. The exit status is 0 if everything that was recorded was compared and is
+within 1e-4, and 1 if not. It is 2, with one line `error: ...`, if a folder can't be replayed.
 """
 
 # B = slots of the batch, S = tokens
@@ -62,7 +62,7 @@ REQUIRED_OPTIONS = (
     "halt_max_steps",
     "pos_encodings",
 )
-# The published defaults, and float32 because the trajectories are.
+# The published defaults, but in float32, like the trajectories.
 OPTION_DEFAULTS: dict[str, Any] = {
     "puzzle_emb_ndim": 0,
     "halt_exploration_prob": 0.0,
@@ -70,9 +70,10 @@ OPTION_DEFAULTS: dict[str, Any] = {
     "forward_dtype": "float32",
     "mlp_t": False,
 }
-# What the published options may say, but this project can't do otherwise.
+# Options of the published code that have only one value in this project.
 FIXED_OPTIONS: dict[str, Any] = {"rms_norm_eps": RMS_EPS, "causal": False}
-# Of each architecture: the options of its own, and what this project added to it, as published.
+# The options of each architecture, and the options that this project added, with the values that
+# give the published model.
 HRM_FIXED_OPTIONS: dict[str, Any] = {"puzzle_emb_len": 0, "no_ACT_continue": False}
 TRM_OPTIONS: dict[str, Any] = {"puzzle_emb_len": 0, "no_ACT_continue": True}
 ADDED_OPTIONS: dict[str, Any] = {
@@ -87,7 +88,7 @@ OPTIM_KEYS = ("lr", "puzzle_emb_lr", "weight_decay", "puzzle_emb_weight_decay", 
 
 @dataclass
 class Recording:
-    """One folder, read and found replayable. `recorded` holds what is to be compared, under unique names."""
+    """The contents of a folder that can be replayed. `recorded` holds what is compared, by name."""
 
     config: ArchConfig
     sizes: dict[str, int]
@@ -100,7 +101,11 @@ class Recording:
 
 @dataclass
 class Report:
-    """The errors of one folder. What is compared is struck from `recorded`, so what is left was never looked at."""
+    """The errors of one folder.
+
+    Values that were compared are removed from `recorded`, so that the remaining ones are those that
+    were never compared.
+    """
 
     recorded: dict[str, torch.Tensor | float]
     errors: dict[str, float] = field(default_factory=dict)
@@ -117,7 +122,7 @@ class Report:
             self.failures.append(f"{name} differs by {error:.3g}")
 
     def close(self) -> None:
-        """Whatever is left was recorded, but is nothing that we compare."""
+        """Report recorded values that were never compared as failures."""
         for name in sorted(self.recorded):
             self._fail("unknown", f"{name} was recorded, but nothing here is compared with it")
 
@@ -131,7 +136,10 @@ class Report:
 
 
 def _relative_error(ours: torch.Tensor | float, theirs: torch.Tensor | float) -> float:
-    """As the README of the recordings defines it; infinite where shapes differ or anything is not finite."""
+    """Return the relative error as the README of the recordings defines it.
+
+    It is infinite if the shapes differ or a value is not finite.
+    """
     ours_tensor, theirs_tensor = torch.as_tensor(ours).double(), torch.as_tensor(theirs).double()
     if ours_tensor.shape != theirs_tensor.shape:
         return math.inf
@@ -152,7 +160,11 @@ def _exact_error(ours: torch.Tensor | float, theirs: torch.Tensor | float) -> fl
 
 
 def read_recording(folder: Path) -> Recording:
-    """Raises ValueError, in one line, for a folder that is missing, damaged, or asks for what this project can't do."""
+    """Read a folder.
+
+    Raises:
+        ValueError: The folder is missing or damaged, or needs something that this project lacks.
+    """
     description = _read_json(folder / "trajectory.json")
     _expect_keys(description, {"arch", "model", "loss_type", "optim", "train", "eval"}, {"noise"}, folder, "")
     if description["arch"] not in ("hrm", "trm"):
@@ -186,7 +198,11 @@ def read_recording(folder: Path) -> Recording:
 
 
 def replay(recording: Recording) -> Report:
-    """Train and evaluate as the recording did, comparing as we go. Raises ValueError if initial weights don't fit."""
+    """Train and evaluate as in the recording, and compare all values.
+
+    Raises:
+        ValueError: The initial weights don't fit the model.
+    """
     report = Report(dict(recording.recorded))
     config, optim = recording.config, recording.optim
     model = build_arch(config, **{name: recording.sizes[name] for name in SIZES if name != "batch_size"})
@@ -256,7 +272,7 @@ def replay(recording: Recording) -> Report:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status."""
+    """Run the program and return the exit status."""
     try:
         if not arguments:
             raise ValueError("no folder given; run python -m tests.parity DIR...")
@@ -328,7 +344,11 @@ def _read_model(arch: str, options: Any, loss_type: Any, folder: Path) -> tuple[
 def _take_batch(
     tensors: dict[str, torch.Tensor], t: int, config: ArchConfig, sizes: dict[str, int], folder: Path
 ) -> Batch:
-    """Move the batch of step t out of the recorded tensors. Raises ValueError if a value would index out of a table."""
+    """Move the batch of step t out of the recorded tensors.
+
+    Raises:
+        ValueError: A value lies outside of its table.
+    """
     shape_BS = (sizes["batch_size"], sizes["seq_len"])
     expected = {
         "inputs": (shape_BS, sizes["vocab_size"]),

@@ -1,6 +1,7 @@
-"""Real runs of the programs for tests: processes that can be killed and signalled, and torchrun where it matters.
+"""Run the programs in real processes, which tests can kill and signal, or under torchrun.
 
-They are forked from a server that has already imported PyTorch, since importing it takes seconds.
+The processes are forked from a server that has already imported PyTorch, because the import takes
+seconds.
 """
 
 import functools
@@ -36,14 +37,17 @@ Hook = Callable[[int], None]
 Row = dict[str, float]
 
 _CONTEXT = mp.get_context("forkserver")
-# There is one server for the whole session, so this list replaces that of tests/spawn.py and has to come after it.
+# The whole session has one server, so this list replaces that of tests/spawn.py and must come after
+# it.
 _CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "utils.program", "evaluate", "tests.warm"])
 assert spawn  # imported for its list
 
 
 def build_data(path: Path) -> Path:
-    """30 training and 20 test puzzles of 4x4; of a test puzzle only one cell is scored, so that a model that knows
-    nothing gets a quarter of them exactly right, and counts are worth comparing.
+    """Build a dataset of 30 training and 20 test puzzles of 4x4.
+
+    Only one cell of a test puzzle is scored. So a model that knows nothing solves a quarter of the
+    test puzzles, and counts of solved puzzles differ enough to be compared.
     """
     script = [sys.executable, str(REPOSITORY / "dataset/build_sudoku_dataset.py"), "--output-dir", str(path)]
     options = ["--generate", "30", "--generate-test", "20", "--box", "2x2", "--num-aug", "1"]
@@ -57,8 +61,10 @@ def build_data(path: Path) -> Path:
 
 
 def settings(data: Path, run: Path | None, **changes: object) -> list[str]:
-    """Overrides of a run of 12 steps in which everything happens: open sums that a checkpoint cuts, evaluations on and
-    off the logged steps, sequences that go on over several steps, exploration.
+    """Return the overrides of a run of 12 steps in which everything happens.
+
+    Checkpoints fall between two logs, evaluations fall on logged steps and between them, sequences
+    go on over several steps, and there is exploration.
     """
     values: dict[str, object] = {
         "data_path": data,
@@ -82,20 +88,20 @@ def settings(data: Path, run: Path | None, **changes: object) -> list[str]:
 
 @dataclass
 class Finished:
-    """How a run ended."""
+    """The exit status and the output of a run that has ended."""
 
     status: int
     output: str
 
     def error(self) -> str:
-        """The one line that the error rule asks for, after checking that it is one and the status is 2."""
+        """Return the error message, after checking that it is one line and that the status is 2."""
         lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
         assert self.status == 2, f"status {self.status}, not 2:\n{self.output}"
         assert len(lines) == 1 and "Traceback" not in self.output, f"not one line of error:\n{self.output}"
         return lines[0]
 
     def ok(self) -> str:
-        """What it printed, after checking that it ended well."""
+        """Return the output, after checking that the run ended well."""
         assert self.status == 0, f"status {self.status}, not 0:\n{self.output}"
         return self.output
 
@@ -105,7 +111,7 @@ class Finished:
 
 
 class Running:
-    """The processes of a run, one per rank."""
+    """The processes of a run, one for each rank."""
 
     def __init__(self, processes: list[Any], log: Path) -> None:
         self.processes, self._log = processes, log
@@ -124,7 +130,11 @@ class Running:
                 os.kill(self.processes[rank].pid, number)
 
     def wait(self, timeout_s: float = 180) -> Finished:
-        """The first status that isn't 0 counts, as it does for torchrun; a killed rank says more than its peers."""
+        """Wait for the end and return the status of the run.
+
+        A killed rank decides the status, because it says more than its peers. Otherwise, as for
+        torchrun, a rank that failed does.
+        """
         until = time.monotonic() + timeout_s
         for process in self.processes:
             process.join(max(0.0, until - time.monotonic()))
@@ -137,7 +147,10 @@ class Running:
 def start(
     arguments: list[str], log: Path, *, ranks: int = 1, program: str = "pretrain", hook: Hook | None = None
 ) -> Running:
-    """Start a program on so many ranks, as torchrun would. `hook(rank)` runs in each process before the program."""
+    """Start a program on some ranks, as torchrun would.
+
+    `hook(rank)` runs in each process before the program.
+    """
     log.unlink(missing_ok=True)
     port = spawn.free_port()
     environments = [spawn.environment_of(rank, ranks, port) for rank in range(ranks)]
@@ -145,7 +158,7 @@ def start(
 
 
 def fork(function: Callable[..., None], *arguments: object) -> Any:
-    """A started process that calls a function and nothing else."""
+    """Start a process that only calls a function, and return the process."""
     process = _CONTEXT.Process(target=function, args=arguments, daemon=True)
     process.start()
     return process
@@ -171,7 +184,7 @@ def _child(program: str, arguments: list[str], log: str, environment: dict[str, 
 
 @dataclass
 class Ended:
-    """How a command ended."""
+    """The exit status and the output of a command that has ended."""
 
     status: int
     stdout: str
@@ -179,8 +192,9 @@ class Ended:
 
 
 def command(line: str, cwd: Path, timeout_s: float = 180) -> Ended:
-    """What a command line does that begins with `python`, or with `torchrun --nproc-per-node N` and then does so on N
-    ranks, in processes that need not import PyTorch any more.
+    """Run a command line in processes that have already imported PyTorch.
+
+    The line begins with `python`, or with `torchrun --nproc-per-node N` for N ranks.
     """
     words = shlex.split(line)
     environment = dict(word.split("=", 1) for word in itertools.takewhile(lambda word: "=" in word, words))
@@ -206,7 +220,7 @@ def _script(words: list[str], cwd: str, streams: list[str], environment: dict[st
     torch.set_num_threads(1)
     os.environ.update(environment)
     os.chdir(cwd)
-    if words[0] == "-m":  # by its file: the packages that are imported already are not those of another folder
+    if words[0] == "-m":  # run the file, because the imported packages may come from another folder
         words = [words[1].replace(".", "/") + ".py", *words[2:]]
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
@@ -219,8 +233,9 @@ def _redirect(stdout: str, stderr: str) -> None:
 
 
 class Torchrun:
-    """torchrun with the program on 2 ranks, in a session of its own: its real agent, whose workers are forks of it that
-    need not import PyTorch any more.
+    """torchrun with pretrain.py on 2 ranks, in its own session.
+
+    This is torchrun's real agent. Its workers are forked from it and need not import PyTorch.
     """
 
     def __init__(self, options: list[str], hook: Hook, arguments: list[str], log: Path, cwd: Path) -> None:
@@ -239,7 +254,7 @@ class Torchrun:
         return self.process.is_alive()
 
     def signal(self, number: signal.Signals) -> None:
-        """To the agent."""
+        """Send a signal to the agent."""
         psutil.Process(self.process.pid).send_signal(number)
 
     def workers(self) -> list[psutil.Process]:
@@ -254,7 +269,7 @@ class Torchrun:
         return Finished(self.process.exitcode, self.output)
 
     def kill(self) -> None:
-        """torchrun and its workers, each by its own id."""
+        """Kill torchrun and its workers, each by its own id."""
         for process in [*self.workers(), psutil.Process(self.process.pid)] if self.alive else []:
             process.kill()
         self.process.join()
@@ -276,7 +291,8 @@ def _agent(words: list[str], hook: Hook, log: str, cwd: str) -> None:
 
 
 def _worker(hook: Hook, words: list[str]) -> None:
-    # Forks of an agent get SIGINT when it is killed; the processes that it starts otherwise are told nothing.
+    # Forks of the agent get SIGINT when the agent is killed; processes that it starts otherwise
+    # don't.
     torch.multiprocessing._prctl_pr_set_pdeathsig(0)  # type: ignore[attr-defined]
     torch.set_num_threads(1)
     sys.argv = words
@@ -288,14 +304,14 @@ def _worker(hook: Hook, words: list[str]) -> None:
     try:
         run(main)
     except SystemExit as ended:
-        if ended.code:  # else the agent waits for what the function returns
+        if ended.code:  # after status 0 return, because the agent waits for the function's result
             raise
-    if signal.getsignal(signal.SIGTERM) is not handler:  # stopped, as is the agent, which waits for nothing any more
+    if signal.getsignal(signal.SIGTERM) is not handler:  # a stop: the agent stops too and waits for no result
         os._exit(0)
 
 
 def until(condition: Callable[[], bool], running: Running | Torchrun, *, timeout_s: float = 180) -> None:
-    """Wait for something that a run does."""
+    """Wait until a running program has made a condition true."""
     end = time.monotonic() + timeout_s
     while not condition():
         assert running.alive, f"the run ended before what was waited for:\n{running.output}"
@@ -307,23 +323,23 @@ def until(condition: Callable[[], bool], running: Running | Torchrun, *, timeout
 
 
 def rows(run: Path) -> list[Row]:
-    """metrics.jsonl without what is measured in seconds and bytes."""
+    """Return the rows of metrics.jsonl without the metrics in seconds and bytes."""
     parsed = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in row.items() if not name.startswith("perf/")} for row in parsed]
 
 
 def contents(run: Path) -> dict[Path, bytes]:
-    """Of every file but the lock, in which each process that had it stands."""
+    """Return the contents of every file but the lock, which names the processes that held it."""
     return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
 def latest(run: Path) -> int:
-    """The step that `latest` names; 0 where there is none."""
+    """Return the step that `latest` names, or 0 if there is none."""
     return int((run / "latest").read_text().strip()[5:]) if (run / "latest").exists() else 0
 
 
 def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
-    """Everything that a step folder holds, under <file>:<name>."""
+    """Return all tensors of a step folder by <file>:<name>."""
     found: dict[str, torch.Tensor] = {}
     for path in sorted((run / f"step_{step:08d}").rglob("*.safetensors")):
         found |= {f"{path.name}:{name}": tensor for name, tensor in load_file(path).items()}
@@ -331,8 +347,10 @@ def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def assert_same_run(run: Path, quiet: Path, *, metrics: bool = True) -> None:
-    """The run ended as the one that nobody disturbed, to the last bit: weights, optimizer, carry, and every logged step
-    once, with the same numbers.
+    """Assert that a run ended exactly as the undisturbed run, to the last bit.
+
+    This compares weights, optimizer and carry, and that every step was logged once with the same
+    numbers.
     """
     if metrics:
         assert [row["step"] for row in rows(run)] == [row["step"] for row in rows(quiet)], "other steps are logged"
@@ -347,7 +365,7 @@ def assert_same_run(run: Path, quiet: Path, *, metrics: bool = True) -> None:
 
 
 def rewind(run: Path, step: int) -> Path:
-    """Take a run's folder back to a step before its first evaluation, as if it had been killed there."""
+    """Take a run's folder back to a step before its first evaluation, as after a kill there."""
     for folder in run.glob("step_*"):
         if int(folder.name[5:]) > step:
             shutil.rmtree(folder)
@@ -356,7 +374,7 @@ def rewind(run: Path, step: int) -> Path:
     return run
 
 
-# ---- hooks: what is done to a run from inside ----------------------------------------------------------
+# ---- hooks, which disturb a run from inside ------------------------------------------------------------
 
 
 def before_step(action: Callable[[int], None]) -> None:
@@ -373,23 +391,23 @@ def before_step(action: Callable[[int], None]) -> None:
 
 
 def each_step_takes(seconds: float, rank: int) -> None:
-    """At least."""
+    """Make each step take at least this long."""
     before_step(lambda _: time.sleep(seconds))
 
 
 def slowly(rank: int) -> None:
-    """Steps take long enough for a test to step in."""
+    """Make each step long enough for a test to disturb it."""
     each_step_takes(0.05, rank)
 
 
 def on_first_attempt(hook: Hook, rank: int) -> None:
-    """What torchrun starts again goes undisturbed."""
+    """Call the hook only before torchrun's first restart."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         hook(rank)
 
 
 def raises(at_step: int, on_rank: int, rank: int) -> None:
-    """One rank meets a fault that is nobody's mistake."""
+    """Raise an error on one rank that is not a user's mistake."""
 
     def fail(step: int) -> None:
         if step == at_step and rank == on_rank:
@@ -399,13 +417,13 @@ def raises(at_step: int, on_rank: int, rank: int) -> None:
 
 
 def killed_at_file_event(run: str, number: int, rank: int) -> None:
-    """Rank 0 is killed when it is about to do its n-th change to the run's folder: a write, a rename, a removal."""
+    """Kill rank 0 just before its n-th write, rename or removal in the run's folder."""
     left = iter(range(number - 1))
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
         is_change = event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree")
         is_change |= event == "open" and bool(args[2] & (os.O_WRONLY | os.O_RDWR))
-        # Inside rmtree paths are relative to a descriptor.
+        # Inside rmtree, paths are relative to a descriptor.
         if is_change and (run in str(args[0]) or event in ("os.remove", "os.rmdir")) and next(left, None) is None:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -414,7 +432,7 @@ def killed_at_file_event(run: str, number: int, rank: int) -> None:
 
 
 def stopped_in_evaluation(number: int, on_rank: int, rank: int) -> None:
-    """One rank gets SIGTERM while it is at the second batch of the n-th evaluation."""
+    """Send SIGTERM to one rank during the second batch of the n-th evaluation."""
     from dataset.loader import EvalLoader
 
     batches, counted = EvalLoader.batches, iter(range(1, 10**6))
@@ -430,7 +448,7 @@ def stopped_in_evaluation(number: int, on_rank: int, rank: int) -> None:
 
 
 def stopped_after(num_steps: int, rank: int) -> None:
-    """Rank 0 gets SIGTERM in its n-th step, which is the last that it does."""
+    """Send SIGTERM to rank 0 in its n-th step, which is then its last."""
 
     def stop(step: int) -> None:
         if step == num_steps and rank == 0:
@@ -440,7 +458,7 @@ def stopped_after(num_steps: int, rank: int) -> None:
 
 
 def stopped_at_once(rank: int) -> None:
-    """SIGTERM while the dataset is opened, long before the loop."""
+    """Send SIGTERM while the dataset is opened, long before the loop."""
     import pretrain
 
     open_data = pretrain.open_data  # type: ignore[attr-defined]
@@ -453,15 +471,15 @@ def stopped_at_once(rank: int) -> None:
 
 
 def small_disk(num_bytes: int, rank: int) -> None:
-    """No file may become larger than this: writing on fails with "File too large"."""
+    """Limit the size of files. Writing more fails with "File too large"."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
 
 def small_disk_later(at_step: int, num_bytes: int, on_ranks: list[int], rank: int) -> None:
-    """The same, from a step on and on some ranks only."""
+    """Limit the size of files from a step on and only on some ranks."""
     before_step(lambda step: small_disk(num_bytes, rank) if step == at_step and rank in on_ranks else None)
 
 
 def with_arguments(hook: Callable[..., None], *arguments: object) -> Hook:
-    """A hook that still lacks the rank, picklable."""
+    """Return a hook with all arguments but the rank. It can be pickled."""
     return functools.partial(hook, *arguments)

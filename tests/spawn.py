@@ -1,4 +1,4 @@
-"""Run a plain function on several real ranks: processes that talk over gloo, as torchrun would start them."""
+"""Run a function on several ranks: real processes that communicate over gloo, as under torchrun."""
 
 import multiprocessing as mp
 import os
@@ -14,14 +14,16 @@ import torch
 from utils.dist.setup import join_ranks
 from utils.dist.world import World
 
-# Importing torch takes seconds; a fork of a server that has done it takes milliseconds.
+# Importing torch takes seconds. A fork of a server that has imported it takes milliseconds.
 _CONTEXT = mp.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "utils.dist.setup"])
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120) -> list[Any]:
-    """What `function(world, *args)` returns on each of `world_size` ranks; the first failure is raised with its rank
-    and traceback.
+    """Call `function(world, *args)` on each of `world_size` ranks and return the results by rank.
+
+    Raises:
+        AssertionError: A rank failed. The message has the rank and its traceback.
     """
     port = free_port()
     pipes, processes = [], []
@@ -41,12 +43,12 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
 
 
 def world_of(rank: int, size: int) -> World:
-    """What a rank would be told, for what needs no peers."""
+    """Return the world of a rank, for tests that need no communication."""
     return World(rank=rank, size=size, data_rank=rank, data_size=size, weights=(Fraction(1),) * size)
 
 
 def environment_of(rank: int, size: int, port: int) -> dict[str, str]:
-    """What torchrun tells a rank."""
+    """Return the environment variables that torchrun sets for a rank."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return {name: str(value) for name, value in names.items()}
 

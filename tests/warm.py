@@ -1,5 +1,6 @@
-"""What the server that tests fork from has done once, so that none of its children needs to: Hydra's first reading of a
-command line takes a tenth of a second more than the next.
+"""Read a command line once, in the server from which tests fork.
+
+Hydra's first reading takes a tenth of a second more than later ones, and the forks inherit it.
 """
 
 from utils.command_line import read_config

@@ -1,6 +1,7 @@
-"""Small models for tests, and layers written plainly with loops to compare them with."""
+"""Small models for tests, and the same layers written plainly with loops, for comparison."""
 
-# B = batch, S = tokens, T = positions (prefix and tokens), D = hidden size, H = head size, W = width of an MLP
+# B = batch, S = tokens, T = positions (prefix and tokens), D = hidden size, H = head size,
+# W = width of an MLP
 
 import math
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from models.depth import Depth
 from models.hrm import HRM
 from models.layers import ConvSwiGLU, NormalizedSwiGLU, SwiGLU
 
-SEQ_LEN, VOCAB_SIZE, NUM_PUZZLES = 9, 7, 5  # tokens of a 3x3 grid, for rope_2d
+SEQ_LEN, VOCAB_SIZE, NUM_PUZZLES = 9, 7, 5  # SEQ_LEN is a square, because rope_2d needs a grid
 
 _OF_ARCH: dict[str, dict[str, Any]] = {
     "hrm": {"H_layers": 1, "L_layers": 1},
@@ -79,13 +80,13 @@ def small_config(name: str = "hrm", **changes: Any) -> ArchConfig:
 
 
 def blank_model(name: str = "hrm", *, seq_len: int = SEQ_LEN, **changes: Any) -> RecursiveModel:
-    """Allocated only."""
+    """Return a model that is allocated and not initialised."""
     config = small_config(name, **changes)
     return build_arch(config, seq_len=seq_len, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=NUM_PUZZLES)
 
 
 def small_model(name: str = "hrm", *, seed: int = 0, **changes: Any) -> RecursiveModel:
-    """Initialised, and with a q head and puzzle rows that are not zero, so that their paths are live."""
+    """Return an initialised model. Its q head and puzzle rows are not zero, so that they matter."""
     model = blank_model(name, **changes)
     generator = torch.Generator().manual_seed(seed)
     model.init_weights(generator)
@@ -99,7 +100,7 @@ def small_model(name: str = "hrm", *, seed: int = 0, **changes: Any) -> Recursiv
 
 
 def small_hrm(*, seed: int = 0, **changes: Any) -> HRM:
-    """`small_model`, with the type for those who look into its two levels."""
+    """Return a `small_model` with the type HRM, for tests that use its two levels."""
     model = small_model("hrm", seed=seed, **changes)
     assert isinstance(model, HRM)
     return model
@@ -119,13 +120,13 @@ def random_batch(batch_size: int, *, seed: int = 0) -> Batch:
 
 
 def fresh_state(model: RecursiveModel, batch_size: int) -> State:
-    """Of slots that start now."""
+    """Return the state of slots that start now."""
     state = model.initial_state(batch_size, torch.device("cpu"))
     return model.reset(state, torch.ones(batch_size, dtype=torch.bool))
 
 
 def embedded(model: RecursiveModel, batch: Batch) -> Tensor:
-    """x_BTD of a batch."""
+    """Return the input of the recursion for a batch, x_BTD."""
     table = model.puzzle_embedding
     return model.embed(batch["inputs"], None if table is None else table.rows(batch["puzzle_identifiers"]))
 
@@ -133,7 +134,7 @@ def embedded(model: RecursiveModel, batch: Batch) -> Tensor:
 def run(
     model: RecursiveModel, batch: Batch, *, state: State | None = None, depth: Depth | None = None
 ) -> SegmentOutput:
-    """One forward, from fresh states and at full depth unless told otherwise."""
+    """Run one segment, by default from fresh states and with the whole depth."""
     table = model.puzzle_embedding
     rows_BE = None if table is None else table.rows(batch["puzzle_identifiers"])
     if state is None:
@@ -142,7 +143,10 @@ def run(
 
 
 def gradients_of(model: RecursiveModel, output: SegmentOutput) -> dict[str, Tensor]:
-    """Of a loss that every output is part of, by the parameter's name; those without gradient are left out."""
+    """Return the gradients of a loss that uses every output, by parameter name.
+
+    Parameters without a gradient are left out.
+    """
     _, logits_BSV, q_halt_B, q_continue_B = output
     model.zero_grad()
     (logits_BSV.float().square().sum() + (q_halt_B - 2 * q_continue_B).sum()).backward()
@@ -152,7 +156,7 @@ def gradients_of(model: RecursiveModel, output: SegmentOutput) -> dict[str, Tens
 
 
 def assert_same_gradients(ours: dict[str, Tensor], theirs: dict[str, Tensor], *, tolerance: float = 1e-5) -> None:
-    """Up to a share of each gradient's largest component."""
+    """Assert that gradients are equal up to a share of each gradient's largest component."""
     assert ours.keys() == theirs.keys()
     for name, gradient in theirs.items():
         scale = gradient.abs().max().item()
@@ -170,7 +174,7 @@ def _naive_silu(x: Tensor) -> Tensor:
 
 
 def naive_mlp(layer: SwiGLU, x_TD: Tensor) -> Tensor:
-    """Any of the MLPs, position by position."""
+    """Compute any of the MLPs, position by position."""
     gate_up, down = layer.gate_up_proj.weight.double(), layer.down_proj.weight.double()
     width = down.shape[1]
     previous_W = torch.zeros(width, dtype=torch.float64)
@@ -191,7 +195,10 @@ def naive_mlp(layer: SwiGLU, x_TD: Tensor) -> Tensor:
 
 
 def naive_rotate(x_H: Tensor, position: int, theta: float) -> Tensor:
-    """One vector: the complex number x[i] + i x[i + H/2] times exp(i position theta^(-2i/H))."""
+    """Rotate one vector.
+
+    Multiply the complex numbers x[i] + 1j x[i + H/2] by exp(1j position theta^(-2i/H)).
+    """
     x_H, half = x_H.detach(), len(x_H) // 2
     out = x_H.double().clone()
     for i in range(half):
@@ -227,7 +234,7 @@ def naive_block(block: Block, x_TD: Tensor, theta: float | None) -> Tensor:
 
 
 def naive_level(level: Level, theta: float | None) -> Callable[[Tensor], Tensor]:
-    """The stack as a function of z_TD, in float64 and without gradient."""
+    """Return the stack as a function of z_TD, in float64 and without gradient."""
 
     @torch.no_grad()
     def apply(z_TD: Tensor) -> Tensor:
@@ -240,7 +247,7 @@ def naive_level(level: Level, theta: float | None) -> Callable[[Tensor], Tensor]
 
 
 def naive_read_out(model: RecursiveModel, z_TD: Tensor) -> tuple[Tensor, Tensor]:
-    """Of one sequence: logits_SV and (q_halt, q_continue)."""
+    """Return logits_SV and (q_halt, q_continue) of one sequence."""
     assert model.q_head.bias is not None
     logits_SV = z_TD[model.prefix_len :] @ model.lm_head.weight.double().T
     return logits_SV, model.q_head.weight.double() @ z_TD[0] + model.q_head.bias.double()
