@@ -201,7 +201,10 @@ def _at(values: dict[str, Any], key: str) -> Any:
 
 
 # Of the tasks that the experiments are about.
-SEQ_LEN_AND_VOCAB = {"sudoku-4x4": (16, 6), "sudoku": (81, 11), "maze": (900, 6), "arc": (900, 12)}
+SEQ_LEN_AND_VOCAB = {
+    **{"sudoku-4x4": (16, 6), "sudoku": (81, 11), "maze": (900, 6), "arc": (900, 12)},
+    "lights-out-5x5": (25, 5),
+}
 # In millions: HRM's abstract; TRM's tables 4 and 5.
 PUBLISHED_SIZES = {"hrm": 27, "trm": 7, "trm_mlp": 5}
 

@@ -18,6 +18,7 @@ from tests.runs import REPOSITORY
 PAGE = (REPOSITORY / "docs" / "datasets.md").read_text()
 SMALL = {
     "build_sudoku_dataset": "--generate 20 --generate-test 5",
+    "build_lights_out_dataset": "--generate 20 --generate-test 5",
     "build_maze_dataset": "--generate 10 --size 8",
     "build_arc_dataset": "--num-aug 2",
     "pretrain.py": "device=cpu max_steps=3 eval_every_n_steps=3",

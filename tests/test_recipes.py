@@ -319,8 +319,14 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
         {"arch__depth_curriculum": "[{until: 1.0, H_cycles: 1, L_cycles: 1}]"},
         "depth_curriculum ends its stages at [1.0]; give increasing shares",
     ),
-    "an evaluator that isn't there": ({"evaluators": "[chess]"}, "evaluators.0: input should be 'sudoku', 'maze' or"),
-    "TRM's evaluators": ({"evaluators": "[{name: arc@ARC}]"}, "evaluators.0: input should be 'sudoku', 'maze' or"),
+    "an evaluator that isn't there": (
+        {"evaluators": "[chess]"},
+        "input should be 'sudoku', 'maze', 'arc' or 'lights_out'",
+    ),
+    "TRM's evaluators": (
+        {"evaluators": "[{name: arc@ARC}]"},
+        "input should be 'sudoku', 'maze', 'arc' or 'lights_out'",
+    ),
     "patience without a metric": (
         {"early_stop_patience": 3, "best_metric": None},
         "early_stop_patience=3 counts evaluations without a better best_metric; give that",

@@ -95,6 +95,7 @@ function readColours() {
   }
 }
 
+const LAMP = "#f2b632";
 const ARC_COLOURS = [
   "#000000",
   "#0074d9",
@@ -195,6 +196,32 @@ const CELLS = {
       context.arc(x + c / 2, y + c / 2, c * 0.24, 0, 2 * Math.PI);
       context.stroke();
     }
+  },
+
+  lights_out(context, { x, y, c, token, question, wrong, changed }) {
+    if (changed || wrong) {
+      context.fillStyle = wrong ? colours["wrong-soft"] : colours.changed;
+      context.fillRect(x, y, c, c);
+    }
+    if (wrong && changed) corner(context, x, y, c);
+    // The lamp, as the puzzle has it, under the press.
+    context.beginPath();
+    context.arc(x + c / 2, y + c / 2, c * 0.34, 0, 2 * Math.PI);
+    if (question === 2) {
+      context.fillStyle = LAMP;
+      context.fill();
+    } else {
+      context.strokeStyle = colours.grid;
+      context.lineWidth = Math.max(1, c * 0.04);
+      context.stroke();
+    }
+    if (token === 4) {
+      context.fillStyle = wrong ? colours.wrong : colours.answer;
+      context.beginPath();
+      context.arc(x + c / 2, y + c / 2, c * 0.17, 0, 2 * Math.PI);
+      context.fill();
+    }
+    if (wrong) underline(context, x, y, c);
   },
 
   arc(context, { x, y, c, token, wrong, changed }) {
@@ -373,6 +400,7 @@ function tokenName(board, token) {
   if (token < 0) return "any";
   if (board.kind === "sudoku") return ["padding", "blank"][token] ?? String(token - 1);
   if (board.kind === "maze") return ["padding", "wall", "free", "start", "goal", "path"][token] ?? `token ${token}`;
+  if (board.kind === "lights_out") return ["padding", "dark", "lit", "leave", "press"][token] ?? `token ${token}`;
   if (board.kind === "arc") return token < 2 ? ["padding", "end of the grid"][token] : `colour ${token - 2}`;
   return String(token);
 }
@@ -1027,6 +1055,12 @@ class Examples {
         ["changed in this step", 2, 2, 2, 5],
         ["too much", 5, 2, 2],
         ["missing", 2, 2, 5],
+      ],
+      lights_out: [
+        ["lit", 3, 2, 3],
+        ["press", 4, 1, 4],
+        ["changed in this step", 4, 1, 4, 3],
+        ["wrong", 4, 1, 3],
       ],
       arc: [
         ["changed in this step", 3, 3, 3, 4],

@@ -60,6 +60,11 @@ def _maze_cell(token: int, question: int) -> Cell:
     return Cell(ground=_MAZE_GROUNDS.get(token, _GREY))
 
 
+def _lights_out_cell(token: int, question: int) -> Cell:
+    """Return the lamp as the puzzle has it, with a dot for a press."""
+    return Cell(text="●" if token == 4 else "", ground="#f8d68a" if question == 2 else _WHITE)
+
+
 _ARC_GROUNDS = (
     *("#000000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00"),
     *("#aaaaaa", "#f012be", "#ff851b", "#7fdbff", "#870c25"),
@@ -80,6 +85,7 @@ def _number_cell(token: int, question: int) -> Cell:
 KINDS: dict[str, tuple[Callable[[int, int], Cell], str]] = {
     "sudoku": (_sudoku_cell, "bold: given, blue: the model's, red: wrong"),
     "maze": (_maze_cell, "green: start, violet: goal, blue: the way, ×: wrong"),
+    "lights_out": (_lights_out_cell, "yellow: lit, ●: press, red: wrong"),
     "arc": (_arc_cell, "×: wrong"),
     "numbers": (_number_cell, "blue: right, red: wrong"),
 }

@@ -2,6 +2,7 @@
 
 from dataset.tasks.arc import ArcTask
 from dataset.tasks.base import BoardTask
+from dataset.tasks.lights_out import LightsOutTask
 from dataset.tasks.maze import MazeTask
 from dataset.tasks.sudoku import SudokuTask
 
@@ -10,6 +11,7 @@ TASKS: tuple[type[BoardTask], ...] = (
     SudokuTask,
     MazeTask,
     ArcTask,
+    LightsOutTask,
 )
 
 KNOWN_SHAPES = "; ".join(task.shapes for task in TASKS)

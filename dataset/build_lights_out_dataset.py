@@ -1,0 +1,202 @@
+"""Builds a Lights Out dataset in the published format: boards that have a solution, and the fewest presses as labels.
+
+No test board is a symmetry of a training board. The result is a pure function of the settings, seed included, and
+appears under its name only when it is whole.
+"""
+# N = boards, S = cells of a board, T = 8 transforms, A = images of a board
+
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+if not __package__:  # run as a script, for which Python looks for modules in dataset/ and not in the folder above
+    sys.path[0] = str(Path(__file__).absolute().parents[1])
+
+import numpy as np
+
+from dataset.builder import SPLITS, SplitWriter, collect, finish, new_dataset, progress, record_of, summary
+from dataset.tasks.lights_out import DARK, LEAVE, LIT, MAX_SIDE, MIN_SIDE, PRESS, VOCAB_SIZE, solve, toggled
+from dataset.transforms import NUM_TRANSFORMS, transform_sources
+from utils.arguments import Parser, check_at_least
+from utils.errors import UserError
+from utils.shell import run_command
+
+CHUNK_BOARDS = 1024
+# Boards in a row that are symmetries of earlier ones, after which the supply counts as exhausted.
+MAX_DUPLICATES = 3000
+# Independent streams of random numbers.
+_AUGMENT, _GENERATE = 1, 2
+
+EXAMPLES = """
+examples:
+  # 5x5, the size of the toy: 1,000 boards to train on, 500 to test on
+  python dataset/build_lights_out_dataset.py --output-dir data/lights-out-5x5 --generate 1000 --generate-test 500
+
+  # easier ones, which need four presses at most
+  python dataset/build_lights_out_dataset.py --output-dir data/lights-out-easy --generate 1000 --max-presses 4
+
+A press toggles a lamp and its neighbours above, below, left and right; every lamp has to be turned off. The label is
+the solution with the fewest presses and, of several, the one that presses the first cell in which they differ. A
+dataset that is already in the output folder is replaced once the new one is whole.
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line said."""
+
+    output_dir: Path
+    side: int
+    max_presses: int | None
+    generate: int
+    generate_test: int | None
+    num_aug: int
+    seed: int
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
+
+
+def parse_settings(argv: list[str] | None = None) -> Settings:
+    """Return the settings.
+
+    Raises:
+        UserError: If an option is unknown, malformed or out of range.
+    """
+    parser = Parser(
+        "build_lights_out_dataset.py",
+        description="Build a Lights Out dataset: inputs are lamps, labels the presses that turn all of them off.",
+        epilog=EXAMPLES,
+    )
+    add = parser.add_argument
+    add("--output-dir", type=Path, metavar="DIR", default=Path("data/lights-out-5x5"), help="default: %(default)s")
+    add("--side", type=int, metavar="L", default=5, help=f"{MIN_SIDE} to {MAX_SIDE} (default: %(default)s)")
+    add("--max-presses", type=int, metavar="K", help="press 1 to K cells to make a board (default: any number)")
+    add("--generate", type=int, metavar="N", default=1000, help="make N training boards (default: %(default)s)")
+    add("--generate-test", type=int, metavar="M", help="make M test boards (default: a tenth of N, at least 1)")
+    add("--num-aug", type=int, metavar="N", default=0, help="other images of each training board, 0 to 7 (default: 0)")
+    add("--seed", type=int, metavar="N", default=0, help="of everything that is random (default: 0)")
+    settings = Settings(**vars(parser.parse_args(argv)))
+    check_at_least(settings, num_aug=0, seed=0, generate=1, generate_test=1, max_presses=1)
+    if not MIN_SIDE <= settings.side <= MAX_SIDE:
+        raise UserError(f"--side is {settings.side}; it must be {MIN_SIDE} to {MAX_SIDE}")
+    if settings.num_aug >= NUM_TRANSFORMS:
+        raise UserError(f"--num-aug is {settings.num_aug}; a board has {NUM_TRANSFORMS - 1} other images at most")
+    if settings.max_presses is not None and settings.max_presses > settings.side**2:
+        raise UserError(f"--max-presses is {settings.max_presses}, but a board has {settings.side**2} cells; lower it")
+    return dataclasses.replace(settings, generate_test=settings.generate_test or max(1, settings.generate // 10))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Boards
+
+
+def generate(
+    num: int, side: int, max_presses: int | None, rng: np.random.Generator
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield `num` boards that have a solution, and the presses of their labels, (S,) bool each.
+
+    No board is all dark, and none is a symmetry of another.
+
+    Args:
+        max_presses: Boards are made by pressing 1 to so many cells. None: All boards are drawn equally often.
+
+    Raises:
+        UserError: If there seem to be fewer boards.
+    """
+    num_cells = side * side
+    sources_TS = transform_sources(side)
+    seen: set[bytes] = set()
+    num_duplicates = 0
+    while True:
+        # Every board has the same number of solutions, so evenly drawn presses are evenly drawn boards.
+        presses_NS = rng.random((CHUNK_BOARDS, num_cells)) < 0.5
+        if max_presses is not None:
+            order_NS = rng.random((CHUNK_BOARDS, num_cells)).argsort(1).argsort(1)
+            presses_NS = order_NS < rng.integers(1, max_presses + 1, (CHUNK_BOARDS, 1))
+        boards_NS = toggled(presses_NS)
+        for board_S, label_S in zip(boards_NS, solve(boards_NS)[0], strict=True):
+            key = min(map(bytes, board_S[sources_TS]))
+            if key in seen or not board_S.any():
+                num_duplicates += 1
+                if num_duplicates == MAX_DUPLICATES:
+                    raise UserError(
+                        f"found only {len(seen):,} boards of {side}x{side} that are no symmetries of one another, and "
+                        f"{num:,} are needed; ask for fewer, or for a larger --side or --max-presses"
+                    )
+                continue
+            num_duplicates = 0
+            seen.add(key)
+            yield board_S, label_S
+            if len(seen) == num:
+                return
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The dataset
+
+
+def write_split(folder: Path, boards_NS: np.ndarray, num_aug: int, rng: np.random.Generator) -> None:
+    """Write one split: for each board a group of 1 + num_aug puzzles with one example each, the original first."""
+    num, num_cells = boards_NS.shape
+    sources_TS = transform_sources(int(num_cells**0.5))
+    with (
+        SplitWriter(folder, seq_len=num_cells, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=1) as writer,
+        progress(folder.name, num * (1 + num_aug), "boards") as bar,
+    ):
+        for start in range(0, num, CHUNK_BOARDS):
+            chunk_NS = boards_NS[start : start + CHUNK_BOARDS]
+            others = rng.permuted(np.tile(np.arange(1, NUM_TRANSFORMS), (len(chunk_NS), 1)), axis=1)[:, :num_aug]
+            transforms_NA = np.concatenate([np.zeros((len(chunk_NS), 1), int), others], axis=1)
+            images_NAS = np.take_along_axis(chunk_NS[:, None, :], sources_TS[transforms_NA].astype(np.intp), axis=2)
+            images_NS = images_NAS.reshape(-1, num_cells)
+            # Solved anew: where a board has several solutions, the image of a label need not be the image's label.
+            inputs_NS = np.where(images_NS, np.uint8(LIT), np.uint8(DARK))
+            labels_NS = np.where(solve(images_NS)[0], np.uint8(PRESS), np.uint8(LEAVE))
+            ones_N = np.ones(len(images_NS), np.int32)
+            writer.add(inputs_NS, labels_NS, ones_N, identifiers_P=0 * ones_N)
+            bar.update(len(images_NS))
+        writer.end_groups(np.full(num, 1 + num_aug))
+
+
+def build(settings: Settings) -> str:
+    """Build the dataset and return a summary of it.
+
+    Raises:
+        UserError: If there are not enough boards, or the folder can't be written. Nothing is left then.
+    """
+    assert settings.generate_test is not None
+    started = time.perf_counter()
+    num = settings.generate + settings.generate_test
+    with new_dataset(settings.output_dir) as folder:
+        rng = np.random.default_rng([settings.seed, _GENERATE])
+        pairs = generate(num, settings.side, settings.max_presses, rng)
+        boards_NS, presses_NS = collect("generating", "boards", num, pairs)
+        # Where nearly all boards are used up, symmetric ones come late: unshuffled they would all be test boards.
+        order_N = rng.permutation(num)
+        parts = dict(zip(SPLITS, np.split(order_N, [settings.generate]), strict=True))
+        for split, rows in parts.items():
+            num_aug = settings.num_aug if split == "train" else 0
+            write_split(folder / split, boards_NS[rows], num_aug, np.random.default_rng([settings.seed, _AUGMENT]))
+        fingerprints = finish(folder, ["<blank>"], record_of("build_lights_out_dataset", settings))
+    num_train, num_presses_N = settings.generate * (1 + settings.num_aug), presses_NS.sum(1)
+    lines = [
+        f"train  {num_train:,} boards = {settings.generate:,} x (1 + {settings.num_aug} images)",
+        f"test   {settings.generate_test:,} boards",
+        f"labels {num_presses_N.min()} to {num_presses_N.max()} presses, {num_presses_N.mean():.1f} on average",
+        f"tokens padding 0, dark 1, lit 2, leave 3, press 4: vocab_size {VOCAB_SIZE}, seq_len {settings.side**2}",
+    ]
+    return summary(settings.output_dir, started, lines, fingerprints)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Return the exit status: 0, 2 after a mistake of the user, 130 after Ctrl-C."""
+    return run_command(lambda arguments: build(parse_settings(arguments)), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

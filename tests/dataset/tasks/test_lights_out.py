@@ -1,0 +1,261 @@
+"""Lights Out as a task: labels against all press sets, text, verdicts, symmetries, judge, and a run on two ranks."""
+# B, N = boards, S = cells of a board, L = side, T = transforms
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dataset.build_lights_out_dataset import main as build
+from dataset.evaluators import build_evaluators, fitting_evaluators
+from dataset.schema import open_split
+from dataset.tasks import task_of_shape
+from dataset.tasks.lights_out import DARK, LEAVE, LIT, PRESS, LightsOutTask, allowed_transforms, solve, toggled
+from dataset.tta import Variations
+from tests import runs
+from tests.dataset.mazes import turned_row
+from tests.dataset.shapes import augmented_batches, split_of, split_with, tensors
+from tests.dataset.variations import spread
+from utils.dist.world import World
+
+TASK = LightsOutTask(3)
+# The middle lamp of the upper row and its neighbours: one press turns them off.
+QUESTION = "***.*...."
+SOLUTION = "-x-------"
+# On 5x5, these presses toggle nothing.
+IDLE_5 = "x-x-xx-x-x-----x-x-xx-x-x"
+
+
+def _toggled(presses_S: list[bool]) -> list[bool]:
+    """The rule, press by press."""
+    side = int(len(presses_S) ** 0.5)
+    lamps_S = [False] * len(presses_S)
+    for cell, is_pressed in enumerate(presses_S):
+        row, column = divmod(cell, side)
+        for r, c in ((row, column), (row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
+            if is_pressed and 0 <= r < side and 0 <= c < side:
+                lamps_S[r * side + c] ^= True
+    return lamps_S
+
+
+def _boards(side: int, num: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Random boards that have a solution, and their labels: tokens."""
+    lit_NS = toggled(np.random.default_rng(seed).random((num, side * side)) < 0.5)
+    return np.where(lit_NS, LIT, DARK).astype(np.uint8), np.where(solve(lit_NS)[0], PRESS, LEAVE).astype(np.uint8)
+
+
+# ---- labels ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", range(3, 8))
+def test_presses_toggle_a_plus(side: int) -> None:
+    presses_NS = np.random.default_rng(side).random((20, side * side)) < 0.3
+    assert toggled(presses_NS).tolist() == [_toggled(presses_S) for presses_S in presses_NS.tolist()]
+
+
+@pytest.mark.parametrize("side", [3, 4])
+def test_labels_are_the_first_of_the_fewest_presses(side: int) -> None:
+    """Against every set of presses, in the order of their number and then of the first cell that is pressed."""
+    every_NS = np.array(list(itertools.product([True, False], repeat=side * side)))
+    every_NS = every_NS[np.argsort(every_NS.sum(1), kind="stable")]
+    expected: dict[bytes, np.ndarray] = {}
+    for lit_S, presses_S in zip(toggled(every_NS), every_NS, strict=True):
+        expected.setdefault(lit_S.tobytes(), presses_S)
+    rng = np.random.default_rng(0)
+    lit_NS = rng.random((3000, side * side)) < rng.random((3000, 1))
+    presses_NS, is_solved_N = solve(lit_NS)
+    for lit_S, presses_S, is_solved in zip(lit_NS, presses_NS, is_solved_N, strict=True):
+        assert is_solved == (lit_S.tobytes() in expected)
+        if is_solved:
+            np.testing.assert_array_equal(presses_S, expected[lit_S.tobytes()])
+    assert is_solved_N.all() == (side == 3) and is_solved_N.any()
+
+
+@pytest.mark.parametrize(("side", "share"), [(3, 1.0), (4, 1 / 16), (5, 1 / 4), (6, 1.0), (7, 1.0)])
+def test_labels_solve_their_boards(side: int, share: float) -> None:
+    """The boards with a solution are all of 3x3, 6x6 and 7x7, one in 16 of 4x4, and one in 4 of 5x5."""
+    questions_NS, labels_NS = _boards(side, 5000)  # more than are solved at a time
+    np.testing.assert_array_equal(toggled(labels_NS == PRESS), questions_NS == LIT)
+    is_solved_N = solve(np.random.default_rng(1).random((4000, side * side)) < 0.5)[1]
+    assert abs(is_solved_N.mean() - share) < 0.03
+
+
+# ---- boards for programs and people ----------------------------------------------------------------------
+
+
+def test_shapes() -> None:
+    for side in range(3, 8):
+        task = task_of_shape(side * side, 5)
+        assert isinstance(task, LightsOutTask) and task.side == side
+    assert [task_of_shape(*shape) for shape in ((4, 5), (64, 5), (24, 5), (25, 4))] == [None] * 4
+
+
+def test_text_and_tokens() -> None:
+    question_S, solution_S = TASK.parse(QUESTION, "puzzle"), TASK.parse_solution(SOLUTION, "answer", _tokens(QUESTION))
+    assert (TASK.plain(question_S), TASK.plain(solution_S)) == (QUESTION, SOLUTION)
+    np.testing.assert_array_equal(TASK.parse("111\n010\n000\n", "puzzle"), question_S)
+    np.testing.assert_array_equal(TASK.parse_solution("010000000", "answer", question_S), solution_S)
+    assert TASK.plain(np.arange(5)) == "?.*-x"
+
+
+def _tokens(text: str) -> np.ndarray:
+    return np.array(["?.*-x".index(symbol) for symbol in text], np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("side", "text", "expected"),
+    [
+        (3, QUESTION[1:], "here has 8 characters, this model's puzzles have 9 (lights out 3x3)"),
+        (3, "x" + QUESTION[1:], "here has 'x' in cell 1 (row 1, column 1), where only * or 1 for a lit lamp"),
+        (5, "*" + "." * 24, "here has no solution: no presses turn all of these lamps off"),
+    ],
+)
+def test_what_is_no_puzzle(side: int, text: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        LightsOutTask(side).parse(text, "here")
+
+
+@pytest.mark.parametrize(
+    ("answer", "valid", "solved", "reason"),
+    [
+        (SOLUTION, True, True, "every lamp is off after 1 press, and no fewer do"),
+        ("---------", True, False, "4 lamps left on"),
+        ("xx-------", True, False, "3 lamps left on"),
+        (QUESTION, False, False, "9 cells neither pressed nor left alone"),
+        ("?" + SOLUTION[1:], False, False, "1 cell neither pressed nor left alone"),
+    ],
+)
+def test_verdicts(answer: str, valid: bool, solved: bool, reason: str) -> None:
+    verdict = TASK.verdict(_tokens(QUESTION), _tokens(answer))
+    assert (verdict.valid, verdict.solved, verdict.reason) == (valid, solved, reason)
+    if valid and not solved:
+        with pytest.raises(ValueError, match="there is no solution of its question"):
+            TASK.parse_solution(answer, "there", _tokens(QUESTION))
+
+
+def test_more_presses_than_needed_are_right_too() -> None:
+    verdict = LightsOutTask(5).verdict(_tokens("." * 25), _tokens(IDLE_5))
+    assert verdict.solved and verdict.reason == "every lamp is off after 12 presses, but 0 would do"
+
+
+def test_a_board_as_text() -> None:
+    question_S = _tokens(QUESTION)
+    assert TASK.show(question_S, color=False).splitlines() == [
+        "┌──────┐",
+        "│● ● ● │",
+        "│· ● · │",
+        "│· · · │",
+        "└──────┘",
+    ]
+    # A lamp that stays on is marked as wrong.
+    shown = TASK.show(_tokens("xx-------"), question_S=question_S, previous_S=_tokens(SOLUTION), color=False)
+    assert shown.splitlines()[1:4] == ["│x×x!· │", "│·!· · │", "│· · · │"]
+
+
+# ---- symmetries ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", range(3, 8))
+def test_transforms_that_keep_the_label(side: int) -> None:
+    """All eight where a board has one solution. Elsewhere those after which the label solves by the same rule."""
+    inputs_NS, labels_NS = _boards(side, 60)
+    allowed_NT = allowed_transforms(inputs_NS, labels_NS)
+    for n, transform in np.ndindex(60, 8):
+        turned_S = turned_row(inputs_NS[n], transform)
+        label_S = np.where(solve(turned_S[None] == LIT)[0][0], PRESS, LEAVE)
+        assert allowed_NT[n, transform] == np.array_equal(turned_row(labels_NS[n], transform), label_S)
+    assert allowed_NT.all() == (side not in (4, 5))
+
+
+@pytest.mark.parametrize("side", [4, 6])
+def test_augmented_labels_are_those_of_their_boards(side: int) -> None:
+    inputs_NS, labels_NS = _boards(side, 12)
+    for batch in augmented_batches(split_with(inputs_NS, labels_NS, 5), World.single(), range(1, 9)):
+        lit_BS = batch["inputs"].numpy() == LIT
+        np.testing.assert_array_equal(batch["labels"].numpy() == PRESS, solve(lit_BS)[0])
+
+
+def test_variations_are_the_eight_of_the_square() -> None:
+    inputs_NS = torch.from_numpy(_boards(5, 3)[0].astype(np.int64))
+    variations = Variations.of(split_of(25, 5), 8)
+    numbers, varied_NS = spread(variations, [4, 9, 2], inputs_NS)
+    for index, varied_S in enumerate(varied_NS.numpy()):
+        np.testing.assert_array_equal(varied_S, turned_row(inputs_NS[index // 8].numpy(), index % 8))
+    assert torch.equal(variations.undo(numbers, varied_NS), inputs_NS.repeat_interleave(8, 0))
+    # Solutions of variations, turned back, turn the lamps of the puzzle off.
+    answers_NS = torch.from_numpy(np.where(solve(varied_NS.numpy() == LIT)[0], PRESS, LEAVE))
+    judged = LightsOutTask(5).judge(inputs_NS.repeat_interleave(8, 0), variations.undo(numbers, answers_NS))
+    assert judged["lamps_off"].all() and judged["fewest_presses"].all()
+    with pytest.raises(ValueError, match="tta=9, but a Lights Out board has 8 symmetries"):
+        Variations.of(split_of(25, 5), 9)
+
+
+# ---- evaluation and validation ---------------------------------------------------------------------------
+
+
+def test_any_presses_that_turn_all_lamps_off_are_right() -> None:
+    (question_S,), (label_S,) = _boards(5, 1)
+    idle_S = _tokens(IDLE_5) == PRESS
+    other_S = np.where((label_S == PRESS) ^ idle_S, PRESS, LEAVE)
+    is_as_short = bool((other_S == PRESS).sum() == (label_S == PRESS).sum())
+    wrong_S, blank_S = label_S.copy(), label_S.copy()
+    wrong_S[7] = PRESS + LEAVE - wrong_S[7]
+    blank_S[7] = DARK
+    answers_BS = np.stack([label_S, other_S, wrong_S, blank_S])
+    batch = tensors(np.tile(question_S, (4, 1)), answers_BS)
+    evaluators = build_evaluators(["lights_out"], split_of(25, 5))
+    found = evaluators.judge(batch["inputs"], batch["labels"].long())
+    assert evaluators.metrics == tuple(found) == ("lamps_off", "fewest_presses")
+    assert found["lamps_off"].tolist() == [True, True, False, False]
+    assert found["fewest_presses"].tolist() == [True, is_as_short, False, False]
+    assert fitting_evaluators(split_of(25, 5)) == ["lights_out"]
+    with pytest.raises(ValueError, match="has 81 tokens of 11 kinds, which is no Lights Out board"):
+        build_evaluators(["lights_out"], split_of(81, 11))
+
+
+def test_faults() -> None:
+    inputs_NS, labels_NS = _boards(5, 8)
+    task, labelled_NS = LightsOutTask(5), np.ones((8, 25), bool)
+    assert not any(rows_N.any() for rows_N in task.faults(inputs_NS, labels_NS, labelled_NS).values())
+    inputs_NS[0, 3] = PRESS
+    labels_NS[1, 4] = LIT
+    labels_NS[2, 0] = PRESS + LEAVE - labels_NS[2, 0]
+    idle_S = _tokens(IDLE_5) == PRESS
+    labels_NS[3] = np.where((labels_NS[3] == PRESS) ^ idle_S, PRESS, LEAVE)
+    labels_NS[4, 0], labelled_NS[4] = 0, False  # ignored
+    faults = task.faults(inputs_NS, labels_NS, labelled_NS)
+    found = {what: np.flatnonzero(rows_N).tolist() for (_, what), rows_N in faults.items()}
+    assert found.pop("leaves a lamp on")[-1] == 2
+    assert found == {
+        "has a cell that is neither dark nor lit": [0],
+        "has a cell that is neither pressed nor left alone": [1],
+        "is not the first of the solutions with the fewest presses": [3],
+    }
+
+
+def test_train_and_evaluate_on_two_ranks(tmp_path: Path) -> None:
+    """Symmetries on the fly in training; then the judge and eight votes, whose metrics are those of the answers."""
+    data, run, log = tmp_path / "data", tmp_path / "run", tmp_path / "log"
+    assert build(["--output-dir", str(data), "--side", "4", "--generate", "24", "--generate-test", "20"]) == 0
+    arguments = runs.settings(data, run, augment="online", evaluators="[lights_out]", best_metric="lamps_off")
+    output = runs.train(arguments, log, ranks=2).ok()
+    assert "symmetries of Lights Out boards 4x4 (" in output
+    assert "eval/all/lamps_off" in runs.rows(run)[-1]
+    options = [f"checkpoint={run}", "device=cpu", "tta=8", "save_outputs=[inputs,labels,predictions]"]
+    output = runs.train(options, log, ranks=2, program="evaluate").ok()
+    assert "eval/all/tta/fewest_presses" in output
+    (folder,) = (run / "eval_outputs").iterdir()
+    metrics = json.loads((folder / "results.json").read_text())["metrics"]
+    saved = [load_file(path) for path in folder.glob("*.safetensors")]
+    answers_NS = torch.cat([shard["predictions"] for shard in saved]).numpy() == PRESS
+    lit_NS = torch.cat([shard["inputs"] for shard in saved]).numpy() == LIT
+    assert len(lit_NS) == len(open_split(data, "test").sets["all"].inputs) == 20
+    are_presses_N = (torch.cat([shard["predictions"] for shard in saved]) >= LEAVE).all(1).numpy()
+    is_off_N = np.array([_toggled(presses_S) for presses_S in answers_NS.tolist()]) == lit_NS
+    assert metrics["eval/all/lamps_off"] == (is_off_N.all(1) & are_presses_N).mean()
+    assert metrics["eval/all/exact_accuracy"] <= metrics["eval/all/fewest_presses"] <= metrics["eval/all/lamps_off"]

@@ -1,0 +1,97 @@
+"""What the Lights Out builder writes and what it refuses. How it is stopped: as the Sudoku builder."""
+# N = boards, S = cells of a board
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset import validate
+from dataset.build_lights_out_dataset import main
+from dataset.schema import Split, SplitName, check_contents, open_split
+from dataset.tasks.lights_out import LIT, PRESS
+from tests.dataset.mazes import turned_row
+
+
+def _build(output_dir: Path, *options: object) -> dict[SplitName, Split]:
+    assert main(["--output-dir", str(output_dir), *map(str, options)]) == 0
+    return {"train": open_split(output_dir, "train"), "test": open_split(output_dir, "test")}
+
+
+def _keys(split: Split) -> list[bytes]:
+    """Equal for boards that are symmetries of one another."""
+    inputs_NS = np.array(split.sets["all"].inputs)
+    return [min(turned_row(board_S, transform).tobytes() for transform in range(8)) for board_S in inputs_NS]
+
+
+@pytest.mark.parametrize("side", [3, 5, 7])
+def test_format(tmp_path: Path, capsys: pytest.CaptureFixture[str], side: int) -> None:
+    splits = _build(tmp_path / "data", "--side", side, "--generate", 40, "--num-aug", 3)
+    assert json.loads((tmp_path / "data" / "train" / "dataset.json").read_text()) == {
+        "pad_id": 0,
+        "ignore_label_id": 0,
+        "blank_identifier_id": 0,
+        "vocab_size": 5,
+        "seq_len": side * side,
+        "num_puzzle_identifiers": 1,
+        "total_groups": 40,
+        "mean_puzzle_examples": 1.0,
+        "sets": ["all"],
+    }
+    assert [len(splits[name].sets["all"].inputs) for name in ("train", "test")] == [160, 4]
+    assert splits["train"].sets["all"].group_indices.tolist() == list(range(0, 161, 4))
+    assert "train  160 boards = 40 x (1 + 3 images)\n  test   4 boards\n  labels " in capsys.readouterr().out
+    # The check judges every label.
+    assert validate.main([str(tmp_path / "data")]) == 0
+    assert capsys.readouterr().out.endswith("ok: 0 errors, 0 warnings\n")
+
+
+def test_no_board_is_there_twice_in_any_form(tmp_path: Path) -> None:
+    splits = _build(tmp_path / "data", "--side", 3, "--generate", 80, "--generate-test", 21)
+    keys = _keys(splits["train"]) + _keys(splits["test"])
+    assert len(set(keys)) == 101, "all that there are"
+
+
+def test_groups_are_images_of_their_first_board(tmp_path: Path) -> None:
+    splits = _build(tmp_path / "data", "--side", 4, "--generate", 30, "--num-aug", 7)
+    keys = _keys(splits["train"])
+    assert [len(set(keys[start : start + 8])) for start in range(0, 240, 8)] == [1] * 30
+    assert len(set(keys)) == 30 and not set(keys) & set(_keys(splits["test"]))
+
+
+def test_options_change_what_they_are_about(tmp_path: Path) -> None:
+    def contents(name: str, *options: object) -> list[str]:
+        splits = _build(tmp_path / name, "--side", 5, "--generate", 30, *options)
+        return [check_contents(splits[split]) for split in ("train", "test")]
+
+    first = contents("a")
+    assert contents("b") == first
+    assert contents("c", "--num-aug", 2)[1] == first[1], "test boards are not augmented"
+    assert not set(contents("d", "--seed", 1)) & set(first)
+    few = _build(tmp_path / "e", "--generate", 50, "--max-presses", 3)
+    num_presses_N = (np.array(few["train"].sets["all"].labels) == PRESS).sum(1)
+    assert set(num_presses_N.tolist()) == {1, 2, 3}
+    assert (np.array(few["train"].sets["all"].inputs) == LIT).any(1).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--side", 2], "--side is 2; it must be 3 to 7"),
+        (["--side", 8], "--side is 8; it must be 3 to 7"),
+        (["--num-aug", 8], "--num-aug is 8; a board has 7 other images at most"),
+        (["--num-aug", -1], "--num-aug is -1; it must be at least 0"),
+        (["--max-presses", 0], "--max-presses is 0; it must be at least 1"),
+        (["--max-presses", 26], "--max-presses is 26, but a board has 25 cells; lower it"),
+        (["--generate", 0], "--generate is 0; it must be at least 1"),
+        (["--side", 3, "--generate", 101], "found only 101 boards of 3x3 that are no symmetries of one another"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[object], expected: str
+) -> None:
+    assert main(["--output-dir", str(tmp_path / "data"), *map(str, options)]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert expected in line and ";" in line
+    assert list(tmp_path.iterdir()) == []
