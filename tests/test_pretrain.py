@@ -1,7 +1,11 @@
 """The loop, in this process: what is logged and when, that it learns, and that losses are what they are said to be."""
 
+import itertools
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,15 +20,18 @@ from models.inference import trace
 from models.losses import act_loss
 from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
-from pretrain import StepResult, build_model, build_state, train, train_step
+from pretrain import StepResult, build_model, build_state, finish_step, train, train_step
 from tests import runs
 from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START
 from training.config import PretrainConfig
 from training.data import open_data
+from training.session import Evaluation
 from training.state import TrainState
+from utils.checkpoint.format import Progress
 from utils.checkpoint.reader import Checkpoint
 from utils.dist.launch import Launch
 from utils.dist.world import World
+from utils.errors import UserError
 from utils.run.lock import RunLock
 from utils.run.resume import read_start
 from utils.run.stop import StopSignal
@@ -442,3 +449,117 @@ def test_a_compiled_model_has_the_losses_of_the_eager_one(data: Path, tmp_path: 
     for row, eager in zip(rows, every_step, strict=True):
         assert row["train/lm_loss"] == pytest.approx(eager["train/lm_loss"], rel=1e-4)
     assert not [name for name in state.model.state_dict() if "_orig_mod" in name]
+
+
+# ---- what follows a step ---------------------------------------------------------------------------------
+
+LAST = 9
+
+
+class Followed:
+    """A session that notes what is asked of it. The evaluation, the votes and what is due are given."""
+
+    def __init__(
+        self,
+        step: int,
+        *,
+        was_pending: bool,
+        evaluation: str | None,
+        stopping: bool,
+        unreadable: bool,
+        is_worn_out: bool,
+        checkpoint: bool,
+    ) -> None:
+        self.done: list[str] = []
+        self._ends_as, self._votes, self._is_paused = evaluation, (stopping, unreadable), False
+        self.progress = Progress(step=step, pending_row={"train/lr": 1.0} if was_pending else None)
+        self.state = SimpleNamespace(progress=self.progress)
+        self.clock = SimpleNamespace(paused=self._paused)
+        self.plan = SimpleNamespace(
+            last_step=LAST,
+            best_metric="eval/all/accuracy",
+            evaluation_due=lambda step: evaluation is not None,
+            out_of_patience=lambda progress: is_worn_out,
+            checkpoint_due=lambda step, *, evaluated: checkpoint or (evaluated and step == LAST),
+            replicas_check_due=lambda step: True,
+        )
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        self._is_paused = True
+        yield
+        self._is_paused = False
+
+    def _note(self, what: str) -> None:
+        assert self._is_paused, f"{what} counts as time of a step"
+        self.done.append(what)
+
+    def evaluate(self, row: Row, *, limited: bool) -> Evaluation:
+        self._note(f"evaluate limited={limited}")
+        if self._ends_as == "stopped":
+            self.progress.pending_row = row
+            return Evaluation(row, is_done=False)
+        return Evaluation(row | {"eval/all/accuracy": 1.0}, is_done=True, is_best=self._ends_as == "best")
+
+    def log(self, row: Row) -> None:
+        self._note(f"log {', '.join(sorted(row))}")
+
+    def vote_to_end(self) -> tuple[bool, bool]:
+        return self._votes
+
+    def save(self, *, is_best: bool) -> None:
+        self._note("save best" if is_best else "save")
+
+    def check_replicas(self) -> None:
+        self._note("check")
+
+    def raise_data_error(self) -> None:
+        self._note("raise")
+        raise UserError("no data")
+
+    def say(self, text: str) -> None:
+        self._note("say")
+
+    def mark_stopped(self) -> None:
+        self._note("mark")
+
+
+@pytest.mark.parametrize("evaluation", [None, "done", "best", "stopped"])
+@pytest.mark.parametrize("step", [4, LAST])
+def test_what_follows_a_step(evaluation: str | None, step: int) -> None:
+    """Every combination of what may be due: what is done, in which order, and whether the run ends."""
+    for flags in itertools.product((False, True), repeat=6):
+        was_pending, has_row, stopping, unreadable, is_worn_out, checkpoint = flags
+        session = Followed(
+            step,
+            was_pending=was_pending,
+            evaluation=evaluation,
+            stopping=stopping,
+            unreadable=unreadable,
+            is_worn_out=is_worn_out,
+            checkpoint=checkpoint,
+        )
+        is_evaluated, is_interrupted = evaluation in ("done", "best"), evaluation == "stopped"
+        ends_early = is_evaluated and is_worn_out
+        expected = []
+        if evaluation is not None:  # a run that has just begun has no time to take a share of
+            expected.append(f"evaluate limited={not was_pending}")
+        names = (["eval/all/accuracy"] if is_evaluated else []) + (["train/lr"] if has_row else [])
+        if names and not is_interrupted:  # the row of an interrupted evaluation waits
+            expected.append(f"log {', '.join(names)}")
+        is_due = checkpoint or (is_evaluated and step == LAST)
+        if stopping or unreadable or ends_early or evaluation == "best" or is_due:
+            expected.append("save best" if evaluation == "best" else "save")
+        else:
+            expected.append("check")
+        if unreadable:
+            expected.append("raise")
+        elif ends_early:
+            expected.append("say")
+        elif stopping and (step < LAST or is_interrupted):  # a finished run is not queued again
+            expected.append("mark")
+        row = {"train/lr": 1.0} if has_row else {}
+        with pytest.raises(UserError) if unreadable else nullcontext():
+            assert finish_step(session, row) == (stopping or ends_early)  # type: ignore[arg-type]
+        assert session.done == expected
+        assert session.progress.pending_row == (row if is_interrupted else None)

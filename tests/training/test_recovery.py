@@ -1,12 +1,15 @@
 """When numbers go wrong: stop, or go back to the last good checkpoint and leave the batch out."""
 
+import copy
 import importlib
 import os
 import re
 import shutil
 import signal
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,17 @@ import torch
 
 from models.losses import METRICS
 from tests import runs
-from tests.in_process import train_here
+from tests.in_process import SINGLE, Begun, begin, train_here
 from tests.runs import LAST_STEP, assert_same_run, rows, settings, train, with_arguments
-from tests.spawn import run_ranks
+from tests.spawn import run_ranks, world_of
+from training.config import PretrainConfig
+from training.recovery import Recovery
+from training.state import TrainState
 from training.watch import NotFinite, NumberWatch
+from utils.checkpoint.reader import Checkpoint
 from utils.dist.world import World
+from utils.errors import UserError
+from utils.run.resume import Start
 
 Steps = tuple[int, ...]
 OFTEN = {"log_interval": 1}
@@ -312,3 +321,129 @@ def test_a_rewind_goes_on_in_the_same_wandb_run(data: Path, tmp_path: Path, log:
     folders = [path.name for path in (run / "wandb").glob("offline-run-*")]
     # offline-run-<time>-<id>, and a counter behind the id where both begin in the same second
     assert len(folders) == 2 and len({name.split("-")[3] for name in folders}) == 1, folders
+
+
+# ---- attempts, one by one --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def begun(data: Path, tmp_path: Path) -> Begun:
+    begun = begin(settings(data, tmp_path / "run", on_nonfinite="rewind", max_rewinds=2))
+    begun.state.progress.wandb_run_id = "first"
+    return begun
+
+
+def _bad(step: int) -> NotFinite:
+    return NotFinite(step, f"step {step} is bad", "nothing is good")
+
+
+def _fails(recovery: Recovery, state: TrainState, error: Exception) -> Start[PretrainConfig]:
+    """Let an attempt end with an error. Return its start."""
+    with recovery.attempt() as attempt:
+        recovery.adopt(state)
+        raise error
+    return attempt
+
+
+def _fresh(begun: Begun) -> TrainState:
+    """Return the state of a next attempt."""
+    state = replace(begun.state, progress=begun.state.progress.model_copy(deep=True))
+    state.progress.wandb_run_id, state.progress.skipped_steps = "another", []
+    return state
+
+
+def test_an_attempt_that_ends_well_is_the_last(begun: Begun) -> None:
+    recovery = Recovery(begun.start, SINGLE)
+    with recovery.attempt() as attempt:
+        assert attempt is begun.start and recovery.adopt(begun.state) is begun.state
+        assert not recovery.is_done
+    assert recovery.is_done
+
+
+def test_a_next_attempt_knows_all_steps_that_are_left_out(begun: Begun) -> None:
+    """Those of the checkpoint that the run was resumed from, and those since. W&B has one run for all attempts."""
+    begun.state.progress.skipped_steps = [8]
+    recovery = Recovery(begun.start, SINGLE)
+    _fails(recovery, begun.state, _bad(5))
+    assert begun.state.progress.skipped_steps == [8] and not recovery.is_done
+    with recovery.attempt() as attempt:
+        state = recovery.adopt(_fresh(begun))
+        assert (state.progress.skipped_steps, state.progress.wandb_run_id) == ([5, 8], "first")
+    assert attempt.checkpoint is None and attempt.config is begun.start.config
+    assert attempt.notes == [
+        "step 5 is bad: going back (rewind 2 of 2 at most)",
+        "going on from the start, without the batch of step 5, 8",
+    ]
+
+
+def test_a_resumed_run_still_leaves_steps_out(begun: Begun) -> None:
+    begun.state.progress.skipped_steps = [8, 3]
+    recovery = Recovery(begun.start, SINGLE)
+    with recovery.attempt():
+        assert recovery.adopt(begun.state).progress.skipped_steps == [3, 8]
+
+
+def test_so_many_rewinds_and_no_more(begun: Begun) -> None:
+    recovery = Recovery(begun.start, SINGLE)
+    _fails(recovery, begun.state, _bad(5))
+    _fails(recovery, _fresh(begun), _bad(7))
+    with pytest.raises(UserError, match=r"step 9 is bad; steps 5, 7 were left out already \(max_rewinds=2\); nothing"):
+        _fails(recovery, _fresh(begun), _bad(9))
+
+
+def test_without_rewinds_the_step_ends_the_run(begun: Begun) -> None:
+    begun.start.config = begun.start.config.model_copy(update={"on_nonfinite": "stop"})
+    with pytest.raises(NotFinite, match="step 5 is bad; nothing is good; go on with a lower lr"):
+        _fails(Recovery(begun.start, SINGLE), begun.state, _bad(5))
+
+
+def test_a_branch_without_a_checkpoint_goes_back_to_its_source(begun: Begun, quiet: Path) -> None:
+    source = Checkpoint.open(quiet / "step_00000004")
+    recovery = Recovery(Start(begun.start.config, source), SINGLE)
+    _fails(recovery, begun.state, _bad(5))
+    with recovery.attempt() as attempt:
+        assert attempt.checkpoint is source
+        assert attempt.notes[-1] == f"going on from {source.path} at step 4, without the batch of step 5"
+
+
+def test_an_attempt_gives_its_memory_back_before_the_next(begun: Begun) -> None:
+    """Even if the state is part of a cycle, as a layout with hooks is."""
+    state = _fresh(begun)
+    state.layout = copy.copy(state.layout)
+    state.layout.itself = state  # type: ignore[attr-defined]
+    recovery, gone = Recovery(begun.start, SINGLE), weakref.ref(state)
+    _fails(recovery, state, _bad(5))
+    del state
+    with recovery.attempt():
+        assert gone() is None
+
+
+def test_advice_on_memory_has_the_numbers_of_this_rank(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def advice(device: torch.device, **numbers: Any) -> str:
+        given.update(numbers)
+        return "buy more"
+
+    monkeypatch.setattr("training.recovery.advice", advice)
+    begun.start.config = begun.start.config.model_copy(update={"global_batch_size": 30})
+    world = replace(world_of(1, 3), weights=(Fraction(1), Fraction(3), Fraction(1)))  # 6, 18 and 6 slots
+    with pytest.raises(MemoryError) as caught:
+        _fails(Recovery(begun.start, world), begun.state, MemoryError())
+    assert caught.value.__notes__ == ["buy more"]
+    config = begun.start.config
+    assert given == {
+        "num_slots": 18,
+        "divisible_slots": 6,
+        "global_batch_size": 30,
+        "grad_accumulation": config.grad_accumulation,
+        "activation_checkpointing": config.arch.activation_checkpointing,
+        "parallel": config.parallel.name,
+        "num_state_bytes": sum(tensor.nbytes for tensor in begun.state.own_tensors()),
+    }
+
+
+def test_a_bug_has_no_advice(begun: Begun) -> None:
+    with pytest.raises(KeyError) as caught:
+        _fails(Recovery(begun.start, SINGLE), begun.state, KeyError("a bug"))
+    assert not hasattr(caught.value, "__notes__")

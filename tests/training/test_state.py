@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.parallel.ddp import DDPLayout
+from models.parallel.layout import Layout
 from pretrain import build_state
 from tests.in_process import SINGLE, Begun, begin
 from tests.runs import settings
@@ -121,6 +123,29 @@ def test_the_average_takes_the_place_of_the_weights_for_a_while(begun: Begun) ->
         assert any(not torch.equal(inside[name], before[name]) for name in average)
         raise KeyError
     assert all(torch.equal(tensor, before[name]) for name, tensor in state.model.state_dict().items())
+
+
+def test_a_layout_learns_that_weights_were_overwritten(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a layout keeps copies of the weights, first of the weights and then of the average."""
+    state, seen = begun.state, list[torch.Tensor]()
+    name = next(name for name, _ in state.model.named_parameters())
+    before = state.model.get_parameter(name).detach().clone()
+    monkeypatch.setattr(
+        state.layout, "values_changed", lambda: seen.append(state.model.get_parameter(name).detach().clone())
+    )
+    with state.averaged_weights():
+        assert len(seen) == 1 and not torch.equal(seen[0], before)
+    assert len(seen) == 2 and torch.equal(seen[1], before)
+
+
+def test_what_a_rank_alone_carries_comes_back(begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = list[dict[str, torch.Tensor]]()
+    monkeypatch.setattr(begun.state.layout, "compression_state", lambda: {"error": torch.tensor([3.0])})
+    checkpoint = _saved(begun, tmp_path / "run")
+    monkeypatch.setattr(Layout, "load_compression_state", lambda layout, tensors: loaded.append(tensors))
+    monkeypatch.setattr(DDPLayout, "load_compression_state", lambda layout, tensors: loaded.append(tensors))
+    _resumed(begun, checkpoint)
+    assert [tensors["error"].tolist() for tensors in loaded] == [[3.0]]
 
 
 def test_memory_counts_weights_twice_for_their_gradients(begun: Begun) -> None:

@@ -137,6 +137,17 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path, gate: threading.Event
     assert torch.equal(second.load("ema")["a"], shared["ema.a"]) and not second.has("optimizer")
 
 
+def test_a_tensor_of_another_dtype_is_saved_as_it_is(tmp_path: Path) -> None:
+    """The copies of a save lie where those of the save before lay, unless shape or dtype differ."""
+    checkpointer = Checkpointer(tmp_path, World.single(), None)
+    for step, dtype in ((1, torch.float32), (2, torch.float64), (3, torch.int32)):
+        shared = {"ema.a": torch.full((2, 3), 1 / 3).to(dtype)}
+        checkpointer.save(snapshot_at(step, World.single(), shared=shared), is_best=False)
+        checkpointer.wait()
+        found = Checkpoint.open(tmp_path / f"step_{step:08d}").load("ema")["a"]
+        assert found.dtype == dtype and torch.equal(found, shared["ema.a"])
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_the_copy_comes_before_what_follows_on_the_stream(tmp_path: Path) -> None:
@@ -177,6 +188,34 @@ def test_a_process_that_ends_finishes_what_it_began(tmp_path: Path) -> None:
     assert process.exitcode == 0
     found = find_checkpoint(tmp_path, silent)
     assert found is not None and found.state.step == 1
+
+
+def test_a_step_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a machine that loses power may keep the name of a folder and lose what is in it."""
+    synced = list[str]()
+
+    def sync(folder: Path) -> None:
+        synced.append(str(folder.relative_to(tmp_path)).split("_1_")[-1])
+        assert not step_folders(tmp_path), "the step has its name already"
+
+    monkeypatch.setattr(writer_module, "sync_folder", sync)
+    checkpointer = Checkpointer(tmp_path, World.single(), None)
+    checkpointer._attempt = "mine"
+    checkpointer.save(snapshot_at(1, World.single()), is_best=False)
+    checkpointer.wait()
+    assert synced == [".incomplete_step_00000001_mine/state", ".incomplete_step_00000001_mine"]
+
+
+def test_what_was_left_half_written_is_no_part_of_a_step(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path, World.single(), None)
+    checkpointer._attempt = "mine"
+    left = tmp_path / ".incomplete_step_00000001_mine" / "state" / "rank_0007.safetensors"
+    left.parent.mkdir(parents=True)
+    left.write_text("half")
+    checkpointer.save(snapshot_at(1, World.single()), is_best=False)
+    checkpointer.wait()
+    Checkpoint.open(tmp_path / "step_00000001")
+    assert [path.name for path in (tmp_path / "step_00000001" / "state").iterdir()] == ["rank_0000.safetensors"]
 
 
 # ---- death at any moment ---------------------------------------------------------------------------------
@@ -320,3 +359,21 @@ def _breaks(world: World, run: Path) -> str:
 def test_a_fault_in_the_thread_is_a_fault_of_the_run(tmp_path: Path) -> None:
     assert run_ranks(_breaks, 2, tmp_path) == ["RuntimeError", "RuntimeError"]
     assert not step_folders(tmp_path)
+
+
+def _breaks_before_it_writes(world: World, run: Path) -> str:
+    def broken(*args: Any) -> None:
+        raise KeyError("a bug")
+
+    checkpointer = Checkpointer(run, use_device(world, "cpu"), None)
+    if world.rank == 1:
+        checkpointer._write = broken  # type: ignore[method-assign,assignment]
+    checkpointer.save(snapshot_at(6, world), is_best=False)
+    with pytest.raises((KeyError, RuntimeError)) as caught:
+        checkpointer.wait()
+    return str(caught.value)
+
+
+def test_no_rank_waits_for_a_thread_that_broke_on_another(tmp_path: Path) -> None:
+    said = run_ranks(_breaks_before_it_writes, 2, tmp_path, timeout_s=30)
+    assert said == ["the checkpoint that was under way failed on another rank", "'a bug'"]

@@ -55,6 +55,13 @@ def test_note_of_an_earlier_launch_is_not_taken_for_ours(monkeypatch: pytest.Mon
     assert read("project_name=p").config.run_path != old.config.run_path
 
 
+def test_a_run_with_a_path_of_its_own_leaves_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart reads the path on its command line. A note would lead another run's restart to a wrong name."""
+    set_attempt(monkeypatch, "a", 0)
+    prepare_run(read("checkpoint_path=elsewhere/mine"))
+    assert Path("elsewhere/mine/config.yaml").is_file() and not Path("checkpoints").exists()
+
+
 # ---- the folder ------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +68,11 @@ def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest
     with RunLock() as lock:
         lock.take(tmp_path, said.append)
     assert len(said) == 1 and "without locks" in said[0]
+
+
+def test_the_holder_is_named_whole(tmp_path: Path) -> None:
+    """Nothing of a longer name before it is left."""
+    (tmp_path / ".lock").write_text("process 1234567 on a-host-with-a-very-long-name-that-is-gone.example.com\n" * 2)
+    with RunLock() as lock:
+        lock.take(tmp_path, print)
+        assert (tmp_path / ".lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
