@@ -1,4 +1,4 @@
-"""How ranks find one another, and how they are laid out."""
+"""Settings of the process groups, and the layout of the ranks."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +13,7 @@ INIT_METHODS = ("env", "tcp://", "file://")
 
 
 class DistConfig(StrictModel):
-    """How ranks find and hear one another; config/pretrain.yaml explains each."""
+    """How ranks find one another and communicate. config/pretrain.yaml explains each key."""
 
     backend: Literal["auto", "nccl", "gloo", "mpi"]
     init_method: str
@@ -40,11 +40,12 @@ class DistConfig(StrictModel):
 
 @dataclass(frozen=True)
 class Axes:
-    """How ranks are laid out, outermost axis first. Their product is the number of ranks.
+    """The sizes of the axes on which ranks are laid out, outermost axis first.
 
-    Ranks of one `replicate` x `shard` position hold different slots of the global batch. Those of one `model` position
-    (the parts of a tensor or the stages of a pipeline) hold the same ones: they are neighbours, on one machine if
-    possible, since they talk the most.
+    The product of the sizes is the number of ranks. Each position on `replicate` x `shard` holds
+    slots of its own from the global batch. The ranks along `model` (the parts of a tensor or the
+    stages of a pipeline) share the slots of their position. They communicate the most, so their
+    numbers are consecutive, which puts them on one machine if possible.
     """
 
     replicate: int = 1

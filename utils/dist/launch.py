@@ -1,4 +1,4 @@
-"""What the launcher's environment says, and what becomes of a worker whose launcher was killed."""
+"""Read the launcher's environment, and end a worker whose launcher was killed."""
 
 import os
 import socket
@@ -14,11 +14,11 @@ from utils.terminal import tell
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs."""
+    """The process and the host of a rank."""
 
     pid: int
     host: str
-    pid_namespace: str  # containers of one host name have their own, and don't see one another's processes
+    pid_namespace: str  # containers may share a host name without seeing each other's processes
 
     @staticmethod
     def here() -> "Place":
@@ -30,16 +30,16 @@ class Place:
 
     @property
     def is_near(self) -> bool:
-        """Whether its process can be seen from here."""
+        """Whether the process is visible from this one."""
         here = Place.here()
         return (self.host, self.pid_namespace) == (here.host, here.pid_namespace)
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process has ended; False where that can't be seen."""
+        """Whether the process has ended; False if it is not visible from this one."""
         if self.is_near:
             try:
-                with suppress(PermissionError):  # of somebody else's, which is there
+                with suppress(PermissionError):  # the process exists and belongs to another user
                     os.kill(self.pid, 0)
             except ProcessLookupError:
                 return True
@@ -48,24 +48,30 @@ class Place:
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher says of this attempt."""
+    """This attempt of a launch: torchrun starts a new attempt after a fault."""
 
-    restarts: int = 0  # attempts before this one that there is something to go on from
-    identity: str | None = None  # the same for all attempts of one launch; None where nothing restarts us
+    restarts: int = 0  # earlier attempts; on torchrun's rank 0 only those that began to train
+    identity: str | None = None  # the same for all attempts of a launch; None without torchrun
 
     @staticmethod
     def from_environment() -> "Launch":
         if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
             return Launch()
         run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-        # Static rendezvous names no run. Its rank 0 stays on one node, under the same agent, through all restarts.
+        # Static rendezvous has no run id. Rank 0 then stays under the same torchrun process through
+        # all restarts, so that this process can serve as the identity.
         identity = run_id if run_id != "none" else f"{socket.gethostname()}-{os.getppid()}"
         return Launch(restarts=int(os.environ["TORCHELASTIC_RESTART_COUNT"]), identity=identity)
 
 
 def end_with_launcher() -> Callable[[], bool]:
-    """A worker whose torchrun was killed would go on beside the run that somebody starts in its place. Returns what
-    tells whether that happened: some time in the last second, it is the reason of whatever else went wrong.
+    """End this process within a second after its torchrun is gone.
+
+    Otherwise the worker would go on beside the run that somebody starts in its place.
+
+    Returns:
+        A function that tells whether torchrun is gone. A fault during that second is most likely
+        a consequence.
     """
     if Launch.from_environment().identity is None:
         return lambda: False

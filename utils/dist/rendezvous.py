@@ -1,4 +1,4 @@
-"""Where ranks meet."""
+"""The store in which ranks meet."""
 
 import os
 import sys
@@ -12,13 +12,13 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from utils.dist.config import DistConfig
 from utils.errors import UserError
 
-# Rank 0 reads YAML and imports what it needs before it broadcasts the config; the config's own timeout is not known
-# until then.
+# The timeout until the config, which has a timeout of its own, is broadcast. Rank 0 imports its
+# packages and reads the YAML before that.
 START_TIMEOUT = timedelta(minutes=5)
 
 
 def agents_store() -> Store | None:
-    """Where torchrun's workers meet, if torchrun itself keeps it: the same for all attempts of a launch."""
+    """Return the store that torchrun keeps for all attempts of a launch; None if it keeps none."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -26,11 +26,15 @@ def agents_store() -> Store | None:
 
 
 def store_of_this_attempt(store: Store, rank: int, size: int) -> Store:
-    """A part of torchrun's store in which no earlier attempt has written. Every rank.
+    """Return a part of torchrun's store in which no earlier attempt has written. Every rank.
 
-    Under bare keys a restarted rank finds there the addresses of ranks that are gone, and waits for them. Nothing in
-    the environment names the attempt on all hosts, so rank 0 draws a name and tells it to each rank that asks with a
-    ticket of its own. A ticket that lies there may be of a rank that is gone: rank 0 answers until all have come.
+    In the store itself a restarted rank would find the addresses of ranks that are gone, and wait
+    for them. No environment variable names the attempt on all hosts. So rank 0 draws a name, and
+    each rank asks for the name with a ticket of its own. A ticket may come from a rank of an
+    earlier attempt, so rank 0 answers tickets until all ranks have arrived.
+
+    Raises:
+        TimeoutError: Not all ranks arrived within START_TIMEOUT.
     """
     own = uuid.uuid4().hex
     if rank > 0:
@@ -65,7 +69,11 @@ def store_of_this_attempt(store: Store, rank: int, size: int) -> Store:
 
 
 def typed_init_method() -> str | None:
-    """Where to meet, as each rank's own command line says. Raises UserError for what is no meeting point."""
+    """Return dist.init_method as typed on the command line of this rank; None if it was not typed.
+
+    Raises:
+        UserError: The value is not one of the known methods.
+    """
     typed = [word.split("=", 1)[1] for word in sys.argv[1:] if word.lstrip("+").startswith("dist.init_method=")]
     if not typed:
         return None

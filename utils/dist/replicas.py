@@ -1,4 +1,4 @@
-"""Whether ranks that are to hold the same still do: a bit that flips in one rank's memory spoils a run in silence."""
+"""Check that replicas are equal: a flipped bit in one rank's memory would spoil a run silently."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -14,14 +14,16 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @torch.no_grad()
 def require_same_replicas(tensors: Mapping[str, Tensor], step: int, world: World) -> None:
-    """Compare a checksum of each tensor, of a DTensor of each part, among the ranks that hold it; the device is waited
-    for once. Every rank.
+    """Compare a checksum of each tensor among the ranks that hold the tensor. Every rank.
 
-    Raises RuntimeError, on every rank, that names the ranks which differ from the others.
+    The parts of a DTensor are compared one by one. The host waits for the device once.
+
+    Raises:
+        RuntimeError: Some ranks differ. Every rank raises it, and it names those ranks.
     """
     if world.size == 1 or not tensors:
         return
-    # Offloaded weights lie on the host, what isn't sharded on the device.
+    # Moved to one device, because offloaded weights lie on the host and all others on the device.
     sums = torch.stack([_checksum(local_part(tensor)).to(world.device) for tensor in tensors.values()]).tolist()
     own = {(name, _part(tensor)): value for (name, tensor), value in zip(tensors.items(), sums, strict=True)}
     of_ranks = world.gather_objects(own)
@@ -40,12 +42,12 @@ def require_same_replicas(tensors: Mapping[str, Tensor], step: int, world: World
 
 
 def _checksum(tensor: Tensor) -> Tensor:
-    """The sum of the bits as integers, which wraps around; int64 ()."""
+    """Return the sum of the tensor's bits read as integers, which wraps around; int64 ()."""
     return tensor.contiguous().view(_INTEGERS[tensor.element_size()]).sum(dtype=torch.int64)
 
 
 def _part(tensor: Tensor) -> tuple[int, ...]:
-    """Which part of a DTensor lies here: the place on each axis of the mesh that it is split over."""
+    """Return the part of a DTensor that this rank holds: its place on each axis that splits it."""
     if not isinstance(tensor, DTensor):
         return ()
     here = tensor.device_mesh.get_coordinate()

@@ -1,4 +1,4 @@
-"""From a launcher's environment to ranks that can talk, on the device that they compute on."""
+"""Connect the ranks that a launcher started, and choose the device on which they compute."""
 
 import os
 from dataclasses import replace
@@ -20,23 +20,27 @@ _THREAD_TIMEOUT = timedelta(minutes=30)
 
 
 def join_ranks(init_method: str = "env") -> World:
-    """Join the other ranks, on the host only: the device follows with `use_device`.
+    """Connect to the other ranks on the host. `use_device` connects the devices afterwards.
 
-    Rank and number of ranks are the environment's, as torchrun sets it; where to meet is too (MASTER_ADDR and
-    MASTER_PORT), unless `init_method` is a tcp:// address or a file:// that all see.
+    The environment, as torchrun sets it, holds the rank and the number of ranks.
+
+    Args:
+        init_method: where the ranks meet: "env" (MASTER_ADDR and MASTER_PORT of the environment), a
+            tcp:// address, or a file:// path that all ranks can reach.
     """
     size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     launch_store = agents_store() if init_method == "env" else None
     attempt = Launch.from_environment()
     if launch_store is not None and rank == 0:
-        # Each host's agent counts only the restarts that its own workers caused, and also those of attempts that
-        # were refused: what another run left in the folder is nothing for the next attempt to go on from.
+        # torchrun's own count is of no use: each host counts the restarts that its own workers
+        # caused, and refused attempts count too. Only an attempt that began to train left
+        # something to resume from (docs/reliability.md).
         attempt = replace(attempt, restarts=launch_store.add(BEGUN, 0))
     if size == 1:
         return World(attempt=attempt, launch_store=launch_store)
     if not torch.cuda.is_available():
-        # PyTorch keeps the call stacks of the last 2,000 collectives: small blocks among the large ones of tensors,
-        # which glibc then can't use again. Two ranks on a CPU grew by 0.7 MB a step for ever (docs/log.md).
+        # PyTorch keeps the call stacks of the last 2,000 collectives. These small blocks fragment
+        # the heap: two ranks on a CPU grew by 0.7 MB a step without end (docs/log.md).
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     if launch_store is not None:
         store = store_of_this_attempt(launch_store, rank, size)
@@ -71,43 +75,45 @@ def use_device(
     axes: Axes | None = None,
     deterministic: bool = False,
 ) -> World:
-    """This world on a device, with process groups that give up after `timeout_s` seconds. Every rank.
+    """Return this world on a device, with all its process groups. Every rank.
 
     Args:
-        config: None for programs of one process.
-        axes: how the ranks are laid out, for strategies that need a mesh; None: every rank holds slots of its own.
+        config: None: the defaults, for programs of one process.
+        axes: the layout of the ranks for strategies with a mesh; None: each rank has its own slots.
 
-    Raises UserError where the device or backend that was asked for is not there, or the weights don't fit.
+    Raises:
+        UserError: The device or backend is not available, or `config` does not fit the ranks.
     """
     config = config or DistConfig(backend="auto", init_method="env", timeout_s=600, num_threads=None, rank_weights=[])
     with world.agree():
         if world.size > 1 and config.init_method != (typed_init_method() or "env"):
             raise UserError(
                 f"dist.init_method={config.init_method}, but ranks have to meet before any YAML is read; type it "
-                "on the command line of every rank, or dist.init_method=env"
+                "on the command line of every rank, or use dist.init_method=env"
             )
         device = _pick_device(name, world.local_rank)
         backend = _pick_backend(config.backend, device)
         weights = _pick_weights(config.rank_weights, world.size // (axes or Axes()).model)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    elif "OMP_NUM_THREADS" not in os.environ:  # else every rank of a machine would take all of its cores
+    elif "OMP_NUM_THREADS" not in os.environ:  # by default each rank would use all cores of its machine
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         torch.set_num_threads(max(1, torch.get_num_threads() // local_size))
     if deterministic:
-        # cuBLAS reads it once, at its first call; without it deterministic algorithms refuse to run.
+        # Deterministic algorithms need this variable, which cuBLAS reads once, at its first call.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else every trace of a step prints two lines of its own
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise each trace of a step prints two lines
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if world.size == 1 and axes is None:
         return replace(world, device=device, weights=weights)
-    if not dist.is_initialized():  # one process, whose strategy needs a group nevertheless
+    if not dist.is_initialized():  # a single process whose strategy needs a group
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=START_TIMEOUT)
     timeout = timedelta(seconds=config.timeout_s)
-    # NCCL's watchdog ends a process without a word; the host's votes, which can say who is missing, come first.
+    # NCCL's watchdog ends a process without a message. The votes of the host can name the missing
+    # rank, so they time out first.
     device_timeout = timeout + timedelta(seconds=60 if device.type == "cuda" else 0)
     axes = axes or Axes(replicate=world.size)
     groups = {
@@ -115,7 +121,7 @@ def use_device(
         "device": dist.new_group(backend=backend, timeout=device_timeout),
         "thread": dist.new_group(backend="gloo", timeout=timeout),
     }
-    # What a thread waits for may take longer than any rank's next word, as a disk does.
+    # The thread waits for disks, which may take longer than dist.timeout_s.
     dist.distributed_c10d._set_pg_timeout(_THREAD_TIMEOUT, groups["thread"])
     ranks_RSM = torch.arange(world.size).view(axes.replicate, axes.shard, axes.model)
     data_ranks = list(ranks_RSM.flatten(0, 1).unbind(1))
@@ -144,7 +150,10 @@ def use_device(
 
 
 def _own_group(world: World, lines: list[Tensor], backend: str, timeout: timedelta) -> dist.ProcessGroup:
-    """Of groups that part the ranks, this rank's. Every rank, for which the others' groups are no concern."""
+    """Make one group for each line of ranks, and return this rank's. Every rank.
+
+    Each rank is in exactly one line, and waits only for the ranks of that line.
+    """
     (ranks,) = (line.tolist() for line in lines if world.rank in line)
     return dist.new_group(ranks, timeout, backend, use_local_synchronization=True)
 
@@ -158,7 +167,8 @@ def _pick_device(name: DeviceName, local_rank: int) -> torch.device:
             raise UserError("device=cuda, but PyTorch finds no CUDA device here; use device=cpu or device=auto")
         if local_rank >= count:
             raise UserError(
-                f"{local_rank + 1} or more ranks here, but {count} CUDA devices; lower --nproc-per-node to {count}"
+                f"{local_rank + 1} or more ranks run here, but there are {count} CUDA devices; lower --nproc-per-node "
+                f"to {count}"
             )
         return torch.device("cuda", local_rank)
     if name == "mps" and not torch.backends.mps.is_available():
@@ -167,15 +177,18 @@ def _pick_device(name: DeviceName, local_rank: int) -> torch.device:
 
 
 def _pick_backend(name: str, device: torch.device) -> str:
-    """What carries tensors: of the device, and on CUDA of the host as well, where offloaded weights lie."""
+    """Return the backend for tensors, as torch.distributed names it.
+
+    On CUDA it also carries tensors in host memory, because offloaded weights lie there.
+    """
     if name == "mpi" and not dist.is_mpi_available():
-        raise UserError("dist.backend=mpi, but this PyTorch was built without MPI; take auto, or a build with it")
+        raise UserError("dist.backend=mpi, but this PyTorch was built without MPI; use auto, or a PyTorch with MPI")
     if name == "nccl" and device.type != "cuda":
         raise UserError(
-            f"dist.backend=nccl moves data between CUDA devices, but this run is on {device.type}; take gloo"
+            f"dist.backend=nccl moves data between CUDA devices, but this run is on {device.type}; use gloo"
         )
     if name == "nccl" and not dist.is_nccl_available():
-        raise UserError("dist.backend=nccl, but this PyTorch was built without NCCL; take gloo")
+        raise UserError("dist.backend=nccl, but this PyTorch was built without NCCL; use gloo")
     if device.type == "cuda":
         on_device = name if name != "auto" else "nccl" if dist.is_nccl_available() else "gloo"
         return f"cpu:gloo,cuda:{on_device}"
@@ -186,6 +199,6 @@ def _pick_weights(weights: list[float], num_shares: int) -> tuple[Fraction, ...]
     if weights and len(weights) != num_shares:
         raise UserError(
             f"dist.rank_weights has {len(weights)} weights, but {num_shares} ranks hold slots of their own; give one "
-            "for each of these"
+            "weight for each of these ranks"
         )
     return tuple(map(Fraction, weights)) or (Fraction(1),) * num_shares

@@ -1,7 +1,7 @@
-"""The ranks of a run, and every way in which they talk to one another.
+"""The ranks of a run, and all collectives by which they communicate.
 
-Each collective is a no-op in a world of one, so that callers never branch on the number of ranks.
-Methods marked "every rank" hang the run when one rank leaves them out.
+Each collective does nothing in a world of one, so that callers never branch on the number of ranks.
+All ranks must call a method marked "Every rank": if one rank leaves it out, the run hangs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,17 +27,24 @@ from utils.text import for_a_terminal
 
 T = TypeVar("T")
 
-BEGUN = "begun"  # in torchrun's store: how many attempts of the launch have begun to train
+BEGUN = "begun"  # key in torchrun's store: the number of attempts that have begun to train
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes of one run. `host_group` (gloo) carries objects and flags, `device_group` tensors; `data_group` is
-    that of the ranks which together hold the global batch once, and `host_data_group` the same for objects.
-    `thread_group` (gloo) is for one thread beside the main one: collectives of one group must come in one order.
+    """The processes of one run.
 
-    All groups are made before training begins. To make one, ranks wait for one another in the store, which doesn't
-    notice when one is killed: the others would wait for all of the timeout. In a group whoever talks to it notices.
+    All groups are made before training begins. While ranks make a group, they wait for one another
+    in the store, which does not notice that a rank was killed. A finished group notices it
+    (docs/reliability.md).
+
+    Attributes:
+        host_group: carries objects and flags (gloo).
+        device_group: carries tensors.
+        data_group: carries tensors among the ranks that together hold the global batch once.
+        host_data_group: carries objects among the same ranks (gloo).
+        thread_group: for one thread beside the main thread (gloo). The thread needs a group of its
+            own, because all ranks must start the collectives of a group in the same order.
     """
 
     rank: int = 0
@@ -50,20 +57,23 @@ class World:
     data_group: dist.ProcessGroup | None = None
     host_data_group: dist.ProcessGroup | None = None
     thread_group: dist.ProcessGroup | None = None
-    data_rank: int = 0  # which share of the slots is this rank's
-    data_size: int = 1  # of how many shares
-    weights: tuple[Fraction, ...] = (Fraction(1),)  # of the shares
-    timeout: timedelta = START_TIMEOUT  # after which a rank that hears nothing gives up
-    attempt: Launch = field(default_factory=Launch)  # of rank 0, who alone looks for what to go on from
+    data_rank: int = 0  # the number of this rank's share of the slots
+    data_size: int = 1  # the number of shares
+    weights: tuple[Fraction, ...] = (Fraction(1),)  # one for each share; see `shares`
+    timeout: timedelta = START_TIMEOUT  # how long a rank waits for the others before it gives up
+    attempt: Launch = field(default_factory=Launch)  # only rank 0 uses it, to decide about resuming
     launch_store: Store | None = None  # torchrun's own, which all attempts of a launch share
-    mesh: DeviceMesh | None = None  # named as the fields of Axes; None where no strategy needs one
+    mesh: DeviceMesh | None = None  # its axes are those of Axes; None if no strategy needs a mesh
 
     @staticmethod
     def single(device: str = "cpu") -> "World":
         return World(device=torch.device(device))
 
     def note_beginning(self) -> None:
-        """An attempt of torchrun's that comes after this one goes on with what it has begun. Rank 0."""
+        """Note in torchrun's store that this attempt begins to train. For rank 0.
+
+        A later attempt of the same launch then resumes the run.
+        """
         if self.launch_store is not None:
             self.launch_store.add(BEGUN, 1)
 
@@ -73,86 +83,93 @@ class World:
 
     @property
     def num_copies(self) -> int:
-        """How many ranks, which are neighbours, hold the same slots: parts of a tensor or stages of a pipeline."""
+        """How many consecutive ranks hold the same slots (tensor parallelism, pipelines)."""
         return self.size // self.data_size
 
     @property
     def has_first_copy(self) -> bool:
-        """Of the ranks that hold the same slots, one: the one to write what all of them know."""
+        """Whether this rank is the first of those with the same slots, and writes for them all."""
         return self.rank % self.num_copies == 0
 
     def slice_of(self, num_slots: int) -> slice:
-        """This rank's contiguous share of `num_slots`, in proportion to its weight; rank order is slot order.
+        """Return this rank's contiguous share of `num_slots`, in proportion to its weight.
 
-        Ranks that hold parts of the same model have the same share.
+        Shares come in the order of ranks. Ranks that hold parts of the same model have the same
+        share.
         """
         return shares(self.weights, num_slots)[self.data_rank]
 
     def to_device(self, tensor: Tensor) -> Tensor:
-        """From host memory, without waiting: pinned first on CUDA, where a copy from pageable memory may wait."""
+        """Copy a tensor from host memory to the device without waiting for the copy.
+
+        On CUDA the tensor is pinned first, because a copy from pageable memory may wait.
+        """
         pinned = tensor.pin_memory() if self.device.type == "cuda" else tensor
         return pinned.to(self.device, non_blocking=True)
 
     def wait_for_device(self) -> None:
-        """For a clock: elsewhere the host runs ahead of the device."""
+        """Wait until the device has finished its work, for a clock or a copy."""
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
     def await_peers(self) -> None:
-        """Before the host waits for what ranks do together on a device: NCCL's watchdog ends a process that waits there
-        in vain without a word, while a vote on the host says who is missing. Every rank.
+        """Wait for the other ranks before a wait for a collective on the device. Every rank.
+
+        If a rank is missing, the wait on the host can name it. NCCL's watchdog would end the
+        process without a message.
         """
         if self.device.type != "cpu":
             self.barrier()
 
-    # ---- tensors ------------------------------------------------------------------------------------------------
+    # ---- tensors ----
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Sum over the shares of the slots, in place. Every rank."""
+        """Sum a tensor over the shares of the slots, in place, and return it. Every rank."""
         if self.data_size > 1:
             dist.all_reduce(tensor, group=self.data_group)
         return tensor
 
     def sum_to_main_(self, tensor: Tensor) -> Tensor:
-        """The same, but only rank 0 can rely on it (what the others hold afterwards is undefined). Every rank."""
+        """Sum a tensor over the shares, in place; only rank 0 may use the result. Every rank."""
         if self.data_size > 1:
             dist.reduce(tensor, group_dst=0, group=self.data_group)
         return tensor
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite with rank 0's values. Every rank."""
+        """Overwrite the tensors with the values of rank 0. Every rank."""
         if self.size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0, group=self.device_group)
 
     def gather_rows(self, tensor: Tensor, num_rows: int | None = None) -> Tensor:
-        """Every share's rows, concatenated in the order of slots. Every rank.
+        """Return the rows of all shares, concatenated in the order of slots. Every rank.
 
         Args:
-            num_rows: how many there are, of which each rank holds its slice; None: all ranks hold the same number.
+            num_rows: the total number of rows, of which each rank holds its `slice_of`; None: each
+                rank holds the same number.
         """
         if self.data_size == 1:
             return tensor
         known = shares(self.weights, num_rows) if num_rows is not None else []
         counts = [share.stop - share.start for share in known]
         longest = max(counts, default=len(tensor))
-        if len(tensor) < longest:  # a collective wants the same size of all
+        if len(tensor) < longest:  # all_gather needs the same size on each rank
             tensor = torch.cat([tensor, tensor.new_zeros(longest - len(tensor), *tensor.shape[1:])])
         rows = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.data_size)]
         dist.all_gather(rows, tensor.contiguous(), group=self.data_group)
         return torch.cat([part[:count] for part, count in zip(rows, counts, strict=True)] if counts else rows)
 
-    # ---- host objects and agreement -------------------------------------------------------------------------------
+    # ---- host objects and agreement ----
 
     def broadcast_object(self, value: T) -> T:
-        """Rank 0's value, on every rank; what the others pass is not looked at. Every rank."""
+        """Return the value of rank 0; the values of other ranks are ignored. Every rank."""
         box = [value]
         if self.size > 1:
             dist.broadcast_object_list(box, src=0, group=self.host_group)
         return box[0]
 
     def gather_objects(self, value: T) -> list[T]:
-        """Every rank's value in rank order, on every rank. Every rank."""
+        """Return the values of all ranks in the order of ranks. Every rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -160,8 +177,9 @@ class World:
         return values
 
     def gather_to_main(self, value: T) -> list[T] | None:
-        """What each share of the slots gave, in their order, on rank 0 only: what is too large to lie everywhere. Every
-        rank.
+        """Return the value of each share, in order, on rank 0; None on other ranks. Every rank.
+
+        For values that are too large to lie on every rank.
         """
         if self.data_size == 1:
             return [value] if self.is_main else None
@@ -170,12 +188,12 @@ class World:
         return values if self.is_main else None
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank raises the flag; over the host group, so that no device waits for it. Every rank."""
+        """Return whether any rank raises the flag, without waiting for the device. Every rank."""
         (raised,) = self.any_of(flag)
         return raised
 
     def any_of(self, *flags: bool) -> list[bool]:
-        """The same for several flags at once. Every rank."""
+        """Return for each flag whether any rank raises it. Every rank."""
         if self.size == 1:
             return list(flags)
         votes = torch.tensor(flags, dtype=torch.int32)
@@ -183,13 +201,13 @@ class World:
         return [bool(vote) for vote in votes]
 
     def barrier(self) -> None:
-        """Every rank."""
+        """Wait until all ranks have arrived here. Every rank."""
         if self.size > 1:
             dist.barrier(group=self.host_group)
 
     @contextmanager
     def agree(self) -> Iterator[None]:
-        """Agree on the user's mistakes: if one rank raises a UserError inside, all ranks do. Every rank.
+        """Raise a UserError on all ranks if one rank raises it inside. Every rank.
 
         Any other error is a fault. It leaves this rank alone, with its traceback, and the others
         find that they lost a peer.
@@ -210,12 +228,15 @@ class World:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part, of which a DTensor's `to_local` gives the storage itself."""
+    """Return this rank's part of a tensor. It shares its memory with the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-@lru_cache(maxsize=64)  # asked for the same few numbers at every step
+@lru_cache(maxsize=64)  # each step asks for the same few numbers
 def shares(weights: tuple[Fraction, ...], num_slots: int) -> list[slice]:
-    """Of so many slots one contiguous share per weight, in proportion; equal weights differ by one slot at most."""
+    """Divide slots into one contiguous share for each weight, in proportion to the weights.
+
+    The shares of equal weights differ by at most one slot.
+    """
     ends = [int(part * num_slots / sum(weights)) for part in accumulate(weights, initial=Fraction(0))]
     return [slice(first, end) for first, end in pairwise(ends)]

@@ -72,10 +72,10 @@ def _backends(world: World) -> list[str]:
 @pytest.mark.skipif(torch.distributed.is_mpi_available(), reason="PyTorch was built with MPI")
 def test_backends_and_weights_that_cannot_be() -> None:
     nccl, mpi, weights = run_ranks(_backends, 2)[0]
-    assert nccl == "dist.backend=nccl moves data between CUDA devices, but this run is on cpu; take gloo"
-    assert mpi.startswith("dist.backend=mpi, but this PyTorch was built without MPI; take auto")
+    assert nccl == "dist.backend=nccl moves data between CUDA devices, but this run is on cpu; use gloo"
+    assert mpi.startswith("dist.backend=mpi, but this PyTorch was built without MPI; use auto")
     assert weights == (
-        "dist.rank_weights has 3 weights, but 2 ranks hold slots of their own; give one for each of these"
+        "dist.rank_weights has 3 weights, but 2 ranks hold slots of their own; give one weight for each of these ranks"
     )
 
 
