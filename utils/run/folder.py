@@ -17,7 +17,7 @@ CHECKPOINTS = Path("checkpoints")
 
 
 class RunConfig(StrictModel):
-    """What names a run and says what it begins with."""
+    """The keys that name a run, its data and the checkpoint that it resumes."""
 
     data_path: str
     data_paths: list[str]
@@ -58,11 +58,15 @@ def with_names(config: C, launch: Launch) -> C:
 
 
 def _draw_name(project: str, launch: Launch) -> str:
-    """Two words. A restarted attempt of a torchrun launch takes those that the earlier one noted."""
+    """Return a name of two random words.
+
+    A restarted attempt of a torchrun launch gets the name that the earlier attempt noted.
+    """
     if launch.identity is not None:
         note = _note_of_launch(project, launch.identity)
         if launch.restarts == 0:
-            note.unlink(missing_ok=True)  # of an earlier launch that was called the same: its run isn't ours
+            # The note is from an earlier launch with the same identity, and names another run.
+            note.unlink(missing_ok=True)
         elif note.is_file():
             return note.read_text().strip()
     return coolname.generate_slug(2)
@@ -73,18 +77,18 @@ def _note_of_launch(project: str, identity: str) -> Path:
 
 
 def run_folder_of(checkpoint_path: Path) -> Path:
-    """The run that a path names: itself, or the folder above a step folder."""
+    """Return the run folder of a path: the folder above a step folder, or the path itself."""
     return checkpoint_path.parent if checkpoint_path in step_folders(checkpoint_path.parent) else checkpoint_path
 
 
 def same_folder(one: Path, other: Path) -> bool:
-    """Whether two paths, perhaps one of them relative, are one folder."""
+    """Return whether two paths, relative or absolute, are the same folder."""
     return one.resolve() == other.resolve()
 
 
 @file_errors()
 def claim_fresh(run: Path) -> None:
-    """Raises UserError where a new run would overwrite another's checkpoints."""
+    """Raise UserError if the folder holds checkpoints, which a new run would overwrite."""
     if steps := step_folders(run):
         raise UserError(
             f"{run} already holds checkpoints (newest {steps[-1].name}); resume=auto continues that run, "
@@ -93,7 +97,10 @@ def claim_fresh(run: Path) -> None:
 
 
 def note_name(config: RunConfig, launch: Launch) -> None:
-    """For the attempts that may follow this one: not before there is a folder that they could go on in."""
+    """Note the run's name for later attempts of the same launch.
+
+    Only called when the run's folder exists: without it a later attempt has nothing to resume.
+    """
     assert config.project_name is not None and config.run_name is not None
     if launch.identity is not None and config.run_path == CHECKPOINTS / config.project_name / config.run_name:
         note = _note_of_launch(config.project_name, launch.identity)
@@ -102,11 +109,14 @@ def note_name(config: RunConfig, launch: Launch) -> None:
 
 
 def clear_stopped(run: Path) -> None:
-    """The run goes on, or is finished: nothing is left to be queued again."""
+    """Remove the marker of a graceful stop: the run goes on or is finished."""
     (run / "stopped").unlink(missing_ok=True)
 
 
 def mark_stopped(run: Path, reason: str) -> None:
-    """Leave the file by which a scheduler tells a graceful stop from a failure (torchrun exits 1 after both)."""
+    """Write the marker by which a scheduler tells a graceful stop from a failure.
+
+    The exit status can't tell them apart: torchrun exits with 1 after both.
+    """
     with writing(run / "stopped"):
         write_atomically(run / "stopped", reason + "\n")

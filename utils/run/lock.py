@@ -1,4 +1,7 @@
-"""One run at a time: its folder is locked while its rank 0 lives, which alone writes outside of half-written steps."""
+"""Lock a run's folder, so that only one run at a time writes there.
+
+Rank 0 holds the lock for all ranks: the others write only into step folders that are not finished.
+"""
 
 import errno
 import fcntl
@@ -12,16 +15,18 @@ from typing import TextIO
 
 from utils.errors import UserError
 
-# A run may be taken up at once after its launcher was killed: its workers notice that within two seconds.
+# Long enough to resume a run right after its launcher was killed: its workers end within two
+# seconds.
 _PATIENCE_S = 5.0
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class RunLock:
-    """Rank 0 takes it before it looks for what to go on from; the system gives it up when the process has gone, however
-    it went, so that none is ever left behind.
+    """The lock of a run's folder, which rank 0 takes before it looks for a checkpoint.
 
-    After a fault it isn't given up in order: a checkpoint may still be on its way to the disk until the process ends.
+    The operating system releases the lock when the process ends, even when it is killed, so that no
+    lock is ever left behind. After a fault the lock stays until then, because a checkpoint may
+    still be on its way to the disk.
     """
 
     def __init__(self) -> None:
@@ -35,13 +40,16 @@ class RunLock:
             self._file.close()
 
     def take(self, run: Path, warn: Callable[[str], None]) -> None:
-        """Lock a folder that exists; nothing changes where this run has it already.
+        """Lock an existing folder, unless this run has locked it already.
 
-        Raises UserError that names the process which has it. A file system that knows no locks is warned about.
+        On a file system without locks this only warns.
+
+        Raises:
+            UserError: Another process holds the lock; the message names the process.
         """
         if self._file is not None:
             return
-        # Not followed where it is a link: what it names isn't ours to write to.
+        # O_NOFOLLOW refuses a link: its target is not this run's file to write to.
         descriptor = os.open(run / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         file = os.fdopen(descriptor, "r+", errors="replace")
         end = time.monotonic() + _PATIENCE_S
@@ -63,7 +71,7 @@ class RunLock:
                     raise
                 warn(f"{run} lies on a file system without locks: nothing keeps a second run out of it")
                 break
-        with suppress(OSError):  # of a full disk, and the lock holds without a name in it
+        with suppress(OSError):  # on a full disk the lock holds without a name in the file
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         self._file = file

@@ -1,4 +1,4 @@
-"""What a run begins with: a config, and perhaps a checkpoint to go on from. Rank 0 decides it here, once."""
+"""Decide how a run begins: its config, and the checkpoint that it resumes, if any. For rank 0."""
 
 import shutil
 from collections.abc import Callable
@@ -31,13 +31,13 @@ from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomic
 from utils.run.folder import C, RunConfig, claim_fresh, clear_stopped, note_name, run_folder_of, same_folder, with_names
 from utils.run.lock import RunLock
 
-# Of one start only: where the run is, as against what it is, and what a person allowed this once.
+# Keys that belong to one start, not to the run: where the run is, and what a user allowed once.
 _OF_THIS_START = {"resume", "checkpoint_path", "allow_changed_data"}
 
 
 @dataclass
 class Start(Generic[C]):
-    """Where a run begins: its config, the checkpoint that it goes on from (if any), and what a person should know."""
+    """How a run begins: its config, the checkpoint that it resumes, and notes for the user."""
 
     config: C
     checkpoint: Checkpoint | None = None
@@ -45,17 +45,19 @@ class Start(Generic[C]):
 
     @property
     def branches_off(self) -> bool:
-        """Whether the checkpoint is another run's."""
+        """Whether the checkpoint belongs to another run."""
         return self.checkpoint is not None and not same_folder(self.checkpoint.path.parent, self.config.run_path)
 
 
 def read_start(
     config_class: type[C], config_name: str, overrides: list[str], lock: RunLock, launch: Launch
 ) -> Start[C]:
-    """Compose the config, name the run, lock its folder and find its checkpoint. For rank 0: YAML and folders are read
-    once.
+    """Compose the config, name the run, lock its folder and find its checkpoint. For rank 0.
 
-    A resumed run has the stored config, changed only by what the overrides ask for. Raises UserError.
+    A resumed run has the stored config, and only the overrides change it.
+
+    Raises:
+        UserError: The config is wrong, or the run can't begin or resume there.
     """
     notes: list[str] = []
     checkpoint: Checkpoint | None
@@ -102,21 +104,28 @@ def read_start(
 
 
 def _place(config_name: str, overrides: list[str]) -> RunConfig:
-    """Where the run is, of all that was typed. Raises UserError."""
+    """Return the keys that name a run, as the command line and the defaults set them.
+
+    Raises:
+        UserError: The config is wrong.
+    """
     try:
         values = read_config(config_name, overrides)
     except UserError:
-        # Options of a group (arch.L_layers=1) may be those of the architecture of the run that goes on, which isn't
-        # known yet, not of the default one: they are read later.
+        # An option of a group, such as arch.L_layers=1, may be wrong for the default architecture
+        # and right for that of the resumed run. That one is not known yet, so options are left out
+        # here and read later.
         options = tuple(f"{group}." for group, _ in default_groups(config_name))
         values = read_config(config_name, [typed for typed in overrides if not typed.lstrip("+~").startswith(options)])
     return validate(RunConfig, {key: values[key] for key in RunConfig.model_fields})
 
 
 def completed(stored: Container, config_name: str) -> Container:
-    """A stored config with the defaults of the keys that have come since: what a run does without them.
+    """Return a stored config with defaults for the keys that were added since it was stored.
 
-    Raises UserError for an interpolation: runs store values, and a stranger's text reads no files or secrets here.
+    Raises:
+        UserError: A value is an interpolation. Runs store plain values, and an interpolation in
+            somebody else's file could read environment variables.
     """
     for key, value in flatten(stored):
         if "${" in str(value):
@@ -135,8 +144,13 @@ def _filled_up(stored: Container, defaults: Container) -> Container:
 
 
 def _merged(stored: Container, config_name: str, overrides: list[str]) -> tuple[Container, Container]:
-    """The stored config, and the changes that are typed to it. What is typed is read with the run's own architecture
-    and optimizer; where another is chosen, its options take the place of all the stored ones. Raises UserError.
+    """Return the stored config, and the typed changes to it as {dotted key: value}.
+
+    The overrides are read with the run's own architecture, optimizer and so on. If they choose
+    another one, its options replace all stored options of that group.
+
+    Raises:
+        UserError: The overrides are wrong.
     """
     typed = typed_keys_and_groups(overrides)
     names = {group: _name_in(stored.get(group), group) for group, _ in default_groups(config_name)}
@@ -144,7 +158,7 @@ def _merged(stored: Container, config_name: str, overrides: list[str]) -> tuple[
     asked = read_config(config_name, [*given, *overrides])
     changes = typed_changes(config_name, overrides, given)
     if "data_path" in typed and "data_paths" not in typed:
-        changes["data_paths"] = []  # of which it takes the place
+        changes["data_paths"] = []  # the typed data_path replaces it
     others = {
         group: asked[group] for group, name in names.items() if name and changes.get(f"{group}.name", name) != name
     }
@@ -152,7 +166,10 @@ def _merged(stored: Container, config_name: str, overrides: list[str]) -> tuple[
 
 
 def _changes(stored: Container, now: Container, config_name: str) -> list[str]:
-    """What a resumed run does otherwise, a line each; the choice of another strategy is one, whatever it brings."""
+    """Return a line for each thing that a resumed run does differently.
+
+    Another choice in a group, such as another strategy, is one line, whatever options it changes.
+    """
     names = [
         (group, _name_in(stored.get(group), group), _name_in(now.get(group), group))
         for group, _ in default_groups(config_name)
@@ -163,18 +180,22 @@ def _changes(stored: Container, now: Container, config_name: str) -> list[str]:
 
 
 def _name_in(options: Any, group: str) -> str | None:
-    """The file of the group that a stored config was made from; its name is only believed where it is one."""
+    """Return the name in a group's stored options if it is a file of that group, else None."""
     name = options.get("name") if isinstance(options, dict) else None
     return name if name in choices(group) else None
 
 
 def _config_of(run_path: Path) -> Container | None:
-    """The config of a run that was killed before its first checkpoint; None where nothing ran. Raises UserError."""
+    """Return the stored config of a run without checkpoints; None if no run began there.
+
+    Raises:
+        UserError: config.yaml can't be read.
+    """
     file = run_path / "config.yaml"
     if not file.is_file():
         return None
     try:
-        # Not resolved: a file from elsewhere reads nothing.
+        # Interpolations are not resolved: somebody else's file must not read the environment.
         stored = OmegaConf.to_container(OmegaConf.load(StringIO(read_plain_yaml(file))))
     except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{file} can't be read as YAML; remove it to start afresh") from error
@@ -184,20 +205,20 @@ def _config_of(run_path: Path) -> Container | None:
 
 
 def _named_checkpoint(asked: RunConfig, launch: Launch, lock: RunLock, notes: list[str]) -> tuple[Path, Checkpoint]:
-    """For resume=PATH: the folder that the run will write into, and the checkpoint to go on from."""
+    """Return for resume=PATH the folder that the run writes into, and the checkpoint to resume."""
     assert asked.resume is not None
     where = Path(asked.resume)
     run_path = Path(asked.checkpoint_path) if asked.checkpoint_path else run_folder_of(where)
     _take(run_path, lock, notes)
     if launch.restarts and (own := find_checkpoint(run_path, notes.append)):
-        return run_path, own  # an earlier attempt of this launch came further than the path
+        return run_path, own  # an earlier attempt of this launch has already gone on from PATH
     checkpoint = open_checkpoint(where, notes.append)
     if not same_folder(run_path, run_folder_of(where)):
         claim_fresh(run_path)
     elif run_folder_of(where) != where and (newest := step_folders(run_path)[-1]).name != where.name:
         raise UserError(
             f"resume={where}, but the run went on to {newest.name}; resume={run_path} continues it there, "
-            "and a checkpoint_path of its own branches off here"
+            "and another checkpoint_path branches off here"
         )
     return run_path, checkpoint
 
@@ -210,7 +231,11 @@ def _named_as(config: C, where: RunConfig) -> C:
 
 @file_errors()
 def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
-    """The checkpoint that a path names: a step folder, or the newest whole one of a run. Raises UserError."""
+    """Open the checkpoint that a path names: a step folder, or the newest whole one of a run.
+
+    Raises:
+        UserError: There is no checkpoint, or it is damaged.
+    """
     checkpoint = Checkpoint.open(path) if run_folder_of(path) != path else find_checkpoint(path, warn)
     if checkpoint is None:
         raise UserError(f"there is no checkpoint at {path}; give the folder of a run or of one of its steps")
@@ -219,8 +244,11 @@ def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
 
 @file_errors()
 def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
-    """Keep other runs out of a folder that is there, before anything in it is looked at or put in order. Raises
-    ValueError for a link in it: what the run writes would go where a stranger wanted.
+    """Lock the run's folder, if it exists, before anything in it is read or put in order.
+
+    Raises:
+        UserError: The folder holds a link, which could lead the run's writes anywhere, or another
+            process holds the lock.
     """
     if run.is_dir():
         refuse_links([*run.iterdir(), *(run / "eval_outputs").rglob("*")])
@@ -229,17 +257,19 @@ def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
 
 
 def prepare(start: Start[C], lock: RunLock, launch: Launch) -> None:
-    """Create the run's folder, keep other runs out of it, say in config.yaml what runs there, and clear the marker of
-    an earlier graceful stop.
+    """Create and lock the run's folder, write config.yaml, and clear the marker of a graceful stop.
 
-    A run that branches off begins with the metrics of the other. Raises UserError where the folder can't be written.
+    A run that branches off starts with a copy of the other run's metrics.
+
+    Raises:
+        UserError: The folder can't be written or is in use, or a new run finds checkpoints there.
     """
     run = start.config.run_path
     try:
         run.mkdir(parents=True, exist_ok=True)
         lock.take(run, start.notes.append)
         if start.checkpoint is None or start.branches_off:
-            claim_fresh(run)  # another run may have come and gone while this one read its data
+            claim_fresh(run)  # another run may have used the folder while this one read its data
         write_atomically(run / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(start.config.model_dump())))
         clear_stopped(run)
         note_name(start.config, launch)

@@ -1,4 +1,4 @@
-"""A graceful stop: the signal is only noted, and the loop ends after saving, on all ranks together."""
+"""A graceful stop: a signal is only noted, and the loop saves and ends on all ranks together."""
 
 import signal
 from types import FrameType
@@ -9,11 +9,12 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopSignal:
-    """Notes SIGTERM, SIGINT and SIGUSR1 while it is entered.
+    """A context manager that notes SIGTERM, SIGINT and SIGUSR1 instead of ending the process.
 
-    A launcher may send one twice, or the terminal and torchrun one each, so a second one changes nothing, not even
-    between the loop and the end of the process. Nor does one that comes after a fault: a launcher that saw another rank
-    die sends SIGTERM to all the others, and would cut short what they have to say of it.
+    A second signal changes nothing, not even between the loop and the end of the process. Launchers
+    may send a signal twice, and the terminal and torchrun may send one each. A signal after a fault
+    changes nothing either. A launcher that saw one rank die sends SIGTERM to all others, which
+    would end them before they have printed their reports.
     """
 
     def __init__(self) -> None:
@@ -25,9 +26,10 @@ class StopSignal:
 
     def __exit__(self, _kind: object, error: BaseException | None, _where: object) -> None:
         if error is not None and not isinstance(error, UserError):
-            return  # noted and no more, until the report is out and the process is gone
+            return  # signals stay harmless until the process has printed its report and ended
         for number, handler in self._before.items():
-            # Ignored, not noted: Python gives up handlers of its own before it is through with leaving.
+            # After a stop signals are ignored, not noted: an exiting Python drops its own handlers
+            # before the process ends.
             signal.signal(number, signal.SIG_IGN if self.requested() else handler)
 
     def requested(self) -> bool:
