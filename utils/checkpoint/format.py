@@ -2,9 +2,10 @@
 
 <run>/latest, <run>/best            text files that name a step folder
 <run>/step_00001000/
-    model.safetensors               weights and puzzle table of the whole model, for use elsewhere too
-    state/rank_0000.safetensors ... everything else, as torch.distributed.checkpoint shares it out: optimizer.*, ema.*,
-                                    progress.*, slots.<first>_<end>.* (rows of the carry), rank_<r>_of_<n>.*
+    model.safetensors               weights and puzzle table of the whole model
+    state/rank_0000.safetensors ... all other tensors, as torch.distributed.checkpoint divides them:
+                                    optimizer.*, ema.*, progress.*, slots.<first>_<end>.* (rows of
+                                    the carry), rank_<r>_of_<n>.*
     state.json                      step, cursor, config, fingerprints, open metrics, W&B run, best
     manifest.json                   size and sha256 of each file; written last
 """
@@ -51,20 +52,20 @@ class Progress(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     step: int = 0
-    draws: int = 0  # examples taken from the stream, which is where the data go on
-    skipped_steps: list[int] = []  # left out because they went wrong before the run went back
+    draws: int = 0  # examples taken from the stream; a resumed run continues with the next one
+    skipped_steps: list[int] = []  # went wrong, and are left out after the run went back
     open_steps: int = 0  # steps and slots that the open metric sums cover
     open_slots: int = 0
     best: float | None = None
     evaluations_since_best: int = 0
-    pending_row: dict[str, float] | None = None  # of this step, whose evaluation a stop interrupted
+    pending_row: dict[str, float] | None = None  # metrics of this step if a stop cut its evaluation
     wandb_run_id: str = ""
 
     def of_branch(self, wandb_run_id: str) -> "Progress":
         """Return the progress of another run that branches off here: it has no best evaluation yet.
 
-        The steps that were left out behind this step are no matter of the branch. Those ahead
-        would go wrong there as well.
+        The branch leaves out the skipped steps after this step, because they would go wrong there
+        as well. It forgets the earlier ones, which are not its steps.
         """
         ahead = [step for step in self.skipped_steps if step > self.step]
         return self.model_copy(
@@ -78,7 +79,7 @@ class Progress(BaseModel):
 
 
 class RunState(Progress):
-    """What a checkpoint holds beside tensors: state.json."""
+    """The contents of state.json: everything in a checkpoint that is not a tensor."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     fingerprint: dict[str, str]
@@ -86,12 +87,12 @@ class RunState(Progress):
     config: dict[str, Any]
 
     def progress(self) -> Progress:
-        """Return a copy of the progress, for a run that goes on from here."""
+        """Return a copy of the progress, for a run that resumes from here."""
         return Progress.model_validate(self.model_dump(include=set(Progress.model_fields)))
 
 
 def step_folders(run: Path) -> list[Path]:
-    """A run's step folders, oldest first."""
+    """Return the step folders of a run, oldest first."""
     if not run.is_dir():
         return []
     return sorted(
@@ -113,6 +114,6 @@ def first_failure(error: CheckpointException) -> BaseException:
 
 
 def read_name(path: Path) -> str:
-    """The step folder that `latest` or `best` names; empty where there is no such file or it names nothing of ours."""
+    """Return the step folder that the file `latest` or `best` names; "" if it names none."""
     name = path.read_text(errors="replace").strip() if path.is_file() else ""
     return name if STEP_FOLDER.fullmatch(name) else ""

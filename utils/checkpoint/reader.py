@@ -1,4 +1,7 @@
-"""Read checkpoints: any number of ranks under any strategy reads what any other wrote, and nothing is executed."""
+"""Read checkpoints. No file in a checkpoint can run code.
+
+Any number of ranks under any strategy can read the checkpoints of any other.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -33,22 +36,26 @@ from utils.errors import UserError
 from utils.files import file_errors, plain
 from utils.shapes import compare_shapes, shapes_of
 
-# Each rank reads what it needs, and one process alone writes: both are meant.
+# Each rank reads on its own, without collectives, so that this warning does not apply.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A step folder whose files were all found to be what was written."""
+    """A step folder whose files were all checked: their sizes and checksums are those written."""
 
     path: Path
     state: RunState
-    files: frozenset[str]  # that the manifest lists, and that alone are read
+    files: frozenset[str]  # the files in the manifest; no others are read
 
     @staticmethod
     @file_errors()
     def open(path: Path) -> "Checkpoint":
-        """Raises UserError that names the file where one is missing, truncated or altered."""
+        """Open a step folder and check all its files.
+
+        Raises:
+            UserError: A file is missing, truncated or altered; the message names the file.
+        """
         try:
             manifest = Manifest.model_validate_json(plain(path / "manifest.json").read_text())
         except (OSError, ValidationError, UnicodeDecodeError) as error:
@@ -71,7 +78,7 @@ class Checkpoint:
         if missing := {"model.safetensors", "state.json"} - manifest.files.keys():
             raise UserError(f"checkpoint {path} is damaged: manifest.json lists no {missing.pop()}")
         for file in (path / "state").glob("*.safetensors"):
-            if f"state/{file.name}" not in manifest.files:  # DCP would read it
+            if f"state/{file.name}" not in manifest.files:  # torch would read this file as well
                 raise UserError(f"checkpoint {path} is damaged: manifest.json doesn't list state/{file.name}")
         try:
             state = RunState.model_validate_json((path / "state.json").read_text())
@@ -80,26 +87,31 @@ class Checkpoint:
         return Checkpoint(path, state, frozenset(manifest.files))
 
     def weights(self) -> Tensors:
-        """The whole model, on the CPU."""
+        """Return the weights of the whole model, on the CPU."""
         with _reading(self.path / "model.safetensors") as file:
             return load_file(file)
 
     def trained_weights(self) -> Tensors:
-        """The weights that the run evaluated at this step: where it kept a moving average, that of what it covers."""
+        """Return the weights that the run evaluated at this step, on the CPU.
+
+        If the run keeps a moving average, these are the averages of the weights that it covers.
+        """
         return self.weights() | (self.load("ema") if self.has("ema") else {})
 
     def sizes(self, prefix: str) -> dict[str, torch.Size]:
-        """The whole shape of each tensor called <prefix>.<name>, by <name>. Reads headers only."""
+        """Return the whole shape of each tensor <prefix>.<name>, by <name>. Reads headers only."""
         start = f"{prefix}."
         return {name.removeprefix(start): of.size for name, of in self._index().items() if name.startswith(start)}
 
     def has(self, prefix: str) -> bool:
-        """Whether there is any <prefix>.<name>."""
+        """Return whether there is any tensor <prefix>.<name>."""
         return bool(self.sizes(prefix))
 
     def load(self, prefix: str) -> Tensors:
-        """The tensors called <prefix>.<name>, by <name>, whole and on the CPU. Raises UserError where there are
-        none.
+        """Return the tensors <prefix>.<name>, by <name>, whole and on the CPU.
+
+        Raises:
+            UserError: There are no such tensors.
         """
         found = {name: of for name, of in self._index().items() if name.startswith(f"{prefix}.")}
         if not found:
@@ -109,10 +121,16 @@ class Checkpoint:
         return {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
 
     def load_into(self, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrite tensors, given by their full names, in place: of a DTensor the part that lies here, whatever parts
-        were written. No collective: each rank reads for itself.
+        """Overwrite tensors in place with those of the same names in the checkpoint.
 
-        Raises UserError, with nothing overwritten, where a name is missing or a shape is another.
+        Each rank reads alone, without collectives. Of a DTensor it reads the part that it holds,
+        however the tensor was divided when it was written.
+
+        Args:
+            tensors: by their full names, such as "optimizer.step".
+
+        Raises:
+            UserError: A name is missing or a shape differs. No tensor was overwritten then.
         """
         index = self._index()
         found = compare_shapes({name: of.size for name, of in index.items()}, shapes_of(tensors))
@@ -131,7 +149,11 @@ class Checkpoint:
             raise UserError(f"checkpoint {self.path} can't be read: {first_failure(error)}") from error
 
     def load_slots(self, slots: slice) -> Tensors:
-        """These slots of the carry, put together from what however many ranks wrote."""
+        """Return these slots of the carry, however many ranks wrote them.
+
+        Raises:
+            UserError: Some of these slots are missing.
+        """
         parts: dict[str, list[tuple[int, Tensor]]] = {}
         for name in sorted(self.files):
             if not name.startswith("state/"):
@@ -151,19 +173,23 @@ class Checkpoint:
         return carry
 
     def load_by_rank(self, rank: int, num_ranks: int) -> Tensors:
-        """What this rank alone had; nothing where another number of ranks wrote."""
+        """Return the tensors that only this rank had; none if another number of ranks wrote."""
         own = of_rank(rank, num_ranks)
         return self.load(own) if self.has(own) else {}
 
     def _index(self) -> dict[str, TensorStorageMetadata]:
-        """Of every tensor in state/ its whole shape, dtype and the parts that were written."""
+        """Return for each tensor in state/ its whole shape, its dtype and the written parts.
+
+        Raises:
+            UserError: A file is not as this program writes it, or a part of a tensor is missing.
+        """
         folder = self.path / "state"
         if not any(name.startswith("state/") for name in self.files):
             return {}
         with _reading(folder):
             try:
                 metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-            except (KeyError, TypeError, ValueError) as error:  # of a header that only a forger writes
+            except (KeyError, TypeError, ValueError) as error:  # from a header that was tampered with
                 raise UserError(f"{folder} can't be read as safetensors of this program: {error!r}") from error
         index = {name: of for name, of in metadata.items() if isinstance(of, TensorStorageMetadata)}
         for name, of in index.items():
@@ -174,9 +200,16 @@ class Checkpoint:
 
 @file_errors()
 def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """What `latest` names, or the newest whole step where that is damaged; None where the folder holds no steps.
+    """Open the checkpoint that `latest` names, or the newest whole one if that is damaged.
 
-    Raises UserError where there are steps and none is whole: starting afresh would hide the loss.
+    Args:
+        warn: called with a line for each damaged checkpoint that was passed over.
+
+    Returns:
+        The checkpoint; None if the folder holds no steps.
+
+    Raises:
+        UserError: There are steps and none is whole. A fresh start would hide the loss.
     """
     steps = step_folders(run)
     if not steps:
@@ -200,7 +233,10 @@ def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None
 
 
 def put_back(run: Path) -> None:
-    """Undo the first half of replacing a step, after which its writer was killed. Only for the next writer."""
+    """Undo the first half of replacing a step, if the writer was killed before the second half.
+
+    Only for the holder of the run's lock: otherwise the writer may still be alive.
+    """
     for aside in run.glob(f"{REPLACED}*"):
         if not (folder := run / aside.name.removeprefix(REPLACED)).exists():
             aside.rename(folder)

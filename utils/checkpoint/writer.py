@@ -1,6 +1,6 @@
-"""Write checkpoints: one folder for each saved step, written beside and renamed when it is whole.
+"""Write checkpoints: one folder for each saved step, renamed to its name when it is whole.
 
-Saving copies to host memory and returns. A thread writes while the training goes on.
+Saving copies the tensors to host memory and returns. A thread writes while training goes on.
 """
 
 import hashlib
@@ -44,19 +44,31 @@ from utils.files import INCOMPLETE, file_errors, sync_folder, write_atomically, 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is to be saved."""
+    """The state of a run, ready to be saved.
 
-    weights: Tensors  # the whole model on rank 0; not looked at elsewhere
-    shared: Tensors  # the same on all ranks that hold the same part of the model; of a DTensor each rank has its part
+    Attributes:
+        weights: the whole model, on rank 0; ignored elsewhere.
+        shared: tensors that are equal on all ranks with the same part of the model. Of a DTensor
+            each rank has its part.
+        slots: the slots of this rank.
+        by_slot: the rows of the carry for these slots.
+        by_rank: tensors of this rank alone, which only a run of as many ranks can resume.
+        state: the counts and the config; only rank 0's are saved.
+    """
+
+    weights: Tensors
+    shared: Tensors
     slots: slice
-    by_slot: Tensors  # the rows `slots` of the carry
-    by_rank: Tensors  # of no use to another number of ranks
-    state: RunState  # rank 0's counts
+    by_slot: Tensors
+    by_rank: Tensors
+    state: RunState
 
 
 class _StorageWriter(HuggingFaceStorageWriter):
-    """Writes a file per rank. As torch writes it, everything would be copied once more, under the interpreter's lock:
-    at the paper's size the training would stand still for a second.
+    """Writes one file per rank without copying the tensors.
+
+    Torch's own writer copies every tensor under Python's global lock, which would stop training for
+    a second at the paper's size.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -73,7 +85,7 @@ class _StorageWriter(HuggingFaceStorageWriter):
             tensors[name] = data
             offsets[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
             results.append(WriteResult(item.index, data.nbytes, storage_data=None))
-        if tensors:  # of this header the reader learns where each part belongs
+        if tensors:  # the reader finds in this header where each part belongs
             sharding = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
             self.written[f"state/{self._file.name}"] = _write_tensors(self._file, tensors, sharding)
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
@@ -82,8 +94,9 @@ class _StorageWriter(HuggingFaceStorageWriter):
 
 
 class Checkpointer:
-    """Writes a run's checkpoints in the background, keeps the last `keep_last_k` of them (None: all) and the best
-    one.
+    """Writes a run's checkpoints in the background, and removes old ones.
+
+    It keeps the last `keep_last_k` checkpoints (None: all) and the best one.
     """
 
     def __init__(self, run: Path, world: World, keep_last_k: int | None) -> None:
@@ -98,24 +111,28 @@ class Checkpointer:
                 if leftover.is_dir():
                     shutil.rmtree(leftover)
                 else:
-                    leftover.unlink()  # of write_atomically
+                    leftover.unlink()  # an unfinished file of write_atomically
 
     @property
     def last_good(self) -> str:
-        """For messages: where the run can be taken up again."""
+        """A phrase for messages that names the checkpoint from which the run can resume."""
         name = read_name(self.run / "latest")
         return f"the last good checkpoint is {self.run / name}" if name else "there is no checkpoint yet"
 
     def settled_last_good(self) -> str:
-        """The same once a save that is under way is through. Every rank."""
+        """Return `last_good` after a running save has finished. Every rank."""
         self.wait()
         return self.last_good
 
     def save(self, snapshot: Snapshot, *, is_best: bool) -> None:
-        """Begin to write a step, which `latest` (and `best`) will name when it is whole. Every rank.
+        """Begin to write a step. Every rank.
 
-        The snapshot's tensors may change as soon as this returns. Raises UserError on every rank when a weight is not
-        finite, or for what `wait` says of the save before, which has to be through.
+        When the step is whole, `latest` names it, and `best` as well if `is_best`. The snapshot's
+        tensors may change as soon as this returns.
+
+        Raises:
+            UserError: A weight is not finite, or the previous save failed (see `wait`). Every rank
+                raises it.
         """
         self.wait()
         with self._world.agree():
@@ -128,16 +145,19 @@ class Checkpointer:
         self._saving = self._thread.submit(self._write, self._staged, snapshot.state, is_best, in_thread)
 
     def wait(self) -> None:
-        """Until the last save is through. Every rank.
+        """Wait until the last save has finished. Every rank.
 
-        Raises UserError on every rank when the disk refused; `latest` then still names the step before.
+        Raises:
+            UserError: The checkpoint could not be written; `latest` still names the previous one.
+                Every rank raises it.
         """
         saving, self._saving = self._saving, None
         if saving is None:
             return
         while True:
-            # The disk may take as long as it likes; that a rank hangs shows in these collectives, within their timeout.
-            done = saving.done()  # asked once: it may become so between two questions
+            # A slow disk may take as long as it needs. A rank that hangs makes this collective time
+            # out.
+            done = saving.done()  # asked once, because a second question may get another answer
             failed = done and not isinstance(saving.exception(), UserError | None)
             busy, broken = self._world.any_of(not done, failed)
             if broken or not busy:
@@ -148,9 +168,11 @@ class Checkpointer:
         saving.result()
 
     def settle(self, error: Exception) -> None:
-        """For a fault, whose process ends without order: gives a save that is under way half a minute to be through, or
-        less where the others would take this rank for one that hangs, or where a peer is lost, without whom most can't
-        be, a moment. No collective of the main thread's; what becomes of the save doesn't matter any more.
+        """Give a running save a moment to finish after a fault, before the process ends.
+
+        A lost rank usually stops the save, so the wait is one second then. Otherwise the wait is at
+        most half a minute, and shorter if the other ranks would take this one for hung. Errors of
+        the save no longer matter. The main thread starts no collective here.
         """
         if self._saving is not None:
             patience_s = min(30.0, self._world.timeout.total_seconds() / 2)
@@ -158,8 +180,11 @@ class Checkpointer:
 
     @torch.no_grad()
     def _stage(self, tensors: Tensors) -> Tensors:
-        """Copies in host memory, where those of the save before lay: to pin memory takes longer than to copy. On CUDA
-        the host doesn't wait for them; what comes later on the stream overwrites the originals after they were read.
+        """Copy the tensors to host memory and return the copies.
+
+        Memory of the previous save is used again, because pinning memory takes longer than copying.
+        On CUDA the host does not wait for the copies. Work that changes the originals comes later
+        on the same stream, after the copies.
         """
         on_cuda = self._world.device.type == "cuda"
         staged = {}
@@ -174,9 +199,10 @@ class Checkpointer:
         return staged
 
     def _write(self, staged: Tensors, state: RunState, is_best: bool, world: World) -> None:
-        """In the thread. Every rank."""
+        """Write a step and publish it, in the thread. Every rank."""
         folder = self.run / f"step_{state.step:08d}"
-        # Of this attempt's own: a rank of an earlier one may live for a moment after its rank 0, and write.
+        # The name contains the attempt, because a rank of an earlier attempt may live a moment
+        # longer than its rank 0, and still write.
         temporary = self.run / f"{INCOMPLETE}{folder.name}_{self._attempt}"
         weights = {name.removeprefix("model."): of for name, of in staged.items() if name.startswith("model.")}
         rest = {name: tensor for name, tensor in staged.items() if not name.startswith("model.")}
@@ -190,7 +216,7 @@ class Checkpointer:
             try:
                 group, alone = world.host_group, world.size == 1
                 state_dict_saver.save(rest, storage_writer=writer, process_group=group, no_dist=alone)
-            except CheckpointException as error:  # on every rank alike
+            except CheckpointException as error:  # raised on every rank
                 cause = first_failure(error)
                 if isinstance(cause, OSError):
                     raise UserError(" ".join(str(cause).split())) from error
@@ -220,12 +246,14 @@ class Checkpointer:
         sync_folder(temporary)
         aside = self.run / f"{REPLACED}{folder.name}"
         if folder.exists():
-            # Killed between the rename and `latest`, or resumed from an earlier step: the new one replaces it. Set
-            # aside and not removed before the new one stands in its place: it may be the only one there is.
+            # The folder exists if the run was killed before `latest` was written, or resumed from
+            # an earlier step. The old folder is moved aside and only removed after the new one has
+            # its name, because it may be the only checkpoint.
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)
         temporary.rename(folder)
-        # `best` first: a run killed in between goes on from before this step, and finds again that it is the best.
+        # `best` comes first. A run that is killed before `latest` is written resumes from an
+        # earlier step, and finds again that this step is the best.
         if is_best:
             write_atomically(self.run / "best", folder.name + "\n")
         write_atomically(self.run / "latest", folder.name + "\n")
@@ -234,13 +262,16 @@ class Checkpointer:
         if self._keep_last_k is not None:
             kept_as_best = read_name(self.run / "best")
             steps = step_folders(self.run)
-            # Later ones are of a run that was lost (damaged, hence resumed from before them): they don't count.
+            # Later steps don't count: they were damaged, and the run resumed from before them.
             for old in steps[: steps.index(folder) + 1][: -self._keep_last_k]:
                 if old.name != kept_as_best:
                     self._remove(old)
 
     def _remove(self, folder: Path) -> None:
-        """Renamed first, so that a kill while files are being deleted leaves no step folder with half of them."""
+        """Remove a step folder, renaming it first.
+
+        If the process is killed meanwhile, no folder that looks like a step lacks files.
+        """
         doomed = folder.with_name(f"{INCOMPLETE}removed_{folder.name}")
         shutil.rmtree(doomed, ignore_errors=True)
         folder.rename(doomed)
@@ -248,7 +279,7 @@ class Checkpointer:
 
 
 def require_finite_weights(snapshot: Snapshot, last_good: str) -> None:
-    """Raises UserError: a checkpoint of NaN would take the place of one that is of use."""
+    """Raise UserError if a weight is not finite: its checkpoint would replace a useful one."""
     for name, tensor in snapshot.weights.items():
         if not tensor.isfinite().all():
             raise UserError(f"{name} is not finite at step {snapshot.state.step}; {last_good}; go on with a lower lr")
@@ -260,10 +291,13 @@ def _write_bytes(path: Path, contents: bytes) -> File:
 
 
 def _write_tensors(path: Path, tensors: Tensors, header: dict[str, str] | None = None) -> File:
-    """Straight from where the tensors lie, and hashed from the page cache: both without the interpreter's lock."""
+    """Write tensors to a file and return its size and checksum.
+
+    Neither writing nor hashing holds Python's global lock, so that training goes on meanwhile.
+    """
     try:
         save_file(tensors, path, header)
-    except SafetensorError as error:  # what else could be wrong with contiguous tensors on the host
+    except SafetensorError as error:  # only the disk can fail here: the tensors are on the host and contiguous
         raise OSError(str(error)) from error
     with open(path, "rb") as file:
         os.fsync(file.fileno())
@@ -271,9 +305,9 @@ def _write_tensors(path: Path, tensors: Tensors, header: dict[str, str] | None =
 
 
 def _named(snapshot: Snapshot, world: World) -> Tensors:
-    """What this rank is to write, under the names that it has in files ("model." goes before those of weights).
+    """Return the tensors that this rank writes, by their names in files ("model.*" for weights).
 
-    Where several ranks hold the same tensor, they take turns, so that each of them copies and writes its part only.
+    If several ranks hold the same tensors, each of them writes an equal part of these tensors.
     """
     plain = sorted(name for name, tensor in snapshot.shared.items() if not isinstance(tensor, DTensor))
     others = {name for index, name in enumerate(plain) if index % world.data_size != world.data_rank}
