@@ -7,7 +7,7 @@ from utils.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are one line, and whose description and examples keep their line breaks."""
+    """A parser that raises UserError and keeps the line breaks of its description and examples."""
 
     def __init__(self, prog: str, description: str, epilog: str = "") -> None:
         super().__init__(
@@ -19,12 +19,12 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """argparse would print its usage as well; the project's rule is one line."""
+        """Raise UserError instead of printing the usage: a mistake is reported in one line."""
         raise UserError(f"{message}; --help shows the options")
 
 
 def option(name: str) -> str:
-    """Return how a setting is called on the command line."""
+    """Return the command-line option of a setting: --num-slots for num_slots."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -34,7 +34,7 @@ def given(settings: object, *names: str) -> list[str]:
 
 
 def check_at_least(settings: object, **least: int) -> None:
-    """Raise UserError if a setting is below its least value. None is no value."""
+    """Raise UserError if a setting is below its least value. A setting of None passes."""
     for name, limit in least.items():
         value = getattr(settings, name)
         if value is not None and value < limit:

@@ -1,4 +1,7 @@
-"""Hydra, read on rank 0 only: command line and YAML in, plain containers or one-line mistakes out."""
+"""Read the command line and the YAML with Hydra, into plain dicts. For rank 0.
+
+Every mistake is a UserError of one line.
+"""
 
 import argparse
 import difflib
@@ -30,15 +33,17 @@ C = TypeVar("C", bound=BaseModel)
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What a user typed: Hydra overrides, and perhaps the wish to see a page instead of running."""
+    """A parsed command line: Hydra overrides, and the page to print instead of running, if any."""
 
     overrides: list[str]
     page: str | None = None
 
     @staticmethod
     def parse(argv: list[str], config_name: str, usage: str) -> "CommandLine":
-        """Raises UserError for a flag that isn't there, and whatever `read_config` raises when the config is to be
-        shown.
+        """Parse a command line.
+
+        Raises:
+            UserError: A flag is unknown, or --cfg is given and the config is wrong.
         """
         parser = _Parser(add_help=False, allow_abbrev=False)
         parser.add_argument("overrides", nargs="*")
@@ -55,18 +60,21 @@ class CommandLine:
 
 
 def read_config(config_name: str, overrides: list[str]) -> Container:
-    """Compose config/<config_name>.yaml with the overrides; interpolations resolved.
+    """Compose config/<config_name>.yaml with the overrides, and resolve its interpolations.
 
-    Raises UserError, in one line and with what there is to choose from, for whatever Hydra refuses.
+    Raises:
+        UserError: An override or the YAML is wrong; the message names the choices.
     """
-    # Whatever can be set is in the YAML, so a plus in front, as the published commands have it, says nothing more.
+    # The published commands put a plus in front of new keys. Here every key is in the YAML, so the
+    # plus means nothing.
     overrides = [typed.lstrip("+") for typed in overrides]
     for typed in overrides:
         _require_no_secret("the command line", typed)
         _require_single_value(typed)
     try:
         container = _compose(config_name, overrides)
-        # experiment=x arch=y: what the experiment says of its own architecture's options isn't said of the other's.
+        # In experiment=x arch=y the experiment may set options of its own architecture that y does
+        # not have. They are dropped.
         keys, groups = typed_keys_and_groups(overrides), default_groups(config_name)
         if keys & {group for group, default in groups if default == "null"}:
             for group in keys & {group for group, default in groups if default != "null"}:
@@ -80,7 +88,7 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
         try:
             _require_no_secret("what is wrong with the config", f"{error} {message}")
         except ValueError as secret:
-            raise secret from None  # and not from the error that quotes it
+            raise secret from None  # the cause would quote the secret
         raise UserError(message) from error
     for key, value in flatten(container):
         _require_no_secret(key, str(value))
@@ -88,8 +96,10 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
 
 
 def _require_no_secret(where: str, text: str) -> None:
-    """Raises UserError for what would lie open in every checkpoint, in W&B, and in messages: ${oc.env:...}, in a YAML
-    from somebody else too, reads the environment.
+    """Raise UserError if the text contains a secret of the environment.
+
+    A config is written into checkpoints, to W&B and into messages. An interpolation ${oc.env:...}
+    reads the environment, also in somebody else's YAML.
     """
     if name := secret_in(text):
         raise UserError(
@@ -102,9 +112,9 @@ def _compose(config_name: str, overrides: list[str]) -> Container:
     return deepcopy(_composed(config_name, tuple(overrides)))
 
 
-@cache  # a fifth of a second, and a resumed run asks for the same more than once: what is typed, what was stored
+@cache  # composing takes a fifth of a second, and a resumed run asks for the same config repeatedly
 def _composed(config_name: str, overrides: tuple[str, ...]) -> Container:
-    # In YAML: ${when:${.recurrent},6,1} is 6 where recurrent is true and 1 where not.
+    # In YAML ${when:${.recurrent},6,1} is 6 if recurrent is true, else 1.
     OmegaConf.register_new_resolver("when", lambda condition, then, other: then if condition else other, replace=True)
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         composed = compose(config_name, overrides=list(overrides))
@@ -114,29 +124,31 @@ def _composed(config_name: str, overrides: tuple[str, ...]) -> Container:
 
 
 def default_groups(config_name: str) -> list[tuple[str, str]]:
-    """The groups that the config's page chooses from, and what it chooses ("null" for nothing), in order."""
+    """Return the groups in the config's defaults with their choices, in order; "null": none."""
     page = (CONFIG_DIR / f"{config_name}.yaml").read_text()
     return re.findall(r"^  - (?:optional )?(\w+): ?(\w+)", page, flags=re.MULTILINE)
 
 
 def typed_keys_and_groups(overrides: list[str]) -> set[str]:
-    """What stands before the equals signs."""
+    """Return the keys and groups in the overrides: the words before the equals signs."""
     return {
         o.key_or_group for o in OverridesParser.create().parse_overrides([typed.lstrip("+") for typed in overrides])
     }
 
 
 def typed_changes(config_name: str, overrides: list[str], given: Sequence[str] = ()) -> Container:
-    """What the overrides ask for, as {dotted key: value}: keys typed with a value, and keys that a typed group
-    (experiment=x) sets otherwise than the defaults. Not what else follows by interpolation.
+    """Return the changes that the overrides ask for, as {dotted key: value}.
+
+    These are the typed keys, and the keys that a typed group (experiment=x) sets to another value
+    than the defaults. Keys that only change by interpolation are not among them.
 
     Args:
-        given: overrides that nobody typed, but that the typed ones are to be read with: arch=trm, of which
-            arch.L_layers=1 is an option.
+        given: overrides that were not typed but belong in front of the typed ones, such as arch=trm
+            in front of its option arch.L_layers=1.
     """
     parsed = OverridesParser.create().parse_overrides([typed.lstrip("+") for typed in overrides])
     groups = [o.input_line or "" for o in parsed if (CONFIG_DIR / o.key_or_group).is_dir()]
-    # A dictionary is merged into what was there, so that only its own keys were typed.
+    # A typed dictionary is merged into the config, so only its own keys count as typed.
     typed = {o.key_or_group: o.value() for o in parsed if not o.is_delete()}
     typed_keys = [
         key
@@ -146,7 +158,7 @@ def typed_changes(config_name: str, overrides: list[str], given: Sequence[str] =
     defaults = dict(flatten(read_config(config_name, [*given])))
     by_groups = dict(flatten(read_config(config_name, [*given, *groups])))
     asked = dict(flatten(read_config(config_name, [*given, *overrides])))
-    # With the value of all overrides together: what the group derives may follow from a typed key.
+    # The values are those of all overrides together: a group may derive a value from a typed key.
     changes = {key: asked[key] for key, value in by_groups.items() if defaults.get(key, ...) != value and key in asked}
     for key, value in asked.items():
         if any(key == typed or key.startswith(f"{typed}.") for typed in typed_keys):
@@ -155,7 +167,7 @@ def typed_changes(config_name: str, overrides: list[str], given: Sequence[str] =
 
 
 def with_changes(container: Container, changes: Container) -> Container:
-    """A copy of a nested container with dotted keys set. The values are what they are, never interpolations."""
+    """Return a copy of a nested container with dotted keys set, without interpolation."""
     changed = deepcopy(container)
     for key, value in changes.items():
         *groups, last = key.split(".")
@@ -169,7 +181,7 @@ def with_changes(container: Container, changes: Container) -> Container:
 
 
 def differences(old: Container, new: Container) -> list[str]:
-    """`key: old -> new` for every leaf that differs."""
+    """Return a line `key: old -> new` for each leaf that differs."""
     old_leaves, new_leaves = dict(flatten(old)), dict(flatten(new))
     keys = [*new_leaves, *(key for key in old_leaves if key not in new_leaves)]
     return [
@@ -180,7 +192,11 @@ def differences(old: Container, new: Container) -> list[str]:
 
 
 def validate(config_class: type[C], container: Container) -> C:
-    """The pydantic object. Raises UserError that names every bad key, with the value."""
+    """Build the config object.
+
+    Raises:
+        UserError: Keys or values are wrong; the message names each of them.
+    """
     try:
         return config_class.model_validate(container)
     except ValidationError as error:
@@ -196,7 +212,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def flatten(container: Container, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf, under its dotted key."""
+    """Yield each leaf with its dotted key."""
     for key, value in container.items():
         if isinstance(value, dict):
             yield from flatten(value, f"{prefix}{key}.")
@@ -205,8 +221,9 @@ def flatten(container: Container, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _require_single_value(typed: str) -> None:
-    """Raises UserError that quotes the override, which Hydra's own messages don't, where it is none, or is none for
-    one run.
+    """Raise UserError if this is not an override, or an override with several values.
+
+    Unlike Hydra's messages, these quote the override.
     """
     key, equals, value = typed.partition("=")
     if not re.fullmatch(r"~?[\w.@/-]+", key) or not (equals or typed.startswith("~")):
@@ -220,18 +237,18 @@ def _require_single_value(typed: str) -> None:
         ) from error
     if override.key_or_group == "hydra" or override.key_or_group.startswith(("hydra.", "hydra/")):
         raise UserError(
-            f"{typed!r} is a setting of Hydra's own, and none has an effect here; --help lists the keys that do"
+            f"{typed!r} is a setting of Hydra's own, which has no effect here; --help lists the keys that do"
         )
     if override.is_sweep_override():
         raise UserError(
-            f"{typed!r} asks for several runs, and this is one; give one value, [a,b] for a list, or quotes for text"
+            f"{typed!r} asks for several runs, but this is one; give one value, [a,b] for a list, or quotes for text"
         )
     if (CONFIG_DIR / key).is_dir() and equals and not isinstance(override.value(), str | list | dict):
         raise UserError(f"{typed!r} names no config of the group {key}; choose one of {_choices(key)}")
 
 
 def choices(group: str) -> list[str]:
-    """Of a group's files those with an underscore in front are parts of others, and no choice."""
+    """Return the names in a group. Files that start with an underscore are parts of other files."""
     return sorted(path.stem for path in (CONFIG_DIR / group).glob("[!_]*.yaml"))
 
 
@@ -240,7 +257,10 @@ def _choices(group: str) -> str:
 
 
 def _help_page(config_name: str, usage: str) -> str:
-    """Usage, the groups with their choices, and the YAML with its comments, which OmegaConf would drop."""
+    """Return the page of --help: usage, groups with their choices, and the YAML with its comments.
+
+    The YAML is shown as text, because OmegaConf would drop the comments.
+    """
     lines = [usage.strip(), "", "Groups, chosen with group=name (config/<group>/<name>.yaml):"]
     main, groups = CONFIG_DIR / f"{config_name}.yaml", default_groups(config_name)
     for group, default in groups:
@@ -257,8 +277,9 @@ def _help_page(config_name: str, usage: str) -> str:
 
 
 def _in_one_line(error: Exception, config_name: str) -> str:
-    """Hydra's and OmegaConf's messages span lines and speak of structs; say which key or choice is wrong, and which
-    are right.
+    """Return one line that names the wrong key or choice and the right ones.
+
+    The messages of Hydra and OmegaConf have several lines and talk about internals.
     """
     text = str(error)
     if unknown := re.search(
@@ -267,7 +288,7 @@ def _in_one_line(error: Exception, config_name: str) -> str:
         key = next(filter(None, unknown.groups()))
         known = [*(group for group, _ in default_groups(config_name)), *_known_keys(config_name)]
         if key in known:
-            return f"unknown key {key!r}: the defaults have it, what was chosen has not; leave it out"
+            return f"unknown key {key!r}: the defaults have it, but not the chosen options; leave it out"
         close = difflib.get_close_matches(key, known, n=3) or [name for name in known if name.endswith("." + key)]
         return f"unknown key {key!r}; " + (f"did you mean {' or '.join(close)}?" if close else "--help lists the keys")
     if choice := re.search(
@@ -282,20 +303,20 @@ def _in_one_line(error: Exception, config_name: str) -> str:
     if missing := re.search(r"Missing mandatory value: (\S+)", text):
         return f"{missing[1]} is not set; give {missing[1]}=..."
     if interpolation := re.match(r"(.*nterpolation.*)\s+full_key: (\S+)", text):
-        return f"{interpolation[2]}: {interpolation[1].strip()}; inside ${{}} stands another key that --help lists"
-    return f"{' '.join(text.split())}; --help shows the keys with the values that they take"
+        return f"{interpolation[2]}: {interpolation[1].strip()}; inside ${{}} write another key that --help lists"
+    return f"{' '.join(text.split())}; --help shows the keys and their values"
 
 
 def _known_keys(config_name: str) -> list[str]:
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        # Not resolved: keys that must be given have no value yet.
+        # Interpolations are not resolved, because keys that must be given have no value yet.
         container = OmegaConf.to_container(compose(config_name))
     assert isinstance(container, dict)
     return [name for name, _ in flatten(container)]  # type: ignore[arg-type]
 
 
 def _key_of(location: Sequence[Any], container: Any, *, missing: bool) -> str:
-    """The key as it is typed: without the tags by which pydantic tells the members of a union."""
+    """Return the key as a user types it, without pydantic's tags for the members of a union."""
     parts: list[str] = []
     for part in location:
         if (isinstance(container, dict) and part in container) or (
@@ -309,7 +330,7 @@ def _key_of(location: Sequence[Any], container: Any, *, missing: bool) -> str:
 
 
 def _describe(key: str, errors: list[Any]) -> str:
-    """What is wrong with a key; of a union each member says what it would take."""
+    """Say what is wrong with a key. A union of types says for each type what it accepts."""
     error = errors[0]
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":

@@ -1,19 +1,20 @@
-"""The strict pieces that every config class is made of: what YAML can't express exactly is an error, never a guess."""
+"""Strict types for config classes: a value of the wrong type is an error and never converted."""
 
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# Strict, because pydantic would otherwise read `epochs=true` as 1 and `lr="1e-4"` as a number, and YAML's quoting
-# rules would decide what runs.
+# Without strict=True pydantic would read `epochs=true` as 1 and `lr="1e-4"` as a number. YAML's
+# quoting rules would then decide what runs.
 Int = Annotated[int, Field(strict=True)]
 Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Bool = Annotated[bool, Field(strict=True)]
 
 
 class StrictModel(BaseModel):
-    """A config class: unknown keys are errors, values don't change after validation. Numbers given for text
-    (`run_name=42`) are text.
+    """The base of config classes: unknown keys are errors, and values can't change afterwards.
+
+    A number where text belongs (`run_name=42`) becomes text.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True, protected_namespaces=())

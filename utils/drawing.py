@@ -25,7 +25,13 @@ def pyplot() -> Any:
 
 
 def draw_accuracy_over_steps(accuracy: Mapping[str, Sequence[float]], trained_steps: int, path: Path) -> None:
-    """Draw the share of puzzles solved exactly after 1, 2, ... steps, a line for each set."""
+    """Draw the share of puzzles that are solved exactly after 1, 2, ... steps, a line per set.
+
+    Args:
+        accuracy: for each set the shares after 1, 2, ... steps.
+        trained_steps: the number of steps in training, drawn as a vertical line.
+        path: the picture's file.
+    """
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(5.5, 3.4), constrained_layout=True)
     for name, values in accuracy.items():

@@ -1,8 +1,9 @@
-"""The errors that programs raise on purpose. Any other error is a bug and keeps its traceback."""
+"""The errors that programs raise on purpose. Any other error is a fault and keeps its traceback."""
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend: the program ends with one line and exit status 2, without a traceback.
+    """A mistake that the user can correct: the program prints one line and exits with status 2.
 
-    It is a ValueError, because pydantic takes these for what is wrong with a value.
+    It is a ValueError because pydantic catches ValueErrors of validators and reports them with the
+    key.
     """

@@ -1,8 +1,7 @@
-"""Read and write files safely.
+"""Read and write files safely, even if they come from somebody else.
 
-A file may come from a stranger. Pipes and devices have no end, and a few lines of YAML can expand
-to billions of nodes, so these functions refuse both before anything reads them. Reading follows
-links. Writing does not.
+Pipes and devices have no end, and a few lines of YAML can expand to billions of nodes, so these
+functions refuse both before anything reads them. Reading follows links. Writing does not.
 """
 
 import os
@@ -16,25 +15,33 @@ import yaml
 from utils.errors import UserError
 from utils.text import one_line
 
-# What is being written has this in front of its name until it is whole.
+# The name of a file or folder starts with this prefix until it is whole.
 INCOMPLETE = ".incomplete_"
 
-# A config has some thousand bytes, and its nesting a handful of levels.
+# Generous limits: a config has a few thousand bytes and a handful of levels.
 _MOST_YAML_BYTES = 1 << 18
 _DEEPEST_YAML = 20
 
 
 def plain(file: Path) -> Path:
-    """The file, which may be missing or a folder. Raises OSError for what may never end: a pipe, a device, a socket."""
+    """Return the path if it is a regular file, a folder or missing.
+
+    Raises:
+        OSError: It is a pipe, a device or a socket, which may never end.
+    """
     if file.exists() and stat.S_IFMT(file.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
         raise OSError(f"{file} is no regular file")
     return file
 
 
 def read_plain_yaml(file: Path) -> str:
-    """The text of YAML as this program writes it: short, flat, and without anchors, by which a few lines multiply.
+    """Read YAML as this program writes it: short, with few levels and without anchors.
 
-    Raises OSError, UnicodeDecodeError, yaml.YAMLError.
+    Anchors are refused because with them a few lines can expand to billions of nodes.
+
+    Raises:
+        OSError, UnicodeDecodeError: The file can't be read as text.
+        yaml.YAMLError: The text is not such YAML.
     """
     if plain(file).stat().st_size > _MOST_YAML_BYTES:
         raise yaml.YAMLError(f"has {file.stat().st_size:,} bytes, no config")
@@ -48,23 +55,24 @@ def read_plain_yaml(file: Path) -> str:
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
-    """Raises UserError that names the first of the paths that is a link: what is written or removed there would be so
-    elsewhere, wherever the one who made it wanted.
+    """Raise UserError if one of the paths is a link.
+
+    A link in somebody else's folder could lead writes and removals to any place.
     """
     for path in paths:
         if path.is_symlink():
             raise UserError(
-                f"{path} is a link, and in a run's folder none is followed; put what it names in its place or remove it"
+                f"{path} is a link, and in a run's folder none is followed; replace it by its target or remove it"
             )
 
 
 def without_following(path: str, flags: int) -> int:
-    """For `open(..., opener=without_following)`: OSError where the path itself is a link."""
+    """Open a path, but raise OSError if it is a link. For `open(..., opener=without_following)`."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """The file holds the old text or the new, whenever the process dies."""
+    """Replace a file's text: if the process dies, the file holds the old or the new text."""
     beside = path.with_name(f"{INCOMPLETE}{path.name}")
     write_synced(beside, text.encode())
     beside.replace(path)
@@ -73,7 +81,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def file_errors() -> Iterator[None]:
-    """Turn an OSError into a UserError of the same text. Only access to files may stand inside."""
+    """Turn an OSError inside into a UserError with the same text. Use it for file access only."""
     try:
         yield
     except OSError as error:
@@ -82,7 +90,7 @@ def file_errors() -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Write one file of a run inside. Raises a UserError that names the file and says what to do."""
+    """Turn an OSError inside into a UserError that names the file and says what to do."""
     try:
         yield
     except OSError as error:
@@ -92,7 +100,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_synced(path: Path, contents: bytes) -> None:
-    """Write a file and wait until the disk has it. A link at the path is an OSError."""
+    """Write a file and wait until it is on the disk. Raise OSError if the path is a link."""
     with open(path, "wb", opener=without_following) as file:
         file.write(contents)
         file.flush()

@@ -1,5 +1,6 @@
-"""Where a run's numbers go: metrics.jsonl always, the terminal, and Weights & Biases. Rank 0 writes; elsewhere every
-call does nothing.
+"""Write a run's metrics to metrics.jsonl, to the terminal and to Weights & Biases.
+
+Rank 0 writes. On other ranks every call does nothing.
 """
 
 import json
@@ -19,7 +20,8 @@ from utils.files import plain, without_following, write_atomically, writing
 
 Row = dict[str, float]
 
-# A redirected log gets a line this often at most: readable after a night, and still alive to someone who watches.
+# The shortest time between two lines in a redirected log. A log of a whole night stays readable,
+# and someone who follows the log sees that the run goes on.
 _LINE_EVERY_S = 10.0
 
 
@@ -31,11 +33,12 @@ class WandbConfig(StrictModel):
 
 
 class Metrics:
-    """Rows of scalars, one per step, to all sinks.
+    """Writes rows of scalars, one row for each logged step.
 
     Args:
-        run: the run's folder. Rows of `metrics.jsonl` after `first_step` are dropped: those steps will be done again.
-        wandb_run_id: makes a resumed run go on in the same W&B run.
+        run: the run's folder. Rows of `metrics.jsonl` after `first_step` are removed, because the
+            run repeats those steps.
+        wandb_run_id: lets a resumed run continue the same W&B run.
         config: the resolved config, for W&B.
     """
 
@@ -60,7 +63,11 @@ class Metrics:
         self._wandb = _start_wandb(wandb, wandb_run_id, run, config, say=self.say)
 
     def write(self, step: int, row: Row) -> None:
-        """One row, which holds everything that is known of the step. Raises OSError when the disk refuses it."""
+        """Write the row of a step, which holds all its metrics.
+
+        Raises:
+            UserError: The row can't be written to metrics.jsonl.
+        """
         if self._bar is None:
             return
         with writing(self._path), open(self._path, "a", opener=without_following) as file:
@@ -68,26 +75,29 @@ class Metrics:
         self._bar.show(step, row)
         if self._wandb is not None:
             try:
-                # Our own step, since an offline run counts from zero again after a resume.
+                # The step is given because an offline run of W&B counts from zero after a resume.
                 self._wandb.log(row, step=step)
-            except Exception as error:  # W&B's own, its service's or the network's: no reason to end
+            except Exception as error:  # no failure of W&B or the network may end the run
                 self.say(f"W&B fails at step {step} ({type(error).__name__}: {error}); metrics.jsonl goes on alone")
                 self._wandb = None
 
     def advance(self, step: int) -> None:
-        """A step is done; moves the progress bar."""
+        """Move the progress bar: this step is done."""
         if self._bar is not None:
             self._bar.advance(step)
 
     def say(self, text: str) -> None:
-        """A line for a person, above the progress bar."""
+        """Show a line of text above the progress bar."""
         if self._bar is not None:
             self._bar.say(text)
 
     def close(self, *, failed: bool = False, at_most_s: float | None = None) -> None:
-        """Not for faults, after which nobody waits.
+        """Close the progress bar and finish the W&B run. Not called after a fault.
 
-        Args: at_most_s: how long a W&B run, which waits for its server to be finished, may hold the other ranks up.
+        Args:
+            failed: the run ends with a mistake.
+            at_most_s: how long to wait for W&B, whose server may be slow while the other ranks
+                wait; None: as long as it takes.
         """
         if self._bar is not None:
             self._bar.close()
@@ -98,8 +108,10 @@ class Metrics:
 
 
 class _Progress:
-    """A bar where a person watches, and plain lines where the output goes to a file. Where the terminal is gone or the
-    file's disk is full, nothing is shown: rank 0 must not end for that, alone.
+    """Shows a bar on a terminal, and plain lines where the output goes to a file.
+
+    Errors of the output, such as a closed terminal or a full disk, are ignored: they must not end
+    rank 0.
     """
 
     def __init__(self, first_step: int, last_step: int, stream: TextIO | None = None) -> None:
@@ -144,7 +156,7 @@ class _Progress:
 
 
 def _summary(row: Row, *, evaluation: bool = False) -> str:
-    """The few numbers that tell a person how it goes."""
+    """Return the most important metrics of a row as text."""
     if evaluation:
         names = [
             name
@@ -162,7 +174,7 @@ def _summary(row: Row, *, evaluation: bool = False) -> str:
 
 
 def _drop_rows_after(path: Path, step: int) -> None:
-    """Keep whole rows up to a step; a torn last line is a row that was not finished."""
+    """Keep the rows up to a step. Lines that are no whole row are removed too."""
     if not plain(path).exists():
         return
     kept = []
@@ -178,7 +190,11 @@ def _drop_rows_after(path: Path, step: int) -> None:
 
 
 def _start_wandb(config: WandbConfig, run_id: str, run: Path, resolved: dict[str, Any], *, say: Any) -> Any:
-    """The W&B run, or None. `auto` never asks, and never fails for want of an account, the package or the network."""
+    """Start the W&B run and return it, or None.
+
+    The mode `auto` never prompts. It does not fail either if the account, the package or the
+    network is missing.
+    """
     if config.mode == "disabled":
         return None
     quiet_hint = "metrics go to metrics.jsonl only (wandb.mode=offline keeps files for `wandb sync`)"

@@ -1,16 +1,16 @@
-"""What to turn when memory runs out, with the numbers that decide how far."""
+"""Say which settings to change when memory runs out, with the numbers that matter."""
 
 import torch
 
 from utils.profiling import max_memory_gb
 
 _GB = 1e9
-# By the host's allocator, by MPS and CUDA's own calls, and by cuBLAS for its workspace.
+# In the messages of the host's allocator, of MPS and CUDA, and of cuBLAS for its workspace.
 _SAID = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """On a device, or where the host refused."""
+    """Return whether the error says that the device or the host ran out of memory."""
     said = isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
     return said or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
@@ -26,12 +26,14 @@ def advice(
     parallel: str,
     num_state_bytes: int | None,
 ) -> str:
-    """One line for a rank that ran out.
+    """Return one line that says what to change on a rank that ran out of memory.
 
     Args:
-        num_slots: of this rank, which it takes in `grad_accumulation` parts.
-        divisible_slots: the largest number whose divisors all ranks can take as parts.
-        num_state_bytes: of weights, gradients and optimizer state on this rank; None where they weren't built yet.
+        num_slots: slots of this rank, which computes them in `grad_accumulation` parts.
+        divisible_slots: the number whose divisors are the values of grad_accumulation that suit
+            all ranks.
+        num_state_bytes: bytes of weights, gradients and optimizer state on this rank; None: they
+            were not built yet.
     """
     at_once = num_slots // grad_accumulation
     turns = []

@@ -1,6 +1,4 @@
-"""Where the time and the memory go: a clock that is always on, a look at one step in every few for what ranks spend
-on talking to one another, and a trace of a few steps for whoever asks.
-"""
+"""Measure time and memory: step times always, communication in sampled steps, traces on request."""
 
 import math
 import resource
@@ -22,13 +20,17 @@ from utils.dist.world import World
 _SKIPPED, _WARMUP, _TRACED = 2, 1, 3
 _LARGEST = 10
 _TRACE_FILE = "trace.json"
-_MEMORY_EVENTS = 200_000  # allocations and frees with their stacks, the newest of six steps
+_MEMORY_EVENTS = 200_000  # how many allocations and frees are kept; the newest ones, over six steps
 
 T = TypeVar("T")
 
 
 class TimeShare:
-    """How much of this process's time evaluation takes, and how much it may still take."""
+    """Measures the share of this process's time that evaluation takes, and limits it.
+
+    Args:
+        largest: the largest share, between 0 and 1; None: no limit.
+    """
 
     def __init__(self, largest: float | None) -> None:
         self._largest, self._began, self._taken_s = largest, time.perf_counter(), 0.0
@@ -40,7 +42,12 @@ class TimeShare:
 
     @contextmanager
     def taking(self, *, limited: bool) -> Iterator["Deadline"]:
-        """Counts what happens inside. The deadline, if `limited`, is that by which it has taken the largest share."""
+        """Count the time spent inside, and yield its deadline.
+
+        Args:
+            limited: the deadline is when the time inside reaches the largest share; otherwise there
+                is no deadline.
+        """
         began = time.perf_counter()
         limit_s = math.inf
         if limited and self._largest is not None:  # (taken + limit) / (elapsed + limit) = largest
@@ -52,11 +59,14 @@ class TimeShare:
 
 
 class Deadline:
-    """When to come to an end: `limit_s` seconds from now, never if that is infinite.
+    """A point in time at which work must end, `limit_s` seconds from now; infinite: never.
+
+    The work consists of laps, such as the batches of an evaluation.
 
     Attributes:
-        lap_s: the longest lap so far; given where one is known from before.
-        was_met: whether nothing had to be left out.
+        is_set: whether the limit is finite.
+        lap_s: seconds of the longest lap so far; the argument `lap_s` is one known from before.
+        was_met: whether nothing had to be left out. The work itself sets it to False.
     """
 
     def __init__(self, limit_s: float = math.inf, lap_s: float = 0.0) -> None:
@@ -65,7 +75,10 @@ class Deadline:
         self._ends = self._lap_began + limit_s
 
     def shared_by(self, names: list[str]) -> Iterator[tuple[str, "Deadline"]]:
-        """Each with a deadline of its own: an equal part of the time that is left when its turn comes."""
+        """Yield each name with a deadline of its own.
+
+        When its turn comes, a name gets an equal part of the remaining time.
+        """
         for index, name in enumerate(names):
             part = Deadline((self._ends - time.perf_counter()) / (len(names) - index), self.lap_s)
             yield name, part
@@ -83,13 +96,14 @@ class Deadline:
 
     @property
     def is_near(self) -> bool:
-        """Whether it comes before the end of another lap."""
+        """Whether the deadline comes before the end of another lap."""
         return time.perf_counter() + self.lap_s > self._ends
 
 
 class StepClock:
-    """Wall-clock time of training steps since the last reading, without what is done between steps (evaluation,
-    saving).
+    """Measures the wall-clock time of training steps since the last reading.
+
+    The time of evaluation and saving between steps does not count.
     """
 
     def __init__(self) -> None:
@@ -101,7 +115,7 @@ class StepClock:
         self._num_steps = 0
 
     def timing_data(self, batches: Iterable[T]) -> Iterator[T]:
-        """The same batches; the time that the loop waits for each counts as data time, and each is a step."""
+        """Yield the same batches. Each is a step, and the wait for it counts as data time."""
         iterator = iter(batches)
         while True:
             asked = time.perf_counter()
@@ -115,7 +129,7 @@ class StepClock:
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
-        """Data time that is spent before the loop asks for the batch."""
+        """Count the time inside as data time, for waits before the loop asks for a batch."""
         began = time.perf_counter()
         yield
         self._data_s += time.perf_counter() - began
@@ -127,8 +141,9 @@ class StepClock:
         self._paused_s += time.perf_counter() - began
 
     def read(self, global_batch_size: int) -> dict[str, float]:
-        """perf/{examples_per_second, step_ms, data_ms} since the last reading. Call it where the host has just waited
-        for the device.
+        """Return perf/examples_per_second, perf/step_ms and perf/data_ms since the last reading.
+
+        Call it right after the host waited for the device.
         """
         elapsed_s = time.perf_counter() - self._since - self._paused_s
         row = {
@@ -141,7 +156,7 @@ class StepClock:
 
 
 def max_memory_gb(device: torch.device) -> float:
-    """The most that this process has held so far: on the CUDA device, elsewhere in main memory."""
+    """Return this process's peak memory so far, in GB: on the CUDA device, else on the host."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -150,7 +165,7 @@ def max_memory_gb(device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class _Sample:
-    """One step of one rank."""
+    """The measurements of one step on one rank."""
 
     comm_ms: float
     step_ms: float
@@ -162,12 +177,12 @@ class _Sample:
 
 
 class CommSampler:
-    """What ranks spend on talking to one another, looked at in one step of every few.
+    """Measures the time that ranks spend on communication, in every n-th step.
 
-    A sampled step runs under torch.profiler, which sees every collective and every send and receive, of whichever
-    strategy: those of gloo as the time from the call to the end of the transfer, those of NCCL as the time of their
-    kernels. Several at once count once. The time includes waiting for a slower rank, and whatever the backward pass
-    computes meanwhile hides a part of it: it is what communication would cost at most.
+    A sampled step runs under torch.profiler, which sees each collective, send and receive of any
+    strategy. For gloo it sees the time from the call to the end of the transfer, for NCCL the time
+    of the kernels. Simultaneous transfers count once. The time includes waiting for slower ranks,
+    and part of it may overlap with computation, so it is an upper bound of the cost.
 
     In a world of one, and with `every_n_steps` None, no step is sampled.
     """
@@ -180,7 +195,7 @@ class CommSampler:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Put training step `step` inside. The host waits for the device in a sampled one only."""
+        """Run training step `step` inside. Only in a sampled step the host waits for the device."""
         if self._every_n_steps is None or step % self._every_n_steps:
             yield
             return
@@ -194,14 +209,16 @@ class CommSampler:
         self._sample = _Sample(_comm_ms(finished), step_ms, max_memory_gb(self._world.device))
 
     def row(self) -> dict[str, float]:
-        """perf/max_memory_gb, the most that a rank has held, as far as is known: this rank's is of now, the others' of
-        the last sample. If a step was sampled since the last call, also
+        """Return metrics of memory and communication. Every rank.
 
-        - perf/comm_ms, mean over the ranks, and perf/comm_share of the step;
-        - perf/imbalance: time outside communication, the largest of the ranks' over their mean; 1 is even;
-        - perf/memory_gb/rank_<n>.
+        perf/max_memory_gb is the peak memory over all ranks. This rank's peak is the current one,
+        that of the others is from the last sample. If a step was sampled since the last call, the
+        row also holds
 
-        Every rank.
+        - perf/comm_ms, the mean over the ranks, and perf/comm_share, its share of the step;
+        - perf/imbalance, the largest time of a rank outside communication, divided by the mean of
+          all ranks; 1 is even;
+        - perf/memory_gb/rank_<n>, the peak memory of each rank.
         """
         row: dict[str, float] = {}
         if self._sample is not None:
@@ -225,8 +242,8 @@ def _activities(device: torch.device) -> list[ProfilerActivity]:
 
 
 def _comm_ms(finished: profile) -> float:
-    """How long something travelled between ranks."""
-    # Not finished.events(), which builds a tree of all operations in Python and takes as long as a small step.
+    """Return for how many ms a transfer between ranks was under way."""
+    # finished.events() would take as long as a small step: it builds a tree of all operations.
     assert finished.profiler is not None and finished.profiler.kineto_results is not None
     events = finished.profiler.kineto_results.events()
     spans = ((event.start_ns(), event.start_ns() + event.duration_ns()) for event in events if _is_comm(event))
@@ -234,13 +251,17 @@ def _comm_ms(finished: profile) -> float:
 
 
 def _is_comm(event: Any) -> bool:
-    """NCCL's calls return at once, and what counts is on the device; those of the host end with the transfer."""
+    """Return whether the event is a transfer.
+
+    On the host a call ends with its transfer. NCCL's calls return at once, so the events on the
+    device count instead.
+    """
     name = event.name()
     return name.startswith(("gloo:", "mpi:")) or (name.startswith("nccl") and event.device_type() == DeviceType.CUDA)
 
 
 def _union(spans: Iterable[tuple[int, int]]) -> int:
-    """Length of what the spans (first, end) cover together."""
+    """Return the length that the spans (first, end) cover together."""
     covered, reached = 0, 0
     for first, end in sorted(spans):
         covered += max(0, end - max(first, reached))
@@ -249,9 +270,12 @@ def _union(spans: Iterable[tuple[int, int]]) -> int:
 
 
 class StepProfiler:
-    """Traces steps 4 to 6 of this process into <run>/trace.json and prints the ten operations that took most time;
-    the same for memory, into <run>/memory.txt, or on CUDA PyTorch's own snapshot into <run>/memory.pickle (for
-    https://pytorch.org/memory_viz; nothing here ever reads it). Switched off, it does nothing.
+    """Traces steps 4 to 6 of this process; does nothing if it is switched off.
+
+    The trace goes into <run>/trace.json, and the ten operations that took the most time and memory
+    are printed. The table of memory also goes into <run>/memory.txt. On CUDA PyTorch's snapshot of
+    the memory goes into <run>/memory.pickle instead, for https://pytorch.org/memory_viz. This
+    program never reads it.
     """
 
     def __init__(self, enabled: bool, run: Path, say: Callable[[str], None], device: torch.device) -> None:
@@ -270,7 +294,7 @@ class StepProfiler:
             self._profile.start()
 
     def step(self) -> None:
-        """A training step is over."""
+        """Tell the profiler that a training step is over."""
         if self._profile is not None:
             self._profile.step()
 
@@ -282,12 +306,12 @@ class StepProfiler:
                 self._say(f"no trace: the run ended before step {_SKIPPED + _WARMUP + _TRACED}")
 
     def _write(self, finished: profile) -> None:
-        if finished.step_num < _SKIPPED + _WARMUP + _TRACED:  # stopped amid it
+        if finished.step_num < _SKIPPED + _WARMUP + _TRACED:  # the run ended during the trace
             return
         self._written = True
         trace = self._run / _TRACE_FILE
         finished.export_chrome_trace(str(trace))
-        # A kernel stands in the list once more, on the device, beside the operation that started it.
+        # Kernels are left out: their time is already in the operations that started them.
         operations = [each for each in finished.key_averages() if each.device_type == DeviceType.CPU]
         if self._on_cuda:
             time_ms = {each.key: each.self_device_time_total / 1e3 / _TRACED for each in operations}
@@ -314,11 +338,11 @@ class StepProfiler:
 
 
 def _largest_of(figures: dict[str, float], calls: dict[str, float], what: str, unit: str) -> str:
-    """The ten largest as a table. What isn't in an operation has a line of its own, where it is that large."""
+    """Return the ten largest figures as a table; one line may be the time between operations."""
     total = sum(value for value in figures.values() if value > 0)
     lines = [f"{what}: {total:.1f} {unit} a step", f"{'operation':<56}{'calls':>8}{unit:>10}{'share':>8}"]
     for name in sorted(figures, key=lambda name: -figures[name])[:_LARGEST]:
-        # The profiler's own name for a step, of which it counts what no operation has taken.
+        # The profiler calls the part of a step outside of all operations ProfilerStep.
         title = "(Python, between operations)" if name.startswith("ProfilerStep") else name
         title = title if len(title) < 56 else title[:52] + "..."
         lines.append(f"{title:<56}{calls[name]:>8.0f}{figures[name]:>10.2f}{figures[name] / total:>8.1%}")

@@ -1,4 +1,4 @@
-"""The shell of every program: exit status, one-line errors, and the report after a fault."""
+"""Run a program of several ranks, with exit status, one-line errors and a report after a fault."""
 
 import faulthandler
 import os
@@ -21,14 +21,16 @@ from utils.terminal import leave, tell
 
 
 def run(main: Callable[[World], None]) -> NoReturn:
-    """Run `main(world)` as a program: mistakes are one line and status 2, faults a traceback that names the rank and
-    status 1. A worker ends with its launcher.
+    """Run `main(world)` as a program, and exit.
+
+    A mistake of the user is one line and status 2. A fault is a traceback, a line that names the
+    rank, and status 1. A worker ends when its launcher is gone.
     """
-    faulthandler.enable()  # what kills a process without an exception (SIGBUS, SIGSEGV) says where at least
+    faulthandler.enable()  # SIGBUS and SIGSEGV raise no exception, and print where they struck
     launcher_is_gone = end_with_launcher()
     world = World(rank=int(os.environ.get("RANK", 0)))  # for faults before the ranks have met
 
-    @record  # leaves faults, not mistakes, for torchrun's report, which quotes them with their tracebacks
+    @record  # passes the tracebacks of faults to torchrun's report; mistakes are not faults
     def attempt() -> UserError | None:
         try:
             main(world)
@@ -44,12 +46,12 @@ def run(main: Callable[[World], None]) -> NoReturn:
                 tell_mistake(mistake)
             elif wants_traceback() and mistake.__cause__ is not None:  # the mistake was made on this rank
                 tell("".join(traceback.format_exception(mistake)).rstrip())
-            world.barrier()  # torchrun ends the others once one has exited: not before the line is out
+            world.barrier()  # torchrun ends all ranks when one exits, so the line must be out before
         world.close()
     except UserError as error:  # before the ranks have met
         tell_mistake(error)
         leave(2)
-    except KeyboardInterrupt:  # of programs without a graceful stop
+    except KeyboardInterrupt:  # in a program without a graceful stop
         tell("error: interrupted")
         os._exit(130)
     except Exception as error:
@@ -61,6 +63,7 @@ def run(main: Callable[[World], None]) -> NoReturn:
             tell(line)
         with suppress(OSError):
             sys.stdout.flush()
-        # Not sys.exit: leaving the process groups in order would wait for peers that wait for us.
+        # Not sys.exit, because closing the process groups would wait for ranks that wait for this
+        # one.
         os._exit(1)
     leave(0 if mistake is None else 2)

@@ -1,4 +1,4 @@
-"""What an evaluation saves of each example, written piece by piece so that memory does not grow with the dataset."""
+"""Write an evaluation's outputs piece by piece, so that memory does not grow with the dataset."""
 
 import re
 from pathlib import Path
@@ -29,8 +29,9 @@ _BYTES_PER_FILE = 64 << 20
 
 
 class OutputWriter:
-    """One set's outputs of this rank, in files <set>_rank<rank>_<number>.safetensors. Of ranks with the same examples
-    (tensor parallelism, pipelines) the first one writes.
+    """Writes this rank's outputs for one set into files <set>_rank<rank>_<number>.safetensors.
+
+    If several ranks have the same examples (tensor parallelism, pipelines), only the first writes.
     """
 
     def __init__(self, folder: Path, set_name: str, world: World) -> None:
@@ -43,7 +44,10 @@ class OutputWriter:
 
     @staticmethod
     def clear(folder: Path, set_names: list[str], world: World) -> None:
-        """Removes what an evaluation before saved of these sets: its rows would count twice. Every rank."""
+        """Remove the outputs of an earlier evaluation of these sets. Every rank.
+
+        Readers would otherwise count their rows twice.
+        """
         ours = re.compile(rf"({'|'.join(map(re.escape, set_names))})_rank\d+_\d{{4,}}\.safetensors")
         with world.agree(), file_errors():
             if world.is_main and folder.is_dir():
@@ -52,7 +56,7 @@ class OutputWriter:
                         file.unlink()
 
     def add(self, outputs: dict[str, Tensor]) -> None:
-        """Tensors of equally many examples."""
+        """Add tensors by name, all of the same examples."""
         if not self._writes:
             return
         self._pending.append({name: tensor.cpu() for name, tensor in outputs.items()})
@@ -72,11 +76,15 @@ class OutputWriter:
                     with open(place, "wb", opener=without_following) as file:
                         file.write(contents)
                 self._num_files += 1
-            except UserError as error:  # other ranks hear of it in close(): here they may be anywhere
+            except UserError as error:  # close() raises it on all ranks, which are not together here
                 self._failure = error
 
     def close(self, world: World) -> None:
-        """Writes what is left. Every rank. Raises UserError where a file could not be written."""
+        """Write the rest of the outputs. Every rank.
+
+        Raises:
+            UserError: A file could not be written.
+        """
         with world.agree():
             if self._pending:
                 self._write()

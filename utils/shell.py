@@ -1,4 +1,7 @@
-"""The shell of a program of one process: exit status and one-line errors. utils/program.py is that of ranks."""
+"""Run a program of one process, with its exit status and one-line errors.
+
+utils/program.py does the same for programs of several ranks.
+"""
 
 import os
 import traceback
@@ -10,14 +13,14 @@ from utils.text import one_line
 
 
 def tell_mistake(error: UserError) -> None:
-    """Say in one line what the user got wrong. With DEBUG=1 in the environment the traceback comes first."""
+    """Print the user's mistake in one line, after its traceback if DEBUG=1 is set."""
     if wants_traceback():
         tell("".join(traceback.format_exception(error)).rstrip())
     tell(f"error: {one_line(error)}")
 
 
 def wants_traceback() -> bool:
-    """Return whether the environment asks for the tracebacks of the user's mistakes too (DEBUG=1)."""
+    """Return whether the environment asks for the tracebacks of mistakes too (DEBUG=1)."""
     return os.environ.get("DEBUG", "") not in ("", "0")
 
 
@@ -30,12 +33,12 @@ def run_command(
     """Run a program and print what it returns.
 
     Args:
-        program: takes the arguments and returns its summary, perhaps with an exit status.
-        argv: the arguments; None for those of the process.
-        interrupted: what to say after Ctrl-C.
+        program: takes the arguments and returns a summary to print, perhaps with an exit status.
+        argv: the arguments; None: those of the process.
+        interrupted: the message after Ctrl-C.
 
     Returns:
-        The exit status: that of the program or 0, 2 after a mistake of the user, 130 after Ctrl-C.
+        The exit status: the program's or 0; 2 after a mistake of the user, 130 after Ctrl-C.
     """
     try:
         done = program(argv)

@@ -1,4 +1,4 @@
-"""Lines for a person while a program runs. That nobody can read them any more is no reason for it to end."""
+"""Print lines for a person. If nobody can read them any more, the program goes on."""
 
 import os
 import sys
@@ -7,13 +7,20 @@ from typing import NoReturn
 
 
 def tell(text: str) -> None:
-    """A line on stderr: lost where that is a closed terminal, a pipe without a reader or a file on a full disk."""
+    """Print a line on stderr.
+
+    The line is lost if stderr is a closed terminal, a pipe without a reader or a file on a full
+    disk.
+    """
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def leave(status: int) -> NoReturn:
-    """sys.exit. Python ends with status 120 where it can't write what is left of its output."""
+    """Exit with a status, even if the rest of the output can't be written.
+
+    Python would exit with status 120 in that case.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,10 +1,13 @@
-"""Texts of other programs and strangers, made fit for one line."""
+"""Make text from elsewhere fit for one line of a message."""
 
 _LONGEST_MISTAKE = 2000
 
 
 def for_a_terminal(text: str) -> str:
-    """One line, without the control characters and the length that names in a stranger's file can have."""
+    """Return the text as one line of limited length, with ? in place of control characters.
+
+    Names in somebody else's file may contain anything.
+    """
     line = "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
     return line if len(line) <= _LONGEST_MISTAKE else f"{line[:_LONGEST_MISTAKE]}..."
 

@@ -1,6 +1,6 @@
-"""Files of weights, ours or another project's: safetensors, or what `torch.save` wrote. Nothing in a file is executed.
+"""Read and write files of weights, in safetensors or torch's format. No file can run code.
 
-The only module that calls `torch.load` and `torch.save`.
+This is the only module that calls `torch.load` and `torch.save`.
 """
 
 import io
@@ -24,14 +24,17 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def read_weights(where: str) -> dict[str, Tensor]:
-    """The tensors of a file, on the CPU, by the names that they have there.
+    """Read the tensors of a file, by name, on the CPU.
+
+    The contents, not the file's name, decide whether it is read as safetensors or as torch's
+    format. If the file holds {"model": tensors, ...}, the inner tensors are returned.
 
     Args:
-        where: a path, or hf://owner/repo[@revision]/path/in/repo for a file on the Hugging Face Hub. Safetensors or
-            torch, which the contents tell, not the name. Of a nested {"model": tensors, ...} the inner one is taken.
+        where: a path, or hf://owner/repo[@revision]/path/in/repo for a file on the Hugging Face
+            Hub.
 
     Raises:
-        UserError: in one line, for a file that is missing, damaged, or holds something else than tensors.
+        UserError: The file is missing or damaged, or holds something else than tensors.
     """
     path = _download(where) if where.startswith("hf://") else Path(where)
     if not path.is_file():
@@ -42,10 +45,10 @@ def read_weights(where: str) -> dict[str, Tensor]:
             head = file.read(9)
         if not head:
             raise UserError(f"{where} is empty; copy or download it again")
-        # Eight bytes of header length, then the header, which is JSON.
+        # Safetensors start with eight bytes for the header's length, then the header as JSON.
         weights = _read_safetensors(path, where) if head[8:] == b"{" else _read_torch(path, where, head)
     except OSError as error:
-        raise UserError(f"{where} can't be read ({error.strerror or error}); see to its permissions") from error
+        raise UserError(f"{where} can't be read ({error.strerror or error}); check its permissions") from error
     if isinstance(weights, dict) and isinstance(weights.get("model"), dict):
         weights = weights["model"]
     if not isinstance(weights, dict) or not weights:
@@ -56,7 +59,8 @@ def read_weights(where: str) -> dict[str, Tensor]:
                 f"{where} holds {name!r}, which is no plain tensor under a name; give a file that holds a model's "
                 "state dict and nothing else"
             )
-        # Before its elements are looked at: a tensor may say that it is a small one repeated billions of times.
+        # Checked before anything reads the elements: a forged tensor may claim that a small storage
+        # is repeated billions of times.
         if tensor.device.type != "cpu" or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.itemsize:
             raise UserError(f"{where} holds no elements of {name}, or not all; copy or download it again")
         if tensor.is_floating_point() and tensor.dtype not in _FLOATS:
@@ -67,11 +71,15 @@ def read_weights(where: str) -> dict[str, Tensor]:
 
 
 def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """Write safetensors where the name ends in .safetensors, else a plain dict by torch.save.
+    """Write safetensors if the name ends in .safetensors, else a plain dict by torch.save.
 
-    The file appears under its name when it is whole. Raises OSError.
+    The file appears under its name when it is whole.
+
+    Raises:
+        OSError: The file can't be written.
     """
-    # Cloned: tensors that are views would bring the memory that they are views of, or be refused by safetensors.
+    # A clone holds only its own elements. torch.save would write all the memory behind a view, and
+    # safetensors refuses views.
     weights = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
     contents: bytes | memoryview
     if path.suffix == ".safetensors":
@@ -100,10 +108,10 @@ def _download(where: str) -> Path:
         from huggingface_hub.utils import logging
     except ImportError:
         raise UserError(f"{where} needs huggingface_hub, which is missing; pip install it, or give a file") from None
-    logging.set_verbosity_error()  # otherwise each retry is two lines of warning
+    logging.set_verbosity_error()  # otherwise each retry prints two lines of warnings
     try:
         return Path(hf_hub_download(parts["repo"], parts["file"], revision=parts["revision"]))
-    except Exception as error:  # no network, no such file, no access: the hub's errors share no class
+    except Exception as error:  # the hub's errors (network, name, access) have no class in common
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
             f"{where} can't be downloaded ({reason}); check the name and the connection, or give a file"
@@ -118,7 +126,7 @@ def _read_safetensors(path: Path, where: str) -> dict[str, Tensor]:
 
 
 class _Compressed(Exception):
-    """Parts of a zip file that may take a thousand times the memory that they take on the disk."""
+    """The zip file has compressed parts, which could expand to a thousand times their size."""
 
 
 def _require_stored(path: Path) -> None:
@@ -128,8 +136,8 @@ def _require_stored(path: Path) -> None:
 
 
 def _read_torch(path: Path, where: str, head: bytes) -> Any:
-    # A large puzzle table then costs no memory until its rows are looked at. torch.load goes by the name, not the
-    # contents, where it is given a path to a .safetensors file, so that such a one is given open.
+    # With mmap a large puzzle table takes no memory until its rows are read. But torch.load reads
+    # any path that ends in .safetensors as safetensors. It gets such a file open and without mmap.
     use_mmap = head.startswith(_ZIP) and path.suffix != ".safetensors"
     try:
         if head.startswith(_ZIP):
@@ -140,16 +148,16 @@ def _read_torch(path: Path, where: str, head: bytes) -> Any:
         raise
     except _Compressed as error:
         raise UserError(
-            f"{where} is compressed, as torch.jit.save writes programs and torch.save no weights, and could take any "
-            "amount of memory: refused; give a file that holds a model's state dict and nothing else"
+            f"{where} is compressed, as torch.jit.save writes programs (torch.save compresses nothing), and could "
+            "take any amount of memory: refused; give a file that holds a model's state dict and nothing else"
         ) from error
-    except Exception as error:  # the bytes of a stranger's file decide what is raised
-        # Not torch's own message: it advises to load the file without the check.
+    except Exception as error:  # the bytes of a damaged file can raise almost any error
+        # Torch's own message is left out, because it advises to load the file without the check.
         if "weights_only" in str(error):
             raise UserError(
                 f"{where} holds more than tensors (or is no file of weights at all), and loading it would run code: "
                 "refused; give a file that holds a model's state dict and nothing else"
             ) from error
         raise UserError(
-            f"{where} is neither a whole safetensors file nor a whole one of torch.save; copy or download it again"
+            f"{where} is neither a whole safetensors file nor a whole file of torch.save; copy or download it again"
         ) from error

@@ -99,7 +99,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "unknown nested key": (["arch.loss.foo=1"], r"unknown key 'arch.loss.foo'; "),
     "key of another choice": (
         ["arch=transformer", "arch.H_layers=1"],
-        r"unknown key 'arch.H_layers': the defaults have it, what was chosen has not; leave it out",
+        r"unknown key 'arch.H_layers': the defaults have it, but not the chosen options; leave it out",
     ),
     "key without its group": (["hidden_size=64"], r"unknown key 'hidden_size'; did you mean arch.hidden_size"),
     "unknown choice": (["arch=nope"], r"'arch/nope'; choose one of hrm, hrm_v1"),
