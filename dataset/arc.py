@@ -1,6 +1,7 @@
 """ARC: tasks as JSON, grids as tokens, the symmetries that augment a task, and the score of a vote.
 
-Tokens, as published: 0 padding, 1 end of a grid, colour c is c + 2; a sequence is a canvas of 30 x 30 cells.
+The tokens are the published ones: 0 is padding, 1 the end of a grid, and c + 2 is colour c. A
+sequence is a canvas of 30 x 30 cells.
 """
 # N = examples, S = cells of the canvas, hw = rows and columns of a grid, C = the ten colours
 
@@ -25,50 +26,55 @@ NUM_COLOURS = 10
 PADDING, END, FIRST_COLOUR = 0, 1, 2
 VOCAB_SIZE = FIRST_COLOUR + NUM_COLOURS
 NUM_TRANSFORMS = 8
-# The transform that undoes each.
+# The number of the transform that undoes each transform.
 INVERSE = (0, 3, 2, 1, 4, 5, 6, 7)
 IDENTITY_C = np.arange(NUM_COLOURS, dtype=np.uint8)
 
-SEPARATOR = "|||"  # between the parts of an identifier's name, as TRM writes them
+SEPARATOR = "|||"  # between the parts of an identifier's name, as in TRM
 _AUGMENTATION = re.compile(r"t([0-7])\|\|\|(\d{10})")
 _FIX = "correct the file"
-# Far more than any published file. A gzipped one may hold a thousand times what it takes on the disk.
+# Far more than any published file. The limit is needed because a gzipped file can expand to a
+# thousand times its size.
 _MOST_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Grids of colours 0 to 9, (h, w) uint8; the output of a hidden test pair is None."""
+    """Two grids of colours 0 to 9, (h, w) uint8. The output of a hidden test pair is None."""
 
     input: np.ndarray
     output: np.ndarray | None
 
     @property
     def key(self) -> bytes:
-        """Equal for pairs that are equal by content, and for no others."""
+        """Bytes that are equal exactly for pairs with the same contents."""
         return grid_key(self.input) + (b"" if self.output is None else grid_key(self.output))
 
 
 @dataclass(frozen=True)
 class Task:
-    """Pairs that demonstrate it (each with its output) and pairs to be answered, of which all have outputs or none."""
+    """A task: demonstrations, which have outputs, and tests, which all have outputs or none."""
 
     name: str
     train: list[Pair]
     test: list[Pair]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Tasks as JSON
 
 
 def read_tasks(file: Path, solutions_file: Path | None = None) -> list[Task]:
-    """The tasks of a .json or .json.gz file: one, called as the file is, or many, {name: task}.
+    """Read the tasks of a .json or .json.gz file.
+
+    The file holds one task, which gets the name of the file, or many tasks as {name: task}.
 
     Args:
-        solutions_file: {name: [output of every test pair]}, which then count instead of outputs in `file`.
+        solutions_file: a file of {name: [output of each test pair]}. These outputs replace those in
+            `file`.
 
-    Raises UserError, one line, with file, task and place.
+    Raises:
+        UserError: Something is wrong; the message names the file, the task and the place.
     """
     name = file.name.removesuffix(".gz").removesuffix(".json")
     if solutions_file is None:
@@ -83,12 +89,20 @@ def read_tasks(file: Path, solutions_file: Path | None = None) -> list[Task]:
 
 
 def parse_tasks(value: Any, where: str, name: str) -> list[Task]:
-    """The same from JSON that was parsed already: messages begin with `where`, and a single task is called `name`."""
+    """Return the tasks in parsed JSON.
+
+    Args:
+        where: the beginning of error messages.
+        name: the name of the task if there is only one.
+
+    Raises:
+        UserError: Something is wrong; the message names the task and the place.
+    """
     if not isinstance(value, dict):
         raise UserError(f"{where}: holds {_kind(value)}, no ARC task ({{train: [...], test: [...]}}); {_FIX}")
     if not value:
         raise UserError(f"{where}: holds no task; give a file with tasks")
-    # Of many tasks one may be called train; its value is no list of pairs then.
+    # One of many tasks may be called "train" or "test". Its value is then not a list of pairs.
     if isinstance(value.get("train"), list) or isinstance(value.get("test"), list):
         return [_task(value, name, where)]
     return [_task(task, name, f"{where}: task {name}") for name, task in value.items()]
@@ -108,7 +122,7 @@ def _read_json(file: Path) -> Any:
         raise UserError(f"{file}: holds more than {_MOST_BYTES >> 20} MiB of JSON, no ARC tasks; give a file of tasks")
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # besides bad syntax: no UTF-8, numbers of thousands of digits
+    except (ValueError, RecursionError) as error:  # also text that isn't UTF-8, and numbers of thousands of digits
         raise UserError(f"{file}: is no JSON ({one_line(error)}); {_FIX}") from None
 
 
@@ -171,12 +185,15 @@ def _kind(value: Any) -> str:
     return "an empty list" if value == [] else names.get(type(value), "a number")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Grids and tokens
 
 
 def framed(grid_hw: np.ndarray) -> np.ndarray:
-    """(h + 1, w + 1) uint8: the tokens of a grid with end markers below and to the right, but not in the corner."""
+    """Return the tokens of a grid with end markers below it and to its right, (h + 1, w + 1) uint8.
+
+    The corner between the two rows of end markers is padding.
+    """
     height, width = grid_hw.shape
     tokens = np.full((height + 1, width + 1), END, dtype=np.uint8)
     tokens[:height, :width] = grid_hw + np.uint8(FIRST_COLOUR)
@@ -185,9 +202,12 @@ def framed(grid_hw: np.ndarray) -> np.ndarray:
 
 
 def to_tokens(grid_hw: np.ndarray, top: int = 0, left: int = 0) -> np.ndarray:
-    """(S,) uint8: the canvas with a grid whose first cell is at (top, left); end markers beyond its edge are left out.
+    """Return the canvas with a grid whose first cell is at (top, left), (S,) uint8.
 
-    Raises UserError where the grid goes over the edge itself.
+    End markers beyond the edge of the canvas are left out.
+
+    Raises:
+        UserError: The grid goes over the edge of the canvas.
     """
     height, width = grid_hw.shape
     if min(top, left) < 0 or max(top + height, left + width) > SIDE:
@@ -200,13 +220,15 @@ def to_tokens(grid_hw: np.ndarray, top: int = 0, left: int = 0) -> np.ndarray:
 
 
 def crop(tokens_NS: np.ndarray) -> list[np.ndarray]:
-    """The grid in each canvas: the largest rectangle from its first cell that holds colours only, (h, w) uint8.
+    """Return the grid in each canvas, (h, w) uint8.
 
-    Of two as large it is the one with fewer rows, as published. Where the first cell is no colour, it is 0 x 0.
+    The grid is the largest rectangle of colours that begins at the first cell of the canvas. Of two
+    equally large rectangles it is the one with fewer rows, as published. If the first cell is not a
+    colour, the grid is 0 x 0.
     """
     canvas_NRC = tokens_NS.reshape(-1, SIDE, SIDE)
     is_colour_NRC = (canvas_NRC >= FIRST_COLOUR) & (canvas_NRC < VOCAB_SIZE)
-    # How far colours run from the left in a row, and in every row down to it.
+    # How far colours reach from the left in each row, and how far in all rows down to it.
     run_NR = np.logical_and.accumulate(is_colour_NRC, axis=2).sum(2)
     width_NR = np.minimum.accumulate(run_NR, axis=1)
     area_NR = width_NR * np.arange(1, SIDE + 1)
@@ -219,7 +241,7 @@ def crop(tokens_NS: np.ndarray) -> list[np.ndarray]:
 
 
 def grid_key(grid_hw: np.ndarray) -> bytes:
-    """Its shape and colours: the grid as something to look up."""
+    """Return the shape and the colours of a grid as bytes, to serve as a key."""
     return bytes(grid_hw.shape) + np.ascontiguousarray(grid_hw, dtype=np.uint8).tobytes()
 
 
@@ -227,13 +249,15 @@ def grid_of(key: bytes) -> np.ndarray:
     return np.frombuffer(key, dtype=np.uint8, offset=2).reshape(key[0], key[1])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Augmentation
 
 
 def transform(grid_hw: np.ndarray, number: int) -> np.ndarray:
-    """A symmetry of the square, numbered as published: 0 to 3 quarter turns against the clock, 4 mirrored left to
-    right, 5 upside down, 6 mirrored at the diagonal, 7 at the other one. (h, w) or (w, h).
+    """Apply a symmetry of the square to a grid, and return a grid of (h, w) or (w, h).
+
+    The published numbers are: 0 to 3 quarter turns counterclockwise, 4 mirrored left to right, 5
+    mirrored top to bottom, 6 mirrored at the main diagonal, 7 mirrored at the other diagonal.
     """
     if number < 4:
         return np.rot90(grid_hw, number)
@@ -245,22 +269,25 @@ def transform(grid_hw: np.ndarray, number: int) -> np.ndarray:
 
 
 def undo(grid_hw: np.ndarray, number: int, permutation_C: np.ndarray) -> np.ndarray:
-    """The grid of which `permutation_C[transform(grid, number)]` is this one."""
+    """Return the grid for which `permutation_C[transform(grid, number)]` is `grid_hw`."""
     return np.argsort(permutation_C).astype(np.uint8)[transform(grid_hw, INVERSE[number])]
 
 
 class Augmentations(NamedTuple):
-    """Versions of one task: a transform, then a permutation of colours, under which colour c becomes entry c."""
+    """Versions of one task: each is a transform, followed by a permutation of the colours."""
 
     transforms_A: np.ndarray  # (A,) uint8
-    permutations_AC: np.ndarray  # (A, C) uint8
+    permutations_AC: np.ndarray  # (A, C) uint8; colour c becomes entry c
 
 
 def draw_augmentations(pairs: Sequence[Pair], num_aug: int, rng: np.random.Generator) -> Augmentations:
-    """The task itself and up to `num_aug` versions that differ from it and from one another by content.
+    """Draw up to `num_aug` versions of a task that differ in content from it and from one another.
 
-    Black stays black. One that was there already is drawn again, at most 5 * num_aug draws in all, as published: a
-    task with few colours or much symmetry has fewer versions.
+    Black stays black. A version that is already there is drawn again, with at most 5 * num_aug
+    draws in total, as published. A task with few colours or much symmetry gets fewer versions.
+
+    Returns:
+        The task itself, followed by the versions.
     """
     transforms_A = np.zeros(1, dtype=np.uint8)
     permutations_AC = IDENTITY_C[None]
@@ -282,7 +309,7 @@ def draw_augmentations(pairs: Sequence[Pair], num_aug: int, rng: np.random.Gener
 
 
 def _version_keys(pairs: Sequence[Pair], augmentations: Augmentations) -> list[bytes]:
-    """What tells versions of a task apart: its pairs after augmentation, in no order, as a digest."""
+    """Return for each version a digest of its pairs, which does not depend on their order."""
     keys = [b""] * len(augmentations.transforms_A)
     for number in np.unique(augmentations.transforms_A):
         grids = [[transform(grid, number) for grid in (pair.input, pair.output) if grid is not None] for pair in pairs]
@@ -298,14 +325,18 @@ def _version_keys(pairs: Sequence[Pair], augmentations: Augmentations) -> list[b
 
 
 def augmented_name(task: str, number: int, permutation_C: np.ndarray) -> str:
-    """What an identifier is called: the task, or <task>|||t<transform>|||<what colours 0 to 9 become>."""
+    """Return an identifier's name: <task>, or <task>|||t<transform>|||<new colours of 0 to 9>."""
     if number == 0 and np.array_equal(permutation_C, IDENTITY_C):
         return task
     return f"{task}{SEPARATOR}t{number}{SEPARATOR}{''.join(map(str, permutation_C.tolist()))}"
 
 
 def parse_name(name: str) -> tuple[str, int, np.ndarray]:
-    """The task, transform and permutation_C in the name of an identifier. Raises UserError for a malformed one."""
+    """Return the task, the transform and the permutation_C in the name of an identifier.
+
+    Raises:
+        UserError: The name is malformed.
+    """
     task, separator, rest = name.partition(SEPARATOR)
     if not separator:
         return name, 0, IDENTITY_C
@@ -317,36 +348,40 @@ def parse_name(name: str) -> tuple[str, int, np.ndarray]:
     return task, int(match[1]), np.frombuffer(match[2].encode(), dtype=np.uint8) - ord("0")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Votes and their score
 
-# For each answer to a test input, how many predictions gave it and the sum of their confidences, in units of
-# 1 / CONFIDENCE_UNIT: integers have the same sum in any order, so that it doesn't depend on ranks who is first.
+# For each answer to a test input: the number of predictions that gave it, and the sum of their
+# confidences in units of 1 / CONFIDENCE_UNIT. The units are integers, whose sum is the same in any
+# order, so that the winner doesn't depend on the number of ranks.
 Votes = Mapping[bytes, tuple[int, int]]
 CONFIDENCE_UNIT = 2**32
 
 
 class Candidate(NamedTuple):
-    key: bytes  # of the grid (`grid_key`)
+    key: bytes  # the `grid_key` of the answer
     num_votes: int
     confidence: float  # the mean over its votes
 
 
 def rank(votes: Votes) -> list[Candidate]:
-    """The answers, best first: by their number of votes, then by mean confidence, then by their bytes."""
-    # As many votes each: then the order of sums is that of means, and exact.
+    """Return the answers, best first: by number of votes, then mean confidence, then bytes."""
+    # Sums stand in for means: they are only compared if the numbers of votes are equal, and are
+    # exact.
     ordered = sorted(votes.items(), key=lambda item: (-item[1][0], -item[1][1], item[0]))
     return [Candidate(key, count, total / count / CONFIDENCE_UNIT) for key, (count, total) in ordered]
 
 
 def score(candidates: Sequence[Sequence[Candidate]], solutions: Sequence[bytes], ks: Sequence[int]) -> list[float]:
-    """pass@k of one task, for every k: the share of its test inputs whose solution is among the first k candidates.
+    """Return pass@k of one task for each k.
+
+    pass@k is the share of the task's test inputs whose solution is among the first k candidates.
+    TRM's evaluator counts a task in the same way.
 
     Args:
-        candidates: of each test input, best first (`rank`); none where nothing was predicted.
+        candidates: for each test input its candidates, best first (`rank`); there may be none.
         solutions: the key of each test input's output.
-
-    Source: TRM's evaluator, which counts a task in parts like this.
+        ks: the values of k.
     """
     num_tests = len(solutions)
     places = [

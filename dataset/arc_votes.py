@@ -1,6 +1,7 @@
-"""ARC as it is scored: the predictions for all versions of a task, brought back to the task itself, vote.
+"""Score ARC by votes: each version of a task predicts an answer, and the answers vote.
 
-Votes are kept where they arise, equal ones as one, and travel to rank 0 a few tasks at a time.
+The augmentation of a prediction is undone before it votes. Each rank counts the votes of its own
+predictions, and sends the counts to rank 0 for a few tasks at a time.
 """
 # N = examples, S = cells of the canvas, U = identifiers in the split, C = the ten colours
 
@@ -36,7 +37,7 @@ from utils.errors import UserError
 from utils.files import file_errors, plain, write_atomically
 
 KS = (1, 2, 5, 10, 100, 1000)
-# How many answers to each test input arc_votes.json shows.
+# The number of answers per test input in arc_votes.json.
 NUM_SHOWN = 10
 TASKS_AT_A_TIME = 8
 # HRM's builder calls a version <task>_t<transform>_<hash of the permutation>.
@@ -49,13 +50,15 @@ class ArcVotes:
         votes = ArcVotes(split)
         for each batch of this rank's share:
             votes.add(identifiers_N, inputs_NS, predictions_NS, confidence_N)
-        scores = votes.result(world, save_to=folder)          # {"pass@1": ..., "pass@1000": ...}, on every rank
-        votes.clear()                                         # before another checkpoint votes
+        scores = votes.result(world, save_to=folder)  # {"pass@1": ..., ...}, on every rank
+        votes.clear()                                 # before another checkpoint votes
 
-    `metrics` has the names in the result: none where the dataset doesn't know its solutions.
+    Attributes:
+        metrics: the names in the result; none if the dataset holds no solutions.
 
-    Raises UserError for a split that is no ARC, or whose identifiers.json or test_puzzles.json is missing or doesn't
-    belong to it.
+    Raises:
+        UserError: The split is not ARC, or identifiers.json or test_puzzles.json is missing or
+            does not fit the split.
     """
 
     def __init__(self, split: Split) -> None:
@@ -71,7 +74,7 @@ class ArcVotes:
         folder = split.path.parent
         self._puzzles_file = folder / "test_puzzles.json"
         self._tasks = _read_puzzles(self._puzzles_file)
-        # Where the votes on each test input of a task are; inputs that are equal share theirs.
+        # The place of each test input's votes in the lists of a task. Equal inputs share a place.
         self._slots = [
             {key: slot for slot, key in enumerate(dict.fromkeys(grid_key(pair.input) for pair in task.test))}
             for task in self._tasks
@@ -86,11 +89,11 @@ class ArcVotes:
 
     @property
     def num_tasks(self) -> int:
-        """Those whose solutions are known, which the metrics are means over."""
+        """The number of tasks with known solutions. The metrics are means over these tasks."""
         return sum(self._solved)
 
     def clear(self) -> None:
-        """Forgets all votes."""
+        """Forget all votes."""
         self._mistake = ""
         self._votes: list[list[dict[bytes, tuple[int, int]]]] = [[{} for _ in slots] for slots in self._slots]
         self._num_empty = [[0 for _ in slots] for slots in self._slots]
@@ -98,12 +101,17 @@ class ArcVotes:
     def add(
         self, identifiers_N: np.ndarray, inputs_NS: np.ndarray, predictions_NS: np.ndarray, confidence_N: np.ndarray
     ) -> None:
-        """One vote for each row: tokens, and the confidence in [0, 1] that the answer is right.
+        """Add one vote for each row.
 
-        A prediction whose first cell is no colour is no grid, and a vote for none.
+        A prediction whose first cell is not a colour is not a grid, and votes for nothing. If an
+        input is not a test input of its identifier's task, `result` raises the error: here only
+        some ranks would raise it.
 
-        An input that is no test input of the task its identifier names is a mistake that `result` raises: here only
-        some ranks would meet it.
+        Args:
+            identifiers_N: the puzzle identifiers.
+            inputs_NS: the tokens of the inputs.
+            predictions_NS: the tokens of the predictions.
+            confidence_N: the confidence in [0, 1] that the prediction is right.
         """
         places_N = np.searchsorted(self._identifiers_U, identifiers_N)
         inputs, predictions = crop(inputs_NS), crop(predictions_NS)
@@ -129,10 +137,16 @@ class ArcVotes:
             votes[key] = (num_votes + 1, total + units)
 
     def result(self, world: World, save_to: Path | None = None) -> dict[str, float]:
-        """pass@k for every k: the mean over all tasks with solutions, voted on or not. Every rank.
+        """Return pass@k for each k, the mean over all tasks with solutions. Every rank.
 
-        Rank 0 writes submission.json (two attempts for every test input of every task, as Kaggle takes them) and
-        arc_votes.json (the first candidates) into the folder `save_to`. Raises UserError where it can't.
+        A task without votes counts as well.
+
+        Args:
+            save_to: a folder into which rank 0 writes submission.json (two attempts for each test
+                input of each task, in Kaggle's format) and arc_votes.json (the best candidates).
+
+        Raises:
+            UserError: A vote was invalid (see `add`), or a file can't be written.
         """
         with world.agree():
             if self._mistake:
@@ -167,7 +181,10 @@ class ArcVotes:
         return dict(zip(self.metrics, scores, strict=False))
 
     def _read_names(self, file: Path) -> None:
-        """What every identifier of the split stands for, as arrays: as Python objects a million would be large."""
+        """Read the task, transform and permutation of each identifier of the split.
+
+        They are kept as arrays, because a million Python objects would take much memory.
+        """
         names = _read_json(file)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(f"{file}: is no list of names; rebuild the dataset")
@@ -225,7 +242,10 @@ def _merged(shares: Iterable[Votes]) -> Votes:
 
 
 def _attempts(candidates: list[Candidate]) -> dict[str, list[list[int]]]:
-    """The first two; a single one twice, and black where there is none: both attempts must be there."""
+    """Return the two best candidates as Kaggle's two attempts, which must both be there.
+
+    A single candidate is used twice. Without candidates both attempts are one black cell.
+    """
     grids = [grid_of(candidate.key).tolist() for candidate in candidates[:2]] or [[[0]]]
     return {"attempt_1": grids[0], "attempt_2": grids[-1]}
 

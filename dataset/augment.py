@@ -1,10 +1,11 @@
-"""The symmetries of Sudoku: digits, bands, rows in bands, stacks, columns in stacks, transposition.
+"""Draw and apply symmetries of Sudoku, to many boards at once.
 
-They turn a puzzle with one solution into another one of the same difficulty for a person, and are applied here to many
-boards at once.
+A symmetry permutes the digits, the bands, the rows in a band, the stacks and the columns in a
+stack, and may transpose the board. It turns a puzzle with one solution into another such puzzle,
+which is equally difficult for a person.
 """
-# N = boards, L = side of a board, S = cells of a board (L * L), K = permutations of the rows (or columns),
-# U = random numbers for one symmetry
+# N = boards, L = side of a board, S = cells of a board (L * L),
+# K = permutations of the rows (or columns), U = random numbers for one symmetry
 
 import itertools
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ import numpy as np
 
 
 class Box(NamedTuple):
-    """The shape of a Sudoku's boxes. A 2x3 board has side 6: three bands of two rows, two stacks of three columns."""
+    """The shape of a Sudoku's boxes.
+
+    A board with 2x3 boxes has side 6: three bands of two rows, and two stacks of three columns.
+    """
 
     rows: int
     columns: int
@@ -30,7 +34,7 @@ class Box(NamedTuple):
 
     @property
     def is_square(self) -> bool:
-        """Only then does transposition turn boxes into boxes."""
+        """Whether the boxes are square. Only then transposition is a symmetry."""
         return self.rows == self.columns
 
     def __str__(self) -> str:
@@ -41,7 +45,10 @@ BOXES = {str(box): box for box in (Box(2, 2), Box(2, 3), Box(3, 3))}
 
 
 def box_of(seq_len: int, vocab_size: int) -> Box | None:
-    """The boxes of a dataset whose tokens are padding, blank and digits; None where its shape is no Sudoku's."""
+    """Return the boxes of a Sudoku dataset of this shape; None if Sudokus have no such shape.
+
+    The vocabulary is padding, blank and the digits.
+    """
     for box in BOXES.values():
         if (seq_len, vocab_size) == (box.num_cells, box.side + 2):
             return box
@@ -50,7 +57,11 @@ def box_of(seq_len: int, vocab_size: int) -> Box | None:
 
 @cache
 def _line_permutations(num_groups: int, size: int) -> np.ndarray:
-    """(K, lines): all orders of num_groups * size lines in which groups of `size` stay together."""
+    """Return all orders of num_groups * size lines that keep groups of `size` lines together.
+
+    Returns:
+        (K, lines), read-only because it is cached.
+    """
     inside = list(itertools.permutations(range(size)))
     orders = [
         [group * size + line for group, lines in zip(groups, within, strict=True) for line in lines]
@@ -63,17 +74,17 @@ def _line_permutations(num_groups: int, size: int) -> np.ndarray:
 
 
 def row_orders(box: Box) -> np.ndarray:
-    """(K, L): every order of the rows that a symmetry may produce."""
+    """Return all orders of the rows that symmetries can produce, (K, L)."""
     return _line_permutations(box.columns, box.rows)
 
 
 def column_orders(box: Box) -> np.ndarray:
-    """(K, L): every order of the columns that a symmetry may produce."""
+    """Return all orders of the columns that symmetries can produce, (K, L)."""
     return _line_permutations(box.rows, box.columns)
 
 
 def cell_sources(rows_NL: np.ndarray, columns_NL: np.ndarray, transposed_N: np.ndarray) -> np.ndarray:
-    """For each cell of the transformed boards the cell of the original that it shows: (N, S)."""
+    """Return for each cell of the transformed boards the original cell that it shows, (N, S)."""
     num, side = rows_NL.shape
     starts_NL = rows_NL * side
     swap_N1 = transposed_N[:, None]
@@ -86,32 +97,33 @@ def cell_sources(rows_NL: np.ndarray, columns_NL: np.ndarray, transposed_N: np.n
 class DrawnSymmetries:
     """One symmetry for each of N boards."""
 
-    cells_NS: np.ndarray  # as in `cell_sources`
-    digits_ND: np.ndarray  # (N, L + 1) uint8: what 0 (a blank), 1, ..., L become
+    cells_NS: np.ndarray  # from `cell_sources`
+    digits_ND: np.ndarray  # (N, L + 1) uint8: the new values of 0 (a blank), 1, ..., L
 
     def apply(self, boards_NS: np.ndarray) -> np.ndarray:
-        """Transforms board i by symmetry i: (N, S) -> (N, S) uint8."""
-        # Flat indices, because take() on them is several times faster than two-dimensional fancy indexing.
+        """Transform board i by symmetry i: (N, S) -> (N, S) uint8."""
+        # take() on flat indices is several times faster than two-dimensional fancy indexing.
         row_N1 = np.arange(len(boards_NS))[:, None]
         moved_NS = boards_NS.take(self.cells_NS + row_N1 * boards_NS.shape[1])
         return self.digits_ND.take(moved_NS + row_N1 * self.digits_ND.shape[1])
 
 
 def draws_per_symmetry(box: Box) -> int:
-    """U: a number for each digit, and one each for rows, columns and transposition."""
+    """Return U: one number for each digit, and one each for rows, columns and transposition."""
     return box.side + 3
 
 
 def draw_symmetries(rng: np.random.Generator, num: int, box: Box) -> DrawnSymmetries:
-    """Draws `num` symmetries independently and uniformly.
+    """Draw `num` symmetries independently and uniformly.
 
-    Each takes the next U numbers of `rng`, so a call for n and one for m give what one call for n + m gives.
+    Each takes the next U numbers of `rng`. So two calls for n and m symmetries draw the same as one
+    call for n + m.
     """
     return symmetries_from(rng.random((num, draws_per_symmetry(box))), box)
 
 
 def symmetries_from(uniform_NU: np.ndarray, box: Box) -> DrawnSymmetries:
-    """The symmetries that these numbers in [0, 1) stand for, one for each row."""
+    """Return the symmetries that these numbers in [0, 1) encode, one for each row."""
     num, side = len(uniform_NU), box.side
     digits_ND = np.zeros((num, side + 1), dtype=np.uint8)
     digits_ND[:, 1:] = uniform_NU[:, :side].argsort(axis=1) + 1

@@ -1,6 +1,6 @@
-"""What the programs that build datasets share: common options, progress, and the published format on disk.
+"""Shared parts of the programs that build datasets: options, progress, and the format on disk.
 
-A dataset is written as a stream, appears under its name only when it is whole, and is read back before that.
+A dataset is written as a stream. It is read back and checked, and only then appears under its name.
 """
 # N = examples, S = tokens of an example, P = puzzles, G = groups
 
@@ -31,15 +31,18 @@ SPLITS: tuple[SplitName, ...] = ("train", "test")
 # The index arrays are int32, as published.
 MAX_ROWS = 2**31 - 1
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Command line
 
 
 def add_sources(parser: Parser, unit: str, default_repo: str, generate_help: str) -> "argparse._ArgumentGroup":
-    """Add the options that say where puzzles come from. Return the group for options on puzzles from files.
+    """Add the options that say where puzzles come from.
 
     Args:
-        unit: What the puzzles are called: "mazes".
+        unit: The word for the puzzles, such as "mazes".
+
+    Returns:
+        The group for options that apply to puzzles from files.
     """
     add = parser.add_argument_group(f"where the {unit} come from (one of these)").add_argument
     add("--source-repo", metavar="REPO", help=f"data set on the Hugging Face Hub (default: {default_repo})")
@@ -53,7 +56,7 @@ def add_sources(parser: Parser, unit: str, default_repo: str, generate_help: str
 
 
 def check_sources(settings: object, unit: str, *, of_files: Sequence[str], of_generate: Sequence[str]) -> None:
-    """Raise UserError where puzzles are to come from two places, or where an option is for puzzles from elsewhere."""
+    """Raise UserError if two sources were given, or an option that does not apply to the source."""
     check_exclusive(settings, "source_repo", "source_dir", "generate")
     if given(settings, "generate"):
         for option in given(settings, *of_files):
@@ -64,7 +67,7 @@ def check_sources(settings: object, unit: str, *, of_files: Sequence[str], of_ge
 
 
 class _Lines:
-    """Turns tqdm's rewriting of one line into whole lines, for a file or a pipe."""
+    """A stream that prints each update of tqdm on a line of its own, for a file or a pipe."""
 
     def write(self, text: str) -> None:
         if line := text.strip():
@@ -75,7 +78,7 @@ class _Lines:
 
 
 def progress(what: str, total: int | None, unit: str) -> "tqdm[NoReturn]":
-    """A bar on a terminal, else a line every ten seconds."""
+    """Return a progress bar, which on a file or pipe prints a line every ten seconds."""
     interactive = sys.stderr.isatty()
     return tqdm(
         desc=what,
@@ -87,15 +90,19 @@ def progress(what: str, total: int | None, unit: str) -> "tqdm[NoReturn]":
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Puzzles and their solutions
 
 
 def collect(what: str, unit: str, num: int, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, ...]:
-    """Return the puzzles and the solutions that a generator yields, (num, S) each, and show how far it is.
+    """Return the puzzles and the solutions that a generator yields, (num, S) each.
+
+    A progress bar shows how many are done.
 
     Args:
-        what, unit: For the progress bar, such as "generating" and "mazes".
+        what, unit: The words of the progress bar, such as "generating" and "mazes".
+        num: The number of puzzles that the generator yields.
+        pairs: The generator.
     """
     collected = []
     with progress(what, num, unit) as bar:
@@ -109,35 +116,38 @@ def subsample(size: int, num: int, rng: np.random.Generator, file: Path, what: s
     """Draw `size` of the numbers 0 to num - 1, none of them twice.
 
     Args:
-        file, what: Where the puzzles are from and what they are, for the message.
+        file, what: The file of the puzzles and the word for them, for the message.
 
     Raises:
-        UserError: If there are fewer than `size`.
+        UserError: There are fewer than `size` numbers.
     """
     if size > num:
         raise UserError(f"{file}: --subsample-size is {size}, but there are {num} {what}; lower it")
     return rng.choice(num, size, replace=False)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The folder
 
 
 @contextlib.contextmanager
 def new_dataset(output_dir: Path) -> Iterator[Path]:
-    """A folder to build in, beside `output_dir`, that takes its place when the block ends well and else is removed.
+    """Provide a folder beside `output_dir` in which a dataset is built.
 
-    It is locked, so that what an earlier build left when it was killed can be told from a build that is running.
+    The folder takes the place of `output_dir` if the block ends without an error, and is removed
+    otherwise. It is locked while the build runs. So the rest of a killed build can be told from a
+    running build.
 
-    Raises UserError where something else than a dataset is in the way, another process builds the same, or the block
-    or the folder meets an OSError.
+    Raises:
+        UserError: `output_dir` holds something else than a dataset, another process builds the same
+            dataset, or an OSError occurred.
     """
     try:
         with _new_folder(output_dir) as folder:
             yield folder
     except OSError as error:
         reason = f"cannot build {output_dir} ({one_line(error)})"
-        raise UserError(f"{reason}; see to space and permissions there, or choose another --output-dir") from None
+        raise UserError(f"{reason}; check space and permissions there, or choose another --output-dir") from None
 
 
 @contextlib.contextmanager
@@ -154,7 +164,7 @@ def _new_folder(output_dir: Path) -> Iterator[Path]:
         except BlockingIOError:
             raise UserError(f"{output_dir} is being built by another process; wait for it or stop it") from None
         except OSError as error:
-            # Cluster file systems mounted without locks; then it is up to the user not to build twice at once.
+            # Some cluster file systems have no locks. Users must then not run two builds at once.
             if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
                 raise
         try:
@@ -175,7 +185,7 @@ def _new_folder(output_dir: Path) -> Iterator[Path]:
 
 
 def _settle_replaced(replaced: Path, target: Path) -> None:
-    """Puts an old dataset back if a build stopped before the new one had taken its place, else removes it."""
+    """Remove the old dataset; if no new dataset has taken its place, put it back instead."""
     if replaced.exists():
         if target.exists():
             shutil.rmtree(replaced)
@@ -184,7 +194,11 @@ def _settle_replaced(replaced: Path, target: Path) -> None:
 
 
 def _check_replaceable(target: Path, shown: Path) -> None:
-    """Only a dataset may be replaced: a mistyped folder must not cost anyone's files."""
+    """Raise UserError if `target` holds anything but a dataset: a typo must not delete other files.
+
+    Args:
+        shown: the path as the user typed it, for the message.
+    """
     if not target.exists():
         return
     if not target.is_dir():
@@ -198,14 +212,15 @@ def _check_replaceable(target: Path, shown: Path) -> None:
         raise UserError(f"{shown} is neither empty nor a dataset; choose another --output-dir")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What is in it
+# --------------------------------------------------------------------------------------------------
+# The contents
 
 
 class _ArrayFile:
-    """A .npy file to which rows are appended; how many they are is written into its header at the end.
+    """A .npy file to which rows are appended. At the end their number is written into the header.
 
-    Plain writes, no memory map: on a full disk a map kills the process without an error.
+    The rows are written without a memory map, because on a full disk a map kills the process
+    without an error.
     """
 
     def __init__(self, file: Path, dtype: np.dtype[Any], *row_shape: int) -> None:
@@ -221,7 +236,7 @@ class _ArrayFile:
 
     def finish(self) -> None:
         self._stream.seek(0)
-        self._write_header()  # of the same length: numpy leaves room for a first axis of any length
+        self._write_header()  # as long as before, because numpy pads headers for any length of the first axis
 
     def close(self) -> None:
         self._stream.close()
@@ -233,14 +248,16 @@ class _ArrayFile:
 
 
 class SplitWriter:
-    """Writes one split with one set into a new folder, as a stream: nothing but counts is kept in memory.
+    """Writes one split with one set into a new folder, as a stream. Only counts stay in memory.
 
-        with SplitWriter(folder / "train", seq_len=81, vocab_size=11, num_puzzle_identifiers=1) as writer:
+        sizes = {"seq_len": 81, "vocab_size": 11, "num_puzzle_identifiers": 1}
+        with SplitWriter(folder / "train", **sizes) as writer:
             writer.add(inputs_NS, labels_NS, sizes_P, identifiers_P)
             writer.end_groups(sizes_G)
 
-    dataset.json comes last, when the block ends well: without it the folder is no split. Padding, ignored labels and
-    the blank identifier are 0. There must be a group, and every puzzle must be in one.
+    dataset.json is written last, if the block ends without an error. Without it the folder is not a
+    split. Padding, ignored labels and the blank identifier are 0. There must be at least one group,
+    and each puzzle must be in a group.
     """
 
     def __init__(
@@ -268,9 +285,12 @@ class SplitWriter:
         return file
 
     def add(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, sizes_P: np.ndarray, identifiers_P: np.ndarray) -> None:
-        """Appends the examples of P puzzles: the first sizes_P[0] rows are those of the first, and so on.
+        """Append the examples of P puzzles.
 
-        Raises UserError where there are more rows than a dataset can index.
+        The first sizes_P[0] rows are the examples of the first puzzle, and so on.
+
+        Raises:
+            UserError: There are more rows than a dataset can index.
         """
         assert inputs_NS.dtype == labels_NS.dtype == np.uint8 and inputs_NS.shape == labels_NS.shape
         assert len(sizes_P) == len(identifiers_P) and sizes_P.sum() == len(inputs_NS)
@@ -284,7 +304,7 @@ class SplitWriter:
         self._num_puzzles += len(sizes_P)
 
     def end_groups(self, sizes_G: np.ndarray) -> None:
-        """The next sizes_G[0] puzzles that aren't in a group yet are one, and so on."""
+        """Put the puzzles that are not in a group yet into groups of these sizes, in order."""
         self._group_indices.append(self._num_grouped + np.cumsum(sizes_G, dtype=np.int64))
         self._num_grouped += int(sizes_G.sum())
         self._num_groups += len(sizes_G)
@@ -314,15 +334,20 @@ class SplitWriter:
 
 
 def finish(folder: Path, identifiers: Iterable[str], builder: dict[str, object]) -> dict[SplitName, str]:
-    """Names the puzzle identifiers, reads both splits back and leaves their fingerprints, which it returns.
+    """Check both splits, and write identifiers.json and fingerprint.json.
 
     Args:
-        identifiers: their names from number 0 on; read one by one, because there can be a million.
-        builder: what made the dataset, for fingerprint.json: the program's name and its settings.
+        identifiers: the names of the puzzle identifiers, from number 0. They are read one by one,
+            because there can be a million.
+        builder: the program's name and its settings, for fingerprint.json.
 
-    Raises UserError where a split isn't what its metadata says.
+    Returns:
+        The fingerprints of both splits.
+
+    Raises:
+        UserError: A split does not agree with its metadata.
     """
-    # Read back through the code that training reads it with.
+    # This is the code with which training reads the dataset.
     fingerprints = {split: check_contents(open_split(folder, split)) for split in SPLITS}
     with (folder / "identifiers.json").open("w", encoding="utf-8") as stream:
         stream.write("[")
@@ -335,20 +360,24 @@ def finish(folder: Path, identifiers: Iterable[str], builder: dict[str, object])
 
 
 def record_of(program: str, settings: Any) -> dict[str, object]:
-    """Return what fingerprint.json says of a build: the program and its settings (a dataclass), but not the folder."""
+    """Return the record of a build for fingerprint.json: the program and its settings.
+
+    Args:
+        settings: A dataclass. Its output_dir is left out.
+    """
     record = {"program": program, **dataclasses.asdict(settings)}
     del record["output_dir"]
     return record
 
 
 def summary(output_dir: Path, started: float, lines: Sequence[str], fingerprints: dict[SplitName, str]) -> str:
-    """Return what a builder prints at the end.
+    """Return the text that a builder prints at the end.
 
     Args:
         output_dir: The finished dataset.
         started: time.perf_counter() at the beginning of the build.
-        lines: What the dataset holds.
-        fingerprints: As `finish` returns them.
+        lines: Lines that describe the contents of the dataset.
+        fingerprints: The fingerprints from `finish`.
     """
     return "\n".join(
         [
@@ -360,5 +389,5 @@ def summary(output_dir: Path, started: float, lines: Sequence[str], fingerprints
 
 
 def size_mb(folder: Path) -> float:
-    """How much its files hold, in millions of bytes."""
+    """Return the size of all files in a folder, in millions of bytes."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6

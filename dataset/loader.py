@@ -1,6 +1,6 @@
-"""From arrays to batches of tensors, a few steps ahead of the model.
+"""Make batches of tensors from arrays, a few steps ahead of the model.
 
-The arrays are memory maps that the host reads, or tensors that lie on the device; the batches are the same.
+The arrays are memory maps on the host or tensors on the device. Both give the same batches.
 """
 # B = slots of this rank, S = tokens of a puzzle, N = examples of all sets
 
@@ -23,19 +23,22 @@ DataOn = Literal["auto", "host", "device"]
 
 IGNORE_LABEL = -100
 _PREFETCH = 4
-# Of the device's free memory, which data_on=auto may give to the arrays: the model comes after them.
+# The largest share of the device's free memory that data_on=auto gives to the arrays. The model
+# needs the rest.
 _RESIDENT_SHARE = 0.25
 
 
 class TrainLoader:
-    """This rank's slots of every global batch.
+    """Reads this rank's slots of every global batch.
 
-    A batch is `inputs` (B,S), `labels` (B,S), `puzzle_identifiers` (B,), int32 on the world's device.
+    A batch is `inputs` (B,S), `labels` (B,S) and `puzzle_identifiers` (B,), int32 on the world's
+    device.
 
     Args:
-        augmentation: draws a symmetry for every visit; None takes the examples as they are.
-        data_on: where the arrays are read from. On the "device" all of them lie in its memory and the host sends row
-            numbers; "auto" does that on a CUDA device if they take at most a quarter of what is free.
+        augmentation: draws a symmetry for each visit of an example; None: no augmentation.
+        data_on: where the arrays are. With "device" the device's memory holds all arrays, and the
+            host sends row numbers. "auto" means "device" on a CUDA device if the arrays take at
+            most a quarter of the free memory, else "host".
     """
 
     def __init__(
@@ -58,7 +61,10 @@ class TrainLoader:
         self._pending: deque[Future[tuple[Batch, Batch]]] = deque()
 
     def batches(self, steps: range) -> Iterator[Batch]:
-        """The batches of these steps, in order, read by a thread that stays a few steps ahead and begins at once."""
+        """Return the batches of these steps, in order.
+
+        A thread reads them. It begins at once and stays a few steps ahead.
+        """
         pool, upcoming = ThreadPoolExecutor(1, thread_name_prefix="loader"), iter(steps)
         self._pending = deque(
             pool.submit(self._host_part, step) for _, step in zip(range(_PREFETCH), upcoming, strict=False)
@@ -77,16 +83,19 @@ class TrainLoader:
             pool.shutdown(cancel_futures=True)
 
     def next_mistake(self) -> UserError | None:
-        """Return why there is no next batch, if the data are the reason.
+        """Wait until the next batch is read, and return the UserError of its reading, if any.
 
-        Waits until the batch is read. A rank that found out when it takes the batch would end
-        alone. A bug in the reading is no mistake: it is raised where the batch is taken.
+        So all ranks can end together. A rank that met the error when it takes the batch would end
+        alone. Any other error of the reading is a fault, and is raised when the batch is taken.
         """
         error = self._pending[0].exception() if self._pending else None
         return error if isinstance(error, UserError) else None
 
     def _host_part(self, step: int) -> tuple[Batch, Batch]:
-        """What the host does for a step: its examples, or only their numbers; and what is drawn for augmentation."""
+        """Return the host's part of a batch, and the draws for its augmentation.
+
+        The part holds the examples, or only their numbers if the arrays are on the device.
+        """
         examples = self._sampler.examples(step, self._slots)
         read = {"examples": torch.from_numpy(examples)} if self._resident else self._read(examples)
         drawn = self._augmentation.draw(step, examples) if self._augmentation else {}
@@ -113,7 +122,7 @@ class TrainLoader:
 
 
 def _fits(sets: list[PuzzleSet], device: torch.device) -> bool:
-    """Whether the arrays may lie on the device without being asked to."""
+    """Return whether data_on=auto puts the arrays on the device."""
     if device.type != "cuda":
         return False
     free_bytes, _ = torch.cuda.mem_get_info(device)
@@ -121,9 +130,10 @@ def _fits(sets: list[PuzzleSet], device: torch.device) -> bool:
 
 
 class _Resident:
-    """The examples of all sets on the device, one after the other as the sampler numbers them.
+    """The examples of all sets on the device, in the order in which the sampler numbers them.
 
-    Raises UserError where a file isn't what was opened any more.
+    Raises:
+        UserError: A file changed since it was opened.
     """
 
     def __init__(self, split: Split, device: torch.device) -> None:
@@ -147,8 +157,10 @@ class _Resident:
 
 
 def _upload(arrays: list[np.ndarray], device: torch.device) -> torch.Tensor:
-    """The arrays one after the other, in their own type where they share one that torch can index (int32 otherwise),
-    a piece at a time so that the host never holds a copy of them.
+    """Copy arrays to the device, one after the other, as one tensor.
+
+    The tensor has the arrays' type if they share one that torch can index, else int32. The arrays
+    are copied in pieces, so that the host never holds a copy.
     """
     num_rows = sum(map(len, arrays))
     (kind, *others) = {array.dtype.newbyteorder("=") for array in arrays}
@@ -166,11 +178,13 @@ def _upload(arrays: list[np.ndarray], device: torch.device) -> torch.Tensor:
 
 
 class EvalLoader:
-    """Every example of one set exactly once, in the order of the file, split over ranks batch by batch.
+    """Reads each example of one set exactly once, in the order of the file.
+
+    Each batch is divided over the ranks.
 
     Args:
-        max_examples: of a larger set only so many, evenly spread over the file; None: all.
-        spread: every batch is spread over the file too, for an evaluation that may have to end early.
+        max_examples: read at most this many examples, evenly spread over the file; None: all.
+        spread: spread each batch over the whole file, for an evaluation that may have to end early.
     """
 
     def __init__(
@@ -186,8 +200,10 @@ class EvalLoader:
             self._rows = np.concatenate([self._rows[first::num_batches] for first in range(num_batches)])
 
     def batches(self, world: World) -> Iterator[tuple[np.ndarray, Batch]]:
-        """This rank's share of each batch: the rows in the file, and the batch; shares without any are left out. Ends
-        where a file isn't what was opened any more, for `require_all_read` to say so where all ranks can end together.
+        """Yield this rank's share of each batch: its row numbers in the file, and the batch.
+
+        Empty shares are left out. If a file changed since it was opened, the batches end early.
+        `require_all_read` then raises the error, at a point where all ranks can end together.
         """
         for start in range(0, self.num_examples, self._batch_size):
             num_rows = min(self._batch_size, self.num_examples - start)
@@ -203,13 +219,17 @@ class EvalLoader:
             yield rows, _to_device(batch, world.device)
 
     def require_all_read(self) -> None:
-        """Raises UserError where `batches` ended before its time."""
+        """Raise UserError if `batches` ended early because a file changed."""
         if self._mistake is not None:
             raise self._mistake
 
 
 def _read(puzzle_set: PuzzleSet, rows: np.ndarray, ignore_label_id: int | None) -> dict[str, np.ndarray]:
-    """Raises UserError where a file isn't what was opened any more."""
+    """Read these rows of a set as int32 arrays, with IGNORE_LABEL for ignored labels.
+
+    Raises:
+        UserError: A file changed since it was opened.
+    """
     with unchanged([puzzle_set]):
         inputs, labels = (array[rows].astype(np.int32) for array in (puzzle_set.inputs, puzzle_set.labels))
     if ignore_label_id is not None:
@@ -227,7 +247,7 @@ def _as_tensors(arrays: dict[str, np.ndarray]) -> Batch:
 
 
 def _pinned(batch: Batch, pin: bool) -> Batch:
-    """In memory that a copy to a CUDA device need not wait for."""
+    """Pin the memory of a batch, so that copies to a CUDA device don't wait."""
     return {name: tensor.pin_memory() for name, tensor in batch.items()} if pin else batch
 
 

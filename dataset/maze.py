@@ -1,8 +1,9 @@
-"""Mazes: their tokens, the path that is the label, what makes another path right, their transforms, and new ones.
+"""Mazes: their tokens, the path of the label, the judge of other paths, transforms, and generation.
 
-A maze is a square without a wall around it, with one start S and one goal G; one goes up, down, left and right. It has
-millions of shortest paths. The label is the one that breadth-first search from S finds when it looks around in the
-order down, left, right, up and keeps the first way by which it reached a cell.
+A maze is a square grid without a wall around it, with one start S and one goal G. Steps go up,
+down, left and right. A maze can have millions of shortest paths. The label is the path that
+breadth-first search from S finds if it tries the directions in the order down, left, right, up and
+keeps the first way to each cell.
 """
 # N = mazes, L = side, S = cells (L * L), T = 8 transforms, V = mazes whose answer has a
 # line from S to G, K = candidates for a new maze
@@ -18,20 +19,25 @@ from utils.errors import UserError
 
 PADDING, WALL, BLANK, START, GOAL, PATH = range(6)
 VOCAB_SIZE = 6
-# The published characters of the tokens; padding, which no maze has, looks like a blank.
+# The published characters of the tokens. Padding looks like a blank, but no maze has padding.
 SYMBOLS = " # SGo"
 
-# In which the search that made the labels looks around: down, left, right, up, as (rows, columns).
+# The order in which the search for the label tries the directions: down, left, right, up, each as
+# (rows, columns).
 _DIRECTIONS = ((1, 0), (0, -1), (0, 1), (-1, 0))
 
 MIN_SIDE, MAX_SIDE = 6, 40
-# Of the candidates for a new maze: how many at a time, and the share of walls, evenly from this range. With it, hard
-# mazes have 37 % walls on average, as the published ones.
+# The number of candidates for new mazes that are drawn at a time, and the range of their shares of
+# walls. With this range hard mazes have 37 % walls on average, as the published mazes do.
 _CANDIDATES, _LEAST_WALLS, _MOST_WALLS = 8192, 0.32, 0.45
 
 
 def to_tokens(text: str) -> np.ndarray:
-    """(S,) uint8 from a text of S characters. Raises UserError for a character that no maze has."""
+    """Convert a text of S characters to tokens, (S,) uint8.
+
+    Raises:
+        UserError: A character is not one of a maze.
+    """
     tokens = [SYMBOLS.find(character, 1) for character in text]
     if -1 in tokens:
         cell = tokens.index(-1)
@@ -44,20 +50,21 @@ def to_text(tokens_S: np.ndarray) -> str:
 
 
 def side_of(num_cells: int) -> int | None:
-    """The side of a maze of so many cells; None where they are no square."""
+    """Return the side of a maze with this many cells; None if the number is not a square."""
     side = math.isqrt(num_cells)
     return side if side * side == num_cells else None
 
 
-# ---- paths ---------------------------------------------------------------------------------------------------------
+# ---- paths ----
 
 
 def shortest_path(maze_LL: np.ndarray) -> list[tuple[int, int]] | None:
-    """The cells (row, column) of the label, from S to G with both; None where there is no way.
+    """Return the cells (row, column) of the label's path, or None if there is no path.
 
-    The maze has one S and one G.
+    The path includes S and G. The maze must have one S and one G.
     """
-    # With a wall around it, cells numbered row by row: a step is a number, and none leaves the maze.
+    # Cells are numbered row by row, so a step adds a number. With a wall around the maze no step
+    # leaves it.
     padded_LL = np.pad(maze_LL, 1, constant_values=WALL)
     width = len(padded_LL)
     (start,), (goal,) = (np.flatnonzero(padded_LL == token).tolist() for token in (START, GOAL))
@@ -83,10 +90,17 @@ def shortest_path(maze_LL: np.ndarray) -> list[tuple[int, int]] | None:
 
 
 def distances(open_NLL: np.ndarray, from_NLL: np.ndarray) -> np.ndarray:
-    """(N, L, L) int32: steps over open cells from the nearest cell that is True in `from_NLL`, -1 where there is no
-    way.
+    """Return for each cell the number of steps over open cells from the nearest cell of `from_NLL`.
+
+    Args:
+        open_NLL: bool, the cells without walls.
+        from_NLL: bool, the cells at distance 0.
+
+    Returns:
+        (N, L, L) int32; -1 for cells that can't be reached.
     """
-    # With the mazes side by side in memory, a step is a few operations on long rows, not many on short ones.
+    # The axis of the mazes comes last. A step is then a few operations on long rows, which are
+    # faster than many operations on short rows.
     front_LLN, unseen_LLN = (np.ascontiguousarray(a.transpose(1, 2, 0)) for a in (from_NLL, open_NLL & ~from_NLL))
     distance_LLN = np.where(front_LLN, np.int32(0), np.int32(-1))
     steps = 0
@@ -104,13 +118,20 @@ def distances(open_NLL: np.ndarray, from_NLL: np.ndarray) -> np.ndarray:
 
 
 def judge_paths(inputs_NS: np.ndarray, answers_NS: np.ndarray) -> dict[str, np.ndarray]:
-    """What the answers to mazes are worth, whichever path their labels show: (N,) bool each, on the host.
+    """Judge answers to mazes by their paths, which may differ from the paths of the labels.
 
-    "path_valid": the answer is its maze with some blanks made path, and these and S and G are one path from S to G: S
-    and G have one neighbour in it, all others two, and nothing lies astray.
-    "path_optimal": valid, and no path is shorter.
+    A maze without exactly one S and one G has no right answer.
 
-    A maze without exactly one S and one G has no right answer. Answers can hold any numbers.
+    Args:
+        inputs_NS: the mazes.
+        answers_NS: the answers, of any numbers.
+
+    Returns:
+        (N,) bool for each of these names:
+        "path_valid": the answer only turns blanks of the maze into path, and its path cells with S
+            and G form one path from S to G. S and G have one neighbour on the path, all other cells
+            of the path have two, and no path cell lies elsewhere.
+        "path_optimal": the path is valid, and no path is shorter.
     """
     num = len(inputs_NS)
     side = side_of(inputs_NS.shape[1])
@@ -130,7 +151,8 @@ def judge_paths(inputs_NS: np.ndarray, answers_NS: np.ndarray) -> dict[str, np.n
     is_line_N = ((num_beside_NLL == 2 - (is_start_NLL | is_goal_NLL)) | ~on_path_NLL).all((1, 2))
     path_valid_N = is_maze_N & is_kept_N & is_line_N
 
-    # So far it is a path from S to G and perhaps rings, which no way along the path reaches. Searched where needed.
+    # A valid answer so far is a path from S to G, perhaps with separate rings. A search along the
+    # path does not reach the rings.
     (rows_V,) = np.nonzero(path_valid_N)
     on_path_VLL, is_start_VLL, is_goal_VLL = (array[rows_V] for array in (on_path_NLL, is_start_NLL, is_goal_NLL))
     path_valid_N[rows_V] = ((distances(on_path_VLL, is_start_VLL) >= 0) == on_path_VLL).all((1, 2))
@@ -140,17 +162,21 @@ def judge_paths(inputs_NS: np.ndarray, answers_NS: np.ndarray) -> dict[str, np.n
     return {"path_valid": path_valid_N, "path_optimal": path_optimal_N}
 
 
-# ---- transforms ----------------------------------------------------------------------------------------------------
+# ---- transforms ----
 
 
 def allowed_transforms(inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
-    """(N, T) bool: after which transforms the label is the path that the search finds. The identity always counts.
+    """Return for each transform whether it turns the label into the transformed maze's label.
 
-    The first of all shortest paths is known cell by cell: from each of its cells it goes the first of the directions
-    that lead closer to G. Transforming the maze changes only the order of the directions.
+    From each cell of the label the path takes the first direction, in the order of the search, that
+    leads closer to G. A transform only changes the order of the directions. The identity is always
+    allowed.
+
+    Returns:
+        (N, T) bool.
     """
     num, side = len(inputs_NS), math.isqrt(inputs_NS.shape[1])
-    # With a wall around it, no step leaves the board or comes back in on another line.
+    # With a wall around the maze no step leaves the grid or comes back on the opposite side.
     padded = side + 2
     inside = (slice(None), slice(1, -1), slice(1, -1))
     inputs_NLL = np.full((num, padded, padded), WALL, np.uint8)
@@ -160,7 +186,8 @@ def allowed_transforms(inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarr
     on_path_NLL[inside] |= labels_NS.reshape(num, side, side) == PATH
     distance_NLL = distances(inputs_NLL != WALL, is_goal_NLL)
 
-    # What a step in each direction from a cell leads to: closer to G, and on along the label.
+    # For each direction: whether a step from a cell leads closer to G, and whether it leads to a
+    # cell of the label.
     closer, along = [], []
     for rows, columns in _DIRECTIONS:
         shift = (-rows, -columns)
@@ -184,8 +211,10 @@ def allowed_transforms(inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarr
 
 
 def _direction_orders() -> list[list[int]]:
-    """For each transform the order in which a search of the transformed maze looks around, in directions of the
-    original: read off the neighbours of the middle cell of a 3x3 grid, which stays where it is.
+    """Return for each transform the order of directions in a search of the transformed maze.
+
+    The directions are those of the original maze. They are read from the neighbours of the middle
+    cell of a transformed 3x3 grid, because the middle cell stays in its place.
     """
     orders = []
     for transform in range(NUM_TRANSFORMS):
@@ -195,23 +224,25 @@ def _direction_orders() -> list[list[int]]:
     return orders
 
 
-# ---- new mazes -----------------------------------------------------------------------------------------------------
+# ---- new mazes ----
 
 
 def least_distance(side: int) -> int:
-    """How far G is from S at least in a hard maze: 109 steps where the side is 30, as in the published mazes.
+    """Return the least distance from S to G in a hard maze: 109 steps for side 30, as published.
 
-    Where walls are just so many that one can still get through, the shortest ways grow with the side to the power of
-    1.13, as in percolation. With that, 0.5 to 1.3 % of the candidates are hard (measured for sides of 6 to 40).
+    In percolation, at the share of walls where a grid is just passable, shortest paths grow with
+    the side to the power of 1.13. With this power 0.5 to 1.3 % of the candidates are hard (measured
+    for sides of 6 to 40).
     """
     return int(109 * (side / 30) ** 1.13)
 
 
 def generate(num: int, side: int, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Hard mazes with their labels, (S,) uint8 each; none is a transform of another.
+    """Yield `num` hard mazes with their labels, (S,) uint8 each.
 
-    Walls are thrown at random, and a maze is kept if in it two cells are far apart (`least_distance`); S and G are two
-    such cells. The first mazes of a longer stream are those of a shorter one.
+    Walls are placed at random. A maze is kept if two of its cells are at least `least_distance`
+    apart, and two such cells become S and G. No maze is a transform of another. A larger `num`
+    yields the same mazes first.
     """
     assert MIN_SIDE <= side <= MAX_SIDE
     seen: set[bytes] = set()
@@ -232,13 +263,17 @@ def generate(num: int, side: int, rng: np.random.Generator) -> Iterator[tuple[np
 
 
 def _hard_mazes(side: int, rng: np.random.Generator) -> np.ndarray:
-    """(N, L, L) uint8: what is hard among the next candidates, as far as two searches in each can tell."""
+    """Draw the next candidates and return the hard mazes among them, (N, L, L) uint8.
+
+    Two searches per candidate find most hard mazes, but not all of them.
+    """
     least = least_distance(side)
     share_K11 = rng.uniform(_LEAST_WALLS, _MOST_WALLS, (_CANDIDATES, 1, 1))
     open_KLL = rng.random((_CANDIDATES, side, side), dtype=np.float32) >= share_K11
-    # The cell that is farthest from another one is at an end of nearly the longest way there is.
+    # The cell farthest from any other cell is an end of nearly the longest shortest path.
     is_end_KLL, depth_K = _farthest(open_KLL, _one_of(open_KLL, rng))
-    # Where no cell is farther than half of it from this one, no two are that far from each other.
+    # If no cell is farther than half the least distance from a cell, no two cells that it reaches
+    # are the least distance apart.
     open_KLL, is_end_KLL = (array_KLL[2 * depth_K >= least] for array_KLL in (open_KLL, is_end_KLL))
     end_KLL = _one_of(is_end_KLL, rng)
     _, length_K = _farthest(open_KLL, end_KLL)
@@ -252,7 +287,7 @@ def _hard_mazes(side: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _one_of(cells_NLL: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One of the cells of each grid, drawn evenly: (N, L, L) bool."""
+    """Draw one of the marked cells of each grid uniformly, (N, L, L) bool."""
     num = len(cells_NLL)
     lots_NS = np.where(cells_NLL, rng.random(cells_NLL.shape, dtype=np.float32), -1).reshape(num, -1)
     chosen_NS = np.zeros(lots_NS.shape, bool)
@@ -261,9 +296,10 @@ def _one_of(cells_NLL: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _farthest(open_KLL: np.ndarray, from_KLL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The cells farthest from these, (K, L, L) bool, and how far they are, (K,).
+    """Return the cells farthest from the marked ones, (K, L, L) bool, and their distance, (K,).
 
-    As `distances`, but with a row of a maze in the bits of one number, and what is done set aside: 7 times as fast.
+    This searches as `distances` does, but keeps each row of a maze in the bits of one number, and
+    drops finished mazes. It is 7 times as fast.
     """
     unseen_KL, front_KL = _to_bits(open_KLL & ~from_KLL), _to_bits(from_KLL)
     farthest_KL, depth_K = np.zeros_like(front_KL), np.zeros(len(front_KL), int)
@@ -285,7 +321,7 @@ def _farthest(open_KLL: np.ndarray, from_KLL: np.ndarray) -> tuple[np.ndarray, n
 
 
 def _to_bits(cells_KLL: np.ndarray) -> np.ndarray:
-    """(K, L) uint64: cell (k, row, column) is bit `column` of number (k, row)."""
+    """Pack rows into numbers, (K, L) uint64: cell (k, row, column) is bit `column` of (k, row)."""
     packed = np.packbits(cells_KLL, axis=2, bitorder="little")
     padded_KL8 = np.zeros((*packed.shape[:2], 8), np.uint8)
     padded_KL8[:, :, : packed.shape[2]] = packed

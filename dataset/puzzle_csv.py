@@ -1,4 +1,4 @@
-"""The published CSV files of puzzles, source,question,answer,rating: where they are, and their rows, checked."""
+"""Find, read and check the published CSV files of puzzles: source,question,answer,rating."""
 # N = rows, S = cells of a puzzle
 
 import csv
@@ -21,24 +21,24 @@ HEADER = ["source", "question", "answer", "rating"]
 CHUNK_ROWS = 20_000
 MOST_CHARACTERS = 1 << 20
 FIX_ROW = "correct or remove the row"
-# In a table of tokens: no token of the task.
+# Marks the characters in a table of tokens that have no token.
 NO_TOKEN = 255
 
 
 class Row(NamedTuple):
-    """One puzzle. `line` is the last of its lines in the file, counted from 1."""
+    """One puzzle."""
 
-    line: int
+    line: int  # the last of its lines in the file, counted from 1
     question: str
     answer: str
     rating: int
 
 
 def source_files(source_dir: Path | None, source_repo: str | None) -> dict[SplitName, Path]:
-    """Return the files of both splits, of a folder or else of a data set on the Hugging Face Hub.
+    """Return the files of both splits, from a folder or else from the Hugging Face Hub.
 
     Raises:
-        UserError: If a file is missing.
+        UserError: A file is missing or can't be downloaded.
     """
     if source_dir is not None:
         return {split: find_csv(source_dir, split) for split in SPLITS}
@@ -47,7 +47,11 @@ def source_files(source_dir: Path | None, source_repo: str | None) -> dict[Split
 
 
 def find_csv(folder: Path, split: SplitName) -> Path:
-    """<split>.csv or <split>.csv.gz of a folder. Raises UserError unless there is exactly one of them."""
+    """Return <split>.csv or <split>.csv.gz of a folder.
+
+    Raises:
+        UserError: The folder does not hold exactly one of them.
+    """
     candidates = [folder / f"{split}.csv", folder / f"{split}.csv.gz"]
     found = [file for file in candidates if file.is_file()]
     if not found:
@@ -58,9 +62,10 @@ def find_csv(folder: Path, split: SplitName) -> Path:
 
 
 def download(repo: str) -> dict[SplitName, Path]:
-    """Both files of a data set on the Hugging Face Hub, from its cache where they are there already.
+    """Return both files of a data set on the Hugging Face Hub, from the local cache if possible.
 
-    Raises UserError where they can't be had.
+    Raises:
+        UserError: huggingface_hub is not installed, or the download fails.
     """
     try:
         import huggingface_hub
@@ -69,13 +74,13 @@ def download(repo: str) -> dict[SplitName, Path]:
         raise UserError(
             "downloading needs huggingface_hub, which is missing; pip install it, or give files with --source-dir"
         ) from None
-    logging.set_verbosity_error()  # otherwise each retry is two lines of warning
+    logging.set_verbosity_error()  # otherwise each retry prints two lines of warnings
     files: dict[SplitName, Path] = {}
     for split in SPLITS:
         print(f"fetching {split}.csv of {repo} from the Hugging Face Hub", file=sys.stderr)
         try:
             files[split] = Path(huggingface_hub.hf_hub_download(repo, f"{split}.csv", repo_type="dataset"))
-        except (OSError, ValueError) as error:  # no network, no such data set, not a name of one
+        except (OSError, ValueError) as error:  # no network, no such data set, or a malformed name
             raise UserError(
                 f"cannot download {split}.csv of {repo} ({one_line(error)}); check the name and the connection, "
                 "or give files with --source-dir"
@@ -84,26 +89,31 @@ def download(repo: str) -> dict[SplitName, Path]:
 
 
 def lines_of(stream: TextIO) -> Iterator[str]:
-    """The lines of a CSV file, in pieces where one is longer than any: a gzipped file of a MB may hold a line of a GB,
-    and the reader refuses a field of a part of that.
+    """Yield the lines of a CSV file, and overlong lines in pieces.
+
+    A gzipped file of a MB can hold a line of a GB. The CSV reader refuses a field as long as one
+    piece, so such a line never fills the memory.
     """
     return iter(partial(stream.readline, MOST_CHARACTERS), "")
 
 
 def read_rows(file: Path) -> Iterator[list[Row]]:
-    """Lists of up to CHUNK_ROWS rows of a .csv or .csv.gz file, so that one of millions needs no memory for its text.
+    """Yield the rows of a .csv or .csv.gz file, in lists of up to CHUNK_ROWS rows.
 
-    Nothing is stripped: blanks are cells of some puzzles. Empty lines are passed over.
+    So a file of millions of rows needs little memory. Blanks are kept, because they are cells of
+    some puzzles. Empty lines are skipped.
 
-    Raises UserError with file and line for a file that can't be read, has another header or no rows, and for a row of
-    another form.
+    Raises:
+        UserError: The file can't be read, its header is wrong, it has no rows, or a row is
+            malformed. The message names the file and the line.
     """
     opener = gzip.open if file.suffix == ".gz" else open
     rows: list[Row] = []
     line = 1
     is_empty = True
     try:
-        # Undecodable bytes become characters that no puzzle has; spreadsheets put a byte order mark in front.
+        # Undecodable bytes become characters that no puzzle has. The codec "utf-8-sig" drops the
+        # byte order mark that spreadsheets write.
         with opener(file, "rt", encoding="utf-8-sig", errors="replace", newline="") as stream:
             reader = csv.reader(lines_of(stream))
             header = next(reader, None)
@@ -138,14 +148,15 @@ def read_rows(file: Path) -> Iterator[list[Row]]:
 def to_tokens(
     file: Path, rows: list[Row], column: Literal["question", "answer"], token_of: np.ndarray, num_cells: int, only: str
 ) -> np.ndarray:
-    """(N, S) uint8 from the text of a column.
+    """Convert a column of text to tokens, (N, S) uint8.
 
     Args:
         token_of: (256,) uint8, the token of each Latin-1 character, or NO_TOKEN.
-        num_cells: how long every text must be.
-        only: what the characters can be, for the message: "1 to 9".
+        num_cells: the length that each text must have.
+        only: the allowed characters, for the message: "1 to 9".
 
-    Raises UserError with file and line.
+    Raises:
+        UserError: A text is malformed; the message names the file and the line.
     """
     texts: list[str] = [getattr(row, column) for row in rows]
     for row, text in zip(rows, texts, strict=True):

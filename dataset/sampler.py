@@ -1,9 +1,8 @@
-"""Which example stands at which place of the training stream: a pure function of (seed, step, slot), for any number
-of ranks.
+"""Decide which example each slot gets at each step: a pure function of (seed, step, slot).
 
-The stream is the concatenation of epochs. Step s = 1, 2, ... takes the draws (s-1)*B .. s*B-1, and slot i of the
-global batch the i-th of them, so a
-run resumes from a number and no rank has a random state of its own.
+The function does not depend on the number of ranks. All epochs together are one stream of examples.
+Step s = 1, 2, ... takes the draws (s-1)*B .. s*B-1 of the stream, and slot i of the global batch
+gets the i-th of them. So a run resumes from a number, and no rank has a random state of its own.
 """
 # G = groups, E = epochs, B = global batch
 
@@ -14,23 +13,28 @@ import numpy as np
 
 from dataset.schema import PuzzleSet
 
-# Independent streams of numpy's generator: the choice of puzzles must be known for counting, without the cost of
-# the order.
+# Independent streams of random numbers. Counting the draws needs the choice of puzzles but not
+# their order, which is expensive.
 _CHOICE, _ORDER = 0, 1
 
 
 class Sampler:
-    """An epoch visits every group once in random order, draws one of its puzzles, and puts that puzzle's examples in
-    random order into the stream.
+    """The training stream: which example each draw gives.
 
-    Examples of all sets are numbered one after the other, in the order of `sets`; `locate` says which set a number
-    belongs to.
+    An epoch visits each group once, in random order. It draws one puzzle of the group, and puts the
+    puzzle's examples into the stream in random order. The examples of all sets are numbered
+    consecutively in the order of `sets`; `locate` returns the set of a number.
 
     Args:
-        first_step, first_draw: where a resumed run goes on: its next step, and the draws consumed before it. They are
-            two numbers because the global batch size may have changed in between.
-        repeat_first_batch: every step gets the first batch of the stream, also when resumed (to see whether a model
-            can overfit it).
+        sets: the sets of examples.
+        seed: of the random order.
+        epochs: the length of the stream.
+        global_batch_size: examples per step.
+        first_step: the next step of a resumed run.
+        first_draw: the number of draws before that step. The step does not determine it, because
+            the global batch size may have changed.
+        repeat_first_batch: give the first batch of the stream at each step, also after a resume.
+            It shows whether a model can overfit one batch.
     """
 
     def __init__(
@@ -49,12 +53,12 @@ class Sampler:
         self._example_starts, self._group_first, self._group_size = _pool(sets)
         self._set_starts = np.cumsum([0] + [len(s.inputs) for s in sets])
         self._epoch_end_E = self._count_draws(epochs)
-        # An epoch is drawn once and used for many steps; two are alive while a batch straddles them.
+        # An epoch is drawn once and used for many steps. A batch may lie in two epochs.
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
 
     @property
     def num_draws(self) -> int:
-        """Examples in the whole stream: counted, since puzzles of a group may differ in size."""
+        """The number of examples in the stream. Puzzles of a group may differ in size."""
         return int(self._epoch_end_E[-1])
 
     @property
@@ -63,15 +67,19 @@ class Sampler:
         return self.first_step - 1 + max(0, self.num_draws - self.first_draw) // self.global_batch_size
 
     def draws_before(self, step: int) -> int:
-        """Examples drawn for all steps before this one."""
+        """Return the number of examples drawn before this step."""
         return self.first_draw + (step - self.first_step) * self.global_batch_size
 
     def epochs_done(self, step: int) -> int:
-        """Whole epochs that have been drawn by the end of a step."""
+        """Return the number of whole epochs that are drawn by the end of a step."""
         return int(np.searchsorted(self._epoch_end_E, self.draws_before(step + 1), side="right"))
 
     def examples(self, step: int, slots: slice) -> np.ndarray:
-        """The numbers of the examples drawn at a step for these slots of the global batch, (slots,) int64."""
+        """Return the numbers of the examples for these slots of the global batch at a step.
+
+        Returns:
+            int64 (number of slots,).
+        """
         start = 0 if self.repeat_first_batch else self.draws_before(step)
         first, last = start + slots.start, start + slots.stop
         assert start >= 0 and last <= self.num_draws, f"step {step} lies outside of the stream"
@@ -85,17 +93,17 @@ class Sampler:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The set of each example and its row in that set's arrays."""
+        """Return the index of each example's set, and its row in the arrays of that set."""
         index = np.searchsorted(self._set_starts, examples, side="right") - 1
         return index, examples - self._set_starts[index]
 
     def _choose(self, epoch: int) -> np.ndarray:
-        """The puzzle that each group contributes to an epoch, (G,)."""
+        """Return the puzzle that each group contributes to an epoch, (G,)."""
         generator = np.random.default_rng([self.seed, epoch, _CHOICE])
         return self._group_first + generator.integers(0, self._group_size)
 
     def _count_draws(self, epochs: int) -> np.ndarray:
-        """The number of draws up to the end of each epoch, (E,)."""
+        """Return the number of draws up to the end of each epoch, (E,)."""
         size_of_puzzle = np.diff(self._example_starts)
         smallest = np.minimum.reduceat(size_of_puzzle, self._group_first)
         largest = np.maximum.reduceat(size_of_puzzle, self._group_first)
@@ -114,8 +122,11 @@ class Sampler:
 
 
 def _pool(sets: Sequence[PuzzleSet]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The sets' indices as if they were one: example starts (puzzles+1,), first puzzle (G,) and number of puzzles
-    (G,) of each group.
+    """Return the indices of all sets as if they were one set.
+
+    Returns:
+        The first example of each puzzle and the end (puzzles + 1,), the first puzzle of each group
+        (G,), and the number of puzzles in each group (G,).
     """
     example_starts, group_first, group_size = [np.zeros(1, np.int64)], [], []
     num_examples = num_puzzles = 0

@@ -1,7 +1,8 @@
-"""The published format of a dataset on disk, opened with memory maps and checked; no file of it can run code.
+"""Open and check datasets in the published format, with memory maps. No file can run code.
 
-A split, <data path>/{train,test}, is dataset.json and, for each of its sets, <set>__<array>.npy. A set consists of
-groups (a puzzle and its augmentations), a group of puzzles, a puzzle of examples; index arrays say where each begins.
+A split, <data path>/{train,test}, is dataset.json and, for each of its sets, <set>__<array>.npy. A
+set consists of groups (a puzzle and its augmentations), a group of puzzles, and a puzzle of
+examples. Index arrays say where each of them begins.
 """
 # N = examples, S = sequence length, P = puzzles, G = groups
 
@@ -24,23 +25,27 @@ from utils.files import file_errors, plain
 
 SplitName = Literal["train", "test"]
 
-# Whatever numpy raises for a header: it is read as Python's literals, whose nesting alone can exhaust the parser.
+# The errors that numpy raises for a damaged header. It parses headers as Python literals, and deep
+# nesting alone can exhaust the parser.
 _DAMAGED_ARRAY = (
     *(OSError, ValueError, TypeError, OverflowError, EOFError, SyntaxError, tokenize.TokenError),
     *(MemoryError, RecursionError),
 )
 
-# Bytes of an array that are checked at a time, so that memory does not grow with the dataset.
+# How many bytes of an array are read at a time, so that memory does not grow with the dataset.
 CHUNK_BYTES = 4 << 20
 
 
 class DatasetMetadata(BaseModel):
-    """`dataset.json`. Unknown keys are ignored, because other trainers add their own (TRM: total_puzzles)."""
+    """The contents of dataset.json.
+
+    Unknown keys are ignored, because other trainers add keys of their own (TRM: total_puzzles).
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     pad_id: Annotated[Int, Field(ge=0)]
-    # Labels equal to it are not learnt and not counted; null: all labels count.
+    # Labels of this value are neither learnt nor counted; null: all labels count.
     ignore_label_id: Annotated[Int, Field(ge=-(2**31), lt=2**31)] | None
     blank_identifier_id: Annotated[Int, Field(ge=0)]
     vocab_size: Annotated[Int, Field(ge=1, le=2**20)]
@@ -48,14 +53,16 @@ class DatasetMetadata(BaseModel):
     num_puzzle_identifiers: Annotated[Int, Field(ge=1, le=2**31)]
     total_groups: Annotated[Int, Field(ge=1)]
     mean_puzzle_examples: Float
-    # Sets are parts of file names: nothing in them may lead to another folder.
+    # Names of sets are parts of file names, so they must not lead to another folder.
     sets: Annotated[list[Annotated[str, Field(pattern=r"^[\w.-]+$")]], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
 class MappedFile:
-    """What a file was when it was mapped. A map doesn't say that the file was deleted, replaced or written to since,
-    and behind the end of one that became shorter it kills the process (SIGBUS).
+    """The size, identity and time of a file when it was mapped.
+
+    A memory map doesn't tell when the file is deleted, replaced or changed. If the file became
+    shorter, a read behind its end kills the process (SIGBUS).
     """
 
     path: Path
@@ -69,7 +76,7 @@ class MappedFile:
         return MappedFile(path, now.st_size, now.st_ino, now.st_mtime_ns)
 
     def require_unchanged(self) -> None:
-        """Raises UserError, one line, saying what became of it."""
+        """Raise UserError if the file is not as it was; the message says what happened to it."""
         try:
             now = MappedFile.of(self.path)
         except OSError as error:
@@ -97,20 +104,23 @@ class PuzzleSet:
     puzzle_identifiers: np.ndarray  # (P,) int64
     puzzle_indices: np.ndarray  # (P + 1,) int64
     group_indices: np.ndarray  # (G + 1,) int64
-    files: tuple[MappedFile, ...] = ()  # of inputs and labels; none where they aren't mapped
+    files: tuple[MappedFile, ...] = ()  # those of inputs and labels; none if these are in memory
 
     def require_unchanged(self) -> None:
-        """Raises UserError where what is mapped isn't what was opened any more. Some microseconds."""
+        """Raise UserError if a mapped file changed since it was opened. Takes some microseconds."""
         for file in self.files:
             file.require_unchanged()
 
 
 @contextmanager
 def unchanged(sets: Iterable[PuzzleSet]) -> Iterator[None]:
-    """Read mapped arrays inside. Raises a UserError if a file is not what was opened any more.
+    """Check that the mapped files are unchanged before and after they are read inside.
 
-    The files are checked twice. Before, because a file that became shorter would kill the process.
-    Afterwards, also after an error, because a file may have changed while it was read.
+    The first check comes before the reading, because a file that became shorter would kill the
+    process. The second check notices a change during the reading, also after an error.
+
+    Raises:
+        UserError: A file changed since it was opened.
     """
     sets = list(sets)
     for puzzle_set in sets:
@@ -124,10 +134,13 @@ def unchanged(sets: Iterable[PuzzleSet]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a dataset; `path` is its own folder, <data path>/train or <data path>/test.
+    """One split of a dataset, or several that are used as one (`merge_splits`).
 
-    Several that are trained on as one (`merge_splits`) are its `parts`; then `path` is no folder but all of theirs,
-    joined for messages. Its last component is "train" or "test" in either case.
+    Attributes:
+        path: the split's folder, <data path>/train or <data path>/test. Of a merged split the
+            folders of all parts, joined for messages. Its last component is always "train" or
+            "test".
+        parts: the merged splits; empty if this is a single split.
     """
 
     path: Path
@@ -146,9 +159,10 @@ def array_file(folder: Path, set_name: str, array: str) -> Path:
 
 @file_errors()
 def open_split(data_path: str | Path, split: SplitName) -> Split:
-    """Opens a split and checks what can be checked without reading the examples: files, types, shapes, indices.
+    """Open a split, and check its files, types, shapes and indices without reading the examples.
 
-    Raises UserError, one line, naming the file and what to do.
+    Raises:
+        UserError: Something is missing or wrong; the message names the file and what to do.
     """
     folder = Path(data_path) / split
     metadata = read_metadata(Path(data_path), folder)
@@ -165,6 +179,11 @@ def open_split(data_path: str | Path, split: SplitName) -> Split:
 
 
 def read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
+    """Read and check dataset.json in the folder of a split.
+
+    Raises:
+        UserError: The file is missing or wrong.
+    """
     file = folder / "dataset.json"
     try:
         text = plain(file).read_text(encoding="utf-8")
@@ -187,7 +206,7 @@ def read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
             f"{'.'.join(map(str, problem['loc'])) or 'the file'}: {problem['msg']}" for problem in error.errors()
         )
         raise UserError(f"{file}: {problems}; correct it or rebuild the dataset") from None
-    # The published trainers fill up their last batch with these two, so no dataset of theirs has them out of range.
+    # The published trainers fill their last batch with these two values, so they must be in range.
     for key, limit_key in (("pad_id", "vocab_size"), ("blank_identifier_id", "num_puzzle_identifiers")):
         value, limit = getattr(metadata, key), getattr(metadata, limit_key)
         if value >= limit:
@@ -213,7 +232,7 @@ def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
             f"{array_file(folder, name, 'labels')}: {len(labels)} rows, but inputs has {len(inputs)}; "
             "rebuild the dataset"
         )
-    # In memory and as int64: differences of unsigned integers would wrap around.
+    # The small arrays are copied as int64, because differences of unsigned integers wrap around.
     puzzle_set = PuzzleSet(
         name,
         inputs,
@@ -237,13 +256,17 @@ def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
 
 
 def open_array(file: Path, num_axes: int) -> np.ndarray:
-    """Maps a .npy file. Not np.load, which opens archives too; a pickle is refused by either."""
+    """Map a .npy file of integers. Archives and pickles are refused.
+
+    Raises:
+        UserError: The file is missing or damaged, or holds something else.
+    """
     try:
         array = np.lib.format.open_memmap(plain(file), mode="r")
     except FileNotFoundError:
         raise UserError(f"{file} is missing; rebuild the dataset, or correct sets in dataset.json") from None
     except _DAMAGED_ARRAY as error:
-        # Object arrays, whose elements only unpickling brings back, which can run any code, end here as well.
+        # Arrays of objects end here as well: reading them takes unpickling, which can run any code.
         raise UserError(
             f"{file}: cannot be mapped as a plain array ({_one_line(error)}); "
             "it is truncated, damaged or needs pickle: rebuild the dataset"
@@ -258,7 +281,10 @@ def open_array(file: Path, num_axes: int) -> np.ndarray:
 
 
 def check_indices(file: Path, indices: np.ndarray, end: int, what: str) -> None:
-    """They must run from 0 to `end` and increase, so that nothing is empty, left out or used twice."""
+    """Raise UserError unless the indices increase from 0 to `end`.
+
+    Otherwise something would be empty, left out or used twice.
+    """
     if indices[0] != 0:
         raise UserError(f"{file}: entry 0 is {indices[0]}, not 0; rebuild the dataset")
     (stuck,) = np.nonzero(np.diff(indices) <= 0)
@@ -273,19 +299,22 @@ def check_indices(file: Path, indices: np.ndarray, end: int, what: str) -> None:
 
 
 def open_datasets(paths: Sequence[str], split: SplitName, *, numbered_by: Sequence[str]) -> Split:
-    """One split of each dataset, as one (`merge_splits`); that of the only one as it is.
+    """Open one split of each dataset, and merge them if there are several (`merge_splits`).
 
     Args:
-        numbered_by: the datasets trained on, whose order numbers all puzzles: those of each come behind those of the
-            ones before it.
+        paths: the datasets to open.
+        split: which split of each.
+        numbered_by: the datasets trained on. Their order numbers the puzzles: each dataset's
+            identifiers come after those of the datasets before it.
 
-    Raises UserError, one line, as `open_split` and `merge_splits` do, and for a dataset that isn't trained on, but
-    whose puzzles have identifiers of their own.
+    Raises:
+        UserError: A dataset is wrong, the datasets don't fit together, or a dataset has puzzle
+            identifiers of its own but is not trained on.
     """
     offsets: dict[Path, int] = {}
     end = 0
     for path in numbered_by:
-        offsets[Path(path).resolve()] = end  # data/a and data/a/ are one
+        offsets[Path(path).resolve()] = end  # data/a and data/a/ are the same dataset
         if len(numbered_by) > 1:
             end += open_split(path, "train").metadata.num_puzzle_identifiers
     splits = [open_split(path, split) for path in paths]
@@ -295,19 +324,22 @@ def open_datasets(paths: Sequence[str], split: SplitName, *, numbered_by: Sequen
                 f"{path} names its own puzzles, but isn't trained on; evaluate on some of {', '.join(numbered_by)}"
             )
     if len(numbered_by) == len(splits) == 1:
-        return splits[0]  # without the dataset's name in front of its sets
+        return splits[0]  # a single dataset keeps the plain names of its sets
     return merge_splits(splits, [offsets.get(Path(path).resolve(), 0) for path in paths])
 
 
 def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int]) -> Split:
-    """Several datasets of one task as one split, whose sets are called <folder of the dataset>.<set>.
+    """Merge splits of several datasets of one task.
+
+    The merged sets are called <folder of the dataset>.<set>.
 
     Args:
-        identifier_offsets: what is added to the puzzle identifiers of each split: 0, then the identifiers of all
-            splits before it, so that every dataset has rows of its own in the puzzle table. A test split takes the
-            offset of its train split.
+        identifier_offsets: the number added to the puzzle identifiers of each split, so that each
+            dataset has rows of its own in the puzzle table. A train split's offset is the number of
+            identifiers in all splits before it. A test split has the offset of its train split.
 
-    Raises UserError where the datasets can't be read as one, or where two sets would have the same name.
+    Raises:
+        UserError: The datasets differ in shape or tokens, or two sets would have the same name.
     """
     first = splits[0]
     for other in splits[1:]:
@@ -323,7 +355,7 @@ def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int]) -> 
     owners: dict[str, Split] = {}
     for split, offset in zip(splits, identifier_offsets, strict=True):
         for puzzle_set in split.sets.values():
-            # Resolved, because "data/sudoku/." and ".." are folders with a name too.
+            # Resolved to get the folder's real name from paths such as "data/sudoku/." and "..".
             name = f"{split.path.parent.resolve().name}.{puzzle_set.name}"
             if name in sets:
                 raise UserError(
@@ -338,7 +370,7 @@ def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int]) -> 
     num_puzzles = sum(len(puzzle_set.puzzle_identifiers) for puzzle_set in sets.values())
     metadata = first.metadata.model_copy(
         update={
-            # The sum of them all where each begins at the end of the one before.
+            # This is the sum of all if each split's identifiers begin where the previous ones end.
             "num_puzzle_identifiers": max(
                 offset + split.metadata.num_puzzle_identifiers
                 for split, offset in zip(splits, identifier_offsets, strict=True)
@@ -354,11 +386,16 @@ def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int]) -> 
 
 
 def check_contents(split: Split) -> str:
-    """Reads everything once, checks the range of every value and returns the sha256 of metadata and arrays.
+    """Read everything once and check the range of every value.
 
-    Of a merged split every part is checked by itself; its fingerprint covers theirs and the offsets of identifiers.
+    Each part of a merged split is checked on its own. The fingerprint of a merged split covers
+    those of its parts and the offsets of the identifiers.
 
-    Raises UserError for a value out of range, and if the builder left another fingerprint in fingerprint.json.
+    Returns:
+        The fingerprint: the sha256 of metadata and arrays.
+
+    Raises:
+        UserError: A value is out of range, or fingerprint.json holds another fingerprint.
     """
     metadata = split.metadata
     digest = hashlib.sha256(json.dumps(metadata.model_dump(), sort_keys=True).encode())
@@ -386,7 +423,7 @@ def check_contents(split: Split) -> str:
             metadata.num_puzzle_identifiers,
             "puzzle identifier",
         )
-        # The indices were checked when the split was opened.
+        # The indices need no scan: they were checked when the split was opened.
         for indices in (puzzle_set.puzzle_indices, puzzle_set.group_indices):
             digest.update(f"{indices.shape}".encode())
             digest.update(indices.data)
@@ -398,7 +435,7 @@ def check_contents(split: Split) -> str:
 def _scan(
     digest: "hashlib._Hash", file: Path, array: np.ndarray, limit: int, what: str, ignored: int | None = None
 ) -> None:
-    """Adds the array to the digest and makes sure that its values are in [0, limit), or `ignored`."""
+    """Add an array to the digest, and check that its values are in [0, limit) or `ignored`."""
     digest.update(f"{array.dtype.str}{array.shape}".encode())
     num_rows = max(1, CHUNK_BYTES // (array.nbytes // len(array)))
     for start in range(0, len(array), num_rows):
@@ -421,8 +458,9 @@ def _scan(
 
 
 def let_go(array: np.ndarray) -> None:
-    """Gives back the pages of a mapped array that were read: they would count as this process's memory, up to the size
-    of the dataset.
+    """Release the pages of a mapped array that were read.
+
+    They would count as this process's memory, up to the size of the dataset.
     """
     pages = getattr(array, "_mmap", None)
     if pages is not None and hasattr(mmap, "MADV_DONTNEED"):
@@ -433,7 +471,7 @@ def _compare_with_builder(folder: Path, fingerprint: str) -> None:
     file = folder.parent / "fingerprint.json"
     try:
         recorded = json.loads(plain(file).read_text(encoding="utf-8"))
-    except FileNotFoundError:  # datasets from elsewhere have none
+    except FileNotFoundError:  # datasets that other programs built have no such file
         return
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
@@ -448,4 +486,4 @@ def _compare_with_builder(folder: Path, fingerprint: str) -> None:
 
 def _one_line(error: Exception) -> str:
     reason = " ".join((getattr(error, "strerror", None) or str(error)).split()) or type(error).__name__
-    return reason if len(reason) <= 200 else f"{reason[:200]}..."  # numpy quotes all of a header
+    return reason if len(reason) <= 200 else f"{reason[:200]}..."  # numpy quotes the whole header

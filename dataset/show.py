@@ -1,4 +1,4 @@
-"""Shows what is in a dataset: counts, fingerprints, how it was built, and some examples, labels beside inputs."""
+"""Show a dataset: counts, fingerprints, how it was built, and some examples with their labels."""
 # N = examples, S = tokens of an example, P = puzzles, G = groups
 
 import json
@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a script, for which Python looks for modules in dataset/ and not in the folder above
+if not __package__:  # as a script, Python would look for modules in dataset/ instead of the folder above
     sys.path[0] = str(Path(__file__).absolute().parents[1])
 
 import numpy as np
@@ -26,7 +26,7 @@ from utils.errors import UserError
 from utils.files import plain
 from utils.shell import run_command
 
-# Larger datasets are read through for their fingerprint only if that is asked for.
+# The fingerprint of a larger dataset is only computed on request, because it takes long.
 MAX_HASHED_BYTES = 10**9
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _DIFFERENT, _IGNORED = "36", "90"  # ANSI: cyan, grey
@@ -34,8 +34,8 @@ _TOKENS_IN_LINE = 30
 
 _BOARDS = textwrap.fill(
     "A label is shown beside its input, or below it where the terminal is too narrow. "
-    f"{joined([task.plural for task in TASKS])} are told by their shapes and shown as boards, anything else as token "
-    "numbers, in which - is a label that does not count. What a label changes is coloured.",
+    f"{joined([task.plural for task in TASKS])} are recognised by their shapes and shown as boards. Anything else is "
+    "shown as token numbers, with - for a label that does not count. Cells that a label changes are coloured.",
     width=99,
 )
 EXAMPLES = f"""
@@ -50,42 +50,50 @@ examples:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line said. `row` None: rows are drawn."""
+    """The options of the command line."""
 
     path: Path
     num: int
     split: SplitName
     seed: int
-    row: int | None
+    row: int | None  # None: rows are drawn at random
     fingerprint: bool
     color: bool
 
 
 def parse_settings(argv: list[str] | None) -> Settings:
-    """Raises UserError for unknown, malformed or conflicting options."""
+    """Parse the command line.
+
+    Raises:
+        UserError: An option is unknown, malformed or in conflict with another.
+    """
     parser = Parser(
         "python -m dataset.show",
-        "Show what is in a dataset: counts, fingerprints, how it was built, and some examples.",
+        "Show a dataset: counts, fingerprints, how it was built, and some examples.",
         EXAMPLES,
     )
     add = parser.add_argument
     add("path", type=Path, metavar="PATH", help="the folder that holds train and test")
     add("--num", type=int, metavar="N", default=3, help="examples to show (default: %(default)s; 0: none)")
-    add("--split", choices=SPLITS, default="train", help="where they are from (default: %(default)s)")
-    add("--seed", type=int, metavar="N", default=0, help="of the choice of examples (default: %(default)s)")
-    add("--row", type=int, metavar="R", help="show row R, counted from 0 over all sets, and those after it instead")
-    add("--fingerprint", action="store_true", help="compute it even if it is recorded or the data is over 1 GB")
-    add("--color", action="store_true", help="with ANSI colours even if the output is no terminal")
+    add("--split", choices=SPLITS, default="train", help="split of the examples (default: %(default)s)")
+    add("--seed", type=int, metavar="N", default=0, help="seed of the random examples (default: %(default)s)")
+    add("--row", type=int, metavar="R", help="show N rows from row R on instead, counted from 0 over all sets")
+    add("--fingerprint", action="store_true", help="compute fingerprints even if recorded or if the data is over 1 GB")
+    add("--color", action="store_true", help="use ANSI colours even if the output is not a terminal")
     settings = Settings(**vars(parser.parse_args(argv)))
     check_at_least(settings, num=0, seed=0, row=0)
     return settings
 
 
 def describe(settings: Settings) -> str:
-    """The whole page. Raises UserError for a dataset that is missing, damaged, or changed since it was built."""
+    """Return the whole page about a dataset.
+
+    Raises:
+        UserError: The dataset is missing, damaged, or changed since it was built.
+    """
     splits = {name: open_split(settings.path, name) for name in SPLITS if (settings.path / name).exists()}
     if settings.split not in splits:
-        splits[settings.split] = open_split(settings.path, settings.split)  # which says what is missing
+        splits[settings.split] = open_split(settings.path, settings.split)  # raises an error that names what is missing
     shown = splits[settings.split]
     metadata = shown.metadata
     task = task_of_shape(metadata.seq_len, metadata.vocab_size)
@@ -106,8 +114,8 @@ def describe(settings: Settings) -> str:
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What it holds
+# --------------------------------------------------------------------------------------------------
+# The summary
 
 
 def _counts(splits: dict[SplitName, Split]) -> list[str]:
@@ -143,7 +151,7 @@ def _fingerprints(settings: Settings, splits: dict[SplitName, Split], record: di
 
 
 def _builder(settings: object) -> list[str]:
-    """How the builder was called, as fingerprint.json tells."""
+    """Return the line about the builder and its settings, from fingerprint.json."""
     if not isinstance(settings, dict):
         return []
     given = [f"{key}={value}" for key, value in settings.items() if key != "program" and value is not None]
@@ -151,7 +159,7 @@ def _builder(settings: object) -> list[str]:
 
 
 def _read_json(file: Path, kind: type) -> Any:
-    """A list or dict; an empty one where there is no such file."""
+    """Read a list or a dict from JSON. A missing file gives an empty one."""
     try:
         value = json.loads(plain(file).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -163,12 +171,12 @@ def _read_json(file: Path, kind: type) -> Any:
     return value
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Examples
 
 
 def _rows(settings: Settings, split: Split) -> list[int]:
-    """Of all sets, numbered one after the other."""
+    """Return the numbers of the rows to show. The rows of all sets are numbered consecutively."""
     num_rows = sum(len(puzzle_set.inputs) for puzzle_set in split.sets.values())
     if settings.row is None:
         rng = np.random.default_rng(settings.seed)
@@ -204,7 +212,11 @@ def _example(split: Split, row: int, task: BoardTask | None, names: list[str], c
 
 
 def _tokens(split: Split, puzzle_set: PuzzleSet, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Input, label (padding where it is ignored), and which labels count: (S,) each."""
+    """Return an input, its label with padding in place of ignored tokens, and which labels count.
+
+    Returns:
+        (S,) each; the last one is bool.
+    """
     metadata = split.metadata
     inputs_S, labels_S = (array[row].astype(np.int64) for array in (puzzle_set.inputs, puzzle_set.labels))
     labelled_S = np.ones(len(labels_S), bool)
@@ -223,7 +235,7 @@ def _tokens(split: Split, puzzle_set: PuzzleSet, row: int) -> tuple[np.ndarray, 
 def _token_grids(
     inputs_S: np.ndarray, labels_S: np.ndarray, labelled_S: np.ndarray, color: bool
 ) -> tuple[list[str], list[str]]:
-    """The numbers of the tokens, as a square where they may be one."""
+    """Return the lines of an input and its label as token numbers, as squares if possible."""
     side = math.isqrt(len(inputs_S))
     columns = side if side * side == len(inputs_S) else _TOKENS_IN_LINE
     width = len(str(max(inputs_S.max(), labels_S.max())))
@@ -245,7 +257,7 @@ def _token_grids(
 
 
 def _side_by_side(left: list[str], right: list[str]) -> list[str]:
-    """Or one below the other where the terminal is too narrow."""
+    """Join two boards side by side, or one below the other if the terminal is too narrow."""
     width = max(map(_width, left))
     if width + 3 + max(map(_width, right)) > shutil.get_terminal_size().columns:
         return [line.rstrip() for line in (*left, "", *right)]
@@ -257,7 +269,10 @@ def _width(line: str) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 2 after a mistake of the user or for a dataset that is damaged, 130 after Ctrl-C."""
+    """Run the program and return its exit status.
+
+    The status is 0, 2 after a mistake of the user or for a damaged dataset, or 130 after Ctrl-C.
+    """
     return run_command(lambda arguments: describe(parse_settings(arguments)), argv)
 
 

@@ -1,7 +1,8 @@
-"""Sudoku: which solutions are valid, solving, generating puzzles with one solution, recognising symmetric puzzles.
+"""Check, solve and generate Sudokus, and recognise puzzles that are symmetries of one another.
 
-Boards are flat uint8 arrays of S cells, row by row, 0 for a blank. The solver keeps, for each digit, the set of cells
-that may still hold it as one Python integer (bit = cell), so that a step of deduction treats the whole board at once.
+Boards are flat uint8 arrays of S cells, row by row, with 0 for a blank. The solver keeps for each
+digit the set of cells that may still hold it. The set is one Python integer with a bit for each
+cell, so that a step of deduction treats the whole board at once.
 """
 # N = boards, L = side of a board, S = cells of a board, T = geometric symmetries of a board
 
@@ -15,25 +16,28 @@ import numpy as np
 from dataset.augment import Box, cell_sources, column_orders, draw_symmetries, row_orders
 from utils.errors import UserError
 
-# Generated puzzles have from as few clues as possible up to this share of the cells.
+# The largest share of cells that are clues in generated puzzles. The fewest clues are those of a
+# minimal puzzle.
 MAX_CLUES = 2 / 3
-# Puzzles in a row that are symmetries of earlier ones, after which the generator takes the supply for exhausted.
+# The generator gives up after this many symmetries of earlier puzzles in a row, because it has
+# probably found all classes.
 MAX_DUPLICATES = 3000
 
 
 @dataclass(frozen=True)
 class _Board:
-    """Sets of cells as bits: the rows, columns and boxes; for each cell those that may not repeat its digit."""
+    """Sets of cells as bits of integers."""
 
-    units: tuple[int, ...]
-    peers: tuple[int, ...]
+    units: tuple[int, ...]  # the rows, columns and boxes
+    peers: tuple[int, ...]  # for each cell the cells that may not repeat its digit
     all_cells: int
 
 
 def unit_ids(box: Box) -> np.ndarray:
-    """(3, S): the row, the column and the box of each cell, each counted from 0."""
+    """Return the row, the column and the box of each cell, each counted from 0, (3, S)."""
     row, column = np.divmod(np.arange(box.num_cells), box.side)
-    # A band holds box.rows boxes side by side: a row has rows * columns cells, and a box is `columns` wide.
+    # A band holds box.rows boxes side by side, because a row has rows * columns cells and a box is
+    # `columns` wide.
     return np.stack([row, column, row // box.rows * box.rows + column // box.columns])
 
 
@@ -54,7 +58,7 @@ def _board(box: Box) -> _Board:
 
 
 def valid_solutions(boards_NS: np.ndarray, box: Box) -> np.ndarray:
-    """(N,) bool: whether every row, column and box of the board holds every digit once."""
+    """Return whether each row, column and box of the boards holds each digit once, (N,) bool."""
     bits_NS = np.left_shift(1, boards_NS.astype(np.int32), dtype=np.int32)
     full = (1 << (box.side + 1)) - 2
     valid_N = np.ones(len(boards_NS), dtype=bool)
@@ -65,7 +69,7 @@ def valid_solutions(boards_NS: np.ndarray, box: Box) -> np.ndarray:
 
 
 def _reach(cells: int, peers: tuple[int, ...]) -> int:
-    """The union of the peers of all `cells`."""
+    """Return the union of the peers of all `cells`."""
     reach = 0
     while cells:
         lowest = cells & -cells
@@ -75,18 +79,22 @@ def _reach(cells: int, peers: tuple[int, ...]) -> int:
 
 
 def _candidates(puzzle_S: np.ndarray, box: Box) -> list[int]:
-    """For each digit the cells that may hold it, as far as the clues alone tell."""
+    """Return for each digit the cells that may hold it, judged by the clues alone."""
     board = _board(box)
     placed = [0] * (box.side + 1)
     for cell, digit in enumerate(puzzle_S.tolist()):
         placed[digit] |= 1 << cell
     blanks = placed[0]
-    # A clue stays a candidate only if no equal clue sees it: a puzzle that contradicts itself has no solution.
+    # A clue is no candidate if one of its peers is an equal clue: such a puzzle has no solution.
     return [(blanks | cells) & ~_reach(cells, board.peers) for cells in placed[1:]]
 
 
 def _deduce(candidates: list[int], settled: int, board: _Board) -> int:
-    """Removes, in place, what naked and hidden singles rule out. Returns the settled cells, -1 for a contradiction."""
+    """Remove in place the candidates that naked and hidden singles rule out.
+
+    Returns:
+        The settled cells; -1 for a contradiction.
+    """
     while True:
         once = twice = 0
         for cells in candidates:
@@ -122,7 +130,7 @@ def _deduce(candidates: list[int], settled: int, board: _Board) -> int:
 
 
 def _most_constrained(candidates: list[int], settled: int) -> int:
-    """The lowest of the open cells with the fewest candidates, as a bit."""
+    """Return the first of the open cells with the fewest candidates, as a bit."""
     at_least = [~settled] + [0] * len(candidates)  # at_least[k]: open cells with k candidates or more
     for cells in candidates:
         for k in range(len(candidates), 0, -1):
@@ -136,7 +144,11 @@ def _most_constrained(candidates: list[int], settled: int) -> int:
 def _search(
     candidates: list[int], settled: int, board: _Board, rng: np.random.Generator | None = None
 ) -> Iterator[list[int]]:
-    """Every solution, as the cells of each digit; digits are tried in random order with `rng`. Changes `candidates`."""
+    """Yield each solution, as the set of cells of each digit. Changes `candidates`.
+
+    Args:
+        rng: draws the order in which digits are tried; None: ascending order.
+    """
     settled = _deduce(candidates, settled, board)
     if settled < 0:
         return
@@ -162,30 +174,31 @@ def _to_array(solution: list[int], box: Box) -> np.ndarray:
 
 
 def solve(puzzle_S: np.ndarray, box: Box) -> np.ndarray | None:
-    """A solution (S,) uint8 of the puzzle (S,), None if there is none."""
+    """Return a solution (S,) uint8 of the puzzle (S,); None if there is none."""
     solution = next(_search(_candidates(puzzle_S, box), 0, _board(box)), None)
     return None if solution is None else _to_array(solution, box)
 
 
 def count_solutions(puzzle_S: np.ndarray, box: Box, limit: int = 2) -> int:
-    """The number of solutions of the puzzle (S,), or `limit` if there are that many or more."""
+    """Return the number of solutions of the puzzle (S,), but at most `limit`."""
     solutions = _search(_candidates(puzzle_S, box), 0, _board(box))
     return sum(1 for _ in zip(range(limit), solutions, strict=False))
 
 
 def random_solution(box: Box, rng: np.random.Generator) -> np.ndarray:
-    """A random complete board (S,) uint8."""
+    """Return a random complete board (S,) uint8."""
     empty_S = np.zeros(box.num_cells, dtype=np.uint8)
     solution = next(_search(_candidates(empty_S, box), 0, _board(box), rng))
-    # The search fills cells in a fixed order, which a random symmetry hides.
+    # The search fills cells in a fixed order. A random symmetry hides that order.
     return draw_symmetries(rng, 1, box).apply(_to_array(solution, box)[None])[0]
 
 
 def _random_puzzle(solution_S: np.ndarray, box: Box, rng: np.random.Generator) -> np.ndarray:
-    """A random puzzle (S,) whose only solution is `solution_S`.
+    """Return a random puzzle (S,) whose only solution is `solution_S`.
 
-    Clues are removed in random order while the solution stays unique, which ends at a minimal puzzle (a clue that is
-    needed once is needed ever after), and then put back, again in random order, up to a number that is drawn uniformly.
+    Each clue is removed, in random order, unless the solution would no longer be unique. The result
+    is a minimal puzzle: a clue that was needed is needed after further removals as well. Then clues
+    are put back in random order, up to a number that is drawn uniformly.
     """
     board = _board(box)
     puzzle_S = solution_S.copy()
@@ -193,7 +206,7 @@ def _random_puzzle(solution_S: np.ndarray, box: Box, rng: np.random.Generator) -
     for cell in rng.permutation(box.num_cells).tolist():
         digit = int(puzzle_S[cell])
         puzzle_S[cell] = 0
-        # With all other clues fixed, a second solution has another digit in this cell.
+        # The other clues stay, so a second solution would have another digit in this cell.
         candidates = _candidates(puzzle_S, box)
         candidates[digit - 1] &= ~(1 << cell)
         if next(_search(candidates, 0, board), None) is None:
@@ -209,12 +222,14 @@ def _random_puzzle(solution_S: np.ndarray, box: Box, rng: np.random.Generator) -
 
 
 def generate(num: int, box: Box, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields `num` puzzles (S,) uint8 with one solution each, and that (S,). No two have the same `symmetry_class`.
+    """Yield `num` puzzles (S,) uint8 that have one solution, each with its solution (S,).
 
-    The number of clues varies from minimal puzzles to easy ones. Where the supply is small (some 4,000 classes of
-    4x4 puzzles), rare kinds come late: shuffle before splitting.
+    No two puzzles have the same `symmetry_class`. The number of clues varies from minimal puzzles
+    to easy ones. If there are few classes (4x4 puzzles have about 4,000), rare classes come late:
+    shuffle the puzzles before splitting them.
 
-    Raises UserError when there seem to be fewer than `num` classes.
+    Raises:
+        UserError: There seem to be fewer than `num` classes.
     """
     seen: set[bytes] = set()
     duplicates = 0
@@ -237,14 +252,20 @@ def generate(num: int, box: Box, rng: np.random.Generator) -> Iterator[tuple[np.
 
 @cache
 def _geometric_symmetries(box: Box) -> np.ndarray:
-    """(T, S): `cell_sources` of every symmetry but the relabelling of digits; 128 for 2x2 boxes, 3,456 for 2x3."""
+    """Return the `cell_sources` of all symmetries that keep the digits, (T, S).
+
+    There are 128 of them for 2x2 boxes, and 3,456 for 2x3 boxes.
+    """
     rows, columns = row_orders(box), column_orders(box)
     pairs_T = np.indices((len(rows), len(columns), 2 if box.is_square else 1)).reshape(3, -1)
     return cell_sources(rows[pairs_T[0]], columns[pairs_T[1]], pairs_T[2].astype(bool))
 
 
 def _canonical_form(puzzle_S: np.ndarray, box: Box) -> bytes:
-    """The least of all symmetries of the puzzle, with digits numbered in the order in which they first appear."""
+    """Return the smallest of all symmetries of the puzzle, compared as bytes.
+
+    In each of them the digits are numbered in the order in which they first appear.
+    """
     boards_TS = puzzle_S[_geometric_symmetries(box)]
     first_TL = np.full((len(boards_TS), box.side), box.num_cells)
     for digit in range(1, box.side + 1):
@@ -256,7 +277,7 @@ def _canonical_form(puzzle_S: np.ndarray, box: Box) -> bytes:
 
 
 def _mix(colours: np.ndarray, salt: int) -> np.ndarray:
-    """A bijection of uint64 that scatters well (multiplications wrap; the shifts are those of splitmix64)."""
+    """Scatter uint64 values by a bijection (splitmix64's shifts, multiplications that wrap)."""
     x = colours + np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -264,12 +285,14 @@ def _mix(colours: np.ndarray, salt: int) -> np.ndarray:
 
 
 def _refined_colours(puzzle_S: np.ndarray, box: Box, num_rounds: int = 6) -> bytes:
-    """Colour refinement: a cell takes in the colours of all cells of its row, column, box, band, stack and digit.
+    """Return a hash of the puzzle that all its symmetries share, by colour refinement.
 
-    Only sums over what symmetries permute enter, so symmetric puzzles get the same bytes. Others rarely do.
+    In each round a cell takes in the colours of all cells of its row, column, box, band, stack and
+    digit. Only sums enter, and symmetries only permute their terms. Puzzles that are not symmetric
+    rarely share a hash.
     """
     rows_S, columns_S, boxes_S = unit_ids(box)
-    # Rows and columns are told apart only where transposition is no symmetry.
+    # Rows and columns have different salts only if transposition is not a symmetry.
     other = 0 if box.is_square else 1
     groups = [  # the group of each cell, and the salt of its kind
         (rows_S, 1),
@@ -292,9 +315,10 @@ def _refined_colours(puzzle_S: np.ndarray, box: Box, num_rounds: int = 6) -> byt
 
 
 def symmetry_class(puzzle_S: np.ndarray, box: Box) -> bytes:
-    """A key that is equal for all symmetries of a puzzle (S,), transposition included where boxes are square.
+    """Return a key that all symmetries of a puzzle (S,) share.
 
-    Exact for sides 4 and 6 (a canonical form). For side 9, with its 3,359,232 geometric symmetries, it is a hash of
-    invariants: different keys prove that puzzles are no symmetries of one another, equal ones rarely occur otherwise.
+    For sides 4 and 6 the key is exact (a canonical form). Side 9 has 3,359,232 geometric
+    symmetries, so its key is a hash of invariants. Different keys then prove that two puzzles are
+    not symmetries of one another, and equal keys almost always mean that they are.
     """
     return _canonical_form(puzzle_S, box) if box.side <= 6 else _refined_colours(puzzle_S, box)

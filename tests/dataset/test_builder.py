@@ -132,7 +132,7 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path, error: BaseException)
             raise error
     assert list(tmp_path.iterdir()) == []
     if isinstance(error, OSError):
-        assert "data (No space left); see to space and permissions there" in str(caught.value)
+        assert "data (No space left); check space and permissions there" in str(caught.value)
 
 
 class _Settings:
