@@ -35,9 +35,9 @@ class PretrainConfig(RunConfig):
     data_paths_test: list[str]
     data_on: DataOn
     augment: Literal["none", "online"]
-    global_batch_size: Int = Field(gt=0, le=10**6)  # slots are memory, and configs may be strangers'
+    global_batch_size: Int = Field(gt=0, le=10**6)  # slots take memory, and the config may be forged
     grad_accumulation: Int = Positive
-    epochs: Int = Field(gt=0, le=10**7)  # the end of each is kept in memory
+    epochs: Int = Field(gt=0, le=10**7)  # the sampler keeps the end of each epoch in memory
     max_steps: Int | None = Field(gt=0)
     seed: Int = Field(ge=0, lt=2**63)
     overfit_one_batch: Bool
@@ -98,7 +98,7 @@ class PretrainConfig(RunConfig):
     @model_validator(mode="after")
     def _best_is_evaluated(self) -> "PretrainConfig":
         known = self.best_metric is None or self.best_metric.startswith("eval/") or self.best_metric in EVAL_METRICS
-        if not known and not self.evaluators:  # whose metrics the data decides about
+        if not known and not self.evaluators:  # the data decide which metrics an evaluator has
             raise ValueError(
                 f"best_metric is {self.best_metric!r}; name one of evaluation, such as eval/all/exact_accuracy"
             )

@@ -27,7 +27,7 @@ class Recovery:
     def __init__(self, start: Start[PretrainConfig], world: World) -> None:
         self._start, self._config, self._world = start, start.config, world
         self._skipped: list[int] = []
-        # Weak, so that an attempt that ended gives its memory back before the next one builds its state.
+        # A weak reference, so that a finished attempt frees its memory before the next one builds its state.
         self._state: weakref.ref[TrainState] | None = None
         self._wandb_run_id = ""
         self.is_done = False
@@ -41,7 +41,7 @@ class Recovery:
         Raises:
             UserError: A step went wrong, and on_nonfinite=stop or there were max_rewinds before it.
         """
-        gc.collect()  # tensors of the attempt before this one, before this one takes as much memory
+        gc.collect()  # frees the tensors of the last attempt before this one takes as much memory
         try:
             yield self._start
             self.is_done = True

@@ -68,7 +68,8 @@ class Session:
                 prepare(start, lock, world.attempt)
                 world.note_beginning()
             self._checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)
-            # A step whose evaluation is pending has no row yet. If it has one, the run died after it made up for it.
+            # A step whose evaluation is pending has no row yet. If its row is there, the run died
+            # after it finished the evaluation, which is now repeated.
             logged = progress.step if progress.pending_row is None else progress.step - 1
             self._metrics = Metrics(
                 world,
@@ -190,7 +191,7 @@ class Session:
             progress.pending_row = row
             return Evaluation(row, is_done=False)
         row = row | metrics | {"perf/eval_share": self._eval_share.share}
-        if not deadline.was_met:  # some of the examples, by luck, are no measure
+        if not deadline.was_met:  # a result on some of the examples may be luck
             self.say(f"step {progress.step}: no time for all of the evaluation (eval_max_share)")
             return Evaluation(row, is_done=True)
         return Evaluation(row, is_done=True, is_best=self.plan.note_evaluation(metrics, progress))
@@ -229,7 +230,7 @@ class Session:
                 raise self._data_error
 
     def mark_stopped(self) -> None:
-        """Leave the marker of a graceful stop, once the checkpoint is whole that it promises. Every rank."""
+        """Write the marker of a graceful stop after the checkpoint is whole. Every rank."""
         reason = self._stop.name or "a signal to another rank"
         self._checkpointer.wait()
         self.say(f"stopped by {reason} at step {self.state.progress.step}; resume=auto goes on from here")
@@ -266,12 +267,12 @@ class Session:
         finally:
             self._profiler.close()
             rewinds = isinstance(error, NotFinite) and self.config.on_nonfinite == "rewind"
-            # The other ranks wait meanwhile: for the rewind, or for the line that says what was wrong.
+            # The other ranks wait meanwhile, for the rewind or for the error message.
             at_most_s = min(60.0, self._world.timeout.total_seconds() / 2)
             self._metrics.close(failed=not rewinds, at_most_s=at_most_s)
 
     def _end_after_fault(self, error: Exception) -> None:
-        """A process that met a fault ends at once. Sinks stay open: nobody would wait for them."""
+        """Prepare for the end of the process after a fault. Sinks stay open: nobody would wait for them."""
         self._checkpointer.settle(error)
         error.add_note(f"at step {self.state.progress.step}; {self._checkpointer.last_good}")
 
