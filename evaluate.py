@@ -9,6 +9,7 @@ checkpoints.
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -208,10 +209,10 @@ def main(world: World) -> None:
             if config.plot:
                 pyplot()
             for other in config.vote_with:
-                if not Path(other).is_file():
+                if not os.path.isfile(other):
                     open_checkpoint(Path(other), lambda text: print(text, file=sys.stderr))
             if out is not None:
-                if out.exists() and not out.is_dir():
+                if os.path.isfile(out):
                     raise UserError(f"out={out} is a file; give a folder")
                 with file_errors():
                     if config.out is None:  # the run's folder may come from somebody else

@@ -75,7 +75,8 @@ def main(world: World) -> None:
         with world.agree():
             axes = config.parallel.axes(world.size)
         world = use_device(world, config.device, config.dist, axes=axes, deterministic=config.deterministic)
-        start.config = config.model_copy(update={"arch": with_forward_dtype(config.arch, world)})
+        before = start.checkpoint.state.config["arch"]["forward_dtype"] if start.checkpoint else None
+        start.config = config.model_copy(update={"arch": with_forward_dtype(config.arch, world, before=before)})
         data = open_data(start.config, world)
         recovery = Recovery(start, world)
         while not recovery.is_done:

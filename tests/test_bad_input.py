@@ -175,7 +175,7 @@ def _mistake(call: Callable[[], Any]) -> str:
         ({"arch__rope_theta": 0}, "rope_theta: input should be greater than or equal to 1, but it is 0"),
         (
             {"arch__forward_dtype": "float64"},
-            "forward_dtype: input should be 'bfloat16', 'float16' or 'float32', but it is 'float64'",
+            "forward_dtype: input should be 'auto', 'bfloat16', 'float16' or 'float32', but it is 'float64'",
         ),
         (
             {"arch__pos_encodings": "alibi"},

@@ -10,14 +10,18 @@ from utils.dist.world import World
 A = TypeVar("A", bound=CommonConfig)
 
 
-def with_forward_dtype(arch: A, world: World) -> A:
+def with_forward_dtype(arch: A, world: World, *, before: str | None = None) -> A:
     """Replace forward_dtype=auto by the dtype that suits the device of rank 0. Every rank.
 
     All ranks compute in one dtype, whatever their devices are.
+
+    Args:
+        before: the dtype of the checkpoint that the run goes on from. The run keeps it, so that a
+            resumed run on another machine ends with the same bits.
     """
     if arch.forward_dtype != "auto":
         return arch
-    chosen = world.broadcast_object("bfloat16" if multiplies_bfloat16(world.device) else "float32")
+    chosen = before or world.broadcast_object("bfloat16" if multiplies_bfloat16(world.device) else "float32")
     return arch.model_copy(update={"forward_dtype": chosen})
 
 

@@ -1,5 +1,6 @@
 """Open a trained model, for every command that needs one."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +36,12 @@ class TrainedConfig(StrictModel):
 
     @property
     def is_run(self) -> bool:
-        return not (self.checkpoint.startswith("hf://") or Path(self.checkpoint).is_file())
+        # os.path, because Path.is_file raises an OSError for a folder that may not be read.
+        return not (self.checkpoint.startswith("hf://") or os.path.isfile(self.checkpoint))
 
     @model_validator(mode="after")
     def _a_file_needs_what_a_run_knows(self) -> "TrainedConfig":
-        if self.arch and not Path(self.checkpoint).exists() and self.is_run:
+        if self.arch and not os.path.exists(self.checkpoint) and self.is_run:
             raise ValueError(f"{self.checkpoint} does not exist; give a file of weights for arch to read, or a run")
         if self.is_run and (self.arch or self.puzzle_table):
             given = "arch" if self.arch else "puzzle_table"
@@ -141,7 +143,7 @@ def load_weights_from(source: str, model: RecursiveModel, puzzle_table: PuzzleTa
     with world.agree():
         if world.is_main:  # one download, one reading
             path = Path(source)
-            if path.is_dir():
+            if os.path.isdir(path):
                 weights = open_checkpoint(path, tell).trained_weights()
             else:
                 weights = to_ours(read_weights(source))

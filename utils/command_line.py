@@ -230,7 +230,7 @@ def _require_single_value(typed: str) -> None:
         raise UserError(f"{typed!r} is no override; write key=value, and see --help for the keys")
     try:
         override = OverridesParser.create().parse_override(typed)
-    except HydraException as error:
+    except (HydraException, ValueError) as error:  # ValueError: a number of thousands of digits
         raise UserError(
             f"{typed!r} can't be read ({' '.join(str(error).split())}); "
             f"a value with special characters needs quotes of its own: \"{key}='{value}'\""

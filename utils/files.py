@@ -81,11 +81,18 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def file_errors() -> Iterator[None]:
-    """Turn an OSError inside into a UserError with the same text. Use it for file access only."""
+    """Turn an OSError inside into a UserError with the same text. Use it for file access only.
+
+    Names that no file can have count as well: those that cannot be encoded or hold a null byte.
+    """
     try:
         yield
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise UserError(one_line(error)) from error
+    except ValueError as error:
+        if isinstance(error, UserError) or "null byte" not in str(error):
+            raise
+        raise UserError(f"{one_line(error)} in the name of a file; correct the name") from error
 
 
 @contextmanager

@@ -223,7 +223,7 @@ def _start_wandb(config: WandbConfig, run_id: str, run: Path, resolved: dict[str
     }
     try:
         return wandb.init(mode="offline" if config.mode == "offline" else "online", **options)
-    except wandb.Error as error:
+    except (wandb.Error, ValueError, OSError) as error:  # ValueError: what pydantic says of a tag
         reason = " ".join(str(error).split())
         if config.mode != "auto":
             raise UserError(

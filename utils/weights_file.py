@@ -37,8 +37,14 @@ def read_weights(where: str) -> dict[str, Tensor]:
         UserError: The file is missing or damaged, or holds something else than tensors.
     """
     path = _download(where) if where.startswith("hf://") else Path(where)
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist" if not path.exists() else "is no regular file"
+    if not os.path.isfile(path):  # unlike path.is_file(), False where a folder may not be read
+        what = (
+            "is a folder"
+            if os.path.isdir(path)
+            else "does not exist"
+            if not os.path.exists(path)
+            else "is no regular file"
+        )
         raise UserError(f"{where} {what}; give a file of weights (safetensors, or written by torch.save)")
     try:
         with path.open("rb") as file:

@@ -309,7 +309,8 @@ function draw(canvas, board, picture, width, height) {
       });
     }
   }
-  for (const cell of cells) CELLS[board.kind](context, cell);
+  const drawCell = CELLS[board.kind] ?? CELLS.numbers;
+  for (const cell of cells) drawCell(context, cell);
   if (board.kind === "maze") way(context, cells, part, c);
   else lines(context, board, part, c);
   frame(context, part, c);

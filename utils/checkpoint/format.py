@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from utils.files import INCOMPLETE
+from utils.files import INCOMPLETE, file_errors
 
 Tensors = dict[str, Tensor]
 
@@ -82,6 +82,10 @@ class RunState(Progress):
     """The contents of state.json: everything in a checkpoint that is not a tensor."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    # No file without these was ever written, so a file that lacks one is not the state of a run.
+    step: int
+    draws: int
+    wandb_run_id: str
     fingerprint: dict[str, str]
     task: dict[str, int]  # the sizes of the data
     config: dict[str, Any]
@@ -113,6 +117,7 @@ def first_failure(error: CheckpointException) -> BaseException:
     return error.failures[min(error.failures)][0]
 
 
+@file_errors()
 def read_name(path: Path) -> str:
     """Return the step folder that the file `latest` or `best` names; "" if it names none."""
     name = path.read_text(errors="replace").strip() if path.is_file() else ""

@@ -49,7 +49,6 @@ class Checkpoint:
     files: frozenset[str]  # the files in the manifest; no others are read
 
     @staticmethod
-    @file_errors()
     def open(path: Path) -> "Checkpoint":
         """Open a step folder and check all its files.
 
@@ -246,5 +245,5 @@ def put_back(run: Path) -> None:
 def _reading(path: Path) -> Iterator[Path]:
     try:
         yield path
-    except (SafetensorError, FileNotFoundError) as error:
+    except (SafetensorError, OSError) as error:
         raise UserError(f"{path} can't be read as safetensors: {error}") from error

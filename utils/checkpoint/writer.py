@@ -106,8 +106,8 @@ class Checkpointer:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
         self._staged: Tensors = {}
-        if world.is_main:
-            for leftover in run.glob(f"{INCOMPLETE}*"):
+        with file_errors():
+            for leftover in run.glob(f"{INCOMPLETE}*") if world.is_main else ():
                 if leftover.is_dir():
                     shutil.rmtree(leftover)
                 else:

@@ -57,6 +57,7 @@ def with_names(config: C, launch: Launch) -> C:
     return config.model_copy(update={"project_name": project, "run_name": run_name, "checkpoint_path": path})
 
 
+@file_errors()
 def _draw_name(project: str, launch: Launch) -> str:
     """Return a name of two random words.
 
@@ -68,7 +69,7 @@ def _draw_name(project: str, launch: Launch) -> str:
             # The note is from an earlier launch with the same identity, and names another run.
             note.unlink(missing_ok=True)
         elif note.is_file():
-            return note.read_text().strip()
+            return note.read_text(errors="replace").strip()
     return coolname.generate_slug(2)
 
 
@@ -76,6 +77,7 @@ def _note_of_launch(project: str, identity: str) -> Path:
     return CHECKPOINTS / project / ".launches" / re.sub(r"[^\w.-]", "_", identity)
 
 
+@file_errors()
 def run_folder_of(checkpoint_path: Path) -> Path:
     """Return the run folder of a path: the folder above a step folder, or the path itself."""
     return checkpoint_path.parent if checkpoint_path in step_folders(checkpoint_path.parent) else checkpoint_path

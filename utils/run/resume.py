@@ -185,6 +185,7 @@ def _name_in(options: Any, group: str) -> str | None:
     return name if name in choices(group) else None
 
 
+@file_errors()
 def _config_of(run_path: Path) -> Container | None:
     """Return the stored config of a run without checkpoints; None if no run began there.
 

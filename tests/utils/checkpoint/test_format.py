@@ -61,7 +61,18 @@ def test_every_number_of_the_progress_is_stored_and_read() -> None:
     assert read.progress() == PROGRESS and type(read.progress()) is Progress
 
 
-@pytest.mark.parametrize("newer", Progress.model_fields)
+REQUIRED = ("step", "draws", "wandb_run_id")  # stored since the first checkpoint
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_a_state_without_its_first_numbers_is_none(name: str) -> None:
+    stored = json.loads(STATE.model_dump_json())
+    del stored[name]
+    with pytest.raises(ValidationError, match=name):
+        RunState.model_validate_json(json.dumps(stored))
+
+
+@pytest.mark.parametrize("newer", [name for name in Progress.model_fields if name not in REQUIRED])
 def test_a_state_without_a_newer_number_still_loads(newer: str) -> None:
     """A checkpoint that was written before the number existed has its default."""
     stored = json.loads(STATE.model_dump_json())

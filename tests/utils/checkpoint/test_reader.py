@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+import utils.checkpoint.reader as reader
 from tests.spawn import run_ranks, world_of
 from tests.utils.checkpoint.helpers import (
     CONFIG,
@@ -24,6 +25,7 @@ from tests.utils.checkpoint.helpers import (
     placed,
     save_in_world,
     save_shards,
+    save_step,
     silent,
     state_at,
     weights_at,
@@ -32,6 +34,7 @@ from utils.checkpoint.reader import Checkpoint, find_checkpoint, put_back
 from utils.dist.config import Axes
 from utils.dist.setup import use_device
 from utils.dist.world import World
+from utils.errors import UserError
 
 # pytest resets the filter that utils/checkpoint/reader.py sets.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -354,3 +357,18 @@ def test_state_that_is_none(run: Path, text: str) -> None:
     fix_manifest(folder)
     with pytest.raises(ValueError, match=r"step_00000006 is damaged: state\.json isn't the state of a run"):
         Checkpoint.open(folder)
+
+
+def test_a_read_error_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fails for a moment must not take the run back to an older checkpoint."""
+    for step in (1, 2):
+        save_step(tmp_path, step, World.single())
+
+    def failing(path: Path) -> str:
+        if "step_00000002" in str(path):
+            raise OSError(5, "Input/output error")
+        return str(path)
+
+    monkeypatch.setattr(reader, "sha256_of_file", failing)
+    with pytest.raises(UserError, match="Input/output error"):
+        reader.find_checkpoint(tmp_path, lambda text: pytest.fail(text))
