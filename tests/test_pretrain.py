@@ -20,11 +20,12 @@ from models.inference import trace
 from models.losses import act_loss
 from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
-from pretrain import StepResult, build_model, build_state, finish_step, train, train_step
+from pretrain import StepResult, StepSettings, build_model, build_state, finish_step, train, train_step
 from tests import runs
-from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START
+from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START, begin
 from training.config import PretrainConfig
 from training.data import open_data
+from training.plan import Plan
 from training.session import Evaluation
 from training.state import TrainState
 from utils.checkpoint.format import Progress
@@ -449,6 +450,40 @@ def test_a_compiled_model_has_the_losses_of_the_eager_one(data: Path, tmp_path: 
     for row, eager in zip(rows, every_step, strict=True):
         assert row["train/lm_loss"] == pytest.approx(eager["train/lm_loss"], rel=1e-4)
     assert not [name for name in state.model.state_dict() if "_orig_mod" in name]
+
+
+# ---- what the config says about a step -------------------------------------------------------------------
+
+
+def test_the_settings_of_a_step_are_those_of_the_config(data: Path, tmp_path: Path) -> None:
+    """The depth and the rates follow the last step of the run, which max_steps puts before that of the data."""
+    options = {
+        "arch__depth_curriculum": "[{until:0.5,H_cycles:1,L_cycles:1}]",
+        "lr_warmup_steps": 4,
+        "lr_scaling": "linear",
+        "lr_scaling_reference": 8,
+        "puzzle_emb_lr": 0.5,
+        "puzzle_emb_weight_decay": 0.25,
+        "grad_clip": 2.0,
+        "ema": "true",
+        "ema_rate": 0.75,
+        "ema_start": 0.5,
+        "seed": 3,
+    }
+    begun = begin(runs.settings(data, tmp_path / "run", **options))
+    plan = Plan.make(begun.start.config, begun.data, begun.state.progress, SINGLE)
+    assert plan.last_step == 12 < plan.sampler.last_step
+    arch = begun.start.config.arch
+    for step in range(1, 13):
+        found = StepSettings.at(step, plan, SINGLE)
+        assert (found.depth.H_cycles, found.depth.L_cycles) == ((1, 1) if step <= 6 else (2, 2)), step
+        assert (found.loss, found.global_batch_size, found.grad_clip) == (arch.loss, 16, 2.0)
+        multiplier = lr_multiplier(step, 12, 4, begun.start.config.lr_min_ratio)
+        assert found.lr_multiplier == pytest.approx(2 * multiplier)
+        assert (found.puzzle_emb_lr, found.puzzle_emb_weight_decay) == (pytest.approx(0.5 * multiplier), 0.25)
+        assert found.ema_rate == (0.75 if step > 6 else 0.0)
+        assert found.min_halt_steps_B is not None
+        assert torch.equal(found.min_halt_steps_B, draw_min_halt_steps(3, step, 16, 0.5, arch.halt_max_steps))
 
 
 # ---- what follows a step ---------------------------------------------------------------------------------

@@ -185,9 +185,10 @@ def test_an_evaluation_is_what_the_config_says(
             tensor.add_(1)
         average = {name: tensor.clone() for name, tensor in state.ema.tensors().items()}
         monkeypatch.setattr("training.session.evaluate", evaluate)
+        monkeypatch.setattr(state.layout, "lockstep", limited)
         found = session.evaluate({"train/lr": 1.0}, limited=limited)
         assert given["model"] is state.model and given["split"].path.name == "test" and given["stop"] is stop
-        assert (given["evaluators"], given["lockstep"]) == (session.plan.evaluators, state.layout.lockstep)
+        assert (given["evaluators"], given["lockstep"]) == (session.plan.evaluators, limited)
         assert given["deadline"].is_set == limited
         made = given["options"]
         assert (made.batch_size, made.num_steps, made.adaptive, made.max_examples) == (expected, None, True, 3)

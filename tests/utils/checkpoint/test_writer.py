@@ -1,5 +1,6 @@
 """A checkpoint is whole or not there, whoever dies when, and the training goes on while one is written."""
 
+import itertools
 import json
 import os
 import resource
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests import runs
-from tests.spawn import run_ranks
+from tests.spawn import run_ranks, world_of
 from tests.utils.checkpoint.helpers import CONFIG, SLOTS, carry_of, placed, save_step, silent, snapshot_at, weights_at
 from utils import files
 from utils.checkpoint import writer as writer_module
@@ -86,6 +87,19 @@ def test_weights_must_be_finite(tmp_path: Path) -> None:
             assert message.startswith("w is not finite at step 9; the last good checkpoint is ")
             assert message.endswith("step_00000008; go on with a lower lr")
     assert [folder.name[-1] for folder in step_folders(tmp_path)] == ["8"]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+def test_ranks_share_what_they_hold_alike(num_ranks: int) -> None:
+    """Each rank copies and writes its part only. The writer would drop a second copy, after it was made."""
+    shared = {f"optimizer.{n}": torch.zeros(1) for n in range(7)}
+    snapshots = [snapshot_at(1, world_of(rank, num_ranks), shared=shared) for rank in range(num_ranks)]
+    names = [[*writer_module._named(snapshot, world_of(rank, num_ranks))] for rank, snapshot in enumerate(snapshots)]
+    of_shared = [[name for name in own if name in shared] for own in names]
+    assert sorted(itertools.chain(*of_shared)) == sorted(shared)
+    assert max(map(len, of_shared)) - min(map(len, of_shared)) <= 1
+    assert [any(name.startswith("model.") for name in own) for own in names] == [True] + [False] * (num_ranks - 1)
+    assert len({*itertools.chain(*names)}) == sum(map(len, names))
 
 
 # ---- in the background -----------------------------------------------------------------------------------

@@ -109,6 +109,14 @@ def test_typed_data_take_the_place_of_all_stored_data(tmp_path: Path, typed: lis
     assert train_paths == expected, f"with {typed} typed over data_paths=[a,b] the run would train on {train_paths}"
 
 
+def test_what_was_allowed_once_is_not_allowed_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    prepare_run(read(f"checkpoint_path={run}", "allow_changed_data=true"))
+    again = ("resume=auto", f"checkpoint_path={run}")
+    assert not read(*again).config.allow_changed_data
+    assert read(*again, "allow_changed_data=true").config.allow_changed_data
+
+
 def test_killed_before_its_first_checkpoint_a_run_keeps_its_recipe(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     prepare_run(read(f"checkpoint_path={run}", "lr=3e-3", f"data_path={data}"))

@@ -19,6 +19,14 @@ def _handlers_of_before() -> object:
         signal.signal(number, handler)
 
 
+def test_signals_are_ignored_once_a_stop_was_asked_for() -> None:
+    """A second signal must not end a process that is through with its loop and is leaving."""
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.requested()
+    assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN] * 3
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_is_noted(number: signal.Signals) -> None:
     with StopSignal() as stop:
