@@ -8,14 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dataset.evaluators import Evaluators
 from dataset.loader import IGNORE_LABEL
 from dataset.schema import DatasetMetadata, PuzzleSet, Split
 from models.act import initial_carry, segment
 from models.hrm import HRM
+from models.inference import Slots
 from models.losses import act_loss
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_hrm
 from tests.spawn import run_ranks
 from training.evaluation import EvalOptions, evaluate
+from utils.batch import Batch
 from utils.dist.world import World
 from utils.profiling import Deadline
 from utils.run.stop import StopSignal
@@ -247,6 +250,53 @@ def test_settled_ones_leave_with_the_answer_that_they_have_then(
             bool((answer == labels_NS[n])[is_label_NS[n]].all()) for n, answer in zip(counted, answers, strict=True)
         ]
         assert metrics[f"eval/all/exact_accuracy_at_step/{t + 1}"] == pytest.approx(sum(exact) / 22)
+
+
+class Votes(Evaluators):
+    """Evaluators that note what they are told."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.told: list[str] = []
+        self.confidence: dict[int, float] = {}
+        self.answers: dict[int, list[int]] = {}
+
+    def clear(self) -> None:
+        self.told.append("clear")
+
+    def vote(self, batch: Batch, predictions_BS: torch.Tensor, confidence_B: torch.Tensor) -> None:
+        self.told.append("vote")
+        for row, answer_S, confidence in zip(batch["row"], predictions_BS, confidence_B, strict=True):
+            self.confidence[int(row)], self.answers[int(row)] = float(confidence), answer_S.tolist()
+
+    def results(self, world: World, save_to: Path | None) -> dict[str, float]:
+        self.told.append("results")
+        return {"votes": float(len(self.answers))}
+
+
+@pytest.mark.parametrize("keep_votes", [False, True])
+def test_each_answer_votes_once_with_its_confidence(
+    model: HRM, rows: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, keep_votes: bool
+) -> None:
+    """The confidence is a probability, so that a mean of confidences ranks equal answers."""
+    said, votes = _by_hand(model, rows)[-1], Votes()
+    with_rows = Slots.advance
+
+    def advance(slots: Slots) -> Any:
+        found = with_rows(slots)
+        if found.finished is not None:
+            found.finished.batch["row"] = torch.from_numpy(found.finished.rows_N)
+        return found
+
+    monkeypatch.setattr(Slots, "advance", advance)
+    options = EvalOptions(5, keep_votes=keep_votes)
+    metrics = evaluate(model, _split(all=rows), SINGLE, options, evaluators=votes)
+    assert metrics is not None and metrics["eval/all/votes"] == 23
+    assert [votes.told[0], votes.told[-1]] == ["vote" if keep_votes else "clear", "results"]
+    assert votes.told.count("clear") == (not keep_votes)
+    for n in range(23):
+        assert votes.answers[n] == said["predictions"][n].tolist()
+        assert votes.confidence[n] == pytest.approx(float(said["q_halt"][n].sigmoid()), rel=1e-4)
 
 
 def test_more_or_fewer_segments_than_in_training(model: HRM, rows: dict[str, np.ndarray]) -> None:
