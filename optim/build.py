@@ -181,6 +181,7 @@ def _initial_state(name: str, parameter: Tensor) -> dict[str, Tensor]:
     """
     if name == "muon":
         return {"momentum_buffer": torch.zeros_like(parameter)}
+    assert name in ("adamw", "adam_atan2"), f"say which state {name} keeps"
     return {
         "step": torch.zeros((), device="cpu"),
         "exp_avg": torch.zeros_like(parameter),
@@ -241,7 +242,7 @@ def build_optimizers(
     if rest and rest_name == "adam_atan2":
         by_name[rest_name] = AdamATan2(_groups(rest), lr=lr, betas=betas, weight_decay=weight_decay)
     elif rest:
-        assert config.name != "adam_atan2"
+        assert config.name != "adam_atan2" and rest_name == "adamw", f"nothing here builds {rest_name}"
         by_name[rest_name] = torch.optim.AdamW(
             _groups(rest), lr=lr, betas=betas, eps=config.eps, weight_decay=weight_decay, foreach=True
         )
