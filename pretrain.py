@@ -22,7 +22,7 @@ from dataset.loader import IGNORE_LABEL, Batch
 from models import ArchConfig, build_arch
 from models.base import RecursiveModel
 from models.depth import Depth
-from models.losses import LossConfig, Outputs, StepLoss
+from models.losses import LossConfig, LossSpec, Outputs
 from models.metric_sums import OpenSums
 from models.parallel import parallelize
 from optim.build import build_optimizers
@@ -80,17 +80,17 @@ def main(world: World) -> None:
         data = open_data(start.config, world)
         recovery = Recovery(start, world)
         while not recovery.is_done:
-            with recovery.attempt() as attempt:
-                state = recovery.adopt(build_state(attempt, data, world))
-                train(attempt, data, state, stop, lock, world)
-            del state  # before another attempt takes as much memory
+            with recovery.next_start() as start:
+                state = recovery.adopt(build_state(start, data, world))
+                train(start, data, state, stop, lock, world)
+            del state  # before the next state takes as much memory
 
 
 def read_config_and_checkpoint(lock: RunLock, world: World) -> Start[PretrainConfig] | None:
     """Read the config on rank 0, find the checkpoint to go on from, and broadcast both. Every rank.
 
     utils/run/resume.py decides whether there is a checkpoint to go on from. A restart by torchrun,
-    which `world.attempt` tells, resumes without being asked to.
+    which `world.launch` tells, resumes without being asked to.
 
     Returns:
         None if the command line asks for a page (--help, --cfg job), which is printed.
@@ -105,7 +105,7 @@ def read_config_and_checkpoint(lock: RunLock, world: World) -> Start[PretrainCon
             if command.page:
                 print(command.page)
             else:
-                start = read_start(PretrainConfig, "pretrain", command.overrides, lock, world.attempt)
+                start = read_start(PretrainConfig, "pretrain", command.overrides, lock, world.launch)
     return world.broadcast_object(start)
 
 
@@ -174,7 +174,7 @@ def train(
     """Train from the step of the state to the last one, or until somebody asks to stop. Every rank.
 
     Raises:
-        NotFinite: A step went wrong. Its metrics and checkpoints are on the disk.
+        BadStep: A step went wrong. Its metrics and checkpoints are on the disk.
         UserError: The data do not give what the config asks for, or the disk fails.
     """
     progress = state.progress
@@ -263,7 +263,7 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
         batch,
         depth=settings.depth,
         min_halt_steps_B=settings.min_halt_steps_B,
-        loss=StepLoss(settings.loss, IGNORE_LABEL, settings.global_batch_size, scale),
+        loss=LossSpec(settings.loss, IGNORE_LABEL, settings.global_batch_size, scale),
     )
     rows = [part.puzzle_rows_BE for part in outputs if part.puzzle_rows_BE is not None]
     rows_grads = [part_BE.grad for part_BE in rows if part_BE.grad is not None]
@@ -309,7 +309,7 @@ def finish_step(session: Session, row: Row) -> bool:
         Whether the run ends here.
 
     Raises:
-        NotFinite: A step since the last log, evaluation or save went wrong.
+        BadStep: A step since the last log, evaluation or save went wrong.
         UserError: The data or the disk failed. Nothing that was computed is lost.
     """
     plan, progress = session.plan, session.state.progress

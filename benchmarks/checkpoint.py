@@ -32,7 +32,7 @@ import torch
 
 from models import build_arch
 from models.act import Carry, initial_carry
-from models.losses import StepLoss
+from models.losses import LossSpec
 from models.parallel.layout import Layout
 from optim.build import build_optimizers
 from optim.ema import EMA
@@ -132,7 +132,7 @@ class _Training:
             self._batch,
             depth=self._config.arch.depth_at(1, 2),
             min_halt_steps_B=None,
-            loss=StepLoss(self._config.arch.loss, ignore_label=0, global_batch_size=self._options.step_batch_size),
+            loss=LossSpec(self._config.arch.loss, ignore_label=0, global_batch_size=self._options.step_batch_size),
         )
         self._optimizers.step(1.0)
         self._optimizers.zero_grad()

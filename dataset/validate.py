@@ -91,8 +91,8 @@ class Findings:
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def attempt(self, check: Callable[[], Any]) -> Any:
-        """What `check` returns; None, and an error, if it raises ValueError."""
+    def collect(self, check: Callable[[], Any]) -> Any:
+        """Return what `check` returns. If it raises UserError, note the error and return None."""
         try:
             return check()
         except UserError as error:
@@ -139,7 +139,7 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
             parts = [_scan_set(split, set_name, task, findings, bar.update) for set_name in split.sets]
             keys[name] = np.concatenate(parts)
             # Only now, because the first value out of range would end it.
-            fingerprint = findings.attempt(partial(_fingerprint, path, name)) if split.whole else None
+            fingerprint = findings.collect(partial(_fingerprint, path, name)) if split.whole else None
             lines += _describe(split, task, fingerprint)
     if not all(split.whole for split in splits.values()):
         lines.append("leaks and duplicates were not looked for: there are errors to be corrected first")
@@ -166,7 +166,7 @@ def _open_splits(path: Path, findings: Findings) -> dict[SplitName, Split]:
         findings.errors.append(f"{path}: has no train/dataset.json; rebuild the dataset")
     if "test" not in described:
         findings.warnings.append(f"{path}: has no test split, so nothing can be evaluated on it")
-    splits = {name: findings.attempt(partial(_open, path, name, findings)) for name in described}
+    splits = {name: findings.collect(partial(_open, path, name, findings)) for name in described}
     return {name: split for name, split in splits.items() if split is not None}
 
 
@@ -179,7 +179,7 @@ def _open(path: Path, name: SplitName, findings: Findings) -> Split:
         split.sets[set_name] = _open_set(split, set_name, findings)
     if len(findings.errors) == num_before:
         # What training opens has the last word; also about what concerns several sets.
-        findings.attempt(partial(open_split, path, name))
+        findings.collect(partial(open_split, path, name))
     split.whole = len(findings.errors) == num_before
     return split
 
@@ -187,7 +187,7 @@ def _open(path: Path, name: SplitName, findings: Findings) -> Split:
 def _open_set(split: Split, set_name: str, findings: Findings) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for array, num_axes in _ARRAYS.items():
-        opened = findings.attempt(partial(open_array, split.file(set_name, array), num_axes))
+        opened = findings.collect(partial(open_array, split.file(set_name, array), num_axes))
         if opened is not None:
             arrays[array] = opened if num_axes == 2 else opened.astype(np.int64)
 
@@ -206,7 +206,7 @@ def _open_set(split: Split, set_name: str, findings: Findings) -> dict[str, np.n
     ):
         if array in arrays and counted in arrays:
             check = partial(check_indices, split.file(set_name, array), arrays[array], len(arrays[counted]), what)
-            findings.attempt(check)
+            findings.collect(check)
     if "puzzle_indices" in arrays and "puzzle_identifiers" in arrays:
         num, num_puzzles = len(arrays["puzzle_identifiers"]), len(arrays["puzzle_indices"]) - 1
         if num != num_puzzles:

@@ -32,7 +32,7 @@ class LossConfig(StrictModel):
 
 
 @dataclass(frozen=True)
-class StepLoss:
+class LossSpec:
     """How the loss of a training step is computed: summed over all slots, divided by their number.
 
     Attributes:

@@ -44,7 +44,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
 
 def world_of(rank: int, size: int) -> World:
     """Return the world of a rank, for tests that need no communication."""
-    return World(rank=rank, size=size, data_rank=rank, data_size=size, weights=(Fraction(1),) * size)
+    return World(rank=rank, size=size, data_rank=rank, data_size=size, share_weights=(Fraction(1),) * size)
 
 
 def environment_of(rank: int, size: int, port: int) -> dict[str, str]:

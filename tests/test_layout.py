@@ -105,7 +105,7 @@ MAY_TALK = {
     *(Path("utils/program.py"), Path("optim/muon.py"), Path("optim/sparse_sign_sgd.py")),
     *(
         Path("models/parallel") / f"{name}.py"
-        for name in ("ddp", "fsdp", "pipeline", "puzzle_table", "split", "tensor")
+        for name in ("ddp", "dtensor", "fsdp", "pipeline", "puzzle_table", "tensor")
     ),
 }
 # Tensors that are spread over ranks are values; talking is what has its places.
@@ -213,7 +213,7 @@ STEP_PATH = {
     "models/puzzle_embedding.py": ("PuzzleEmbedding.rows", "ShardedPuzzleEmbedding.rows"),
     "optim/sparse_sign_sgd.py": ("sparse_sign_sgd_", "_update_own_"),
     "models/parallel/layout.py": ("Layout.gradients", "Layout.grad_norm", "loss_of_slots"),
-    "models/parallel/split.py": ("SplitLayout.grad_norm", "SplitLayout.clip_"),
+    "models/parallel/dtensor.py": ("DTensorLayout.grad_norm", "DTensorLayout.clip_"),
     "models/parallel/ddp.py": ("DDPLayout._sum",),
     "optim/adam_atan2.py": ("AdamATan2.step",),
     "optim/muon.py": ("Muon.step", "Muon._update", "orthogonal"),

@@ -94,7 +94,7 @@ def require_whole_shares(config: PretrainConfig, world: World) -> None:
 
 def slots_of_ranks(config: PretrainConfig, world: World) -> list[int]:
     """Return how many slots of the global batch each share of the ranks holds."""
-    return [share.stop - share.start for share in shares(world.weights, config.global_batch_size)]
+    return [share.stop - share.start for share in shares(world.share_weights, config.global_batch_size)]
 
 
 def require_same_sizes(sizes: Sizes, other: Split, arch: ArchConfig) -> None:

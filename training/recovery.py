@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from training.config import PretrainConfig
 from training.data import slots_of_ranks
 from training.state import TrainState
-from training.watch import NotFinite
+from training.watch import BadStep
 from utils.checkpoint.reader import find_checkpoint
 from utils.dist.world import World, local_part
 from utils.errors import UserError
@@ -20,32 +20,33 @@ from utils.run.resume import Start
 class Recovery:
     """Starts a run, and starts it again from its last good checkpoint when a step went wrong.
 
-    An attempt after the first builds its state as any resumed run does, so that a rewind leaves
-    behind what a restart would. The batches of the steps that went wrong are left out.
+    After each start the state is built as in any resumed run, so that a rewind gives the same bits as
+    a restart. The batches of the steps that went wrong are left out.
     """
 
     def __init__(self, start: Start[PretrainConfig], world: World) -> None:
         self._start, self._config, self._world = start, start.config, world
         self._skipped: list[int] = []
-        # A weak reference, so that a finished attempt frees its memory before the next one builds its state.
+        # A weak reference, so that a state that went wrong frees its memory before the next state is built.
         self._state: weakref.ref[TrainState] | None = None
         self._wandb_run_id = ""
         self.is_done = False
 
     @contextmanager
-    def attempt(self) -> Iterator[Start[PretrainConfig]]:
-        """Give the start of the next attempt, which runs inside. Every rank.
+    def next_start(self) -> Iterator[Start[PretrainConfig]]:
+        """Give the checkpoint and the config to go on from. The run goes on inside. Every rank.
 
-        A step that went wrong ends the attempt and not the run, if on_nonfinite=rewind.
+        With on_nonfinite=rewind, a step that went wrong does not end the run: the caller asks for the
+        next start until `is_done`.
 
         Raises:
             UserError: A step went wrong, and on_nonfinite=stop or there were max_rewinds before it.
         """
-        gc.collect()  # frees the tensors of the last attempt before this one takes as much memory
+        gc.collect()  # frees the tensors of the last start before this one takes as much memory
         try:
             yield self._start
             self.is_done = True
-        except NotFinite as bad:
+        except BadStep as bad:
             if self._config.on_nonfinite == "stop":
                 raise
             self._leave_out(bad)
@@ -56,15 +57,15 @@ class Recovery:
             raise
 
     def adopt(self, state: TrainState) -> TrainState:
-        """Add to the state of a new attempt what earlier attempts know beyond its checkpoint, and return it."""
+        """Add to a new state what is known since its checkpoint (skipped steps, the W&B run), and return it."""
         self._state, progress = weakref.ref(state), state.progress
         progress.skipped_steps = sorted({*progress.skipped_steps, *self._skipped})
         progress.wandb_run_id = self._wandb_run_id = self._wandb_run_id or progress.wandb_run_id
         return state
 
-    def _leave_out(self, bad: NotFinite) -> None:
+    def _leave_out(self, bad: BadStep) -> None:
         state = self._state() if self._state is not None else None
-        assert state is not None, "its step went wrong, so the attempt had a state"
+        assert state is not None, "its step went wrong, so there is a state"
         before = state.progress.skipped_steps
         self._skipped = sorted({*before, bad.step})
         if len(self._skipped) > self._config.max_rewinds:

@@ -13,7 +13,7 @@ from training.data import Data
 from training.evaluation import EvalOptions, evaluate
 from training.plan import Plan
 from training.state import TrainState
-from training.watch import NotFinite
+from training.watch import BadStep
 from utils.checkpoint.writer import Checkpointer
 from utils.dist.replicas import require_same_replicas
 from utils.dist.world import World
@@ -65,7 +65,7 @@ class Session:
                 data.train, plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on
             )
             if world.is_main:
-                prepare(start, lock, world.attempt)
+                prepare(start, lock, world.launch)
                 world.note_beginning()
             self._checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)
             # A step whose evaluation is pending has no row yet. If its row is there, the run died
@@ -125,7 +125,7 @@ class Session:
         """Return the row of the step, which is empty if none is due. Every rank.
 
         Raises:
-            NotFinite: A step since the last row went wrong.
+            BadStep: A step since the last row went wrong.
         """
         step = self.state.progress.step
         self._profiler.step()
@@ -266,7 +266,7 @@ class Session:
             self._checkpointer.wait()  # the save that is under way is still of use
         finally:
             self._profiler.close()
-            rewinds = isinstance(error, NotFinite) and self.config.on_nonfinite == "rewind"
+            rewinds = isinstance(error, BadStep) and self.config.on_nonfinite == "rewind"
             # The other ranks wait meanwhile, for the rewind or for the error message.
             at_most_s = min(60.0, self._world.timeout.total_seconds() / 2)
             self._metrics.close(failed=not rewinds, at_most_s=at_most_s)

@@ -16,7 +16,7 @@ from utils.errors import UserError
 _SPIKE_WINDOW, _SPIKE_LEAST = 100, 10
 
 
-class NotFinite(UserError):
+class BadStep(UserError):
     """A step that went wrong: its gradients are NaN or infinite, or its loss is a spike."""
 
     def __init__(self, step: int, what: str, last_good: str) -> None:
@@ -53,7 +53,7 @@ class NumberWatch:
             self._unread.append((step, metric_sums[METRICS.index("lm_loss")] / global_batch_size))
 
     def require_finite(self, last_good: Callable[[], str]) -> None:
-        """Wait for the device and raise NotFinite, on every rank, if a step went wrong. Every rank.
+        """Wait for the device and raise BadStep, on every rank, if a step went wrong. Every rank.
 
         Args:
             last_good: says where the run can be taken up again; called only if a step went wrong.
@@ -69,7 +69,7 @@ class NumberWatch:
         if self._world.any(bool(found)):
             # Ranks that went back to different steps would leave out different batches, and wait for one another.
             step, what = min(bad for of_rank in self._world.gather_objects(found) for bad in of_rank)
-            raise NotFinite(step, what, last_good())
+            raise BadStep(step, what, last_good())
 
     def _first_spike(self) -> tuple[int, float, float] | None:
         """Look at the steps since the last look for a spike of the loss. Every rank.

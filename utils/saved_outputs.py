@@ -35,7 +35,7 @@ class OutputWriter:
     """
 
     def __init__(self, folder: Path, set_name: str, world: World) -> None:
-        self._writes = world.has_first_copy
+        self._writes = world.is_first_of_share
         self._folder, self._prefix = folder, f"{set_name}_rank{world.rank}"
         self._pending: list[dict[str, Tensor]] = []
         self._num_bytes = 0

@@ -16,11 +16,11 @@ from pydantic import Field
 
 from models.base import RecursiveModel
 from models.parallel.ddp import DDPConfig, DDPLayout
+from models.parallel.dtensor import DTensorLayout
 from models.parallel.fsdp import FSDPConfig, FSDPLayout, HSDPConfig, ShardingConfig, shard_weights
 from models.parallel.layout import Layout
 from models.parallel.pipeline import PipelineConfig, PipelineLayout
 from models.parallel.puzzle_table import shard_table
-from models.parallel.split import SplitLayout
 from models.parallel.tensor import FSDPTPConfig, TPConfig, split_tensors
 from utils.dist.world import World
 
@@ -58,7 +58,7 @@ def parallelize(
     if sharded_table:
         shard_table(model, world)
     model.to(world.device)
-    if world.num_copies > 1:
+    if world.ranks_per_share > 1:
         split_tensors(model, world)
     layout: Layout
     if isinstance(config, ShardingConfig):
@@ -67,7 +67,7 @@ def parallelize(
     elif isinstance(config, DDPConfig):
         layout = DDPLayout(model, config, world, num_microbatches=num_microbatches, sharded_table=sharded_table)
     else:
-        layout = SplitLayout(model, world, num_microbatches=num_microbatches, lockstep=True)
+        layout = DTensorLayout(model, world, num_microbatches=num_microbatches, lockstep=True)
     if compile:
         model.compile_levels()
     return layout

@@ -15,9 +15,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from models.base import RecursiveModel
+from models.parallel.dtensor import DTensorLayout
 from models.parallel.layout import LayoutConfig
 from models.parallel.requirements import can_sum
-from models.parallel.split import SplitLayout
 from utils.config import Bool, Float, Int
 from utils.dist.config import Axes
 from utils.dist.world import World
@@ -72,7 +72,7 @@ def _sum_of_bucket(layout: "weakref.ref[DDPLayout]", bucket: GradBucket) -> torc
     return alive._sum(bucket)
 
 
-class DDPLayout(SplitLayout):
+class DDPLayout(DTensorLayout):
     """The whole model on every rank. Gradients are summed while the backward pass still runs."""
 
     def __init__(

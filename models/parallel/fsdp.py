@@ -11,9 +11,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from models.base import RecursiveModel
 from models.block import Block
+from models.parallel.dtensor import DTensorLayout
 from models.parallel.layout import LayoutConfig
 from models.parallel.requirements import can_sum, fill_in_degrees
-from models.parallel.split import SplitLayout
 from utils.config import Bool, Int
 from utils.dist.config import Axes
 from utils.dist.world import World
@@ -98,7 +98,7 @@ def shard_weights(model: RecursiveModel, config: ShardingConfig, world: World) -
         sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other; nccl's would scale by 1.0
 
 
-class FSDPLayout(SplitLayout):
+class FSDPLayout(DTensorLayout):
     """Shards that FSDP2 gathers block by block.
 
     Tensor parallelism may have split the tensors before.

@@ -17,7 +17,7 @@ from torch import Tensor
 from models.act import Batch, Carry, segment
 from models.base import RecursiveModel, SegmentOutput
 from models.depth import Depth
-from models.losses import Outputs, StepLoss, act_loss
+from models.losses import LossSpec, Outputs, act_loss
 from models.parallel.requirements import nearest_divisors
 from utils.config import StrictModel
 from utils.dist.config import Axes
@@ -84,7 +84,7 @@ class Layout:
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def gradients(
-        self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss: StepLoss
+        self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss: LossSpec
     ) -> tuple[Carry, list[Outputs], Tensor]:
         """Run one segment for each slot of this rank, and its backward pass. Every rank.
 
@@ -176,7 +176,7 @@ class Layout:
         """
 
 
-def loss_of_slots(outputs: Outputs, carry: Carry, loss: StepLoss) -> tuple[Tensor, Tensor]:
+def loss_of_slots(outputs: Outputs, carry: Carry, loss: LossSpec) -> tuple[Tensor, Tensor]:
     """Return the part of a step's loss that belongs to some slots, and their sums of METRICS.
 
     Args:

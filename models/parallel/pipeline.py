@@ -20,7 +20,7 @@ from models.act import Batch, Carry
 from models.base import RecursiveModel, SegmentOutput, State
 from models.block import Block, Level
 from models.depth import Depth
-from models.losses import METRICS, Outputs, StepLoss, widest_float
+from models.losses import METRICS, LossSpec, Outputs, widest_float
 from models.parallel.layout import Layout, LayoutConfig, loss_of_slots
 from models.parallel.requirements import nearest_divisors
 from models.transformer import Transformer, TransformerConfig
@@ -215,13 +215,13 @@ class PipelineLayout(Layout):
         # beside the model, for this strategy alone.
         model.forward = self._infer  # type: ignore[method-assign]
         self._schedules: dict[int, Any] = {}  # by number of slots
-        self._in_schedule: tuple[Carry, StepLoss] | None = None  # what `_loss` is about
+        self._in_schedule: tuple[Carry, LossSpec] | None = None  # what `_loss` is about
         self._sums = self._zero_sums()
 
     # ---- training --------------------------------------------------------------------------------
 
     def gradients(
-        self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss: StepLoss
+        self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss: LossSpec
     ) -> tuple[Carry, list[Outputs], Tensor]:
         """As in the base class. Only the rank of the last stage returns logits and Q values.
 
@@ -241,7 +241,7 @@ class PipelineLayout(Layout):
         dist.broadcast(self._sums, group=self._group, group_src=self._world.size - 1)
         return carry, outputs, self._sums
 
-    def _gradients_of_part(self, carry: Carry, loss: StepLoss) -> Outputs:
+    def _gradients_of_part(self, carry: Carry, loss: LossSpec) -> Outputs:
         """Run the schedule once over the slots of one part."""
         inputs_BS, ids_B = carry.current["inputs"], carry.current["puzzle_identifiers"]
         num_slots = len(ids_B)
@@ -316,7 +316,7 @@ class PipelineLayout(Layout):
         """Return the loss of a microbatch, and add its sums to those of the step.
 
         A schedule calls this function on the last stage, and passes nothing but tensors. The carry
-        and the StepLoss are in `_in_schedule`.
+        and the LossSpec are in `_in_schedule`.
 
         Args:
             slots_B: which slots of the part make up the microbatch.

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from models.base import RecursiveModel
-from models.parallel.split import own_part
+from models.parallel.dtensor import own_part
 from models.puzzle_embedding import ShardedPuzzleEmbedding
 from utils.dist.world import World
 

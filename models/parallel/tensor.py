@@ -10,10 +10,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from models.attention import Attention
 from models.base import RecursiveModel
 from models.layers import SwiGLU
+from models.parallel.dtensor import transposed_rows
 from models.parallel.fsdp import ShardingConfig
 from models.parallel.layout import LayoutConfig
 from models.parallel.requirements import fill_in_degrees
-from models.parallel.split import transposed_rows
 from utils.config import Int
 from utils.dist.config import Axes
 from utils.dist.world import World
@@ -40,7 +40,7 @@ class TPConfig(LayoutConfig):
 
     def require_support(self, model: RecursiveModel, world: World) -> None:
         """As in the base class: the ranks must divide the heads and the MLPs."""
-        _require_splittable(model, world.num_copies)
+        _require_splittable(model, world.ranks_per_share)
 
 
 class FSDPTPConfig(ShardingConfig):
@@ -56,7 +56,7 @@ class FSDPTPConfig(ShardingConfig):
 
     def require_support(self, model: RecursiveModel, world: World) -> None:
         """As in the base class: what tp requires, and what sharding requires."""
-        _require_splittable(model, world.num_copies)
+        _require_splittable(model, world.ranks_per_share)
         super().require_support(model, world)
 
 

@@ -22,7 +22,7 @@ def _config(*typed: str) -> PretrainConfig:
 
 
 def _weighted(*weights: float) -> World:
-    return replace(world_of(0, len(weights)), weights=tuple(map(Fraction, weights)))
+    return replace(world_of(0, len(weights)), share_weights=tuple(map(Fraction, weights)))
 
 
 def test_sizes_are_those_of_the_dataset(data: Path) -> None:

@@ -24,7 +24,7 @@ from tests.spawn import run_ranks, world_of
 from training.config import PretrainConfig
 from training.recovery import Recovery
 from training.state import TrainState
-from training.watch import NotFinite, NumberWatch
+from training.watch import BadStep, NumberWatch
 from utils.checkpoint.reader import Checkpoint
 from utils.dist.world import World
 from utils.errors import UserError
@@ -180,7 +180,7 @@ def test_a_loss_that_overflows_is_no_spike() -> None:
     for step, loss in enumerate([1.0] * 12 + [float("inf"), float("nan"), 1.0, 3.0], start=1):
         values[METRICS.index("lm_loss")] = loss
         watch.add(step, 1, values, torch.zeros(()))
-    with pytest.raises(NotFinite, match=r"lm_loss is 3 at step 16, 3 times the 1 of the steps before it"):
+    with pytest.raises(BadStep, match=r"lm_loss is 3 at step 16, 3 times the 1 of the steps before it"):
         watch.require_finite(lambda: "nothing")
 
 
@@ -219,7 +219,7 @@ def _goes_wrong_here_first(world: World) -> str:
     watch, values = NumberWatch(world), torch.zeros(len(METRICS), dtype=torch.float64)
     for step in range(1, 5):
         watch.add(step, 2, values, torch.tensor(1.0 if step < 4 - world.rank else float("inf")))
-    with pytest.raises(NotFinite) as caught:
+    with pytest.raises(BadStep) as caught:
         watch.require_finite(lambda: "nothing")
     assert caught.value.step == 3
     return str(caught.value)
@@ -323,7 +323,7 @@ def test_a_rewind_goes_on_in_the_same_wandb_run(data: Path, tmp_path: Path, log:
     assert len(folders) == 2 and len({name.split("-")[3] for name in folders}) == 1, folders
 
 
-# ---- attempts, one by one --------------------------------------------------------------------------------
+# ---- starts, one by one ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -333,44 +333,44 @@ def begun(data: Path, tmp_path: Path) -> Begun:
     return begun
 
 
-def _bad(step: int) -> NotFinite:
-    return NotFinite(step, f"step {step} is bad", "nothing is good")
+def _bad(step: int) -> BadStep:
+    return BadStep(step, f"step {step} is bad", "nothing is good")
 
 
 def _fails(recovery: Recovery, state: TrainState, error: Exception) -> Start[PretrainConfig]:
-    """Let an attempt end with an error. Return its start."""
-    with recovery.attempt() as attempt:
+    """Let what follows a start end with an error. Return the start."""
+    with recovery.next_start() as start:
         recovery.adopt(state)
         raise error
-    return attempt
+    return start
 
 
 def _fresh(begun: Begun) -> TrainState:
-    """Return the state of a next attempt."""
+    """Return a state as it is built after the next start."""
     state = replace(begun.state, progress=begun.state.progress.model_copy(deep=True))
     state.progress.wandb_run_id, state.progress.skipped_steps = "another", []
     return state
 
 
-def test_an_attempt_that_ends_well_is_the_last(begun: Begun) -> None:
+def test_a_start_that_ends_well_is_the_last(begun: Begun) -> None:
     recovery = Recovery(begun.start, SINGLE)
-    with recovery.attempt() as attempt:
-        assert attempt is begun.start and recovery.adopt(begun.state) is begun.state
+    with recovery.next_start() as start:
+        assert start is begun.start and recovery.adopt(begun.state) is begun.state
         assert not recovery.is_done
     assert recovery.is_done
 
 
-def test_a_next_attempt_knows_all_steps_that_are_left_out(begun: Begun) -> None:
-    """Those of the checkpoint that the run was resumed from, and those since. W&B has one run for all attempts."""
+def test_the_next_start_knows_all_steps_that_are_left_out(begun: Begun) -> None:
+    """These are the steps in the resumed checkpoint and the steps since. All starts share one W&B run."""
     begun.state.progress.skipped_steps = [8]
     recovery = Recovery(begun.start, SINGLE)
     _fails(recovery, begun.state, _bad(5))
     assert begun.state.progress.skipped_steps == [8] and not recovery.is_done
-    with recovery.attempt() as attempt:
+    with recovery.next_start() as start:
         state = recovery.adopt(_fresh(begun))
         assert (state.progress.skipped_steps, state.progress.wandb_run_id) == ([5, 8], "first")
-    assert attempt.checkpoint is None and attempt.config is begun.start.config
-    assert attempt.notes == [
+    assert start.checkpoint is None and start.config is begun.start.config
+    assert start.notes == [
         "step 5 is bad: going back (rewind 2 of 2 at most)",
         "going on from the start, without the batch of step 5, 8",
     ]
@@ -379,7 +379,7 @@ def test_a_next_attempt_knows_all_steps_that_are_left_out(begun: Begun) -> None:
 def test_a_resumed_run_still_leaves_steps_out(begun: Begun) -> None:
     begun.state.progress.skipped_steps = [8, 3]
     recovery = Recovery(begun.start, SINGLE)
-    with recovery.attempt():
+    with recovery.next_start():
         assert recovery.adopt(begun.state).progress.skipped_steps == [3, 8]
 
 
@@ -393,7 +393,7 @@ def test_so_many_rewinds_and_no_more(begun: Begun) -> None:
 
 def test_without_rewinds_the_step_ends_the_run(begun: Begun) -> None:
     begun.start.config = begun.start.config.model_copy(update={"on_nonfinite": "stop"})
-    with pytest.raises(NotFinite, match="step 5 is bad; nothing is good; go on with a lower lr"):
+    with pytest.raises(BadStep, match="step 5 is bad; nothing is good; go on with a lower lr"):
         _fails(Recovery(begun.start, SINGLE), begun.state, _bad(5))
 
 
@@ -401,12 +401,12 @@ def test_a_branch_without_a_checkpoint_goes_back_to_its_source(begun: Begun, qui
     source = Checkpoint.open(quiet / "step_00000004")
     recovery = Recovery(Start(begun.start.config, source), SINGLE)
     _fails(recovery, begun.state, _bad(5))
-    with recovery.attempt() as attempt:
-        assert attempt.checkpoint is source
-        assert attempt.notes[-1] == f"going on from {source.path} at step 4, without the batch of step 5"
+    with recovery.next_start() as start:
+        assert start.checkpoint is source
+        assert start.notes[-1] == f"going on from {source.path} at step 4, without the batch of step 5"
 
 
-def test_an_attempt_gives_its_memory_back_before_the_next(begun: Begun) -> None:
+def test_a_start_gives_its_memory_back_before_the_next(begun: Begun) -> None:
     """Even if the state is part of a cycle, as a layout with hooks is."""
     state = _fresh(begun)
     state.layout = copy.copy(state.layout)
@@ -414,7 +414,7 @@ def test_an_attempt_gives_its_memory_back_before_the_next(begun: Begun) -> None:
     recovery, gone = Recovery(begun.start, SINGLE), weakref.ref(state)
     _fails(recovery, state, _bad(5))
     del state
-    with recovery.attempt():
+    with recovery.next_start():
         assert gone() is None
 
 
@@ -427,7 +427,7 @@ def test_advice_on_memory_has_the_numbers_of_this_rank(begun: Begun, monkeypatch
 
     monkeypatch.setattr("training.recovery.advice", advice)
     begun.start.config = begun.start.config.model_copy(update={"global_batch_size": 30})
-    world = replace(world_of(1, 3), weights=(Fraction(1), Fraction(3), Fraction(1)))  # 6, 18 and 6 slots
+    world = replace(world_of(1, 3), share_weights=(Fraction(1), Fraction(3), Fraction(1)))  # 6, 18 and 6 slots
     with pytest.raises(MemoryError) as caught:
         _fails(Recovery(begun.start, world), begun.state, MemoryError())
     assert caught.value.__notes__ == ["buy more"]

@@ -16,7 +16,7 @@ from tests.in_process import SINGLE, begin
 from tests.runs import settings
 from training.plan import Plan
 from training.session import Session
-from training.watch import NotFinite
+from training.watch import BadStep
 from utils.checkpoint import writer as writer_module
 from utils.checkpoint.format import step_folders
 from utils.checkpoint.reader import Checkpoint
@@ -240,7 +240,7 @@ def test_an_evaluation_without_time_is_no_candidate(open_session: Open, monkeypa
 @pytest.mark.parametrize("how", ["save", "evaluate"])
 def test_a_step_that_went_wrong_is_not_saved(open_session: Open, how: str) -> None:
     session = open_session()
-    with pytest.raises(NotFinite, match="since step 4; there is no checkpoint yet"), session:
+    with pytest.raises(BadStep, match="since step 4; there is no checkpoint yet"), session:
         session.add_to_sums(_sums(1.0), torch.tensor(float("nan")))
         if how == "save":
             session.save(is_best=False)
@@ -302,8 +302,8 @@ def _leave(session: Session, error: BaseException | None) -> None:
     [
         (None, "stop", ["profiler", "metrics {}"]),
         (UserError("no data"), "rewind", ["profiler", "metrics {'failed': True, 'at_most_s': 60.0}"]),
-        (NotFinite(4, "bad", "good"), "stop", ["profiler", "metrics {'failed': True, 'at_most_s': 60.0}"]),
-        (NotFinite(4, "bad", "good"), "rewind", ["profiler", "metrics {'failed': False, 'at_most_s': 60.0}"]),
+        (BadStep(4, "bad", "good"), "stop", ["profiler", "metrics {'failed': True, 'at_most_s': 60.0}"]),
+        (BadStep(4, "bad", "good"), "rewind", ["profiler", "metrics {'failed': False, 'at_most_s': 60.0}"]),
         (RuntimeError("a bug"), "stop", []),  # nobody would wait for the sinks
     ],
     ids=["in order", "a mistake", "a bad step", "a rewind", "a fault"],

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.losses import METRICS
 from tests.spawn import run_ranks
-from training.watch import NotFinite, NumberWatch
+from training.watch import BadStep, NumberWatch
 from utils.dist.world import World
 
 SINGLE = World.single()
@@ -33,7 +33,7 @@ def test_the_first_bad_step_is_named_and_the_good_ones_pass() -> None:
     watch.require_finite(_never_asked)
     for step, norm in enumerate([1.0, math.inf, math.nan, 1.0], start=4):
         watch.add(step, 1, _with_loss(1.0), torch.tensor(norm))
-    with pytest.raises(NotFinite, match=r"since step 5; the last one; go on with a lower lr") as caught:
+    with pytest.raises(BadStep, match=r"since step 5; the last one; go on with a lower lr") as caught:
         watch.require_finite(lambda: "the last one")
     assert caught.value.step == 5
 
@@ -44,7 +44,7 @@ def test_of_a_spike_and_bad_gradients_the_earlier_step_is_named() -> None:
         for step in range(1, 16):
             loss, norm = (9.0 if step == spike_at else 1.0), (math.nan if step == bad_at else 1.0)
             watch.add(step, 1, _with_loss(loss), torch.tensor(norm))
-        with pytest.raises(NotFinite, match="lm_loss is 9" if spike_at < bad_at else "not finite") as caught:
+        with pytest.raises(BadStep, match="lm_loss is 9" if spike_at < bad_at else "not finite") as caught:
             watch.require_finite(lambda: "nothing")
         assert caught.value.step == min(spike_at, bad_at)
 
@@ -55,7 +55,7 @@ def _differs_by_rank(world: World) -> int:
     for step in range(1, 9):
         is_bad = world.rank > 0 and step >= 7 - world.rank
         watch.add(step, 1, _with_loss(1.0), torch.tensor(math.nan if is_bad else 1.0))
-    with pytest.raises(NotFinite, match="since step 5") as caught:
+    with pytest.raises(BadStep, match="since step 5") as caught:
         watch.require_finite(lambda: "nothing")
     return caught.value.step
 
@@ -82,7 +82,7 @@ def _found_spike(losses: list[float], factor: float, *, look_every: int) -> int 
         if step % look_every == 0 or step == len(losses):
             try:
                 watch.require_finite(lambda: "nothing")
-            except NotFinite as found:
+            except BadStep as found:
                 return found.step
     return None
 
@@ -117,7 +117,7 @@ def test_a_restored_window_judges_the_next_step() -> None:
     resumed.restore(saved)
     assert torch.equal(resumed.tensors()["losses"], saved["losses"])
     resumed.add(111, 1, _with_loss(3.01 * 60.5), torch.tensor(1.0))
-    with pytest.raises(NotFinite, match=r"at step 111, 3.01 times the 60.5 of the steps before it \(loss_spike=3\)"):
+    with pytest.raises(BadStep, match=r"at step 111, 3.01 times the 60.5 of the steps before it \(loss_spike=3\)"):
         resumed.require_finite(lambda: "nothing")
 
 
@@ -150,7 +150,7 @@ def _sees_a_part(world: World) -> int:
     for step in range(1, 14):
         own = 2 * world.size if step == 12 and world.rank == world.size - 1 else 0
         watch.add(step, world.size, _with_loss(1.0 + own * 1.5), torch.tensor(1.0))
-    with pytest.raises(NotFinite, match="lm_loss is 4 at step 12, 4 times the 1 of the steps") as caught:
+    with pytest.raises(BadStep, match="lm_loss is 4 at step 12, 4 times the 1 of the steps") as caught:
         watch.require_finite(lambda: "nothing")
     return caught.value.step
 

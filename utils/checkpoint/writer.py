@@ -102,7 +102,7 @@ class Checkpointer:
     def __init__(self, run: Path, world: World, keep_last_k: int | None) -> None:
         assert world.size == 1 or world.thread_group is not None, "ranks save once use_device has made their groups"
         self.run, self._world, self._keep_last_k = run, world, keep_last_k
-        self._attempt = ""
+        self._writer_id = ""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
         self._staged: Tensors = {}
@@ -138,8 +138,8 @@ class Checkpointer:
         with self._world.agree():
             if self._world.is_main:
                 require_finite_weights(snapshot, self.last_good)
-        if not self._attempt:
-            self._attempt = self._world.broadcast_object(uuid.uuid4().hex[:8])
+        if not self._writer_id:
+            self._writer_id = self._world.broadcast_object(uuid.uuid4().hex[:8])
         self._staged = self._stage(_named(snapshot, self._world))
         in_thread = replace(self._world, host_group=self._world.thread_group)
         self._saving = self._thread.submit(self._write, self._staged, snapshot.state, is_best, in_thread)
@@ -201,9 +201,9 @@ class Checkpointer:
     def _write(self, staged: Tensors, state: RunState, is_best: bool, world: World) -> None:
         """Write a step and publish it, in the thread. Every rank."""
         folder = self.run / f"step_{state.step:08d}"
-        # The name contains the attempt, because a rank of an earlier attempt may live a moment
+        # The name contains the writer's id, because a rank from before a restart may live a moment
         # longer than its rank 0, and still write.
-        temporary = self.run / f"{INCOMPLETE}{folder.name}_{self._attempt}"
+        temporary = self.run / f"{INCOMPLETE}{folder.name}_{self._writer_id}"
         weights = {name.removeprefix("model."): of for name, of in staged.items() if name.startswith("model.")}
         rest = {name: tensor for name, tensor in staged.items() if not name.startswith("model.")}
         try:
@@ -311,7 +311,7 @@ def _named(snapshot: Snapshot, world: World) -> Tensors:
     """
     plain = sorted(name for name, tensor in snapshot.shared.items() if not isinstance(tensor, DTensor))
     others = {name for index, name in enumerate(plain) if index % world.data_size != world.data_rank}
-    rows = sorted(snapshot.by_slot)[world.rank % world.num_copies :: world.num_copies]
+    rows = sorted(snapshot.by_slot)[world.rank % world.ranks_per_share :: world.ranks_per_share]
     slots = f"slots.{snapshot.slots.start:06d}_{snapshot.slots.stop:06d}"
     own = of_rank(world.rank, world.size)
     return {

@@ -30,14 +30,14 @@ def join_ranks(init_method: str = "env") -> World:
     """
     size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     launch_store = agents_store() if init_method == "env" else None
-    attempt = Launch.from_environment()
+    launch = Launch.from_environment()
     if launch_store is not None and rank == 0:
         # torchrun's own count is of no use: each host counts the restarts that its own workers
         # caused, and refused attempts count too. Only an attempt that began to train left
         # something to resume from (docs/reliability.md).
-        attempt = replace(attempt, restarts=launch_store.add(BEGUN, 0))
+        launch = replace(launch, restarts=launch_store.add(BEGUN, 0))
     if size == 1:
-        return World(attempt=attempt, launch_store=launch_store)
+        return World(launch=launch, launch_store=launch_store)
     if not torch.cuda.is_available():
         # PyTorch keeps the call stacks of the last 2,000 collectives. These small blocks fragment
         # the heap: two ranks on a CPU grew by 0.7 MB a step without end (docs/log.md).
@@ -61,8 +61,8 @@ def join_ranks(init_method: str = "env") -> World:
         host_data_group=dist.group.WORLD,
         data_rank=rank,
         data_size=size,
-        weights=(Fraction(1),) * size,
-        attempt=attempt,
+        share_weights=(Fraction(1),) * size,
+        launch=launch,
         launch_store=launch_store,
     )
 
@@ -107,7 +107,7 @@ def use_device(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if world.size == 1 and axes is None:
-        return replace(world, device=device, weights=weights)
+        return replace(world, device=device, share_weights=weights)
     if not dist.is_initialized():  # a single process whose strategy needs a group
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=START_TIMEOUT)
@@ -136,7 +136,7 @@ def use_device(
         host_data_group=_own_group(world, data_ranks, "gloo", timeout),
         data_rank=world.rank // axes.model,
         data_size=world.size // axes.model,
-        weights=weights,
+        share_weights=weights,
         mesh=DeviceMesh.from_group(
             [
                 _own_group(world, list(lines.flatten(0, 1)), backend, device_timeout)

@@ -59,9 +59,9 @@ class World:
     thread_group: dist.ProcessGroup | None = None
     data_rank: int = 0  # the number of this rank's share of the slots
     data_size: int = 1  # the number of shares
-    weights: tuple[Fraction, ...] = (Fraction(1),)  # one for each share; see `shares`
+    share_weights: tuple[Fraction, ...] = (Fraction(1),)  # one for each share; see `shares`
     timeout: timedelta = START_TIMEOUT  # how long a rank waits for the others before it gives up
-    attempt: Launch = field(default_factory=Launch)  # only rank 0 uses it, to decide about resuming
+    launch: Launch = field(default_factory=Launch)  # only rank 0 uses it, to decide about resuming
     launch_store: Store | None = None  # torchrun's own, which all attempts of a launch share
     mesh: DeviceMesh | None = None  # its axes are those of Axes; None if no strategy needs a mesh
 
@@ -82,14 +82,14 @@ class World:
         return self.rank == 0
 
     @property
-    def num_copies(self) -> int:
+    def ranks_per_share(self) -> int:
         """How many consecutive ranks hold the same slots (tensor parallelism, pipelines)."""
         return self.size // self.data_size
 
     @property
-    def has_first_copy(self) -> bool:
-        """Whether this rank is the first of those with the same slots, and writes for them all."""
-        return self.rank % self.num_copies == 0
+    def is_first_of_share(self) -> bool:
+        """Whether this rank is the first of the ranks with its slots. The first writes for all of them."""
+        return self.rank % self.ranks_per_share == 0
 
     def slice_of(self, num_slots: int) -> slice:
         """Return this rank's contiguous share of `num_slots`, in proportion to its weight.
@@ -97,7 +97,7 @@ class World:
         Shares come in the order of ranks. Ranks that hold parts of the same model have the same
         share.
         """
-        return shares(self.weights, num_slots)[self.data_rank]
+        return shares(self.share_weights, num_slots)[self.data_rank]
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """Copy a tensor from host memory to the device without waiting for the copy.
@@ -150,7 +150,7 @@ class World:
         """
         if self.data_size == 1:
             return tensor
-        known = shares(self.weights, num_rows) if num_rows is not None else []
+        known = shares(self.share_weights, num_rows) if num_rows is not None else []
         counts = [share.stop - share.start for share in known]
         longest = max(counts, default=len(tensor))
         if len(tensor) < longest:  # all_gather needs the same size on each rank

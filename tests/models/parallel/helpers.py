@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from models.act import Batch, Carry, draw_min_halt_steps, initial_carry
 from models.base import RecursiveModel
-from models.losses import StepLoss
+from models.losses import LossSpec
 from models.parallel import ParallelConfig, parallelize
 from models.parallel.layout import Layout
 from optim.sparse_sign_sgd import sparse_sign_sgd_
@@ -89,7 +89,7 @@ def train(
             {name: tensor[mine] for name, tensor in batch_at(step).items()},
             depth=config.depth,
             min_halt_steps_B=draw_min_halt_steps(0, step, BATCH, 0.5, config.halt_max_steps)[mine],
-            loss=StepLoss(config.loss, ignore_label=0, global_batch_size=BATCH),
+            loss=LossSpec(config.loss, ignore_label=0, global_batch_size=BATCH),
         )
         found.norms.append(layout.grad_norm())
         if clip is not None:

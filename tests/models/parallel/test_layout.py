@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.act import initial_carry, segment
-from models.losses import METRICS, StepLoss, act_loss
+from models.losses import METRICS, LossSpec, act_loss
 from models.parallel.layout import Layout, loss_of_slots
 from tests.models.helpers import ARCH_NAMES
 from tests.models.parallel.helpers import BATCH, batch_at, config_of, model_of, start, train
@@ -27,7 +27,7 @@ def test_gradients_are_the_sum_over_slots_taken_one_by_one(arch: str, num_parts:
     first.
     """
     model, reference = model_of(arch), model_of(arch)
-    layout, loss = Layout(model, World.single(), num_microbatches=num_parts), StepLoss(model.config.loss, 0, BATCH)
+    layout, loss = Layout(model, World.single(), num_microbatches=num_parts), LossSpec(model.config.loss, 0, BATCH)
     depth = model_of(arch, H_cycles=1, L_cycles=1).config.depth  # shallower than the model's own
     carry = initial_carry(model, batch_at(0))
     carries = [
@@ -69,7 +69,7 @@ def test_outputs_and_carry_hold_no_graph() -> None:
         batch_at(0),
         depth=model.config.depth,
         min_halt_steps_B=None,
-        loss=StepLoss(model.config.loss, 0, BATCH),
+        loss=LossSpec(model.config.loss, 0, BATCH),
     )
     for part in outputs:
         assert part.puzzle_rows_BE is not None and part.puzzle_rows_BE.is_leaf and part.puzzle_rows_BE.grad is not None
@@ -128,9 +128,9 @@ def test_the_loss_is_divided_by_the_global_batch_and_then_scaled() -> None:
     loss, sums = act_loss(
         outputs, labels_BS, halted_B=carry.halted_B, steps_B=carry.steps_B, config=config, ignore_label=3
     )
-    of_slots, same_sums = loss_of_slots(outputs, carry, StepLoss(config, ignore_label=3, global_batch_size=11))
+    of_slots, same_sums = loss_of_slots(outputs, carry, LossSpec(config, ignore_label=3, global_batch_size=11))
     assert torch.equal(of_slots, loss / 11) and torch.equal(same_sums, sums)
-    scaled = StepLoss(config, ignore_label=3, global_batch_size=11, scale=3.0)
+    scaled = LossSpec(config, ignore_label=3, global_batch_size=11, scale=3.0)
     assert torch.equal(loss_of_slots(outputs, carry, scaled)[0], loss / 11 * 3.0)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.act import Batch, Carry, initial_carry, segment
 from models.base import RecursiveModel
-from models.losses import StepLoss, act_loss
+from models.losses import LossSpec, act_loss
 from models.parallel.pipeline import PipelineConfig, PipelineLayout
 from tests.models.helpers import SEQ_LEN, VOCAB_SIZE, random_batch, small_config, small_model
 from tests.spawn import run_ranks
@@ -61,7 +61,7 @@ def _layout(
     return PipelineLayout(model, config, world, num_microbatches=parts)
 
 
-LOSS = StepLoss(small_config("transformer").loss, ignore_label=0, global_batch_size=BATCH)
+LOSS = LossSpec(small_config("transformer").loss, ignore_label=0, global_batch_size=BATCH)
 
 
 @dataclass

@@ -214,7 +214,7 @@ def test_a_step_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(writer_module, "sync_folder", sync)
     checkpointer = Checkpointer(tmp_path, World.single(), None)
-    checkpointer._attempt = "mine"
+    checkpointer._writer_id = "mine"
     checkpointer.save(snapshot_at(1, World.single()), is_best=False)
     checkpointer.wait()
     assert synced == [".incomplete_step_00000001_mine/state", ".incomplete_step_00000001_mine"]
@@ -222,7 +222,7 @@ def test_a_step_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
 
 def test_what_was_left_half_written_is_no_part_of_a_step(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path, World.single(), None)
-    checkpointer._attempt = "mine"
+    checkpointer._writer_id = "mine"
     left = tmp_path / ".incomplete_step_00000001_mine" / "state" / "rank_0007.safetensors"
     left.parent.mkdir(parents=True)
     left.write_text("half")

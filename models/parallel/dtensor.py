@@ -40,7 +40,7 @@ def own_part(whole: Tensor, mesh: DeviceMesh, placements: tuple[Any, ...]) -> Te
     return whole
 
 
-class SplitLayout(Layout):
+class DTensorLayout(Layout):
     """Tensors of which each rank may hold a part.
 
     Such a tensor is a DTensor, on any mesh. Plain tensors beside them are equal on all ranks.
@@ -49,7 +49,7 @@ class SplitLayout(Layout):
     def __init__(self, model: RecursiveModel, world: World, *, num_microbatches: int, lockstep: bool) -> None:
         super().__init__(model, world, num_microbatches=num_microbatches)
         self.lockstep = lockstep
-        self._tensor_degree = world.num_copies
+        self._tensor_degree = world.ranks_per_share
 
     def grad_norm(self) -> Tensor:
         by_place: dict[Any, list[Tensor]] = {}
