@@ -5,9 +5,11 @@ plain tensors or DTensors, and the DTensors of one model may have different mesh
 (models/parallel/).
 """
 
+from abc import abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self, get_args
 
 import torch
 from pydantic import Field, model_validator
@@ -20,17 +22,70 @@ from utils.config import Float, Int, StrictModel
 from utils.errors import UserError
 from utils.shapes import Shapes, compare_shapes
 
-# ---- config ----------------------------------------------------------------------------------------------
+# ---- one class for each optimizer ------------------------------------------------------------------------
 
 
-class AdamATan2Config(StrictModel):
-    """No options of its own: lr, betas and weight decay are keys of the run."""
+@dataclass(frozen=True)
+class Rates:
+    """The keys of the run that its optimizers share. Muon has a rate and a decay of its own."""
+
+    lr: float
+    betas: tuple[float, float]
+    weight_decay: float
+
+
+class OptimizerConfig(StrictModel):
+    """All that is known of one optimizer: its options, how it is made, and the state that it keeps.
+
+    config/optim/<name>.yaml explains the options and holds the defaults. The name begins the names
+    of the optimizer's tensors in a checkpoint.
+    """
+
+    name: str
+
+    def takes(self, left: list[nn.Parameter], block_weights: list[nn.Parameter]) -> list[nn.Parameter]:
+        """Return the parameters that this optimizer updates; by default all that are left.
+
+        Args:
+            left: the trained parameters that no optimizer before this one has taken.
+            block_weights: the parameters inside the blocks.
+        """
+        return left
+
+    def for_the_rest(self) -> "OptimizerConfig | None":
+        """Return the optimizer of the parameters that this optimizer does not take, if there is one."""
+        return None
+
+    @abstractmethod
+    def make(self, parameters: list[nn.Parameter], rates: Rates) -> torch.optim.Optimizer:
+        """Return the optimizer. The lr of each parameter group is its base rate."""
+
+    @abstractmethod
+    def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return the state that the optimizer itself would make at the parameter's first gradient.
+
+        It is made at once, so that every checkpoint is complete, and that a restored tensor finds a
+        tensor with the right device, dtype and shards to be copied into.
+
+        Returns:
+            Tensors that are shaped like the parameter, or scalars on the host.
+        """
+
+
+class AdamATan2Config(OptimizerConfig):
+    """AdamATan2 has no options of its own: lr, betas and weight decay are keys of the run."""
 
     name: Literal["adam_atan2"]
 
+    def make(self, parameters: list[nn.Parameter], rates: Rates) -> torch.optim.Optimizer:
+        return AdamATan2(_groups(parameters), lr=rates.lr, betas=rates.betas, weight_decay=rates.weight_decay)
 
-class AdamWConfig(StrictModel):
-    """config/optim/adamw.yaml explains the keys and holds the defaults."""
+    def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        return _moments(parameter)
+
+
+class AdamWConfig(OptimizerConfig):
+    """AdamW, as torch has it."""
 
     name: Literal["adamw"]
     eps: Float
@@ -40,9 +95,26 @@ class AdamWConfig(StrictModel):
         _require_eps(self.eps)
         return self
 
+    def make(self, parameters: list[nn.Parameter], rates: Rates) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            _groups(parameters),
+            lr=rates.lr,
+            betas=rates.betas,
+            eps=self.eps,
+            weight_decay=rates.weight_decay,
+            foreach=True,
+        )
 
-class MuonConfig(StrictModel):
-    """config/optim/muon.yaml explains the keys and holds the defaults."""
+    def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        return _moments(parameter)
+
+
+class MuonConfig(OptimizerConfig):
+    """Muon for the matrices inside the blocks, and an Adam for the rest.
+
+    Embeddings and heads are matrices as well, but their rows stand for symbols, and an orthogonal
+    step would mix the symbols.
+    """
 
     name: Literal["muon"]
     muon_lr: Float
@@ -64,6 +136,24 @@ class MuonConfig(StrictModel):
         _require_eps(self.eps)
         return self
 
+    def takes(self, left: list[nn.Parameter], block_weights: list[nn.Parameter]) -> list[nn.Parameter]:
+        return [weight for weight in block_weights if weight.requires_grad and weight.ndim == 2]
+
+    def for_the_rest(self) -> OptimizerConfig:
+        return AdamWConfig(name="adamw", eps=self.eps) if self.rest == "adamw" else AdamATan2Config(name="adam_atan2")
+
+    def make(self, parameters: list[nn.Parameter], rates: Rates) -> torch.optim.Optimizer:
+        return Muon(
+            parameters,
+            lr=self.muon_lr,
+            momentum=self.muon_momentum,
+            weight_decay=self.muon_weight_decay,
+            iterations=self.muon_iterations,
+        )
+
+    def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        return {"momentum_buffer": torch.zeros_like(parameter)}
+
 
 def _require_eps(eps: float) -> None:
     if eps <= 0:
@@ -71,7 +161,32 @@ def _require_eps(eps: float) -> None:
         raise UserError(f"eps is {eps}; give a small positive number, such as 1e-8")
 
 
+def _moments(parameter: Tensor) -> dict[str, Tensor]:
+    """Return the initial state of Adam and its relatives."""
+    return {
+        "step": torch.zeros((), device="cpu"),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
+
+
+def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """Group parameters by mesh and placements.
+
+    torch's foreach functions don't accept a list that mixes plain tensors with DTensors, or
+    DTensors of several meshes.
+    """
+    groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
+    for parameter in parameters:
+        place = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
+        groups[place].append(parameter)
+    return [{"params": group} for group in groups.values()]
+
+
 OptimConfig = Annotated[AdamATan2Config | AdamWConfig | MuonConfig, Field(discriminator="name")]
+"""Every optimizer of the project. A new one is a class above, its name here, and config/optim/<name>.yaml."""
+
+_NAMES = {get_args(config.model_fields["name"].annotation)[0] for config in get_args(get_args(OptimConfig)[0])}
 
 # ---- the optimizers of a run -----------------------------------------------------------------------------
 
@@ -83,19 +198,18 @@ class Optimizers:
     from the config, so that a resumed run can change them.
     """
 
-    def __init__(self, by_name: Mapping[str, torch.optim.Optimizer]) -> None:
+    def __init__(self, optimizers: Sequence[tuple[OptimizerConfig, torch.optim.Optimizer]]) -> None:
         """Make the initial state of every parameter.
 
         Args:
-            by_name: new optimizers by config name. The lr of each parameter group becomes its base
-                rate.
+            optimizers: new optimizers, each with the config that it was made from.
         """
-        self._by_name = by_name
-        for name, optimizer in by_name.items():
+        self._by_name = {config.name: optimizer for config, optimizer in optimizers}
+        for config, optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["base_lr"] = group["lr"]
                 for parameter in group["params"]:
-                    optimizer.state[parameter] = _initial_state(name, parameter)
+                    optimizer.state[parameter] = config.initial_state(parameter)
 
     def step(self, multiplier: float) -> None:
         """Update every parameter that has a gradient. The host does not wait for the device.
@@ -170,25 +284,6 @@ def require_same_state(saved: Shapes, own: Shapes) -> None:
         )
 
 
-_NAMES = {"muon", "adamw", "adam_atan2"}
-
-
-def _initial_state(name: str, parameter: Tensor) -> dict[str, Tensor]:
-    """Return the state that the optimizer itself would make at the parameter's first gradient.
-
-    It is made at once, so that every checkpoint is complete, and that a restored tensor finds a
-    tensor with the right device, dtype and shards to be copied into.
-    """
-    if name == "muon":
-        return {"momentum_buffer": torch.zeros_like(parameter)}
-    assert name in ("adamw", "adam_atan2"), f"say which state {name} keeps"
-    return {
-        "step": torch.zeros((), device="cpu"),
-        "exp_avg": torch.zeros_like(parameter),
-        "exp_avg_sq": torch.zeros_like(parameter),
-    }
-
-
 def _owners(tensors: Iterable[str]) -> set[str]:
     return {name.split(".", 1)[0] for name in tensors}
 
@@ -204,7 +299,7 @@ def _options(owners: set[str]) -> str:
 
 def build_optimizers(
     model: nn.Module,
-    block_weights: Iterable[Tensor],
+    block_weights: Iterable[nn.Parameter],
     config: OptimConfig,
     *,
     lr: float,
@@ -218,50 +313,23 @@ def build_optimizers(
 
     Args:
         block_weights: the parameters inside the blocks. Muon takes the matrices among them.
-            Embeddings and heads are matrices as well, but their rows stand for symbols, and an
-            orthogonal step would mix the symbols.
         lr: base learning rate of all parameters that Muon doesn't take.
         betas: Adam's betas for these parameters.
         weight_decay: weight decay of these parameters.
     """
-    rest = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    rest_name = config.rest if config.name == "muon" else config.name
-    by_name: dict[str, torch.optim.Optimizer] = {}
-    if config.name == "muon":
-        matrices = [weight for weight in block_weights if weight.requires_grad and weight.ndim == 2]
-        taken = set(matrices)
-        rest = [parameter for parameter in rest if parameter not in taken]
-        if matrices:
-            by_name["muon"] = Muon(
-                matrices,
-                lr=config.muon_lr,
-                momentum=config.muon_momentum,
-                weight_decay=config.muon_weight_decay,
-                iterations=config.muon_iterations,
-            )
-    if rest and rest_name == "adam_atan2":
-        by_name[rest_name] = AdamATan2(_groups(rest), lr=lr, betas=betas, weight_decay=weight_decay)
-    elif rest:
-        assert config.name != "adam_atan2" and rest_name == "adamw", f"nothing here builds {rest_name}"
-        by_name[rest_name] = torch.optim.AdamW(
-            _groups(rest), lr=lr, betas=betas, eps=config.eps, weight_decay=weight_decay, foreach=True
-        )
-    groups = [group for optimizer in by_name.values() for group in optimizer.param_groups]
+    rates, in_blocks = Rates(lr, betas, weight_decay), list(block_weights)
+    left = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    built: list[tuple[OptimizerConfig, torch.optim.Optimizer]] = []
+    each: OptimizerConfig | None = config
+    while each is not None:
+        if taken := each.takes(left, in_blocks):
+            built.append((each, each.make(taken, rates)))
+        gone = set(taken)
+        left = [parameter for parameter in left if parameter not in gone]
+        each = each.for_the_rest()
+    groups = [group for _, optimizer in built for group in optimizer.param_groups]
     require_exact_cover(model, [parameter for group in groups for parameter in group["params"]])
-    return Optimizers(by_name)
-
-
-def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """Group parameters by mesh and placements.
-
-    torch's foreach functions don't accept a list that mixes plain tensors with DTensors, or
-    DTensors of several meshes.
-    """
-    groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
-    for parameter in parameters:
-        place = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
-        groups[place].append(parameter)
-    return [{"params": group} for group in groups.values()]
+    return Optimizers(built)
 
 
 def require_exact_cover(model: nn.Module, updated: Iterable[Tensor]) -> None:
