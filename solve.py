@@ -347,9 +347,7 @@ class Source:
         assert config.puzzle is not None
         if config.puzzle != _STDIN:
             return self.puzzles_of_text(config.puzzle, "puzzle")
-        text = sys.stdin.buffer.read().decode("utf-8-sig", errors="replace")
-        if not text.strip("\r\n"):
-            raise UserError("standard input is empty; pipe puzzles into it, or give puzzle=<its cells>")
+        text = _read_stdin()
         if isinstance(board, TextTask) and not _is_json(text):
             return [Puzzle(place, board.parse(cells, place)) for place, cells in board.split(text, "stdin")]
         return self.puzzles_of_text(text, "stdin")
@@ -417,6 +415,19 @@ class Source:
     @property
     def _is_for(self) -> str:
         return f"{self.config.checkpoint} was trained on {self.board.name}"
+
+
+def _read_stdin() -> str:
+    advice = "pipe puzzles into it, or give puzzle=<its cells>"
+    try:
+        # A closed standard input is None; a folder or a terminal that is gone can't be read.
+        contents = sys.stdin.buffer.read() if sys.stdin else b""
+    except OSError as error:
+        raise UserError(f"standard input can't be read ({error.strerror}); {advice}") from error
+    text = contents.decode("utf-8-sig", errors="replace")
+    if not text.strip("\r\n"):
+        raise UserError(f"standard input is empty; {advice}")
+    return text
 
 
 def _is_json(text: str) -> bool:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from dataset.builder import SPLITS
-from utils.arguments import Parser, check_at_least
+from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
 from utils.shell import run_command
 from viewer.dataset_page import page_of_dataset
@@ -51,11 +51,11 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     add = parser.add_argument
     add(
         "path",
-        type=Path,
+        type=typed_path,
         metavar="RUN_OR_DATASET",
         help="folder of a run, of what evaluate.py saved, or of a dataset in the published format",
     )
-    add("-o", "--output", type=Path, metavar="FILE", default=Path("view.html"), help="default: %(default)s")
+    add("-o", "--output", type=typed_path, metavar="FILE", default=Path("view.html"), help="default: %(default)s")
     add("--max-examples", type=int, metavar="N", default=200, help="of each set, evenly spread (default: %(default)s)")
     add("--step", type=int, metavar="N", help="outputs saved at this training step (default: the newest)")
     add("--set", metavar="NAME", help="show this set only (default: all)")

@@ -42,7 +42,7 @@ from dataset.arc import (
 )
 from dataset.builder import MAX_ROWS, SPLITS, SplitWriter, finish, new_dataset, progress, record_of, summary
 from dataset.schema import SplitName
-from utils.arguments import Parser, check_at_least, check_exclusive, given
+from utils.arguments import Parser, check_at_least, check_exclusive, given, typed_path
 from utils.errors import UserError
 from utils.shell import run_command
 
@@ -113,7 +113,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         epilog=EXAMPLES,
     )
     add = parser.add_argument
-    add("--output-dir", type=Path, metavar="DIR", default=Path("data/arc-aug-1000"), help="default: %(default)s")
+    add("--output-dir", type=typed_path, metavar="DIR", default=Path("data/arc-aug-1000"), help="default: %(default)s")
     add("--num-aug", type=int, metavar="N", default=1000, help="augmented versions of each task (default: 1000)")
     add("--seed", type=int, metavar="N", default=42, help="of everything that is random (default: 42)")
     add(
@@ -124,7 +124,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     add = parser.add_argument_group("tasks in folders").add_argument
     add(
         "--dataset-dirs",
-        type=Path,
+        type=typed_path,
         nargs="+",
         metavar="DIR",
         help=f"folders whose subfolders hold a .json file for each task; {TEST_FOLDER} is the test set "

@@ -36,7 +36,7 @@ from dataset.builder import (
 from dataset.puzzle_csv import FIX_ROW, NO_TOKEN, Row
 from dataset.schema import SplitName
 from dataset.sudoku import generate, valid_solutions
-from utils.arguments import Parser, check_at_least
+from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
 from utils.shell import run_command
 
@@ -98,7 +98,13 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         epilog=EXAMPLES,
     )
     add = parser.add_argument
-    add("--output-dir", type=Path, metavar="DIR", default=Path("data/sudoku-extreme-full"), help="default: %(default)s")
+    add(
+        "--output-dir",
+        type=typed_path,
+        metavar="DIR",
+        default=Path("data/sudoku-extreme-full"),
+        help="default: %(default)s",
+    )
     add("--num-aug", type=int, metavar="N", default=0, help="augmented boards for each training puzzle (default: 0)")
     add("--seed", type=int, metavar="N", default=0, help="of everything that is random (default: 0)")
 

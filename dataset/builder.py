@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from dataset.schema import DatasetMetadata, SplitName, check_contents, open_split
-from utils.arguments import Parser, check_exclusive, given
+from utils.arguments import Parser, check_exclusive, given, typed_path
 from utils.errors import UserError
 from utils.text import one_line
 
@@ -46,7 +46,7 @@ def add_sources(parser: Parser, unit: str, default_repo: str, generate_help: str
     """
     add = parser.add_argument_group(f"where the {unit} come from (one of these)").add_argument
     add("--source-repo", metavar="REPO", help=f"data set on the Hugging Face Hub (default: {default_repo})")
-    add("--source-dir", type=Path, metavar="DIR", help="folder with train and test, as .csv or .csv.gz")
+    add("--source-dir", type=typed_path, metavar="DIR", help="folder with train and test, as .csv or .csv.gz")
     add("--generate", type=int, metavar="N", help=generate_help)
     of_files = parser.add_argument_group("with --source-repo or --source-dir")
     of_files.add_argument(

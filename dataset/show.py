@@ -21,7 +21,7 @@ from dataset.builder import SPLITS
 from dataset.schema import PuzzleSet, Split, SplitName, check_contents, open_split
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, joined
-from utils.arguments import Parser, check_at_least
+from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
 from utils.files import plain
 from utils.shell import run_command
@@ -73,7 +73,7 @@ def parse_settings(argv: list[str] | None) -> Settings:
         EXAMPLES,
     )
     add = parser.add_argument
-    add("path", type=Path, metavar="PATH", help="the folder that holds train and test")
+    add("path", type=typed_path, metavar="PATH", help="the folder that holds train and test")
     add("--num", type=int, metavar="N", default=3, help="examples to show (default: %(default)s; 0: none)")
     add("--split", choices=SPLITS, default="train", help="split of the examples (default: %(default)s)")
     add("--seed", type=int, metavar="N", default=0, help="seed of the random examples (default: %(default)s)")

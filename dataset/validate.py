@@ -36,7 +36,7 @@ from dataset.schema import (
 )
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, Fault, joined
-from utils.arguments import Parser
+from utils.arguments import Parser, typed_path
 from utils.errors import UserError
 from utils.files import plain
 from utils.shell import run_command
@@ -457,7 +457,7 @@ def _program(argv: list[str] | None) -> tuple[str, int]:
         "Check a dataset in the published format, of any task: all that is wrong with it, line by line, and where.",
         CHECKS,
     )
-    parser.add_argument("path", type=Path, metavar="PATH", help="the folder that holds train and test")
+    parser.add_argument("path", type=typed_path, metavar="PATH", help="the folder that holds train and test")
     parser.add_argument("--allow-leak", action="store_true", help="test examples may stand in the training data")
     parser.add_argument("--any-task", action="store_true", help=f"check nothing that only {_TASKS} have")
     args = parser.parse_args(argv)

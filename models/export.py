@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.published import Weights, to_ours, to_published
-from utils.arguments import Parser
+from utils.arguments import Parser, typed_path
 from utils.errors import UserError
+from utils.files import file_errors
 from utils.run.resume import open_checkpoint
 from utils.shell import run_command
 from utils.weights_file import read_weights, write_weights
@@ -44,7 +45,14 @@ def parse_settings(argv: list[str] | None) -> Settings:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a run folder, a step folder, or a weights file")
     add("--format", required=True, choices=["hrm"], help="names to write: hrm, which HRM and TRM code both read")
-    add("-o", "--output", required=True, type=Path, metavar="FILE", help="safetensors if it ends so, else torch.save")
+    add(
+        "-o",
+        "--output",
+        required=True,
+        type=typed_path,
+        metavar="FILE",
+        help="safetensors if it ends so, else torch.save",
+    )
     add("--compiled", action="store_true", help="write a compiled model's names, which begin with _orig_mod.")
     add("--raw", action="store_true", help="write the trained weights instead of their moving average")
     return Settings(**vars(parser.parse_args(argv)))
@@ -61,7 +69,9 @@ def load_weights(checkpoint: str, *, raw: bool) -> Weights:
         UserError: The checkpoint can't be read, or the published code has no such architecture.
     """
     path = Path(checkpoint)
-    if not path.is_dir():
+    with file_errors():
+        is_run = path.is_dir()
+    if not is_run:
         if raw:
             raise UserError(f"--raw applies to the checkpoint of a run, but {checkpoint} is not one; leave it out")
         return to_ours(read_weights(checkpoint))

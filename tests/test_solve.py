@@ -558,6 +558,21 @@ def test_exit_statuses(run: Path, log: Path) -> None:
     assert "error: puzzle has 3 characters, this model's puzzles have 16" in mistaken.output
 
 
+def test_a_standard_input_that_is_closed_or_fails(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        @property
+        def buffer(self) -> io.BytesIO:
+            raise OSError(5, "Input/output error")
+
+    source = _source(run)
+    asked = replace(source, config=source.config.model_copy(update={"puzzle": "-"}))
+    for stdin, message in ((None, "standard input is empty; pipe"), (Failing(), "read (Input/output error); pipe")):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with pytest.raises(UserError) as caught:
+            asked.puzzles()
+        assert message in str(caught.value)
+
+
 def test_standard_streams(run: Path, tmp_path: Path) -> None:
     """Puzzles through a pipe, none of them solved, and a reader that leaves, as `solve.py ... | head` has it."""
     file = tmp_path / "many.txt"

@@ -1,9 +1,11 @@
 """Command lines of programs that take options instead of Hydra overrides."""
 
 import argparse
+from pathlib import Path
 from typing import NoReturn
 
 from utils.errors import UserError
+from utils.files import file_errors
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,6 +23,21 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UserError instead of printing the usage: a mistake is reported in one line."""
         raise UserError(f"{message}; --help shows the options")
+
+
+def typed_path(text: str) -> Path:
+    """Return a path that was typed, for `type=` of an argument.
+
+    Raises:
+        argparse.ArgumentTypeError: No file can have this name, or its folder may not be read.
+    """
+    path = Path(text)
+    try:
+        with file_errors():
+            path.exists()
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return path
 
 
 def option(name: str) -> str:
