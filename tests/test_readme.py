@@ -74,6 +74,8 @@ def _made_small(command: str) -> str:
     command = command.replace("data/other", "data/sudoku-extreme-1k-aug-1000").replace(
         "--nproc-per-node 8", "--nproc-per-node 2"
     )
+    # Eight threads of each rank would fight for the cores of a small machine.
+    command = command.replace("OMP_NUM_THREADS=8", "OMP_NUM_THREADS=1")
     if "build_sudoku_dataset" in command:
         return f"{command} --source-dir csv --num-aug 10"
     if "build_maze_dataset" in command:

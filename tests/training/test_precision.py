@@ -16,8 +16,7 @@ def _cpu_with(bfloat16: bool, rank: int) -> None:
     precision.multiplies_bfloat16 = lambda device: bfloat16 == (rank == 0)
 
 
-@pytest.mark.parametrize(("bfloat16", "expected"), [(True, "bfloat16"), (False, "float32")])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "bfloat16", "expected"), [(1, True, "bfloat16"), (2, False, "float32")])
 def test_auto_is_decided_by_rank_0_and_stored(
     data: Path, tmp_path: Path, log: Path, ranks: int, bfloat16: bool, expected: str
 ) -> None:
