@@ -51,7 +51,7 @@ class Plan:
             _require_steps(config, sampler, last_step)
             evaluators = build_evaluators(config.evaluators, data.test) if data.test is not None else NO_EVALUATORS
             best_metric = full_best_metric(config, data, evaluators)
-            augmentation = _online_augmentation(config, data, world)
+            augmentation = online_augmentation(config, data, world)
         return Plan(config, sampler, last_step, data.test is not None, evaluators, best_metric, augmentation)
 
     # ---- rates of a step ----
@@ -164,7 +164,12 @@ def _require_steps(config: PretrainConfig, sampler: Sampler, last_step: int) -> 
         )
 
 
-def _online_augmentation(config: PretrainConfig, data: Data, world: World) -> OnlineAugmentation | None:
+def online_augmentation(config: PretrainConfig, data: Data, world: World) -> OnlineAugmentation | None:
+    """Return the augmentation of this rank's slots that the config asks for; None for none.
+
+    Raises:
+        UserError: The symmetries of the task are not known.
+    """
     if config.augment == "none":
         return None
     return OnlineAugmentation.build(

@@ -14,15 +14,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from dataset.evaluators import NO_EVALUATORS
+from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
 from dataset.schema import PuzzleSet
 from models.act import draw_min_halt_steps
 from tests.spawn import world_of
 from training.config import PretrainConfig
 from training.data import open_data
-from training.plan import Plan, exploration, full_best_metric, improves
+from training.plan import Plan, exploration, full_best_metric, improves, online_augmentation
 from utils.checkpoint.format import Progress
 from utils.command_line import read_config, validate
 from utils.dist.world import World
@@ -249,6 +251,25 @@ def test_the_order_of_the_data_is_that_of_the_seed(data: Path) -> None:
 
     assert first_batch() == first_batch() != first_batch(seed=1)
     assert first_batch(overfit_one_batch=True) != first_batch()
+
+
+def test_ranks_augment_as_one_process_does_with_the_seed_of_the_run(data: Path) -> None:
+    """Otherwise runs with other seeds would see the same boards, and ranks other boards than one process."""
+    examples_B = np.zeros(16, np.int64)
+
+    def drawn(seed: int, size: int) -> Tensor:
+        config, parts = _small(data, seed=seed, augment="online"), []
+        for world in (world_of(rank, size) for rank in range(size)):
+            augmentation = online_augmentation(config, open_data(config, SINGLE), world)
+            assert augmentation is not None
+            parts.append(torch.cat([*augmentation.draw(3, examples_B[world.slice_of(16)]).values()], dim=1))
+        return torch.cat(parts)
+
+    split = open_data(_small(data), SINGLE).train
+    expected = OnlineAugmentation.build(split, seed=7, global_batch_size=16, slots=slice(0, 16)).draw(3, examples_B)
+    whole = torch.cat([*expected.values()], dim=1)
+    assert torch.equal(drawn(7, 1), whole) and torch.equal(drawn(7, 2), whole)
+    assert not torch.equal(drawn(8, 1), whole)
 
 
 def test_a_run_of_no_step_is_refused(data: Path) -> None:
