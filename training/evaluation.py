@@ -89,7 +89,10 @@ def evaluate(
 
 
 class _SetEvaluation:
-    """The evaluation of one set. It goes in laps: all examples are one lap, or with a deadline each batch."""
+    """The evaluation of one set, lap by lap.
+
+    All examples are one lap. With a deadline, each batch is a lap of its own.
+    """
 
     def __init__(
         self,
@@ -152,7 +155,7 @@ class _SetEvaluation:
     def _run_lap(
         self, slots: Slots, deadline: Deadline, stop: StopSignal | None, *, lockstep: bool
     ) -> Literal["done", "stopped", "late"]:
-        """Run the examples of a lap until they have left. A late lap counts for nothing. Every rank."""
+        """Run the examples of a lap until they have left. A lap that ends too late is not counted. Every rank."""
         world, model = self._world, self._model
         deadline.begin_lap()
         of_lap, finished = self._new_sums(), list[Finished]()

@@ -41,9 +41,9 @@ def own_part(whole: Tensor, mesh: DeviceMesh, placements: tuple[Any, ...]) -> Te
 
 
 class DTensorLayout(Layout):
-    """Tensors of which each rank may hold a part.
+    """A model some of whose tensors may be DTensors, of which each rank holds a part.
 
-    Such a tensor is a DTensor, on any mesh. Plain tensors beside them are equal on all ranks.
+    The DTensors may lie on any mesh. Plain tensors beside them are equal on all ranks.
     """
 
     def __init__(self, model: RecursiveModel, world: World, *, num_microbatches: int, lockstep: bool) -> None:
