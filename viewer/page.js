@@ -153,111 +153,168 @@ function cross(context, x, y, c, stroke, under) {
 }
 
 /**
- * What is drawn of one cell, by kind of board. `cell` is {x, y, c (its side), token, question (the puzzle's token), label,
- * wrong, changed}.
+ * How the page draws each kind of board. A new kind needs one entry.
+ *
+ *   cell(context, cell)   draws a cell: {x, y, c (its side), token, question (the puzzle's token), label, wrong, changed}
+ *   legend                [[text, token, question, label, previous?]], each drawn as a board of one cell
+ *   over?(context, cells, part, c)   draws over all cells, in the place of the lines between them
+ *   line?                 the colour of these lines, unless it is the theme's
+ *   windows?(board, question, label, answers)   the parts of the board that are shown, else all
+ *   largestCell?          in pixels, unless cells fill the screen
+ *   besidePuzzle?         true if an answer does not contain its puzzle, which then needs as much room
  */
-const CELLS = {
-  sudoku(context, { x, y, c, token, question, wrong, changed }) {
-    if (changed || wrong) {
-      context.fillStyle = wrong ? colours["wrong-soft"] : colours.changed;
-      context.fillRect(x, y, c, c);
-    }
-    if (wrong && changed) corner(context, x, y, c);
-    if (token < 2) {
-      if (token === 0) context.fillText("·", x + c / 2, y + c * 0.54);
-      if (wrong) underline(context, x, y, c);
-      return;
-    }
-    const given = question > 1;
-    context.fillStyle = wrong ? colours.wrong : given ? colours.given : colours.answer;
-    context.font = `${given ? 700 : 500} ${c * 0.56}px ${FONT}`;
-    context.fillText(String(token - 1), x + c / 2, y + c * 0.54);
-    if (wrong) underline(context, x, y, c);
+const DRAWINGS = {
+  sudoku: {
+    cell: sudokuCell,
+    legend: [
+      ["given", 5, 5, 5],
+      ["answered", 5, 1, 5],
+      ["changed in this step", 5, 1, 5, 4],
+      ["wrong", 5, 1, 7],
+    ],
   },
-
-  maze(context, { x, y, c, token, label, wrong, changed }) {
-    if (changed) {
-      context.fillStyle = colours.changed;
-      context.fillRect(x, y, c, c);
-    }
-    if (token === 1) {
-      context.fillStyle = colours.wall;
-      context.fillRect(x, y, c, c);
-    } else if (token === 0) {
-      context.fillStyle = colours.grid;
-      context.fillRect(x + c * 0.4, y + c * 0.4, c * 0.2, c * 0.2);
-    }
-    if (!wrong) return;
-    if (label === 5 && token !== 1) {
-      // A ring where the way should be.
-      context.strokeStyle = colours.wrong;
-      context.lineWidth = Math.max(1, c * 0.12);
-      context.beginPath();
-      context.arc(x + c / 2, y + c / 2, c * 0.24, 0, 2 * Math.PI);
-      context.stroke();
-    }
+  maze: {
+    cell: mazeCell,
+    legend: [
+      ["way", 5, 2, 5],
+      ["changed in this step", 2, 2, 2, 5],
+      ["too much", 5, 2, 2],
+      ["missing", 2, 2, 5],
+    ],
+    over: way,
   },
-
-  lights_out(context, { x, y, c, token, question, wrong, changed }) {
-    if (changed || wrong) {
-      context.fillStyle = wrong ? colours["wrong-soft"] : colours.changed;
-      context.fillRect(x, y, c, c);
-    }
-    if (wrong && changed) corner(context, x, y, c);
-    // The lamp, as the puzzle has it, under the press.
-    context.beginPath();
-    context.arc(x + c / 2, y + c / 2, c * 0.34, 0, 2 * Math.PI);
-    if (question === 2) {
-      context.fillStyle = LAMP;
-      context.fill();
-    } else {
-      context.strokeStyle = colours.grid;
-      context.lineWidth = Math.max(1, c * 0.04);
-      context.stroke();
-    }
-    if (token === 4) {
-      context.fillStyle = wrong ? colours.wrong : colours.answer;
-      context.beginPath();
-      context.arc(x + c / 2, y + c / 2, c * 0.17, 0, 2 * Math.PI);
-      context.fill();
-    }
-    if (wrong) underline(context, x, y, c);
+  lights_out: {
+    cell: lightsOutCell,
+    legend: [
+      ["lit", 3, 2, 3],
+      ["press", 4, 1, 4],
+      ["changed in this step", 4, 1, 4, 3],
+      ["wrong", 4, 1, 3],
+    ],
   },
-
-  arc(context, { x, y, c, token, wrong, changed }) {
-    if (token >= 2) {
-      context.fillStyle = ARC_COLOURS[token - 2];
-      context.fillRect(x, y, c, c);
-    } else {
-      // No colour: the end of the grid, or padding.
-      context.strokeStyle = colours.grid;
-      context.lineWidth = 1;
-      context.beginPath();
-      context.moveTo(x, y + c);
-      context.lineTo(x + c, y);
-      context.stroke();
-    }
-    if (changed) {
-      context.strokeStyle = "#ffffff";
-      context.lineWidth = Math.max(1, c * 0.09);
-      const inset = c * 0.12;
-      context.strokeRect(x + inset, y + inset, c - 2 * inset, c - 2 * inset);
-    }
-    if (wrong) cross(context, x, y, c, "#ffffff", "#000000");
+  arc: {
+    cell: arcCell,
+    legend: [
+      ["changed in this step", 3, 3, 3, 4],
+      ["wrong", 3, 3, 4],
+      ["no colour", 1, 1, 1],
+    ],
+    line: "rgb(128 128 128 / 55%)",
+    windows: arcWindows,
+    largestCell: 48,
+    besidePuzzle: true,
   },
-
-  numbers(context, { x, y, c, token, wrong, changed }) {
-    if (changed || wrong) {
-      context.fillStyle = wrong ? colours["wrong-soft"] : colours.changed;
-      context.fillRect(x, y, c, c);
-    }
-    const text = token < 0 ? "" : String(token);
-    context.fillStyle = wrong ? colours.wrong : colours.answer;
-    context.font = `500 ${Math.min(c * 0.5, (c * 1.4) / Math.max(1, text.length))}px ${FONT}`;
-    context.fillText(text, x + c / 2, y + c * 0.54);
-    if (wrong) underline(context, x, y, c);
+  numbers: {
+    cell: numberCell,
+    legend: [
+      ["changed in this step", 5, 5, 5, 4],
+      ["wrong", 5, 5, 7],
+    ],
   },
 };
+
+const drawingOf = (board) => DRAWINGS[board.kind] ?? DRAWINGS.numbers;
+
+function sudokuCell(context, { x, y, c, token, question, wrong, changed }) {
+  if (changed || wrong) {
+    context.fillStyle = wrong ? colours["wrong-soft"] : colours.changed;
+    context.fillRect(x, y, c, c);
+  }
+  if (wrong && changed) corner(context, x, y, c);
+  if (token < 2) {
+    if (token === 0) context.fillText("·", x + c / 2, y + c * 0.54);
+    if (wrong) underline(context, x, y, c);
+    return;
+  }
+  const given = question > 1;
+  context.fillStyle = wrong ? colours.wrong : given ? colours.given : colours.answer;
+  context.font = `${given ? 700 : 500} ${c * 0.56}px ${FONT}`;
+  context.fillText(String(token - 1), x + c / 2, y + c * 0.54);
+  if (wrong) underline(context, x, y, c);
+}
+
+function mazeCell(context, { x, y, c, token, label, wrong, changed }) {
+  if (changed) {
+    context.fillStyle = colours.changed;
+    context.fillRect(x, y, c, c);
+  }
+  if (token === 1) {
+    context.fillStyle = colours.wall;
+    context.fillRect(x, y, c, c);
+  } else if (token === 0) {
+    context.fillStyle = colours.grid;
+    context.fillRect(x + c * 0.4, y + c * 0.4, c * 0.2, c * 0.2);
+  }
+  if (!wrong) return;
+  if (label === 5 && token !== 1) {
+    // A ring where the way should be.
+    context.strokeStyle = colours.wrong;
+    context.lineWidth = Math.max(1, c * 0.12);
+    context.beginPath();
+    context.arc(x + c / 2, y + c / 2, c * 0.24, 0, 2 * Math.PI);
+    context.stroke();
+  }
+}
+
+function lightsOutCell(context, { x, y, c, token, question, wrong, changed }) {
+  if (changed || wrong) {
+    context.fillStyle = wrong ? colours["wrong-soft"] : colours.changed;
+    context.fillRect(x, y, c, c);
+  }
+  if (wrong && changed) corner(context, x, y, c);
+  // The lamp, as the puzzle has it, under the press.
+  context.beginPath();
+  context.arc(x + c / 2, y + c / 2, c * 0.34, 0, 2 * Math.PI);
+  if (question === 2) {
+    context.fillStyle = LAMP;
+    context.fill();
+  } else {
+    context.strokeStyle = colours.grid;
+    context.lineWidth = Math.max(1, c * 0.04);
+    context.stroke();
+  }
+  if (token === 4) {
+    context.fillStyle = wrong ? colours.wrong : colours.answer;
+    context.beginPath();
+    context.arc(x + c / 2, y + c / 2, c * 0.17, 0, 2 * Math.PI);
+    context.fill();
+  }
+  if (wrong) underline(context, x, y, c);
+}
+
+function arcCell(context, { x, y, c, token, wrong, changed }) {
+  if (token >= 2) {
+    context.fillStyle = ARC_COLOURS[token - 2];
+    context.fillRect(x, y, c, c);
+  } else {
+    // No colour: the end of the grid, or padding.
+    context.strokeStyle = colours.grid;
+    context.lineWidth = 1;
+    context.beginPath();
+    context.moveTo(x, y + c);
+    context.lineTo(x + c, y);
+    context.stroke();
+  }
+  if (changed) {
+    context.strokeStyle = "#ffffff";
+    context.lineWidth = Math.max(1, c * 0.09);
+    const inset = c * 0.12;
+    context.strokeRect(x + inset, y + inset, c - 2 * inset, c - 2 * inset);
+  }
+  if (wrong) cross(context, x, y, c, "#ffffff", "#000000");
+}
+
+function numberCell(context, { x, y, c, token, wrong, changed }) {
+  if (changed || wrong) {
+    context.fillStyle = wrong ? colours["wrong-soft"] : colours.changed;
+    context.fillRect(x, y, c, c);
+  }
+  const text = token < 0 ? "" : String(token);
+  context.fillStyle = wrong ? colours.wrong : colours.answer;
+  context.font = `500 ${Math.min(c * 0.5, (c * 1.4) / Math.max(1, text.length))}px ${FONT}`;
+  context.fillText(text, x + c / 2, y + c * 0.54);
+  if (wrong) underline(context, x, y, c);
+}
 
 function underline(context, x, y, c) {
   context.fillStyle = colours.wrong;
@@ -309,10 +366,9 @@ function draw(canvas, board, picture, width, height) {
       });
     }
   }
-  const drawCell = CELLS[board.kind] ?? CELLS.numbers;
-  for (const cell of cells) drawCell(context, cell);
-  if (board.kind === "maze") way(context, cells, part, c);
-  else lines(context, board, part, c);
+  const drawing = drawingOf(board);
+  for (const cell of cells) drawing.cell(context, cell);
+  (drawing.over ?? lines)(context, cells, part, c, board);
   frame(context, part, c);
   return c;
 }
@@ -366,12 +422,12 @@ function way(context, cells, part, c) {
 }
 
 /** Thin lines between cells, strong ones between boxes. */
-function lines(context, board, part, c) {
+function lines(context, cells, part, c, board) {
   const [boxRows, boxColumns] = board.box ?? [part.rows, part.columns];
   const width = c * part.columns,
     height = c * part.rows;
   const line = (x1, y1, x2, y2, strong) => {
-    context.strokeStyle = strong ? colours.frame : board.kind === "arc" ? "rgb(128 128 128 / 55%)" : colours.grid;
+    context.strokeStyle = strong ? colours.frame : (drawingOf(board).line ?? colours.grid);
     context.lineWidth = strong ? clamp(c * 0.05, 1, 2.5) : clamp(c * 0.03, 0.3, 1);
     context.beginPath();
     context.moveTo(x1, y1);
@@ -463,7 +519,7 @@ function study(example, board) {
     scored,
     solved: scored && last >= 0 && numWrong[last] === 0,
     wrong: last >= 0 ? numWrong[last] : 0,
-    windows: board.kind === "arc" ? arcWindows(board, question, label, answers) : {},
+    windows: drawingOf(board).windows?.(board, question, label, answers) ?? {},
   };
   return example.studied;
 }
@@ -980,9 +1036,10 @@ class Examples {
     const solution = () => ({ tokens: label, question, window: windows.label });
     if (this.isRun) {
       // The clues of a Sudoku and the walls of a maze stand in the answer too; the input of an ARC task does not.
-      if (this.board.kind === "arc") add($("boards"), "puzzle", "question", puzzle, false);
+      const { besidePuzzle } = drawingOf(this.board);
+      if (besidePuzzle) add($("boards"), "puzzle", "question", puzzle, false);
       this.main = add($("boards"), "", "board", () => this.picture(), false);
-      if (this.board.kind !== "arc") add($("pair"), "puzzle", "question", puzzle, true);
+      if (!besidePuzzle) add($("pair"), "puzzle", "question", puzzle, true);
       if (scored) add($("pair"), "solution", "solution", solution, true);
     } else {
       add($("boards"), "puzzle", "question", puzzle, false);
@@ -1043,40 +1100,10 @@ class Examples {
   }
 
   buildLegend() {
-    const { kind } = this.board;
-    const entries = {
-      sudoku: [
-        ["given", 5, 5, 5],
-        ["answered", 5, 1, 5],
-        ["changed in this step", 5, 1, 5, 4],
-        ["wrong", 5, 1, 7],
-      ],
-      maze: [
-        ["way", 5, 2, 5],
-        ["changed in this step", 2, 2, 2, 5],
-        ["too much", 5, 2, 2],
-        ["missing", 2, 2, 5],
-      ],
-      lights_out: [
-        ["lit", 3, 2, 3],
-        ["press", 4, 1, 4],
-        ["changed in this step", 4, 1, 4, 3],
-        ["wrong", 4, 1, 3],
-      ],
-      arc: [
-        ["changed in this step", 3, 3, 3, 4],
-        ["wrong", 3, 3, 4],
-        ["no colour", 1, 1, 1],
-      ],
-      numbers: [
-        ["changed in this step", 5, 5, 5, 4],
-        ["wrong", 5, 5, 7],
-      ],
-    }[kind];
-    const small = { kind, rows: 1, columns: 1, box: [1, 1] };
+    const small = { ...this.board, rows: 1, columns: 1, box: [1, 1] };
     $("legend").hidden = !this.isRun;
     $("legend").replaceChildren(
-      ...entries.map(([text, token, question, label, previous]) => {
+      ...DRAWINGS[this.board.kind].legend.map(([text, token, question, label, previous]) => {
         const canvas = make("canvas", { "aria-hidden": "true" });
         draw(
           canvas,
@@ -1099,7 +1126,7 @@ class Examples {
   picture() {
     const { question, label, answers, windows, scored } = this.current.studied;
     if (this.step === 0) {
-      return { tokens: question, question, window: this.board.kind === "arc" ? windows.question : undefined };
+      return { tokens: question, question, window: windows.question };
     }
     const tokens = answers[this.step - 1];
     // The first answer replaces the puzzle, so that all of it would be "changed".
@@ -1126,7 +1153,7 @@ class Examples {
     // ARC grids differ in size: those beside one another have cells of one size, and small ones don't fill the screen.
     const scale = Math.min(
       ...this.figures.map((one, i) => (one.small ? Infinity : cellSide(pictures[i].window ?? whole, width, height))),
-      this.board.kind === "arc" ? 48 : Infinity,
+      drawingOf(this.board).largestCell ?? Infinity,
     );
     for (const [i, one] of this.figures.entries()) {
       const picture = pictures[i],
