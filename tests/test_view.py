@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 import view
 from dataset import maze
 from dataset.arc import to_tokens
+from dataset.tasks import task_of_shape
 from utils.shell import run_command as run_program
 from viewer import pictures
 from viewer.pages import ALPHABET, IGNORED, board_of, to_text
@@ -27,6 +28,8 @@ from viewer.run_page import MAX_POINTS, thinned
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Something that would run, if a name were ever read as HTML.
 EVIL = "</script><script>document.title='taken over'</script><img src=x onerror=alert(1)>"
+SUDOKU_TOKENS = ["padding", "blank", "1", "2", "3", "4"]
+SUDOKU_BOARD = {"kind": "sudoku", "rows": 4, "columns": 4, "tokens": SUDOKU_TOKENS, "box": [2, 2]}
 SOLUTION_S = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1]) + 1
 GIVEN = (0, 3, 5, 6, 9, 10, 12, 15)
 NUM_STEPS = 4
@@ -197,7 +200,7 @@ def write_arc(folder: Path) -> tuple[Path, Path]:
 def test_a_dataset_is_shown_with_its_groups_and_names(tmp_path: Path) -> None:
     data = write_sudoku(tmp_path / "data", ["<blank>", EVIL], group_size=3)
     page = page_of(data, tmp_path / "view.html")
-    assert page["board"] == {"kind": "sudoku", "rows": 4, "columns": 4, "box": [2, 2]}
+    assert page["board"] == SUDOKU_BOARD and page["facts"]["task"] == "Sudoku 2x2"
     assert page["sets"] == {"train/all": 6, "test/all": 6}
     rows = [(one["set"], one["row"], one["group"], one["puzzle"], one["name"]) for one in page["examples"]]
     of_set = [(n, n // 3, n % 3, ["<blank>", EVIL][n % 2]) for n in range(6)]
@@ -250,7 +253,7 @@ def test_a_run_is_shown_with_answers_confidence_and_curves(tmp_path: Path) -> No
 
 def test_a_board_is_told_by_its_tokens_where_the_dataset_is_gone(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path / "run", None), tmp_path / "view.html")
-    assert page["board"] == {"kind": "sudoku", "rows": 4, "columns": 4, "box": [2, 2]}
+    assert page["board"] == SUDOKU_BOARD and page["facts"]["task"] == "Sudoku 2x2"
 
 
 @pytest.mark.parametrize(
@@ -265,8 +268,14 @@ def test_a_board_is_told_by_its_tokens_where_the_dataset_is_gone(tmp_path: Path)
     ],
 )
 def test_boards_go_by_the_shape_of_the_data(seq_len: int, vocab_size: int, kind: str, rows: int, columns: int) -> None:
-    board = board_of(seq_len, vocab_size)
+    board = board_of(task_of_shape(seq_len, vocab_size), seq_len)
     assert (board["kind"], board["rows"], board["columns"]) == (kind, rows, columns)
+
+
+@pytest.mark.parametrize("seq_len, vocab_size", [(36, 8), (100, 6), (900, 12), (25, 5)])
+def test_the_task_names_every_token(seq_len: int, vocab_size: int) -> None:
+    names = board_of(task_of_shape(seq_len, vocab_size), seq_len)["tokens"]
+    assert len(set(names)) == vocab_size and names[0] == "padding"
 
 
 def test_few_examples_are_spread_over_all(tmp_path: Path) -> None:

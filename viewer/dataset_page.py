@@ -5,6 +5,7 @@ import numpy as np
 
 from dataset.builder import SPLITS, size_mb
 from dataset.schema import PuzzleSet, Split, open_split
+from dataset.tasks import task_of_shape
 from utils.errors import UserError
 from viewer.pages import Page, Settings, board_of, name_at, names_of, spread, to_text
 
@@ -37,13 +38,15 @@ def page_of_dataset(settings: Settings) -> Page:
             counts[name] += f" of {num_puzzles:,} puzzles"
         if num_groups != num_puzzles:
             counts[name] += f" in {num_groups:,} groups"
-    facts = {**counts, "tokens": f"{metadata.seq_len} of {metadata.vocab_size} kinds"}
+    task = task_of_shape(metadata.seq_len, metadata.vocab_size)
+    facts = {"task": task.title} if task else {}
+    facts |= {**counts, "tokens": f"{metadata.seq_len} of {metadata.vocab_size} kinds"}
     if metadata.num_puzzle_identifiers > 1:
         facts["identifiers"] = f"{metadata.num_puzzle_identifiers:,}"
     return {
         "kind": "dataset",
         "title": data.resolve().name,
-        "board": board_of(metadata.seq_len, metadata.vocab_size),
+        "board": board_of(task, metadata.seq_len),
         "facts": facts | {"size": f"{size_mb(data):,.1f} MB"},
         "notes": [],
         "sets": {name: len(one.inputs) for name, (_, one) in chosen.items()},

@@ -455,11 +455,7 @@ function frame(context, part, c) {
 /** What a token is called. */
 function tokenName(board, token) {
   if (token < 0) return "any";
-  if (board.kind === "sudoku") return ["padding", "blank"][token] ?? String(token - 1);
-  if (board.kind === "maze") return ["padding", "wall", "free", "start", "goal", "path"][token] ?? `token ${token}`;
-  if (board.kind === "lights_out") return ["padding", "dark", "lit", "leave", "press"][token] ?? `token ${token}`;
-  if (board.kind === "arc") return token < 2 ? ["padding", "end of the grid"][token] : `colour ${token - 2}`;
-  return String(token);
+  return board.tokens[token] ?? String(token);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

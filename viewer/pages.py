@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dataset.tasks import task_of_shape
+from dataset.tasks.base import BoardTask
 from utils.errors import UserError
 from utils.files import plain
 from utils.text import one_line
@@ -86,14 +86,13 @@ def digest(body: str) -> str:
     return base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
 
 
-def board_of(seq_len: int, vocab_size: int) -> Page:
-    """Return how an example is drawn: as a Sudoku, a maze, an ARC grid, or token numbers."""
-    task = task_of_shape(seq_len, vocab_size)
+def board_of(task: BoardTask | None, seq_len: int) -> Page:
+    """Return how the page draws an example: as its task says, or as the numbers of its tokens."""
     if task is not None:
         return task.drawing
     side = math.isqrt(seq_len)
     columns = side if side * side == seq_len else min(seq_len, MAX_COLUMNS)
-    return {"kind": "numbers", "rows": math.ceil(seq_len / columns), "columns": columns}
+    return {"kind": "numbers", "rows": math.ceil(seq_len / columns), "columns": columns, "tokens": []}
 
 
 def to_text(tokens_S: np.ndarray) -> str | list[int]:

@@ -11,6 +11,8 @@ import yaml
 from dataset import arc, maze
 from dataset.builder import SPLITS
 from dataset.schema import open_split
+from dataset.tasks import task_of_shape
+from dataset.tasks.base import BoardTask
 from utils.errors import UserError
 from utils.files import plain, read_plain_yaml
 from utils.text import one_line
@@ -39,22 +41,20 @@ def page_of_run(settings: Settings) -> Page:
     notes: list[str] = []
     examples: list[Page] = []
     sets: dict[str, int] = {}
-    board = None
     if outputs is not None:
         examples, sets, missing = read_examples(outputs, settings, names_of(data) if data else [])
-        if examples:
-            board = board_of_run(examples, data)
         if missing:
             notes.append(missing)
     command = f'python evaluate.py checkpoint={shlex.quote(str(run_folder))} "save_outputs={SAVE_OUTPUTS}"'
     votes = read_votes(outputs, data)
     resolved = run_folder.resolve()
+    task = task_of_run(examples, data)
     return {
         "kind": "run",
         "title": resolved.name,
         "project": resolved.parent.name,
-        "board": board,
-        "facts": facts_of(config, outputs, results),
+        "board": board_of(task, len(examples[0]["input"])) if examples else None,
+        "facts": facts_of(config, task, outputs, results),
         "notes": notes,
         "command": command,
         "sets": sets,
@@ -84,7 +84,7 @@ def read_config(file: Path) -> Page:
     return config
 
 
-def facts_of(config: Page, outputs: Path | None, results: Page | None) -> Page:
+def facts_of(config: Page, task: BoardTask | None, outputs: Path | None, results: Page | None) -> Page:
     """Return the facts that stand at the head of the page."""
     arch, optim = config.get("arch"), config.get("optim")
     facts = {
@@ -94,6 +94,7 @@ def facts_of(config: Page, outputs: Path | None, results: Page | None) -> Page:
         "learning rate": config.get("lr"),
         "batch": config.get("global_batch_size"),
         "seed": config.get("seed"),
+        "task": task.title if task else None,
         "data": ", ".join(Path(path).name for path in data_paths_of(config)) or None,
         "outputs": None if outputs is None else outputs.name,
     }
@@ -120,21 +121,21 @@ def data_of(config: Page, results: Page | None) -> Path | None:
     return folder if (folder / "test" / "dataset.json").is_file() else None
 
 
-def board_of_run(examples: list[Page], data: Path | None) -> Page:
-    """Tell the kind of board by the dataset's metadata, or by the tokens if the dataset is gone."""
-    seq_len = len(examples[0]["input"])
+def task_of_run(examples: list[Page], data: Path | None) -> BoardTask | None:
+    """Tell the task by the dataset's metadata, or by the tokens of the examples if the dataset is gone."""
     if data is not None:
         metadata = open_split(data, "test").metadata
-        if metadata.seq_len == seq_len:
-            return board_of(seq_len, metadata.vocab_size)
-    largest = 0
+        if not examples or metadata.seq_len == len(examples[0]["input"]):
+            return task_of_shape(metadata.seq_len, metadata.vocab_size)
+    if not examples:
+        return None
+    seq_len, largest = len(examples[0]["input"]), 0
     for example in examples:
         for tokens in (example["input"], example.get("label", ""), *example["answers"]):
             places = [ALPHABET.find(token) for token in set(tokens)] if isinstance(tokens, str) else tokens
             largest = max(largest, *places)
     guesses = [largest + 1, *(size for size in (maze.VOCAB_SIZE, arc.VOCAB_SIZE) if size > largest)]
-    boards = [board_of(seq_len, vocab_size) for vocab_size in guesses]
-    return next((board for board in boards if board["kind"] != "numbers"), boards[0])
+    return next(filter(None, (task_of_shape(seq_len, vocab_size) for vocab_size in guesses)), None)
 
 
 def read_curves(file: Path) -> Page:

@@ -41,6 +41,7 @@ class ArcTask(BoardTask):
     same_examples = "in ARC wherever on the canvas the grids stand"
     lets_vote = True
     name, title, side = "arc", "ARC", arc.SIDE
+    tokens = ("padding", "end of the grid", *(f"colour {number}" for number in range(arc.NUM_COLOURS)))
     _colors_are_marks = False
 
     @classmethod

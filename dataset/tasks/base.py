@@ -123,6 +123,7 @@ class BoardTask(ABC):
 
     name: str  # such as "sudoku 3x3"
     title: str  # the name in reports, such as "Sudoku 3x3"
+    tokens: tuple[str, ...] = ()  # what each token is called, such as "wall"; empty if tokens are just numbers
     side: int  # L
     has_one_solution = True  # if so, a cell that differs from the solution is wrong
     _added_mark = ""
@@ -202,7 +203,7 @@ class BoardTask(ABC):
     @property
     def drawing(self) -> dict[str, Any]:
         """What the viewer's page has to know to draw a board, as JSON."""
-        return {"kind": self.kind, "rows": self.side, "columns": self.side}
+        return {"kind": self.kind, "rows": self.side, "columns": self.side, "tokens": list(self.tokens)}
 
     # ---- symmetries --------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ class LightsOutTask(TextTask):
     metrics = ("lamps_off", "fewest_presses")
     most_variations = NUM_TRANSFORMS
     has_one_solution = False
+    tokens = ("padding", "dark", "lit", "leave", "press")
 
     def __init__(self, side: int) -> None:
         self.name, self.title, self.side = f"lights out {side}x{side}", f"Lights Out {side}x{side}", side

@@ -32,6 +32,7 @@ class MazeTask(TextTask):
     metrics = ("path_valid", "path_optimal")
     most_variations = NUM_TRANSFORMS
     has_one_solution = False
+    tokens = ("padding", "wall", "free", "start", "goal", "path")
 
     def __init__(self, side: int) -> None:
         self.name = self.title = f"maze {side}x{side}"

@@ -43,6 +43,7 @@ class SudokuTask(TextTask):
     def __init__(self, box: Box) -> None:
         self.name, self.title, self.side, self._box = f"sudoku {box}", f"Sudoku {box}", box.side, box
         self._symbols = "?." + "123456789"[: box.side]
+        self.tokens = ("padding", "blank", *self._symbols[2:])
         # The cells of every row, column and box.
         self._cells_ULL = unit_ids(box).argsort(1, kind="stable").reshape(len(_UNITS), box.side, box.side)
 
