@@ -19,11 +19,11 @@ from safetensors.numpy import load_file, save_file
 import view
 from dataset import maze
 from dataset.arc import to_tokens
-from dataset.tasks import task_of_shape
+from dataset.tasks import task_of_shape, task_of_tokens
 from utils.shell import run_command as run_program
 from viewer import pictures
 from viewer.pages import ALPHABET, IGNORED, board_of, to_text
-from viewer.run_page import MAX_POINTS, thinned
+from viewer.run_page import MAX_POINTS, rank_of, thinned
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Something that would run, if a name were ever read as HTML.
@@ -243,6 +243,7 @@ def test_a_run_is_shown_with_answers_confidence_and_curves(tmp_path: Path) -> No
         "steps": [100, 200, 300, 400, 500],
         "values": [0.1, 0.2, 0.3, 0.4, 0.5],
     }
+    assert [one["metric"] for one in page["curves"]] == ["exact_accuracy", "lm_loss", "perf/step_ms"]
     last = page["over_steps"][-1]
     assert last == {"set": "all", "step": 500, "counts": [1, 2, 3, 4], "values": [0.125, 0.25, 0.375, 0.5]}
     assert page["results"]["rows"][1:] == [
@@ -254,6 +255,22 @@ def test_a_run_is_shown_with_answers_confidence_and_curves(tmp_path: Path) -> No
 def test_a_board_is_told_by_its_tokens_where_the_dataset_is_gone(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path / "run", None), tmp_path / "view.html")
     assert page["board"] == SUDOKU_BOARD and page["facts"]["task"] == "Sudoku 2x2"
+
+
+@pytest.mark.parametrize(
+    "seq_len, largest, title",
+    [(36, 7, "Sudoku 2x3"), (25, 3, "Lights Out 5x5"), (100, 4, "maze 10x10"), (900, 6, "ARC"), (16, 88, None)],
+)
+def test_the_smallest_vocabulary_that_holds_the_tokens_tells_the_task(
+    seq_len: int, largest: int, title: str | None
+) -> None:
+    task = task_of_tokens(seq_len, largest)
+    assert (task and task.title) == title
+
+
+def test_metrics_that_a_task_judges_come_before_others() -> None:
+    logged = ["perf/step_ms", "grad_norm", "lamps_off", "exact_accuracy"]
+    assert sorted(logged, key=rank_of) == ["exact_accuracy", "lamps_off", "grad_norm", "perf/step_ms"]
 
 
 @pytest.mark.parametrize(

@@ -1532,11 +1532,6 @@ class Curves {
     this.overSteps = page.over_steps;
     this.smooth = true;
     this.log = false;
-    // What one looks at first, then the order of the log.
-    const first = ["exact_accuracy", "lm_loss", "accuracy", "path_valid", "path_optimal"];
-    const rank = ({ metric }) =>
-      first.includes(metric) ? first.indexOf(metric) : metric.startsWith("perf/") ? 99 : 50;
-    this.metrics = [...page.curves].sort((a, b) => rank(a) - rank(b));
     $("metric").append(...this.metrics.map(({ metric }) => make("option", { value: metric }, metric)));
     $("metric").addEventListener("change", () => this.redraw());
     for (const name of ["smooth", "log"]) {

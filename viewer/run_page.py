@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from dataset import arc, maze
 from dataset.builder import SPLITS
 from dataset.schema import open_split
-from dataset.tasks import task_of_shape
+from dataset.tasks import TASKS, task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
 from utils.errors import UserError
 from utils.files import plain, read_plain_yaml
@@ -134,15 +133,15 @@ def task_of_run(examples: list[Page], data: Path | None) -> BoardTask | None:
         for tokens in (example["input"], example.get("label", ""), *example["answers"]):
             places = [ALPHABET.find(token) for token in set(tokens)] if isinstance(tokens, str) else tokens
             largest = max(largest, *places)
-    guesses = [largest + 1, *(size for size in (maze.VOCAB_SIZE, arc.VOCAB_SIZE) if size > largest)]
-    return next(filter(None, (task_of_shape(seq_len, vocab_size) for vocab_size in guesses)), None)
+    return task_of_tokens(seq_len, largest)
 
 
 def read_curves(file: Path) -> Page:
     """Read the curves of metrics.jsonl.
 
     Returns:
-        metrics: for each metric its series, one of training and one for each set.
+        metrics: for each metric its series, one of training and one for each set. The metrics that a reader looks
+            for first come first.
         over_steps: for each evaluation of each set, the exact accuracy after each reasoning step.
 
     Raises:
@@ -194,9 +193,17 @@ def read_curves(file: Path) -> Page:
             metric, series = "/".join(parts[2:]), f"eval {parts[1]}"
         metrics.setdefault(metric, []).append({"name": series, **thinned(pairs)})
     return {
-        "metrics": [{"metric": metric, "series": series} for metric, series in metrics.items()],
+        "metrics": [{"metric": metric, "series": metrics[metric]} for metric in sorted(metrics, key=rank_of)],
         "over_steps": over_steps,
     }
+
+
+def rank_of(metric: str) -> int:
+    """Return the place of a metric among the curves. Metrics of the same place keep the order of the log."""
+    first = ["exact_accuracy", "lm_loss", "accuracy", *(name for task in TASKS for name in task.metrics)]
+    if metric in first:
+        return first.index(metric)
+    return len(first) + metric.startswith("perf/")
 
 
 def thinned(pairs: list[tuple[int, float]]) -> Page:

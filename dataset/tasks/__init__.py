@@ -14,6 +14,9 @@ TASKS: tuple[type[BoardTask], ...] = (
     LightsOutTask,
 )
 
+# Boards are arrays of uint8.
+_MOST_KINDS = 256
+
 KNOWN_SHAPES = "; ".join(task.shapes for task in TASKS)
 """How many tokens of how many kinds the tasks have, for messages."""
 
@@ -25,3 +28,14 @@ def task_of_shape(seq_len: int, vocab_size: int) -> BoardTask | None:
         if found is not None:
             return found
     return None
+
+
+def task_of_tokens(seq_len: int, largest: int) -> BoardTask | None:
+    """Return the task that has the fewest kinds of tokens among those whose examples can hold the largest token.
+
+    Args:
+        seq_len: The number of tokens of an example.
+        largest: The largest token in the examples.
+    """
+    tasks = (task_of_shape(seq_len, vocab_size) for vocab_size in range(largest + 1, _MOST_KINDS + 1))
+    return next((task for task in tasks if task is not None), None)
