@@ -17,9 +17,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import view
-from dataset import maze
+from dataset import maze, tasks
 from dataset.arc import to_tokens
 from dataset.tasks import task_of_shape, task_of_tokens
+from dataset.tasks.lights_out import LightsOutTask
 from utils.shell import run_command as run_program
 from viewer import pictures
 from viewer.pages import ALPHABET, IGNORED, board_of, to_text
@@ -281,12 +282,28 @@ def test_metrics_that_a_task_judges_come_before_others() -> None:
         (900, 6, "maze", 30, 30),
         (900, 12, "arc", 30, 30),
         (25, 9, "numbers", 5, 5),
-        (50, 9, "numbers", 3, 24),
+        (50, 9, "numbers", 4, 16),
     ],
 )
 def test_boards_go_by_the_shape_of_the_data(seq_len: int, vocab_size: int, kind: str, rows: int, columns: int) -> None:
     board = board_of(task_of_shape(seq_len, vocab_size), seq_len)
     assert (board["kind"], board["rows"], board["columns"]) == (kind, rows, columns)
+    assert board.get("wrapped", False) == (rows != columns)
+
+
+class UndrawnTask(LightsOutTask):
+    """A task that somebody has just added: the viewer has no drawing for its kind."""
+
+    kind = "undrawn"
+
+
+def test_a_task_without_a_drawing_keeps_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "TASKS", (UndrawnTask,))
+    task = task_of_shape(25, 5)
+    names = ["padding", "dark", "lit", "leave", "press"]
+    assert board_of(task, 25) == {"kind": "undrawn", "rows": 5, "columns": 5, "tokens": names}
+    # Its class says a square of `side` cells, because nobody has overridden `drawing`.
+    assert board_of(task, 20) == {"kind": "numbers", "rows": 2, "columns": 16, "tokens": names, "wrapped": True}
 
 
 @pytest.mark.parametrize("seq_len, vocab_size", [(36, 8), (100, 6), (900, 12), (25, 5)])
@@ -403,6 +420,14 @@ def write_other_run(run: Path, inputs_NS: np.ndarray, labels_NS: np.ndarray, wro
     return run
 
 
+def write_undrawn(folder: Path) -> tuple[Path, Path]:
+    """A dataset of `UndrawnTask`, and a run on it whose first answer has a wrong cell."""
+    inputs_NS = np.random.default_rng(0).integers(1, 3, (2, 25))
+    labels_NS = inputs_NS + 2
+    data = write_dataset(folder / "undrawn", inputs_NS, labels_NS, 5, ["<blank>"])
+    return data, write_other_run(folder / "undrawn_run", inputs_NS, labels_NS, wrong=2)
+
+
 def write_any_run(folder: Path, kind: str) -> Path:
     """A run of a kind of board; its dataset is gone, so that tokens tell what kind it is."""
     if kind == "sudoku":
@@ -436,6 +461,24 @@ def test_pictures_of_a_run_of_every_kind(tmp_path: Path, kind: str) -> None:
     assert said.splitlines()[2].startswith(f"wrote {tmp_path / 'view.html'}")
     assert pictures._BLUE in colours_of(run / "curve.png")
     assert colours_of(run / "puzzle.png") >= MARKS[kind]
+
+
+def test_a_picture_of_tokens_says_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "TASKS", (UndrawnTask,))
+    notes: list[str] = []
+    draw_boards = pictures._draw_boards
+
+    def record(shape: Any, boards: Any, title: str, note: str, path: Path, *, in_pairs: bool) -> None:
+        notes.append(note)
+        draw_boards(shape, boards, title, note, path, in_pairs=in_pairs)
+
+    monkeypatch.setattr(pictures, "_draw_boards", record)
+    data, run = write_undrawn(tmp_path)
+    page_of(run, tmp_path / "view.html", "--png")
+    page_of(data, tmp_path / "view.html", "--png")
+    assert colours_of(run / "puzzle.png") >= MARKS["numbers"]
+    names = "0: padding, 1: dark, 2: lit, 3: leave, 4: press"
+    assert notes == [f"bold: as in the puzzle, blue: the model's, red: wrong\n{names}", names]
 
 
 def drawn_boards(monkeypatch: pytest.MonkeyPatch, run: Path, output: Path) -> tuple[str, list[pictures._Board]]:
@@ -660,6 +703,12 @@ class Browser:
         change = "dispatchEvent(new Event('change'))"
         self.run(f"const e = document.querySelector('{select}'); e.value = {json.dumps(value)}; e.{change}")
 
+    def cell_title(self, selector: str, columns: int, row: int, column: int) -> str:
+        """What the pointer is told of a cell."""
+        at = f"{{offsetX: ({column} + .5) * c, offsetY: ({row} + .5) * c}}"
+        canvas = f"const e = document.querySelector('{selector}'); const c = e.clientWidth / {columns}; "
+        return str(self.run(f"{canvas} e.onpointermove({at}); return e.title"))
+
     def rows(self) -> list[int]:
         """The rows in the list, in order."""
         texts = self.get("[...document.querySelectorAll('#items .item b')].map((b) => b.textContent)")
@@ -716,11 +765,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     bare.mkdir()
     write_metrics(bare)
     other = write_dataset(folder / "numbers", np.arange(50)[None] % 7, np.arange(50)[None] % 5, 100, ["<blank>"])
+    undrawn, undrawn_run = write_undrawn(folder)
     sources = {"data": data, "run": run, "arc_data": arc_data, "arc_run": arc_run, "bare": bare, "other": other}
-    outputs = {}
-    for name, source in sources.items():
-        outputs[name] = folder / f"{name}.html"
-        page_of(source, outputs[name])
+    sources |= {"undrawn": undrawn, "undrawn_run": undrawn_run}
+    outputs = {name: folder / f"{name}.html" for name in sources}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, "TASKS", (*tasks.TASKS[:-1], UndrawnTask))
+        for name, source in sources.items():
+            page_of(source, outputs[name])
     return outputs
 
 
@@ -861,7 +913,7 @@ UNNAMED = (
 )
 
 
-@pytest.mark.parametrize("name", ["run", "data", "arc_run", "arc_data", "bare", "other"])
+@pytest.mark.parametrize("name", ["run", "data", "arc_run", "arc_data", "bare", "other", "undrawn_run"])
 def test_a_phone_shows_every_view(browser: Browser, pages: dict[str, Path], name: str) -> None:
     browser.open(pages[name], width=360, height=740)
     for tab in browser.get("[...document.querySelectorAll('[role=tab]')].map((tab) => tab.id)"):
@@ -917,6 +969,28 @@ def test_tokens_that_nobody_knows_are_numbers(browser: Browser, pages: dict[str,
     browser.open(pages["other"])
     assert browser.picture("#question") != browser.picture("#solution")
     assert browser.get("document.querySelector('#question').width > document.querySelector('#question').height")
+    assert not browser.get("document.querySelector('#legend').checkVisibility()"), "numbers need no names"
+    assert browser.cell_title("#question", 16, 1, 1) == "token 18: 3", "rows and columns mean nothing"
+
+
+def test_a_task_without_a_drawing_is_shown_by_its_tokens(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["undrawn"])
+    assert browser.picture("#question") != browser.picture("#solution")
+    assert browser.text("#legend").split() == ["dark", "lit", "leave", "press"]
+    name = browser.cell_title("#solution", 5, 0, 0).removeprefix("row 1, column 1: ")
+    assert name in ("leave", "press")
+    browser.open(pages["undrawn_run"])
+    legend = browser.text("#legend").splitlines()
+    assert legend[:4] == ["as in the puzzle", "answered", "changed in this step", "wrong"]
+    assert {"dark", "lit", "leave", "press"} == set(legend[4:])
+    pictures_T = [browser.picture()]
+    for key in ("\ue012", "\ue012"):  # the left arrow
+        browser.keys(key)
+        pictures_T.append(browser.picture())
+    assert len(set(pictures_T)) == 3, "the answer, the wrong answer before it, and the puzzle"
+    browser.keys("t")
+    assert browser.picture() != pictures_T[-1]
+    browser.run("localStorage.clear()")
 
 
 def test_arc_answers_and_votes(browser: Browser, pages: dict[str, Path]) -> None:

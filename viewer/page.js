@@ -108,6 +108,7 @@ const ARC_COLOURS = [
   "#7fdbff",
   "#870c25",
 ];
+const LEGEND_CELL = 18;
 const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
 
 /** The side of a cell: whole pixels of the screen, where there are a few, so that neighbours meet without a seam. */
@@ -153,14 +154,15 @@ function cross(context, x, y, c, stroke, under) {
 }
 
 /**
- * How the page draws each kind of board. A new kind needs one entry.
+ * How the page draws each kind of board. A new kind needs one entry; until it has one, its tokens are drawn as numbers.
  *
- *   cell(context, cell)   draws a cell: {x, y, c (its side), token, question (the puzzle's token), label, wrong, changed}
+ *   cell(context, cell, board)   draws a cell: {x, y, c (its side), token, question (the puzzle's token), label, wrong, changed}
  *   legend                [[text, token, question, label, previous?]], each drawn as a board of one cell
  *   over?(context, cells, part, c)   draws over all cells, in the place of the lines between them
  *   line?                 the colour of these lines, unless it is the theme's
  *   windows?(board, question, label, answers)   the parts of the board that are shown, else all
  *   largestCell?          in pixels, unless cells fill the screen
+ *   namesTokens?          true if the legend says what the tokens are called
  *   besidePuzzle?         true if an answer does not contain its puzzle, which then needs as much room
  */
 const DRAWINGS = {
@@ -207,9 +209,12 @@ const DRAWINGS = {
   numbers: {
     cell: numberCell,
     legend: [
-      ["changed in this step", 5, 5, 5, 4],
-      ["wrong", 5, 5, 7],
+      ["as in the puzzle", 0, 0, 0],
+      ["answered", 0, -1, 0],
+      ["changed in this step", 0, 0, 0, -1],
+      ["wrong", 0, 0, 1],
     ],
+    namesTokens: true,
   },
 };
 
@@ -304,16 +309,26 @@ function arcCell(context, { x, y, c, token, wrong, changed }) {
   if (wrong) cross(context, x, y, c, "#ffffff", "#000000");
 }
 
-function numberCell(context, { x, y, c, token, wrong, changed }) {
+function numberCell(context, { x, y, c, token, question, wrong, changed }, board) {
   if (changed || wrong) {
     context.fillStyle = wrong ? colours["wrong-soft"] : colours.changed;
     context.fillRect(x, y, c, c);
   }
-  const text = token < 0 ? "" : String(token);
-  context.fillStyle = wrong ? colours.wrong : colours.answer;
-  context.font = `500 ${Math.min(c * 0.5, (c * 1.4) / Math.max(1, text.length))}px ${FONT}`;
+  const text = token < 0 ? "" : namesFit(board, c) ? tokenName(board, token) : String(token);
+  const given = token === question;
+  context.fillStyle = wrong ? colours.wrong : given ? colours.given : colours.answer;
+  context.font = `${given ? 700 : 500} ${textSize(text.length, c)}px ${FONT}`;
   context.fillText(text, x + c / 2, y + c * 0.54);
   if (wrong) underline(context, x, y, c);
+}
+
+/** The size of a text of so many characters in a cell with the side c. */
+const textSize = (length, c) => Math.min(c * 0.5, (c * 1.4) / Math.max(1, length));
+
+/** Whether tokens have names, and the longest is legible in a cell with the side c. */
+function namesFit(board, c) {
+  board.longestName ??= Math.max(0, ...board.tokens.map((name) => name.length));
+  return board.longestName > 0 && textSize(board.longestName, c) >= 8;
 }
 
 function underline(context, x, y, c) {
@@ -367,9 +382,12 @@ function draw(canvas, board, picture, width, height) {
     }
   }
   const drawing = drawingOf(board);
-  for (const cell of cells) drawing.cell(context, cell);
-  (drawing.over ?? lines)(context, cells, part, c, board);
-  frame(context, part, c);
+  for (const cell of cells) drawing.cell(context, cell, board);
+  // Lines would make a board of tokens that only fill their lines one after the other.
+  if (!board.wrapped) {
+    (drawing.over ?? lines)(context, cells, part, c, board);
+    frame(context, part, c);
+  }
   return c;
 }
 
@@ -1096,10 +1114,12 @@ class Examples {
   }
 
   buildLegend() {
-    const small = { ...this.board, rows: 1, columns: 1, box: [1, 1] };
-    $("legend").hidden = !this.isRun;
+    const small = { ...this.board, rows: 1, columns: 1, box: [1, 1], wrapped: false };
+    const { legend, namesTokens } = drawingOf(this.board);
+    const entries = [...(this.isRun ? legend : []), ...(namesTokens ? this.tokenLegend() : [])];
+    $("legend").hidden = entries.length === 0;
     $("legend").replaceChildren(
-      ...DRAWINGS[this.board.kind].legend.map(([text, token, question, label, previous]) => {
+      ...entries.map(([text, token, question, label, previous]) => {
         const canvas = make("canvas", { "aria-hidden": "true" });
         draw(
           canvas,
@@ -1110,12 +1130,20 @@ class Examples {
             label: [label],
             previous: previous === undefined ? undefined : [previous],
           },
-          18,
-          18,
+          LEGEND_CELL,
+          LEGEND_CELL,
         );
         return make("li", {}, canvas, text);
       }),
     );
+  }
+
+  /** The names of the tokens of this example, unless names are so short that they stand in the cells themselves. */
+  tokenLegend() {
+    if (namesFit(this.board, LEGEND_CELL)) return [];
+    const { question, label, answers } = this.current.studied;
+    const used = new Set([question, label ?? [], ...answers].flatMap((tokens) => [...tokens]));
+    return this.board.tokens.flatMap((name, token) => (used.has(token) ? [[name, token, token, token]] : []));
   }
 
   /** What the large board shows now. */
@@ -1235,7 +1263,9 @@ class Examples {
       label = picture.label?.[s];
     const should =
       label !== undefined && label >= 0 && label !== token ? `, should be ${tokenName(this.board, label)}` : "";
-    canvas.title = `row ${row + 1}, column ${column + 1}: ${tokenName(this.board, token)}${should}`;
+    if (token === undefined) return;
+    const place = this.board.wrapped ? `token ${s + 1}` : `row ${row + 1}, column ${column + 1}`;
+    canvas.title = `${place}: ${tokenName(this.board, token)}${should}`;
   }
 
   seek(step) {

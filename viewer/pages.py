@@ -24,8 +24,8 @@ FOLDER = Path(__file__).parent
 # vocabularies are lists of numbers.
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 IGNORED = "-"
-# The columns of an example whose number of tokens is no square.
-MAX_COLUMNS = 24
+# How many tokens stand in a line if their number is no square. A phone has room for as many.
+MAX_COLUMNS = 16
 
 Page = dict[str, Any]
 """The data of a page, which becomes JSON. The comment in viewer/page.html lists the keys."""
@@ -87,12 +87,20 @@ def digest(body: str) -> str:
 
 
 def board_of(task: BoardTask | None, seq_len: int) -> Page:
-    """Return how the page draws an example: as its task says, or as the numbers of its tokens."""
-    if task is not None:
-        return task.drawing
+    """Return how the page draws an example: as its task says, or as a board of its tokens.
+
+    The page draws the tokens too if it has no drawing for the kind of task. If the number of tokens
+    is no square, the key "wrapped" says that their rows and columns mean nothing.
+    """
+    unknown: Page = {"kind": "numbers", "rows": 0, "columns": 0, "tokens": []}
+    drawing = unknown if task is None else task.drawing
+    if drawing["rows"] * drawing["columns"] == seq_len:
+        return drawing
     side = math.isqrt(seq_len)
-    columns = side if side * side == seq_len else min(seq_len, MAX_COLUMNS)
-    return {"kind": "numbers", "rows": math.ceil(seq_len / columns), "columns": columns, "tokens": []}
+    if side * side == seq_len:
+        return drawing | {"rows": side, "columns": side}
+    columns = min(seq_len, MAX_COLUMNS)
+    return drawing | {"kind": "numbers", "rows": math.ceil(seq_len / columns), "columns": columns, "wrapped": True}
 
 
 def to_text(tokens_S: np.ndarray) -> str | list[int]:

@@ -5,6 +5,7 @@ a token to a `Cell`, and add it to `KINDS`.
 """
 # S = cells of a board, R = rows, C = columns, T = reasoning steps
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ _DPI = 130
 # Inches: the width of a figure, the smallest board and cells, the gap between boards, the title.
 _MOST_WIDTH, _LEAST_BOARD, _TEXT_CELL, _COLOUR_CELL = 13.0, 2.3, 0.26, 0.1
 _GAP, _HEAD = 0.15, 0.35
+# Inches: the width of a character of the note below the boards.
+_NOTE_CHARACTER = 0.07
 _MOST_CHANGES = 5
 _NUM_EXAMPLES = 4
 
@@ -79,7 +82,7 @@ def _arc_cell(token: int, question: int) -> Cell:
 
 
 def _number_cell(token: int, question: int) -> Cell:
-    return Cell(text=str(token) if token >= 0 else "")
+    return Cell(text=str(token) if token >= 0 else "", is_given=token == question)
 
 
 KINDS: dict[str, tuple[Callable[[int, int], Cell], str]] = {
@@ -87,7 +90,7 @@ KINDS: dict[str, tuple[Callable[[int, int], Cell], str]] = {
     "maze": (_maze_cell, "green: start, violet: goal, blue: the way, ×: wrong"),
     "lights_out": (_lights_out_cell, "yellow: lit, ●: press, red: wrong"),
     "arc": (_arc_cell, "×: wrong"),
-    "numbers": (_number_cell, "blue: right, red: wrong"),
+    "numbers": (_number_cell, "bold: as in the puzzle, blue: the model's, red: wrong"),
 }
 """For each kind of board, the look of a cell (from its token, and the puzzle's), and a legend."""
 
@@ -126,6 +129,13 @@ class _Board:
 def _cells_of(shape: Page, tokens_S: np.ndarray, question_S: np.ndarray) -> list[Cell]:
     cell_of, _ = KINDS.get(shape["kind"], KINDS["numbers"])
     return [cell_of(int(token), int(given)) for token, given in zip(tokens_S, question_S, strict=True)]
+
+
+def _names_of_tokens(shape: Page) -> str:
+    """Return what the numbers of a board mean; empty if the board shows no numbers, or its tokens have no names."""
+    if shape["kind"] in KINDS and shape["kind"] != "numbers":
+        return ""
+    return ", ".join(f"{token}: {name}" for token, name in enumerate(shape["tokens"]))
 
 
 def _inside(cells: list[Cell]) -> np.ndarray:
@@ -205,8 +215,10 @@ def _draw_boards(shape: Page, boards: list[_Board], title: str, note: str, path:
     if in_pairs:
         num_columns += num_columns % 2
     above = 0.15 + 0.2 * max(board.title.count("\n") + 1 for board in boards)
-    below = 0.4 if note else 0.15
-    total_width, total_height = num_columns * (width + _GAP) + _GAP, _HEAD + num_rows * (above + height) + below
+    total_width = num_columns * (width + _GAP) + _GAP
+    lines = [part for line in note.splitlines() for part in textwrap.wrap(line, int(total_width / _NOTE_CHARACTER))]
+    below = 0.25 + 0.15 * len(lines) if lines else 0.15
+    total_height = _HEAD + num_rows * (above + height) + below
     figure = plt.figure(figsize=(total_width, total_height))
     for number, board in enumerate(boards):
         row, column = divmod(number, num_columns)
@@ -220,6 +232,7 @@ def _draw_boards(shape: Page, boards: list[_Board], title: str, note: str, path:
         axis.set(xlim=(middle - half, middle + half), ylim=(rows, 0), xticks=[], yticks=[], aspect="auto")
         axis.set_title(board.title, fontsize=10, parse_math=False)
     figure.text(0.5, 1 - 0.12 / total_height, title, fontsize=11, ha="center", va="top", parse_math=False)
+    note = "\n".join(lines)
     figure.text(0.5, 0.1 / total_height, note, fontsize=9, color="#626973", ha="center", va="bottom")
     _save(figure, path)
 
@@ -309,8 +322,9 @@ def draw_puzzle(page: Page, path: Path) -> None:
     if wrong_TS[-1].any():
         boards.append(_Board("solution", solution, None, window))
     _, marks = KINDS.get(shape["kind"], KINDS["numbers"])
+    note = "\n".join(filter(None, [marks, _names_of_tokens(shape)]))
     title = f"{page['title']}: row {example['row']} of {example['set']}"
-    _draw_boards(shape, boards, title, marks, path, in_pairs=False)
+    _draw_boards(shape, boards, title, note, path, in_pairs=False)
 
 
 def _whole_board(shape: Page, title: str, tokens_S: np.ndarray, question_S: np.ndarray) -> _Board:
@@ -348,4 +362,4 @@ def draw_examples(page: Page, path: Path) -> None:
         question_S = from_text(example["input"])
         boards.append(_whole_board(shape, f"{example['set']}, row {example['row']}", question_S, question_S))
         boards.append(_whole_board(shape, "solution", _label_of(example), question_S))
-    _draw_boards(shape, boards, page["title"], "", path, in_pairs=True)
+    _draw_boards(shape, boards, page["title"], _names_of_tokens(shape), path, in_pairs=True)
