@@ -588,23 +588,52 @@ const axisText = (value) =>
 function plot(container, options) {
   const width = container.clientWidth;
   if (!width) return;
-  const { series, height } = options;
-  const shown = series.map((one) => ({
+  const shown = options.series.map((one) => ({
     ...one,
     points: one.points.filter(([, y]) => y !== null && (!options.log || y > 0)),
   }));
-  const all = shown.flatMap((one) => one.points);
   container.replaceChildren();
-  if (all.length === 0) {
+  if (shown.every((one) => one.points.length === 0)) {
     container.append(make("p", { class: "quiet small" }, options.log ? "Nothing above zero to draw." : "No numbers."));
     return;
   }
+  const area = plotArea(shown, options, width);
+  const root = svg("svg", { height: options.height, viewBox: `0 0 ${width} ${options.height}`, "aria-hidden": "true" });
+  drawAxes(root, area, options);
+  for (const one of shown) drawSeries(root, area, one);
+  container.append(root);
+  showValues(container, root, area, shown, options);
+}
+
+/**
+ * Returns where the numbers of a plot lie.
+ *
+ * xs are the x values in order; toX and toY turn values into pixels; left, right, top and bottom are the pixels around
+ * the drawing.
+ */
+function plotArea(shown, options, width) {
+  const { height } = options;
+  const all = shown.flatMap((one) => one.points);
   const xs = [...new Set(all.map(([x]) => x))].sort((a, b) => a - b);
   let [xLow, xHigh] = [xs[0], xs.at(-1)];
   if (xLow === xHigh) [xLow, xHigh] = [xLow - 0.5, xHigh + 0.5];
+  const [low, high] = plotRange(all, options);
+  const yTicks = options.log ? logTicks(low, high) : ticks(low, high, height < 160 ? 3 : 5);
+  const left = 10 + 6.8 * Math.max(3, ...yTicks.map((value) => axisText(value).length));
+  const right = 14,
+    top = 12,
+    bottom = 36;
+  const scale = options.log ? Math.log : (value) => value;
+  const toX = (x) => left + ((x - xLow) / (xHigh - xLow)) * (width - left - right);
+  const toY = (y) => top + (1 - (scale(y) - scale(low)) / (scale(high) - scale(low))) * (height - top - bottom);
+  return { width, height, xs, xLow, xHigh, yTicks, left, right, top, bottom, toX, toY };
+}
+
+/** Returns the lowest and the highest y of a plot, which differ. */
+function plotRange(points, options) {
   let low = options.low ?? Infinity,
     high = options.high ?? -Infinity;
-  for (const [, y] of all) [low, high] = [Math.min(low, y), Math.max(high, y)];
+  for (const [, y] of points) [low, high] = [Math.min(low, y), Math.max(high, y)];
   if (low === high) {
     const room = (Math.abs(low) || 1) * 0.1;
     if (options.log) [low, high] = [low / 2, high * 2];
@@ -616,16 +645,12 @@ function plot(container, options) {
     if (options.low === undefined) low -= room;
     if (options.high === undefined) high += room;
   }
-  const yTicks = options.log ? logTicks(low, high) : ticks(low, high, height < 160 ? 3 : 5);
-  const left = 10 + 6.8 * Math.max(3, ...yTicks.map((value) => axisText(value).length));
-  const right = 14,
-    top = 12,
-    bottom = 36;
-  const scale = options.log ? Math.log : (value) => value;
-  const toX = (x) => left + ((x - xLow) / (xHigh - xLow)) * (width - left - right);
-  const toY = (y) => top + (1 - (scale(y) - scale(low)) / (scale(high) - scale(low))) * (height - top - bottom);
-  const root = svg("svg", { height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+  return [low, high];
+}
 
+/** Draws the numbers of both axes, the threshold and the marks. */
+function drawAxes(root, area, options) {
+  const { width, height, xLow, xHigh, yTicks, left, right, top, bottom, toX, toY } = area;
   for (const value of yTicks) {
     root.append(
       svg("line", { x1: left, x2: width - right, y1: toY(value), y2: toY(value), stroke: colours.line }),
@@ -649,26 +674,32 @@ function plot(container, options) {
       : { stroke: colours.quiet, "stroke-dasharray": "5 4" };
     root.append(svg("line", { x1: x, x2: x, y1: top, y2: height - bottom, ...look }));
   }
-  for (const one of shown) {
-    root.append(
-      svg("path", {
-        d: pathOf(one.points, toX, toY),
-        fill: "none",
-        stroke: one.colour,
-        "stroke-width": one.faint ? 1 : 2,
-        "stroke-linejoin": "round",
-        opacity: one.faint ? 0.4 : 1,
-        "stroke-dasharray": one.dash ?? "none",
-      }),
-    );
-    if (one.dots || one.points.length === 1) {
-      for (const [x, y] of one.points) root.append(svg("circle", { cx: toX(x), cy: toY(y), r: 3, fill: one.colour }));
-    }
+}
+
+function drawSeries(root, { toX, toY }, one) {
+  root.append(
+    svg("path", {
+      d: pathOf(one.points, toX, toY),
+      fill: "none",
+      stroke: one.colour,
+      "stroke-width": one.faint ? 1 : 2,
+      "stroke-linejoin": "round",
+      opacity: one.faint ? 0.4 : 1,
+      "stroke-dasharray": one.dash ?? "none",
+    }),
+  );
+  if (one.dots || one.points.length === 1) {
+    for (const [x, y] of one.points) root.append(svg("circle", { cx: toX(x), cy: toY(y), r: 3, fill: one.colour }));
   }
+}
+
+/** Shows the values under the pointer, and those that the arrow keys choose while the plot has the focus. */
+function showValues(container, root, area, shown, options) {
+  const { width, height, xs, xLow, xHigh, left, right, top, bottom, toX } = area;
   const hair = svg("line", { y1: top, y2: height - bottom, stroke: colours.quiet, visibility: "hidden" });
   root.append(hair);
   const tip = make("div", { class: "tip", role: "status", hidden: true });
-  container.append(root, tip);
+  container.append(tip);
   container.tabIndex = 0;
   container.setAttribute("role", "group");
   container.setAttribute("aria-label", `${options.label}; arrow keys read the values`);
@@ -877,6 +908,23 @@ class Examples {
   refill() {
     const set = $("set").value,
       query = $("search").value.trim().toLowerCase();
+    this.shown = this.matching(set, query);
+    const total = Object.entries(this.page.sets).reduce(
+      (sum, [name, size]) => sum + (set === "" || set === name ? size : 0),
+      0,
+    );
+    const what = this.isRun || query ? "example" : "group";
+    const sampled = total > this.all.length ? `, drawn evenly from ${total.toLocaleString("en")} rows` : "";
+    $("count").textContent = this.shown.length
+      ? `${plural(this.shown.length, what)}${sampled}`
+      : "Nothing matches; change the filters.";
+    this.fillList();
+    if (!this.shown.includes(this.current) && this.shown.length) this.select(this.shown[0], false);
+    else this.markCurrent(false);
+  }
+
+  /** Returns the examples of a set that match the search and the filter, in the chosen order. */
+  matching(set, query) {
     let shown = this.all.filter((example) => set === "" || example.set === set);
     if (query) {
       shown = shown.filter(
@@ -898,19 +946,11 @@ class Examples {
       slowest: (a, b) => b.studied.settled - a.studied.settled,
       fastest: (a, b) => a.studied.settled - b.studied.settled,
     };
-    if (orders[$("sort").value]) shown = [...shown].sort(orders[$("sort").value]);
-    this.shown = shown;
+    return orders[$("sort").value] ? [...shown].sort(orders[$("sort").value]) : shown;
+  }
 
-    const total = Object.entries(this.page.sets).reduce(
-      (sum, [name, size]) => sum + (set === "" || set === name ? size : 0),
-      0,
-    );
-    const what = this.isRun || query ? "example" : "group";
-    const sampled = total > this.all.length ? `, drawn evenly from ${total.toLocaleString("en")} rows` : "";
-    $("count").textContent = shown.length
-      ? `${plural(shown.length, what)}${sampled}`
-      : "Nothing matches; change the filters.";
-
+  /** Fills the list with a button for each example. Thumbnails are drawn when they come into view. */
+  fillList() {
     this.observer?.disconnect();
     this.observer = new IntersectionObserver(
       (entries) => {
@@ -920,7 +960,7 @@ class Examples {
     );
     this.items = new Map();
     $("items").replaceChildren(
-      ...shown.map((example) => {
+      ...this.shown.map((example) => {
         const canvas = make("canvas", { "aria-hidden": "true", width: 1, height: 1 });
         canvas.example = example;
         this.observer.observe(canvas);
@@ -934,8 +974,6 @@ class Examples {
         return make("li", {}, button);
       }),
     );
-    if (!shown.includes(this.current) && shown.length) this.select(shown[0], false);
-    else this.markCurrent(false);
   }
 
   itemText(example) {
@@ -1166,7 +1204,27 @@ class Examples {
   /** Everything that depends on step, size or theme. */
   redraw() {
     if (!this.current || $("panel-examples").hidden) return;
-    const { answers, numWrong, numChanged, confidence, scored, question } = this.current.studied;
+    this.drawFigures();
+    $("said").hidden = !this.isRun;
+    if (!this.isRun) return;
+    const { answers } = this.current.studied;
+    this.main.element.lastChild.textContent =
+      this.step === 0
+        ? "the puzzle, before any reasoning"
+        : answers.length > 1
+          ? `answer after step ${this.step} of ${answers.length}`
+          : "the answer";
+    $("slider").value = this.step;
+    $("slider").setAttribute("aria-valuetext", `step ${this.step} of ${answers.length}`);
+    $("first").disabled = $("back").disabled = this.step === 0;
+    $("last").disabled = $("forward").disabled = this.step === answers.length;
+    $("said").textContent = this.said();
+    if (answers.length > 1) this.drawPlots();
+  }
+
+  /** The boards, large and small. */
+  drawFigures() {
+    const { question } = this.current.studied;
     const room = $("boards").clientWidth;
     const numLarge = this.figures.filter((one) => !one.small).length;
     const beside = numLarge > 1 && room >= 560;
@@ -1192,20 +1250,11 @@ class Examples {
         one === this.main ? this.said() : `${one.element.lastChild.textContent}: ${plural(question.length, "token")}`,
       );
     }
-    $("said").hidden = !this.isRun;
-    if (!this.isRun) return;
-    this.main.element.lastChild.textContent =
-      this.step === 0
-        ? "the puzzle, before any reasoning"
-        : answers.length > 1
-          ? `answer after step ${this.step} of ${answers.length}`
-          : "the answer";
-    $("slider").value = this.step;
-    $("slider").setAttribute("aria-valuetext", `step ${this.step} of ${answers.length}`);
-    $("first").disabled = $("back").disabled = this.step === 0;
-    $("last").disabled = $("forward").disabled = this.step === answers.length;
-    $("said").textContent = this.said();
-    if (answers.length < 2) return;
+  }
+
+  /** The confidence and the wrong cells over the steps. */
+  drawPlots() {
+    const { numWrong, numChanged, confidence, scored } = this.current.studied;
     const here = this.step > 0 ? [{ x: this.step, strong: true }] : [];
     const pick = (step) => this.seek(step);
     const series = (name, values, colour) => [
@@ -1463,62 +1512,7 @@ class Votes {
     }
     $("vote-stage").replaceChildren();
     if (!task) return;
-    const size = Math.min(220, ($("vote-stage").clientWidth - 80) / 2);
-    const io = (input, output, captions) =>
-      make(
-        "div",
-        { class: "io" },
-        this.figure(input, size, captions[0], true),
-        make("span", { class: "arrow", "aria-hidden": "true" }, "→"),
-        output ? this.figure(output, size, captions[1], true) : make("p", { class: "quiet" }, "no solution is known"),
-      );
-    task.tests.forEach((test, i) => {
-      const place = task.places[i];
-      const verdict =
-        test.solution === null
-          ? null
-          : place
-            ? make("span", { class: place <= 2 ? "good" : "bad" }, `${place <= 2 ? "✓" : "✗"} right in place ${place}`)
-            : make("span", { class: "bad" }, "✗ not among the candidates");
-      const list = make("ol", { class: "candidates" });
-      for (const candidate of test.candidates) {
-        const share = test.num_votes ? candidate.count / test.num_votes : 0;
-        const fill = make("i");
-        fill.style.width = `${share * 100}%`;
-        list.append(
-          make(
-            "li",
-            { class: candidate.right ? "is-right" : "" },
-            this.figure(
-              candidate.grid,
-              104,
-              candidate.right ? "✓ right" : candidate.right === false ? "✗ wrong" : "unchecked",
-              false,
-            ),
-            make("div", { class: "meter" }, fill),
-            make("b", {}, plural(candidate.count, "vote")),
-            make("br"),
-            make("span", { class: "quiet" }, `confidence ${numberText(candidate.confidence)}`),
-          ),
-        );
-      }
-      $("vote-stage").append(
-        make(
-          "div",
-          { class: "card" },
-          make("h2", {}, `${task.task}, test ${i + 1} of ${task.tests.length} `, verdict),
-          make("div", { class: "pairs" }, io(test.input, test.solution, ["input", "solution"])),
-          make(
-            "p",
-            { class: "quiet small" },
-            `${plural(test.num_votes, "vote")}` +
-              (test.num_empty ? `, ${plural(test.num_empty, "prediction")} that were no grid` : "") +
-              `; the first ${plural(test.candidates.length, "candidate")}:`,
-          ),
-          test.candidates.length ? list : make("p", {}, "Nobody voted for a grid."),
-        ),
-      );
-    });
+    $("vote-stage").append(...task.tests.map((test, i) => this.testCard(task, i)));
     if (task.train.length) {
       $("vote-stage").append(
         make(
@@ -1528,11 +1522,66 @@ class Votes {
           make(
             "div",
             { class: "pairs" },
-            ...task.train.map(([input, output]) => io(input, output, ["input", "output"])),
+            ...task.train.map(([input, output]) => this.pair(input, output, ["input", "output"])),
           ),
         ),
       );
     }
+  }
+
+  /** An input beside its output. */
+  pair(input, output, captions) {
+    const size = Math.min(220, ($("vote-stage").clientWidth - 80) / 2);
+    return make(
+      "div",
+      { class: "io" },
+      this.figure(input, size, captions[0], true),
+      make("span", { class: "arrow", "aria-hidden": "true" }, "→"),
+      output ? this.figure(output, size, captions[1], true) : make("p", { class: "quiet" }, "no solution is known"),
+    );
+  }
+
+  /** A test of a task: its input, its solution and the candidates for it. */
+  testCard(task, i) {
+    const test = task.tests[i],
+      place = task.places[i];
+    const verdict =
+      test.solution === null
+        ? null
+        : place
+          ? make("span", { class: place <= 2 ? "good" : "bad" }, `${place <= 2 ? "✓" : "✗"} right in place ${place}`)
+          : make("span", { class: "bad" }, "✗ not among the candidates");
+    const list = make("ol", { class: "candidates" }, ...test.candidates.map((one) => this.candidate(test, one)));
+    return make(
+      "div",
+      { class: "card" },
+      make("h2", {}, `${task.task}, test ${i + 1} of ${task.tests.length} `, verdict),
+      make("div", { class: "pairs" }, this.pair(test.input, test.solution, ["input", "solution"])),
+      make(
+        "p",
+        { class: "quiet small" },
+        `${plural(test.num_votes, "vote")}` +
+          (test.num_empty ? `, ${plural(test.num_empty, "prediction")} that were no grid` : "") +
+          `; the first ${plural(test.candidates.length, "candidate")}:`,
+      ),
+      test.candidates.length ? list : make("p", {}, "Nobody voted for a grid."),
+    );
+  }
+
+  candidate(test, candidate) {
+    const share = test.num_votes ? candidate.count / test.num_votes : 0;
+    const fill = make("i");
+    fill.style.width = `${share * 100}%`;
+    const caption = candidate.right ? "✓ right" : candidate.right === false ? "✗ wrong" : "unchecked";
+    return make(
+      "li",
+      { class: candidate.right ? "is-right" : "" },
+      this.figure(candidate.grid, 104, caption, false),
+      make("div", { class: "meter" }, fill),
+      make("b", {}, plural(candidate.count, "vote")),
+      make("br"),
+      make("span", { class: "quiet" }, `confidence ${numberText(candidate.confidence)}`),
+    );
   }
 
   key(event) {
@@ -1779,66 +1828,71 @@ function storedTheme() {
   }
 }
 
-async function start() {
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  applyTheme(storedTheme() ?? (dark.matches ? "dark" : "light"));
-  const page = await readData();
-  $("loading").hidden = true;
-  document.body.classList.add(page.kind);
-  $("title").textContent = page.project ? `${page.project} / ${page.title}` : page.title;
-  $("facts").append(
-    ...Object.entries(page.facts).map(([name, text]) => make("li", {}, `${name} `, make("b", {}, text))),
-  );
+/** The views of a page: a tab and a panel each, of which one is open. */
+class Tabs {
+  constructor(page) {
+    this.tabs = [];
+    this.open = null;
+    const add = (name, title, build) => this.tabs.push({ name, title, build, built: false, view: null });
+    if (page.examples.length) add("examples", page.kind === "run" ? "Reasoning" : "Puzzles", () => new Examples(page));
+    else if (page.kind === "run") add("none", "Reasoning", () => showNone(page));
+    if (page.votes?.length) add("votes", "ARC votes", () => new Votes(page.votes));
+    if (page.curves?.length) add("curves", "Curves", () => new Curves(page));
+    if (page.results) add("results", "Results", () => showResults(page.results));
+    $("tabs").append(
+      ...this.tabs.map(({ name, title }) =>
+        make(
+          "button",
+          {
+            type: "button",
+            role: "tab",
+            id: `tab-${name}`,
+            "aria-controls": `panel-${name}`,
+            onclick: () => this.show(name),
+          },
+          title,
+        ),
+      ),
+    );
+    $("tabs").hidden = this.tabs.length < 2;
+    $("tabs").addEventListener("keydown", (event) => {
+      const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (by === undefined) return;
+      event.preventDefault();
+      event.stopPropagation();
+      this.show(this.tabs[(this.tabs.indexOf(this.open) + by + this.tabs.length) % this.tabs.length].name, true);
+    });
+    // A run without predictions opens on its curves.
+    this.show((this.tabs.find(({ name }) => name !== "none") ?? this.tabs[0]).name);
+  }
 
-  const views = {};
-  const tabs = [];
-  const add = (name, title, build) => tabs.push({ name, title, build });
-  if (page.examples.length) add("examples", page.kind === "run" ? "Reasoning" : "Puzzles", () => new Examples(page));
-  else if (page.kind === "run") add("none", "Reasoning", () => showNone(page));
-  if (page.votes?.length) add("votes", "ARC votes", () => new Votes(page.votes));
-  if (page.curves?.length) add("curves", "Curves", () => new Curves(page));
-  if (page.results) add("results", "Results", () => showResults(page.results));
-
-  let open = null;
-  const show = (name, focus) => {
-    open?.view?.pause?.();
-    for (const tab of tabs) {
+  show(name, focus) {
+    this.open?.view?.pause?.();
+    for (const tab of this.tabs) {
       const is = tab.name === name;
       $(`panel-${tab.name}`).hidden = !is;
       $(`tab-${tab.name}`).setAttribute("aria-selected", String(is));
       $(`tab-${tab.name}`).tabIndex = is ? 0 : -1;
-      if (is) open = tab;
+      if (is) this.open = tab;
     }
     // Built when first seen, and drawn when it has a size.
-    if (!open.built) {
-      open.built = true;
-      views[name] = open.view = open.build() ?? null;
+    if (!this.open.built) {
+      this.open.built = true;
+      this.open.view = this.open.build() ?? null;
     }
-    open.view?.redraw?.();
+    this.open.view?.redraw?.();
     if (focus) $(`tab-${name}`).focus();
-  };
-  $("tabs").append(
-    ...tabs.map(({ name, title }) =>
-      make(
-        "button",
-        { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}`, onclick: () => show(name) },
-        title,
-      ),
-    ),
-  );
-  $("tabs").hidden = tabs.length < 2;
-  $("tabs").addEventListener("keydown", (event) => {
-    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (by === undefined) return;
-    event.preventDefault();
-    event.stopPropagation();
-    show(tabs[(tabs.indexOf(open) + by + tabs.length) % tabs.length].name, true);
-  });
-  // A run without predictions opens on its curves.
-  show((tabs.find(({ name }) => name !== "none") ?? tabs[0]).name);
+  }
 
-  const restyle = () => Object.values(views).forEach((view) => view?.restyle?.());
-  const toggleTheme = () => {
+  restyle() {
+    for (const { view } of this.tabs) view?.restyle?.();
+  }
+}
+
+/** Follows the system's theme until the reader chooses one. Returns the function that toggles the theme. */
+function followTheme(tabs) {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const toggle = () => {
     const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
     applyTheme(theme);
     try {
@@ -1846,54 +1900,72 @@ async function start() {
     } catch {
       /* then for this time only */
     }
-    restyle();
+    tabs.restyle();
   };
-  $("theme").addEventListener("click", toggleTheme);
+  $("theme").addEventListener("click", toggle);
   dark.addEventListener("change", () => {
     if (storedTheme() === null) {
       applyTheme(dark.matches ? "dark" : "light");
-      restyle();
+      tabs.restyle();
     }
   });
+  return toggle;
+}
+
+/** Shows the keys of the open view. */
+function showHelp(page, tabs) {
+  $("keys-table").replaceChildren(
+    ...[...(KEYS[tabs.open.name] ?? []), ["t", "dark or light"], ["?", "this list"]].map(([key, text]) =>
+      make(
+        "tr",
+        {},
+        make("td", {}, ...key.split(" ").flatMap((one) => [make("kbd", {}, one.replace(",", "")), " "])),
+        make("td", {}, text),
+      ),
+    ),
+  );
+  $("keys-note").textContent =
+    page.kind === "run"
+      ? "A step is one pass over the whole board. Evaluation would stop where the confidence exceeds one half and nothing has changed."
+      : "Puzzles are spread evenly over the dataset; a group is a puzzle and its augmentations.";
+  $("keys").showModal();
+}
+
+/** Hands a key to the page or to the open view, unless the focused element has a use for the key. */
+function pressKey(event, tabs, help, toggleTheme) {
+  if (event.ctrlKey || event.metaKey || event.altKey || $("keys").open) return;
+  const on = event.target;
+  // The slider's arrows are those of the player.
+  if (on.matches('input[type="search"]')) {
+    if (event.key === "Escape") on.blur();
+    return;
+  }
+  if (on.matches("select") || (on.matches("button, a, [role=tab]") && [" ", "Enter"].includes(event.key))) return;
+  if (event.key === "?") help();
+  else if (event.key === "t") toggleTheme();
+  else if (!tabs.open.view?.key?.(event)) return;
+  event.preventDefault();
+}
+
+async function start() {
+  applyTheme(storedTheme() ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
+  const page = await readData();
+  $("loading").hidden = true;
+  document.body.classList.add(page.kind);
+  $("title").textContent = page.project ? `${page.project} / ${page.title}` : page.title;
+  $("facts").append(
+    ...Object.entries(page.facts).map(([name, text]) => make("li", {}, `${name} `, make("b", {}, text))),
+  );
+  const tabs = new Tabs(page);
+  const toggleTheme = followTheme(tabs);
+  const help = () => showHelp(page, tabs);
+  $("help").addEventListener("click", help);
+  $("close").addEventListener("click", () => $("keys").close());
+  document.addEventListener("keydown", (event) => pressKey(event, tabs, help, toggleTheme));
   let waiting = 0;
   window.addEventListener("resize", () => {
     cancelAnimationFrame(waiting);
-    waiting = requestAnimationFrame(() => open.view?.redraw?.());
-  });
-
-  const help = () => {
-    $("keys-table").replaceChildren(
-      ...[...(KEYS[open.name] ?? []), ["t", "dark or light"], ["?", "this list"]].map(([key, text]) =>
-        make(
-          "tr",
-          {},
-          make("td", {}, ...key.split(" ").flatMap((one) => [make("kbd", {}, one.replace(",", "")), " "])),
-          make("td", {}, text),
-        ),
-      ),
-    );
-    $("keys-note").textContent =
-      page.kind === "run"
-        ? "A step is one pass over the whole board. Evaluation would stop where the confidence exceeds one half and nothing has changed."
-        : "Puzzles are spread evenly over the dataset; a group is a puzzle and its augmentations.";
-    $("keys").showModal();
-  };
-  $("help").addEventListener("click", help);
-  $("close").addEventListener("click", () => $("keys").close());
-
-  document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || $("keys").open) return;
-    const on = event.target;
-    // Keys belong to what has the focus where it has a use for them. The slider's arrows are those of the player.
-    if (on.matches('input[type="search"]')) {
-      if (event.key === "Escape") on.blur();
-      return;
-    }
-    if (on.matches("select") || (on.matches("button, a, [role=tab]") && [" ", "Enter"].includes(event.key))) return;
-    if (event.key === "?") help();
-    else if (event.key === "t") toggleTheme();
-    else if (!open.view?.key?.(event)) return;
-    event.preventDefault();
+    waiting = requestAnimationFrame(() => tabs.open.view?.redraw?.());
   });
   document.documentElement.dataset.ready = "true";
 }
