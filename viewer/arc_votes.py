@@ -7,7 +7,7 @@ from viewer.pages import Page, finite, read_json
 
 
 def read_votes(outputs: Path | None, data: Path | None) -> list[Page]:
-    """Read arc_votes.json by task, with the task's training pairs if the dataset is there.
+    """Read arc_votes.json, and the training pairs of its tasks if the dataset exists.
 
     Raises:
         UserError: evaluation did not write this file.

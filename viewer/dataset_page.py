@@ -9,7 +9,7 @@ from dataset.tasks import task_of_shape
 from utils.errors import UserError
 from viewer.pages import Page, Settings, board_of, name_at, names_of, spread, to_text
 
-# Shown of a group, which may have a thousand puzzles.
+# The page shows only a few puzzles of a group, because a group may have a thousand.
 MAX_PUZZLES_OF_GROUP, MAX_EXAMPLES_OF_PUZZLE = 4, 5
 
 
@@ -68,7 +68,8 @@ def examples_of_set(name: str, split: Split, puzzle_set: PuzzleSet, names: list[
         first_puzzle = int(puzzle_set.group_indices[group])
         for place in spread(int(puzzles_G[group]), MAX_PUZZLES_OF_GROUP):
             puzzle = first_puzzle + int(place)
-            # The first puzzle shows all its examples (an ARC task's pairs), the others one each.
+            # The first puzzle shows its examples, such as the pairs of an ARC task. Each of the other
+            # puzzles shows one.
             shown = MAX_EXAMPLES_OF_PUZZLE if place == 0 else 1
             first_row = int(puzzle_set.puzzle_indices[puzzle])
             for row in range(first_row, first_row + min(int(examples_P[puzzle]), shown)):

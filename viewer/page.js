@@ -1,13 +1,18 @@
 "use strict";
-// N examples, T reasoning steps, S cells of a board.
+// In arrays: N examples, T reasoning steps, S cells of a board. A cell's side in pixels is c.
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Small helpers
 
 const $ = (id) => document.getElementById(id);
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** An element. Text goes in as text nodes only: names in the data are other people's, and never HTML. */
+/**
+ * Make an HTML element.
+ *
+ * Text becomes text nodes only, because other people chose the names in the data, and a name could
+ * hold HTML.
+ */
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -19,7 +24,7 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** An SVG element. */
+/** Make an SVG element. */
 function svg(tag, attributes = {}, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -38,20 +43,20 @@ function numberText(value) {
   return value.toLocaleString("en", { maximumSignificantDigits: 4 });
 }
 
-/** The data block, inflated. */
+/** Inflate and parse the data block of the page. */
 async function readData() {
   const packed = Uint8Array.from(atob($("data").textContent.trim()), (character) => character.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   return JSON.parse(await new Response(stream).text());
 }
 
-// One character for one token, as view.py writes them; "-" is a label that doesn't count.
+// viewer/pages.py writes one character for each token. The character "-" is an ignored label.
 const CODES = new Int16Array(128).fill(-1);
 [..."ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"].forEach((character, token) => {
   CODES[character.charCodeAt(0)] = token;
 });
 
-/** (S,) token numbers; -1 is ignored. */
+/** Return the tokens of an example, (S,) integers. An ignored label is -1. */
 function tokensOf(text) {
   if (typeof text !== "string") return Int32Array.from(text);
   const tokens = new Int16Array(text.length);
@@ -59,12 +64,12 @@ function tokensOf(text) {
   return tokens;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Drawing boards
 
 const colours = {};
 
-/** The colours of the theme, for canvases, which don't see style sheets. */
+/** Read the colours of the theme from the style sheet, which canvases do not use by themselves. */
 function readColours() {
   const style = getComputedStyle(document.documentElement);
   for (const name of [
@@ -111,14 +116,19 @@ const ARC_COLOURS = [
 const LEGEND_CELL = 18;
 const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
 
-/** The side of a cell: whole pixels of the screen, where there are a few, so that neighbours meet without a seam. */
+/**
+ * Return the side of a cell in CSS pixels.
+ *
+ * A cell of four or more screen pixels gets a whole number of them, so that neighbouring cells meet
+ * without a seam.
+ */
 function cellSide({ rows, columns }, width, height) {
   const ratio = Math.max(1, window.devicePixelRatio || 1);
   const c = Math.min(width / columns, height / rows);
   return c * ratio < 4 ? c : Math.floor(c * ratio) / ratio;
 }
 
-/** Makes a canvas so many CSS pixels large, and gives its context with one unit a CSS pixel. */
+/** Resize and clear a canvas, and return its context. One unit of the context is one CSS pixel. */
 function prepare(canvas, width, height) {
   const ratio = Math.max(1, window.devicePixelRatio || 1);
   canvas.width = Math.round(width * ratio);
@@ -131,7 +141,12 @@ function prepare(canvas, width, height) {
   return context;
 }
 
-/** A cross in a cell: wrong, whatever the colours. The dark line under the light one keeps it visible on any ground. */
+/**
+ * Draw a cross, which marks a wrong cell.
+ *
+ * A second cross in the colour `under` lies below the first, so that the mark is visible on every
+ * ground.
+ */
 function cross(context, x, y, c, stroke, under) {
   const inset = c * 0.24;
   const lines = () => {
@@ -154,16 +169,19 @@ function cross(context, x, y, c, stroke, under) {
 }
 
 /**
- * How the page draws each kind of board. A new kind needs one entry; until it has one, its tokens are drawn as numbers.
+ * How the page draws each kind of board. The page draws the tokens of a kind without an entry.
  *
- *   cell(context, cell, board)   draws a cell: {x, y, c (its side), token, question (the puzzle's token), label, wrong, changed}
- *   legend                [[text, token, question, label, previous?]], each drawn as a board of one cell
- *   over?(context, cells, part, c)   draws over all cells, in the place of the lines between them
- *   line?                 the colour of these lines, unless it is the theme's
- *   windows?(board, question, label, answers)   the parts of the board that are shown, else all
- *   largestCell?          in pixels, unless cells fill the screen
- *   namesTokens?          true if the legend says what the tokens are called
- *   besidePuzzle?         true if an answer does not contain its puzzle, which then needs as much room
+ * The keys of an entry are:
+ *
+ *   cell           a function of (context, cell, board) that draws a cell. The cell is {x, y, c,
+ *                  token, question, label, wrong, changed}; question is the puzzle's token.
+ *   legend         [[text, token, question, label, previous?]]: each becomes a board of one cell
+ *   over?          a function of (context, cells, part, c) that draws over the cells, not lines
+ *   line?          the colour of the lines between cells, instead of the theme's
+ *   windows?       a function of (board, question, label, answers) that returns the parts to show
+ *   largestCell?   the largest side of a cell in CSS pixels; by default cells fill the screen
+ *   namesTokens?   true if the legend names the tokens
+ *   besidePuzzle?  true if answers do not contain the puzzle, so that both need a large board
  */
 const DRAWINGS = {
   sudoku: {
@@ -252,7 +270,7 @@ function mazeCell(context, { x, y, c, token, label, wrong, changed }) {
   }
   if (!wrong) return;
   if (label === 5 && token !== 1) {
-    // A ring where the way should be.
+    // A ring marks a cell that is missing from the path.
     context.strokeStyle = colours.wrong;
     context.lineWidth = Math.max(1, c * 0.12);
     context.beginPath();
@@ -267,7 +285,7 @@ function lightsOutCell(context, { x, y, c, token, question, wrong, changed }) {
     context.fillRect(x, y, c, c);
   }
   if (wrong && changed) corner(context, x, y, c);
-  // The lamp, as the puzzle has it, under the press.
+  // The lamp of the puzzle lies below the press.
   context.beginPath();
   context.arc(x + c / 2, y + c / 2, c * 0.34, 0, 2 * Math.PI);
   if (question === 2) {
@@ -292,7 +310,7 @@ function arcCell(context, { x, y, c, token, wrong, changed }) {
     context.fillStyle = ARC_COLOURS[token - 2];
     context.fillRect(x, y, c, c);
   } else {
-    // No colour: the end of the grid, or padding.
+    // A cell without a colour is padding or the end of the grid.
     context.strokeStyle = colours.grid;
     context.lineWidth = 1;
     context.beginPath();
@@ -322,10 +340,10 @@ function numberCell(context, { x, y, c, token, question, wrong, changed }, board
   if (wrong) underline(context, x, y, c);
 }
 
-/** The size of a text of so many characters in a cell with the side c. */
+/** Return the font size at which a text of this length fits into a cell. */
 const textSize = (length, c) => Math.min(c * 0.5, (c * 1.4) / Math.max(1, length));
 
-/** Whether tokens have names, and the longest is legible in a cell with the side c. */
+/** Return whether the tokens have names, and the longest name is legible in a cell. */
 function namesFit(board, c) {
   board.longestName ??= Math.max(0, ...board.tokens.map((name) => name.length));
   return board.longestName > 0 && textSize(board.longestName, c) >= 8;
@@ -336,7 +354,7 @@ function underline(context, x, y, c) {
   context.fillRect(x + c * 0.2, y + c * 0.84, c * 0.6, Math.max(1.5, c * 0.07));
 }
 
-/** Says "changed" where the ground already says "wrong". */
+/** Mark a changed cell in the corner, because the ground of the cell already marks it as wrong. */
 function corner(context, x, y, c) {
   context.fillStyle = colours.wrong;
   context.beginPath();
@@ -347,10 +365,13 @@ function corner(context, x, y, c) {
 }
 
 /**
- * Draws tokens as a board of at most `width` x `height` CSS pixels; returns the side of a cell.
+ * Draw a board of at most `width` x `height` CSS pixels, and return the side of a cell.
  *
- * picture: {tokens, question, label?, previous?, window?}: with `label` wrong cells are marked, with `previous` those
- * that changed. `window` {top, left, rows, columns} is the part that is shown, else all.
+ * The picture is {tokens, question, label?, previous?, window?}:
+ *
+ *   label      the solution: cells that differ from it are marked as wrong
+ *   previous   an earlier answer: cells that differ from it are marked as changed
+ *   window     the part of the board to show, {top, left, rows, columns}; by default all of it
  */
 function draw(canvas, board, picture, width, height) {
   const part = picture.window ?? { top: 0, left: 0, rows: board.rows, columns: board.columns };
@@ -383,7 +404,7 @@ function draw(canvas, board, picture, width, height) {
   }
   const drawing = drawingOf(board);
   for (const cell of cells) drawing.cell(context, cell, board);
-  // Lines would make a board of tokens that only fill their lines one after the other.
+  // The rows and columns of wrapped tokens mean nothing, and lines would suggest a board.
   if (!board.wrapped) {
     (drawing.over ?? lines)(context, cells, part, c, board);
     frame(context, part, c);
@@ -391,7 +412,7 @@ function draw(canvas, board, picture, width, height) {
   return c;
 }
 
-/** The way through a maze, as one line from cell to cell, with start and goal. */
+/** Draw the path through a maze as a line from cell to cell, then the start and the goal. */
 function way(context, cells, part, c) {
   const at = (row, column) =>
     row < part.rows && column < part.columns ? cells[row * part.columns + column] : undefined;
@@ -414,7 +435,7 @@ function way(context, cells, part, c) {
   context.stroke();
   for (const cell of cells) {
     if (cell.token === 5) {
-      // A dot, which is all there is of a cell without neighbours.
+      // The dot shows a cell of the path that has no neighbours on the path.
       context.fillStyle = colours.answer;
       context.beginPath();
       context.arc(...middle(cell), thick / 2, 0, 2 * Math.PI);
@@ -439,7 +460,7 @@ function way(context, cells, part, c) {
   }
 }
 
-/** Thin lines between cells, strong ones between boxes. */
+/** Draw thin lines between cells, and strong lines between boxes. */
 function lines(context, cells, part, c, board) {
   const [boxRows, boxColumns] = board.box ?? [part.rows, part.columns];
   const width = c * part.columns,
@@ -462,7 +483,7 @@ function lines(context, cells, part, c, board) {
   }
 }
 
-/** The edge of a board. */
+/** Draw the edge of a board. */
 function frame(context, part, c) {
   const edge = clamp(c * 0.06, 1, 3);
   context.strokeStyle = colours.frame;
@@ -470,16 +491,16 @@ function frame(context, part, c) {
   context.strokeRect(edge / 2, edge / 2, c * part.columns - edge, c * part.rows - edge);
 }
 
-/** What a token is called. */
+/** Return the name of a token, or its number if the token has no name. */
 function tokenName(board, token) {
   if (token < 0) return "any";
   return board.tokens[token] ?? String(token);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Examples: what is known of each
+// -------------------------------------------------------------------------------------------------
+// What follows from the tokens of an example
 
-/** The part of a board with tokens for which `keep` holds, or null. */
+/** Return the smallest part of a board with all cells for which `keep` holds; null for no cells. */
 function extent(board, keep) {
   let top = Infinity,
     left = Infinity,
@@ -497,7 +518,7 @@ function extent(board, keep) {
   return bottom < 0 ? null : { top, left, rows: bottom - top + 1, columns: right - left + 1 };
 }
 
-/** Tokens of an example and what follows from them, worked out once. */
+/** Decode the tokens of an example and compute what the views show. The example stores both. */
 function study(example, board) {
   if (example.studied) return example.studied;
   const question = tokensOf(example.input);
@@ -513,11 +534,11 @@ function study(example, board) {
     if (t > 0) for (let s = 0; s < answer.length; s++) if (answers[t - 1][s] !== answer[s]) count++;
     return count;
   });
-  // The first step from which the answer stays as it is.
+  // The first step after which the answer does not change any more.
   let settled = answers.length;
   while (settled > 1 && numChanged[settled - 1] === 0) settled--;
   const confidence = example.confidence;
-  // As adaptive evaluation does it: halted, with the answer of the step before.
+  // Adaptive evaluation halts at the first step that is confident and repeats the last answer.
   const halt = confidence ? confidence.findIndex((value, t) => t > 0 && value > 0.5 && numChanged[t] === 0) + 1 : 0;
   const scored = label !== undefined && label.some((token) => token >= 0);
   const last = answers.length - 1;
@@ -538,21 +559,22 @@ function study(example, board) {
   return example.studied;
 }
 
-/** The parts of the 30x30 canvas that hold an ARC puzzle, its answers and its solution. */
+/** Return the parts of the 30x30 canvas that hold an ARC puzzle, its answers and its solution. */
 function arcWindows(board, question, label, answers) {
   const ofQuestion = extent(board, (s) => question[s] >= 2) ?? undefined;
   const ofLabel = label ? (extent(board, (s) => label[s] >= 2) ?? undefined) : undefined;
-  // Where the answers differ from the solution must be seen; without a solution, wherever they have colours.
+  // The window of the answers shows every cell that differs from the solution. Without a solution,
+  // it shows every cell that has a colour.
   const differs = label?.some((token) => token >= 0)
     ? (s) => label[s] >= 2 || (label[s] >= 0 && answers.some((answer) => answer[s] !== label[s]))
     : (s) => answers.some((answer) => answer[s] >= 2);
   return { question: ofQuestion, label: ofLabel, answer: extent(board, differs) ?? ofQuestion };
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Plots
 
-/** Round numbers from low to high, about `count` of them. */
+/** Return about `count` round numbers from low to high. */
 function ticks(low, high, count, whole) {
   const rough = (high - low) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -563,7 +585,7 @@ function ticks(low, high, count, whole) {
   return found;
 }
 
-/** Powers of ten, and between them 2 and 5 where there is room. */
+/** Return the powers of ten from low to high, and their multiples by 2 and 5 if there is room. */
 function logTicks(low, high) {
   const found = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
@@ -580,10 +602,18 @@ const axisText = (value) =>
     : String(Number(value.toPrecision(4)));
 
 /**
- * Draws series into a .plot element; values show under the pointer and, with the plot focused, by arrow keys.
+ * Draw series into a .plot element. The pointer and the arrow keys show the values.
  *
- * options: {series: [{name, colour, points: [[x, y]], dash?, faint?, dots?}], height, label, x (the x axis' name), low?,
- *   high?, log?, whole? (x counts), marks? [{x, strong?}], threshold?, pick? (called with a clicked x)}
+ * The options are:
+ *
+ *   series       [{name, colour, points: [[x, y]], dash?, faint?, dots?}]
+ *   height       in CSS pixels
+ *   x, label     the name of the x axis, and the name of the plot for screen readers
+ *   low?, high?  the ends of the y axis, unless the data determines them
+ *   log?         true for a logarithmic y axis
+ *   marks?       [{x, strong?}], vertical lines
+ *   threshold?   the y of a horizontal line
+ *   pick?        the function that takes a clicked x
  */
 function plot(container, options) {
   const width = container.clientWidth;
@@ -606,10 +636,8 @@ function plot(container, options) {
 }
 
 /**
- * Returns where the numbers of a plot lie.
- *
- * xs are the x values in order; toX and toY turn values into pixels; left, right, top and bottom are the pixels around
- * the drawing.
+ * Return the x values in order, the ticks, the margins (left, right, top, bottom) and the functions
+ * toX and toY, which turn values into pixels.
  */
 function plotArea(shown, options, width) {
   const { height } = options;
@@ -629,7 +657,7 @@ function plotArea(shown, options, width) {
   return { width, height, xs, xLow, xHigh, yTicks, left, right, top, bottom, toX, toY };
 }
 
-/** Returns the lowest and the highest y of a plot, which differ. */
+/** Return the ends of the y axis, which always differ. */
 function plotRange(points, options) {
   let low = options.low ?? Infinity,
     high = options.high ?? -Infinity;
@@ -648,7 +676,7 @@ function plotRange(points, options) {
   return [low, high];
 }
 
-/** Draws the numbers of both axes, the threshold and the marks. */
+/** Draw the numbers of both axes, the threshold and the marks. */
 function drawAxes(root, area, options) {
   const { width, height, xLow, xHigh, yTicks, left, right, top, bottom, toX, toY } = area;
   for (const value of yTicks) {
@@ -693,7 +721,7 @@ function drawSeries(root, { toX, toY }, one) {
   }
 }
 
-/** Shows the values under the pointer, and those that the arrow keys choose while the plot has the focus. */
+/** Show the values under the pointer. In a focused plot, the arrow keys choose the values. */
 function showValues(container, root, area, shown, options) {
   const { width, height, xs, xLow, xHigh, left, right, top, bottom, toX } = area;
   const hair = svg("line", { y1: top, y2: height - bottom, stroke: colours.quiet, visibility: "hidden" });
@@ -715,7 +743,7 @@ function showValues(container, root, area, shown, options) {
     for (const one of shown) {
       if (one.faint || one.points.length === 0) continue;
       const near = nearest(one.points, x);
-      // A value from far away is not the value here.
+      // A series without a point near x has no value to show.
       if (Math.abs(near[0] - x) > (xHigh - xLow) * 0.02) continue;
       tip.append(make("br"), `${one.name} ${numberText(near[1])}`);
     }
@@ -736,7 +764,8 @@ function showValues(container, root, area, shown, options) {
     for (let i = 1; i < xs.length; i++) if (Math.abs(xs[i] - x) < Math.abs(xs[best] - x)) best = i;
     return best;
   };
-  // Properties, not listeners: the next drawing replaces them.
+  // The container outlives a drawing. The next drawing replaces these properties, but would add
+  // another listener.
   root.onpointermove = (event) => show(indexAt(event));
   root.onpointerdown = (event) => (options.pick ? options.pick(xs[indexAt(event)]) : show(indexAt(event)));
   root.onpointerleave = hide;
@@ -751,11 +780,11 @@ function showValues(container, root, area, shown, options) {
   };
 }
 
-/** The line through points, as SVG has it. */
+/** Return the line through points as the data of an SVG path. */
 const pathOf = (points, toX, toY) =>
   points.map(([x, y], i) => `${i ? "L" : "M"}${toX(x).toFixed(1)} ${toY(y).toFixed(1)}`).join("");
 
-/** The point of ascending points whose x is nearest. */
+/** Return the point whose x is nearest. The points are in ascending order. */
 function nearest(points, x) {
   let low = 0,
     high = points.length - 1;
@@ -767,7 +796,7 @@ function nearest(points, x) {
   return low > 0 && x - points[low - 1][0] < points[low][0] - x ? points[low - 1] : points[low];
 }
 
-/** What the lines of a plot mean. */
+/** Make the legend of a plot. */
 function plotKeys(series) {
   const list = make("ul", { class: "keys" });
   for (const one of series.filter((each) => !each.faint)) {
@@ -789,7 +818,7 @@ function plotKeys(series) {
   return list;
 }
 
-/** A running mean over `reach` points to either side. */
+/** Return the running mean over `reach` points to either side. */
 function smoothed(points, reach) {
   const sums = [0];
   const kept = points.filter(([, y]) => y !== null);
@@ -801,10 +830,10 @@ function smoothed(points, reach) {
   });
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The views
 
-/** Scrolls the list to a button in it, and not the page. */
+/** Scroll a list to one of its buttons. The page itself does not scroll. */
 function scrollListTo(button) {
   const list = button.closest(".items"),
     place = button.getBoundingClientRect(),
@@ -813,7 +842,12 @@ function scrollListTo(button) {
   if (place.bottom > frame.bottom) list.scrollTop += place.bottom - frame.bottom + 8;
 }
 
-/** A row of buttons of which one is pressed. choices: [[value, text]]. Returns a function that presses one. */
+/**
+ * Fill a container with buttons of which one is pressed.
+ *
+ * The choices are [[value, text]]. The function `pick` takes the value of a clicked button. The
+ * returned function presses the button of a value.
+ */
 function choice(container, choices, pick) {
   const buttons = choices.map(([value, text]) =>
     make(
@@ -836,7 +870,7 @@ function choice(container, choices, pick) {
   return press;
 }
 
-/** The examples of a dataset or of a run, and the player. */
+/** The view of the examples of a dataset or a run, with the player of the reasoning steps. */
 class Examples {
   constructor(page) {
     this.page = page;
@@ -904,7 +938,7 @@ class Examples {
     this.showPlaying();
   }
 
-  /** The list after a change of filter, set, order or search. */
+  /** Show the examples that match the set, the search and the filter. */
   refill() {
     const set = $("set").value,
       query = $("search").value.trim().toLowerCase();
@@ -923,7 +957,7 @@ class Examples {
     else this.markCurrent(false);
   }
 
-  /** Returns the examples of a set that match the search and the filter, in the chosen order. */
+  /** Return the examples that match the set, the search and the filter, in the chosen order. */
   matching(set, query) {
     let shown = this.all.filter((example) => set === "" || example.set === set);
     if (query) {
@@ -931,7 +965,7 @@ class Examples {
         ({ row, name }) => String(row).startsWith(query) || (name ?? "").toLowerCase().includes(query),
       );
     } else if (!this.isRun) {
-      // One of each group: the others stand in the strip below it.
+      // The list shows one example of each group. The strip below the board shows the others.
       shown = shown.filter(
         (example, i) => i === 0 || example.group !== shown[i - 1].group || example.set !== shown[i - 1].set,
       );
@@ -949,7 +983,7 @@ class Examples {
     return orders[$("sort").value] ? [...shown].sort(orders[$("sort").value]) : shown;
   }
 
-  /** Fills the list with a button for each example. Thumbnails are drawn when they come into view. */
+  /** Fill the list with a button for each example. A thumbnail is drawn when it comes into view. */
   fillList() {
     this.observer?.disconnect();
     this.observer = new IntersectionObserver(
@@ -1004,7 +1038,7 @@ class Examples {
     return `group ${example.group}` + (example.puzzle ? `, puzzle ${example.puzzle}` : "");
   }
 
-  /** The picture of an example in the list: its last answer, or the puzzle. */
+  /** Draw the thumbnail of an example: its last answer, or its puzzle if it has no answer. */
   thumbnail(canvas) {
     const { question, label, answers, windows } = canvas.example.studied;
     const tokens = answers.at(-1) ?? question;
@@ -1019,14 +1053,14 @@ class Examples {
       wasLast = this.current !== null && at === this.current.studied.answers.length;
     this.pause();
     this.current = example;
-    // Opens on the last answer, which is what counts; whoever looks at a step goes on looking at it.
+    // An example opens on its last answer, unless the reader was looking at an earlier step.
     const last = example.studied.answers.length;
     this.step = this.isRun ? (at === 0 || wasLast ? last : Math.min(at, last)) : 0;
     this.markCurrent(reveal);
     this.build();
   }
 
-  /** Where the current example is in the list; of a group, where the group is. */
+  /** Return the place of the current example, or of its group, in the list. */
   place() {
     const at = this.shown.indexOf(this.current);
     if (at >= 0 || this.isRun || !this.current) return at;
@@ -1050,7 +1084,7 @@ class Examples {
     if (to && to !== this.current) this.select(to, matchMedia("(min-width: 761px)").matches);
   }
 
-  /** The stage for another example. */
+  /** Build the stage for the current example. */
   build() {
     const example = this.current;
     const { question, label, scored, solved, wrong, settled, answers, halt, confidence } = example.studied;
@@ -1087,7 +1121,7 @@ class Examples {
     const puzzle = () => ({ tokens: question, question, window: windows.question });
     const solution = () => ({ tokens: label, question, window: windows.label });
     if (this.isRun) {
-      // The clues of a Sudoku and the walls of a maze stand in the answer too; the input of an ARC task does not.
+      // An answer that contains the puzzle, as in Sudoku, needs only a small board of the puzzle.
       const { besidePuzzle } = drawingOf(this.board);
       if (besidePuzzle) add($("boards"), "puzzle", "question", puzzle, false);
       this.main = add($("boards"), "", "board", () => this.picture(), false);
@@ -1111,7 +1145,7 @@ class Examples {
     this.redraw();
   }
 
-  /** Other puzzles of the same group, that is, its augmentations, and other pairs of the same task. */
+  /** Show the other puzzles of the group: augmentations, or other pairs of an ARC task. */
   buildStrip() {
     const others = this.isRun
       ? []
@@ -1176,7 +1210,7 @@ class Examples {
     );
   }
 
-  /** The names of the tokens of this example, unless names are so short that they stand in the cells themselves. */
+  /** Return legend entries for the tokens of the example, unless names fit into every cell. */
   tokenLegend() {
     if (namesFit(this.board, LEGEND_CELL)) return [];
     const { question, label, answers } = this.current.studied;
@@ -1184,14 +1218,14 @@ class Examples {
     return this.board.tokens.flatMap((name, token) => (used.has(token) ? [[name, token, token, token]] : []));
   }
 
-  /** What the large board shows now. */
+  /** Return the picture of the large board at the current step. */
   picture() {
     const { question, label, answers, windows, scored } = this.current.studied;
     if (this.step === 0) {
       return { tokens: question, question, window: windows.question };
     }
     const tokens = answers[this.step - 1];
-    // The first answer replaces the puzzle, so that all of it would be "changed".
+    // The first answer has no previous one: compared with the puzzle, most cells would be changed.
     return {
       tokens,
       question,
@@ -1201,7 +1235,7 @@ class Examples {
     };
   }
 
-  /** Everything that depends on step, size or theme. */
+  /** Draw everything that depends on the step, the size of the window or the theme. */
   redraw() {
     if (!this.current || $("panel-examples").hidden) return;
     this.drawFigures();
@@ -1222,7 +1256,7 @@ class Examples {
     if (answers.length > 1) this.drawPlots();
   }
 
-  /** The boards, large and small. */
+  /** Draw the large and the small boards. */
   drawFigures() {
     const { question } = this.current.studied;
     const room = $("boards").clientWidth;
@@ -1232,7 +1266,7 @@ class Examples {
     const width = beside ? (room - 16 * (numLarge - 1)) / numLarge : room;
     const pictures = this.figures.map((one) => one.picture());
     const whole = { rows: this.board.rows, columns: this.board.columns };
-    // ARC grids differ in size: those beside one another have cells of one size, and small ones don't fill the screen.
+    // ARC grids differ in size. Neighbouring grids have cells of the same size.
     const scale = Math.min(
       ...this.figures.map((one, i) => (one.small ? Infinity : cellSide(pictures[i].window ?? whole, width, height))),
       drawingOf(this.board).largestCell ?? Infinity,
@@ -1252,7 +1286,7 @@ class Examples {
     }
   }
 
-  /** The confidence and the wrong cells over the steps. */
+  /** Draw the confidence and the number of wrong cells over the steps. */
   drawPlots() {
     const { numWrong, numChanged, confidence, scored } = this.current.studied;
     const here = this.step > 0 ? [{ x: this.step, strong: true }] : [];
@@ -1287,7 +1321,7 @@ class Examples {
     });
   }
 
-  /** The step in words: for the line below the board, and for those who can't see it. */
+  /** Describe the step in words, for the line below the board and for screen readers. */
   said() {
     const { answers, numWrong, numChanged, confidence, scored } = this.current.studied;
     if (this.step === 0)
@@ -1301,7 +1335,7 @@ class Examples {
     return parts.join(" · ");
   }
 
-  /** The cell under the pointer, as a tooltip. */
+  /** Set the tooltip of a board to the cell under the pointer. */
   nameCell(event, canvas, picture, c) {
     const part = picture.window ?? { top: 0, left: 0, ...this.board };
     const column = Math.floor(event.offsetX / c),
@@ -1354,7 +1388,7 @@ class Examples {
     );
   }
 
-  /** True where the key was meant for the player. */
+  /** Act on a key, and return whether the view has a use for the key. */
   key(event) {
     const hasSteps = this.isRun && !$("controls").hidden;
     const acts = {
@@ -1400,7 +1434,11 @@ class Examples {
   }
 }
 
-/** ARC names carry the augmentation: task|||t<transform>|||<what becomes of each colour>. */
+/**
+ * Describe the augmentation that the name of an ARC puzzle holds.
+ *
+ * The name is task|||t<transform>|||<permutation>. The permutation lists the new colours.
+ */
 function augmentationText(name) {
   const [task, transform, permutation] = name.split("|||");
   if (permutation === undefined) return name;
@@ -1420,12 +1458,12 @@ function augmentationText(name) {
   );
 }
 
-/** ARC votes: candidates of every task, ranked. */
+/** The view of the votes on ARC tasks, with the ranked candidates of each test. */
 class Votes {
   constructor(tasks) {
     this.tasks = tasks;
     for (const task of tasks) {
-      // Two attempts count, as in the competition; a task is solved if all of its tests are.
+      // As in the competition, each test has two attempts, and a solved task has no unsolved test.
       const known = task.tests.every((test) => test.solution !== null);
       task.places = task.tests.map((test) => test.candidates.findIndex((candidate) => candidate.right) + 1);
       task.state = !known ? "unknown" : task.places.every((place) => place > 0 && place <= 2) ? "solved" : "unsolved";
@@ -1480,7 +1518,7 @@ class Votes {
     this.select(this.shown.includes(this.current) ? this.current : this.shown[0]);
   }
 
-  /** A grid given as rows of digits, at most `size` pixels wide and high. */
+  /** Draw a grid, which is given as rows of digits, at most `size` pixels wide and high. */
   grid(canvas, rows, size) {
     const columns = rows[0]?.length ?? 0;
     if (!columns) return prepare(canvas, 12, 12);
@@ -1529,7 +1567,7 @@ class Votes {
     }
   }
 
-  /** An input beside its output. */
+  /** Make a pair of an input and its output. */
   pair(input, output, captions) {
     const size = Math.min(220, ($("vote-stage").clientWidth - 80) / 2);
     return make(
@@ -1541,7 +1579,7 @@ class Votes {
     );
   }
 
-  /** A test of a task: its input, its solution and the candidates for it. */
+  /** Make the card of a test, with its input, its solution and its candidates. */
   testCard(task, i) {
     const test = task.tests[i],
       place = task.places[i];
@@ -1604,7 +1642,7 @@ class Votes {
   }
 }
 
-/** The curves of a run. */
+/** The view of the curves of a run. */
 class Curves {
   constructor(page) {
     this.metrics = page.curves;
@@ -1640,7 +1678,7 @@ class Curves {
     $("over-steps-set").addEventListener("change", () => this.redraw());
   }
 
-  /** The lines of a metric: training quiet, evaluations strong. */
+  /** Return the lines of a metric for `plot`: training in grey, evaluations in colours. */
   series(metric) {
     let next = 0;
     return metric.series.flatMap(({ name, steps, values }) => {
@@ -1690,7 +1728,7 @@ class Curves {
     if (!$("over-steps-card").hidden) this.drawOverSteps();
   }
 
-  /** A curve without axes. */
+  /** Make the small picture of a metric, which has no axes. */
   mini(metric) {
     const root = svg("svg", { viewBox: "0 0 200 44", preserveAspectRatio: "none", "aria-hidden": "true" });
     const series = this.series(metric).filter((one) => !one.faint);
@@ -1709,7 +1747,7 @@ class Curves {
     return root;
   }
 
-  /** The last evaluation strong, those before it fainter: how reasoning longer came to help. */
+  /** Draw the accuracy after each reasoning step. Only the last evaluation has a colour. */
   drawOverSteps() {
     const of = this.overSteps.filter(({ set }) => set === $("over-steps-set").value);
     const chosen = of.length <= 4 ? of : [0, 1, 2, 3].map((i) => of[Math.round((i * (of.length - 1)) / 3)]);
@@ -1743,7 +1781,7 @@ class Curves {
   }
 }
 
-/** results.json as a table. */
+/** Fill the table of results.json. */
 function showResults(results) {
   const counts = Object.entries(results.num_examples).map(([set, count]) => `${plural(count, "example")} of ${set}`);
   $("results-about").textContent = [results.checkpoint, results.data && `on ${results.data}`, counts.join(", ")]
@@ -1780,7 +1818,7 @@ function showResults(results) {
   );
 }
 
-/** What a run without saved predictions shows instead of them. */
+/** Tell the reader of a run without saved predictions how to save them. */
 function showNone(page) {
   $("panel-none").append(
     make(
@@ -1794,7 +1832,7 @@ function showNone(page) {
   );
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The page
 
 const KEYS = {
@@ -1824,11 +1862,11 @@ function storedTheme() {
   try {
     return localStorage.getItem("theme");
   } catch {
-    return null; // a browser that keeps nothing for files
+    return null; // some browsers offer no storage to files
   }
 }
 
-/** The views of a page: a tab and a panel each, of which one is open. */
+/** The views of the page. Each has a tab and a panel, and one of them is open. */
 class Tabs {
   constructor(page) {
     this.tabs = [];
@@ -1862,7 +1900,7 @@ class Tabs {
       event.stopPropagation();
       this.show(this.tabs[(this.tabs.indexOf(this.open) + by + this.tabs.length) % this.tabs.length].name, true);
     });
-    // A run without predictions opens on its curves.
+    // A run without predictions opens with its curves.
     this.show((this.tabs.find(({ name }) => name !== "none") ?? this.tabs[0]).name);
   }
 
@@ -1875,7 +1913,7 @@ class Tabs {
       $(`tab-${tab.name}`).tabIndex = is ? 0 : -1;
       if (is) this.open = tab;
     }
-    // Built when first seen, and drawn when it has a size.
+    // A hidden panel has no size, so a view is built when it is first shown.
     if (!this.open.built) {
       this.open.built = true;
       this.open.view = this.open.build() ?? null;
@@ -1889,7 +1927,11 @@ class Tabs {
   }
 }
 
-/** Follows the system's theme until the reader chooses one. Returns the function that toggles the theme. */
+/**
+ * Follow the theme of the system until the reader chooses a theme.
+ *
+ * The returned function toggles the theme.
+ */
 function followTheme(tabs) {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const toggle = () => {
@@ -1898,7 +1940,7 @@ function followTheme(tabs) {
     try {
       localStorage.setItem("theme", theme);
     } catch {
-      /* then for this time only */
+      // Without storage, the choice holds until the page is closed.
     }
     tabs.restyle();
   };
@@ -1912,7 +1954,7 @@ function followTheme(tabs) {
   return toggle;
 }
 
-/** Shows the keys of the open view. */
+/** Show the keys of the open view. */
 function showHelp(page, tabs) {
   $("keys-table").replaceChildren(
     ...[...(KEYS[tabs.open.name] ?? []), ["t", "dark or light"], ["?", "this list"]].map(([key, text]) =>
@@ -1931,11 +1973,11 @@ function showHelp(page, tabs) {
   $("keys").showModal();
 }
 
-/** Hands a key to the page or to the open view, unless the focused element has a use for the key. */
+/** Hand a key to the page or to the open view, unless the focused element needs the key itself. */
 function pressKey(event, tabs, help, toggleTheme) {
   if (event.ctrlKey || event.metaKey || event.altKey || $("keys").open) return;
   const on = event.target;
-  // The slider's arrows are those of the player.
+  // The slider needs no keys of its own: its arrow keys would do what those of the player do.
   if (on.matches('input[type="search"]')) {
     if (event.key === "Escape") on.blur();
     return;

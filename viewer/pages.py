@@ -46,7 +46,8 @@ class Settings:
 def write_page(page: Page, output: Path) -> None:
     """Fill the template with the page's data, and write it to a file.
 
-    The text goes into a file beside it first, so that a page under its name is always complete.
+    The text is written to a second file in the same folder, which then replaces the page. So the
+    page is always complete.
 
     Raises:
         UserError: the file cannot be written.
@@ -60,7 +61,7 @@ def write_page(page: Page, output: Path) -> None:
         "@@TITLE@@": html.escape(page["title"]),
         "@@STYLE_HASH@@": digest(style),
         "@@SCRIPT_HASH@@": digest(script),
-        # Compression takes it to a tenth, and base64 has no character that HTML could misread.
+        # Compression leaves a tenth of the data. No character of base64 has a meaning in HTML.
         "@@DATA@@": base64.b64encode(zlib.compress(data, 9)).decode(),
         '<link rel="stylesheet" href="page.css">': f"<style>{style}</style>",
         '<script src="page.js"></script>': f"<script>{script}</script>",
@@ -79,9 +80,9 @@ def write_page(page: Page, output: Path) -> None:
 
 
 def digest(body: str) -> str:
-    """Return the hash by which the content security policy admits a script or a style.
+    """Return the hash with which the content security policy allows a script or a style.
 
-    The browser runs nothing else, whatever stands in the names of a dataset.
+    The browser runs no other script, even if a name in a dataset contains one.
     """
     return base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
 

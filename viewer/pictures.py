@@ -37,12 +37,12 @@ _NUM_EXAMPLES = 4
 
 @dataclass(frozen=True)
 class Cell:
-    """What one cell of a board looks like.
+    """The look of a cell.
 
     Attributes:
-        text: what stands in the cell.
+        text: the text in the cell.
         ground: the colour of the cell.
-        is_given: whether the puzzle has this text already, so that the model did not write it.
+        is_given: whether the puzzle has the same text in this cell.
         is_outside: whether the cell does not belong to the board. A board is cropped to its other cells.
     """
 
@@ -115,8 +115,8 @@ class _Board:
 
     Attributes:
         title: the lines above the board.
-        cells: what the cells look like, row by row.
-        wrong_S: the cells to mark, bool; None where the board is no answer of the model.
+        cells: the looks of the cells, row by row.
+        wrong_S: the cells to mark as wrong, bool; None if the board is no answer of the model.
         window: the part that is shown.
     """
 
@@ -132,7 +132,7 @@ def _cells_of(shape: Page, tokens_S: np.ndarray, question_S: np.ndarray) -> list
 
 
 def _names_of_tokens(shape: Page) -> str:
-    """Return what the numbers of a board mean; empty if the board shows no numbers, or its tokens have no names."""
+    """Return the names of the tokens; empty if the board shows no numbers, or has no names."""
     if shape["kind"] in KINDS and shape["kind"] != "numbers":
         return ""
     return ", ".join(f"{token}: {name}" for token, name in enumerate(shape["tokens"]))
@@ -187,7 +187,7 @@ def _draw_board(axis: Any, shape: Page, board: _Board, cell_points: float) -> No
                 style = {"color": colour, "markersize": cell_points * 0.45, "markeredgewidth": cell_points * width}
                 axis.plot([column + 0.5], [row + 0.5], "x", **style)
     axis.imshow(grounds_RC3, extent=(0, columns, rows, 0), interpolation="nearest")
-    # The edges and those of boxes are strong, and lie over the others.
+    # The edges of the board and of its boxes are strong, and lie above the other lines.
     box_rows, box_columns = shape.get("box") or (rows, columns)
     across = {row: row % box_rows == 0 or row == rows for row in range(rows + 1)}
     down = {column: column % box_columns == 0 or column == columns for column in range(columns + 1)}
@@ -298,7 +298,8 @@ def draw_curves(page: Page, path: Path) -> bool:
 def draw_puzzle(page: Page, path: Path) -> None:
     """Draw the most telling puzzle of a run, and the answer after each step that changed something.
 
-    The puzzle is the solved one whose answers had the most wrong cells on the way, or the first if none is solved.
+    The most telling puzzle is the solved puzzle whose answers had the most wrong cells in total. If
+    no puzzle is solved, the first one is drawn.
     """
     shape = page["board"]
     example = max(page["examples"], key=_how_telling)
@@ -307,7 +308,7 @@ def draw_puzzle(page: Page, path: Path) -> None:
     wrong_TS = np.stack([_wrong(answer_S, label_S) for answer_S in answers_TS])
     cells_T = [_cells_of(shape, answer_S, question_S) for answer_S in answers_TS]
     solution, num_labels = _cells_of(shape, label_S, question_S), int((label_S >= 0).sum())
-    # Cells without a label don't count, so the answer's colours there need no room.
+    # Cells without a label are not scored, so the window may leave their colours out.
     shown_S = _inside(solution) if num_labels else np.any([_inside(cells) for cells in cells_T], axis=0)
     window = _window_of(shape, shown_S | wrong_TS.any(0))
     boards = [_whole_board(shape, "puzzle", question_S, question_S)]

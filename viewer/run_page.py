@@ -22,7 +22,7 @@ from viewer.saved_examples import read_examples
 SAVE_OUTPUTS = "[inputs,labels,predictions_at_step,q_halt_at_step]"
 # No screen shows more points, and a run may have logged a million.
 MAX_POINTS = 1500
-_OUTPUTS = re.compile(r"step_(?P<step>\d+)(?:_.+)?")  # evaluate.py adds the name of other data
+_OUTPUTS = re.compile(r"step_(?P<step>\d+)(?:_.+)?")  # evaluate.py appends the name of other data
 
 
 def page_of_run(settings: Settings) -> Page:
@@ -121,7 +121,7 @@ def data_of(config: Page, results: Page | None) -> Path | None:
 
 
 def task_of_run(examples: list[Page], data: Path | None) -> BoardTask | None:
-    """Tell the task by the dataset's metadata, or by the tokens of the examples if the dataset is gone."""
+    """Return the task that the dataset's metadata tells, or the examples' tokens if it is gone."""
     if data is not None:
         metadata = open_split(data, "test").metadata
         if not examples or metadata.seq_len == len(examples[0]["input"]):
@@ -140,8 +140,8 @@ def read_curves(file: Path) -> Page:
     """Read the curves of metrics.jsonl.
 
     Returns:
-        metrics: for each metric its series, one of training and one for each set. The metrics that a reader looks
-            for first come first.
+        metrics: for each metric its series, one of training and one for each set. The metrics that
+            a reader looks for first come first.
         over_steps: for each evaluation of each set, the exact accuracy after each reasoning step.
 
     Raises:
@@ -163,7 +163,7 @@ def read_curves(file: Path) -> Page:
             row = json.loads(line)
             step = int(row["step"])
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            if number == len(lines):  # the run is writing the line, or was killed while it did
+            if number == len(lines):  # the run is writing this line, or was killed while writing
                 continue
             raise UserError(f"{file}:{number}: is no JSON object with a step; correct or remove the line") from None
         num_rows += 1
@@ -199,7 +199,7 @@ def read_curves(file: Path) -> Page:
 
 
 def rank_of(metric: str) -> int:
-    """Return the place of a metric among the curves. Metrics of the same place keep the order of the log."""
+    """Return the place of a metric among the curves. Metrics with the same place stay in order."""
     first = ["exact_accuracy", "lm_loss", "accuracy", *(name for task in TASKS for name in task.metrics)]
     if metric in first:
         return first.index(metric)

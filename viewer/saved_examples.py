@@ -18,7 +18,7 @@ _SHARD = re.compile(r"(?P<set>.+)_rank\d+_\d+\.safetensors")
 def read_examples(outputs: Path, settings: Settings, names: list[str]) -> tuple[list[Page], dict[str, int], str | None]:
     """Read examples that are spread evenly over each set.
 
-    Memory holds the examples that are shown, and one shard.
+    At any time, memory holds only the chosen examples and one shard.
 
     Returns:
         The examples, the number of saved examples by set, and a note on what was not saved if the
@@ -108,7 +108,7 @@ def examples_of_shard(set_name: str, file: Path, wanted: set[int], names: list[s
             example |= name_at(names, int(arrays["puzzle_identifiers"][n]))
         if "predictions_at_step" in arrays:
             answers_TS = arrays["predictions_at_step"][n]
-            if "steps" in arrays:  # a sequence that halted repeats its last answer from there on
+            if "steps" in arrays:  # a sequence repeats its last answer after it has halted
                 answers_TS = answers_TS[: max(1, int(arrays["steps"][n]))]
             q_halt_T = arrays["q_halt_at_step"][n][: len(answers_TS)] if "q_halt_at_step" in arrays else None
         else:
