@@ -1003,10 +1003,10 @@ def test_arc_answers_and_votes(browser: Browser, pages: dict[str, Path]) -> None
     size = "document.querySelector('#board')"
     assert browser.get(f"{size}.width / {size}.height") == pytest.approx(1.5, abs=0.05), "3 columns, 2 rows: cropped"
     browser.click("#tab-votes")
-    assert "right in place 1" in browser.text("#vote-stage h2")
+    assert "right answer in place 1" in browser.text("#vote-stage h2")
     assert browser.text(".candidates li.is-right").splitlines() == ["✓ right", "7 votes", "confidence 0.7"]
-    assert "9 votes, 1 prediction that were no grid" in browser.text("#vote-stage")
-    assert "What the task shows" in browser.text("#vote-stage")
+    assert "9 votes, 1 prediction without a grid" in browser.text("#vote-stage")
+    assert "Training pairs of the task" in browser.text("#vote-stage")
     browser.click("#vote-filter [data-value=unsolved]")
     assert "not among the candidates" in browser.text("#vote-stage h2")
     assert browser.get("document.querySelectorAll('#vote-items .item').length") == 1

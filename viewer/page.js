@@ -196,10 +196,10 @@ const DRAWINGS = {
   maze: {
     cell: mazeCell,
     legend: [
-      ["way", 5, 2, 5],
+      ["path", 5, 2, 5],
       ["changed in this step", 2, 2, 2, 5],
-      ["too much", 5, 2, 2],
-      ["missing", 2, 2, 5],
+      ["not on the path", 5, 2, 2],
+      ["missing from the path", 2, 2, 5],
     ],
     over: way,
   },
@@ -624,7 +624,7 @@ function plot(container, options) {
   }));
   container.replaceChildren();
   if (shown.every((one) => one.points.length === 0)) {
-    container.append(make("p", { class: "quiet small" }, options.log ? "Nothing above zero to draw." : "No numbers."));
+    container.append(make("p", { class: "quiet small" }, options.log ? "No value is above zero." : "No value is finite."));
     return;
   }
   const area = plotArea(shown, options, width);
@@ -902,7 +902,7 @@ class Examples {
         [
           ["all", `All ${this.all.length}`],
           ["solved", `Solved ${solved}`],
-          ["unsolved", `Not ${this.all.length - solved}`],
+          ["unsolved", `Failed ${this.all.length - solved}`],
         ],
         (value) => {
           this.filter = value;
@@ -948,10 +948,10 @@ class Examples {
       0,
     );
     const what = this.isRun || query ? "example" : "group";
-    const sampled = total > this.all.length ? `, drawn evenly from ${total.toLocaleString("en")} rows` : "";
+    const sampled = total > this.all.length ? `, spread evenly over ${total.toLocaleString("en")} rows` : "";
     $("count").textContent = this.shown.length
       ? `${plural(this.shown.length, what)}${sampled}`
-      : "Nothing matches; change the filters.";
+      : "Nothing matches. Change the filters.";
     this.fillList();
     if (!this.shown.includes(this.current) && this.shown.length) this.select(this.shown[0], false);
     else this.markCurrent(false);
@@ -1024,7 +1024,7 @@ class Examples {
           make(
             "span",
             { class: "quiet small" },
-            `${settled === answers.length ? "still changing" : `settled at ${settled}`}`,
+            `${settled === answers.length ? "still changing" : `settled at step ${settled}`}`,
           ),
         );
     } else if (!this.isRun) {
@@ -1178,7 +1178,7 @@ class Examples {
     );
     if (others.length > 1 && this.current.group_size > 1) {
       $("strip").prepend(
-        make("p", { class: "small quiet" }, `Of the ${plural(this.current.group_size, "puzzle")} of this group`),
+        make("p", { class: "small quiet" }, `From the ${plural(this.current.group_size, "puzzle")} of this group:`),
       );
       $("strip").firstChild.style.flexBasis = "100%";
       $("strip").firstChild.style.textAlign = "center";
@@ -1329,9 +1329,9 @@ class Examples {
     const t = this.step - 1;
     const parts = answers.length > 1 ? [`step ${this.step} of ${answers.length}`] : [];
     if (t > 0) parts.push(numChanged[t] ? `${plural(numChanged[t], "cell")} changed` : "nothing changed");
-    if (scored) parts.push(numWrong[t] ? `${numWrong[t]} wrong` : "all right");
+    if (scored) parts.push(numWrong[t] ? `${numWrong[t]} wrong` : "all cells right");
     if (confidence) parts.push(`confidence ${confidence[t].toFixed(2)}`);
-    if (this.halt === this.step && answers.length > 1) parts.push("would halt here");
+    if (this.halt === this.step && answers.length > 1) parts.push("the model would halt here");
     return parts.join(" · ");
   }
 
@@ -1443,7 +1443,7 @@ function augmentationText(name) {
   const [task, transform, permutation] = name.split("|||");
   if (permutation === undefined) return name;
   const turned = [
-    "as it is",
+    "unchanged",
     "turned by 90°",
     "turned by 180°",
     "turned by 270°",
@@ -1475,7 +1475,7 @@ class Votes {
       [
         ["all", `All ${tasks.length}`],
         ["solved", `Solved ${count("solved")}`],
-        ["unsolved", `Not ${count("unsolved")}`],
+        ["unsolved", `Failed ${count("unsolved")}`],
       ],
       (value) => {
         this.filter = value;
@@ -1492,8 +1492,8 @@ class Votes {
       (task) => (this.filter === "all" || task.state === this.filter) && task.task.toLowerCase().includes(query),
     );
     $("vote-count").textContent = this.shown.length
-      ? `${plural(this.shown.length, "task")}; solved: right among the first two`
-      : "Nothing matches; change the filters.";
+      ? `${plural(this.shown.length, "task")}. A test is solved if one of its first two candidates is right.`
+      : "Nothing matches. Change the filters.";
     this.items = new Map(
       this.shown.map((task) => {
         const status = {
@@ -1556,7 +1556,7 @@ class Votes {
         make(
           "div",
           { class: "card" },
-          make("h2", {}, "What the task shows"),
+          make("h2", {}, "Training pairs of the task"),
           make(
             "div",
             { class: "pairs" },
@@ -1587,8 +1587,8 @@ class Votes {
       test.solution === null
         ? null
         : place
-          ? make("span", { class: place <= 2 ? "good" : "bad" }, `${place <= 2 ? "✓" : "✗"} right in place ${place}`)
-          : make("span", { class: "bad" }, "✗ not among the candidates");
+          ? make("span", { class: place <= 2 ? "good" : "bad" }, `${place <= 2 ? "✓" : "✗"} right answer in place ${place}`)
+          : make("span", { class: "bad" }, "✗ right answer not among the candidates");
     const list = make("ol", { class: "candidates" }, ...test.candidates.map((one) => this.candidate(test, one)));
     return make(
       "div",
@@ -1599,10 +1599,10 @@ class Votes {
         "p",
         { class: "quiet small" },
         `${plural(test.num_votes, "vote")}` +
-          (test.num_empty ? `, ${plural(test.num_empty, "prediction")} that were no grid` : "") +
-          `; the first ${plural(test.candidates.length, "candidate")}:`,
+          (test.num_empty ? `, ${plural(test.num_empty, "prediction")} without a grid` : "") +
+          `. The first ${plural(test.candidates.length, "candidate")}:`,
       ),
-      test.candidates.length ? list : make("p", {}, "Nobody voted for a grid."),
+      test.candidates.length ? list : make("p", {}, "No prediction holds a grid."),
     );
   }
 
@@ -1826,7 +1826,7 @@ function showNone(page) {
       { class: "card" },
       make("h2", {}, "No predictions were saved"),
       ...page.notes.map((note) => make("p", {}, note)),
-      make("p", {}, "This command saves what the model answers at every reasoning step; then run view.py again."),
+      make("p", {}, "Run this command to save the model's answer after every reasoning step. Then run view.py again."),
       make("pre", {}, page.command),
     ),
   );
@@ -1838,18 +1838,18 @@ function showNone(page) {
 const KEYS = {
   examples: [
     ["↑ ↓", "previous and next example (also k and j)"],
-    ["← →", "step back and forward"],
+    ["← →", "go one step back or forward"],
     ["space", "play and pause"],
-    ["Home, End", "the puzzle, the last step"],
-    ["h", "the step at which the model would halt"],
-    ["f", "all, solved, not solved"],
+    ["Home, End", "go to the puzzle, to the last step"],
+    ["h", "go to the step at which the model would halt"],
+    ["f", "show all, solved or failed examples"],
     ["/", "search by row or name"],
   ],
   votes: [
     ["↑ ↓", "previous and next task"],
     ["/", "search by name"],
   ],
-  curves: [["← →", "read the values of a focused plot"]],
+  curves: [["← →", "show the values of the focused plot"]],
 };
 
 function applyTheme(theme) {
@@ -1957,7 +1957,7 @@ function followTheme(tabs) {
 /** Show the keys of the open view. */
 function showHelp(page, tabs) {
   $("keys-table").replaceChildren(
-    ...[...(KEYS[tabs.open.name] ?? []), ["t", "dark or light"], ["?", "this list"]].map(([key, text]) =>
+    ...[...(KEYS[tabs.open.name] ?? []), ["t", "dark or light theme"], ["?", "this list of keys"]].map(([key, text]) =>
       make(
         "tr",
         {},
@@ -1968,8 +1968,9 @@ function showHelp(page, tabs) {
   );
   $("keys-note").textContent =
     page.kind === "run"
-      ? "A step is one pass over the whole board. Evaluation would stop where the confidence exceeds one half and nothing has changed."
-      : "Puzzles are spread evenly over the dataset; a group is a puzzle and its augmentations.";
+      ? "The model writes the whole board anew in every step. Adaptive evaluation halts at the first step that " +
+        "changes nothing and has a confidence above 0.5."
+      : "The puzzles are spread evenly over the dataset. A group is a puzzle and its augmentations.";
   $("keys").showModal();
 }
 
@@ -2015,7 +2016,7 @@ async function start() {
 start().catch((error) => {
   $("loading").hidden = false;
   $("loading").textContent =
-    `This page could not be drawn: ${error.message}. ` +
-    "It needs a browser of 2023 or later; write it again with view.py if it was cut short.";
+    `This page could not be drawn: ${error.message}. The page needs a browser from 2023 or later. ` +
+    "If the file is incomplete, write it again with view.py.";
   throw error;
 });

@@ -87,7 +87,7 @@ def _number_cell(token: int, question: int) -> Cell:
 
 KINDS: dict[str, tuple[Callable[[int, int], Cell], str]] = {
     "sudoku": (_sudoku_cell, "bold: given, blue: the model's, red: wrong"),
-    "maze": (_maze_cell, "green: start, violet: goal, blue: the way, ×: wrong"),
+    "maze": (_maze_cell, "green: start, violet: goal, blue: path, ×: wrong"),
     "lights_out": (_lights_out_cell, "yellow: lit, ●: press, red: wrong"),
     "arc": (_arc_cell, "×: wrong"),
     "numbers": (_number_cell, "bold: as in the puzzle, blue: the model's, red: wrong"),
