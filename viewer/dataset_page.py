@@ -43,11 +43,12 @@ def page_of_dataset(settings: Settings) -> Page:
     facts |= {**counts, "tokens": f"{metadata.seq_len} of {metadata.vocab_size} kinds"}
     if metadata.num_puzzle_identifiers > 1:
         facts["identifiers"] = f"{metadata.num_puzzle_identifiers:,}"
+    size = size_mb(data)
     return {
         "kind": "dataset",
         "title": data.resolve().name,
         "board": board_of(task, metadata.seq_len),
-        "facts": facts | {"size": f"{size_mb(data):,.1f} MB"},
+        "facts": facts | {"size": f"{size:,.1f} MB" if size >= 1 else f"{size * 1000:,.0f} kB"},
         "notes": [],
         "sets": {name: len(one.inputs) for name, (_, one) in chosen.items()},
         "examples": examples,

@@ -245,7 +245,11 @@ function sudokuCell(context, { x, y, c, token, question, wrong, changed }) {
   }
   if (wrong && changed) corner(context, x, y, c);
   if (token < 2) {
-    if (token === 0) context.fillText("·", x + c / 2, y + c * 0.54);
+    if (token === 0) {
+      context.fillStyle = colours.quiet;
+      context.font = `500 ${c * 0.56}px ${FONT}`;
+      context.fillText("·", x + c / 2, y + c * 0.54);
+    }
     if (wrong) underline(context, x, y, c);
     return;
   }
@@ -287,7 +291,7 @@ function lightsOutCell(context, { x, y, c, token, question, wrong, changed }) {
   if (wrong && changed) corner(context, x, y, c);
   // The lamp of the puzzle lies below the press.
   context.beginPath();
-  context.arc(x + c / 2, y + c / 2, c * 0.34, 0, 2 * Math.PI);
+  context.arc(x + c / 2, y + c / 2, c * 0.3, 0, 2 * Math.PI);
   if (question === 2) {
     context.fillStyle = LAMP;
     context.fill();
@@ -445,13 +449,14 @@ function way(context, cells, part, c) {
       const [x, y] = middle(cell);
       context.fillStyle = cell.token === 3 ? colours.start : colours.goal;
       context.beginPath();
-      const radius = Math.max(2.5, c * 0.62);
+      // Start and goal stay inside a large cell, but are larger than a small cell, to be found.
+      const radius = clamp(c * 0.62, 2.5, Math.max(7, c * 0.42));
       if (cell.token === 3) context.arc(x, y, radius, 0, 2 * Math.PI);
       else context.rect(x - radius * 0.9, y - radius * 0.9, radius * 1.8, radius * 1.8);
       context.fill();
       if (c >= 10) {
         context.fillStyle = colours.board;
-        context.font = `700 ${c * 0.8}px ${FONT}`;
+        context.font = `700 ${radius * 1.3}px ${FONT}`;
         context.fillText(cell.token === 3 ? "S" : "G", x, y + c * 0.05);
       }
     }
@@ -624,7 +629,8 @@ function plot(container, options) {
   }));
   container.replaceChildren();
   if (shown.every((one) => one.points.length === 0)) {
-    container.append(make("p", { class: "quiet small" }, options.log ? "No value is above zero." : "No value is finite."));
+    const reason = options.log ? "No value is above zero." : "No value is finite.";
+    container.append(make("p", { class: "quiet small" }, reason));
     return;
   }
   const area = plotArea(shown, options, width);
@@ -918,7 +924,7 @@ class Examples {
     $("set").hidden = sets.length < 2;
     $("sort").hidden = !this.isRun;
     $("search").classList.toggle("wide", !this.isRun);
-    if (this.all.some((example) => example.name)) $("search").placeholder = "row or name…";
+    if (this.all.some((example) => example.name)) $("search").placeholder = "search…";
     for (const id of ["set", "sort"]) $(id).addEventListener("change", () => this.refill());
     $("search").addEventListener("input", () => this.refill());
     $("previous").addEventListener("click", () => this.move(-1));
@@ -1587,7 +1593,11 @@ class Votes {
       test.solution === null
         ? null
         : place
-          ? make("span", { class: place <= 2 ? "good" : "bad" }, `${place <= 2 ? "✓" : "✗"} right answer in place ${place}`)
+          ? make(
+              "span",
+              { class: place <= 2 ? "good" : "bad" },
+              `${place <= 2 ? "✓" : "✗"} right answer in place ${place}`,
+            )
           : make("span", { class: "bad" }, "✗ right answer not among the candidates");
     const list = make("ol", { class: "candidates" }, ...test.candidates.map((one) => this.candidate(test, one)));
     return make(
