@@ -1,4 +1,4 @@
-"""Small models for tests, and the same layers written plainly with loops, for comparison."""
+"""Build small models for tests, and write their layers out plainly with loops for comparison."""
 
 # B = batch, S = tokens, T = positions (prefix and tokens), D = hidden size, H = head size,
 # W = width of an MLP
@@ -86,7 +86,7 @@ def blank_model(name: str = "hrm", *, seq_len: int = SEQ_LEN, **changes: Any) ->
 
 
 def small_model(name: str = "hrm", *, seed: int = 0, **changes: Any) -> RecursiveModel:
-    """Return an initialised model. Its q head and puzzle rows are not zero, so that they matter."""
+    """Return an initialised model. Its Q head and puzzle rows are not zero, so that they matter."""
     model = blank_model(name, **changes)
     generator = torch.Generator().manual_seed(seed)
     model.init_weights(generator)
@@ -134,7 +134,7 @@ def embedded(model: RecursiveModel, batch: Batch) -> Tensor:
 def run(
     model: RecursiveModel, batch: Batch, *, state: State | None = None, depth: Depth | None = None
 ) -> SegmentOutput:
-    """Run one segment, by default from fresh states and with the whole depth."""
+    """Run one segment. The default is a fresh state and the full depth."""
     table = model.puzzle_embedding
     rows_BE = None if table is None else table.rows(batch["puzzle_identifiers"])
     if state is None:
@@ -156,12 +156,14 @@ def gradients_of(model: RecursiveModel, output: SegmentOutput) -> dict[str, Tens
 
 
 def assert_same_gradients(ours: dict[str, Tensor], theirs: dict[str, Tensor], *, tolerance: float = 1e-5) -> None:
-    """Assert that gradients are equal up to a share of each gradient's largest component."""
+    """Assert that gradients agree up to a share of their largest components."""
     assert ours.keys() == theirs.keys()
     for name, gradient in theirs.items():
         scale = gradient.abs().max().item()
         error = (ours[name] - gradient).abs().max().item()
-        assert error <= tolerance * scale, f"gradient of {name} is off by {error:.2g} of {scale:.2g}"
+        assert error <= tolerance * scale, (
+            f"the gradient of {name} differs by {error:.2g}, its largest component is {scale:.2g}"
+        )
 
 
 def naive_rms(x: Tensor) -> Tensor:
@@ -174,7 +176,7 @@ def _naive_silu(x: Tensor) -> Tensor:
 
 
 def naive_mlp(layer: SwiGLU, x_TD: Tensor) -> Tensor:
-    """Compute any of the MLPs, position by position."""
+    """Compute an MLP of any kind, one position at a time."""
     gate_up, down = layer.gate_up_proj.weight.double(), layer.down_proj.weight.double()
     width = down.shape[1]
     previous_W = torch.zeros(width, dtype=torch.float64)
@@ -234,7 +236,7 @@ def naive_block(block: Block, x_TD: Tensor, theta: float | None) -> Tensor:
 
 
 def naive_level(level: Level, theta: float | None) -> Callable[[Tensor], Tensor]:
-    """Return the stack as a function of z_TD, in float64 and without gradient."""
+    """Return the stack of blocks as a function of z_TD, in float64 and without gradient."""
 
     @torch.no_grad()
     def apply(z_TD: Tensor) -> Tensor:

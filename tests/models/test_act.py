@@ -1,4 +1,4 @@
-"""Segments: who is replaced, who halts, what q_continue is taught; and exploration."""
+"""Segments: which slots are replaced, which slots halt, the target of q_continue, exploration."""
 
 # B = slots
 
@@ -16,7 +16,7 @@ BATCH = 4
 
 
 def _with_q(q_halt: float, q_continue: float, **changes: Any) -> RecursiveModel:
-    """A model whose Q values are the same whatever it sees."""
+    """Return a model whose Q values are the same for every input."""
     model = small_model(**changes)
     with torch.no_grad():
         model.q_head.weight.zero_()
@@ -26,7 +26,7 @@ def _with_q(q_halt: float, q_continue: float, **changes: Any) -> RecursiveModel:
 
 
 def _going_on(model: RecursiveModel, batch: Batch, halted: list[bool], steps: list[int]) -> Carry:
-    """A carry in the middle of a run, its state made by one segment of `batch`."""
+    """Return a carry in the middle of a run. One segment of `batch` has made its state."""
     current = {name: tensor.clone() for name, tensor in batch.items()}
     carry, _ = segment(model, initial_carry(model, batch), batch, training=False)
     return Carry(carry.state, torch.tensor(steps, dtype=torch.int32), torch.tensor(halted), current)
@@ -44,7 +44,7 @@ def test_first_segment_takes_the_whole_batch() -> None:
     assert outputs.puzzle_rows_BE is not None and outputs.puzzle_rows_BE.requires_grad
 
 
-def test_slots_that_go_on_ignore_their_draw_and_halted_ones_take_it() -> None:
+def test_only_halted_slots_take_their_draw() -> None:
     model, old, new = small_model(), random_batch(BATCH, seed=1), random_batch(BATCH, seed=2)
     halted = [True, False, True, False]
     carry = _going_on(model, old, halted, [4, 2, 1, 1])
@@ -54,7 +54,8 @@ def test_slots_that_go_on_ignore_their_draw_and_halted_ones_take_it() -> None:
         for name in old:
             expected = (new if was_halted else old)[name][slot]
             assert torch.equal(after.current[name][slot], expected), f"{name} of slot {slot}"
-    # A replaced slot computes what a fresh run would; a slot that goes on, what it would have without its neighbours.
+    # A replaced slot computes the same as in a fresh run. A slot that goes on computes the same as
+    # without replaced neighbours.
     _, fresh_outputs = segment(model, initial_carry(model, new), new, training=True)
     _, continued_outputs = segment(model, _going_on(model, old, [False] * BATCH, [4, 2, 1, 1]), new, training=True)
     for slot, was_halted in enumerate(halted):
@@ -71,7 +72,7 @@ def test_evaluation_halts_at_the_last_step_only() -> None:
         assert outputs.target_q_continue_B is None
 
 
-def test_training_halts_when_q_says_so_and_not_on_a_tie() -> None:
+def test_training_halts_only_if_q_halt_is_larger_than_q_continue() -> None:
     batch = random_batch(BATCH)
     for q_halt, q_continue, halts in [(1.0, 0.0, True), (0.0, 1.0, False), (1.0, 1.0, False)]:
         model = _with_q(q_halt, q_continue)
@@ -79,7 +80,7 @@ def test_training_halts_when_q_says_so_and_not_on_a_tie() -> None:
         assert carry.halted_B.tolist() == [halts] * BATCH, f"q_halt {q_halt}, q_continue {q_continue}"
 
 
-def test_exploration_delays_halting_to_its_minimum_and_never_beyond_the_last_step() -> None:
+def test_exploration_delays_halting_until_its_minimum_or_the_last_step() -> None:
     model, batch = _with_q(1, 0), random_batch(BATCH)
     carry = _going_on(model, batch, [False] * BATCH, [0, 1, 1, 3])
     carry, _ = segment(
@@ -93,16 +94,18 @@ def test_exploration_delays_halting_to_its_minimum_and_never_beyond_the_last_ste
     assert carry.halted_B.tolist() == [True, True, False, False]
 
 
-def test_target_is_what_one_more_segment_says() -> None:
+def test_the_target_of_q_continue_is_the_value_after_one_more_segment() -> None:
     model, batch = small_model(seed=1), random_batch(BATCH)
     carry = _going_on(model, batch, [False] * BATCH, [3, 1, 3, 2])
     after, outputs = segment(model, carry, batch, training=True)
     going_on = Carry(after.state, after.steps_B, torch.zeros(BATCH, dtype=torch.bool), after.current)
     _, following = segment(model, going_on, batch, training=False)
     next_halt_B, next_continue_B = following.q_halt_B.detach(), following.q_continue_B.detach()
-    assert (next_continue_B > next_halt_B)[[0, 2]].any(), "the test needs a last step where the maximum would differ"
+    assert (next_continue_B > next_halt_B)[[0, 2]].any(), (
+        "slots at their last step must have q_continue > q_halt, or the test can't tell the two rules apart"
+    )
     expected_B = torch.sigmoid(torch.maximum(next_halt_B, next_continue_B))
-    expected_B[[0, 2]] = torch.sigmoid(next_halt_B[[0, 2]])  # these are at halt_max_steps now
+    expected_B[[0, 2]] = torch.sigmoid(next_halt_B[[0, 2]])  # slots 0 and 2 have reached halt_max_steps
     assert outputs.target_q_continue_B is not None
     assert not outputs.target_q_continue_B.requires_grad
     torch.testing.assert_close(outputs.target_q_continue_B, expected_B)
@@ -115,7 +118,7 @@ def test_a_single_segment_has_no_target() -> None:
     assert carry.halted_B.all()
 
 
-def test_without_a_value_of_going_on_q_halt_alone_decides_and_nothing_is_taught() -> None:
+def test_without_q_continue_the_sign_of_q_halt_decides() -> None:
     batch = random_batch(BATCH)
     for q_halt, q_continue, halts in [(0.1, 9.0, True), (0.0, -9.0, False), (-0.1, -9.0, False)]:
         model = _with_q(q_halt, q_continue, no_ACT_continue=True)
@@ -125,7 +128,7 @@ def test_without_a_value_of_going_on_q_halt_alone_decides_and_nothing_is_taught(
         assert outputs.target_q_continue_B is None
 
 
-def test_without_a_value_of_going_on_exploration_and_the_last_step_hold_too() -> None:
+def test_without_q_continue_exploration_and_the_last_step_still_apply() -> None:
     model, batch = _with_q(1, 0, no_ACT_continue=True), random_batch(BATCH)
     carry = _going_on(model, batch, [False] * BATCH, [0, 1, 1, 3])
     minimum_B = torch.tensor([0, 2, 3, 4], dtype=torch.int32)
@@ -137,8 +140,8 @@ def test_without_a_value_of_going_on_exploration_and_the_last_step_hold_too() ->
     assert carry.halted_B.tolist() == [True, True, False, False]
 
 
-def test_a_segment_recurses_as_deep_as_it_is_told_and_so_does_its_target() -> None:
-    """Told nothing, as deep as the config's own depth, whatever its curriculum begins with."""
+def test_a_segment_and_its_target_have_the_requested_depth() -> None:
+    """Without a requested depth, a segment has the full depth, not that of a curriculum."""
     curriculum = [{"until": 0.5, "H_cycles": 1, "L_cycles": 1}]
     model, batch = small_model(H_cycles=2, L_cycles=2, depth_curriculum=curriculum), random_batch(BATCH)
     shallow = small_model(H_cycles=1, L_cycles=1)
@@ -154,7 +157,7 @@ def test_a_segment_recurses_as_deep_as_it_is_told_and_so_does_its_target() -> No
     assert not torch.equal(untold.logits_BSV, told_first.logits_BSV)
 
 
-def test_frozen_puzzle_rows_get_no_gradient_and_the_weights_do() -> None:
+def test_frozen_puzzle_rows_get_no_gradient_but_the_weights_do() -> None:
     model, batch = small_model(), random_batch(BATCH)
     assert model.puzzle_embedding is not None
     model.puzzle_embedding.trainable = False
@@ -164,8 +167,8 @@ def test_frozen_puzzle_rows_get_no_gradient_and_the_weights_do() -> None:
     assert outputs.puzzle_rows_BE.grad is None and model.lm_head.weight.grad is not None
 
 
-def test_segments_of_a_slot_hand_on_its_state() -> None:
-    """Three of them are three forwards in a row, for every architecture."""
+def test_a_segment_starts_from_the_state_of_the_segment_before() -> None:
+    """Three segments equal three forward passes in a row, in every architecture."""
     batch = random_batch(BATCH)
     for name in ARCH_NAMES:
         model = small_model(name)
@@ -203,8 +206,8 @@ def test_exploration_is_a_pure_function_of_seed_and_step() -> None:
     torch.manual_seed(1)
     assert torch.equal(first, draw_min_halt_steps(3, 17, 64, 0.5, 8))
     assert first.dtype == torch.int32 and first.shape == (64,)
-    assert not torch.equal(first, draw_min_halt_steps(3, 18, 64, 0.5, 8)), "every step draws afresh"
-    assert not torch.equal(first, draw_min_halt_steps(4, 17, 64, 0.5, 8)), "every seed draws afresh"
+    assert not torch.equal(first, draw_min_halt_steps(3, 18, 64, 0.5, 8)), "two steps have the same exploration"
+    assert not torch.equal(first, draw_min_halt_steps(4, 17, 64, 0.5, 8)), "two seeds have the same exploration"
 
 
 def test_exploration_has_its_frequency_and_bounds() -> None:
@@ -213,7 +216,9 @@ def test_exploration_has_its_frequency_and_bounds() -> None:
     assert abs(len(explored) / len(draw) - 0.1) < 0.005  # 5 standard errors
     assert sorted(set(explored.tolist())) == [2, 3, 4, 5]
     counts = torch.bincount(explored)[2:]
-    assert (counts.max() - counts.min()) / counts.sum() < 0.05, "2..halt_max_steps should be equally likely"
+    assert (counts.max() - counts.min()) / counts.sum() < 0.05, (
+        "the minimums from 2 to halt_max_steps are not equally likely"
+    )
     assert (draw_min_halt_steps(0, 1, 100, 0.0, 5) == 0).all()
     assert (draw_min_halt_steps(0, 1, 100, 1.0, 5) >= 2).all()
     assert (draw_min_halt_steps(0, 1, 100, 1.0, 2) == 2).all()

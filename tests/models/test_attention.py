@@ -1,4 +1,4 @@
-"""Rotary positions and attention against their definitions, written plainly with loops."""
+"""Rotary positions and attention equal their definitions, written plainly with loops."""
 
 # B = batch, T = positions (prefix and tokens), D = hidden size, N = heads, H = head size
 
@@ -18,7 +18,7 @@ def _randn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_rotary_turns_half_with_half() -> None:
+def test_rotary_pairs_the_first_half_with_the_second() -> None:
     x_BNTH = _randn(1, 1, 5, 6)
     turned = apply_rotary(x_BNTH, rotary_tables(5, 6, 100.0))
     for t in range(5):
@@ -38,7 +38,7 @@ def test_rotary_angles_are_float32_even_for_bfloat16() -> None:
 
 
 @pytest.mark.parametrize("theta", [None, 50.0])
-def test_attention_is_full_and_is_its_definition(theta: float | None) -> None:
+def test_attention_is_not_causal_and_equals_its_definition(theta: float | None) -> None:
     layer = Attention(12, 3)
     for projection in (layer.qkv_proj, layer.o_proj):
         projection.init_weights(torch.Generator().manual_seed(7))
@@ -49,7 +49,10 @@ def test_attention_is_full_and_is_its_definition(theta: float | None) -> None:
 
 
 def _turned_2d(x_H: torch.Tensor) -> torch.Tensor:
-    """(T, H): the same vector at every position of a prefix of 2 and a grid of 3x3."""
+    """Return one vector, turned at every position, with shape (T, H).
+
+    There is a prefix of 2 positions and a grid of 3x3 cells.
+    """
     num_positions = PREFIX + SIDE * SIDE
     tables = rotary_tables_2d(PREFIX, SIDE * SIDE, HEAD_DIM, THETA)
     return apply_rotary(x_H.expand(1, 1, num_positions, HEAD_DIM), tables)[0, 0]
@@ -63,7 +66,8 @@ def test_rotary_2d_turns_half_of_the_pairs_by_the_row_and_half_by_the_column() -
         for column in range(SIDE):
             expected_H = x_H.double().clone()
             for i in range(pairs):
-                # Each half of the pairs has the frequencies of a rotary of its own.
+                # The pairs of the row and the pairs of the column each have all frequencies of a
+                # one-dimensional rotary.
                 place, frequency = (row, i) if i < pairs // 2 else (column, i - pairs // 2)
                 angle = (place + 1) * THETA ** (-4 * frequency / HEAD_DIM)
                 turned = complex(x_H[i], x_H[i + pairs]) * complex(math.cos(angle), math.sin(angle))
@@ -73,8 +77,14 @@ def test_rotary_2d_turns_half_of_the_pairs_by_the_row_and_half_by_the_column() -
 
 
 def test_rotary_2d_keeps_rows_and_columns_apart() -> None:
-    """Two cells of a row have the row's components in common, two of a column the column's, and only those."""
-    grid = _turned_2d(_randn(HEAD_DIM))[PREFIX:].view(SIDE, SIDE, 2, 2, HEAD_DIM // 4)  # [..., row or column, :]
+    """Cells share components if and only if they share a row or a column.
+
+    Two cells of a row share only the row's components. Two cells of a column share only the
+    column's components.
+    """
+    grid = _turned_2d(_randn(HEAD_DIM))[PREFIX:].view(
+        SIDE, SIDE, 2, 2, HEAD_DIM // 4
+    )  # the axis before the last: row, column
     by_row, by_column = grid[..., 0, :], grid[..., 1, :]
     assert torch.equal(by_row[:, 0], by_row[:, 2]) and torch.equal(by_column[0], by_column[2])
     assert not torch.isclose(by_row[0], by_row[1]).any() and not torch.isclose(by_column[:, 0], by_column[:, 1]).any()
@@ -91,17 +101,17 @@ def test_rotary_2d_scores_depend_on_the_differences_of_rows_and_columns_only() -
     for difference, values in scores.items():
         assert max(values) - min(values) < 1e-5, f"difference {difference}"
     firsts = sorted(values[0] for values in scores.values())
-    assert min(b - a for a, b in itertools.pairwise(firsts)) > 1e-4, "every difference has a score of its own"
+    assert min(b - a for a, b in itertools.pairwise(firsts)) > 1e-4, "two different distances have the same score"
 
 
-def test_rotary_2d_leaves_the_prefix_as_it_is() -> None:
+def test_rotary_2d_does_not_turn_the_prefix() -> None:
     x_H = _randn(HEAD_DIM)
     turned_TH = _turned_2d(x_H)
     assert torch.equal(turned_TH[:PREFIX], x_H.expand(PREFIX, HEAD_DIM))
-    assert not torch.isclose(turned_TH[PREFIX:], x_H).all(-1).any(), "no cell may look like the prefix"
+    assert not torch.isclose(turned_TH[PREFIX:], x_H).all(-1).any(), "a cell was not turned, like the prefix"
 
 
-def test_rotary_2d_wants_a_square() -> None:
+def test_rotary_2d_needs_a_square_number_of_cells() -> None:
     with pytest.raises(ValueError, match="a sequence of 8 tokens is no square grid; take rope"):
         rotary_tables_2d(PREFIX, 8, HEAD_DIM, THETA)
     with pytest.raises(ValueError, match="8 tokens"):

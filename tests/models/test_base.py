@@ -1,4 +1,4 @@
-"""What all architectures share: inputs, registers, state, initial weights, precision, and the options they refuse."""
+"""Parts that all architectures share: inputs, registers, states, weights, precision and options."""
 
 # B = batch, S = tokens, T = positions, D = hidden size, E = puzzle embedding size, V = vocabulary
 
@@ -80,8 +80,8 @@ def _assert_all_weights_train(model: RecursiveModel) -> None:
 
 
 @pytest.mark.parametrize(("length", "positions"), [(0, 2), (2, 2), (5, 5)])
-def test_puzzle_row_is_padded_at_its_end_and_is_the_prefix(length: int, positions: int) -> None:
-    """A length of 0 stands for what 40 numbers need at 32 a position."""
+def test_the_prefix_is_the_puzzle_row_with_padding_at_its_end(length: int, positions: int) -> None:
+    """A length of 0 means as many positions as needed: 40 numbers at 32 a position need 2."""
     model = small_model(puzzle_emb_ndim=40, puzzle_emb_len=length, pos_encodings="learned")
     assert model.puzzle_len == model.prefix_len == positions
     assert model.embed_pos is not None
@@ -94,13 +94,13 @@ def test_puzzle_row_is_padded_at_its_end_and_is_the_prefix(length: int, position
     torch.testing.assert_close(x_BTD[0], expected)
 
 
-def test_without_puzzle_rows_there_are_no_positions_for_them() -> None:
+def test_without_puzzle_rows_there_is_no_prefix() -> None:
     model = small_model(puzzle_emb_ndim=0, puzzle_emb_len=16)
     assert model.puzzle_embedding is None and model.prefix_len == 0 and model.num_positions == SEQ_LEN
     assert embedded(model, random_batch(BATCH)).shape == (BATCH, SEQ_LEN, 32)
 
 
-def test_puzzle_rows_are_leaves_with_a_gradient_and_the_table_is_saved_but_no_parameter() -> None:
+def test_puzzle_rows_have_a_gradient_and_the_table_is_a_saved_buffer() -> None:
     model = small_model()
     assert model.puzzle_embedding is not None
     assert "puzzle_embedding.weight" in model.state_dict()
@@ -147,11 +147,11 @@ def test_registers_are_learned_positions_between_the_puzzle_and_its_tokens(
     output = run(model, batch)
     assert output[1].shape == (BATCH, SEQ_LEN, VOCAB_SIZE)
     gradient_RD = gradients_of(model, output)["registers.weight"]
-    assert (gradient_RD.abs().sum(1) > 0).all(), "each register should learn"
+    assert (gradient_RD.abs().sum(1) > 0).all(), "a register has no gradient"
 
 
 @pytest.mark.parametrize(("changes", "holds"), [({"puzzle_emb_ndim": 0}, "register"), ({}, "puzzle row")])
-def test_q_values_are_read_off_the_first_position(changes: dict[str, Any], holds: str) -> None:
+def test_q_values_are_read_from_the_first_position(changes: dict[str, Any], holds: str) -> None:
     model, batch = small_model(num_registers=2, **changes), random_batch(BATCH)
     first_BD = embedded(model, batch)[:, 0]
     assert model.registers is not None
@@ -192,7 +192,9 @@ def test_initial_weights_have_the_published_scales() -> None:
         elif name in ("q_head.weight", "puzzle_embedding.weight"):
             assert (tensor == 0).all(), name
         else:
-            expected = 1.0 if name in ("H_init", "L_init") else 1 / math.sqrt(tensor.shape[1])  # D or fan in: last axis
+            expected = (
+                1.0 if name in ("H_init", "L_init") else 1 / math.sqrt(tensor.shape[1])
+            )  # the last axis is D or the fan-in
             tolerance = 0.2 if tensor.ndim == 1 else 0.02
             assert tensor.std().item() == pytest.approx(expected, rel=tolerance), name
 
@@ -223,11 +225,13 @@ def test_initial_weights_fill_everything_and_are_a_function_of_the_generator(cha
     for name, tensor in first.items():
         assert tensor.isfinite().all(), f"{name} is not written everywhere"
         assert torch.equal(tensor, again[name]), name
-        assert torch.equal(tensor, other[name]) == (name in constant), f"{name} of two seeds"
+        assert torch.equal(tensor, other[name]) == (name in constant), (
+            f"{name}: only constants may be equal for two seeds"
+        )
 
 
 @pytest.mark.parametrize(("name", "starts"), [("hrm", {"H_init", "L_init"}), ("urm", {"z_init"})])
-def test_start_states_are_saved_in_the_forward_dtype_and_no_parameters(name: str, starts: set[str]) -> None:
+def test_start_states_are_saved_in_the_forward_dtype_and_are_not_parameters(name: str, starts: set[str]) -> None:
     model = small_model(name, forward_dtype="bfloat16")
     assert {model.state_dict()[start].dtype for start in starts} == {torch.bfloat16}
     assert not {*starts, "rotary_cos"} & dict(model.named_parameters()).keys()
@@ -243,14 +247,14 @@ OUTSIDE_BLOCKS = {"embed_tokens.weight", "registers.weight", "lm_head.weight", "
 
 
 @pytest.mark.parametrize("name", ARCH_NAMES)
-def test_block_weights_are_all_that_the_recursion_calls(name: str) -> None:
+def test_block_weights_are_the_weights_inside_the_recursion(name: str) -> None:
     model = small_model(name, num_registers=1)
     weights = model.block_weights()
-    assert len({id(weight) for weight in weights}) == len(weights), "each of them once"
+    assert len({id(weight) for weight in weights}) == len(weights), "a weight is listed twice"
     assert _names(model, model.parameters()) - _names(model, weights) == OUTSIDE_BLOCKS
 
 
-def test_what_training_changes_is_the_weights_and_the_puzzle_table() -> None:
+def test_trained_tensors_are_the_weights_and_the_puzzle_table() -> None:
     model = small_model()
     tensors = model.trained_tensors()
     assert tensors.keys() == model.state_dict().keys() - {"H_init", "L_init"}
@@ -260,7 +264,7 @@ def test_what_training_changes_is_the_weights_and_the_puzzle_table() -> None:
 
 
 @pytest.mark.parametrize("what", ["none", "blocks", "puzzle_table", "weights"])
-def test_frozen_weights_get_no_gradient_and_the_others_the_same_as_ever(
+def test_freezing_removes_gradients_and_leaves_the_others_unchanged(
     what: Literal["none", "blocks", "puzzle_table", "weights"],
 ) -> None:
     batch = random_batch(BATCH)
@@ -327,14 +331,14 @@ def test_options_out_of_range_are_refused(changes: dict[str, Any], message: str)
     assert message in str(error.value)
 
 
-def test_an_unknown_architecture_and_another_ones_options_are_refused() -> None:
+def test_unknown_architectures_and_options_of_other_architectures_are_refused() -> None:
     with pytest.raises(ValidationError, match="'hrm', 'trm', 'transformer', 'urm'"):
         TypeAdapter[ArchConfig](ArchConfig).validate_python(small_options() | {"name": "mamba"})
     with pytest.raises(ValidationError, match="recurrent\n  Extra inputs"):
         small_config("hrm", recurrent=True)
 
 
-def test_a_whole_number_is_a_number_and_odd_heads_do_without_rotary() -> None:
+def test_an_integer_is_a_valid_expansion_and_odd_heads_are_valid_without_rotary() -> None:
     assert small_config(expansion=4).expansion == 4.0
     small_config(hidden_size=6, num_heads=2, pos_encodings="learned")
     small_config(hidden_size=6, num_heads=2, mlp_t=True)

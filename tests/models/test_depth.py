@@ -1,4 +1,4 @@
-"""How many calls a segment makes and which of them carry gradient, at each step; and what that gradient is."""
+"""The number of calls in a segment at each step, which calls carry gradient, and that gradient."""
 
 # B = batch, T = positions, D = hidden size
 
@@ -31,7 +31,7 @@ BATCH = 2
 @pytest.mark.parametrize(
     ("name", "backprop", "calls", "with_gradient"),
     [
-        ("hrm", "one_step", 12, 2),  # 3 H cycles of 3 L and 1 H; at the end one of each
+        ("hrm", "one_step", 12, 2),  # 3 H cycles of 3 L calls and 1 H call; the last L call and H call carry gradient
         ("hrm", "last_H_cycle", 12, 4),
         ("hrm", "all", 12, 12),
         ("hrm", 2, 12, 2),
@@ -41,7 +41,7 @@ BATCH = 2
         ("trm", "last_H_cycle", 12, 4),
         ("trm", "all", 12, 12),
         ("trm", 5, 12, 5),
-        ("urm", "one_step", 9, 1),  # one state: nothing beside the loops
+        ("urm", "one_step", 9, 1),  # one state, so that each loop is one call
         ("urm", "last_H_cycle", 9, 3),
         ("urm", "all", 9, 9),
         ("urm", 1, 9, 1),
@@ -61,7 +61,7 @@ def test_calls_and_their_gradient(name: str, backprop: str | int, calls: int, wi
 
 
 def _calls_of(model: RecursiveModel, depth: Depth) -> list[bool]:
-    """Of each call that one forward makes of a network: does it build a graph?"""
+    """Return for each call of a network in one forward pass whether the call builds a graph."""
     calls: list[bool] = []
     for level in _levels(model):
         level.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
@@ -73,7 +73,7 @@ def _levels(model: RecursiveModel) -> list[Level]:
     return [module for module in model.modules() if isinstance(module, Level)]
 
 
-def test_transformer_without_recursion_is_one_call_of_any_backprop() -> None:
+def test_transformer_without_recursion_makes_one_call_with_any_backprop() -> None:
     for backprop in ("one_step", "last_H_cycle", "all", 3):
         assert small_config("transformer", backprop=backprop).depth == Depth(1, 1, 1, 1)
 
@@ -101,19 +101,22 @@ def test_warmup_grows_from_one_step_to_all_of_backprop(
     full = config.depth
     depths = [config.depth_at(step, 200) for step in range(1, 201)]
     assert all((d.H_cycles, d.L_cycles, d.num_calls) == (3, 3, full.num_calls) for d in depths), (
-        "only gradient warms up"
+        "the warm-up must not change the number of calls"
     )
     with_gradient = [d.num_grad_calls for d in depths]
-    assert with_gradient == sorted(with_gradient), "it never shrinks"
-    assert all(number == full.num_grad_calls for number in with_gradient[warmup_steps - 1 :]), "full after the warm-up"
+    assert with_gradient == sorted(with_gradient), "the number of calls with gradient shrinks during the warm-up"
+    assert all(number == full.num_grad_calls for number in with_gradient[warmup_steps - 1 :]), (
+        "after the warm-up a call lacks gradient"
+    )
     if warmup_steps == 100:
         assert with_gradient[0] == one_step
-        # Of equal parts: every number of calls in between is there, for as long as its neighbours give or take a step.
+        # The warm-up has equal parts: each number of calls lasts for equally many steps, within one
+        # step.
         lengths = [with_gradient[: warmup_steps - 1].count(n) for n in range(one_step, full.num_grad_calls)]
         assert not lengths or max(lengths) - min(lengths) <= 1
 
 
-def test_warmup_of_no_steps_is_none() -> None:
+def test_a_warmup_of_zero_steps_has_no_effect() -> None:
     config = small_config("trm", backprop="all", backprop_warmup_steps=0)
     assert config.depth_at(1, 10) == config.depth
 
@@ -128,15 +131,18 @@ def _staged(*stages: tuple[float, int, int], **changes: Any) -> Any:
     [
         ((0.25, 0.5), 8, (2, 4)),
         ((0.3, 0.6), 10, (3, 6)),
-        ((0.3, 0.6), 11, (3, 6)),  # 3.3 and 6.6
+        ((0.3, 0.6), 11, (3, 6)),  # the exact boundaries are 3.3 and 6.6
         ((0.1, 0.7), 1000, (100, 700)),
-        ((0.29, 0.57), 100, (29, 57)),  # 0.57 * 100 is less than 57
+        ((0.29, 0.57), 100, (29, 57)),  # in floating point 0.57 * 100 is less than 57
     ],
 )
 def test_curriculum_changes_at_its_exact_boundaries(
     ends: tuple[float, float], last_step: int, last_of_stages: tuple[int, int]
 ) -> None:
-    """A stage has the steps s with s / last_step <= until, and after all stages the depth is whole."""
+    """A stage holds for the steps s with s / last_step <= until.
+
+    Later steps have the full depth.
+    """
     config = _staged((ends[0], 1, 2), (ends[1], 2, 4))
     for step in range(1, last_step + 1):
         depth = config.depth_at(step, last_step)
@@ -147,15 +153,16 @@ def test_curriculum_changes_at_its_exact_boundaries(
     assert config.depth_at(last_step, last_step) == config.depth == Depth(3, 6, 21, 7)
 
 
-def test_warmup_and_curriculum_go_together() -> None:
+def test_warmup_and_curriculum_can_be_combined() -> None:
     config = _staged((0.5, 1, 2), backprop="all", backprop_warmup_steps=8)
     depths = [config.depth_at(step, 10) for step in range(1, 11)]
     assert [d.num_calls for d in depths] == [3] * 5 + [21] * 5
-    # From 2 to 3 calls at first, then to 21: each step's share of what its own stage has.
+    # The warm-up goes from 2 to 3 calls in the first stage and from 2 to 21 in the second. Each
+    # step takes its share of the range of its own stage.
     assert [d.num_grad_calls for d in depths] == [2 + (1 if s < 6 else 19) * min(s, 8) // 8 for s in range(1, 11)]
 
 
-def test_a_number_of_calls_beyond_a_shallow_stage_is_all_of_it() -> None:
+def test_backprop_is_limited_to_the_calls_of_a_shallow_stage() -> None:
     config = _staged((0.5, 1, 2), backprop=5)
     assert config.depth_at(1, 10) == Depth(1, 2, 3, 3)
     assert config.depth_at(10, 10) == Depth(3, 6, 21, 5)
@@ -177,7 +184,7 @@ def test_stages_must_grow_within_the_run(ends: tuple[float, ...]) -> None:
         ({"until": math.nan, "H_cycles": 1, "L_cycles": 1}, "finite number"),
     ],
 )
-def test_stages_are_whole(stage: dict[str, Any], message: str) -> None:
+def test_a_stage_needs_all_its_options(stage: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         small_config(depth_curriculum=[stage])
 
@@ -193,7 +200,10 @@ def test_forward_at_another_depth_is_the_model_of_that_depth(name: str) -> None:
 
 
 def _by_hand(model: RecursiveModel, num_grad_calls: int, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients of the recursion with two states, every earlier call under torch.no_grad. TRM's H is its L."""
+    """Return the gradients of the recursion with two states, with early calls under torch.no_grad.
+
+    The TRM has one network, which takes both roles.
+    """
     H_level, L_level = _levels(model) if len(_levels(model)) == 2 else _levels(model) * 2
     rotary, x_BTD = (model.rotary_cos, model.rotary_sin), embedded(model, batch)
     H_cycles, L_cycles = model.config.H_cycles, model.config.L_cycles
@@ -224,7 +234,7 @@ def test_gradient_is_that_of_the_recursion_cut_by_hand(name: str, num_grad_calls
     model, batch = small_model(name, H_cycles=2, L_cycles=3, backprop=num_grad_calls), random_batch(BATCH)
     ours = gradients_of(model, run(model, batch))
     assert_same_gradients(ours, _by_hand(model, num_grad_calls, batch), tolerance=1e-6)
-    if num_grad_calls < 8:  # and it is not that of a recursion cut elsewhere
+    if num_grad_calls < 8:  # the gradient differs from that of a recursion cut one call earlier
         deeper = _by_hand(model, num_grad_calls + 1, batch)
         assert max(_relative_error(ours[name], gradient) for name, gradient in deeper.items()) > 1e-3
 
@@ -253,7 +263,7 @@ def test_gradient_stays_within_the_last_calls() -> None:
         assert all((p.grad is not None) == (index >= 3) for p in level.parameters()), f"call {index}"
 
 
-def test_calls_beyond_the_depth_are_a_bug_of_ours() -> None:
+def test_more_calls_than_the_depth_raise_an_assertion() -> None:
     level = small_model("urm").get_submodule("level")
     assert isinstance(level, Level)
     call = Calls(Depth(1, 1, num_calls=1, num_grad_calls=1), checkpointing="none")
@@ -264,9 +274,10 @@ def test_calls_beyond_the_depth_are_a_bug_of_ours() -> None:
 
 @pytest.mark.parametrize("forward_dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["hrm", "trm", "transformer", "urm"])
-def test_activation_checkpointing_computes_the_same_twice(name: str, forward_dtype: str) -> None:
-    """Outputs and gradients are equal in every bit, and the backward pass runs what carries gradient once more: the
-    calls as wholes, or block by block.
+def test_activation_checkpointing_changes_no_bit(name: str, forward_dtype: str) -> None:
+    """Activation checkpointing changes no bit of the outputs and the gradients.
+
+    In the backward pass, each call that carries gradient runs once more: whole, or block by block.
     """
     num_layers: dict[str, Any] = {"hrm": {"H_layers": 2, "L_layers": 2}, "trm": {"L_layers": 2}}.get(
         name, {"num_layers": 2}
@@ -290,16 +301,18 @@ def test_activation_checkpointing_computes_the_same_twice(name: str, forward_dty
         assert saving.calls_in_backward == num_calls
         assert saving.blocks_in_backward == 2 * num_grad_calls
         kept_bytes[checkpointing] = saving.kept_bytes
-    assert kept_bytes["cycle"] < kept_bytes["block"] < kept_bytes["none"] / 2, "no memory is saved"
+    assert kept_bytes["cycle"] < kept_bytes["block"] < kept_bytes["none"] / 2, (
+        "activation checkpointing keeps too much memory"
+    )
 
 
 @pytest.mark.parametrize(("stored", "meaning"), [(False, "none"), (True, "cycle")])
-def test_activation_checkpointing_of_older_runs_is_understood(stored: bool, meaning: str) -> None:
+def test_the_boolean_activation_checkpointing_of_older_runs_is_accepted(stored: bool, meaning: str) -> None:
     assert small_config("hrm", activation_checkpointing=stored).activation_checkpointing == meaning
 
 
 @pytest.mark.parametrize("value", ["all", 1, None])
-def test_another_activation_checkpointing_is_refused(value: object) -> None:
+def test_an_unknown_activation_checkpointing_is_refused(value: object) -> None:
     with pytest.raises(ValidationError, match="'none', 'block' or 'cycle'"):
         small_config("hrm", activation_checkpointing=value)
 
@@ -314,7 +327,11 @@ class _Trained:
 
 
 def _trained(model: RecursiveModel) -> _Trained:
-    """One segment and its backward pass, with what the first kept for the second and what the second called again."""
+    """Run one segment and its backward pass.
+
+    Record the bytes that the segment kept for the backward pass, and the calls in the backward
+    pass.
+    """
     kept, calls, blocks = [], [], []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -331,7 +348,7 @@ def _trained(model: RecursiveModel) -> _Trained:
 
 
 @pytest.mark.parametrize("checkpointing", ["block", "cycle"])
-def test_activation_checkpointing_has_nothing_to_do_in_evaluation(checkpointing: str) -> None:
+def test_activation_checkpointing_does_not_change_evaluation(checkpointing: str) -> None:
     model, batch = small_model("trm", activation_checkpointing=checkpointing), random_batch(BATCH)
     trained = run(model, batch)
     for context in (torch.no_grad(), torch.inference_mode()):

@@ -1,4 +1,4 @@
-"""What is exported is what the published code saved, bit for bit; its mistakes are one line, and leave no file."""
+"""An export equals a published file bit for bit. A mistake is one line and leaves no file."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ def _assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert ours[name].dtype == tensor.dtype and ours[name].shape == tensor.shape, name
-        assert torch.equal(ours[name].view(torch.uint8), tensor.view(torch.uint8)), name  # bits: NaN, signs of zero
+        assert torch.equal(ours[name].view(torch.uint8), tensor.view(torch.uint8)), (
+            name
+        )  # compares bits, also of NaN and -0.0
 
 
 def _save_step(
@@ -58,7 +60,10 @@ def _save_step(
 
 
 def _generated(arch: str) -> dict[str, Tensor]:
-    """Of a published bfloat16 model, with values that a detour over another dtype would lose."""
+    """Return weights of a published bfloat16 model.
+
+    They hold values that a detour over another dtype would lose.
+    """
     weights = {name: tensor.detach().clone() for name, tensor in build(arch).state_dict().items()}
     for name in ("H_init", "L_init"):
         weights[name] = weights[name].bfloat16()
@@ -83,7 +88,9 @@ def _mistake(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("source", [*FOLDERS, "generated hrm", "generated trm", "generated trm_mlp"])
-def test_published_to_ours_to_published(source: str, output: str, compiled: bool, tmp_path: Path) -> None:
+def test_published_weights_survive_the_conversion_to_our_names_and_back(
+    source: str, output: str, compiled: bool, tmp_path: Path
+) -> None:
     prefix = "_orig_mod." if compiled else ""
     if source.startswith("generated"):
         ours = _generated(source.split()[1])
@@ -99,7 +106,7 @@ def test_published_to_ours_to_published(source: str, output: str, compiled: bool
     _assert_same(read_weights(str(tmp_path / output)), published)
 
 
-def test_file_is_what_the_published_code_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_published_code_can_load_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = _generated("trm")
     save_file(weights, tmp_path / "ours")
     assert _export(tmp_path / "ours", "-o", tmp_path / "step_5", "--compiled") == 0
@@ -110,8 +117,8 @@ def test_file_is_what_the_published_code_loads(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().out == f"wrote {tmp_path}/step_5: 15 tensors, {num_numbers:,} numbers\n"
 
 
-def test_published_file_is_written_anew(tmp_path: Path) -> None:
-    """From one kind of file and one kind of names to the other."""
+def test_a_published_file_can_be_converted(tmp_path: Path) -> None:
+    """The export converts the kind of file and the names."""
     torch.save({f"_orig_mod.model.inner.{name}": torch.ones(2) for name in ("H_init", "L_init")}, tmp_path / "theirs")
     assert _export(tmp_path / "theirs", "-o", tmp_path / "out.safetensors") == 0
     assert read_weights(str(tmp_path / "out.safetensors")).keys() == {"model.inner.H_init", "model.inner.L_init"}
@@ -121,7 +128,7 @@ def test_published_file_is_written_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", ["hrm", "trm"])
-def test_run_and_step(arch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_or_a_step_can_be_exported(arch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, weights = tmp_path / "run", _generated(arch)
     first = _save_step(run, 1, {"name": arch}, model={name: tensor * 0 for name, tensor in weights.items()})
     newest = _save_step(run, 2, {"name": arch}, model=weights)
@@ -138,8 +145,8 @@ def test_run_and_step(arch: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "warning: " in (said := capsys.readouterr().err) and "going back to step_00000001" in said
 
 
-def test_moving_average_is_what_was_evaluated(tmp_path: Path) -> None:
-    """It holds what moves: not H_init and L_init."""
+def test_the_moving_average_is_exported_by_default(tmp_path: Path) -> None:
+    """The average has only the trained tensors. H_init and L_init come from the weights."""
     weights = _generated("hrm")
     average = {name: tensor + 1 for name, tensor in weights.items() if tensor.dtype == torch.float32}
     run = tmp_path / "run"
@@ -158,7 +165,7 @@ def test_moving_average_is_what_was_evaluated(tmp_path: Path) -> None:
         ({"name": "trm", "mlp": "swiglu", "pos_encodings": "rope_2d"}, "arch.pos_encodings=rope_2d"),
     ],
 )
-def test_model_that_the_published_code_does_not_have(
+def test_models_that_the_published_code_lacks_are_refused(
     arch: dict[str, Any], match: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _save_step(tmp_path / "run", 1, arch, model=_generated("hrm"))
@@ -169,7 +176,7 @@ def test_model_that_the_published_code_does_not_have(
 # ---- mistakes ------------------------------------------------------------------------------------------
 
 
-def test_tensor_that_the_published_code_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tensors_that_the_published_code_lacks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = _generated("hrm") | {"registers.weight": torch.ones(2, 32)}
     save_file(weights, tmp_path / "ours")
     (tmp_path / "out").write_text("before")
@@ -178,7 +185,7 @@ def test_tensor_that_the_published_code_does_not_have(tmp_path: Path, capsys: py
     assert (tmp_path / "out").read_text() == "before"
 
 
-def test_places_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_paths_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_file(_generated("hrm"), tmp_path / "ours")
     (tmp_path / "folder").mkdir()
 
@@ -203,6 +210,8 @@ def test_places_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--format", "hrm", "x", "-o", "y", "--compile"], "--compile"),
     ],
 )
-def test_command_line(arguments: list[str], match: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_names_the_option(
+    arguments: list[str], match: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     message = _mistake(capsys, *arguments)
     assert match in message and message.endswith("; --help shows the options\n")

@@ -1,4 +1,4 @@
-"""The HRM's recursion and its one-step gradient."""
+"""The HRM's recursion and one-step gradient equal an unrolled loop."""
 
 # B = batch, T = positions, D = hidden size
 
@@ -16,7 +16,10 @@ BATCH = 3
 
 
 def _naive_forward(model: HRM, x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The recursion unrolled for H_cycles = L_cycles = 2, cut by hand before the last L and H call; (z_H, z_L)."""
+    """Unroll the recursion for H_cycles = L_cycles = 2. Return (z_H, z_L).
+
+    The gradient is cut before the last call of L and the last call of H.
+    """
     rotary = (model.rotary_cos, model.rotary_sin)
 
     def L(z: torch.Tensor) -> torch.Tensor:
@@ -41,7 +44,7 @@ def test_recursion_and_gradient_are_those_of_the_unrolled_loop() -> None:
     output = run(model, batch)
     state, logits_BSV, q_halt_B, q_continue_B = output
     ours = gradients_of(model, output)
-    assert "embed_tokens.weight" in ours, "x lost its gradient"
+    assert "embed_tokens.weight" in ours, "the token embedding has no gradient"
 
     assert model.puzzle_embedding is not None
     rows_B1D = model.puzzle_embedding.weight[batch["puzzle_identifiers"]][:, None]

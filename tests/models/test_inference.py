@@ -1,4 +1,4 @@
-"""Slots against each sequence run by itself: who sits beside whom, and who leaves when, changes no answer."""
+"""Slots give each sequence the answer that it has alone, whoever its neighbours are."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ NUM, STEPS = 17, 5
 
 @pytest.fixture(scope="module")
 def model() -> HRM:
-    """Sequences halt after different numbers of segments, some never."""
+    """Return a model whose sequences halt after different numbers of segments, or never."""
     return small_hrm(seed=6, halt_max_steps=3)
 
 
@@ -36,7 +36,7 @@ def batch() -> Batch:
 
 
 class Alone:
-    """One sequence, by itself, segment after segment."""
+    """One sequence, run alone segment by segment."""
 
     def __init__(self, model: HRM, batch: Batch, n: int) -> None:
         one = {name: tensor[n : n + 1] for name, tensor in batch.items()}
@@ -60,7 +60,9 @@ class Alone:
 def alone(model: HRM, batch: Batch) -> list[Alone]:
     found = [Alone(model, batch, n) for n in range(NUM)]
     settled_at = {one.settled_at for one in found}
-    assert len(settled_at) > 2 and settled_at != {one.halts_at for one in found}, "the comparison says nothing"
+    assert len(settled_at) > 2 and settled_at != {one.halts_at for one in found}, (
+        "sequences must settle at different segments, or the tests compare nothing"
+    )
     return found
 
 
@@ -105,31 +107,31 @@ def test_every_sequence_is_answered_as_if_it_were_alone(
             last = [alone[n].answers[steps - 1]] * (STEPS - steps)
             assert done.predictions_NTS[i].tolist() == alone[n].answers[:steps] + last
             expected = alone[n].q_halt[:steps] + [alone[n].q_halt[steps - 1]] * (STEPS - steps)
-            # Other batch sizes are other kernels, and weights that nobody trained amplify their rounding: on one CPU
-            # the fifth segment differed by 1.1e-4.
+            # Other batch sizes use other kernels, and untrained weights amplify their rounding. On
+            # one CPU the fifth segment differed by 1.1e-4.
             assert done.q_halt_NT[i].tolist() == pytest.approx(expected, abs=1e-3)
 
 
 def test_leaving_early_saves_segments(model: HRM, batch: Batch, alone: list[Alone]) -> None:
-    """No slot runs empty: the slots of all segments together are those that the sequences need."""
+    """No slot is ever empty: the segments that run are exactly those that the sequences need."""
     _, sizes = _run(Slots(model, _pieces(batch, [4] * 4 + [1]), num_steps=STEPS, adaptive=True))
     assert sum(sizes) == sum(one.settled_at for one in alone) < NUM * STEPS
     _, sizes = _run(Slots(model, _pieces(batch, [4] * 4 + [1]), num_steps=STEPS))
     assert sum(sizes) == NUM * STEPS
 
 
-def test_in_the_order_of_the_stream_when_nobody_leaves_early(model: HRM, batch: Batch) -> None:
+def test_sequences_finish_in_the_order_of_the_stream_if_none_leaves_early(model: HRM, batch: Batch) -> None:
     finished, _ = _run(Slots(model, _pieces(batch, [4] * 4 + [1]), num_steps=2))
     assert [row for done in finished for row in done.rows_N.tolist()] == list(range(100, 100 + NUM))
 
 
-def test_nothing_to_do(model: HRM) -> None:
+def test_an_empty_stream_gives_no_results(model: HRM) -> None:
     slots = Slots(model, iter([]), num_steps=STEPS)
     assert not slots.busy
 
 
-def test_halting_that_was_counted_before(model: HRM, batch: Batch, alone: list[Alone]) -> None:
-    """In segments where all go on, the slots that the Q head would have halted earlier."""
+def test_slots_tell_which_sequences_would_have_halted_before(model: HRM, batch: Batch, alone: list[Alone]) -> None:
+    """Without early leaving, `halted_before_B` marks the slots that the Q head would halt."""
     slots = Slots(model, _pieces(batch, [NUM]), num_steps=STEPS)
     for step in range(1, STEPS + 1):
         said = slots.advance()
@@ -139,10 +141,10 @@ def test_halting_that_was_counted_before(model: HRM, batch: Batch, alone: list[A
         assert said.halted_before_B.tolist() == expected
 
 
-def test_a_trace_is_every_segment(model: HRM, batch: Batch, alone: list[Alone]) -> None:
+def test_a_trace_has_the_answers_of_every_segment(model: HRM, batch: Batch, alone: list[Alone]) -> None:
     said = trace(model, batch, STEPS)
     for n, one in enumerate(alone):
         assert said.predictions_TNS[:, n].tolist() == one.answers
         assert said.confidence_TN[:, n].tolist() == pytest.approx(torch.tensor(one.q_halt).sigmoid().tolist(), abs=1e-4)
         assert int(said.settled_at_N[n]) == one.settled_at
-    assert trace(model, batch).predictions_TNS.shape == (3, NUM, SEQ_LEN)  # halt_max_steps
+    assert trace(model, batch).predictions_TNS.shape == (3, NUM, SEQ_LEN)  # 3 is the default, halt_max_steps

@@ -1,4 +1,4 @@
-"""Layers and blocks against their definitions, written plainly with loops."""
+"""Layers and blocks equal their definitions, written plainly with loops."""
 
 # B = batch, T = positions, D = hidden size
 
@@ -40,7 +40,7 @@ def _init(module: torch.nn.Module) -> None:
 def test_rms_norm_has_no_weights_and_works_in_float32() -> None:
     x = _randn(3, 5, 8) * 100
     torch.testing.assert_close(rms_norm(x).double(), naive_rms(x), rtol=1e-6, atol=1e-6)
-    tiny = torch.full((1, 4), 1e-3)  # eps is of the size of the mean square
+    tiny = torch.full((1, 4), 1e-3)  # the mean square is as small as eps
     torch.testing.assert_close(rms_norm(tiny).double(), naive_rms(tiny), rtol=1e-5, atol=0)
     half = x.bfloat16()
     assert rms_norm(half).dtype == torch.bfloat16
@@ -55,7 +55,7 @@ def test_swiglu_widths(dim: int, expansion: float, width: int) -> None:
 
 
 @pytest.mark.parametrize("kind", MLPS)
-def test_mlps_are_their_definitions(kind: MlpKind) -> None:
+def test_mlps_equal_their_definitions(kind: MlpKind) -> None:
     layer = MLPS[kind](8, 4.0)
     _init(layer)
     x_BTD = 3 * _randn(2, 3, 8)
@@ -64,7 +64,7 @@ def test_mlps_are_their_definitions(kind: MlpKind) -> None:
 
 
 def test_normalized_swiglu_does_not_grow_with_its_weights() -> None:
-    """Of a gate that is open the product's scale is that of the norm, whatever the weights'."""
+    """With an open gate the product has the scale of the norm, not that of the weights."""
     layer = NormalizedSwiGLU(8, 4.0)
     gate, up = _randn(5, 256).abs() + 20, _randn(5, 256, seed=1)
     torch.testing.assert_close(layer.combine(gate, 1000 * up), layer.combine(gate, up), rtol=1e-5, atol=1e-5)
@@ -74,7 +74,7 @@ def test_normalized_swiglu_does_not_grow_with_its_weights() -> None:
 
 
 def test_convolution_looks_one_token_back_and_no_further() -> None:
-    """The first token sees a zero before it, and neither a later token nor another sequence."""
+    """The first token sees a zero before it. No token sees a later token or another sequence."""
     layer = ConvSwiGLU(8, 4.0)
     _init(layer)
     x_BTD = _randn(2, 5, 8)
@@ -86,7 +86,7 @@ def test_convolution_looks_one_token_back_and_no_further() -> None:
         assert differs_BT[0].nonzero().flatten().tolist() == [t, t + 1][: 5 - t], f"token {t} changed"
         assert not differs_BT[1].any()
     with torch.no_grad():
-        layer.conv_weight_W12[:, 0, 0] = 1e3  # of what is before a token
+        layer.conv_weight_W12[:, 0, 0] = 1e3  # the weight of the token before
     torch.testing.assert_close(layer(x_BTD)[:, 0], y_BTD[:, 0])
 
 
@@ -100,7 +100,7 @@ def test_linear_computes_in_the_dtype_of_its_input_and_keeps_float32_weights() -
 
 @pytest.mark.parametrize("mlp", MLPS)
 @pytest.mark.parametrize("mlp_t", [False, True])
-def test_block_norms_after_each_sum_and_over_positions_where_it_mixes_them(mlp: MlpKind, mlp_t: bool) -> None:
+def test_a_block_normalizes_after_each_sum(mlp: MlpKind, mlp_t: bool) -> None:
     block = Block(hidden_size=12, num_heads=3, expansion=4.0, num_positions=5, mlp_t=mlp_t, mlp=mlp)
     _init(block)
     assert (block.mlp_t is None) != (block.self_attn is None)
@@ -109,19 +109,21 @@ def test_block_norms_after_each_sum_and_over_positions_where_it_mixes_them(mlp: 
     torch.testing.assert_close(y_BTD[0].double(), naive_block(block, x_TD, 50.0), rtol=1e-4, atol=1e-5)
 
 
-def test_positions_are_never_convolved() -> None:
-    """What mlp_t mixes is the positions of one component; which component comes before which means nothing."""
+def test_mlp_t_has_no_convolution() -> None:
+    """The MLP over positions mixes one component at a time, where a convolution has no meaning."""
     block = Block(hidden_size=12, num_heads=3, expansion=4.0, num_positions=5, mlp_t=True, mlp="conv_swiglu")
     assert isinstance(block.mlp, ConvSwiGLU) and not isinstance(block.mlp_t, ConvSwiGLU)
 
 
-def test_truncated_normal_has_the_std_that_was_asked_for() -> None:
+def test_truncated_normal_has_the_requested_std() -> None:
     sample = torch.empty(400_000)
     truncated_normal_(sample, 0.5, _generator())
     # The standard error of this std is 0.0004; truncation without the correction would give 0.44.
     assert sample.std().item() == pytest.approx(0.5, abs=0.002)
     assert sample.mean().item() == pytest.approx(0, abs=0.004)
-    assert sample.abs().max().item() == pytest.approx(2 * 0.5 / 0.87963, abs=0.002)  # two sigma of what was truncated
+    assert sample.abs().max().item() == pytest.approx(
+        2 * 0.5 / 0.87963, abs=0.002
+    )  # two sigma of the normal distribution before the cut
 
 
 def test_a_convolution_starts_at_the_scale_of_its_two_inputs() -> None:

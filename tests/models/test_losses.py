@@ -1,4 +1,4 @@
-"""Cross-entropies against their definitions in exact arithmetic, and the loss and metrics of a batch made by hand."""
+"""Cross-entropies, the loss and the metrics of a batch equal their definitions."""
 
 # B = slots, S = tokens, V = vocabulary
 
@@ -41,7 +41,7 @@ def _naive_stablemax_loss(logits: list[float], label: int) -> float:
     "logits",
     [[0.0, -0.0, 0.0], [1.0, -1.0, 0.5], [1e4, -1e4, 0.0], [-1e30, 1e30, 1.0], [-1e-30, 1e-30, -3.0], [-50, -60, -70]],
 )
-def test_stablemax_is_exact_up_to_extreme_logits(logits: list[float], dtype: torch.dtype) -> None:
+def test_stablemax_is_exact_for_extreme_logits(logits: list[float], dtype: torch.dtype) -> None:
     logits_V = torch.tensor(logits, dtype=dtype)
     for label in range(3):
         loss = token_cross_entropy(
@@ -51,19 +51,19 @@ def test_stablemax_is_exact_up_to_extreme_logits(logits: list[float], dtype: tor
             ignore_label=IGNORE,
         )
         assert loss.dtype == torch.float64
-        # 1e-14: what float64 leaves of the difference of two logarithms.
+        # 1e-14 is the rounding error of the difference of two logarithms in float64.
         expected = _naive_stablemax_loss(logits_V.tolist(), label)
         assert loss.item() == pytest.approx(expected, rel=1e-12, abs=1e-14), f"label {label}"
 
 
-def test_stablemax_gradient_is_finite_and_right_where_the_other_branch_is_singular() -> None:
+def test_stablemax_gradient_is_right_where_its_unused_branch_is_singular() -> None:
     x = torch.tensor([1.0, 0.0, -1.0, 3.0, -1e30], dtype=torch.float64, requires_grad=True)
     stablemax(x).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == pytest.approx([1.0, 1.0, 0.25, 1.0, 0.0])
 
 
-def test_softmax_is_its_definition_and_float32() -> None:
+def test_softmax_equals_its_definition_in_float32() -> None:
     logits_BSV = 5 * torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
     labels_BS = torch.tensor([[0, 3, IGNORE], [2, IGNORE, 1]], dtype=torch.int32)
     loss_BS = token_cross_entropy(
@@ -84,8 +84,8 @@ LABELS_BS = torch.tensor([[0, 5, IGNORE], [2, IGNORE, 1]], dtype=torch.int32)
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.75])
 @pytest.mark.parametrize("loss_type", ["stablemax_cross_entropy", "softmax_cross_entropy"])
-def test_label_smoothing_is_its_definition(loss_type: LossType, smoothing: float) -> None:
-    """Cross-entropy with a target that spreads `smoothing` over the whole vocabulary, the label included."""
+def test_label_smoothing_equals_its_definition(loss_type: LossType, smoothing: float) -> None:
+    """The target spreads `smoothing` over the whole vocabulary, including the label."""
     config = _config(loss_type, label_smoothing=smoothing)
     loss_BS = token_cross_entropy(LOGITS_BSV, LABELS_BS, config=config, ignore_label=IGNORE)
     for b in range(2):
@@ -102,8 +102,8 @@ def test_label_smoothing_is_its_definition(loss_type: LossType, smoothing: float
             assert loss_BS[b, s].item() == pytest.approx(0.0 if label == IGNORE else expected, rel=1e-5)
 
 
-def test_without_smoothing_the_cross_entropies_are_bitwise_the_plain_ones() -> None:
-    """Runs recorded before there was smoothing go on as they were."""
+def test_zero_smoothing_changes_no_bit_of_the_cross_entropies() -> None:
+    """Runs that were recorded before label smoothing existed still resume bit for bit."""
     is_label_BS = LABELS_BS != IGNORE
     targets_N, logits_NV = LABELS_BS[is_label_BS].long(), LOGITS_BSV[is_label_BS]
     config = _config("softmax_cross_entropy")
@@ -122,7 +122,9 @@ def test_smoothing_does_not_train_ignored_tokens(loss_type: LossType) -> None:
     token_cross_entropy(logits_BSV, LABELS_BS, config=config, ignore_label=IGNORE).sum().backward()
     assert logits_BSV.grad is not None
     assert (logits_BSV.grad[LABELS_BS == IGNORE] == 0).all()
-    assert (logits_BSV.grad[LABELS_BS != IGNORE] != 0).all(), "smoothing reaches every token of the vocabulary"
+    assert (logits_BSV.grad[LABELS_BS != IGNORE] != 0).all(), (
+        "a token of the vocabulary has no gradient in spite of smoothing"
+    )
 
 
 @pytest.mark.parametrize("change", [{"label_smoothing": 1.0}, {"label_smoothing": -0.1}, {"halt_weight": -1.0}])
@@ -131,7 +133,7 @@ def test_shares_and_weights_out_of_range_are_refused(change: dict[str, float]) -
         _config("softmax_cross_entropy", **change)
 
 
-def test_without_weight_the_q_head_learns_nothing_and_is_still_measured() -> None:
+def test_with_halt_weight_0_the_q_head_does_not_learn_but_is_measured() -> None:
     outputs = _outputs(with_target=True)
     loss, sums = act_loss(
         outputs,
@@ -153,7 +155,8 @@ def _bce(logit: float, target: float) -> float:
     return -target * math.log(probability) - (1 - target) * math.log(1 - probability)
 
 
-# Logits 9 on the predicted token of 3. Right; half right; wrong; right but not halted; no labels.
+# The predicted token has logit 9, the two other tokens have 0. The five slots: right; half right;
+# wrong; right but not halted; without labels.
 PREDICTED = [[0, 1], [0, 1], [2, 2], [1, 1], [0, 0]]
 LABELS = [[0, 1], [0, 2], [IGNORE, 0], [1, IGNORE], [IGNORE, IGNORE]]
 HALTED = [True, True, True, False, True]
@@ -161,7 +164,7 @@ STEPS = [2, 3, 4, 1, 4]
 Q_HALT = [0.5, 0.0, -1.0, 2.0, 3.0]
 Q_CONTINUE = [0.1, 0.2, -0.3, 0.4, -0.5]
 TARGET = [0.9, 0.8, 0.1, 0.5, 0.0]
-RIGHT = [1.0, 0.0, 0.0, 1.0, 1.0]  # without labels: right
+RIGHT = [1.0, 0.0, 0.0, 1.0, 1.0]  # a slot without labels counts as right
 
 
 def _outputs(*, with_target: bool) -> Outputs:
@@ -189,16 +192,16 @@ def test_loss_and_metrics_of_a_batch_made_by_hand(loss_type: LossType, with_targ
     )
     weight = (
         10.0 if loss_type == "stablemax_cross_entropy" else math.exp(9)
-    )  # of the predicted token; the others have 1
+    )  # of the predicted token; the other tokens have weight 1
     hit, miss = math.log((weight + 2) / weight), math.log(weight + 2)
     lm_loss = (hit + hit) / 2 + (hit + miss) / 2 + miss + hit + 0
     q_halt_loss = sum(map(_bce, Q_HALT, RIGHT))
     q_continue_loss = sum(map(_bce, Q_CONTINUE, TARGET)) if with_target else 0.0
     expected = {
-        "count": 3.0,  # halted and labelled: the first three
+        "count": 3.0,  # the first three slots have halted and have labels
         "accuracy": 1.0 + 0.5 + 0.0,
         "exact_accuracy": 1.0,
-        "q_halt_accuracy": 2.0,  # 0.5 for a right one, -1 for a wrong one; 0 says halt, to a wrong one
+        "q_halt_accuracy": 2.0,  # right for slots 0 and 2; in slot 1 the value 0 means halt, but the answer is wrong
         "steps": 9.0,
         "lm_loss": lm_loss,
         "q_halt_loss": q_halt_loss,
@@ -213,12 +216,12 @@ def test_loss_and_metrics_of_a_batch_made_by_hand(loss_type: LossType, with_targ
     gradient_BSV = outputs.logits_BSV.grad
     assert gradient_BSV is not None and torch.isfinite(gradient_BSV).all()
     is_ignored_BS = torch.tensor(LABELS) == IGNORE
-    assert (gradient_BSV[is_ignored_BS] == 0).all(), "ignored tokens must not train"
+    assert (gradient_BSV[is_ignored_BS] == 0).all(), "an ignored token has a gradient"
     assert (gradient_BSV[~is_ignored_BS].abs().sum(-1) > 0).all()
     assert (outputs.q_continue_B.grad is not None) == with_target
 
 
-def test_correctness_tells_unlabelled_from_right() -> None:
+def test_correctness_marks_slots_without_labels() -> None:
     labelled_B, accuracy_B, exact_B = correctness(
         _outputs(with_target=False).logits_BSV, torch.tensor(LABELS, dtype=torch.int32), IGNORE
     )

@@ -1,4 +1,4 @@
-"""Sums of metrics against the same numbers counted one by one, for any number of ranks (CPU, gloo)."""
+"""Sums of metrics equal numbers counted one by one, for any number of ranks (CPU, gloo)."""
 
 # B = slots, N = sequences that leave, T = segments, S = tokens, V = vocabulary
 
@@ -23,7 +23,7 @@ NUM_STEPS, SLOTS_PER_RANK = 3, 4
 
 
 def _sums_of(step: int, rank: int) -> dict[str, float]:
-    """What a rank adds in a step: numbers that no two ranks or steps share."""
+    """Return the sums that a rank adds in a step. They differ for every rank and step."""
     return {name: float((index + 1) * 2**step + 100 * rank) for index, name in enumerate(METRICS)}
 
 
@@ -38,7 +38,7 @@ def _add_steps(sums: OpenSums, world: World, steps: range, *, count: bool = True
 
 
 def _expected_row(num_ranks: int, steps: range) -> dict[str, float]:
-    """The train metrics of these steps, by their definitions."""
+    """Return the train metrics of these steps by their definitions."""
     total = {name: sum(_sums_of(step, rank)[name] for step in steps for rank in range(num_ranks)) for name in METRICS}
     row = {"train/grad_norm": sum(steps) / len(steps)}
     for name in ("lm_loss", "q_halt_loss", "q_continue_loss"):
@@ -57,15 +57,15 @@ def _reduces(world: World) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_a_row_has_losses_per_slot_and_means_over_what_halted(num_ranks: int) -> None:
-    """Each row is of the steps since the row before. Without a step there is none."""
+def test_a_row_has_losses_per_slot_and_means_over_halted_sequences(num_ranks: int) -> None:
+    """A row covers the steps since the row before. Without any step the row is empty."""
     first, second, nothing = run_ranks(_reduces, num_ranks)[0]
     assert first == pytest.approx(_expected_row(num_ranks, range(1, 4)), rel=1e-7)
     assert second == pytest.approx(_expected_row(num_ranks, range(4, 5)), rel=1e-7)
     assert nothing == {}
 
 
-def test_a_row_without_halted_sequences_has_only_what_all_slots_give() -> None:
+def test_a_row_without_halted_sequences_has_only_losses_and_the_norm() -> None:
     sums = OpenSums(SINGLE)
     _add_steps(sums, SINGLE, range(1, 3), count=False)
     assert sums.reduce(2, 2 * SLOTS_PER_RANK).keys() == {
@@ -74,7 +74,7 @@ def test_a_row_without_halted_sequences_has_only_what_all_slots_give() -> None:
 
 
 def _opens(world: World) -> list[list[float]]:
-    """The sums of each rank, as this rank would save them."""
+    """Return the sums of every rank, as this rank would save them."""
     sums = OpenSums(world)
     _add_steps(sums, world, range(1, 4))
     by_rank: list[list[float]] = sums.tensors()["open_sums"].tolist()
@@ -82,7 +82,7 @@ def _opens(world: World) -> list[list[float]]:
 
 
 def _goes_on(world: World, saved: list[list[float]]) -> tuple[dict[str, float], list[float]]:
-    """The row of a resumed run, and this rank's own part of the sums when it was resumed."""
+    """Return the row of a resumed run, and this rank's own part of the restored sums."""
     sums = OpenSums(world)
     open_sums = torch.tensor(saved, dtype=torch.float64)
     sums.restore({"open_sums": open_sums})
@@ -91,8 +91,11 @@ def _goes_on(world: World, saved: list[list[float]]) -> tuple[dict[str, float], 
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (3, 2), (2, 1), (1, 2)])
-def test_open_sums_come_back_from_a_checkpoint(before: int, after: int) -> None:
-    """As many ranks as before have each their own sums again. Otherwise rank 0 has all of them."""
+def test_open_sums_are_restored_from_a_checkpoint(before: int, after: int) -> None:
+    """With an equal number of ranks, each rank gets its own sums back.
+
+    Otherwise rank 0 gets all.
+    """
     saved = run_ranks(_opens, before)[0]
     assert len(saved) == before and {len(values) for values in saved} == {len(METRICS) + 1}
     results = run_ranks(_goes_on, after, saved)
@@ -119,13 +122,13 @@ CHECKS = ("is_odd", "is_large")
 
 @dataclass
 class Example:
-    """A sequence of an evaluation: what each of its segments said."""
+    """A sequence of an evaluation, with the outputs of each of its segments."""
 
     logits_TSV: Tensor
     q_halt_T: Tensor
     labels_S: Tensor
-    leaves_after: int  # segments, from 1
-    halted_at: int  # by the Q head, from 1; more than all segments: never
+    leaves_after: int  # the number of segments that it takes
+    halted_at: int  # the segment at which the Q head halts; beyond NUM_SEGMENTS: never
     checks: dict[str, bool]
 
     @property
@@ -133,7 +136,10 @@ class Example:
         return any(label != IGNORE for label in self.labels_S.tolist())
 
     def right_after(self, segment: int) -> bool:
-        """Whether its answer after so many segments, or when it left, has every labelled token right."""
+        """Return whether the answer after a number of segments has every labelled token right.
+
+        A sequence that has left before keeps its last answer.
+        """
         answer_S = self.logits_TSV[min(segment, self.leaves_after) - 1].argmax(-1).tolist()
         return all(label in (IGNORE, token) for token, label in zip(answer_S, self.labels_S.tolist(), strict=True))
 
@@ -150,7 +156,7 @@ def _examples(num: int = NUM_EXAMPLES) -> list[Example]:
 
     examples = []
     for index in range(num):
-        labels_S = torch.randint(0, VOCAB_SIZE, (SEQ_LEN,), generator=generator)  # some are IGNORE
+        labels_S = torch.randint(0, VOCAB_SIZE, (SEQ_LEN,), generator=generator)  # some labels are IGNORE
         examples.append(
             Example(
                 torch.randn(NUM_SEGMENTS, SEQ_LEN, VOCAB_SIZE, generator=generator),
@@ -170,7 +176,7 @@ def _cross_entropy(logits: list[float], label: int) -> float:
 
 
 def _expected(examples: list[Example]) -> dict[str, float]:
-    """The metrics by their definitions, one example after another."""
+    """Return the metrics by their definitions, adding one example after another."""
     labelled = [example for example in examples if example.is_labelled]
     row = {"num_examples": float(len(labelled))}
     lm_loss = q_halt_loss = accuracy = q_halt_accuracy = 0.0
@@ -197,7 +203,7 @@ def _expected(examples: list[Example]) -> dict[str, float]:
 
 
 def _count(sums: EvalSums, examples: list[Example]) -> None:
-    """All segments of these examples, in slots side by side, as long as each of them stays."""
+    """Run all segments of these examples in slots side by side, until each example leaves."""
     for segment in range(1, NUM_SEGMENTS + 1):
         there = [example for example in examples if example.leaves_after >= segment]
         if there:
@@ -232,7 +238,7 @@ def _joined(examples: list[Example], segment: int) -> Outputs:
 
 
 def _evaluates(world: World, num_examples: int) -> dict[str, float]:
-    """Each rank has its slice of the examples, counted in batches of three that are added up."""
+    """Evaluate the examples of this rank in batches of three, and add the batches up."""
     mine = _examples()[:num_examples][world.slice_of(num_examples)]
     sums = EvalSums(NUM_SEGMENTS, CHECKS, world)
     for first in range(0, len(mine), 3):
@@ -244,13 +250,13 @@ def _evaluates(world: World, num_examples: int) -> dict[str, float]:
 
 @pytest.mark.parametrize(("num_ranks", "num_examples"), [(1, NUM_EXAMPLES), (2, NUM_EXAMPLES), (3, 2)])
 def test_an_evaluation_counts_every_example_once(num_ranks: int, num_examples: int) -> None:
-    """All ranks have the same metrics, also a rank without examples."""
+    """All ranks get the same metrics, even a rank without examples."""
     expected = _expected(_examples()[:num_examples])
     for found in run_ranks(_evaluates, num_ranks, num_examples):
         assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_without_labels_an_evaluation_knows_losses_only() -> None:
+def test_an_evaluation_without_labels_has_only_losses() -> None:
     unlabelled = [example for example in _examples() if not example.is_labelled]
     sums = EvalSums(NUM_SEGMENTS, CHECKS, SINGLE)
     _count(sums, unlabelled)
@@ -258,5 +264,5 @@ def test_without_labels_an_evaluation_knows_losses_only() -> None:
     assert found.keys() == {"lm_loss", "q_halt_loss"} and found["lm_loss"] == 0
 
 
-def test_an_evaluation_of_nothing_has_no_metrics() -> None:
+def test_an_evaluation_without_examples_has_no_metrics() -> None:
     assert EvalSums(NUM_SEGMENTS, CHECKS, SINGLE).reduce() == {}

@@ -33,7 +33,7 @@ def _same(found: Found, expected: Found, case: str, is_main: bool) -> None:
     for step, (gradients, norm, sums) in enumerate(zip(expected.gradients, expected.norms, expected.sums, strict=True)):
         assert found.gradients[step].keys() == gradients.keys(), case
         for name, gradient in gradients.items():
-            tolerance = 1e-3 if step else 3e-5  # what rounding has done to the weights adds up
+            tolerance = 1e-3 if step else 3e-5  # from the second step on, the weights differ by rounding
             close(found.gradients[step][name], gradient, f"{case}: gradient of {name} in step {step}", tolerance)
         close(found.norms[step], norm, f"{case}: norm in step {step}")
         close(found.sums[step], sums, f"{case}: sums in step {step}")
@@ -79,7 +79,7 @@ def _check_all(world: World, cases: list[tuple[str, str, int, dict[str, Any]]]) 
     return wrong
 
 
-# On 4 ranks tests/test_parallel.py trains the whole program.
+# The default suite has no 4 ranks here, because tests/test_parallel.py trains on 4 ranks.
 @pytest.mark.parametrize(
     ("num_ranks", "cases"),
     [(1, CASES), (2, [*CASES, *MORE_CASES]), pytest.param(4, CASES, marks=pytest.mark.slow)],
@@ -101,9 +101,9 @@ def _logits(layout: Layout, num_slots: int) -> Tensor:
 
 
 def _check_evaluation(world: World) -> None:
-    """The next forward uses weights that were overwritten in place.
+    """Evaluate, change the weights in place, and evaluate again.
 
-    Ranks may differ in their number of slots.
+    The ranks have different numbers of slots.
     """
     cases: list[tuple[str, dict[str, Any]]] = [
         ("fsdp", {"reshard_after_forward": False, "puzzle_table": "sharded"}),
@@ -122,7 +122,7 @@ def _check_evaluation(world: World) -> None:
             layout.values_changed()
 
 
-def test_evaluation_has_the_weights_as_they_are() -> None:
+def test_evaluation_sees_weights_that_were_changed_in_place() -> None:
     run_ranks(_check_evaluation, 2)
 
 
@@ -142,11 +142,11 @@ def _check_clip(world: World) -> None:
     assert float(layout.grad_norm()) == 0
 
 
-def test_gradients_are_clipped_wherever_they_lie() -> None:
+def test_gradients_are_clipped_under_every_strategy() -> None:
     run_ranks(_check_clip, 2)
 
 
-def _is_given_back(world: World, names: list[str]) -> list[str]:
+def _memory_that_is_kept(world: World, names: list[str]) -> list[str]:
     kept = []
     for name in names:
         layout, _ = layout_of(world, name)
@@ -158,7 +158,7 @@ def _is_given_back(world: World, names: list[str]) -> list[str]:
     return kept
 
 
-def test_a_layout_that_is_dropped_gives_its_memory_back() -> None:
-    """A run that goes back to a checkpoint builds another beside it."""
-    for rank, kept in enumerate(run_ranks(_is_given_back, 2, ["ddp", "fsdp", "tp"])):
-        assert not kept, f"rank {rank} keeps {kept}"
+def test_a_dropped_layout_frees_its_memory() -> None:
+    """A run that goes back to a checkpoint drops its layout and builds another."""
+    for rank, kept in enumerate(run_ranks(_memory_that_is_kept, 2, ["ddp", "fsdp", "tp"])):
+        assert not kept, f"rank {rank} keeps the memory of {kept}"

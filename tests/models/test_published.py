@@ -1,4 +1,7 @@
-"""Weights of the published programs fit our models under our names, and what doesn't fit is named in one line."""
+"""Weights of the published programs fit our models.
+
+If they don't fit, one line names the reason.
+"""
 
 import functools
 from pathlib import Path
@@ -29,7 +32,7 @@ def _config(arch: str, *overrides: str) -> Any:
 
 
 def build(arch: str, *overrides: str, num_puzzles: int = NUM_PUZZLES) -> RecursiveModel:
-    """A small one with the options of config/arch, initialised."""
+    """Return a small initialised model with the options of config/arch."""
     model = build_arch(_config(arch, *overrides), seq_len=6, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=num_puzzles)
     generator = torch.Generator().manual_seed(0)
     model.init_weights(generator)
@@ -70,13 +73,13 @@ MODELS = [
         ("model.inner.L_level.layers.11.mlp_t.gate_up_proj.weight", "L_level.layers.11.mlp_t.gate_up_proj.weight"),
     ],
 )
-def test_our_name(published: str, ours: str) -> None:
+def test_published_names_are_translated(published: str, ours: str) -> None:
     assert our_name(published) == ours
 
 
 @pytest.mark.parametrize("model", MODELS, ids=" ".join)
 @pytest.mark.parametrize("prefix", ["", "_orig_mod."])
-def test_names_of_our_models_go_there_and_back(model: tuple[str, ...], prefix: str) -> None:
+def test_our_names_survive_the_translation_there_and_back(model: tuple[str, ...], prefix: str) -> None:
     own = build(*model).state_dict()
     published = to_published(own, compiled=bool(prefix))
     assert all(name.startswith(f"{prefix}model.inner.") for name in published)
@@ -86,7 +89,7 @@ def test_names_of_our_models_go_there_and_back(model: tuple[str, ...], prefix: s
 
 @pytest.mark.parametrize("folder", FOLDERS)
 @pytest.mark.parametrize("prefix", ["", "_orig_mod."])
-def test_names_of_published_files_go_there_and_back(folder: str, prefix: str) -> None:
+def test_published_names_survive_the_translation_there_and_back(folder: str, prefix: str) -> None:
     published = {prefix + name: tensor for name, tensor in reference(folder).items()}
     ours = to_ours(published)
     back = to_published(ours, compiled=bool(prefix))
@@ -94,7 +97,7 @@ def test_names_of_published_files_go_there_and_back(folder: str, prefix: str) ->
     assert all(back[name] is published[name] for name in published)
 
 
-def test_same_weight_twice() -> None:
+def test_two_names_of_one_weight_are_refused() -> None:
     weights = {"model.inner.H_init": torch.ones(2), "_orig_mod.model.inner.H_init": torch.zeros(2)}
     with pytest.raises(
         ValueError, match=r"^model.inner.H_init and _orig_mod.model.inner.H_init are both H_init; remove"
@@ -113,7 +116,7 @@ def test_same_weight_twice() -> None:
         ("H_level.layers.0.mlp_t.down_proj.weight", "HRM"),
     ],
 )
-def test_what_the_published_code_does_not_have(name: str, arch: str) -> None:
+def test_weights_that_the_published_code_lacks_have_no_published_name(name: str, arch: str) -> None:
     weights = {"lm_head.weight": torch.ones(2, 2), name: torch.ones(2)}
     with pytest.raises(ValueError, match=f"the published {arch} has no {name}; only a model without additions"):
         to_published(weights, compiled=False)
@@ -123,13 +126,13 @@ def test_what_the_published_code_does_not_have(name: str, arch: str) -> None:
 
 
 def _fit(weights: dict[str, Tensor], model: RecursiveModel, choice: PuzzleTable | None = None) -> dict[str, Tensor]:
-    """Fitted, and loaded to prove it."""
+    """Fit the weights, and load them into the model."""
     before = {name: tensor.clone() for name, tensor in weights.items()}
     fitted = fit_weights(weights, model.state_dict(), choice, "the file")
     model.load_state_dict(fitted, strict=True)
     for name, tensor in model.state_dict().items():
         assert fitted[name].dtype == tensor.dtype and torch.equal(fitted[name], tensor)
-    assert all(torch.equal(before[name], weights[name]) for name in before), "what was given is not to be changed"
+    assert all(torch.equal(before[name], weights[name]) for name in before), "fit_weights changed its input"
     return fitted
 
 
@@ -146,14 +149,14 @@ def _random(model: RecursiveModel) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=" ".join)
-def test_weights_that_fit_are_loaded_as_they_are(model: tuple[str, ...]) -> None:
+def test_weights_that_fit_are_loaded_unchanged(model: tuple[str, ...]) -> None:
     built = build(*model)
     weights = _random(built)
     fitted = _fit(weights, built)
     assert all(torch.equal(fitted[name], weights[name]) for name in weights)
 
 
-def test_dtype_is_the_models() -> None:
+def test_fitted_weights_have_the_dtype_of_the_model() -> None:
     model = build("hrm")
     weights = _random(model)
     fitted = _fit(weights | {"H_init": weights["H_init"].bfloat16()}, model)
@@ -162,7 +165,7 @@ def test_dtype_is_the_models() -> None:
     assert torch.equal(_fit(weights, in_bfloat16)["H_init"], weights["H_init"].bfloat16())
 
 
-def test_whole_numbers_are_no_weights() -> None:
+def test_integers_are_refused_as_weights() -> None:
     model = build("hrm")
     weights = _random(model)
     weights["H_init"] = torch.ones(32, dtype=torch.int8)
@@ -183,7 +186,7 @@ def test_mismatches_are_named_and_counted() -> None:
     )
 
 
-def test_checkpoint_of_another_arch() -> None:
+def test_a_checkpoint_of_another_architecture_is_refused() -> None:
     assert "missing H_level.layers.0" in _refusal(_random(build("trm")), build("hrm"))
     assert "unexpected H_level.layers.0" in _refusal(_random(build("hrm")), build("trm"))
 
@@ -201,7 +204,7 @@ def test_another_number_of_puzzles_needs_a_choice(num_loaded: int) -> None:
 
 @pytest.mark.parametrize("num_loaded", [2, NUM_PUZZLES, 9])
 @pytest.mark.parametrize("choice", ["keep", "mean", "zero"])
-def test_puzzle_table_by_choice(choice: PuzzleTable, num_loaded: int) -> None:
+def test_the_choice_decides_the_rows_of_the_puzzle_table(choice: PuzzleTable, num_loaded: int) -> None:
     weights = _random(build("hrm", num_puzzles=num_loaded))
     fitted = _fit(weights, build("hrm"), choice)
     loaded_KE = weights[TABLE]
@@ -219,7 +222,7 @@ def test_puzzle_table_by_choice(choice: PuzzleTable, num_loaded: int) -> None:
 
 
 @pytest.mark.parametrize("choice", [None, "keep", "mean", "zero"])
-def test_another_puzzle_emb_ndim(choice: PuzzleTable | None) -> None:
+def test_a_puzzle_table_of_another_width_needs_the_choice_zero(choice: PuzzleTable | None) -> None:
     weights, model = _random(build("hrm", "puzzle_emb_ndim=16", num_puzzles=9)), build("hrm")
     if choice == "zero":
         assert not _fit(weights, model, choice)[TABLE].any()
@@ -228,7 +231,7 @@ def test_another_puzzle_emb_ndim(choice: PuzzleTable | None) -> None:
 
 
 @pytest.mark.parametrize("choice", [None, "keep", "mean", "zero"])
-def test_checkpoint_without_puzzle_table(choice: PuzzleTable | None) -> None:
+def test_a_checkpoint_without_puzzle_table_needs_the_choice_zero(choice: PuzzleTable | None) -> None:
     weights, model = _random(build("hrm", "puzzle_emb_ndim=0")), build("hrm")
     if choice == "zero":
         assert not _fit(weights, model, choice)[TABLE].any()
@@ -237,7 +240,7 @@ def test_checkpoint_without_puzzle_table(choice: PuzzleTable | None) -> None:
 
 
 @pytest.mark.parametrize("choice", [None, "keep", "mean", "zero"])
-def test_model_without_puzzle_table(choice: PuzzleTable | None) -> None:
+def test_a_model_without_puzzle_table_refuses_a_table(choice: PuzzleTable | None) -> None:
     weights, model = _random(build("hrm")), build("hrm", "puzzle_emb_ndim=0")
     assert f"unexpected {TABLE} (5, 32)" in _refusal(weights, model, choice)
 
@@ -248,6 +251,6 @@ def test_mean_of_an_empty_table_is_refused() -> None:
     assert f"{TABLE} is (0, 32) there" in _refusal(weights, model, "mean")
 
 
-def test_other_mismatches_come_before_the_question_of_rows() -> None:
+def test_other_mismatches_are_reported_before_that_of_the_puzzle_table() -> None:
     weights = _random(build("trm", num_puzzles=9))
     assert "doesn't fit the model: missing H_level" in _refusal(weights, build("hrm"))

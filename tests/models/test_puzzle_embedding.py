@@ -1,4 +1,4 @@
-"""The puzzle table against rows that are looked up one by one, whole and sharded over ranks (CPU, gloo)."""
+"""The puzzle table returns the requested rows, whole or sharded over ranks (CPU, gloo)."""
 
 # K = puzzle identifiers, E = size of a row, B = slots of this rank
 
@@ -14,7 +14,7 @@ DIM = 3
 
 
 def _values(num_rows: int) -> Tensor:
-    """A table of which no two numbers are equal."""
+    """Return a table in which all numbers differ."""
     return torch.arange(1.0, num_rows * DIM + 1).view(num_rows, DIM) / 7
 
 
@@ -25,15 +25,16 @@ def _table(num_rows: int = 5) -> PuzzleEmbedding:
 
 
 def _sharded(num_rows: int, rows_of_ranks: list[int], world: World) -> ShardedPuzzleEmbedding:
-    """Each rank holds so many rows, one rank's after another's."""
+    """Return a table of which each rank holds its own rows, in the order of the ranks."""
     first = sum(rows_of_ranks[: world.rank])
     own_KE = _values(num_rows)[first : first + rows_of_ranks[world.rank]].clone()
-    # The lookup reads the rank's own rows only. The whole table is there for checkpoints, which have tests elsewhere.
+    # The lookup reads only the rank's own rows. The whole table is for checkpoints, which other
+    # tests check.
     return ShardedPuzzleEmbedding(_values(num_rows), own_KE, first, world)
 
 
 def _looked_up(values_KE: Tensor, ids: list[int]) -> list[list[float]]:
-    """The definition."""
+    """Look the rows up one by one."""
     return [[float(value) for value in values_KE[puzzle]] for puzzle in ids]
 
 
@@ -50,14 +51,14 @@ def test_a_new_table_is_zero_and_a_buffer() -> None:
 
 @pytest.mark.parametrize("ids", [[0], [4, 0, 4, 4], list(range(5)), []])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_rows_are_those_of_the_ids(ids: list[int], dtype: torch.dtype) -> None:
+def test_the_table_returns_the_rows_of_the_ids(ids: list[int], dtype: torch.dtype) -> None:
     rows_BE = _table().rows(torch.tensor(ids, dtype=dtype))
     assert rows_BE.shape == (len(ids), DIM)
     assert rows_BE.tolist() == _looked_up(_values(5), ids)
 
 
 def test_each_slot_has_a_gradient_of_its_own() -> None:
-    """Also two slots with the same puzzle: summing their gradients is the optimizer's work."""
+    """Two slots with the same puzzle also have separate gradients: the optimizer sums them."""
     table = _table()
     rows_BE = table.rows(torch.tensor([2, 2, 0]))
     assert rows_BE.is_leaf
@@ -72,13 +73,13 @@ def test_rows_are_copies() -> None:
     rows_BE = table.rows(torch.tensor([1, 1, 3]))
     with torch.no_grad():
         rows_BE.fill_(-1)
-        assert torch.equal(table.weight, _values(5)), "writing into the rows changed the table"
+        assert torch.equal(table.weight, _values(5)), "a change of the rows changed the table"
         table.weight.zero_()
-    assert (rows_BE == -1).all(), "writing into the table changed the rows"
+    assert (rows_BE == -1).all(), "a change of the table changed the rows"
 
 
 @pytest.mark.parametrize(("trainable", "with_gradient"), [(True, True), (True, False), (False, True), (False, False)])
-def test_rows_want_a_gradient_where_somebody_needs_it(trainable: bool, with_gradient: bool) -> None:
+def test_rows_require_a_gradient_only_if_it_is_used(trainable: bool, with_gradient: bool) -> None:
     table = _table()
     table.trainable = trainable
     with torch.set_grad_enabled(with_gradient):
@@ -89,7 +90,7 @@ def test_rows_want_a_gradient_where_somebody_needs_it(trainable: bool, with_grad
 
 
 def _looks_up(world: World, rows_of_ranks: list[int], num_ids_of_ranks: list[int]) -> None:
-    """Ranks ask for different puzzles, and for different numbers of them."""
+    """Look up different puzzles, and a different number of puzzles, on each rank."""
     num_rows = sum(rows_of_ranks)
     table = _sharded(num_rows, rows_of_ranks, world)
     generator = torch.Generator().manual_seed(world.rank)
@@ -98,7 +99,7 @@ def _looks_up(world: World, rows_of_ranks: list[int], num_ids_of_ranks: list[int
         rows_BE = table.rows(ids_B)
         assert rows_BE.tolist() == _looked_up(_values(num_rows), ids_B.tolist())
         assert rows_BE.is_leaf and rows_BE.requires_grad
-        # Without gradient the numbers of ids may change from call to call, and be none.
+        # Without gradient, the number of ids may be 0 and may change between calls.
         with torch.no_grad():
             num_ids = 2 * world.rank
             more_B = torch.randint(num_rows, (num_ids,), generator=generator, dtype=torch.int32)
@@ -107,7 +108,7 @@ def _looks_up(world: World, rows_of_ranks: list[int], num_ids_of_ranks: list[int
             assert rows_BE.tolist() == _looked_up(_values(num_rows), more_B.tolist())
     rows_BE = table.rows(ids_B)
     (rows_BE * (world.rank + 1)).sum().backward()
-    assert rows_BE.grad is not None and (rows_BE.grad == world.rank + 1).all(), "the gradient is this rank's own"
+    assert rows_BE.grad is not None and (rows_BE.grad == world.rank + 1).all(), "the gradient of another rank was added"
     table.trainable = False
     assert not table.rows(ids_B).requires_grad
 
@@ -122,7 +123,7 @@ def test_a_sharded_table_gives_each_rank_its_rows(rows_of_ranks: list[int], num_
 
 
 def _counts_exchanges(world: World) -> list[int]:
-    """How often the host exchanges the number of ids: with gradient, then without."""
+    """Count how often the host exchanges the number of ids: with gradient, then without."""
     exchanges = 0
 
     class Counting(World):
@@ -143,5 +144,5 @@ def _counts_exchanges(world: World) -> list[int]:
 
 
 def test_training_exchanges_the_number_of_ids_once() -> None:
-    """In training no host waits for another. Evaluation may ask for another number of ids each time."""
+    """In training, no host waits for another host. In evaluation, the number of ids may change."""
     assert run_ranks(_counts_exchanges, 2) == [[1, 3], [1, 3]]

@@ -1,4 +1,4 @@
-"""The baseline without recursion, and the Universal Transformer made of it."""
+"""The baseline without recursion, and the Universal Transformer that recursion makes of it."""
 
 # B = batch, T = positions, D = hidden size
 
@@ -29,7 +29,7 @@ def _small_transformer(**changes: Any) -> Transformer:
     return model
 
 
-def test_without_recurrence_it_is_the_stack_applied_once() -> None:
+def test_without_recurrence_the_model_applies_its_stack_once() -> None:
     model, batch = _small_transformer(), random_batch(BATCH)
     _, logits_BSV, q_halt_B, q_continue_B = run(model, batch)
     stack = naive_level(model.level, 10000.0)
@@ -39,19 +39,19 @@ def test_without_recurrence_it_is_the_stack_applied_once() -> None:
         torch.testing.assert_close(torch.stack([q_halt_B[b], q_continue_B[b]]).double(), q_2, rtol=1e-4, atol=1e-4)
 
 
-def test_without_recurrence_segments_hand_nothing_on() -> None:
+def test_without_recurrence_segments_have_no_state() -> None:
     model, old, new = _small_transformer(), random_batch(BATCH, seed=1), random_batch(BATCH, seed=2)
     first, outputs = segment(model, initial_carry(model, new), new, training=True)
     assert first.state == {} and not any(name.startswith("state.") for name in first.tensors())
-    assert first.halted_B.all(), "one segment is all there is"
+    assert first.halted_B.all(), "a model without recurrence must halt after one segment"
     assert outputs.target_q_continue_B is None
     after_another, _ = segment(model, initial_carry(model, old), old, training=True)
     _, again = segment(model, after_another, new, training=True)
     assert torch.equal(again.logits_BSV, outputs.logits_BSV)
 
 
-def test_recurrent_it_is_the_written_out_loop() -> None:
-    """Six times z = stack(z + x); the next segment goes on where the state was left."""
+def test_with_recurrence_the_model_equals_an_unrolled_loop() -> None:
+    """The loop computes z = stack(z + x) six times. The next segment continues from z."""
     model, batch = _small_transformer(recurrent=True, H_cycles=2, L_cycles=3, halt_max_steps=4), random_batch(BATCH)
     stack = naive_level(model.level, 10000.0)
     first_state, first_BSV, *_ = run(model, batch)
@@ -67,7 +67,9 @@ def test_recurrent_it_is_the_written_out_loop() -> None:
         logits_SV, q_2 = naive_read_out(model, z_TD)
         torch.testing.assert_close(second_BSV[b].double(), logits_SV, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(torch.stack([q_halt_B[b], q_continue_B[b]]).double(), q_2, rtol=1e-4, atol=1e-4)
-    assert (first_BSV - second_BSV).abs().max() > 1e-3, "the test needs a state that has not settled"
+    assert (first_BSV - second_BSV).abs().max() > 1e-3, (
+        "the state has settled, so that the test can't tell the second segment from the first"
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,19 +82,19 @@ def test_recurrent_it_is_the_written_out_loop() -> None:
         ({"depth_curriculum": [{"until": 0.5, "H_cycles": 1, "L_cycles": 1}]}, "depth_curriculum would"),
     ],
 )
-def test_only_recursion_repeats(changes: dict[str, Any], message: str) -> None:
+def test_cycles_and_segments_need_recurrent(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         small_config("transformer", **changes)
     if "depth_curriculum" not in changes:
         small_config("transformer", recurrent=True, **changes)
 
 
-def test_recursion_repeats() -> None:
+def test_recurrent_needs_cycles_or_segments() -> None:
     with pytest.raises(ValidationError, match="recurrent is true, but H_cycles, L_cycles and halt_max_steps are all 1"):
         small_config("transformer", recurrent=True)
 
 
-def test_eight_layers_are_the_hrm_of_four_and_four_but_for_its_states() -> None:
+def test_eight_layers_are_as_large_as_an_hrm_of_four_and_four() -> None:
     sizes: dict[str, Any] = {"hidden_size": 32, "puzzle_emb_ndim": 40, "pos_encodings": "learned"}
     hrm = small_model("hrm", H_layers=4, L_layers=4, **sizes)
     transformer = small_model("transformer", num_layers=8, **sizes)

@@ -1,4 +1,4 @@
-"""The TRM: its recursion and gradient, its prefix, and that it needs no value of going on."""
+"""The TRM: its recursion, gradient and prefix, and halting with and without q_continue."""
 
 # B = batch, S = tokens, T = positions, D = hidden size
 
@@ -33,8 +33,11 @@ def _small_trm(**changes: Any) -> TRM:
 
 
 @pytest.mark.parametrize("mlp_t", [False, True])
-def test_recursion_is_the_written_out_one(mlp_t: bool) -> None:
-    """Two cycles of: three times z = f(x + y + z), then y = f(y + z); f made of loops in float64."""
+def test_the_recursion_equals_an_unrolled_loop(mlp_t: bool) -> None:
+    """Each of two cycles computes z = f(x + y + z) three times and then y = f(y + z).
+
+    The function f is made of loops, in float64.
+    """
     model, batch = _small_trm(L_layers=2, mlp_t=mlp_t), random_batch(BATCH)
     state, logits_BSV, q_halt_B, q_continue_B = run(model, batch)
     f = naive_level(model.L_level, 10000.0)
@@ -53,7 +56,7 @@ def test_recursion_is_the_written_out_one(mlp_t: bool) -> None:
         torch.testing.assert_close(torch.stack([q_halt_B[b], q_continue_B[b]]).double(), q_2, rtol=1e-4, atol=1e-4)
 
 
-def test_gradient_is_that_of_the_whole_last_cycle() -> None:
+def test_the_gradient_is_that_of_the_last_cycle() -> None:
     model, batch = _small_trm(), random_batch(BATCH)
     rotary, x_BTD = (model.rotary_cos, model.rotary_sin), embedded(model, batch)
     states = fresh_state(model, BATCH)
@@ -68,12 +71,13 @@ def test_gradient_is_that_of_the_whole_last_cycle() -> None:
     y, z = cycle(y, z)
     q_halt_B, q_continue_B = model.q_head(y[:, 0]).unbind(-1)
     theirs = gradients_of(model, ({}, model.lm_head(y[:, model.prefix_len :]), q_halt_B, q_continue_B))
-    # Not bitwise: x, y and z are summed in the order of the paper here.
+    # The gradients are not equal bit for bit, because this test sums x, y and z in the order of the
+    # paper.
     assert_same_gradients(gradients_of(model, run(model, batch)), theirs)
 
 
-def test_one_network_in_both_roles() -> None:
-    """H_layers is of the published configs and changes nothing."""
+def test_one_network_takes_both_roles() -> None:
+    """H_layers is an option of the published configs, and has no effect."""
     batch = random_batch(BATCH)
     one, other = small_model("trm", H_layers=0), small_model("trm", H_layers=4)
     assert one.state_dict().keys() == other.state_dict().keys()
@@ -97,7 +101,7 @@ def test_puzzle_row_is_padded_to_its_positions() -> None:
 
 @pytest.mark.parametrize(("q_halt", "halts"), [(0.1, True), (0.0, False), (-0.1, False)])
 @pytest.mark.parametrize("q_continue", [-9.0, 9.0])
-def test_without_a_value_of_going_on_it_halts_where_it_expects_to_be_right(
+def test_by_default_the_sign_of_q_halt_decides_whether_a_slot_halts(
     q_halt: float, halts: bool, q_continue: float
 ) -> None:
     model, batch = _small_trm(), random_batch(BATCH)
@@ -110,7 +114,7 @@ def test_without_a_value_of_going_on_it_halts_where_it_expects_to_be_right(
     assert carry.halted_B.tolist() == [halts] * BATCH
 
 
-def test_with_a_value_of_going_on_it_is_taught_one_and_halts_by_it() -> None:
+def test_with_q_continue_it_has_a_target_and_decides_with_q_halt() -> None:
     model, batch = _small_trm(no_ACT_continue=False), random_batch(BATCH)
     with torch.no_grad():
         model.q_head.weight.zero_()

@@ -1,4 +1,4 @@
-"""The URM: its loops with ConvSwiGLU, and the last of them alone with gradient."""
+"""The URM: its loops with ConvSwiGLU. Only the last loops carry gradient."""
 
 # B = batch, T = positions, D = hidden size
 
@@ -34,8 +34,11 @@ def _mlps(model: URM) -> list[type]:
     return [type(module.mlp) for module in model.modules() if isinstance(module, Block)]
 
 
-def test_loops_are_the_written_out_ones() -> None:
-    """Six times z = stack(z + x), the stack made of loops over tokens in float64."""
+def test_the_recursion_equals_an_unrolled_loop() -> None:
+    """The loop computes z = stack(z + x) six times.
+
+    The stack is made of loops over tokens, in float64.
+    """
     model, batch = _small_urm(num_layers=2, H_cycles=2, L_cycles=3), random_batch(BATCH)
     assert _mlps(model) == [ConvSwiGLU, ConvSwiGLU]
     state, logits_BSV, q_halt_B, q_continue_B = run(model, batch)
@@ -66,6 +69,6 @@ def test_only_the_last_loops_carry_gradient() -> None:
     assert_same_gradients(ours, theirs, tolerance=1e-6)
 
 
-def test_another_mlp_takes_the_convolution_out() -> None:
+def test_another_mlp_replaces_the_convolution() -> None:
     model = _small_urm(mlp="swiglu")
     assert _mlps(model) == [SwiGLU]

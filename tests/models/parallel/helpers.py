@@ -1,4 +1,4 @@
-"""Training under any strategy, for tests: small models, some steps, and what the steps gave."""
+"""Train small models for some steps under any strategy, and collect the results."""
 
 # B = slots, S = tokens
 
@@ -57,7 +57,7 @@ def batch_at(step: int) -> Batch:
 
 @dataclass
 class Found:
-    """What the steps of a run gave, in the form that one process would have."""
+    """The results of the steps of a run, gathered into the form that one process would have."""
 
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
@@ -79,7 +79,7 @@ def start(model: RecursiveModel, world: World) -> Carry:
 def train(
     layout: Layout, world: World, carry: Carry, steps: range, *, clip: float | None = None
 ) -> tuple[Carry, Found]:
-    """Train some steps by plain SGD. Return the last carry, and what the steps gave."""
+    """Train some steps by plain SGD. Return the last carry and the results."""
     model, mine, found = layout.model, world.slice_of(BATCH), Found()
     config = model.config
 
@@ -123,7 +123,10 @@ def train(
 
 
 def layout_of(world: World, name: str, arch: str = "hrm", num_parts: int = 1, **options: Any) -> tuple[Layout, World]:
-    """Lay a small model out. Options that the strategy lacks are options of the architecture."""
+    """Lay out a small model.
+
+    An option that the strategy does not have is an option of the architecture.
+    """
     config = config_of(name, **{key: options.pop(key) for key in list(options) if key in KEYS[name]})
     world = use_device(world, "cpu", DIST, axes=config.axes(world.size))
     return parallelize(model_of(arch, **options), config, world, num_microbatches=num_parts), world
@@ -137,11 +140,11 @@ def by_one_process(arch: str, **changes: Any) -> Found:
 
 def close(found: Tensor, expected: Tensor, what: str, tolerance: float = 1e-4) -> None:
     error, scale = (found.double() - expected.double()).abs().max().item(), expected.double().abs().max().item()
-    assert error <= tolerance * scale, f"{what} is off by {error:.2g} of {scale:.2g}"
+    assert error <= tolerance * scale, f"{what} differs by {error:.2g}, its largest component is {scale:.2g}"
 
 
 def without_bf16_sums() -> AbstractContextManager[Any]:
-    """Return a context in which the backend of every world can't sum bfloat16."""
+    """Return a context in which no backend can sum bfloat16."""
 
     def sum_(_: World, tensor: Tensor) -> Tensor:
         if tensor.dtype == torch.bfloat16:

@@ -1,4 +1,4 @@
-"""DDP goes on to the last bit, compresses what travels, and refuses what it can't do."""
+"""DDP resumes bit for bit, compresses the gradients that it sends, and refuses what it can't do."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from utils.errors import UserError
 
 
 def _equal(found: Found, expected: Found, steps: slice) -> None:
-    """Assert that two runs are the same to the last bit."""
+    """Assert that two runs are equal in every bit."""
     for one, other in zip(found.gradients, expected.gradients[steps], strict=True):
         assert one.keys() == other.keys()
         assert not [name for name in one if not torch.equal(one[name], other[name])]
@@ -31,12 +31,12 @@ def _equal(found: Found, expected: Found, steps: slice) -> None:
     assert all(torch.equal(found.weights[name], weight) for name, weight in expected.weights.items())
 
 
-def _go_on_in_a_fresh_layout(world: World, options: dict[str, Any]) -> int:
-    """Compare five steps with three steps and two steps of a second layout.
+def _resume_in_a_fresh_layout(world: World, options: dict[str, Any]) -> int:
+    """Train five steps in one layout, and the last two steps again in a second layout.
 
-    The second layout starts from the weights of the first.
+    The second layout starts from the weights after three steps. Both must end with the same bits.
     """
-    options = {"bucket_cap_mb": 0.05, **options}  # several buckets
+    options = {"bucket_cap_mb": 0.05, **options}  # small enough for several buckets
     layout, world = layout_of(world, "ddp", **options)
     carry, _ = train(layout, world, start(layout.model, world), range(3))
     weights = {name: tensor.clone() for name, tensor in layout.model.state_dict().items()}
@@ -53,14 +53,15 @@ def _go_on_in_a_fresh_layout(world: World, options: dict[str, Any]) -> int:
 
 
 def _check_resume(world: World) -> None:
-    assert _go_on_in_a_fresh_layout(world, {}) == 0
-    assert _go_on_in_a_fresh_layout(world, {"compression": "powersgd", "powersgd_start_step": 2}) > 5
+    assert _resume_in_a_fresh_layout(world, {}) == 0
+    assert _resume_in_a_fresh_layout(world, {"compression": "powersgd", "powersgd_start_step": 2}) > 5
 
 
-def test_a_fresh_layout_goes_on_to_the_last_bit() -> None:
-    """DDP makes its buckets anew after the first backward pass.
+def test_a_fresh_layout_resumes_bit_for_bit() -> None:
+    """A fresh layout continues a run with the same bits.
 
-    With 4 ranks the order of sums depends on the buckets.
+    This is not obvious, because DDP rebuilds its buckets after the first backward pass. With 4
+    ranks the order of summation depends on the buckets.
     """
     run_ranks(_check_resume, 4)
 
@@ -72,13 +73,13 @@ def _check_compression(world: World) -> None:
         layout, its_world = layout_of(world, "ddp", compression=kind)
         rounded = train(layout, its_world, start(layout.model, its_world), range(1))[1].gradients[0][name]
         close(rounded, exact[0][name], kind, 2e-2)
-        assert (rounded - exact[0][name]).abs().max() > 1e-5 * exact[0][name].abs().max(), f"{kind} rounds nothing"
+        assert (rounded - exact[0][name]).abs().max() > 1e-5 * exact[0][name].abs().max(), f"{kind} changed no gradient"
 
     options: dict[str, Any] = {"compression": "powersgd", "powersgd_start_step": 2, "powersgd_rank": 2}
     layout, its_world = layout_of(world, "ddp", **options)
     _, run = train(layout, its_world, start(layout.model, its_world), range(3))
     found = [gradients[name] for gradients in run.gradients]
-    close(found[1], exact[1][name], "before it starts", 1e-3)
+    close(found[1], exact[1][name], "gradient before PowerSGD starts", 1e-3)
     ranks = [int(torch.linalg.matrix_rank(gradient, rtol=1e-4)) for gradient in found]
     assert ranks[1] > 2 and ranks[2] == 2
     assert all(torch.equal(found[2], other) for other in its_world.gather_objects(found[2]))
@@ -87,14 +88,14 @@ def _check_compression(world: World) -> None:
     with pytest.raises(ValueError, match=r"powersgd_rank and frozen weights that it was saved with, or with another"):
         fresh.load_compression_state(layout.compression_state())
     plain, _ = layout_of(world, "ddp")
-    plain.load_compression_state(layout.compression_state())  # compression has ended
+    plain.load_compression_state(layout.compression_state())  # a run may go on without compression
 
 
-def test_compression_rounds_what_travels() -> None:
+def test_compression_rounds_the_gradients() -> None:
     run_ranks(_check_compression, 2)
 
 
-def test_a_graph_that_changes_is_refused_where_it_was_promised_not_to() -> None:
+def test_static_graph_is_refused_for_a_graph_that_changes() -> None:
     config = config_of("ddp", static_graph=True)
     config.require_support(model_of("hrm"), World.single())
     curriculum = [{"until": 0.5, "H_cycles": 1, "L_cycles": 1}]
@@ -110,10 +111,11 @@ def test_compression_that_the_backend_cannot_sum_is_refused() -> None:
     assert str(caught.value).endswith("can't sum; take one of none, fp16, powersgd, or set dist.backend to another")
 
 
-def test_powersgd_is_refused_with_a_loss_that_is_scaled() -> None:
-    """PowerSGD's memory would be in units of another scale.
+def test_powersgd_is_refused_with_a_loss_scale() -> None:
+    """A scaled loss and PowerSGD are refused together.
 
-    An overflow would stay in the memory for ever.
+    PowerSGD remembers earlier errors of its compression. After a change of the scale they would
+    have the wrong unit, and an overflow would stay in the memory for ever.
     """
     with pytest.raises(UserError, match=r"take parallel.compression=fp16 or none, or arch.forward_dtype=bfloat16"):
         layout_of(World.single(), "ddp", compression="powersgd", forward_dtype="float16")

@@ -1,4 +1,4 @@
-"""Weights that are spread over ranks have one portable form, under every strategy."""
+"""Weights that are sharded over ranks have one portable form, whatever the strategy."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from utils.dist.world import World
 
 
 def _check_portable(world: World) -> None:
-    """The weights, and tensors of their shape, have one portable form and come back from it."""
+    """Convert weights, and tensors of the same shape, to the portable form and back."""
     expected = model_of("trm").state_dict()
     other = {name: torch.randn(tensor.shape) for name, tensor in model_of("trm").state_dict().items()}
     world.broadcast_(other.values())

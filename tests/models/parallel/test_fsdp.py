@@ -1,4 +1,4 @@
-"""FSDP computes in the dtype that was asked for, and refuses what it can't do."""
+"""FSDP computes in the requested dtype, and refuses what it can't do."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_blocks_can_be_gathered_in_bfloat16() -> None:
     run_ranks(_check_forward_dtype, 2)
 
 
-def test_degrees_of_hsdp_make_the_number_of_ranks() -> None:
+def test_degrees_of_hsdp_must_multiply_to_the_number_of_ranks() -> None:
     assert config_of("hsdp").axes(8) == Axes(replicate=2, shard=4)
     assert config_of("hsdp", shard=8).axes(8) == Axes(replicate=1, shard=8)
     with pytest.raises(ValueError, match=r"shard 3 doesn't make 4 ranks; replicate x shard can be 1 x 4, 2 x 2, 4 x 1"):
@@ -40,7 +40,7 @@ def test_degrees_of_hsdp_make_the_number_of_ranks() -> None:
 
 
 @pytest.mark.parametrize("name", ["fsdp", "hsdp", "fsdp_tp"])
-def test_what_sharding_cannot_do_is_refused(name: str) -> None:
+def test_options_that_the_device_or_the_backend_lacks_are_refused(name: str) -> None:
     with pytest.raises(UserError, match="the device is cpu; set it to false"):
         config_of(name, cpu_offload=True).require_support(model_of("hrm"), World.single())
     config = config_of(name, reduce_dtype="bfloat16")

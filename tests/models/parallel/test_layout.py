@@ -1,4 +1,4 @@
-"""The layout of one process: slots one by one, microbatches, the loss of a step, the norm and clipping, weights."""
+"""The layout of one process: microbatches, loss, gradient norm, clipping and portable weights."""
 
 import itertools
 import math
@@ -22,13 +22,15 @@ def _layout(num_parts: int = 1, freeze: str = "none") -> Layout:
 
 @pytest.mark.parametrize("arch", ARCH_NAMES)
 @pytest.mark.parametrize("num_parts", [1, 4])
-def test_gradients_are_the_sum_over_slots_taken_one_by_one(arch: str, num_parts: int) -> None:
-    """Carry, sums, gradients of the weights and of the puzzle rows. The second step goes on with the carry of the
-    first.
+def test_a_step_equals_its_slots_computed_one_by_one(arch: str, num_parts: int) -> None:
+    """Computing all slots together gives the same results as computing one slot at a time.
+
+    The results are the carry, the sums, and the gradients of the weights and of the puzzle rows.
+    The second step continues from the carry of the first.
     """
     model, reference = model_of(arch), model_of(arch)
     layout, loss = Layout(model, World.single(), num_microbatches=num_parts), LossSpec(model.config.loss, 0, BATCH)
-    depth = model_of(arch, H_cycles=1, L_cycles=1).config.depth  # shallower than the model's own
+    depth = model_of(arch, H_cycles=1, L_cycles=1).config.depth  # less than the depth of the model's config
     carry = initial_carry(model, batch_at(0))
     carries = [
         initial_carry(reference, {name: of[b : b + 1] for name, of in batch_at(0).items()}) for b in range(BATCH)
@@ -58,11 +60,11 @@ def test_gradients_are_the_sum_over_slots_taken_one_by_one(arch: str, num_parts:
         expected_grad = reference.get_parameter(name).grad
         assert weight.grad is not None and expected_grad is not None, name
         error = float((weight.grad - expected_grad).abs().max())
-        assert error < 1e-4 * float(expected_grad.abs().max()) + 1e-7, f"the gradient of {name} is off by {error}"
+        assert error < 1e-4 * float(expected_grad.abs().max()) + 1e-7, f"the gradient of {name} differs by {error}"
 
 
 def test_outputs_and_carry_hold_no_graph() -> None:
-    """A graph that is kept takes the memory of a step. Only the puzzle rows are leaves with a gradient."""
+    """Only the puzzle rows have a gradient. A graph that stayed alive would take memory."""
     layout, model = _layout(2), model_of("hrm")
     carry, outputs, sums = layout.gradients(
         start(layout.model, World.single()),
@@ -78,7 +80,7 @@ def test_outputs_and_carry_hold_no_graph() -> None:
 
 
 @pytest.mark.parametrize("num_parts", [2, 8])
-def test_microbatches_make_the_same_step(num_parts: int) -> None:
+def test_microbatches_do_not_change_the_step(num_parts: int) -> None:
     layout, parts, world = _layout(), _layout(num_parts), World.single()
     _, expected = train(layout, world, start(layout.model, world), range(2))
     _, found = train(parts, world, start(parts.model, world), range(2))
@@ -102,7 +104,7 @@ def test_the_norm_is_of_all_gradients_and_clipping_scales_them() -> None:
         torch.testing.assert_close(clipped.gradients[0][name], gradient / 2)
 
 
-def test_a_parameter_without_a_gradient_counts_nothing() -> None:
+def test_the_norm_ignores_parameters_without_a_gradient() -> None:
     layout, generator = _layout(), torch.Generator().manual_seed(0)
     for parameter in layout.model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
@@ -121,7 +123,7 @@ def test_clipping_leaves_smaller_gradients_alone() -> None:
 
 
 def test_the_loss_is_divided_by_the_global_batch_and_then_scaled() -> None:
-    """The order of operations matters: recorded runs are compared to the last bit."""
+    """The order of operations must not change: recorded runs are compared bit for bit."""
     model = model_of("hrm")
     carry, outputs = segment(model, start(model, World.single()), batch_at(0), training=True)
     config, labels_BS = model.config.loss, carry.current["labels"]
@@ -134,13 +136,13 @@ def test_the_loss_is_divided_by_the_global_batch_and_then_scaled() -> None:
     assert torch.equal(loss_of_slots(outputs, carry, scaled)[0], loss / 11 * 3.0)
 
 
-def test_without_trained_weights_the_norm_is_zero() -> None:
+def test_the_norm_without_trained_weights_is_zero() -> None:
     layout, world = _layout(freeze="weights"), World.single()
     _, found = train(layout, world, start(layout.model, world), range(1), clip=0.1)
     assert found.norms[0] == 0 and not found.gradients[0]
 
 
-def test_microbatches_have_to_divide_the_slots() -> None:
+def test_microbatches_must_divide_the_slots() -> None:
     config = config_of("tp")
     with pytest.raises(ValueError, match=r"grad_accumulation=3 doesn't divide the 8 slots of a rank; give 1 or 2 or 4"):
         config.require_parts(8, 3)
@@ -160,7 +162,7 @@ def test_whole_weights_are_the_state_dict() -> None:
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
 
-def test_a_portable_tensor_comes_back_in_place() -> None:
+def test_a_portable_tensor_is_loaded_in_place() -> None:
     layout, name = _layout(), "lm_head.weight"
     moment = torch.randn(layout.model.get_parameter(name).shape)
     live = torch.zeros_like(moment)

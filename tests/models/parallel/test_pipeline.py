@@ -1,4 +1,4 @@
-"""A pipeline of any schedule computes what one process computes (CPU, gloo), or is refused."""
+"""A pipeline computes the same as one process with every schedule, or is refused (CPU, gloo)."""
 
 # B = slots, S = tokens, V = vocabulary, P = rows of the puzzle table, E = puzzle embedding size
 
@@ -44,7 +44,7 @@ def _config(**changes: Any) -> PipelineConfig:
 
 
 def _stack(**changes: Any) -> RecursiveModel:
-    """Nine blocks: no number of stages below divides them."""
+    """Return a model of nine blocks. No number of stages in these tests divides nine."""
     return small_model("transformer", **({"num_layers": 9} | changes))
 
 
@@ -66,7 +66,7 @@ LOSS = LossSpec(small_config("transformer").loss, ignore_label=0, global_batch_s
 
 @dataclass
 class _Step:
-    """What one step found, on one process or of a whole pipeline."""
+    """The results of one step, of one process or of a whole pipeline."""
 
     carry: Carry
     sums: Tensor
@@ -76,7 +76,7 @@ class _Step:
 
 
 def _plain_step(model: RecursiveModel, batch: Batch) -> _Step:
-    """One process, written down plainly."""
+    """Compute a step on one process, without a layout."""
     carry, outputs = segment(model, initial_carry(model, batch), batch, training=True)
     loss, sums = act_loss(
         outputs,
@@ -94,7 +94,7 @@ def _plain_step(model: RecursiveModel, batch: Batch) -> _Step:
 
 
 def _pipeline_step(layout: PipelineLayout, batch: Batch) -> _Step:
-    """The gradients are those of this rank's stages."""
+    """Compute a step with a pipeline. The gradients are those of the stages of this rank."""
     carry, outputs, sums = layout.gradients(
         initial_carry(layout.model, batch),
         batch,
@@ -109,7 +109,7 @@ def _pipeline_step(layout: PipelineLayout, batch: Batch) -> _Step:
 
 
 def _same(ours: Tensor, theirs: Tensor) -> None:
-    """Up to a share of the largest component."""
+    """Assert that tensors agree up to a share of the largest component."""
     scale = float(theirs.abs().max()) if theirs.numel() else 0.0
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * scale + 1e-12)
 
@@ -133,8 +133,10 @@ def _check_gradients(world: World, config: PipelineConfig, **changes: Any) -> No
     ours = _pipeline_step(layout, batch)
     _compare(ours, reference)
     shares = world.gather_objects(sorted(ours.gradients))
-    assert sorted(name for share in shares for name in share) == sorted(reference.gradients), "each once"
-    assert all(shares), "a rank without a part of the model"
+    assert sorted(name for share in shares for name in share) == sorted(reference.gradients), (
+        "every weight must belong to exactly one rank"
+    )
+    assert all(shares), "a rank has no part of the model"
     layout.model.zero_grad()
     again = _pipeline_step(layout, batch)
     assert torch.equal(again.sums, ours.sums) and torch.equal(again.norm, ours.norm)
@@ -142,7 +144,7 @@ def _check_gradients(world: World, config: PipelineConfig, **changes: Any) -> No
 
 
 def _check_parts(world: World, config: PipelineConfig) -> None:
-    """Accumulated over two parts, it is the same gradient."""
+    """Splitting the batch into two parts must not change the gradient."""
     batch = random_batch(BATCH)
     _compare(_pipeline_step(_layout(world, config, parts=2), batch), _plain_step(_stack(), batch))
 
@@ -162,7 +164,7 @@ def _check_frozen(world: World, config: PipelineConfig) -> None:
 
 
 def _check_evaluation(world: World, config: PipelineConfig, *, dtype: str = "float32", tolerance: float = 1e-5) -> None:
-    """Of batches of any sizes, between steps of training."""
+    """Evaluate batches of several sizes, with a training step after each batch."""
     plain, layout = _stack(forward_dtype=dtype), _layout(world, config, forward_dtype=dtype)
     for num_slots in (BATCH, 1, 5):
         batch = random_batch(num_slots, seed=num_slots)
@@ -173,12 +175,14 @@ def _check_evaluation(world: World, config: PipelineConfig, *, dtype: str = "flo
         for name in ("logits_BSV", "q_halt_B", "q_continue_B"):
             torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=tolerance, atol=tolerance)
         digests = world.gather_objects((ours.logits_BSV.float().tolist(), ours.q_halt_B.tolist()))
-        assert all(digest == digests[0] for digest in digests), "ranks differ, so that they would not halt alike"
+        assert all(digest == digests[0] for digest in digests), (
+            "outputs differ between ranks, which would halt different slots"
+        )
         _pipeline_step(layout, random_batch(BATCH))
 
 
 Trained = tuple[list[float], dict[str, Tensor]]
-"""The losses of some steps, and the weights after the last."""
+"""The losses of some steps, and the weights after the last step."""
 
 
 def _sign_step(model: RecursiveModel, ids_B: Tensor, grad_BE: Tensor) -> None:
@@ -236,7 +240,7 @@ def _check_whole_weights(world: World, config: PipelineConfig) -> None:
 
 
 def _check_rank(world: World, trained: Trained) -> None:
-    """Check the schedules on any number of ranks, and variants of the model on two ranks only."""
+    """Check every schedule on any number of ranks, and variants of the model on two ranks only."""
     for schedule in SCHEDULES:
         config = _config(schedule=schedule)
         here = _on_cpu(world, config)
@@ -259,14 +263,14 @@ def trained() -> Trained:
     return _train_plainly()
 
 
-# On 4 ranks tests/test_parallel.py trains the whole program.
+# The default suite has no 4 ranks here, because tests/test_parallel.py trains on 4 ranks.
 @pytest.mark.parametrize("num_ranks", [pytest.param(n, marks=[pytest.mark.slow] * (n != 2)) for n in (1, 2, 4)])
-def test_a_pipeline_is_one_process(num_ranks: int, trained: Trained) -> None:
+def test_a_pipeline_computes_what_one_process_computes(num_ranks: int, trained: Trained) -> None:
     run_ranks(_check_rank, num_ranks, trained)
 
 
 @pytest.mark.parametrize("name", ["hrm", "trm", "urm", "transformer"])
-def test_what_recurs_is_refused_with_the_reason(name: str) -> None:
+def test_a_recurrent_model_is_refused_with_the_reason(name: str) -> None:
     changes = {"recurrent": True, "L_cycles": 2} if name == "transformer" else {}
     with pytest.raises(ValueError, match=r"is recurrent: its state .* one at work while the others wait; take arch="):
         _config().require_support(small_model(name, **changes), World(size=2))
@@ -285,7 +289,7 @@ def test_too_few_blocks_are_refused(num_layers: int, schedule: str, num_ranks: i
         _config(schedule=schedule).require_support(_stack(num_layers=num_layers), World(size=num_ranks))
 
 
-def test_as_many_blocks_as_stages_are_enough() -> None:
+def test_one_block_for_each_stage_is_enough() -> None:
     _config(schedule="interleaved", stages_per_rank=3).require_support(_stack(num_layers=6), World(size=2))
 
 
@@ -305,7 +309,7 @@ def test_a_schedule_that_does_not_suit_the_ranks_is_refused(
 
 
 @pytest.mark.parametrize("advised", [8, 12])
-def test_advised_microbatches_go_round(advised: int) -> None:
+def test_the_advised_numbers_of_microbatches_are_accepted(advised: int) -> None:
     assert _config(schedule="interleaved", microbatches=advised).axes(4) == Axes(model=4)
 
 
@@ -323,7 +327,7 @@ def test_a_config_that_contradicts_itself_is_refused(changes: dict[str, Any], ad
         _config(**changes)
 
 
-def test_slots_that_are_no_whole_microbatches_are_refused() -> None:
+def test_microbatches_must_divide_the_slots() -> None:
     _config().require_parts(num_slots=24, num_parts=3)
     with pytest.raises(
         ValueError, match=r"30 slots can't .*microbatches=4 x grad_accumulation=3 .*take global_batch_size=36"
@@ -331,6 +335,6 @@ def test_slots_that_are_no_whole_microbatches_are_refused() -> None:
         _config().require_parts(num_slots=30, num_parts=3)
 
 
-def test_the_yaml_is_a_config() -> None:
+def test_the_yaml_is_a_valid_config() -> None:
     options = yaml.safe_load((Path(__file__).parents[3] / "config/parallel/pipeline.yaml").read_text())
     assert PipelineConfig.model_validate(options).axes(8) == Axes(model=8)

@@ -1,6 +1,6 @@
-"""A puzzle table that is spread over ranks is looked up and updated as a whole table is."""
+"""A sharded puzzle table gives the same rows and the same updates as a whole table."""
 
-# B = slots, K = rows of the puzzle table, E = their size
+# B = slots, K = rows of the puzzle table, E = size of a row
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def _check_table(world: World) -> None:
     world = use_device(
         world, "cpu", DistConfig.model_validate({**DIST.model_dump(), "rank_weights": [3.0, 1.0, 2.0, 2.0]})
     )
-    for num_rows in (2, 5, 8):  # 2: more ranks than rows
+    for num_rows in (2, 5, 8):  # with 2 rows there are more ranks than rows
         generator = torch.Generator().manual_seed(num_rows)
         model = model_of("trm")
         assert model.puzzle_embedding is not None
@@ -37,7 +37,7 @@ def _check_table(world: World) -> None:
             assert rows_BE.requires_grad and rows_BE.is_leaf
             assert torch.equal(rows_BE.detach(), whole_KE[ids_B[mine]])
             with torch.no_grad():
-                number = 3 * world.rank  # none on rank 0
+                number = 3 * world.rank  # rank 0 asks for no rows
                 assert torch.equal(table.rows(ids_B[:number]), whole_KE[ids_B[:number]])
             options: dict[str, Any] = {"lr": 0.5, "weight_decay": 0.25, "num_slots": BATCH}
             sparse_sign_sgd_(table.weight, ids_B[mine], grad_BE[mine], world=world, **options)
@@ -45,5 +45,5 @@ def _check_table(world: World) -> None:
             assert torch.equal(table.weight.full_tensor(), whole_KE)
 
 
-def test_a_sharded_table_is_the_table() -> None:
+def test_a_sharded_table_equals_the_whole_table() -> None:
     run_ranks(_check_table, 4)

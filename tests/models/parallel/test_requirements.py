@@ -1,4 +1,4 @@
-"""The checks that strategies share: divisors, degrees, and what a backend can sum."""
+"""The checks that strategies share: divisors, degrees, and dtypes that a backend can sum."""
 
 from unittest.mock import patch
 
@@ -25,25 +25,25 @@ def test_the_nearest_divisors_are_in_order(number: int, wanted: int, expected: l
     assert nearest_divisors(number, wanted) == expected
 
 
-def test_missing_degrees_are_as_close_as_can_be() -> None:
+def test_missing_degrees_are_chosen_as_equal_as_possible() -> None:
     assert fill_in_degrees(8, {"outer": None, "inner": None}) == (2, 4)
     assert fill_in_degrees(8, {"outer": 8, "inner": None}) == (8, 1)
     assert fill_in_degrees(1, {"outer": None, "inner": None}) == (1, 1)
 
 
-def test_degrees_that_do_not_multiply_are_refused_with_those_that_do() -> None:
+def test_wrong_degrees_are_refused_and_possible_degrees_are_listed() -> None:
     with pytest.raises(ValueError, match=r"outer 3 x inner 2 doesn't make 4 ranks; outer x inner can be 1 x 4, 2 x 2"):
         fill_in_degrees(4, {"outer": 3, "inner": 2})
 
 
-def test_a_backend_is_asked_what_it_can_sum() -> None:
+def test_a_backend_tells_which_dtypes_it_can_sum() -> None:
     assert can_sum(torch.bfloat16, World.single())
     with without_bf16_sums():
         assert can_sum(torch.float16, World.single())
         assert not can_sum(torch.bfloat16, World.single())
 
 
-def test_a_fault_of_the_backend_is_no_answer() -> None:
+def test_an_error_of_the_backend_is_not_taken_for_an_answer() -> None:
     def fail(_: World, tensor: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("connection closed by peer")
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism refuses sizes and layers that it can't split, and says what would fit."""
+"""Tensor parallelism refuses sizes and layers that it can't split, and names possible sizes."""
 
 import pytest
 from pydantic import ValidationError
@@ -10,11 +10,11 @@ from utils.errors import UserError
 
 
 def _world(num_ranks: int) -> World:
-    """Return a world whose ranks all hold the same slots, for checks that need no peers."""
+    """Return a world whose ranks all hold the same slots, for checks that call no other rank."""
     return World(size=num_ranks)
 
 
-def test_degrees_make_the_number_of_ranks() -> None:
+def test_degrees_must_multiply_to_the_number_of_ranks() -> None:
     assert config_of("tp").axes(3) == Axes(model=3)
     assert config_of("fsdp_tp", tensor=4).axes(8) == Axes(shard=2, model=4)
     with pytest.raises(ValueError, match=r"shard 2 x tensor 4 doesn't make 4 ranks"):
@@ -22,7 +22,7 @@ def test_degrees_make_the_number_of_ranks() -> None:
 
 
 @pytest.mark.parametrize("name", ["tp", "fsdp_tp"])
-def test_sizes_that_the_ranks_do_not_divide_are_named(name: str) -> None:
+def test_sizes_must_be_divisible_by_the_ranks(name: str) -> None:
     config_of(name).require_support(model_of("hrm"), _world(4))
     with pytest.raises(UserError) as caught:
         config_of(name).require_support(model_of("hrm"), _world(3))
@@ -33,7 +33,7 @@ def test_sizes_that_the_ranks_do_not_divide_are_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tp", "fsdp_tp"])
-def test_an_mlp_that_mixes_its_width_is_refused(name: str) -> None:
+def test_an_mlp_that_mixes_the_components_of_its_width_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=r"conv_swiglu, which convolves its inner width, .* take arch.mlp=swiglu"):
         config_of(name).require_support(model_of("urm"), _world(2))
     with pytest.raises(UserError, match="normalized_swiglu, which normalises"):
