@@ -1,4 +1,4 @@
-"""AdamATan2 against its definition, number by number; its state must survive a checkpoint bit by bit."""
+"""AdamATan2 equals its definition, and its state survives a checkpoint bit for bit."""
 
 import copy
 import io
@@ -22,11 +22,11 @@ def _set_gradients(parameters: list[torch.nn.Parameter], step: int) -> None:
     for parameter in parameters:
         parameter.grad = 10.0 ** (step - 4) * torch.randn(parameter.shape, generator=generator)
     assert parameters[1].grad is not None
-    parameters[1].grad[0] = 0.0  # a weight that never sees a gradient: 0 / 0 anywhere else
+    parameters[1].grad[0] = 0.0  # without a gradient other optimizers of this kind would divide 0 by 0
 
 
 def _reference(values: list[float], gradients: list[list[float]], rates: list[float]) -> list[float]:
-    """The definition for each number, in double precision."""
+    """Compute the definition for each number, in double precision."""
     beta1, beta2 = BETAS
     result = []
     for i, p in enumerate(values):
@@ -41,7 +41,7 @@ def _reference(values: list[float], gradients: list[list[float]], rates: list[fl
     return result
 
 
-def test_update_is_the_definition() -> None:
+def test_the_update_equals_the_definition() -> None:
     parameters = _parameters()
     start = [parameter.flatten().tolist() for parameter in parameters]
     rates = [0.01, 0.1, 0.05, 0.0, 0.2, 0.1, 0.03]
@@ -80,7 +80,7 @@ def test_every_parameter_counts_its_own_updates() -> None:
     torch.testing.assert_close(late.detach(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_state_round_trips_bitwise() -> None:
+def test_the_state_survives_a_checkpoint_bit_for_bit() -> None:
     parameters = _parameters()
     optimizer = AdamATan2(parameters, lr=0.1, betas=BETAS, weight_decay=WEIGHT_DECAY)
     for step in range(3):

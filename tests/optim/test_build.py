@@ -1,4 +1,4 @@
-"""Who updates which parameter, by how much, and what a checkpoint of it brings back."""
+"""Which optimizer updates which parameter, at which rate, and what its checkpoint restores."""
 
 # B = examples
 
@@ -43,7 +43,7 @@ each_config = pytest.mark.parametrize("name", CONFIGS)
 
 
 class Model(nn.Module):
-    """What matters of a model here: matrices inside and outside of blocks, and a bias."""
+    """A small model with matrices inside and outside of blocks, and with biases."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def _shapes(state: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _load(optimizers: Optimizers, model: nn.Module, state: dict[str, Tensor]) -> None:
-    """As a checkpoint is restored: into the live tensors, once it is known to fit."""
+    """Restore a state like a checkpoint: check that it fits, then copy it into the live tensors."""
     own = optimizers.export_state(model)
     require_same_state(_shapes(state), _shapes(own))
     for name, tensor in state.items():
@@ -104,7 +104,7 @@ def _same(one: nn.Module, other: nn.Module) -> bool:
 
 
 def _adamw(p: float, gradients: list[float], rates: list[float], eps: float) -> float:
-    """The definition for one number, in double precision."""
+    """Compute the definition for one number, in double precision."""
     (beta1, beta2), m, v = BETAS, 0.0, 0.0
     for t, (g, lr) in enumerate(zip(gradients, rates, strict=True), start=1):
         m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
@@ -113,7 +113,7 @@ def _adamw(p: float, gradients: list[float], rates: list[float], eps: float) -> 
     return p
 
 
-def test_adamw_is_the_definition_for_every_parameter() -> None:
+def test_adamw_equals_its_definition_for_every_parameter() -> None:
     model = Model()
     optimizers = _build(model, "adamw")
     start, multipliers = copy.deepcopy(model.state_dict()), [1.0, 0.3, 0.0, 0.7]
@@ -132,7 +132,7 @@ def test_adamw_is_the_definition_for_every_parameter() -> None:
 
 
 @each_config
-def test_every_parameter_is_somebodys_and_only_matrices_of_blocks_are_muons(name: str) -> None:
+def test_muon_updates_the_matrices_of_blocks_and_its_rest_updates_the_others(name: str) -> None:
     model = Model()
     owners = {full.split(".", 2)[2]: full.split(".")[0] for full in _build(model, name).export_state(model)}
     rest = name.split()[-1]
@@ -161,7 +161,7 @@ def test_zero_grad_leaves_no_gradients() -> None:
 # ---- exact cover -----------------------------------------------------------------------------------------
 
 
-def test_a_parameter_that_nobody_or_two_update_is_found() -> None:
+def test_each_parameter_must_have_exactly_one_optimizer() -> None:
     model = Model()
     parameters = list(model.parameters())
     require_exact_cover(model, parameters)
@@ -180,7 +180,7 @@ def test_a_frozen_parameter_must_not_be_updated() -> None:
         require_exact_cover(model, model.parameters())
 
 
-def test_muon_refuses_weights_of_another_model() -> None:
+def test_muon_refuses_the_weights_of_another_model() -> None:
     with pytest.raises(AssertionError, match="no trainable parameter"):
         build_optimizers(
             Model(), Model().blocks.parameters(), _config(MUON), lr=LR, betas=BETAS, weight_decay=WEIGHT_DECAY
@@ -188,7 +188,7 @@ def test_muon_refuses_weights_of_another_model() -> None:
 
 
 @each_config
-def test_frozen_parameters_stay(name: str) -> None:
+def test_frozen_parameters_do_not_change(name: str) -> None:
     model, fresh = Model(), Model()
     model.blocks[0].requires_grad_(False)
     model.embedding.requires_grad_(False)
@@ -200,7 +200,7 @@ def test_frozen_parameters_stay(name: str) -> None:
 
 
 @each_config
-def test_a_model_of_which_all_is_frozen_has_nothing_to_step(name: str, tmp_path: Path) -> None:
+def test_a_model_that_is_all_frozen_has_an_empty_optimizer(name: str, tmp_path: Path) -> None:
     model = Model()
     model.requires_grad_(False)
     optimizers = _build(model, name)
@@ -215,7 +215,7 @@ def test_a_model_of_which_all_is_frozen_has_nothing_to_step(name: str, tmp_path:
 
 
 @each_config
-def test_a_run_continues_bitwise_from_a_file(name: str, tmp_path: Path) -> None:
+def test_a_run_resumes_bit_for_bit_from_a_file(name: str, tmp_path: Path) -> None:
     model = Model()
     optimizers = _build(model, name)
     _train(model, optimizers, range(3))
@@ -244,7 +244,7 @@ def test_state_is_complete_before_the_first_step(name: str) -> None:
     assert _same(model, other)
 
 
-def test_states_made_at_once_are_those_that_torch_makes() -> None:
+def test_states_made_before_the_first_step_equal_those_of_torch() -> None:
     model, other = Model(), Model()
     _train(model, _build(model, "adamw"), range(3))
     theirs = torch.optim.AdamW(other.parameters(), lr=LR, betas=BETAS, eps=1e-3, weight_decay=WEIGHT_DECAY)
@@ -255,7 +255,7 @@ def test_states_made_at_once_are_those_that_torch_makes() -> None:
 
 
 @each_config
-def test_hyperparameters_are_the_configs_not_the_checkpoints(name: str) -> None:
+def test_hyperparameters_come_from_the_config_not_from_the_checkpoint(name: str) -> None:
     model = Model()
     optimizers = _build(model, name)
     _train(model, optimizers, range(2), multiplier=0.25)
@@ -271,7 +271,7 @@ def test_hyperparameters_are_the_configs_not_the_checkpoints(name: str) -> None:
     )
     _load(resumed, model, optimizers.export_state(model))
     _train(model, resumed, range(2, 4))
-    assert _same(model, still), "a rate other than the 0 of the config was used"
+    assert _same(model, still), "the rate of the checkpoint was used instead of the 0 of the config"
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_state_that_does_not_fit_is_refused(name: str) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_step_counts_are_on_the_host_as_torch_wants_them() -> None:
+def test_step_counts_are_on_the_host_because_torch_needs_them_there() -> None:
     model = Model()
     state = _build(model, "adamw").export_state(model)
     assert all(value.dtype == torch.float32 for value in state.values())
@@ -326,7 +326,10 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _train_on_data(model: Model, name: str) -> dict[str, Tensor]:
-    """Three steps on the same data on every rank; the weights, their average and the optimizer's state as wholes."""
+    """Train three steps, with the same data on every rank.
+
+    Return the weights, their average and the state of the optimizer as whole tensors.
+    """
     optimizers, ema = _build(model, name), EMA(dict(model.named_parameters()))
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
@@ -339,7 +342,7 @@ def _train_on_data(model: Model, name: str) -> dict[str, Tensor]:
     state = {**optimizers.export_state(model), **{f"average of {name}": each for name, each in ema.tensors().items()}}
     with ema.swapped():
         swapped = {f"swapped {name}": _whole(parameter) for name, parameter in model.named_parameters()}
-    assert all(tensor.shape == _whole(tensor).shape for tensor in state.values()), "shapes are those of the whole"
+    assert all(tensor.shape == _whole(tensor).shape for tensor in state.values()), "a tensor has the shape of a shard"
     return {
         **{name: _whole(tensor) for name, tensor in [*model.named_parameters(), *state.items()]},
         **swapped,
@@ -347,7 +350,7 @@ def _train_on_data(model: Model, name: str) -> dict[str, Tensor]:
 
 
 def _lay_out(model: Model, layout: str, world: World) -> None:
-    """By torch alone, as models/parallel/tensor.py does."""
+    """Lay out the model with torch alone, in the same way as models/parallel/tensor.py."""
     mesh = init_device_mesh("cpu", (world.size // 2, 2), mesh_dim_names=("outer", "inner"))
     if layout in ("tp", "fsdp_tp"):
         parallelize_module(model.blocks, mesh["inner"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
@@ -358,7 +361,8 @@ def _lay_out(model: Model, layout: str, world: World) -> None:
         fully_shard(model, mesh=over)
 
 
-# How many meshes, or none, parameters lie on.
+# By number of ranks and layout: on how many different meshes the parameters lie. No mesh counts as
+# one.
 LAYOUTS = {2: {"fsdp": 1, "tp": 2}, 4: {"fsdp": 1, "hsdp": 1, "fsdp_tp": 2}}
 
 
@@ -378,7 +382,7 @@ def _check_rank(world: World) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_parameters_in_parts_get_the_same_update(num_ranks: int) -> None:
+def test_sharded_parameters_get_the_same_update(num_ranks: int) -> None:
     run_ranks(_check_rank, num_ranks)
 
 

@@ -1,4 +1,4 @@
-"""The average of the weights against its definition; swapping it in must cost nobody their pointers, or a bit."""
+"""The average of the weights equals its definition. Swapping keeps every pointer and every bit."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from utils.dist.world import World
 
 
 def _live() -> dict[str, Tensor]:
-    """Two parameters and a table."""
+    """Return two parameters and a table."""
     generator = torch.Generator().manual_seed(0)
     return {
         "weight": nn.Parameter(torch.randn(3, 4, generator=generator)),
@@ -40,7 +40,7 @@ def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_average_is_the_definition() -> None:
+def test_the_average_equals_its_definition() -> None:
     live = _live()
     ema = EMA(live)
     averages = {name: tensor.flatten().tolist() for name, tensor in live.items()}
@@ -74,7 +74,7 @@ def _averaged() -> tuple[dict[str, Tensor], EMA]:
     return live, ema
 
 
-def test_the_average_is_swapped_in_and_out_bitwise_at_the_same_place() -> None:
+def test_swapping_in_and_out_keeps_every_bit_and_every_pointer() -> None:
     live, ema = _averaged()
     values, average = _clone(live), _clone(ema.tensors())
     places = {name: tensor.data_ptr() for name, tensor in live.items()}
@@ -86,7 +86,7 @@ def test_the_average_is_swapped_in_and_out_bitwise_at_the_same_place() -> None:
     assert {name: tensor.data_ptr() for name, tensor in live.items()} == places
 
 
-def test_an_exception_inside_brings_the_live_values_back() -> None:
+def test_an_exception_while_swapped_restores_the_live_values() -> None:
     live, ema = _averaged()
     values, average = _clone(live), _clone(ema.tensors())
     with pytest.raises(KeyError), ema.swapped():
@@ -97,7 +97,7 @@ def test_an_exception_inside_brings_the_live_values_back() -> None:
         assert _equal(_clone(live), average)
 
 
-def test_what_would_mistake_one_for_the_other_is_refused_inside() -> None:
+def test_while_swapped_the_average_can_be_neither_updated_nor_saved() -> None:
     live, ema = _averaged()
     values = _clone(live)
     with ema.swapped():
@@ -110,7 +110,7 @@ def test_what_would_mistake_one_for_the_other_is_refused_inside() -> None:
     assert _equal(_clone(live), values)
 
 
-def test_training_goes_on_as_if_nothing_had_been_swapped() -> None:
+def test_swapping_does_not_change_the_training_after_it() -> None:
     ends = []
     for swaps in (False, True):
         model = nn.Linear(4, 3)
@@ -131,7 +131,7 @@ def test_training_goes_on_as_if_nothing_had_been_swapped() -> None:
     assert _equal(*ends)
 
 
-def test_the_average_survives_a_file(tmp_path: Path) -> None:
+def test_the_average_survives_a_checkpoint(tmp_path: Path) -> None:
     live, ema = _averaged()
     save_file(ema.tensors(), tmp_path / "ema.safetensors")
     resumed_live = _clone(live)
@@ -162,12 +162,12 @@ def test_an_average_of_another_model_is_refused(change: dict[str, tuple[int, ...
 
 
 def _check_rank(world: World) -> None:
-    """Sharded tensors beside a plain one, and the parameters that the model's forward gathers."""
+    """Average and swap sharded tensors and a whole one. The model gathers its parameters."""
     model = nn.Linear(4, 6)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(1.0)
-    fully_shard(model, reshard_after_forward=True)  # not the default of a root
+    fully_shard(model, reshard_after_forward=True)  # a root module has another default
     table = torch.ones(2)
     ema = EMA({**dict(model.named_parameters()), "table": table})
     with torch.no_grad():
@@ -179,7 +179,7 @@ def _check_rank(world: World) -> None:
     assert all(isinstance(tensor, DTensor) for tensor in averages.values())
     x = torch.ones(1, 4)
     with ema.swapped(), torch.no_grad():
-        assert model(x).tolist() == [[10.0] * 6]  # 4 weights and a bias of (1 + 3) / 2
+        assert model(x).tolist() == [[10.0] * 6]  # the average of 1 and 3 is 2: four weights and a bias
     assert model(x).tolist() == [[15.0] * 6]
 
 

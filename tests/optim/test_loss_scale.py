@@ -1,4 +1,4 @@
-"""Gradients of float16 must survive its range, and a step that overflowed anywhere must be taken nowhere."""
+"""Small gradients survive float16, and all ranks leave out a step that overflows on any rank."""
 
 # B = examples, D = features
 
@@ -21,7 +21,7 @@ def _weight() -> nn.Parameter:
 
 
 def _half_loss(weight_D: Tensor, size: float) -> Tensor:
-    """A loss of the given size, whose backward pass goes through float16."""
+    """Return a loss of a given size whose backward pass goes through float16."""
     x_BD = torch.linspace(0.5, 1.5, 32).view(4, 8).half()
     return (x_BD @ weight_D.half()).float().square().mean() * size
 
@@ -40,11 +40,11 @@ def test_gradients_too_small_for_float16_survive() -> None:
     size = 1e-8
     expected = _gradient(1.0, None) * size
     assert expected.abs().min() > 0
-    assert not _gradient(size, None).any(), "float16 is said to lose these"
+    assert not _gradient(size, None).any(), "float16 must lose the gradients that the test wants to save"
     torch.testing.assert_close(_gradient(size, LossScale()), expected, rtol=1e-2, atol=0)
 
 
-def test_a_power_of_two_changes_no_bit() -> None:
+def test_scaling_by_a_power_of_two_changes_no_bit() -> None:
     weight_D, scaled_D, scale = _weight(), _weight(), LossScale()
     weight_D.pow(3).sum().backward()
     (scaled_D.pow(3).sum() * scale.factor).backward()
@@ -55,8 +55,9 @@ def test_a_power_of_two_changes_no_bit() -> None:
 
 
 def test_steps_that_overflow_are_left_out_until_the_scale_fits() -> None:
-    """Of a loss so large that float16 holds its gradients just so: unscaled, as they stand at the first scale that
-    works, they are right.
+    """The loss is so large that only a small scale fits into float16.
+
+    At the first scale that fits, the unscaled gradients must be right.
     """
     size, scale, weight_D = 64.0, LossScale(), _weight()
     answers = []
@@ -72,8 +73,8 @@ def test_steps_that_overflow_are_left_out_until_the_scale_fits() -> None:
     assert weight_D.isfinite().all()
 
 
-def test_the_scale_is_the_definition() -> None:
-    """Against a plain count, over overflows before and after it has grown."""
+def test_the_scale_equals_its_definition() -> None:
+    """Compare the scale with a plain count, with overflows before and after the scale has grown."""
     scale, expected, in_a_row = LossScale(), 2.0**16, 0
     for step in range(5200):
         overflows = step in (10, 11, 2010, 2011, 4500)
@@ -83,18 +84,19 @@ def test_the_scale_is_the_definition() -> None:
             expected, in_a_row = expected * 2, 0
         assert scale.update([FINE, OVERFLOWN if overflows else FINE], WORLD) != overflows
         assert scale.tensors()["scale"] == expected, step
-    assert expected == 2**12  # five times down and once up: 1,998 good steps in a row, then 2,000
+    assert expected == 2**12  # five overflows and one growth: 1,998 good steps in a row are too few, 2,000 are enough
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_what_is_not_finite_at_the_smallest_scale_is_for_others_to_find(value: float) -> None:
+def test_at_the_smallest_scale_a_step_is_taken_though_it_is_not_finite(value: float) -> None:
+    """NumberWatch then reports the gradients, which no scale can help."""
     scale = LossScale()
     answers = [scale.update([torch.tensor(value)], WORLD) for _ in range(18)]
     assert answers == [False] * 16 + [True] * 2
     assert scale.tensors()["scale"] == 1
 
 
-def test_it_goes_on_from_a_checkpoint() -> None:
+def test_the_scale_resumes_from_a_checkpoint() -> None:
     kept, resumed = LossScale(), LossScale()
     for gradient in [OVERFLOWN] + [FINE] * 1500:
         kept.update([gradient], WORLD)
@@ -107,7 +109,7 @@ def test_it_goes_on_from_a_checkpoint() -> None:
     assert resumed.tensors()["scale"] == 2**16
 
 
-def test_a_model_of_which_nothing_is_trained_has_no_gradients() -> None:
+def test_a_model_without_trained_weights_never_overflows() -> None:
     scale = LossScale()
     scale.unscale_([])
     assert scale.update([torch.zeros(())], WORLD)
@@ -115,7 +117,9 @@ def test_a_model_of_which_nothing_is_trained_has_no_gradients() -> None:
 
 def _check_rank(world: World) -> None:
     scale = LossScale()
-    assert not scale.update([OVERFLOWN if world.rank == 1 else FINE], world), "one rank's overflow is everybody's"
+    assert not scale.update([OVERFLOWN if world.rank == 1 else FINE], world), (
+        "an overflow on one rank must end the step on all ranks"
+    )
     assert scale.update([FINE], world)
     assert scale.tensors()["scale"] == 2**15
 

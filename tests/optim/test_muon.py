@@ -1,4 +1,4 @@
-"""Muon against its definition and against torch's; sharded parameters are in test_build.py."""
+"""Muon equals its definition and torch's Muon. test_build.py tests sharded parameters."""
 
 # R = rows, C = columns of a weight
 
@@ -28,7 +28,7 @@ def _train(weight_RC: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _reference(weight_RC: Tensor, *, momentum: float, weight_decay: float) -> Tensor:
-    """The definition in double precision."""
+    """Compute the definition in double precision."""
     num_rows, num_columns = weight_RC.shape
     weight_RC = weight_RC.double()
     mean_RC = torch.zeros_like(weight_RC)
@@ -45,7 +45,7 @@ def _reference(weight_RC: Tensor, *, momentum: float, weight_decay: float) -> Te
 
 
 @each_shape
-def test_update_is_the_definition(shape: tuple[int, int]) -> None:
+def test_the_update_equals_the_definition(shape: tuple[int, int]) -> None:
     start_RC = _random(shape, 0)
     weight_RC = nn.Parameter(start_RC.clone())
     _train(weight_RC, Muon([weight_RC], lr=1.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY))
@@ -60,7 +60,7 @@ def test_update_is_the_definition(shape: tuple[int, int]) -> None:
 
 
 @each_shape
-def test_update_is_torchs_but_for_its_bfloat16(shape: tuple[int, int]) -> None:
+def test_the_update_equals_that_of_torch_up_to_bfloat16(shape: tuple[int, int]) -> None:
     ours_RC, theirs_RC = (nn.Parameter(_random(shape, 0)) for _ in range(2))
     _train(ours_RC, Muon([ours_RC], lr=1.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY))
     _train(theirs_RC, torch.optim.Muon([theirs_RC], lr=1.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY))
@@ -69,13 +69,13 @@ def test_update_is_torchs_but_for_its_bfloat16(shape: tuple[int, int]) -> None:
 
 
 @each_shape
-def test_an_orthogonal_matrix_has_the_same_length_in_every_direction(shape: tuple[int, int]) -> None:
+def test_singular_values_of_an_orthogonalized_matrix_are_close_to_1(shape: tuple[int, int]) -> None:
     lengths = torch.linalg.svdvals(orthogonal(_random(shape, 0)))
     assert lengths.min() > 0.5 and lengths.max() < 1.25
 
 
-def test_fewer_iterations_are_a_rougher_orthogonal_matrix() -> None:
-    """And the optimizer makes as many as it was told."""
+def test_fewer_iterations_give_a_rougher_orthogonal_matrix() -> None:
+    """The optimizer makes as many iterations as its option says."""
     lengths = {n: torch.linalg.svdvals(orthogonal(_random((8, 8), 0), n)) for n in (1, 5)}
     assert lengths[1].min() < 0.5 < lengths[5].min()
     weight_RC = nn.Parameter(torch.zeros(6, 16))
@@ -85,13 +85,13 @@ def test_fewer_iterations_are_a_rougher_orthogonal_matrix() -> None:
 
 
 def test_the_order_of_the_rows_does_not_matter() -> None:
-    """Tensor parallelism keeps them in another."""
+    """Tensor parallelism keeps the rows in another order."""
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
     matrix_RC = _random((16, 6), 0)
     torch.testing.assert_close(orthogonal(matrix_RC[order]), orthogonal(matrix_RC)[order])
 
 
-def test_nothing_stays_nothing() -> None:
+def test_a_zero_gradient_gives_a_finite_update() -> None:
     weight_RC = nn.Parameter(torch.ones(3, 4))
     weight_RC.grad = torch.zeros(3, 4)
     Muon([weight_RC], lr=0.5, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY).step()

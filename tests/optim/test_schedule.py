@@ -1,4 +1,4 @@
-"""The schedule's end points and shape, and what the size of the batch makes of the rates."""
+"""The end points and the shape of the schedule, and the effect of the batch size on the rates."""
 
 import math
 from itertools import pairwise
@@ -13,7 +13,7 @@ def test_warm_up_is_linear_from_the_first_step() -> None:
 
 
 @pytest.mark.parametrize(("total", "warmup", "min_ratio"), [(100, 4, 0.1), (7, 0, 0.0), (3000, 2000, 1.0), (5, 4, 0.3)])
-def test_last_step_gets_exactly_the_minimum_and_the_way_there_falls(total: int, warmup: int, min_ratio: float) -> None:
+def test_the_rate_falls_to_exactly_its_minimum_at_the_last_step(total: int, warmup: int, min_ratio: float) -> None:
     curve = [lr_multiplier(step, total, warmup, min_ratio) for step in range(1, total + 1)]
     assert curve[-1] == min_ratio
     rising, falling = curve[:warmup], curve[max(warmup - 1, 0) :]
@@ -29,13 +29,13 @@ def test_decay_is_a_half_cosine() -> None:
 
 
 @pytest.mark.parametrize("warmup", [10, 20])
-def test_a_run_no_longer_than_its_warm_up_only_warms_up(warmup: int) -> None:
+def test_a_run_that_ends_within_its_warm_up_does_not_decay(warmup: int) -> None:
     assert [lr_multiplier(step, 10, warmup, 0.1) for step in range(1, 11)] == [s / warmup for s in range(1, 11)]
 
 
 @pytest.mark.parametrize(
     ("kind", "half", "same", "fourfold"), [("none", 1, 1, 1), ("sqrt", 0.5**0.5, 1, 2), ("linear", 0.5, 1, 4)]
 )
-def test_rates_follow_the_batch(kind: BatchScaling, half: float, same: float, fourfold: float) -> None:
+def test_rates_scale_with_the_batch_size(kind: BatchScaling, half: float, same: float, fourfold: float) -> None:
     scales = [batch_scale(kind, size, 768) for size in (384, 768, 3072)]
     assert scales == pytest.approx([half, same, fourfold], rel=1e-12)

@@ -1,4 +1,4 @@
-"""The sparse update must not depend on how the batch is split over ranks (CPU, gloo)."""
+"""The sparse update does not depend on how the batch is split over ranks (CPU, gloo)."""
 
 # P = rows of the table, E = embedding size, B = global batch
 
@@ -18,7 +18,11 @@ NUM_ROWS, DIM, BATCH = 20, 3, 16
 
 
 def _problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Slots name rows 0..9, none 10..19; gradients are integers, so that every order of summation is exact."""
+    """Return a table, and the row and the gradient of each slot.
+
+    Slots name only rows 0 to 9 of 20. The gradients are integers, so that every order of summation
+    is exact.
+    """
     generator = torch.Generator().manual_seed(0)
     table_PE = torch.randn(NUM_ROWS, DIM, generator=generator)
     ids_B = torch.randint(NUM_ROWS // 2, (BATCH,), generator=generator, dtype=torch.int32)
@@ -27,7 +31,7 @@ def _problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def _reference(table_PE: torch.Tensor, ids_B: torch.Tensor, grad_BE: torch.Tensor) -> torch.Tensor:
-    """The definition, as slowly and plainly as possible."""
+    """Compute the definition, row by row."""
     for row in sorted(set(ids_B.tolist())):
         grad_E = grad_BE[ids_B == row].sum(0)
         table_PE[row] = table_PE[row] * (1 - LR * WEIGHT_DECAY) - LR * grad_E.sign()
@@ -52,7 +56,7 @@ def _check_uneven_shares(world: World) -> None:
     world = use_device(world, "cpu", config)
     _, ids_B, grad_BE = _problem()
     mine = world.slice_of(BATCH)
-    for num_rows in (NUM_ROWS, 11, 2):  # evenly over 4 ranks; unevenly; 2: not one for each
+    for num_rows in (NUM_ROWS, 11, 2):  # 4 ranks share 20 rows evenly and 11 unevenly; with 2 rows some ranks have none
         table_PE = _problem()[0][:num_rows].contiguous()
         ids_of_B = ids_B % num_rows
         expected_PE = _reference(table_PE.clone(), ids_of_B, grad_BE)
@@ -73,18 +77,18 @@ def _check_uneven_shares(world: World) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_update_of_a_sharded_table_by_uneven_shares(world_size: int) -> None:
-    """Slots name the first half of the rows, so that some shards are named by none."""
+    """Slots name only the first half of the rows, so that some shards get no update."""
     run_ranks(_check_uneven_shares, world_size)
 
 
-def test_the_problem_has_what_it_is_to_show() -> None:
+def test_the_problem_covers_shared_rows_and_zero_sums() -> None:
     _, ids_B, grad_BE = _problem()
     rows = set(ids_B.tolist())
-    assert len(rows) < BATCH, "no row is named twice"
+    assert len(rows) < BATCH, "the problem lacks a row that two slots name"
     halves = [{r for r in rows if r in ids_B[part].tolist()} for part in (slice(0, 8), slice(8, 16))]
-    assert halves[0] & halves[1], "no row is named by two ranks"
+    assert halves[0] & halves[1], "the problem lacks a row that slots of two ranks name"
     sums = torch.stack([grad_BE[ids_B == r].sum(0) for r in rows])
-    assert (sums == 0).any(), "no gradient cancels, whose sign is 0"
+    assert (sums == 0).any(), "the problem lacks gradients with sum 0, whose sign is 0"
 
 
 def test_untouched_rows_are_untouched() -> None:
@@ -114,5 +118,5 @@ def _is_finite(world: World, bad_rank: int) -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize("bad_rank", [0, 1])
-def test_every_rank_hears_of_a_gradient_that_is_not_finite(bad_rank: int) -> None:
+def test_every_rank_learns_that_a_gradient_is_not_finite(bad_rank: int) -> None:
     assert run_ranks(_is_finite, 2, bad_rank) == [(True, False), (True, False)]
