@@ -1,4 +1,4 @@
-"""A name that no file can have is one line and status 2 in every program that takes options."""
+"""Every program refuses an impossible file name with one line and status 2."""
 
 import argparse
 from collections.abc import Callable
@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_name_that_is_too_long(
+def test_a_name_that_is_too_long_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -44,11 +44,11 @@ def test_a_name_that_is_too_long(
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1, err
     assert TOO_LONG in err and "too long" in err, err
-    assert not list(tmp_path.iterdir()), "something was left behind"
+    assert not list(tmp_path.iterdir()), "the refused program left a file behind"
 
 
-def test_a_path_of_any_other_kind_passes(tmp_path: Path) -> None:
-    """Whether the path exists is for the program to say, which knows what it wants there."""
+def test_every_possible_path_is_accepted(tmp_path: Path) -> None:
+    """The program itself checks later whether the path exists."""
     for path in (tmp_path, tmp_path / "missing", Path("relative")):
         assert typed_path(str(path)) == path
     with pytest.raises(argparse.ArgumentTypeError, match="too long"):

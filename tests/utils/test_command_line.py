@@ -1,4 +1,4 @@
-"""What a user types: pages that can be read, and mistakes in one line that say what is wrong and what to do."""
+"""The command line: readable pages, and one line for each mistake with the way to correct it."""
 
 import re
 from pathlib import Path
@@ -42,7 +42,7 @@ def _mistake(*typed: str) -> str:
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_is_a_page_one_can_read(flag: str) -> None:
+def test_help_is_a_readable_page(flag: str) -> None:
     page = CommandLine.parse([flag], "pretrain", USAGE).page
     assert page is not None
     assert page.startswith("pretrain.py: ")
@@ -51,12 +51,12 @@ def test_help_is_a_page_one_can_read(flag: str) -> None:
         choices = r",\s+".join(sorted(path.stem for path in group.glob("[!_]*.yaml")))
         assert re.search(rf"^ +{group.name} +{choices}\s+\(default: \w+\)$", page, re.MULTILINE)
     for name in ("pretrain.yaml", "arch/_common.yaml", "arch/hrm.yaml", "optim/adam_atan2.yaml"):
-        # Comments and all.
+        # The page has the whole YAML, with its comments.
         assert (CONFIG_DIR / name).read_text().strip() in page
     assert max(map(len, page.splitlines())) <= 160
 
 
-def test_help_wins_over_a_mistake_beside_it() -> None:
+def test_help_is_shown_in_spite_of_a_mistake() -> None:
     assert CommandLine.parse(["bogus=1", "--help"], "pretrain", USAGE).page is not None
 
 
@@ -66,7 +66,7 @@ def test_cfg_job_shows_the_composed_config() -> None:
         assert page is not None
         shown = yaml.safe_load(page)
         assert (shown["lr"], shown["arch"]["L_cycles"], shown["arch"]["puzzle_emb_ndim"]) == (5e-4, 8, 512)
-        # What is shown can be run.
+        # The shown config can be run.
         assert validate(PretrainConfig, shown) == _read("experiment=sudoku_hard_full", "lr=5e-4")
 
 
@@ -159,20 +159,20 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_a_mistake_is_one_line_with_the_value_and_what_to_do(case: str) -> None:
+def test_a_mistake_is_one_line_with_the_value_and_the_correction(case: str) -> None:
     typed, expected = MISTAKES[case]
     assert re.search(expected, _mistake(*typed))
 
 
-def test_several_mistakes_are_told_at_once() -> None:
+def test_several_mistakes_are_reported_together() -> None:
     message = _mistake("epochs=true", "lr=x", "arch.halt_max_steps=0", "seed=-1", "wandb.mode=maybe")
     for key in ("epochs", "lr", "halt_max_steps", "seed", "wandb.mode"):
         assert re.search(rf"\b{key}\b", message)
     assert message.count(";") >= 4
 
 
-def test_a_mistake_of_another_program_knows_its_keys() -> None:
-    """Although one of them must be given, and isn't."""
+def test_a_mistake_for_another_program_names_the_keys_of_that_program() -> None:
+    """An unknown key is reported first, even if a required key is missing."""
     with pytest.raises(ValueError, match=r"^unknown key 'batchsize'; did you mean batch_size\?$"):
         read_config("evaluate", ["batchsize=3"])
     with pytest.raises(ValueError, match=r"^checkpoint is not set; give checkpoint=\.\.\.$"):
@@ -183,7 +183,7 @@ def test_a_mistake_of_another_program_knows_its_keys() -> None:
     text=st.text(min_size=0, max_size=30), key=st.sampled_from(["", "lr=", "run_name=", "arch=", "~", "wandb.tags="])
 )
 @settings(max_examples=80, deadline=None)
-def test_whatever_is_typed_is_read_or_refused_in_one_line(text: str, key: str) -> None:
+def test_any_text_is_accepted_or_refused_in_one_line(text: str, key: str) -> None:
     try:
         read_config("pretrain", [key + text])
     except ValueError as error:
@@ -194,12 +194,12 @@ def test_whatever_is_typed_is_read_or_refused_in_one_line(text: str, key: str) -
 
 
 @pytest.mark.parametrize("text, value", [("1e-4", 1e-4), ("0", 0.0), ("3", 3.0), ("1E-3", 1e-3), (".5", 0.5)])
-def test_numbers_as_people_write_them(text: str, value: float) -> None:
+def test_common_spellings_of_numbers_are_accepted(text: str, value: float) -> None:
     config = _read(f"lr={text}")
     assert config.lr == value and isinstance(config.lr, float)
 
 
-def test_other_values() -> None:
+def test_values_of_other_types_are_accepted() -> None:
     assert _read("run_name=42").run_name == "42"
     assert _read("run_name='a=b, c'").run_name == "a=b, c"
     assert _read("data_path=/with/space here").data_path == "/with/space here"
@@ -212,8 +212,8 @@ def test_other_values() -> None:
     assert _read("max_steps=${epochs}").max_steps == 100000
 
 
-def test_reading_leaves_hydra_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written where it runs, and a second reading starts from nothing."""
+def test_reading_leaves_no_trace_of_hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file is written, and a second reading does not see the values of the first."""
     monkeypatch.chdir(tmp_path)
     _read("lr=3")
     assert _read().lr == 1e-4
@@ -223,13 +223,13 @@ def test_reading_leaves_hydra_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
 # ---- resuming --------------------------------------------------------------------------------------------
 
 
-def test_changes_are_what_was_typed() -> None:
+def test_the_changes_are_the_typed_values() -> None:
     assert typed_changes("pretrain", []) == {}
     assert typed_changes("pretrain", ["lr=3e-4", "arch.L_cycles=4"]) == {"lr": 3e-4, "arch.L_cycles": 4}
 
 
-def test_a_default_that_was_typed_is_a_change() -> None:
-    """The stored run may have another value, and the person wants this one."""
+def test_a_typed_default_is_a_change() -> None:
+    """The stored run may have another value."""
     assert typed_changes("pretrain", ["lr=1e-4"]) == {"lr": 1e-4}
     assert typed_changes("pretrain", ["+lr=1e-4", "max_steps=null"]) == {"lr": 1e-4, "max_steps": None}
     assert typed_changes("pretrain", ["wandb.tags=[]"]) == {"wandb.tags": []}
@@ -241,8 +241,8 @@ def test_changes_of_a_typed_group() -> None:
     assert "lr" not in changes and "data_path" not in changes
 
 
-def test_what_follows_by_interpolation_was_not_typed() -> None:
-    """Or a run with puzzle_emb_ndim=0 that is resumed with its own hidden_size would get a puzzle table."""
+def test_values_from_interpolation_are_not_changes() -> None:
+    """Otherwise a typed hidden_size would give a run with puzzle_emb_ndim=0 a puzzle table."""
     assert typed_changes("pretrain", ["arch.hidden_size=64"]) == {"arch.hidden_size": 64}
     assert typed_changes("pretrain", ["+arch.loss={loss_type: softmax_cross_entropy}"]) == {
         "arch.loss.loss_type": "softmax_cross_entropy"
@@ -260,8 +260,8 @@ def test_what_follows_by_interpolation_was_not_typed() -> None:
         ["experiment=sudoku_hard_full", "debug=overfit", "+seed=3"],
     ],
 )
-def test_the_same_command_changes_nothing(typed: list[str]) -> None:
-    """A restart by torchrun types what the first attempt typed."""
+def test_the_same_command_makes_no_change(typed: list[str]) -> None:
+    """A restart by torchrun repeats the command line of the first attempt."""
     config = read_config("pretrain", typed)
     assert differences(config, with_changes(config, typed_changes("pretrain", typed))) == []
 
@@ -280,7 +280,7 @@ def test_changes_reach_nested_keys_and_leave_the_original() -> None:
     assert with_changes(stored, {}) == stored
 
 
-def test_stored_text_stays_text() -> None:
+def test_stored_text_is_not_interpolated() -> None:
     assert with_changes({"run_name": "${lr}", "lr": 1}, {"lr": 2}) == {"run_name": "${lr}", "lr": 2}
 
 
@@ -296,7 +296,7 @@ def test_differences_name_every_leaf() -> None:
     assert differences(new, new) == []
 
 
-def test_resuming_with_changes_validates() -> None:
+def test_a_config_with_changes_is_validated() -> None:
     stored = _read("experiment=sudoku_extreme_1k", "run_name=x").model_dump()
     changes = typed_changes("pretrain", ["lr=3e-4", "wandb.mode=offline", "resume=auto"])
     config = validate(PretrainConfig, with_changes(stored, changes))

@@ -1,4 +1,4 @@
-"""metrics.jsonl holds every step once, W&B never stands in the way, and a redirected log can be read."""
+"""metrics.jsonl has every step once, W&B never stops a run, and a redirected log is readable."""
 
 import io
 import json
@@ -37,7 +37,7 @@ def test_a_row_is_a_line_of_scalars(tmp_path: Path) -> None:
     metrics = _metrics(tmp_path)
     metrics.write(1, {"train/lm_loss": 1.5, "train/lr": 1e-4})
     metrics.write(10, {"eval/all/exact_accuracy": 0.5})
-    # On disk at once: a kill loses nothing.
+    # The rows are on the disk at once, so that a kill loses no row.
     assert _rows(tmp_path) == [
         {"step": 1, "train/lm_loss": 1.5, "train/lr": 1e-4},
         {"step": 10, "eval/all/exact_accuracy": 0.5},
@@ -59,7 +59,7 @@ def test_resuming_drops_later_rows_and_a_torn_last_line(tmp_path: Path, torn: st
     metrics.close()
 
 
-def test_a_kept_row_without_its_newline(tmp_path: Path) -> None:
+def test_resuming_completes_a_row_without_its_newline(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
     metrics = _metrics(tmp_path, first=2)
     metrics.write(3, {"a": 1.0})
@@ -76,7 +76,7 @@ def test_other_ranks_write_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert list(tmp_path.iterdir()) == [] and capfd.readouterr() == ("", "")
 
 
-def test_a_disk_that_refuses_is_no_secret(tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
     metrics = _metrics(tmp_path / "gone")
     with pytest.raises(UserError, match=r"metrics\.jsonl could not be written"):
         metrics.write(1, {"a": 1.0})
@@ -109,7 +109,7 @@ def _train_row(loss: float) -> dict[str, float]:
     }
 
 
-def test_a_redirected_log_has_lines_with_what_a_person_asks_for(clock: SimpleNamespace) -> None:
+def test_a_redirected_log_has_lines_with_the_main_figures(clock: SimpleNamespace) -> None:
     stream = io.StringIO()
     progress = _Progress(0, 100, stream)
     clock.s += 10
@@ -126,7 +126,7 @@ def test_the_eta_of_a_resumed_run_counts_its_own_steps(clock: SimpleNamespace) -
     assert _shown(progress, stream)[0].endswith("ETA 00:10")
 
 
-def test_a_long_run_fills_no_disk_and_stays_alive(clock: SimpleNamespace) -> None:
+def test_a_long_run_has_few_lines_up_to_its_end(clock: SimpleNamespace) -> None:
     stream = io.StringIO()
     progress = _Progress(0, 1000, stream)
     for step in range(10, 1001, 10):
@@ -156,7 +156,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_a_person_at_a_terminal_sees_a_bar() -> None:
+def test_a_terminal_shows_a_progress_bar() -> None:
     stream = _Terminal()
     progress = _Progress(5, 20, stream)
     progress.advance(10)
@@ -181,7 +181,7 @@ class _TerminalThatGoesAway(_GoesAway, _Terminal):
     pass
 
 
-def test_nobody_has_to_read() -> None:
+def test_a_closed_terminal_does_not_end_the_run() -> None:
     for stream in (_GoesAway(), _TerminalThatGoesAway()):
         progress = _Progress(0, 20, stream)
         stream.gone = True
@@ -199,7 +199,7 @@ class _WandbError(Exception):
 
 
 class _FakeWandb(SimpleNamespace):
-    """Stands for the package: notes what is asked of it."""
+    """Takes the place of the package and records the calls."""
 
     Error = _WandbError
 
@@ -242,7 +242,7 @@ def test_auto_with_an_account_goes_online_under_the_run_s_id(tmp_path: Path, mon
     assert fake.logged == [(3, {"train/lm_loss": 1.0}), ("finish", 0)]
 
 
-def test_a_failure_is_reported_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_is_reported_to_wandb_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = _install(monkeypatch, _FakeWandb())
     _metrics(tmp_path, mode="online").close(failed=True)
     assert fake.logged == [("finish", 1)]
@@ -254,7 +254,7 @@ def test_a_service_that_fails_ends_no_run(
 ) -> None:
     fake = _install(monkeypatch, _FakeWandb())
     metrics = _metrics(tmp_path, mode="online")
-    monkeypatch.setattr(fake, "logged", None)  # which raises
+    monkeypatch.setattr(fake, "logged", None)  # every call of log raises
     for step in (1, 2):
         metrics.write(step, {"a": 1.0})
     metrics.close()
@@ -263,7 +263,7 @@ def test_a_service_that_fails_ends_no_run(
     assert [row["step"] for row in _rows(tmp_path)] == [1, 2]
 
 
-def test_a_server_that_is_silent_holds_the_others_up_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_delays_the_end_only_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     run = SimpleNamespace(finish=lambda exit_code: released.wait(60))
     _install(monkeypatch, SimpleNamespace(Error=_WandbError, init=lambda **options: run))
@@ -274,7 +274,7 @@ def test_a_server_that_is_silent_holds_the_others_up_so_long(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("fake", [_FakeWandb(account=False), _FakeWandb(login_raises=True)], ids=["none", "raises"])
-def test_auto_without_an_account_goes_on_without(
+def test_auto_without_an_account_disables_wandb(
     fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _install(monkeypatch, fake)
@@ -297,7 +297,7 @@ def test_auto_without_a_network_goes_on_offline(
     assert "W&B can't be reached (network is unreachable); going on offline" in capfd.readouterr().err
 
 
-def test_online_that_was_asked_for_and_fails_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_online_without_a_network_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(monkeypatch, _FakeWandb(reachable=False))
     with pytest.raises(
         ValueError, match=r"^wandb.mode=online failed: network is unreachable; wandb.mode=offline needs"
@@ -305,7 +305,7 @@ def test_online_that_was_asked_for_and_fails_is_a_mistake(tmp_path: Path, monkey
         _metrics(tmp_path, mode="online")
 
 
-def test_without_the_package(
+def test_without_the_package_only_online_and_offline_are_mistakes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _install(monkeypatch, None)
@@ -318,8 +318,8 @@ def test_without_the_package(
             _metrics(tmp_path, mode=mode)
 
 
-def test_disabled_never_imports_it(quiet: Path, tmp_path: Path) -> None:
-    """A whole program's imports, and the sink itself, in a process that imported nothing before."""
+def test_disabled_never_imports_wandb(quiet: Path, tmp_path: Path) -> None:
+    """A new process imports the whole program and writes a row."""
     code = f"""
 import sys
 from pathlib import Path
@@ -336,10 +336,10 @@ assert not [name for name in sys.modules if name.split(".")[0] == "wandb"]
     assert not list(quiet.rglob("*wandb*"))
 
 
-def test_offline_writes_its_files_without_an_account(
+def test_offline_needs_neither_an_account_nor_a_network(
     data: Path, tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real package. Neither a key nor a network."""
+    """This test uses the real package, without a key and without a network."""
     run = tmp_path / "run"
     hook = runs.with_arguments(_without_account, str(tmp_path / "home"))
     runs.train(runs.settings(data, run, wandb__mode="offline", max_steps=3), log, hook=hook).ok()

@@ -1,4 +1,7 @@
-"""What a run says that runs out of memory; on a device, tests/gpu."""
+"""The advice of a run that is out of memory on the host.
+
+tests/gpu has the same test for a device.
+"""
 
 import resource
 from pathlib import Path
@@ -13,7 +16,7 @@ from utils.out_of_memory import advice, is_out_of_memory
 
 
 def _little_memory(rank: int) -> None:
-    """From the third step on the process may not take more than it has."""
+    """Forbid the process to allocate more memory from the third step on."""
 
     def limit(step: int) -> None:
         if step == 3:
@@ -24,7 +27,7 @@ def _little_memory(rank: int) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
-def test_a_run_out_of_memory_says_what_to_turn(data: Path, tmp_path: Path, log: Path) -> None:
+def test_a_run_out_of_memory_advises_which_keys_to_change(data: Path, tmp_path: Path, log: Path) -> None:
     done = train(settings(data, tmp_path / "run", global_batch_size=1024), log, hook=_little_memory)
     assert done.status == 1, done.output
     (line,) = [line for line in done.output.splitlines() if line.startswith("fault on rank 0: ")]
@@ -32,10 +35,10 @@ def test_a_run_out_of_memory_says_what_to_turn(data: Path, tmp_path: Path, log: 
     assert "out of memory with 1024 slots at a time (1024 of global_batch_size=1024 on this rank" in line
     assert "GB taken by this process" in line and "grad_accumulation=2 (512 slots at a time)" in line
     assert "arch.activation_checkpointing=block" in line and "parallel=fsdp" in line
-    assert "step_00000002" in line, "the last good checkpoint"
+    assert "step_00000002" in line, "the message does not name the last good checkpoint"
 
 
-def test_only_what_is_left_to_turn_is_advised() -> None:
+def test_advice_names_only_keys_that_can_still_help() -> None:
     base: dict[str, Any] = {"num_slots": 8, "divisible_slots": 8, "global_batch_size": 64, "num_state_bytes": 10**9}
     text = advice(torch.device("cpu"), grad_accumulation=8, activation_checkpointing="block", parallel="fsdp", **base)
     assert "1 slots at a time" in text and "lower global_batch_size" in text
@@ -44,7 +47,7 @@ def test_only_what_is_left_to_turn_is_advised() -> None:
     assert "grad_accumulation=4 (2 slots at a time)" in text and "splits the 1.00 GB" in text
 
 
-def test_what_counts_as_out_of_memory() -> None:
+def test_which_errors_count_as_out_of_memory() -> None:
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))

@@ -1,6 +1,4 @@
-"""The clock counts training, not what stands between steps; the sampler sees whatever ranks send one another; the
-profiler leaves a trace and two tables.
-"""
+"""The clock, the share of evaluation, the sampler of communication, and the profiler."""
 
 import json
 import time
@@ -42,21 +40,21 @@ def test_time_of_steps_without_pauses(now: SimpleNamespace) -> None:
 
     def batches() -> Iterator[int]:
         for batch in range(6):
-            now.s += 0.25  # reading
+            now.s += 0.25  # reading the batch
             yield batch
 
     rows = []
     for batch in clock.timing_data(batches()):
-        now.s += 1.0  # training
+        now.s += 1.0  # the step
         if batch in (1, 5):
             rows.append(clock.read(8))
         with clock.paused():
-            now.s += 100.0  # evaluation
+            now.s += 100.0  # an evaluation, which the clock must not count
     expected = {"perf/examples_per_second": 8 / 1.25, "perf/step_ms": 1250.0, "perf/data_ms": 250.0}
     assert rows == [pytest.approx(expected), pytest.approx(expected)]
 
 
-def test_a_failure_in_a_pause_is_passed_on(now: SimpleNamespace) -> None:
+def test_an_exception_in_a_pause_is_passed_on(now: SimpleNamespace) -> None:
     clock = StepClock()
     with pytest.raises(KeyError), clock.paused():
         raise KeyError
@@ -74,8 +72,12 @@ def test_memory_is_that_of_this_process() -> None:
     assert len(block) == 300_000_000
 
 
-def test_evaluation_has_its_share_and_no_more(now: SimpleNamespace) -> None:
-    """A fifth of all time: 20 s after 80 s, and later what has come up since, less what it took too much."""
+def test_evaluations_get_their_share_of_the_time(now: SimpleNamespace) -> None:
+    """The share is a fifth of all time: 20 s after 80 s of training.
+
+    A later evaluation gets a fifth of the time since, less the time that earlier evaluations took
+    too much.
+    """
     share = TimeShare(0.2)
     now.s += 80
     with share.taking(limited=True) as deadline:
@@ -87,16 +89,16 @@ def test_evaluation_has_its_share_and_no_more(now: SimpleNamespace) -> None:
     assert share.share == pytest.approx(25 / 105)
     now.s += 15
     with share.taking(limited=True) as deadline:
-        assert deadline.is_over, "25 of 120 s are more than a fifth already"
+        assert deadline.is_over, "25 of 120 s are already more than a fifth"
     now.s += 80
-    with share.taking(limited=True) as deadline:  # 25 + 18.75 of 200 + 18.75 s
+    with share.taking(limited=True) as deadline:  # it may take 18.75 s: 25 + 18.75 is a fifth of 200 + 18.75
         now.s += 18.7
         assert not deadline.is_over
         now.s += 0.1
         assert deadline.is_over
 
 
-def test_without_a_largest_share_it_is_only_counted(now: SimpleNamespace) -> None:
+def test_without_a_limit_the_share_is_only_measured(now: SimpleNamespace) -> None:
     share = TimeShare(None)
     now.s += 1
     with share.taking(limited=True) as deadline:
@@ -105,24 +107,24 @@ def test_without_a_largest_share_it_is_only_counted(now: SimpleNamespace) -> Non
     assert share.share == pytest.approx(1e6 / (1e6 + 1))
 
 
-def test_a_put_off_evaluation_has_all_the_time(now: SimpleNamespace) -> None:
+def test_an_unlimited_evaluation_has_no_deadline(now: SimpleNamespace) -> None:
     with TimeShare(0.1).taking(limited=False) as deadline:
         now.s += 1e6
         assert not deadline.is_over
 
 
-def test_laps_that_would_end_behind_the_deadline(now: SimpleNamespace) -> None:
-    """The longest counts; and the next evaluation knows it from the start."""
+def test_a_deadline_is_near_if_the_longest_lap_would_miss_it(now: SimpleNamespace) -> None:
+    """The next evaluation knows the longest lap from its start."""
     share = TimeShare(0.5)
     now.s += 10
-    with share.taking(limited=True) as deadline:  # 10 s
-        assert not deadline.is_near  # nobody knows yet how long one takes
+    with share.taking(limited=True) as deadline:  # the deadline is in 10 s
+        assert not deadline.is_near  # the length of a lap is not known yet
         for seconds in (3.0, 1.0):
             deadline.begin_lap()
             now.s += seconds
             deadline.end_lap()
             now.s += 0.5
-        assert not deadline.is_near  # 5 s are over
+        assert not deadline.is_near  # 5 s have passed
         now.s += 2.1
         assert deadline.is_near and not deadline.is_over
     now.s += 2.0
@@ -133,7 +135,7 @@ def test_laps_that_would_end_behind_the_deadline(now: SimpleNamespace) -> None:
         assert deadline.is_near
 
 
-def test_sets_share_the_time_that_is_left(now: SimpleNamespace) -> None:
+def test_sets_share_the_remaining_time(now: SimpleNamespace) -> None:
     seen = []
     deadline = Deadline(9.0)
     for name, part in deadline.shared_by(["a", "b", "c"]):
@@ -142,17 +144,17 @@ def test_sets_share_the_time_that_is_left(now: SimpleNamespace) -> None:
         seen.append(part.is_over)
         now.s += 0.2
         seen.append(part.is_over)
-    assert seen == [False, True, False, False, False, True]  # b had 2.95 s, c the 3.7 s left
+    assert seen == [False, True, False, False, False, True]  # b may take 2.95 s, and c the remaining 3.7 s
     assert not deadline.was_met
 
 
-def test_spans_that_overlap_count_once() -> None:
+def test_overlapping_spans_count_once() -> None:
     assert _union([]) == 0
     assert _union([(30, 40), (10, 20), (15, 18), (19, 25), (40, 41)]) == 26
 
 
 def _check_rows(world: World) -> None:
-    """What is in a row, and when; every rank has the same one."""
+    """Only rows of sampled steps have figures of communication. Every rank gets the same row."""
     sampler = CommSampler(2, world)
     keys = []
     for step in range(1, 5):
@@ -160,7 +162,7 @@ def _check_rows(world: World) -> None:
             dist.all_reduce(torch.ones(8))
         row = sampler.row()
         if "perf/comm_ms" in row:
-            del row["perf/max_memory_gb"]  # of now, which another rank can't know
+            del row["perf/max_memory_gb"]  # each rank measures its own memory
             assert world.gather_objects(row) == [row] * world.size
             row["perf/max_memory_gb"] = 0.0
         keys.append(row.keys())
@@ -178,7 +180,7 @@ def _check_against_a_stopwatch(world: World) -> None:
     sampler = CommSampler(1, world)
     world.barrier()
     with sampler.step(1):
-        time.sleep(0.1)  # which is no communication
+        time.sleep(0.1)  # this is not communication
         began = time.perf_counter()
         dist.all_reduce(x)
         expected_ms = 1e3 * (time.perf_counter() - began)
@@ -186,7 +188,7 @@ def _check_against_a_stopwatch(world: World) -> None:
 
 
 def _check_a_late_rank(world: World) -> None:
-    """Rank 0 waits for rank 1: that is communication for rank 0, work for rank 1, and an imbalance."""
+    """Rank 0 waits for rank 1: communication for rank 0, work for rank 1, and imbalance."""
     x, sampler = torch.ones(1000), CommSampler(1, world)
     world.barrier()
     with sampler.step(1):
@@ -200,13 +202,16 @@ def _check_a_late_rank(world: World) -> None:
 
 
 def _check_it_sees_everything(world: World) -> None:
-    """The calls of every strategy, told by how long a late rank keeps the other one waiting in them."""
+    """The sampler sees the communication of every strategy.
+
+    In each call a late rank keeps the other rank waiting, and the sampler must measure that time.
+    """
     x, like = torch.ones(1000), nn.Linear(8, 8)
     ddp = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
     sharded = nn.Sequential(nn.Linear(8, 8))
     fully_shard(sharded)
     inputs = torch.ones(4, 8)
-    first_outputs = {"ddp": ddp(inputs).sum()}  # waited for in the backward alone
+    first_outputs = {"ddp": ddp(inputs).sum()}  # DDP communicates only in the backward pass
     calls: dict[str, Callable[[], object]] = {
         "ddp": lambda: first_outputs["ddp"].backward(),
         "fsdp": lambda: sharded(inputs),
@@ -244,7 +249,7 @@ def _check_all(world: World) -> None:
     _check_memory_of_each_rank(world)
 
 
-def test_what_ranks_send_one_another() -> None:
+def test_communication_between_ranks_is_measured() -> None:
     run_ranks(_check_all, 2)
 
 
@@ -260,7 +265,7 @@ def _work() -> torch.Tensor:
     return (x @ x).relu().sum() + x.sin().cos().exp().log().sqrt().tanh().abs().neg().sigmoid().sum()
 
 
-def test_a_trace_and_the_ten_largest_of_time_and_memory(tmp_path: Path) -> None:
+def test_a_profile_has_a_trace_and_the_ten_largest_operations(tmp_path: Path) -> None:
     said: list[str] = []
     profiler = StepProfiler(True, tmp_path, said.append, CPU)
     for _ in range(8):
@@ -278,11 +283,11 @@ def test_a_trace_and_the_ten_largest_of_time_and_memory(tmp_path: Path) -> None:
         assert figures == sorted(figures, reverse=True)
         assert sum(float(line.split()[-1].rstrip("%")) for line in lines) <= 100.5
     mm = next(line.split() for line in memory.splitlines() if line.startswith("aten::mm "))
-    assert mm[1:3] == ["1", "0.02"]  # one call a step, 64 x 64 floats
+    assert mm[1:3] == ["1", "0.02"]  # one call in each step, with an output of 64 x 64 floats
     assert "(Python, between operations)" in times
 
 
-def test_switched_off_it_does_nothing(tmp_path: Path) -> None:
+def test_a_disabled_profiler_writes_nothing(tmp_path: Path) -> None:
     profiler = StepProfiler(False, tmp_path, lambda text: pytest.fail(text), CPU)
     for _ in range(8):
         profiler.step()
@@ -290,7 +295,7 @@ def test_switched_off_it_does_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_ends_before_the_trace_is_whole(tmp_path: Path) -> None:
+def test_a_run_that_ends_before_its_trace_reports_that(tmp_path: Path) -> None:
     said: list[str] = []
     profiler = StepProfiler(True, tmp_path, said.append, CPU)
     for _ in range(2):
@@ -300,10 +305,10 @@ def test_a_run_that_ends_before_the_trace_is_whole(tmp_path: Path) -> None:
     assert said == ["no trace: the run ended before step 6"]
 
 
-def test_a_resumed_run_whose_trace_was_written_before_says_nothing(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_earlier_trace(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text("{}")
     profiler = StepProfiler(True, tmp_path, lambda text: pytest.fail(text), CPU)
     _work()
     profiler.step()
     profiler.close()
-    assert (tmp_path / "trace.json").read_text() == "{}", "the trace of the first part of the run is gone"
+    assert (tmp_path / "trace.json").read_text() == "{}", "the trace of the first part of the run was overwritten"

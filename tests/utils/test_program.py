@@ -1,4 +1,4 @@
-"""The shell of all programs: how a fault is reported."""
+"""The shell of all programs: its report of a fault."""
 
 import os
 import subprocess

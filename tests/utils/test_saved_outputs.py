@@ -1,4 +1,4 @@
-"""Outputs are written in pieces, all of them, and a disk that is full is one mistake on all ranks."""
+"""Outputs are written completely, in pieces. A full disk is one mistake on all ranks."""
 
 from pathlib import Path
 
@@ -20,14 +20,14 @@ def _outputs(first: int, num: int) -> dict[str, torch.Tensor]:
     return {"rows": rows, "logits": rows[:, None].float().expand(num, 8).contiguous()}
 
 
-def test_pieces_of_a_size_come_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_outputs, "_BYTES_PER_FILE", 200)  # an example has 40
+def test_outputs_are_written_in_pieces_of_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_outputs, "_BYTES_PER_FILE", 200)  # an example has 40 bytes
     writer = OutputWriter(tmp_path, "all", SINGLE)
     first = 0
     for num in (3, 3, 1, 7, 1, 1):
         writer.add(_outputs(first, num))
         first += num
-        assert len(writer._pending) < 5  # memory does not grow with what was added
+        assert len(writer._pending) < 5  # memory does not grow with the number of outputs
     writer.close(SINGLE)
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == [f"all_rank0_{n:04d}.safetensors" for n in range(3)]
@@ -36,12 +36,12 @@ def test_pieces_of_a_size_come_back_whole(tmp_path: Path, monkeypatch: pytest.Mo
     assert torch.cat([piece["logits"] for piece in pieces])[:, 7].tolist() == list(range(16))
 
 
-def test_nothing_added_is_no_file(tmp_path: Path) -> None:
+def test_without_outputs_there_is_no_file(tmp_path: Path) -> None:
     OutputWriter(tmp_path, "all", SINGLE).close(SINGLE)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_of_an_attempt_before_go_and_nothing_else(tmp_path: Path) -> None:
+def test_only_files_of_an_earlier_attempt_are_removed(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "folder"
     OutputWriter.clear(folder, ["all"], SINGLE)
     assert not folder.exists()

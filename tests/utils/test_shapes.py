@@ -1,4 +1,4 @@
-"""Names and shapes, compared before anything is loaded."""
+"""Names and shapes are compared before a tensor is loaded."""
 
 import torch
 
@@ -13,7 +13,7 @@ def test_every_kind_of_difference_is_named() -> None:
     assert found.first == "only here"
 
 
-def test_the_same_has_no_differences() -> None:
+def test_equal_shapes_have_no_differences() -> None:
     tensors = {"a": torch.zeros(2, 3), "b": torch.zeros(())}
     found = compare_shapes({name: tensor.shape for name, tensor in tensors.items()}, shapes_of(tensors))
     assert found == Differences([], [], []) and found.first is None

@@ -1,4 +1,4 @@
-"""Weights come out as they went in, whatever kind of file holds them; a file that would run code runs none."""
+"""Files of weights: every format is read unchanged, and no code of a file is executed."""
 
 import builtins
 import io
@@ -41,7 +41,7 @@ def _legacy(contents: object, **options: Any) -> bytes:
 
 
 def _assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    assert list(ours) == list(theirs) or sorted(ours) == sorted(theirs)  # safetensors sorts
+    assert list(ours) == list(theirs) or sorted(ours) == sorted(theirs)  # safetensors sorts the names
     for name, tensor in theirs.items():
         assert ours[name].dtype == tensor.dtype and torch.equal(ours[name], tensor), name
 
@@ -52,7 +52,7 @@ def _one_line(path: Path | str, match: str) -> str:
         read_weights(str(path))
     message = str(caught.value)
     assert "\n" not in message and str(path) in message
-    assert "weights_only" not in message, "torch's advice to load it all the same"
+    assert "weights_only" not in message, "the message repeats torch's advice to load the file without the check"
     return message
 
 
@@ -61,7 +61,7 @@ def _one_line(path: Path | str, match: str) -> str:
 
 @pytest.mark.parametrize("name", ["step_21700", "checkpoint.pt", "model.safetensors"])
 @pytest.mark.parametrize("kind", [save, _saved, _legacy])
-def test_contents_tell_the_kind_and_not_the_name(kind: Callable[..., bytes], name: str, tmp_path: Path) -> None:
+def test_the_contents_decide_the_format_not_the_name(kind: Callable[..., bytes], name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(kind(_weights()))
     _assert_same(read_weights(str(path)), _weights())
@@ -73,7 +73,7 @@ def test_nested_weights_are_unwrapped(tmp_path: Path) -> None:
     _assert_same(read_weights(str(path)), _weights())
 
 
-def test_parameters_come_without_gradient(tmp_path: Path) -> None:
+def test_parameters_are_read_without_gradient(tmp_path: Path) -> None:
     torch.save({"w": torch.nn.Parameter(torch.ones(2))}, tmp_path / "w")
     assert not read_weights(str(tmp_path / "w"))["w"].requires_grad
 
@@ -81,8 +81,8 @@ def test_parameters_come_without_gradient(tmp_path: Path) -> None:
 # ---- what is refused -----------------------------------------------------------------------------------
 
 
-class _Runs:
-    """Unpickled without a check, it calls the function."""
+class _Payload:
+    """An object that calls a function when it is unpickled."""
 
     def __init__(self, function: Callable[..., object], *arguments: object) -> None:
         self.call = (function, arguments)
@@ -92,10 +92,10 @@ class _Runs:
 
 
 PAYLOADS = {
-    "os.system": lambda mark: _Runs(os.system, f"touch {mark}"),
-    "eval": lambda mark: _Runs(builtins.eval, f"open({str(mark)!r}, 'w')"),
-    "beside weights": lambda mark: {**_weights(), "more": _Runs(os.system, f"touch {mark}")},
-    "in the nested dict": lambda mark: {"model": _weights(), "optimizer": _Runs(os.system, f"touch {mark}")},
+    "os.system": lambda mark: _Payload(os.system, f"touch {mark}"),
+    "eval": lambda mark: _Payload(builtins.eval, f"open({str(mark)!r}, 'w')"),
+    "beside weights": lambda mark: {**_weights(), "more": _Payload(os.system, f"touch {mark}")},
+    "in the nested dict": lambda mark: {"model": _weights(), "optimizer": _Payload(os.system, f"touch {mark}")},
 }
 KINDS: dict[str, Callable[[object, int], bytes]] = {
     "raw": lambda contents, protocol: pickle.dumps(contents, protocol=protocol),
@@ -107,9 +107,7 @@ KINDS: dict[str, Callable[[object, int], bytes]] = {
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_pickle_that_runs_code_is_refused_and_does_not_run(
-    payload: str, kind: str, protocol: int, tmp_path: Path
-) -> None:
+def test_a_pickle_with_code_is_refused_and_does_not_run(payload: str, kind: str, protocol: int, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     contents = KINDS[kind](PAYLOADS[payload](mark), protocol)
     for name in ("step_21700", "model.safetensors"):
@@ -120,15 +118,15 @@ def test_pickle_that_runs_code_is_refused_and_does_not_run(
 
 
 def test_the_payloads_would_run(tmp_path: Path) -> None:
-    """Else the test above proved nothing."""
+    """The test above proves something only if the payloads work."""
     for name, payload in PAYLOADS.items():
         mark = tmp_path / name.replace(" ", "_")
         pickle.loads(pickle.dumps(payload(mark)))
         assert mark.exists(), name
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript
-def test_programs_are_refused(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript warns
+def test_torchscript_programs_are_refused(tmp_path: Path) -> None:
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "script")
     torch.save(torch.nn.Linear(2, 2), tmp_path / "module")
     with tarfile.open(tmp_path / "tar", "w") as tar:
@@ -139,7 +137,7 @@ def test_programs_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [save, _saved, _legacy])
-def test_truncated(kind: Callable[..., bytes], tmp_path: Path) -> None:
+def test_truncated_files_are_refused(kind: Callable[..., bytes], tmp_path: Path) -> None:
     contents = kind(_weights())
     path = tmp_path / "step_5"
     for size in range(1, len(contents), max(1, len(contents) // 60)):
@@ -150,13 +148,13 @@ def test_truncated(kind: Callable[..., bytes], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("contents", [b"# Results\n", b'{"a": 1}', bytes(1000), b"\x89PNG\r\n\x1a\n", b"PK\x03\x04"])
-def test_other_files(contents: bytes, tmp_path: Path) -> None:
+def test_files_of_other_formats_are_refused(contents: bytes, tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_bytes(contents)
     _one_line(path, "no file of weights|neither a whole")
 
 
-def test_nothing_to_read(tmp_path: Path) -> None:
+def test_paths_without_a_readable_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     _one_line(tmp_path / "empty", "is empty")
     _one_line(tmp_path, "is a folder; give a file of weights")
@@ -179,7 +177,7 @@ def test_nothing_to_read(tmp_path: Path) -> None:
         ({"w": torch.ones(2).to_sparse()}, "'w', which is no plain tensor"),
     ],
 )
-def test_anything_but_tensors(contents: object, match: str, tmp_path: Path) -> None:
+def test_contents_other_than_tensors_are_refused(contents: object, match: str, tmp_path: Path) -> None:
     torch.save(contents, tmp_path / "step_5")
     _one_line(tmp_path / "step_5", match)
 
@@ -208,12 +206,12 @@ def test_file_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("where", ["hf://", "hf://owner", "hf://owner/repo", "hf://owner/repo/", "hf://owner/repo@/x"])
-def test_no_file_on_the_hub(where: str) -> None:
+def test_an_incomplete_hub_address_is_refused(where: str) -> None:
     _one_line(where, "names no file.*; give hf://owner/repo/path")
 
 
 @pytest.mark.parametrize("error", [OSError("no\nnetwork"), ValueError("bad name"), KeyError("x"), RuntimeError()])
-def test_download_fails(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     huggingface_hub = pytest.importorskip("huggingface_hub")
 
     def hf_hub_download(*_: object, **__: object) -> str:
@@ -223,7 +221,7 @@ def test_download_fails(error: Exception, monkeypatch: pytest.MonkeyPatch) -> No
     _one_line("hf://owner/repo/file", r"can't be downloaded \(.+\); check the name and the connection")
 
 
-def test_without_the_hub_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_hub_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     _one_line("hf://owner/repo/file", "needs huggingface_hub, which is missing")
 
@@ -232,19 +230,19 @@ def test_without_the_hub_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "step_5"])
-def test_written_as_they_are(name: str, tmp_path: Path) -> None:
+def test_weights_are_written_unchanged(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     base = torch.arange(1000.0)
     weights = {**_weights(), "part": base[:3], "transposed": base[:6].view(2, 3).T, "again": base[:3]}
     write_weights(path, weights)
     _assert_same(read_weights(str(path)), weights)
     assert (path.read_bytes()[8:9] == b"{") == (name == "model.safetensors")
-    assert path.stat().st_size < 3500, "the memory that a view is a part of came along"
+    assert path.stat().st_size < 3500, "the file holds the whole memory of a view"
     assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "step_5"])
-def test_nothing_half_written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / name
     write_weights(path, {"w": torch.ones(2)})
     before = path.read_bytes()
@@ -258,8 +256,8 @@ def test_nothing_half_written(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-def test_file_replaced_by_what_was_read_from_it(tmp_path: Path) -> None:
-    """Tensors that were read may still lie in the old file."""
+def test_a_file_can_be_replaced_by_the_weights_read_from_it(tmp_path: Path) -> None:
+    """The tensors that were read may still be mapped to the old file."""
     path = tmp_path / "step_5"
     write_weights(path, _weights())
     write_weights(path, read_weights(str(path)))

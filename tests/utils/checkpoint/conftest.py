@@ -1,4 +1,4 @@
-"""A run that tests of its checkpoints share."""
+"""A run that the tests of checkpoints share."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from utils.dist.world import World
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run's folder with steps 2, 4 and 6."""
+    """Return the folder of a run with steps 2, 4 and 6."""
     for step in (2, 4, 6):
         save_step(tmp_path / "run", step, World.single())
     return tmp_path / "run"

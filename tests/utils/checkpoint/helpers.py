@@ -1,4 +1,4 @@
-"""A checkpoint of a run without a model, for tests of its writer and its reader."""
+"""Save checkpoints of a run without a model, for tests of the writer and the reader."""
 
 import hashlib
 import json
@@ -17,7 +17,8 @@ from utils.dist.world import World
 
 SLOTS = 7
 STATE_FILE = "state/rank_0000.safetensors"
-# R = 5 rows over up to 4 ranks, so that shards are uneven and one is empty
+# R = 5 rows, C = 6 columns. Over 2 and 4 ranks 5 rows give uneven shards, and over 4 ranks an empty
+# one.
 WHOLE_RC = torch.arange(30.0).view(5, 6)
 CONFIG = DistConfig(backend="auto", init_method="env", timeout_s=60.0, num_threads=None, rank_weights=[])
 
@@ -27,7 +28,7 @@ def silent(text: str) -> None:
 
 
 def weights_at(step: int) -> dict[str, Tensor]:
-    # A transposed view: what is saved has to be made contiguous.
+    # The writer must make a transposed view contiguous.
     return {"a": torch.full((3, 2), float(step)).T, "b": torch.arange(4, dtype=torch.bfloat16)}
 
 
@@ -77,7 +78,7 @@ def save_in_world(world: World, run: Path) -> None:
 
 
 def fix_manifest(folder: Path, *, name: str | None = None) -> None:
-    """Make the manifest agree with what lies there, as a forger would; `name` adds an entry."""
+    """Make the manifest agree with the files, as a forger would. `name` adds an entry."""
     manifest = json.loads((folder / "manifest.json").read_text())
     for file in [*manifest["files"], *([name] if name else [])]:
         contents = (folder / file).read_bytes()
@@ -86,7 +87,7 @@ def fix_manifest(folder: Path, *, name: str | None = None) -> None:
 
 
 def placed(world: World, tensor: Tensor, *, by_column: bool = False) -> DTensor:
-    """As FSDP, HSDP or both with tensor parallelism would lay it."""
+    """Shard a tensor like FSDP, HSDP or their combinations with tensor parallelism."""
     assert world.mesh is not None
     names = [name for name in ("replicate", "shard", "model") if world.mesh[name].size() > 1] or ["shard"]
     placements = {"replicate": Replicate(), "shard": Shard(0), "model": Shard(1)}

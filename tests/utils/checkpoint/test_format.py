@@ -1,4 +1,4 @@
-"""The names and numbers of a checkpoint on disk."""
+"""The names of step folders, and the numbers in the state of a run."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ REST: dict[str, Any] = {"fingerprint": {"train": "f"}, "task": {"seq_len": 16}, 
 STATE = RunState(**PROGRESS.model_dump(), **REST)
 
 
-def test_steps_are_in_the_order_of_numbers(tmp_path: Path) -> None:
+def test_steps_are_sorted_by_number(tmp_path: Path) -> None:
     for name in ("step_100000000", "step_00000009", "step_99999999", "step_1", ".incomplete_step_00000001", "best"):
         (tmp_path / name).mkdir()
     assert [path.name for path in step_folders(tmp_path)] == ["step_00000009", "step_99999999", "step_100000000"]
@@ -44,7 +44,7 @@ def test_steps_are_in_the_order_of_numbers(tmp_path: Path) -> None:
         ("step_00000012\nstep_00000013\n", ""),
     ],
 )
-def test_a_name_is_that_of_a_step_folder(tmp_path: Path, text: str, expected: str) -> None:
+def test_only_the_name_of_a_step_folder_is_accepted(tmp_path: Path, text: str, expected: str) -> None:
     assert read_name(tmp_path / "latest") == ""
     (tmp_path / "latest").write_text(text)
     assert read_name(tmp_path / "latest") == expected
@@ -55,17 +55,17 @@ def test_a_name_is_that_of_a_step_folder(tmp_path: Path, text: str, expected: st
 
 def test_every_number_of_the_progress_is_stored_and_read() -> None:
     same = [name for name in Progress.model_fields if getattr(PROGRESS, name) == getattr(Progress(), name)]
-    assert not same, f"give {same} a value in this test that is not the default"
+    assert not same, f"this test must give {same} values other than the defaults"
     read = RunState.model_validate_json(STATE.model_dump_json(indent=1))
     assert read == STATE
     assert read.progress() == PROGRESS and type(read.progress()) is Progress
 
 
-REQUIRED = ("step", "draws", "wandb_run_id")  # stored since the first checkpoint
+REQUIRED = ("step", "draws", "wandb_run_id")  # these numbers are stored since the first version
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_a_state_without_its_first_numbers_is_none(name: str) -> None:
+def test_a_state_that_lacks_a_required_number_is_refused(name: str) -> None:
     stored = json.loads(STATE.model_dump_json())
     del stored[name]
     with pytest.raises(ValidationError, match=name):
@@ -74,19 +74,19 @@ def test_a_state_without_its_first_numbers_is_none(name: str) -> None:
 
 @pytest.mark.parametrize("newer", [name for name in Progress.model_fields if name not in REQUIRED])
 def test_a_state_without_a_newer_number_still_loads(newer: str) -> None:
-    """A checkpoint that was written before the number existed has its default."""
+    """A number that a checkpoint of an older version lacks has its default."""
     stored = json.loads(STATE.model_dump_json())
     del stored[newer]
     expected = PROGRESS.model_copy(update={newer: getattr(Progress(), newer)})
     assert RunState.model_validate_json(json.dumps(stored)).progress() == expected
 
 
-def test_a_number_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_number_is_refused() -> None:
     with pytest.raises(ValidationError, match="of_the_future"):
         RunState.model_validate_json(json.dumps(json.loads(STATE.model_dump_json()) | {"of_the_future": 1}))
 
 
-def test_a_run_that_goes_on_leaves_the_stored_state_alone() -> None:
+def test_changes_of_the_progress_do_not_change_the_stored_state() -> None:
     progress = STATE.progress()
     progress.step += 1
     progress.skipped_steps.append(11)

@@ -1,4 +1,4 @@
-"""Checkpoints are read by any number of ranks under any layout, damage is named, and nothing is executed."""
+"""Any number of ranks under any layout reads a checkpoint. Damage is named, no code is executed."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_what_was_saved_is_loaded(run: Path) -> None:
 
 
 @pytest.mark.parametrize("writers", [1, 2, 4])
-def test_slots_are_put_together_for_any_number_of_ranks(tmp_path: Path, writers: int) -> None:
+def test_any_number_of_ranks_can_load_the_slots(tmp_path: Path, writers: int) -> None:
     run_ranks(save_in_world, writers, tmp_path / "run")
     checkpoint = find_checkpoint(tmp_path / "run", silent)
     assert checkpoint is not None
@@ -72,7 +72,7 @@ def test_slots_are_put_together_for_any_number_of_ranks(tmp_path: Path, writers:
             assert all(torch.equal(loaded[name], expected[name]) for name in expected), f"{rank} of {readers}"
 
 
-def test_what_a_rank_alone_had_goes_to_as_many_ranks_only(tmp_path: Path) -> None:
+def test_tensors_of_single_ranks_are_loaded_only_by_equally_many_ranks(tmp_path: Path) -> None:
     run_ranks(save_in_world, 2, tmp_path)
     checkpoint = Checkpoint.open(tmp_path / "step_00000003")
     assert [checkpoint.load_by_rank(rank, 2)["error"].item() for rank in range(2)] == [0, 1]
@@ -86,7 +86,7 @@ def test_load_into_names_what_does_not_fit(run: Path) -> None:
         checkpoint.load_into({"optimizer.exp_avg.a": fitting, "ema.b": torch.zeros(1)})
     with pytest.raises(ValueError, match=r"step_00000006 holds ema\.a of \(2, 3\), here it is \(3, 2\)"):
         checkpoint.load_into({"optimizer.exp_avg.a": fitting, "ema.a": torch.zeros(3, 2)})
-    assert not fitting.any(), "overwritten before the mistake was found"
+    assert not fitting.any(), "a tensor was overwritten although another tensor does not fit"
     checkpoint.load_into({"optimizer.exp_avg.a": fitting})
     assert (fitting == 6).all()
     with pytest.raises(ValueError, match="its files hold no muon"):
@@ -113,7 +113,7 @@ def _loads_shards(world: World, folder: Path, axes: Axes, by_column: bool = Fals
 
 
 def _assert_whole(folder: Path) -> None:
-    """Read in one process, without a group."""
+    """Read the checkpoint in one process, without a process group."""
     checkpoint = Checkpoint.open(folder)
     assert torch.equal(checkpoint.load("optimizer")["avg"], WHOLE_RC)
     assert checkpoint.load("optimizer")["step"] == 3
@@ -133,8 +133,8 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_layout_is_read_by_any_other(tmp_path: Path, layout: str) -> None:
-    """By one process without a group, and by shards that were cut elsewhere; nothing is written twice."""
+def test_any_layout_can_read_any_other(tmp_path: Path, layout: str) -> None:
+    """One process and other shards can read the tensors. No part of a tensor is stored twice."""
     axes = LAYOUTS[layout]
     run_ranks(save_shards, axes.replicate * axes.shard * axes.model, tmp_path, axes)
     folder = tmp_path / "step_00000001"
@@ -156,7 +156,7 @@ def test_any_layout_is_read_by_any_other(tmp_path: Path, layout: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "step_00000099\n", "../../etc", "step_00000006/..", "\x00\xff", None])
-def test_latest_that_names_nothing(run: Path, text: str | None) -> None:
+def test_without_a_valid_latest_the_newest_step_is_taken(run: Path, text: str | None) -> None:
     (run / "latest").unlink()
     if text is not None:
         (run / "latest").write_text(text)
@@ -164,8 +164,11 @@ def test_latest_that_names_nothing(run: Path, text: str | None) -> None:
     assert found is not None and found.state.step == 6
 
 
-def test_latest_decides_where_there_are_later_steps(run: Path) -> None:
-    """Killed between the rename of a step and `latest`: the step before is as good, and it is the one promised."""
+def test_latest_counts_more_than_a_newer_step(run: Path) -> None:
+    """A process that is killed before it updates `latest` leaves a newer step behind.
+
+    The step that `latest` names is whole.
+    """
     (run / "latest").write_text("step_00000004\n")
     found = find_checkpoint(run, silent)
     assert found is not None and found.state.step == 4
@@ -177,7 +180,7 @@ def test_no_steps_is_no_error(tmp_path: Path) -> None:
 
 
 def test_a_reader_changes_nothing(run: Path) -> None:
-    """Beside a live run, a step that is set aside is being replaced."""
+    """Beside a live run, a renamed step may be in the middle of its replacement."""
     (run / "step_00000006").rename(run / ".incomplete_replaced_step_00000006")
     before = sorted(run.rglob("*"))
     found = find_checkpoint(run, lambda _: None)
@@ -206,7 +209,7 @@ def _manifest(text: str) -> Callable[[Path], Any]:
 
 
 class _Trap:
-    """Runs when it is unpickled."""
+    """An object that makes a folder when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("the_trap_was_sprung",)
@@ -269,12 +272,12 @@ def test_damage_is_named_and_the_newest_whole_step_taken(run: Path, kind: str) -
 
 
 def test_nothing_is_unpickled(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even where the forger made the manifest agree."""
+    """Pickled contents are refused even if the forger made the manifest agree with them."""
     monkeypatch.chdir(tmp_path)
     folder = run / "step_00000006"
     for name in ("model.safetensors", STATE_FILE):
         (folder / name).write_bytes(pickle.dumps(_Trap()))
-    (folder / "state" / ".metadata").write_bytes(pickle.dumps(_Trap()))  # where DCP's other formats keep a pickle
+    (folder / "state" / ".metadata").write_bytes(pickle.dumps(_Trap()))  # other formats of DCP keep a pickle here
     fix_manifest(folder)
     checkpoint = Checkpoint.open(folder)
     loads: list[Callable[[], Any]] = [
@@ -293,7 +296,7 @@ def test_nothing_is_unpickled(run: Path, tmp_path: Path, monkeypatch: pytest.Mon
         Checkpoint.open(folder).weights()
     assert not (tmp_path / "the_trap_was_sprung").exists()
     pickle.loads(pickle.dumps(_Trap()))
-    assert (tmp_path / "the_trap_was_sprung").exists(), "the trap doesn't work, so this test proves nothing"
+    assert (tmp_path / "the_trap_was_sprung").exists(), "the trap does not work, so that this test proves nothing"
 
 
 @pytest.mark.parametrize(
@@ -306,7 +309,7 @@ def test_nothing_is_unpickled(run: Path, tmp_path: Path, monkeypatch: pytest.Mon
         {"DCP_SHARDING_INFO": '{"optimizer.a": {"saved_offsets": [-1]}}'},
     ],
 )
-def test_forged_offsets(run: Path, header: dict[str, str]) -> None:
+def test_forged_offsets_are_damage(run: Path, header: dict[str, str]) -> None:
     folder = run / "step_00000006"
     save_file({"optimizer.a": torch.ones(3)}, folder / STATE_FILE, header)
     fix_manifest(folder)
@@ -326,7 +329,10 @@ def test_overlapping_slots_are_damage(run: Path) -> None:
 
 
 def test_a_manifest_that_lost_a_file_is_damage(tmp_path: Path) -> None:
-    """Once the file itself is gone too, only the parts that are missing tell."""
+    """The loss of a file is noticed even if the manifest does not list the file.
+
+    Only the parts of tensors that are missing reveal such a loss.
+    """
     run_ranks(save_shards, 2, tmp_path, Axes(shard=2))
     folder = tmp_path / "step_00000001"
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -340,7 +346,7 @@ def test_a_manifest_that_lost_a_file_is_damage(tmp_path: Path) -> None:
         checkpoint.load_slots(slice(0, SLOTS))
 
 
-def test_an_older_version_is_named(run: Path) -> None:
+def test_a_checkpoint_of_an_older_version_is_refused(run: Path) -> None:
     folder = run / "step_00000006"
     save_file({"slots": torch.ones(1)}, folder / "slots_000000_000007.safetensors")
     save_file({"exp_avg": torch.ones(1)}, folder / "optimizer.safetensors")
@@ -351,7 +357,7 @@ def test_an_older_version_is_named(run: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"step": 6}', "\xff"])
-def test_state_that_is_none(run: Path, text: str) -> None:
+def test_a_state_file_without_a_state_is_damage(run: Path, text: str) -> None:
     folder = run / "step_00000006"
     (folder / "state.json").write_bytes(text.encode("latin1"))
     fix_manifest(folder)
@@ -359,8 +365,8 @@ def test_state_that_is_none(run: Path, text: str) -> None:
         Checkpoint.open(folder)
 
 
-def test_a_read_error_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that fails for a moment must not take the run back to an older checkpoint."""
+def test_a_read_error_is_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk error of a moment must not send the run back to an older checkpoint."""
     for step in (1, 2):
         save_step(tmp_path, step, World.single())
 

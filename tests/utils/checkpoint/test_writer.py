@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, whoever dies when, and the training goes on while one is written."""
+"""A checkpoint is whole or absent, whichever process dies. Training continues during a save."""
 
 import itertools
 import json
@@ -49,7 +49,7 @@ def test_manifest_lists_every_file(quiet: Path) -> None:
         assert found == {*listed, "manifest.json"}
 
 
-def test_keep_last_k_and_best(tmp_path: Path) -> None:
+def test_keep_last_k_also_keeps_the_best(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for step in range(1, 8):
         save_step(run, step, World.single(), keep_last_k=2, is_best=step in (2, 3))
@@ -59,17 +59,17 @@ def test_keep_last_k_and_best(tmp_path: Path) -> None:
     assert [folder.name[-1] for folder in step_folders(run)] == ["8"]
 
 
-def test_keep_last_k_leaves_what_was_just_written(run: Path) -> None:
-    """Though a later step of a lost future lies there: it may be damaged, and this one whole."""
+def test_keep_last_k_never_removes_the_step_just_written(run: Path) -> None:
+    """A step with a higher number, left by an earlier part of the run, may be damaged."""
     (run / "step_00000006" / "model.safetensors").write_bytes(b"")
     save_step(run, 5, World.single(), keep_last_k=1)
     found = find_checkpoint(run, silent)
     assert found is not None and found.state.step == 5
 
 
-def _saves_what_is_not_finite(world: World, run: Path) -> list[str]:
+def _saves_weights_that_are_not_finite(world: World, run: Path) -> list[str]:
     checkpointer = Checkpointer(run, use_device(world, "cpu"), None)
-    checkpointer.save(snapshot_at(8, world), is_best=False)  # of whole numbers too, and they pass
+    checkpointer.save(snapshot_at(8, world), is_best=False)  # integers pass the check, too
     messages = []
     for value in (float("nan"), float("inf"), -float("inf")):
         weights = {"fine": torch.arange(3), "w": torch.tensor([1.0, value])} if world.is_main else {}
@@ -81,8 +81,8 @@ def _saves_what_is_not_finite(world: World, run: Path) -> list[str]:
 
 
 def test_weights_must_be_finite(tmp_path: Path) -> None:
-    """Rank 0 alone has them, and all ranks leave."""
-    for messages in run_ranks(_saves_what_is_not_finite, 2, tmp_path):
+    """Only rank 0 has the weights, but all ranks raise the error."""
+    for messages in run_ranks(_saves_weights_that_are_not_finite, 2, tmp_path):
         for message in messages:
             assert message.startswith("w is not finite at step 9; the last good checkpoint is ")
             assert message.endswith("step_00000008; go on with a lower lr")
@@ -90,8 +90,8 @@ def test_weights_must_be_finite(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
-def test_ranks_share_what_they_hold_alike(num_ranks: int) -> None:
-    """Each rank copies and writes its part only. The writer would drop a second copy, after it was made."""
+def test_ranks_share_the_writing_of_replicated_tensors(num_ranks: int) -> None:
+    """Each rank copies and writes only its part. Further copies would be made and then dropped."""
     shared = {f"optimizer.{n}": torch.zeros(1) for n in range(7)}
     snapshots = [snapshot_at(1, world_of(rank, num_ranks), shared=shared) for rank in range(num_ranks)]
     names = [[*writer_module._named(snapshot, world_of(rank, num_ranks))] for rank, snapshot in enumerate(snapshots)]
@@ -107,7 +107,7 @@ def test_ranks_share_what_they_hold_alike(num_ranks: int) -> None:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """No tensors are written before it is opened."""
+    """Hold the writer back until the test opens the gate."""
     write, opened = writer_module._write_tensors, threading.Event()
 
     def gated(*args: Any) -> Any:
@@ -119,7 +119,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_training_goes_on_while_a_step_is_written(tmp_path: Path, gate: threading.Event) -> None:
-    """What is written is what was there when save was called; `latest` waits for it."""
+    """The writer stores the values from the moment of the call. `latest` waits for the writer."""
     snapshot = snapshot_at(1, World.single())
     checkpointer = Checkpointer(tmp_path, World.single(), None)
     checkpointer.save(snapshot, is_best=True)
@@ -134,14 +134,14 @@ def test_training_goes_on_while_a_step_is_written(tmp_path: Path, gate: threadin
     assert torch.equal(checkpoint.weights()["a"], weights_at(1)["a"])
     assert torch.equal(checkpoint.load("optimizer")["exp_avg.a"], torch.ones(2, 3))
     assert torch.equal(checkpoint.load_slots(slice(0, SLOTS))["steps"], carry_of(slice(0, SLOTS))["steps"])
-    checkpointer.wait()  # has nothing to say
+    checkpointer.wait()  # a second wait has no error to raise
 
 
 def test_a_second_save_waits_for_the_first(tmp_path: Path, gate: threading.Event) -> None:
     checkpointer = Checkpointer(tmp_path, World.single(), None)
     checkpointer.save(snapshot_at(1, World.single()), is_best=False)
     threading.Timer(0.2, gate.set).start()
-    # Another dtype, another shape, a name less: nothing of the first may shine through.
+    # The dtype, the shape and the names differ, so that values of the first save would be noticed.
     shared = {"ema.a": torch.full((5,), 2.0, dtype=torch.float64)}
     checkpointer.save(snapshot_at(2, World.single(), shared=shared), is_best=False)
     assert [folder.name[-1] for folder in step_folders(tmp_path)][:1] == ["1"]
@@ -152,7 +152,7 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path, gate: threading.Event
 
 
 def test_a_tensor_of_another_dtype_is_saved_as_it_is(tmp_path: Path) -> None:
-    """The copies of a save lie where those of the save before lay, unless shape or dtype differ."""
+    """A save reuses the memory of the save before only if shape and dtype are equal."""
     checkpointer = Checkpointer(tmp_path, World.single(), None)
     for step, dtype in ((1, torch.float32), (2, torch.float64), (3, torch.int32)):
         shared = {"ema.a": torch.full((2, 3), 1 / 3).to(dtype)}
@@ -164,8 +164,8 @@ def test_a_tensor_of_another_dtype_is_saved_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_cuda_the_copy_comes_before_what_follows_on_the_stream(tmp_path: Path) -> None:
-    """Plain and sharded, and again into the same pinned memory."""
+def test_on_cuda_a_save_copies_before_later_work_of_the_stream(tmp_path: Path) -> None:
+    """This holds for whole and sharded tensors, and when a second save reuses the pinned memory."""
     world = use_device(World.single(), "cuda", CONFIG, axes=Axes())
     checkpointer = Checkpointer(tmp_path, world, None)
     for step in (1, 2):
@@ -196,7 +196,7 @@ def _saves_and_ends(run: str) -> None:
     Checkpointer(Path(run), World.single(), None).save(snapshot_at(1, World.single()), is_best=False)
 
 
-def test_a_process_that_ends_finishes_what_it_began(tmp_path: Path) -> None:
+def test_a_process_finishes_its_save_before_it_ends(tmp_path: Path) -> None:
     process = runs.fork(_saves_and_ends, str(tmp_path))
     process.join(30)
     assert process.exitcode == 0
@@ -205,12 +205,12 @@ def test_a_process_that_ends_finishes_what_it_began(tmp_path: Path) -> None:
 
 
 def test_a_step_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a machine that loses power may keep the name of a folder and lose what is in it."""
+    """Otherwise a power cut could keep the folder's name and lose its files."""
     synced = list[str]()
 
     def sync(folder: Path) -> None:
         synced.append(str(folder.relative_to(tmp_path)).split("_1_")[-1])
-        assert not step_folders(tmp_path), "the step has its name already"
+        assert not step_folders(tmp_path), "the step was renamed before it was synced"
 
     monkeypatch.setattr(writer_module, "sync_folder", sync)
     checkpointer = Checkpointer(tmp_path, World.single(), None)
@@ -220,7 +220,7 @@ def test_a_step_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
     assert synced == [".incomplete_step_00000001_mine/state", ".incomplete_step_00000001_mine"]
 
 
-def test_what_was_left_half_written_is_no_part_of_a_step(tmp_path: Path) -> None:
+def test_half_written_files_of_an_earlier_save_do_not_enter_a_step(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path, World.single(), None)
     checkpointer._writer_id = "mine"
     left = tmp_path / ".incomplete_step_00000001_mine" / "state" / "rank_0007.safetensors"
@@ -242,7 +242,10 @@ def _save_and_die(run: str, step: int, moment: int) -> None:
 
 @pytest.mark.parametrize("step", [6, 8], ids=["a step that is there already", "a new step"])
 def test_killed_at_every_moment_of_a_save(tmp_path: Path, step: int) -> None:
-    """There is always a whole step, never an older one than before, and the next save succeeds and tidies up."""
+    """After the kill there is a whole step, not older than the last one.
+
+    The next save succeeds and removes the leftovers.
+    """
     for moment in range(1, 100):
         run = tmp_path / f"run_{moment}"
         save_step(run, 6, World.single(), keep_last_k=1)
@@ -253,13 +256,13 @@ def test_killed_at_every_moment_of_a_save(tmp_path: Path, step: int) -> None:
         assert found is not None and found.state.step in (6, step), f"killed at change {moment}"
         assert torch.equal(found.weights()["a"], weights_at(found.state.step)["a"])
         if process.exitcode == 0:
-            assert moment > 10, f"a save was through after {moment} changes: the test has lost sight of them"
+            assert moment > 10, f"a save made only {moment} changes: the test no longer sees all changes"
             return
         assert process.exitcode == -9
         save_step(run, step, World.single(), keep_last_k=1)
-        # A `best` that was set before the kill keeps its step.
+        # If `best` was written before the kill, it keeps its step.
         assert {path.name for path in run.iterdir()} <= {f"step_{step:08d}", "latest", "best"}, f"at change {moment}"
-    raise AssertionError("the save never got through")
+    raise AssertionError("no save was finished")
 
 
 def _dies_within_a_file(run: str, name: str) -> None:
@@ -285,8 +288,11 @@ def test_killed_within_a_file(run: Path, name: str) -> None:
     assert not list(run.glob(".incomplete*")) and (run / "latest").read_text() == "step_00000008\n"
 
 
-def test_killed_between_best_and_latest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The resumed run finds again that the step is the best; the other way round it would never be named."""
+def test_best_is_written_before_latest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If `best` is written first, the resumed run finds the best step again.
+
+    In the other order, a kill in between would lose the name of the best step.
+    """
     written = []
     monkeypatch.setattr(writer_module, "write_atomically", lambda path, text: written.append(path.name))
     save_step(run, 8, World.single(), is_best=True)
@@ -297,7 +303,7 @@ def test_killed_between_best_and_latest(run: Path, monkeypatch: pytest.MonkeyPat
 
 
 def _fails_at(world: World, run: Path, fail_on: str) -> str:
-    """The message: of the next save on one rank, of wait on the other."""
+    """Return the error message of the next save on one rank, and of wait on the other rank."""
     write_synced, write_tensors = files.write_synced, writer_module._write_tensors
 
     def refusing(write: Callable[..., Any]) -> Callable[..., Any]:
@@ -319,13 +325,13 @@ def _fails_at(world: World, run: Path, fail_on: str) -> str:
             checkpointer.wait()
         else:
             checkpointer.save(snapshot_at(8, world), is_best=False)
-    checkpointer.wait()  # says it once
+    checkpointer.wait()  # the error is raised only once
     return str(caught.value)
 
 
 @pytest.mark.parametrize("fail_on", ["rank_0001", "rank_0000", "model", "state", "manifest", ".incomplete_latest"])
 def test_disk_full_at_each_file(tmp_path: Path, fail_on: str) -> None:
-    """On rank 1 alone, on rank 0 alone: both say it, and `latest` names a whole step."""
+    """One rank has a full disk. Both ranks report it, and `latest` names a whole step."""
     run = tmp_path / "run"
     save_step(run, 4, World.single())
     for message in run_ranks(_fails_at, 2, run, fail_on):
@@ -345,12 +351,12 @@ def _full_disk(world: World, run: Path) -> str:
     with pytest.raises(UserError) as caught:
         checkpointer.wait()
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    checkpointer.save(snapshot_at(6, world), is_best=False)  # goes on as if nothing had been
+    checkpointer.save(snapshot_at(6, world), is_best=False)  # the next save succeeds
     checkpointer.wait()
     return str(caught.value)
 
 
-def test_disk_that_is_really_full_on_one_rank(tmp_path: Path) -> None:
+def test_a_limit_of_the_file_size_on_one_rank(tmp_path: Path) -> None:
     for message in run_ranks(_full_disk, 2, tmp_path):
         assert message.startswith("the checkpoint of step 6 could not be written: ") and "File too large" in message
         assert message.endswith("there is no checkpoint yet; free the disk, then resume")
@@ -370,7 +376,7 @@ def _breaks(world: World, run: Path) -> str:
     return type(caught.value).__name__
 
 
-def test_a_fault_in_the_thread_is_a_fault_of_the_run(tmp_path: Path) -> None:
+def test_a_bug_in_the_writing_thread_ends_all_ranks(tmp_path: Path) -> None:
     assert run_ranks(_breaks, 2, tmp_path) == ["RuntimeError", "RuntimeError"]
     assert not step_folders(tmp_path)
 
@@ -388,6 +394,6 @@ def _breaks_before_it_writes(world: World, run: Path) -> str:
     return str(caught.value)
 
 
-def test_no_rank_waits_for_a_thread_that_broke_on_another(tmp_path: Path) -> None:
+def test_no_rank_waits_for_a_thread_that_failed_on_another(tmp_path: Path) -> None:
     said = run_ranks(_breaks_before_it_writes, 2, tmp_path, timeout_s=30)
     assert said == ["the checkpoint that was under way failed on another rank", "'a bug'"]

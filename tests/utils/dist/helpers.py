@@ -1,4 +1,4 @@
-"""The options of ranks, for tests."""
+"""Options of the process group, for tests."""
 
 from utils.dist.config import DistConfig
 

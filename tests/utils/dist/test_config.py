@@ -1,4 +1,4 @@
-"""The options of a run's ranks say what would fit."""
+"""A wrong option of the process group is refused, with the values that are possible."""
 
 import pytest
 
@@ -12,6 +12,6 @@ from tests.utils.dist.helpers import dist_config
         ({"rank_weights": [1.0, 0.0]}, "give a positive number for each rank"),
     ],
 )
-def test_config_says_what_fits(changes: dict[str, object], expected: str) -> None:
+def test_a_wrong_option_is_refused_with_the_possible_values(changes: dict[str, object], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         dist_config(**changes)

@@ -1,4 +1,4 @@
-"""Replicas that are none any more are named."""
+"""Ranks whose copies of a tensor differ are named."""
 
 import re
 
@@ -23,11 +23,11 @@ def _said(tensors: dict[str, torch.Tensor], world: World) -> str:
 
 def _tensors() -> dict[str, torch.Tensor]:
     return {
-        "blocks.0": torch.arange(12.0).view(3, 4).T,  # no contiguous memory
+        "blocks.0": torch.arange(12.0).view(3, 4).T,  # not contiguous
         "state": torch.ones(5, dtype=torch.bfloat16),
         "steps": torch.arange(3),
         "halted": torch.tensor([True, False]),
-        "nan": torch.full((2,), float("nan")),  # equal to itself here
+        "nan": torch.full((2,), float("nan")),  # the comparison is of bits, so that NaN equals NaN
     }
 
 
@@ -53,7 +53,7 @@ def _one_bit_flipped(world: World, wrong: list[int]) -> str:
     return _said(tensors, world)
 
 
-def test_parts_of_a_tensor_may_differ_and_their_copies_not() -> None:
+def test_shards_may_differ_but_copies_of_a_shard_may_not() -> None:
     for number, said in enumerate(run_ranks(_parts, 4)):
         quiet, broken = said
         assert not quiet, f"rank {number}: {quiet}"

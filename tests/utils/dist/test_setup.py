@@ -1,4 +1,4 @@
-"""Ranks meet, and take a device, a backend and threads, or say why they cannot."""
+"""Ranks meet and choose a device, a backend and threads, or say why they can't."""
 
 import json
 import multiprocessing as mp
@@ -24,8 +24,8 @@ def _meets(rank: int, where: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])
-def test_ranks_meet_where_they_are_told(kind: str, tmp_path: Path) -> None:
-    """Without a launcher: only RANK and WORLD_SIZE are set."""
+def test_ranks_meet_at_the_given_address(kind: str, tmp_path: Path) -> None:
+    """There is no launcher: only RANK and WORLD_SIZE are set."""
     where = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/meet"
     processes = [mp.get_context("spawn").Process(target=_meets, args=(rank, where)) for rank in range(2)]
     for process in processes:
@@ -42,7 +42,7 @@ def _elsewhere(world: World) -> str:
 
 
 def test_a_meeting_point_in_yaml_is_refused() -> None:
-    """Where it could do nothing."""
+    """The ranks have met before they read the YAML."""
     assert "type it on the command line of every rank" in run_ranks(_elsewhere, 2)[0]
 
 
@@ -56,7 +56,7 @@ def _use_device(world: World) -> str:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_device_that_is_not_there(world_size: int) -> None:
+def test_a_missing_device_is_refused(world_size: int) -> None:
     assert run_ranks(_use_device, world_size) == ["cpu"] * world_size
 
 
@@ -70,7 +70,7 @@ def _backends(world: World) -> list[str]:
 
 
 @pytest.mark.skipif(torch.distributed.is_mpi_available(), reason="PyTorch was built with MPI")
-def test_backends_and_weights_that_cannot_be() -> None:
+def test_impossible_backends_and_weights_are_refused() -> None:
     nccl, mpi, weights = run_ranks(_backends, 2)[0]
     assert nccl == "dist.backend=nccl moves data between CUDA devices, but this run is on cpu; use gloo"
     assert mpi.startswith("dist.backend=mpi, but this PyTorch was built without MPI; use auto")
@@ -79,8 +79,11 @@ def test_backends_and_weights_that_cannot_be() -> None:
     )
 
 
-def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as asked for; else OMP_NUM_THREADS has the say, and without it the ranks of a machine share its cores."""
+def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """num_threads decides, then OMP_NUM_THREADS.
+
+    Otherwise the ranks of a machine share its cores.
+    """
     before = torch.get_num_threads()
     try:
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -88,7 +91,7 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.get_num_threads() == 3
         torch.set_num_threads(4)
         use_device(World.single(), "cpu", dist_config())
-        assert torch.get_num_threads() == 4, "as PyTorch has understood OMP_NUM_THREADS"
+        assert torch.get_num_threads() == 4, "with OMP_NUM_THREADS set, PyTorch's number of threads must stay"
         monkeypatch.delenv("OMP_NUM_THREADS")
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
         use_device(World.single(), "cpu", dist_config())
@@ -97,13 +100,13 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.set_num_threads(before)
 
 
-def _collectives_that_are_remembered(world: World) -> int:
+def _num_recorded_collectives(world: World) -> int:
     world.any(False)
     dumped = torch._C._distributed_c10d._dump_fr_trace_json()  # type: ignore[attr-defined]
     return len(json.loads(dumped).get("entries", []))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the flight recorder is left on where there is CUDA")
-def test_no_call_stacks_are_kept() -> None:
-    """They pin memory between that of tensors, and a run on CPUs would grow by gigabytes an hour."""
-    assert run_ranks(_collectives_that_are_remembered, 2) == [0, 0]
+def test_the_flight_recorder_is_off_on_cpus() -> None:
+    """Its call stacks would fragment memory: a run would grow by gigabytes an hour."""
+    assert run_ranks(_num_recorded_collectives, 2) == [0, 0]

@@ -1,4 +1,4 @@
-"""World: what ranks say to one another, on real gloo processes."""
+"""World: messages between ranks, on real gloo processes."""
 
 from fractions import Fraction
 
@@ -30,7 +30,7 @@ def _collectives(world: World) -> None:
     rows = torch.tensor([[rank, 10 * rank], [rank, -rank]])
     expected = torch.cat([torch.tensor([[r, 10 * r], [r, -r]]) for r in range(size)])
     torch.testing.assert_close(world.gather_rows(rows), expected, rtol=0, atol=0)
-    # A transposed view has the same rows, and the wire wants contiguous memory.
+    # A transposed view has the same rows, but gloo needs contiguous memory.
     torch.testing.assert_close(world.gather_rows(rows.T.contiguous().T), expected, rtol=0, atol=0)
     assert world.gather_rows(rows > 0).dtype == torch.bool
 
@@ -65,7 +65,7 @@ def test_weighted_shares_cover_every_slot_once_in_proportion(num_slots: int, wei
         assert abs((part.stop - part.start) - num_slots * weight / sum(weights)) <= 1 + 1e-9
 
 
-def test_equal_weights_are_no_weights() -> None:
+def test_equal_weights_give_the_same_shares_as_no_weights() -> None:
     assert shares((Fraction(0.3),) * 4, 10) == shares((Fraction(1),) * 4, 10)
 
 
@@ -91,7 +91,7 @@ def _axes(world: World) -> tuple[int, list[int], int, list[int] | None, list[lis
 
 
 def test_ranks_of_one_model_hold_the_same_slots() -> None:
-    """Sums and gatherings over the slots count each share once, whoever computes it."""
+    """Sums and gathered slots count each share once, although several ranks compute it."""
     assert run_ranks(_axes, 4) == [
         (0, [0, 1, 2], 101, [0, 2], [[0], [0, 2], [0, 1]]),
         (0, [0, 1, 2], 1010, None, [[1], [1, 3], [0, 1]]),
@@ -120,11 +120,11 @@ def _agreement(world: World) -> list[str]:
     return said
 
 
-def test_a_mistake_on_one_rank_is_everybodys() -> None:
+def test_all_ranks_raise_the_mistake_of_one_rank() -> None:
     expected = ["a value over two lines; mend it", "No space left on device", "UserError", ""]
     assert run_ranks(_agreement, 2) == [expected, expected]
 
 
-def test_agree_leaves_faults_alone() -> None:
+def test_agree_does_not_change_a_fault() -> None:
     with pytest.raises(KeyError, match="ours"), World.single().agree():
         raise KeyError("ours")

@@ -1,4 +1,4 @@
-"""Where tests of runs work."""
+"""The folder in which the tests of runs work."""
 
 from pathlib import Path
 

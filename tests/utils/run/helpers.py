@@ -1,4 +1,4 @@
-"""The start of a run, as its rank 0 reads and prepares it."""
+"""Read and prepare the start of a run, as rank 0 does."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a run is called, and who may write into its folder."""
+"""The name of a run, and the conditions under which a run may use its folder."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 # ---- names -----------------------------------------------------------------------------------------------
 
 
-def test_names_are_filled_in() -> None:
+def test_missing_names_are_filled_in() -> None:
     config = read("data_path=data/sudoku").config
     assert config.project_name == "sudoku" and config.run_name
     assert config.run_path == Path("checkpoints/sudoku") / config.run_name
@@ -40,23 +40,26 @@ def test_another_launch_gets_another_name(monkeypatch: pytest.MonkeyPatch) -> No
     prepare_run(first)
     set_attempt(monkeypatch, "b", 0)
     assert read("project_name=p").config.run_path != first.config.run_path
-    set_attempt(monkeypatch, "a", 0)  # the same id, but begun anew by a person
+    set_attempt(monkeypatch, "a", 0)  # a person starts again with the same id
     assert read("project_name=p").config.run_path != first.config.run_path
 
 
-def test_note_of_an_earlier_launch_is_not_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attempt that dies before it notes its own name must not leave the restart another launch's run."""
+def test_a_restart_ignores_the_note_of_an_earlier_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart does not take the run of another launch for its own.
+
+    This happens if the attempt before dies before it notes its name.
+    """
     set_attempt(monkeypatch, "a", 0)
     old = read("project_name=p")
     prepare_run(old)
     set_attempt(monkeypatch, "a", 0)
-    read("project_name=p")  # and dies here
+    read("project_name=p")  # this attempt dies here
     set_attempt(monkeypatch, "a", 1)
     assert read("project_name=p").config.run_path != old.config.run_path
 
 
 def test_a_run_with_a_path_of_its_own_leaves_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restart reads the path on its command line. A note would lead another run's restart to a wrong name."""
+    """A restart reads the path on its command line. A note could only mislead another run."""
     set_attempt(monkeypatch, "a", 0)
     prepare_run(read("checkpoint_path=elsewhere/mine"))
     assert Path("elsewhere/mine/config.yaml").is_file() and not Path("checkpoints").exists()

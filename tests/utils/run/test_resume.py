@@ -1,4 +1,4 @@
-"""What a run begins with: its config, and the checkpoint that it goes on from."""
+"""The start of a run: its config, and the checkpoint that it resumes."""
 
 import fcntl
 import json
@@ -32,8 +32,10 @@ def test_restart_implies_resume(quiet: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert start.checkpoint is not None and start.checkpoint.state.step == 12
 
 
-def test_restart_goes_on_where_the_earlier_attempt_was(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not where the command line says that the launch began, which would be refused or be lost work."""
+def test_a_restart_resumes_the_newest_step_of_the_earlier_attempt(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step on the command line is the start of the launch. To resume it would lose work."""
     set_attempt(monkeypatch, "x", 1)
     start = read(f"resume={copied}/step_00000004")
     assert start.checkpoint is not None and start.checkpoint.state.step == 12
@@ -53,12 +55,12 @@ def test_older_step_is_refused_or_branched_off(quiet: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("where", ["nowhere", "nowhere/step_00000004"])
-def test_resume_of_nothing(where: str) -> None:
+def test_resume_of_a_missing_run_is_refused(where: str) -> None:
     with pytest.raises(ValueError, match=f"no checkpoint at {where}; give the folder of a run"):
         read(f"resume={where}")
 
 
-def test_damaged_step_that_was_asked_for_by_name(copied: Path) -> None:
+def test_a_damaged_step_is_refused_if_it_was_named(copied: Path) -> None:
     (copied / "step_00000012" / "state.json").unlink()
     with pytest.raises(ValueError, match=r"step_00000012 is damaged: state\.json is missing"):
         read(f"resume={copied}/step_00000012")
@@ -74,7 +76,7 @@ def test_relative_and_absolute_paths_name_one_run(copied: Path, monkeypatch: pyt
 # ---- the config ------------------------------------------------------------------------------------------
 
 
-def test_typed_wins_over_stored_and_stored_over_yaml(quiet: Path) -> None:
+def test_typed_values_win_over_stored_values_and_stored_values_over_yaml(quiet: Path) -> None:
     stored = json.loads((quiet / "step_00000012" / "state.json").read_text())["config"]
     start = read(f"resume={quiet}", "lr=3e-3", "arch.halt_exploration_prob=0.25")
     changed = dict(stored, lr=3e-3, resume=str(quiet), arch=dict(stored["arch"], halt_exploration_prob=0.25))
@@ -86,8 +88,8 @@ def test_typed_wins_over_stored_and_stored_over_yaml(quiet: Path) -> None:
     ]
 
 
-def test_value_that_is_the_default_but_typed_wins(quiet: Path) -> None:
-    """checkpoint_every_n_steps was 2; the default, null, is typed."""
+def test_a_typed_value_wins_even_if_it_is_the_default(quiet: Path) -> None:
+    """The stored value of checkpoint_every_n_steps is 2, and the default is null."""
     assert read(f"resume={quiet}", "checkpoint_every_n_steps=null").config.checkpoint_every_n_steps is None
     assert read(f"resume={quiet}").config.checkpoint_every_n_steps == 2
 
@@ -101,7 +103,7 @@ def test_value_that_is_the_default_but_typed_wins(quiet: Path) -> None:
         (["data_paths=[]"], ["data/arc-aug-1000"]),
     ],
 )
-def test_typed_data_take_the_place_of_all_stored_data(tmp_path: Path, typed: list[str], expected: list[str]) -> None:
+def test_typed_data_replace_all_stored_data(tmp_path: Path, typed: list[str], expected: list[str]) -> None:
     """A typed data_path clears the stored data_paths, which would win otherwise."""
     run = tmp_path / "run"
     prepare_run(read(f"checkpoint_path={run}", "data_paths=[a,b]"))
@@ -109,7 +111,7 @@ def test_typed_data_take_the_place_of_all_stored_data(tmp_path: Path, typed: lis
     assert train_paths == expected, f"with {typed} typed over data_paths=[a,b] the run would train on {train_paths}"
 
 
-def test_what_was_allowed_once_is_not_allowed_again(tmp_path: Path) -> None:
+def test_allow_changed_data_applies_only_to_one_start(tmp_path: Path) -> None:
     run = tmp_path / "run"
     prepare_run(read(f"checkpoint_path={run}", "allow_changed_data=true"))
     again = ("resume=auto", f"checkpoint_path={run}")
@@ -117,7 +119,7 @@ def test_what_was_allowed_once_is_not_allowed_again(tmp_path: Path) -> None:
     assert read(*again, "allow_changed_data=true").config.allow_changed_data
 
 
-def test_killed_before_its_first_checkpoint_a_run_keeps_its_recipe(data: Path, tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_keeps_its_recipe(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     prepare_run(read(f"checkpoint_path={run}", "lr=3e-3", f"data_path={data}"))
     start = read("resume=auto", f"checkpoint_path={run}", "seed=5")
@@ -128,8 +130,8 @@ def test_killed_before_its_first_checkpoint_a_run_keeps_its_recipe(data: Path, t
         read("resume=auto", f"checkpoint_path={run}")
 
 
-def test_branch_that_was_killed_before_its_first_checkpoint(quiet: Path, tmp_path: Path) -> None:
-    """Not begun again from fresh weights, which its config.yaml contradicts."""
+def test_a_branch_killed_before_its_first_checkpoint_needs_its_source_again(quiet: Path, tmp_path: Path) -> None:
+    """A start from fresh weights would contradict the branch's config.yaml."""
     branch = [f"resume={quiet}/step_00000004", f"checkpoint_path={tmp_path}/branch"]
     prepare_run(read(*branch))
     with pytest.raises(ValueError, match=r"was to go on from .*step_00000004 .*; give resume=.* again"):
@@ -137,7 +139,7 @@ def test_branch_that_was_killed_before_its_first_checkpoint(quiet: Path, tmp_pat
     assert read(*branch).branches_off
 
 
-def test_names_that_are_taken_away_come_back(quiet: Path) -> None:
+def test_typed_null_names_are_filled_in_again(quiet: Path) -> None:
     config = read("resume=auto", f"checkpoint_path={quiet}", "project_name=null", "run_name=null").config
     assert config.run_name == "run" and config.project_name is not None
 
@@ -145,7 +147,7 @@ def test_names_that_are_taken_away_come_back(quiet: Path) -> None:
 # ---- the folder ------------------------------------------------------------------------------------------
 
 
-def test_prepare_says_what_runs_and_clears_the_marker(tmp_path: Path) -> None:
+def test_prepare_writes_the_config_and_clears_the_marker(tmp_path: Path) -> None:
     start = read("checkpoint_path=new/run", "lr=0.5")
     prepare_run(start)
     mark_stopped(start.config.run_path, "SIGTERM")
@@ -156,15 +158,17 @@ def test_prepare_says_what_runs_and_clears_the_marker(tmp_path: Path) -> None:
     assert not list(Path("new/run").glob(".incomplete*"))
 
 
-def test_folder_that_is_a_file() -> None:
+def test_a_file_in_the_place_of_the_folder_is_refused() -> None:
     Path("file").touch()
     with pytest.raises(ValueError, match=r"can't write to file: .*; free it, or give another checkpoint_path"):
         prepare_run(read("checkpoint_path=file"))
 
 
 @pytest.mark.parametrize("branches_off", [False, True])
-def test_another_run_comes_and_goes_while_data_are_read(quiet: Path, tmp_path: Path, branches_off: bool) -> None:
-    """The folder did not exist when the config was read, so nobody could lock it."""
+def test_a_folder_that_another_run_has_used_meanwhile_is_refused(
+    quiet: Path, tmp_path: Path, branches_off: bool
+) -> None:
+    """The folder did not exist when the config was read, so that no run could lock it."""
     run = tmp_path / "run"
     start = read(f"checkpoint_path={run}", *([f"resume={quiet}"] if branches_off else []))
     (run / "step_00000001").mkdir(parents=True)
@@ -185,9 +189,10 @@ def test_branch_of_a_run_without_metrics(copied: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["auto", "path", "restart", "afresh"])
 def test_the_folder_is_read_under_the_lock(copied: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """A run that waits for the lock finds the checkpoint that the holder of the lock saves meanwhile.
+    """A run that waits for the lock finds the checkpoint that the holder saves meanwhile.
 
-    The holder is replacing its newest step: the old folder is renamed, and the new folder does not exist yet.
+    The holder is replacing its newest step: the old folder is renamed, and the new folder does not
+    exist yet.
     """
     newest, aside = copied / "step_00000012", copied / ".incomplete_replaced_step_00000012"
     newest.rename(aside)
@@ -198,7 +203,7 @@ def test_the_folder_is_read_under_the_lock(copied: Path, monkeypatch: pytest.Mon
         nonlocal num_calls
         num_calls += 1
         if num_calls == 1:
-            assert aside.exists(), "the folder was put in order before it was locked"
+            assert aside.exists(), "the folder was repaired before it was locked"
             aside.rename(newest)
             (copied / "latest").write_text("step_00000012\n")
             raise BlockingIOError
@@ -215,4 +220,4 @@ def test_the_folder_is_read_under_the_lock(copied: Path, monkeypatch: pytest.Mon
         start = read(*(typed[:1] if how == "restart" else typed))
         assert start.checkpoint is not None
         assert start.checkpoint.state.step == 12, "the folder was read before it was locked"
-    assert num_calls == 2, "the folder was read without its lock"
+    assert num_calls == 2, "the run did not try the lock twice"

@@ -1,4 +1,4 @@
-"""A stop is noted, not obeyed: the loop decides where it ends."""
+"""A signal to stop is only recorded. The training loop decides where the run ends."""
 
 import os
 import signal
@@ -19,8 +19,8 @@ def _handlers_of_before() -> object:
         signal.signal(number, handler)
 
 
-def test_signals_are_ignored_once_a_stop_was_asked_for() -> None:
-    """A second signal must not end a process that is through with its loop and is leaving."""
+def test_after_a_requested_stop_signals_are_ignored() -> None:
+    """A second signal must not end a process that has left its loop and is closing down."""
     with StopSignal() as stop:
         os.kill(os.getpid(), signal.SIGUSR1)
         assert stop.requested()
@@ -28,29 +28,29 @@ def test_signals_are_ignored_once_a_stop_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_signal_is_noted(number: signal.Signals) -> None:
+def test_a_signal_is_recorded(number: signal.Signals) -> None:
     with StopSignal() as stop:
         assert not stop.requested()
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), number)
         assert stop.requested() and stop.name == number.name
-    os.kill(os.getpid(), number)  # one that comes while the process is leaving
+    os.kill(os.getpid(), number)  # a signal during the close-down
 
 
-def test_handlers_are_put_back_where_nobody_asked() -> None:
+def test_without_a_stop_the_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
     with StopSignal():
         assert [signal.getsignal(number) for number in SIGNALS] != before
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_signal_after_a_fault_does_not_cut_its_report_short() -> None:
+def test_a_signal_after_a_fault_does_not_interrupt_its_report() -> None:
     with pytest.raises(RuntimeError), StopSignal():
         raise RuntimeError("a peer died")
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_handlers_are_put_back_after_a_mistake() -> None:
+def test_after_a_mistake_the_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
     with pytest.raises(UserError), StopSignal():
         raise UserError("lr is -1")
