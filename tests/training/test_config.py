@@ -1,4 +1,4 @@
-"""The config of a training run: which keys fit together."""
+"""The config of a training run: which keys may be combined."""
 
 import functools
 
@@ -44,7 +44,10 @@ def test_keys_that_contradict_one_another_are_refused(typed: list[str], expected
     "typed",
     [
         ["best_metric=eval/any/thing"],
-        ["best_metric=valid_boards", "evaluators=[sudoku]"],  # an evaluator's, which the data decides about
+        [
+            "best_metric=valid_boards",
+            "evaluators=[sudoku]",
+        ],  # a metric of an evaluator is checked when the data are known
         ["best_metric=null"],
         ["freeze_weights=true"],
         ["freeze=blocks", NO_TABLE],
@@ -58,11 +61,11 @@ def test_keys_that_contradict_one_another_are_refused(typed: list[str], expected
     ],
     ids=str,
 )
-def test_keys_that_fit_are_taken(typed: list[str]) -> None:
+def test_keys_that_agree_are_accepted(typed: list[str]) -> None:
     compose(*typed)
 
 
-def test_where_weights_and_data_come_from() -> None:
+def test_the_config_names_the_weights_and_the_data() -> None:
     assert compose().initial_weights is None
     assert compose("init_from=a").initial_weights == "a" and compose("load_checkpoint=b").initial_weights == "b"
     assert compose("data_path=a").train_paths == compose("data_path=a").test_paths == ["a"]

@@ -1,4 +1,4 @@
-"""The data of a run: its sizes, and how ranks share the slots of a batch."""
+"""The data of a run: its sizes, and the shares of the ranks in a batch."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -45,7 +45,7 @@ def test_a_run_that_does_not_evaluate_opens_no_test_split(data: Path) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", range(1, 9))
-def test_equal_ranks_need_a_batch_that_they_divide(num_ranks: int) -> None:
+def test_without_weights_the_ranks_must_divide_the_batch(num_ranks: int) -> None:
     for batch_size in range(num_ranks, 25):
         config, world = _config(f"global_batch_size={batch_size}"), world_of(0, num_ranks)
         if batch_size % num_ranks == 0:
@@ -58,21 +58,21 @@ def test_equal_ranks_need_a_batch_that_they_divide(num_ranks: int) -> None:
         assert fitting == min(n for n in range(batch_size, 100) if n % num_ranks == 0)
 
 
-def test_ranks_of_different_speed_share_in_proportion() -> None:
+def test_weighted_ranks_have_slots_in_proportion() -> None:
     config, world = _config("global_batch_size=12", "dist.rank_weights=[3,1,2]"), _weighted(3, 1, 2)
     require_whole_shares(config, world)
     assert slots_of_ranks(config, world) == [6, 2, 4]
 
 
-def test_a_rank_needs_a_slot() -> None:
+def test_a_rank_without_a_slot_is_refused() -> None:
     config, world = _config("global_batch_size=4", "dist.rank_weights=[0.1,9]"), _weighted(0.1, 9)
     with pytest.raises(ValueError, match="leaves rank 0 none of the 4 slots; take other weights"):
         require_whole_shares(config, world)
 
 
 @pytest.mark.parametrize(("parts", "is_fine"), [(1, True), (2, True), (3, False), (4, False), (6, False)])
-def test_microbatches_divide_the_slots_of_every_rank(parts: int, is_fine: bool) -> None:
-    """Ranks of 6, 2 and 4 slots."""
+def test_microbatches_must_divide_the_slots_of_every_rank(parts: int, is_fine: bool) -> None:
+    """The ranks have 6, 2 and 4 slots."""
     typed = ("global_batch_size=12", "dist.rank_weights=[3,1,2]", f"grad_accumulation={parts}")
     if is_fine:
         require_whole_shares(_config(*typed), _weighted(3, 1, 2))
@@ -85,7 +85,7 @@ def test_microbatches_divide_the_slots_of_every_rank(parts: int, is_fine: bool) 
 
 
 @pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 11), (81, 12), (82, 11)])
-def test_a_model_reads_data_of_its_own_sizes(seq_len: int, vocab_size: int) -> None:
+def test_a_model_refuses_data_of_other_sizes(seq_len: int, vocab_size: int) -> None:
     arch, sizes = _config().arch, Sizes(81, 11, 1)
     if (seq_len, vocab_size) == (81, 11):
         require_same_sizes(sizes, split_of(seq_len, vocab_size), arch)
@@ -95,7 +95,7 @@ def test_a_model_reads_data_of_its_own_sizes(seq_len: int, vocab_size: int) -> N
 
 
 @pytest.mark.parametrize(("own", "theirs", "is_fine"), [(3, 3, True), (5, 3, True), (3, 4, False)])
-def test_a_model_has_a_row_for_each_puzzle(own: int, theirs: int, is_fine: bool) -> None:
+def test_a_model_needs_a_row_for_each_puzzle(own: int, theirs: int, is_fine: bool) -> None:
     split = split_of(81, 11)
     split = replace(split, metadata=split.metadata.model_copy(update={"num_puzzle_identifiers": theirs}))
     sizes = Sizes(81, 11, own)

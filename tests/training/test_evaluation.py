@@ -1,4 +1,4 @@
-"""Evaluation: every example once, for any batch size; its numbers against segments that are run by hand."""
+"""Evaluation scores every example once, with the numbers of segments that are run by hand."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -26,7 +26,7 @@ from utils.saved_outputs import SavedOutput
 
 # N = examples, T = segments, S = tokens
 SINGLE = World.single()
-IGNORED = 0  # in the file
+IGNORED = 0  # the label in the file that is not scored
 SAVED_OUTPUTS = list(get_args(SavedOutput))
 STEPS = 4
 
@@ -68,7 +68,7 @@ def _split(**sets: dict[str, np.ndarray]) -> Split:
 
 @torch.no_grad()
 def _by_hand(model: HRM, rows: dict[str, np.ndarray]) -> list[dict[str, torch.Tensor]]:
-    """What each segment says, all examples in one batch."""
+    """Run all examples in one batch. Return the outputs of each segment."""
     batch = {name: torch.from_numpy(array.astype(np.int32)) for name, array in rows.items()}
     batch["labels"][batch["labels"] == IGNORED] = IGNORE_LABEL
     carry = initial_carry(model, batch)
@@ -106,7 +106,11 @@ def model() -> HRM:
 
 @pytest.fixture(scope="module")
 def rows(model: HRM) -> dict[str, np.ndarray]:
-    """23 examples: most are right at one segment or another, one is not labelled at all, some only in part."""
+    """Return 23 examples.
+
+    The labels of most examples are the answer of some segment. One example has no labels, and four
+    are labelled only in part.
+    """
     rows = _rows(23, seed=1)
     said = _by_hand(model, rows)
     for n in range(20):
@@ -124,7 +128,7 @@ def _evaluate(model: HRM, split: Split, batch_size: int, **options: Any) -> dict
     return metrics
 
 
-def test_the_numbers_are_those_of_segments_by_hand(model: HRM, rows: dict[str, np.ndarray]) -> None:
+def test_the_metrics_equal_those_of_segments_run_by_hand(model: HRM, rows: dict[str, np.ndarray]) -> None:
     said = _by_hand(model, rows)
     labels_NS = torch.from_numpy(rows["labels"].astype(np.int32))
     counted = [n for n in range(23) if (labels_NS[n] != IGNORED).any()]
@@ -148,7 +152,7 @@ def test_the_numbers_are_those_of_segments_by_hand(model: HRM, rows: dict[str, n
     metrics = _evaluate(model, _split(all=rows), 8)
     at_step = [metrics[f"eval/all/exact_accuracy_at_step/{t + 1}"] for t in range(STEPS)]
     assert at_step == pytest.approx([sum(right(t, n) for n in counted) / 22 for t in range(STEPS)])
-    assert len(set(at_step)) > 1 and 0 < at_step[-1] < 1  # the comparison says something
+    assert len(set(at_step)) > 1 and 0 < at_step[-1] < 1  # otherwise the comparison would prove little
     assert metrics["eval/all/exact_accuracy"] == at_step[-1]
     assert metrics["eval/all/accuracy"] == pytest.approx(sum(map(share_of_right_tokens, counted)) / 22)
     assert metrics["eval/all/steps"] == STEPS
@@ -156,15 +160,15 @@ def test_the_numbers_are_those_of_segments_by_hand(model: HRM, rows: dict[str, n
     assert metrics["eval/all/halt_step"] == pytest.approx(sum(map(halts_at, counted)) / 22)
     confident = [(float(said[-1]["q_halt"][n]) >= 0) == right(STEPS - 1, n) for n in counted]
     assert metrics["eval/all/q_halt_accuracy"] == pytest.approx(sum(confident) / 22)
-    # Losses are of every example, labelled or not.
+    # The losses include the example without labels.
     total = metrics["eval/all/lm_loss"] + 0.5 * metrics["eval/all/q_halt_loss"]
     assert total * 23 == pytest.approx(float(said[-1]["loss"]), rel=1e-6)
     assert f"eval/all/exact_accuracy_at_step/{STEPS + 1}" not in metrics
-    assert "eval/all/q_continue_loss" not in metrics  # there is no target of it without training
+    assert "eval/all/q_continue_loss" not in metrics  # q_continue has a target only in training
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 7, 22, 23, 1000])
-def test_the_batch_size_changes_nothing(model: HRM, rows: dict[str, np.ndarray], batch_size: int) -> None:
+def test_the_batch_size_does_not_change_the_metrics(model: HRM, rows: dict[str, np.ndarray], batch_size: int) -> None:
     split = _split(all=rows)
     expected = _evaluate(model, split, 5)
     metrics = _evaluate(model, split, batch_size)
@@ -173,7 +177,7 @@ def test_the_batch_size_changes_nothing(model: HRM, rows: dict[str, np.ndarray],
         if name.endswith("loss"):
             assert value == pytest.approx(expected[name], rel=1e-5)
         else:
-            assert value == pytest.approx(expected[name], abs=1e-7), name  # sums of float32
+            assert value == pytest.approx(expected[name], abs=1e-7), name  # rounding of float32 sums
 
 
 def _on_rank(world: World, rows: dict[str, np.ndarray], batch_size: int) -> dict[str, float] | None:
@@ -181,8 +185,8 @@ def _on_rank(world: World, rows: dict[str, np.ndarray], batch_size: int) -> dict
     return evaluate(model, _split(all=rows), world, EvalOptions(batch_size))
 
 
-def test_so_does_the_number_of_ranks(model: HRM, rows: dict[str, np.ndarray]) -> None:
-    """22 rows are left over for 3 ranks after the first batch of 7, and 1 row at the end leaves two without any."""
+def test_the_number_of_ranks_does_not_change_the_metrics(model: HRM, rows: dict[str, np.ndarray]) -> None:
+    """Three ranks take 22 rows in batches of 7. The last row is left for one rank alone."""
     expected = _evaluate(model, _split(all=rows), 7)
     for metrics in run_ranks(_on_rank, 3, {name: array[:22] for name, array in rows.items()}, 7):
         assert metrics is not None
@@ -191,7 +195,7 @@ def test_so_does_the_number_of_ranks(model: HRM, rows: dict[str, np.ndarray]) ->
     assert short != expected
 
 
-def test_sets_are_told_apart(model: HRM, rows: dict[str, np.ndarray]) -> None:
+def test_each_set_has_its_own_metrics(model: HRM, rows: dict[str, np.ndarray]) -> None:
     other = _rows(3, seed=9)
     both = _evaluate(model, _split(first=rows, second=other), 4)
     first = _evaluate(model, _split(first=rows), 4)
@@ -199,14 +203,14 @@ def test_sets_are_told_apart(model: HRM, rows: dict[str, np.ndarray]) -> None:
     assert both == first | second
 
 
-def test_a_set_without_labels_has_losses_only(model: HRM) -> None:
+def test_a_set_without_labels_has_only_losses(model: HRM) -> None:
     rows = _rows(3, seed=2)
     rows["labels"][:] = IGNORED
     assert sorted(_evaluate(model, _split(all=rows), 2)) == ["eval/all/lm_loss", "eval/all/q_halt_loss"]
     assert _evaluate(model, _split(all=_rows(3, seed=2)), 2)["eval/all/num_examples"] == 3
 
 
-def test_evaluation_leaves_the_model_alone(model: HRM, rows: dict[str, np.ndarray]) -> None:
+def test_evaluation_does_not_change_the_model(model: HRM, rows: dict[str, np.ndarray]) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     _evaluate(model, _split(all=rows), 8)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -214,19 +218,19 @@ def test_evaluation_leaves_the_model_alone(model: HRM, rows: dict[str, np.ndarra
     assert torch.is_grad_enabled()
 
 
-def test_settled_ones_leave_with_the_answer_that_they_have_then(
-    model: HRM, rows: dict[str, np.ndarray], tmp_path: Path
-) -> None:
+def test_settled_sequences_leave_with_their_answer(model: HRM, rows: dict[str, np.ndarray], tmp_path: Path) -> None:
     said = _by_hand(model, rows)
 
     def settled_at(n: int) -> int:
-        """Halted by the Q head, with the answer of the segment before."""
+        """Return the step at which the Q head halts and the answer equals the one before."""
         wants = [t for t in range(1, STEPS) if said[t]["q_halt"][n] > said[t]["q_continue"][n]]
         same = [t for t in wants if torch.equal(said[t]["predictions"][n], said[t - 1]["predictions"][n])]
         return min([*(t + 1 for t in same), STEPS])
 
     options: dict[str, Any] = {"adaptive": True, "save_outputs": ["predictions", "steps"], "save_to": tmp_path}
-    assert len({settled_at(n) for n in range(23)}) > 1, "the comparison says nothing"
+    assert len({settled_at(n) for n in range(23)}) > 1, (
+        "sequences must settle at different segments, or the test compares nothing"
+    )
     metrics = _evaluate(model, _split(all=rows), 5, **options)
     saved = load_file(tmp_path / "all_rank0_0000.safetensors")
     labels_NS = torch.from_numpy(rows["labels"].astype(np.int32))
@@ -243,7 +247,7 @@ def test_settled_ones_leave_with_the_answer_that_they_have_then(
         metrics["eval/all/steps"] == pytest.approx(sum(settled_at(n) for n in counted) / 22)
         and 1 < metrics["eval/all/steps"] < STEPS
     )
-    # What left stays as it was.
+    # A sequence that has left keeps its answer in the metrics of later segments.
     for t in range(STEPS):
         answers = [said[min(t + 1, settled_at(n)) - 1]["predictions"][n] for n in counted]
         exact = [
@@ -253,7 +257,7 @@ def test_settled_ones_leave_with_the_answer_that_they_have_then(
 
 
 class Votes(Evaluators):
-    """Evaluators that note what they are told."""
+    """Evaluators that record their calls."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -278,7 +282,7 @@ class Votes(Evaluators):
 def test_each_answer_votes_once_with_its_confidence(
     model: HRM, rows: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, keep_votes: bool
 ) -> None:
-    """The confidence is a probability, so that a mean of confidences ranks equal answers."""
+    """The confidence is a probability, so that answers can be ranked by their mean confidence."""
     said, votes = _by_hand(model, rows)[-1], Votes()
     with_rows = Slots.advance
 
@@ -299,7 +303,7 @@ def test_each_answer_votes_once_with_its_confidence(
         assert votes.confidence[n] == pytest.approx(float(said["q_halt"][n].sigmoid()), rel=1e-4)
 
 
-def test_more_or_fewer_segments_than_in_training(model: HRM, rows: dict[str, np.ndarray]) -> None:
+def test_an_evaluation_may_have_more_or_fewer_segments_than_training(model: HRM, rows: dict[str, np.ndarray]) -> None:
     short, usual, long = (_evaluate(model, _split(all=rows), 8, num_steps=n) for n in (2, STEPS, 6))
     for n in range(1, 7):
         name = f"eval/all/exact_accuracy_at_step/{n}"
@@ -310,7 +314,10 @@ def test_more_or_fewer_segments_than_in_training(model: HRM, rows: dict[str, np.
 
 
 class Clock(Deadline):
-    """Of readings: it is over after so many segments, and a batch is known to take `lap` of them."""
+    """A deadline that counts readings: each segment asks once whether the deadline is over.
+
+    It is over after `num_segments` readings, and a batch is known to take `lap` readings.
+    """
 
     def __init__(self, num_segments: int, lap: int) -> None:
         super().__init__(1e9)
@@ -329,7 +336,7 @@ class Clock(Deadline):
         return self._left <= self._lap
 
 
-# A batch of 5 takes 4 segments, and is asked about once more when it ends.
+# A batch of 5 takes 4 segments and reads the deadline once more at its end.
 @pytest.mark.parametrize(
     "num_segments, lap, num_batches, adaptive",
     [
@@ -344,7 +351,7 @@ class Clock(Deadline):
         (99, 5, 5, True),
     ],
 )
-def test_a_batch_counts_whole_or_not_at_all(
+def test_a_batch_before_a_deadline_counts_completely_or_not_at_all(
     model: HRM,
     rows: dict[str, np.ndarray],
     tmp_path: Path,
@@ -353,7 +360,11 @@ def test_a_batch_counts_whole_or_not_at_all(
     num_batches: int,
     adaptive: bool,
 ) -> None:
-    """What is scored before a deadline is as if there had been no more: not those that halted early."""
+    """The metrics before a deadline equal those of a smaller test set.
+
+    Sequences that halted early in an unfinished batch must not count, because they are the easy
+    ones.
+    """
     deadline = Clock(num_segments, lap)
     metrics = evaluate(
         model,
@@ -365,7 +376,7 @@ def test_a_batch_counts_whole_or_not_at_all(
     assert metrics is not None
     assert deadline.was_met == (num_batches == 5)
     seen = sorted(row for file in tmp_path.iterdir() for row in load_file(file)["rows"].tolist())
-    # Each batch is spread over the file.
+    # Each batch takes rows from all parts of the file.
     expected = sorted([row for first in range(5) for row in range(first, 23, 5)][: 5 * num_batches])
     assert seen == expected
     if num_batches == 0:
@@ -375,7 +386,7 @@ def test_a_batch_counts_whole_or_not_at_all(
     assert metrics == pytest.approx(_evaluate(model, _split(all=part), 5, adaptive=adaptive), abs=1e-6)
 
 
-def test_a_stop_abandons_it(model: HRM, rows: dict[str, np.ndarray], tmp_path: Path) -> None:
+def test_a_stop_abandons_the_evaluation(model: HRM, rows: dict[str, np.ndarray], tmp_path: Path) -> None:
     answers = iter([False, False, True])
 
     class Stop(StopSignal):
@@ -395,7 +406,7 @@ def test_a_stop_abandons_it(model: HRM, rows: dict[str, np.ndarray], tmp_path: P
 
 
 @pytest.mark.parametrize("names", [SAVED_OUTPUTS, ["predictions"], ["inputs", "q_halt"]])
-def test_saved_outputs_are_what_was_named(
+def test_exactly_the_named_outputs_are_saved(
     model: HRM, rows: dict[str, np.ndarray], tmp_path: Path, names: list[SavedOutput]
 ) -> None:
     _evaluate(model, _split(all=rows, more=_rows(2, 5)), 5, save_outputs=names, save_to=tmp_path / "outputs")
@@ -408,6 +419,6 @@ def test_saved_outputs_are_what_was_named(
     assert saved.pop("rows").tolist() == list(range(23))
     expected = _by_hand(model, rows)[-1]
     for name, tensor in saved.items():
-        # In the order of the file, all rows, the last partial batch too.
+        # All rows are saved in the order of the file, also those of the last incomplete batch.
         assert len(tensor) == 23
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)

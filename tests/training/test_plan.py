@@ -1,4 +1,4 @@
-"""What is due after a step, against the same questions answered by counting, over many settings."""
+"""The plan of a run equals the answers found by counting, over many settings."""
 
 # B = slots
 
@@ -44,7 +44,7 @@ def _config(**changes: object) -> PretrainConfig:
 
 
 def _sampler(epoch: int, epochs: int, batch: int, first_step: int = 1, first_draw: int = 0) -> Sampler:
-    """Return a stream whose epochs have so many draws each."""
+    """Return a stream with `epoch` draws in each epoch."""
     zeros = np.zeros((epoch, 1), np.int64)
     numbers = np.arange(epoch + 1)
     puzzles = PuzzleSet("all", zeros, zeros, np.zeros(epoch, np.int64), numbers, numbers)
@@ -69,7 +69,7 @@ def test_the_first_step_and_every_interval_are_logged() -> None:
 
 
 def _evaluations_by_steps(every: int, leave_out: int, last_step: int) -> Iterator[int]:
-    """Walk through a run and count. Yield the steps of its evaluations but the last step."""
+    """Count the steps of a run. Yield the steps with an evaluation, except the last step."""
     intervals = since = 0
     for step in range(1, last_step + 1):
         since += 1
@@ -82,7 +82,7 @@ def _evaluations_by_steps(every: int, leave_out: int, last_step: int) -> Iterato
 def _evaluations_by_epochs(
     every: int, leave_out: int, sampler: Sampler, epoch: int, first_step: int, first_draw: int
 ) -> Iterator[int]:
-    """Walk through the draws of a run one by one and count whole epochs."""
+    """Count the draws of a run one by one. Yield the steps with an evaluation."""
     draws = first_draw
     for step in range(first_step, sampler.last_step + 1):
         is_due = False
@@ -115,7 +115,10 @@ def test_evaluations_by_steps(every: int, leave_out: int) -> None:
 def test_evaluations_by_epochs_and_by_steps(
     epoch: int, epochs: int, batch: int, every: int, leave_out: int, every_n_steps: int | None, where: int
 ) -> None:
-    """An epoch ends amid a step, several end in one step, and a resumed run goes on with another batch size."""
+    """An epoch may end within a step, and several epochs may end in one step.
+
+    A resumed run may have another batch size.
+    """
     first_step, first_draw = 1 + where, where * (batch + 1)
     sampler = _sampler(epoch, epochs, batch, first_step, first_draw)
     last_step = sampler.last_step
@@ -140,7 +143,7 @@ def test_a_run_without_a_test_split_never_evaluates() -> None:
 
 @pytest.mark.parametrize("every", [None, 1, 3, 4, 100])
 @pytest.mark.parametrize("after_evaluations", [True, False])
-def test_checkpoints(every: int | None, after_evaluations: bool) -> None:
+def test_checkpoints_are_due_at_intervals_and_after_evaluations(every: int | None, after_evaluations: bool) -> None:
     last_step = 10
     plan = _plan(last_step=last_step, checkpoint_every_n_steps=every, checkpoint_every_eval=after_evaluations)
     for step, evaluated in itertools.product(range(1, last_step + 1), (False, True)):
@@ -150,7 +153,7 @@ def test_checkpoints(every: int | None, after_evaluations: bool) -> None:
         assert plan.checkpoint_due(step, evaluated=evaluated) == expected, (step, evaluated)
 
 
-def test_replicas_are_compared_every_so_many_steps() -> None:
+def test_replicas_are_compared_at_intervals() -> None:
     assert not any(_plan(check_replicas_every_n_steps=None).replicas_check_due(step) for step in range(1, 30))
     plan = _plan(check_replicas_every_n_steps=7)
     assert [step for step in range(1, 30) if plan.replicas_check_due(step)] == [7, 14, 21, 28]
@@ -159,19 +162,19 @@ def test_replicas_are_compared_every_so_many_steps() -> None:
 # ---- rates -----------------------------------------------------------------------------------------------
 
 
-def test_the_schedule_is_of_the_last_step_of_the_run() -> None:
+def test_the_schedule_ends_at_the_last_step_of_the_run() -> None:
     plan = _plan(last_step=8, lr_warmup_steps=4, lr_min_ratio=0.5)
     assert [plan.lr_multiplier(step) for step in (1, 2, 4, 8)] == [0.25, 0.5, 1.0, 0.5]
     assert plan.lr_multiplier(6) == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("none", 1.0), ("sqrt", math.sqrt(1.5)), ("linear", 1.5)])
-def test_the_rate_follows_the_batch(kind: str, factor: float) -> None:
+def test_the_rate_scales_with_the_batch(kind: str, factor: float) -> None:
     plan = _plan(lr_scaling=kind, lr_scaling_reference=8, global_batch_size=12)
     assert plan.lr_scale == pytest.approx(factor)
 
 
-def test_the_average_copies_the_weights_until_its_start() -> None:
+def test_the_average_equals_the_weights_until_its_start() -> None:
     for start in (0.0, 0.3, 0.5):
         plan = _plan(last_step=10, ema_rate=0.9, ema_start=start)
         assert [plan.ema_rate(step) for step in range(1, 11)] == [
@@ -183,8 +186,8 @@ def test_the_average_copies_the_weights_until_its_start() -> None:
 
 
 @given(values=st.lists(st.none() | st.integers(0, 5).map(float), max_size=12), mode=st.sampled_from(["max", "min"]))
-def test_the_best_is_the_first_of_the_best_values(values: list[float | None], mode: str) -> None:
-    """An evaluation without labels has no value. Such an evaluation is not the best, and wears patience out."""
+def test_of_equal_best_evaluations_the_first_counts(values: list[float | None], mode: str) -> None:
+    """An evaluation without labels has no value: it is not the best, but it uses up patience."""
     plan, progress = _plan(best_mode=mode), Progress()
     for n, value in enumerate(values):
         earlier = [known for known in values[:n] if known is not None]
@@ -212,7 +215,7 @@ def test_a_run_is_finished_at_its_last_step_or_out_of_patience() -> None:
         assert plan.is_finished(progress) == (is_over and pending is None), progress
 
 
-def test_none_improves_on_nothing() -> None:
+def test_a_missing_value_is_no_improvement() -> None:
     assert improves(0.0, None, "max") and improves(0.0, None, "min")
     assert not improves(None, None, "max") and not improves(None, 0.0, "min")
     assert not improves(1.0, 1.0, "max") and not improves(1.0, 1.0, "min")
@@ -222,7 +225,10 @@ def test_none_improves_on_nothing() -> None:
 
 
 def _small(data: Path, **changes: object) -> PretrainConfig:
-    """Return a config whose stream has 5 steps: 3 epochs of 30 draws, 16 a step, and 10 draws left over."""
+    """Return a config with a stream of 5 steps.
+
+    Three epochs of 30 draws make 5 steps of 16 draws and leave 10 draws over.
+    """
     small = {"data_path": str(data), "global_batch_size": 16, "epochs": 3, "max_steps": None, "evaluators": []}
     return _config(**(small | changes))
 
@@ -233,8 +239,8 @@ def test_a_run_ends_with_its_epochs_or_its_steps(data: Path) -> None:
         assert Plan.make(config, open_data(config, SINGLE), Progress(), SINGLE).last_step == expected
 
 
-def test_a_resumed_run_goes_on_with_its_draws(data: Path) -> None:
-    """With other batches before it, the same step has taken other draws."""
+def test_a_resumed_run_continues_from_its_number_of_draws(data: Path) -> None:
+    """Runs with other batch sizes reach the same step with other numbers of draws."""
     config = _small(data)
     opened = open_data(config, SINGLE)
     for step, draws, last_step in ((2, 32, 5), (2, 64, 3), (4, 32, 7), (5, 80, 5)):
@@ -242,7 +248,7 @@ def test_a_resumed_run_goes_on_with_its_draws(data: Path) -> None:
         assert (plan.last_step, plan.sampler.draws_before(step + 1)) == (last_step, draws)
 
 
-def test_the_order_of_the_data_is_that_of_the_seed(data: Path) -> None:
+def test_the_seed_decides_the_order_of_the_data(data: Path) -> None:
     def first_batch(**changes: object) -> list[int]:
         config = _small(data, **changes)
         plan = Plan.make(config, open_data(config, SINGLE), Progress(), SINGLE)
@@ -253,8 +259,8 @@ def test_the_order_of_the_data_is_that_of_the_seed(data: Path) -> None:
     assert first_batch(overfit_one_batch=True) != first_batch()
 
 
-def test_ranks_augment_as_one_process_does_with_the_seed_of_the_run(data: Path) -> None:
-    """Otherwise runs with other seeds would see the same boards, and ranks other boards than one process."""
+def test_all_ranks_together_augment_like_one_process(data: Path) -> None:
+    """The seed of the run decides the boards, whatever the number of ranks."""
     examples_B = np.zeros(16, np.int64)
 
     def drawn(seed: int, size: int) -> Tensor:
@@ -272,7 +278,7 @@ def test_ranks_augment_as_one_process_does_with_the_seed_of_the_run(data: Path) 
     assert not torch.equal(drawn(8, 1), whole)
 
 
-def test_a_run_of_no_step_is_refused(data: Path) -> None:
+def test_a_run_without_a_step_is_refused(data: Path) -> None:
     config = _small(data, global_batch_size=64, epochs=2)
     with pytest.raises(UserError, match="2 epochs draw 60 examples, which don't fill one global batch of 64"):
         Plan.make(config, open_data(config, SINGLE), Progress(), SINGLE)
@@ -290,13 +296,15 @@ def test_a_run_without_evaluations_has_no_best(data: Path) -> None:
         (None, ""),
         ("exact_accuracy", "eval/all/exact_accuracy"),
         ("eval/all/lm_loss", "eval/all/lm_loss"),
-        ("exact_accuracy_at_step/16", None),  # with a slash the set has to be named
+        ("exact_accuracy_at_step/16", None),  # a name with a slash must begin with the set
         ("eval/all/exact_accuracy_at_step/16", "eval/all/exact_accuracy_at_step/16"),
         ("eval/all/exact_accuracy_at_step/17", None),
         ("eval/other/exact_accuracy", None),
     ],
 )
-def test_the_metric_of_best_is_one_of_the_first_set(data: Path, typed: str | None, expected: str | None) -> None:
+def test_the_default_set_of_the_best_metric_is_the_first_set(
+    data: Path, typed: str | None, expected: str | None
+) -> None:
     config = _small(data, best_metric=typed)
     opened = open_data(config, SINGLE)
     if expected is None:
@@ -306,8 +314,11 @@ def test_the_metric_of_best_is_one_of_the_first_set(data: Path, typed: str | Non
         assert full_best_metric(config, opened, NO_EVALUATORS) == expected
 
 
-def test_ranks_explore_as_one_process_does() -> None:
-    """The minimal halting steps depend on the seed and the step, and a rank takes those of its slots."""
+def test_all_ranks_together_explore_like_one_process() -> None:
+    """The seed and the step decide the minimal halting steps.
+
+    Each rank takes those of its slots.
+    """
     config = _config(seed=3, global_batch_size=12)
     arch = config.arch.model_copy(update={"halt_exploration_prob": 0.5})
     config = config.model_copy(update={"arch": arch})

@@ -1,4 +1,4 @@
-"""arch.forward_dtype=auto: decided once, from the device of rank 0, and written into the stored config."""
+"""arch.forward_dtype=auto: rank 0 decides once from its device, and the config stores it."""
 
 from pathlib import Path
 
@@ -12,7 +12,10 @@ from training import precision
 
 
 def _cpu_with(bfloat16: bool, rank: int) -> None:
-    """Have the CPU of rank 0 multiply bfloat16 in hardware or not, and that of other ranks the opposite."""
+    """Pretend that the CPU of rank 0 multiplies bfloat16 in hardware or not.
+
+    The CPUs of the other ranks are the opposite.
+    """
     precision.multiplies_bfloat16 = lambda device: bfloat16 == (rank == 0)
 
 
@@ -25,14 +28,14 @@ def test_auto_is_decided_by_rank_0_and_stored(
     train(typed, log, ranks=ranks, hook=with_arguments(_cpu_with, bfloat16)).ok()
     assert yaml.safe_load((run / "config.yaml").read_text())["arch"]["forward_dtype"] == expected
     z_H = next(tensor for name, tensor in runs.tensors(run, 2).items() if name.endswith(".state.z_H"))
-    assert z_H.dtype == getattr(torch, expected), "the model computed in another dtype than the config says"
-    # A resumed run keeps the dtype, whatever the CPU is then.
+    assert z_H.dtype == getattr(torch, expected), "the model computed in another dtype than that of the config"
+    # A resumed run keeps the dtype on a CPU of the other kind.
     done = train([f"resume={run}", "max_steps=3"], log, ranks=ranks, hook=with_arguments(_cpu_with, not bfloat16))
     assert "forward_dtype" not in done.ok()
     assert yaml.safe_load((run / "config.yaml").read_text())["arch"]["forward_dtype"] == expected
 
 
-def test_what_the_cpu_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_capabilities_of_the_cpu_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": False}, raising=False)
     assert not precision.multiplies_bfloat16(cpu)

@@ -1,4 +1,4 @@
-"""When numbers go wrong: stop, or go back to the last good checkpoint and leave the batch out."""
+"""After a bad step, a run stops, or returns to the last good checkpoint and skips the batch."""
 
 import copy
 import importlib
@@ -35,7 +35,7 @@ OFTEN = {"log_interval": 1}
 
 
 def _at_steps(change: Callable[..., Any]) -> None:
-    """Have `change(step of the run, the real train_step, state, ...)` take the place of `train_step`."""
+    """Replace `train_step` by `change(step of the run, the real train_step, state, ...)`."""
     import pretrain
 
     train_step = pretrain.train_step
@@ -43,21 +43,21 @@ def _at_steps(change: Callable[..., Any]) -> None:
 
 
 def _explodes(at: Steps, rank: int) -> None:
-    """The gradients of these steps are not finite, as often as they are done."""
+    """Make the gradients of these steps not finite, each time that the steps are run."""
 
     def step(number: int, real: Any, state: Any, *args: Any) -> Any:
         result = real(state, *args)
         if number in at:
             result = replace(result, grad_norm=result.grad_norm * float("nan"))
             for weight in state.model.parameters():
-                weight.data.fill_(float("nan"))  # what such an update leaves
+                weight.data.fill_(float("nan"))  # such an update spoils every weight
         return result
 
     _at_steps(step)
 
 
 def _does_nothing(at: Steps, rank: int) -> None:
-    """What leaving a batch out means, said otherwise: the step changes nothing and counts nothing."""
+    """Leave these batches out in another way: the steps change nothing and count nothing."""
     from training.session import Session
 
     real_count = Session.add_to_sums
@@ -79,7 +79,7 @@ def _does_nothing(at: Steps, rank: int) -> None:
 
 
 def _spikes(at: Steps, rank: int) -> None:
-    """The loss of these steps is a hundred times what it would be; nothing else is."""
+    """Multiply only the logged loss of these steps by 100."""
 
     def step(number: int, real: Any, *args: Any, **kwargs: Any) -> Any:
         result = real(*args, **kwargs)
@@ -94,10 +94,13 @@ def _spikes(at: Steps, rank: int) -> None:
     ("ranks", "at", "goes_back_to"),
     [(2, (7, 12), "step_00000006 at step 6"), (1, (1,), "the start")],
 )
-def test_a_rewound_run_is_the_one_without_those_batches(
+def test_a_rewound_run_equals_a_run_without_those_batches(
     data: Path, tmp_path: Path, log: Path, ranks: int, at: Steps, goes_back_to: str
 ) -> None:
-    """Before the first checkpoint, at the last step, twice: to the bit, and every step is logged once."""
+    """The runs are equal bit for bit, and every step is logged once.
+
+    The bad steps lie before the first checkpoint, in the middle and at the last step.
+    """
     expected, run = tmp_path / "expected", tmp_path / "run"
     train(settings(data, expected, **OFTEN), log, ranks=ranks, hook=with_arguments(_does_nothing, at)).ok()
     hook = with_arguments(_explodes, at)
@@ -111,13 +114,13 @@ def test_a_rewound_run_is_the_one_without_those_batches(
     assert_same_run(run, expected, metrics=False)
 
 
-def test_a_rewound_run_that_is_killed_goes_on_without_the_batch(data: Path, tmp_path: Path, log: Path) -> None:
-    """The checkpoints after a rewind know what was left out."""
+def test_a_rewound_run_that_was_killed_resumes_without_the_batch(data: Path, tmp_path: Path, log: Path) -> None:
+    """The checkpoints after a rewind store which steps were left out."""
     expected, run = tmp_path / "expected", tmp_path / "run"
     train(settings(data, expected), log, hook=with_arguments(_does_nothing, (3,))).ok()
     typed = settings(data, run, on_nonfinite="rewind")
     train(typed, log, hook=with_arguments(_explodes_and_dies, (3,), 9)).killed()
-    output = train([*typed, "resume=auto"], log).ok()  # nothing explodes any more: it is not tried again
+    output = train([*typed, "resume=auto"], log).ok()  # step 3 would succeed now, but stays left out
     assert "resuming" in output and "not finite" not in output
     assert_same_run(run, expected, metrics=False)
 
@@ -132,7 +135,7 @@ def _explodes_and_dies(at: Steps, dies_at: int, rank: int) -> None:
     _at_steps(die)
 
 
-def test_it_goes_back_so_many_times_only(data: Path, tmp_path: Path, log: Path) -> None:
+def test_the_number_of_rewinds_is_limited(data: Path, tmp_path: Path, log: Path) -> None:
     run = tmp_path / "run"
     hook = with_arguments(_explodes, tuple(range(5, LAST_STEP)))
     typed = settings(data, run, on_nonfinite="rewind", max_rewinds=2, **OFTEN)
@@ -141,11 +144,11 @@ def test_it_goes_back_so_many_times_only(data: Path, tmp_path: Path, log: Path) 
     assert runs.latest(run) == 6 and rows(run)[-1]["step"] == 6
 
 
-def test_a_spike_of_the_loss(data: Path, tmp_path: Path, log: Path) -> None:
-    """Judged by the median of the steps before it, whenever the host looks: here long after it."""
+def test_a_spike_of_the_loss_is_a_bad_step(data: Path, tmp_path: Path, log: Path) -> None:
+    """The median of the steps before it decides, even if the host looks at the loss much later."""
     expected, run, stopped = tmp_path / "expected", tmp_path / "run", tmp_path / "stopped"
     changes = {"max_steps": 24, "log_interval": 8, "eval_every_n_steps": None, "checkpoint_every_n_steps": 7}
-    hook = with_arguments(_spikes, (5, 17))  # the first is too early to be one
+    hook = with_arguments(_spikes, (5, 17))  # step 5 has too few losses before it
     watched = settings(data, run, loss_spike=20, on_nonfinite="rewind", **changes)
     output = train(watched, log, ranks=2, hook=hook).ok()
     assert re.search(r"lm_loss is \d+\.?\d* at step 17, (8|9|1\d)\d\.?\d* times", output), output
@@ -159,7 +162,7 @@ def test_a_spike_of_the_loss(data: Path, tmp_path: Path, log: Path) -> None:
 
 
 def test_a_resumed_run_knows_the_losses_before_it(data: Path, tmp_path: Path, log: Path) -> None:
-    """The 12 steps before the checkpoint are enough to find a spike in the first step after the checkpoint."""
+    """The checkpoint has enough losses to find a spike in the first step after it."""
     expected, run = tmp_path / "expected", tmp_path / "run"
     changes = {"loss_spike": 20, "eval_every_n_steps": None}
     train_here(settings(data, expected, **changes, max_steps=15))
@@ -167,15 +170,17 @@ def test_a_resumed_run_knows_the_losses_before_it(data: Path, tmp_path: Path, lo
     shutil.copytree(run, tmp_path / "spoiled")
     train_here([f"resume={run}", "max_steps=15"])
     losses = [runs.tensors(folder, 15)["rank_0000.safetensors:progress.losses"].tolist() for folder in (run, expected)]
-    assert len(losses[1]) == 15 and losses[0] == losses[1], "the window of losses is not that of the whole run"
+    assert len(losses[1]) == 15 and losses[0] == losses[1], (
+        "the resumed run has other losses in its window than the whole run"
+    )
     typed = [f"resume={tmp_path / 'spoiled'}", "max_steps=15"]
     done = train(typed, log, hook=with_arguments(_spikes, (13,)))
-    assert done.status == 2, f"nobody noticed the spike in the first step after the checkpoint:\n{done.output}"
+    assert done.status == 2, f"the spike in the first step after the checkpoint was not noticed:\n{done.output}"
     assert re.search(r"lm_loss is \S+ at step 13, \S+ times the \S+ of the steps before it", done.error())
 
 
 def test_a_loss_that_overflows_is_no_spike() -> None:
-    """Of float16, whose scale leaves that step out already; where nothing does, its gradients aren't finite either."""
+    """In float16 the loss scale skips that step. Otherwise the gradients are not finite either."""
     watch, values = NumberWatch(World.single(), loss_spike=2.0), torch.zeros(len(METRICS), dtype=torch.float64)
     for step, loss in enumerate([1.0] * 12 + [float("inf"), float("nan"), 1.0, 3.0], start=1):
         values[METRICS.index("lm_loss")] = loss
@@ -185,7 +190,7 @@ def test_a_loss_that_overflows_is_no_spike() -> None:
 
 
 def _a_bit_flips(at_step: int, on_rank: int, rank: int) -> None:
-    """As in memory that is going bad: a weight of one rank isn't what the others have."""
+    """Change one bit of a weight on one rank, as failing memory does."""
 
     def step(number: int, real: Any, state: Any, *args: Any) -> Any:
         if number == at_step and rank == on_rank:
@@ -206,16 +211,19 @@ def test_a_rank_whose_weights_are_others_is_named_before_they_are_saved(
     assert done.status == 1, done.output
     assert re.search(rf"rank 1 \(process \d+ on [^)]+\) differs from the others in .* at step {found_at}", done.output)
     assert "says nothing" not in done.output
-    assert runs.latest(run) == 2, "weights that differ were saved"
+    assert runs.latest(run) == 2, "weights that differ between ranks were saved"
 
 
 def test_ranks_agree_on_the_first_step_that_went_wrong() -> None:
-    """Where one's memory fails it may see that before the others do: each would leave out a batch of its own."""
-    for said in run_ranks(_goes_wrong_here_first, 2):
+    """A rank with failing memory may see a bad step before the others do.
+
+    Without an agreement, each rank would leave out another batch.
+    """
+    for said in run_ranks(_finds_a_bad_step_of_its_own, 2):
         assert re.match(r"the gradients are not finite \(NaN or infinite\) since step 3; nothing", said)
 
 
-def _goes_wrong_here_first(world: World) -> str:
+def _finds_a_bad_step_of_its_own(world: World) -> str:
     watch, values = NumberWatch(world), torch.zeros(len(METRICS), dtype=torch.float64)
     for step in range(1, 5):
         watch.add(step, 2, values, torch.tensor(1.0 if step < 4 - world.rank else float("inf")))
@@ -225,8 +233,8 @@ def _goes_wrong_here_first(world: World) -> str:
     return str(caught.value)
 
 
-def _a_moment_flips(rank: int) -> None:
-    """A bit of the optimizer's state, which no weight has seen yet."""
+def _a_bit_of_the_optimizer_flips(rank: int) -> None:
+    """Change one bit of the optimizer's state, before an update has used it."""
 
     def step(number: int, real: Any, state: Any, *args: Any) -> Any:
         result = real(state, *args)
@@ -238,15 +246,15 @@ def _a_moment_flips(rank: int) -> None:
     _at_steps(step)
 
 
-def test_an_optimizer_whose_state_is_another_is_named(data: Path, tmp_path: Path, log: Path) -> None:
-    """A checkpoint takes it from all ranks in turn."""
+def test_a_rank_with_another_optimizer_state_is_named(data: Path, tmp_path: Path, log: Path) -> None:
+    """A checkpoint takes tensors of the optimizer from all ranks in turn."""
     run = tmp_path / "run"
-    done = train(settings(data, run, global_batch_size=18), log, ranks=3, hook=_a_moment_flips)
+    done = train(settings(data, run, global_batch_size=18), log, ranks=3, hook=_a_bit_of_the_optimizer_flips)
     named = re.search(
         r"rank 1 \(process \d+ on [^)]+\) differs from the others in optimizer\.\S+ at step 4", done.output
     )
     assert done.status == 1 and named, done.output
-    assert runs.latest(run) == 2, "a state that differs was saved"
+    assert runs.latest(run) == 2, "a state that differs between ranks was saved"
 
 
 def _an_average_drifts(rank: int) -> None:
@@ -262,20 +270,20 @@ def _an_average_drifts(rank: int) -> None:
     EMA.update = update  # type: ignore[method-assign,assignment]
 
 
-def test_a_rank_whose_average_is_another_is_named(data: Path, tmp_path: Path, log: Path) -> None:
+def test_a_rank_with_another_average_is_named(data: Path, tmp_path: Path, log: Path) -> None:
     typed = settings(data, tmp_path / "run", global_batch_size=18, ema="true")
     done = train(typed, log, ranks=3, hook=_an_average_drifts)
     named = re.search(r"rank 1 \(process \d+ on [^)]+\) differs from the others in ema\.\S+ at step 2", done.output)
     assert done.status == 1 and named, done.output
 
 
-def test_rounding_that_differs_by_rank_can_be_allowed(data: Path, tmp_path: Path, log: Path) -> None:
+def test_the_comparison_of_ranks_can_be_switched_off(data: Path, tmp_path: Path, log: Path) -> None:
     typed = settings(data, tmp_path / "run", check_replicas_every_n_steps=None)
     train(typed, log, ranks=2, hook=with_arguments(_a_bit_flips, 3, 1)).ok()
 
 
 def _rows_explode(at: Steps, rank: int) -> None:
-    """The gradients of puzzle rows alone aren't finite: with freeze_weights there are no others."""
+    """Make the gradients of puzzle rows not finite, the only ones with freeze_weights."""
     program: Any = importlib.import_module("pretrain")
     real, now = program.sparse_sign_sgd_, iter(range(1, 10**6))
 
@@ -286,7 +294,7 @@ def _rows_explode(at: Steps, rank: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_gradients_of_the_puzzle_table_are_looked_at_too(data: Path, tmp_path: Path, log: Path, ranks: int) -> None:
+def test_gradients_of_the_puzzle_table_are_checked_too(data: Path, tmp_path: Path, log: Path, ranks: int) -> None:
     run = tmp_path / "run"
     typed = settings(data, run, freeze_weights="true", **OFTEN)
     message = train(typed, log, ranks=ranks, hook=with_arguments(_rows_explode, (7,))).error()
@@ -294,19 +302,19 @@ def test_gradients_of_the_puzzle_table_are_looked_at_too(data: Path, tmp_path: P
     assert runs.latest(run) == 6
 
 
-def test_a_branch_does_not_count_the_rewinds_behind_it(data: Path, tmp_path: Path, log: Path) -> None:
+def test_a_branch_does_not_count_earlier_rewinds_of_its_source(data: Path, tmp_path: Path, log: Path) -> None:
     run, branch = tmp_path / "run", tmp_path / "branch"
     hook = with_arguments(_explodes, (3,))
     train(settings(data, run, on_nonfinite="rewind", max_rewinds=1, **OFTEN), log, hook=hook).ok()
     typed = [f"resume={run / 'step_00000006'}", f"checkpoint_path={branch}"]
     output = train(typed, log, hook=with_arguments(_explodes, (7,))).ok()
     assert "rewind 1 of 1" in output, output
-    source = run / "step_00000006"  # the branch has no checkpoint yet
+    source = run / "step_00000006"  # the branch has no checkpoint of its own yet
     assert f"going on from {source} at step 6, without the batch of step 7" in output, output
     assert rows(branch)[-1]["train/skipped_steps"] == 1
 
 
-def test_a_rewind_ends_the_trace_that_was_being_taken(data: Path, tmp_path: Path, log: Path) -> None:
+def test_a_rewind_ends_an_unfinished_trace(data: Path, tmp_path: Path, log: Path) -> None:
     run = tmp_path / "run"
     typed = settings(data, run, on_nonfinite="rewind", profile="true", **OFTEN)
     output = train(typed, log, hook=with_arguments(_explodes, (5,))).ok()
@@ -314,12 +322,13 @@ def test_a_rewind_ends_the_trace_that_was_being_taken(data: Path, tmp_path: Path
     assert (run / "trace.json").is_file()
 
 
-def test_a_rewind_goes_on_in_the_same_wandb_run(data: Path, tmp_path: Path, log: Path) -> None:
+def test_a_rewind_keeps_the_wandb_run(data: Path, tmp_path: Path, log: Path) -> None:
     run = tmp_path / "run"
     typed = settings(data, run, on_nonfinite="rewind", wandb__mode="offline", **OFTEN)
     train(typed, log, hook=with_arguments(_explodes, (1,))).ok()
     folders = [path.name for path in (run / "wandb").glob("offline-run-*")]
-    # offline-run-<time>-<id>, and a counter behind the id where both begin in the same second
+    # A folder is offline-run-<time>-<id>. A counter follows the id if both folders begin in the
+    # same second.
     assert len(folders) == 2 and len({name.split("-")[3] for name in folders}) == 1, folders
 
 
@@ -338,7 +347,7 @@ def _bad(step: int) -> BadStep:
 
 
 def _fails(recovery: Recovery, state: TrainState, error: Exception) -> Start[PretrainConfig]:
-    """Let what follows a start end with an error. Return the start."""
+    """Make the run after a start end with an error. Return the start."""
     with recovery.next_start() as start:
         recovery.adopt(state)
         raise error
@@ -346,7 +355,7 @@ def _fails(recovery: Recovery, state: TrainState, error: Exception) -> Start[Pre
 
 
 def _fresh(begun: Begun) -> TrainState:
-    """Return a state as it is built after the next start."""
+    """Return the state that is built after the next start."""
     state = replace(begun.state, progress=begun.state.progress.model_copy(deep=True))
     state.progress.wandb_run_id, state.progress.skipped_steps = "another", []
     return state
@@ -361,7 +370,10 @@ def test_a_start_that_ends_well_is_the_last(begun: Begun) -> None:
 
 
 def test_the_next_start_knows_all_steps_that_are_left_out(begun: Begun) -> None:
-    """These are the steps in the resumed checkpoint and the steps since. All starts share one W&B run."""
+    """The steps are those of the resumed checkpoint and later ones.
+
+    All starts share one W&B run.
+    """
     begun.state.progress.skipped_steps = [8]
     recovery = Recovery(begun.start, SINGLE)
     _fails(recovery, begun.state, _bad(5))
@@ -383,7 +395,7 @@ def test_a_resumed_run_still_leaves_steps_out(begun: Begun) -> None:
         assert recovery.adopt(begun.state).progress.skipped_steps == [3, 8]
 
 
-def test_so_many_rewinds_and_no_more(begun: Begun) -> None:
+def test_max_rewinds_limits_the_starts(begun: Begun) -> None:
     recovery = Recovery(begun.start, SINGLE)
     _fails(recovery, begun.state, _bad(5))
     _fails(recovery, _fresh(begun), _bad(7))
@@ -391,7 +403,7 @@ def test_so_many_rewinds_and_no_more(begun: Begun) -> None:
         _fails(recovery, _fresh(begun), _bad(9))
 
 
-def test_without_rewinds_the_step_ends_the_run(begun: Begun) -> None:
+def test_with_on_nonfinite_stop_a_bad_step_ends_the_run(begun: Begun) -> None:
     begun.start.config = begun.start.config.model_copy(update={"on_nonfinite": "stop"})
     with pytest.raises(BadStep, match="step 5 is bad; nothing is good; go on with a lower lr"):
         _fails(Recovery(begun.start, SINGLE), begun.state, _bad(5))
@@ -406,8 +418,8 @@ def test_a_branch_without_a_checkpoint_goes_back_to_its_source(begun: Begun, qui
         assert start.notes[-1] == f"going on from {source.path} at step 4, without the batch of step 5"
 
 
-def test_a_start_gives_its_memory_back_before_the_next(begun: Begun) -> None:
-    """Even if the state is part of a cycle, as a layout with hooks is."""
+def test_a_start_frees_its_memory_before_the_next(begun: Begun) -> None:
+    """This holds even if the state is part of a reference cycle, like a layout with hooks."""
     state = _fresh(begun)
     state.layout = copy.copy(state.layout)
     state.layout.itself = state  # type: ignore[attr-defined]
@@ -418,7 +430,7 @@ def test_a_start_gives_its_memory_back_before_the_next(begun: Begun) -> None:
         assert gone() is None
 
 
-def test_advice_on_memory_has_the_numbers_of_this_rank(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice_on_memory_uses_the_numbers_of_this_rank(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 
     def advice(device: torch.device, **numbers: Any) -> str:
@@ -427,7 +439,9 @@ def test_advice_on_memory_has_the_numbers_of_this_rank(begun: Begun, monkeypatch
 
     monkeypatch.setattr("training.recovery.advice", advice)
     begun.start.config = begun.start.config.model_copy(update={"global_batch_size": 30})
-    world = replace(world_of(1, 3), share_weights=(Fraction(1), Fraction(3), Fraction(1)))  # 6, 18 and 6 slots
+    world = replace(
+        world_of(1, 3), share_weights=(Fraction(1), Fraction(3), Fraction(1))
+    )  # the ranks have 6, 18 and 6 slots
     with pytest.raises(MemoryError) as caught:
         _fails(Recovery(begun.start, world), begun.state, MemoryError())
     assert caught.value.__notes__ == ["buy more"]
@@ -443,7 +457,7 @@ def test_advice_on_memory_has_the_numbers_of_this_rank(begun: Begun, monkeypatch
     }
 
 
-def test_a_bug_has_no_advice(begun: Begun) -> None:
+def test_an_ordinary_error_gets_no_advice_on_memory(begun: Begun) -> None:
     with pytest.raises(KeyError) as caught:
         _fails(Recovery(begun.start, SINGLE), begun.state, KeyError("a bug"))
     assert not hasattr(caught.value, "__notes__")

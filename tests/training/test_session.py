@@ -1,4 +1,4 @@
-"""What a run has open while it trains: what it hands to evaluation, what it saves, and every way in which it ends."""
+"""A session: what a run has open while it trains, and every way in which it ends."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def _run(session: Session) -> Path:
 def test_rows_after_the_checkpoint_are_dropped(
     open_session: Open, tmp_path: Path, pending: dict[str, float] | None, kept: list[int]
 ) -> None:
-    """The row of a step whose evaluation is pending is written again."""
+    """The row of a step with a pending evaluation is dropped too, because it is written again."""
     (tmp_path / "run").mkdir()
     file = tmp_path / "run" / "metrics.jsonl"
     file.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 3, 4, 5)))
@@ -88,7 +88,7 @@ def test_communication_is_sampled_unless_a_trace_is_taken(
 # ---- steps -----------------------------------------------------------------------------------------------
 
 
-def test_batches_move_the_progress_on(open_session: Open) -> None:
+def test_each_batch_advances_the_progress(open_session: Open) -> None:
     with open_session(max_steps=7) as session:
         progress, seen = session.state.progress, []
         for batch in session.batches():
@@ -105,7 +105,7 @@ def test_a_first_batch_that_cannot_be_read_is_a_mistake(open_session: Open, monk
         assert session.state.progress.step == 4
 
 
-def test_a_row_is_of_the_steps_since_the_row_before(open_session: Open) -> None:
+def test_a_row_covers_the_steps_since_the_row_before(open_session: Open) -> None:
     with open_session(log_interval=3, lr=1e-3, lr_warmup_steps=10) as session:
         progress, rows = session.state.progress, {}
         for _ in session.batches():
@@ -124,7 +124,7 @@ def test_a_row_is_of_the_steps_since_the_row_before(open_session: Open) -> None:
 
 def test_a_row_counts_the_steps_that_were_left_out(open_session: Open) -> None:
     with open_session(log_interval=1, progress={"skipped_steps": [2, 5]}) as session:
-        batches = session.batches()  # dropped, the reader would stop
+        batches = session.batches()  # without this reference the reader would stop
         next(batches)
         session.add_to_sums(_sums(1.0), torch.tensor(1.0))
         assert session.end_step()["train/skipped_steps"] == 2
@@ -141,11 +141,11 @@ def test_the_bar_and_the_trace_follow_each_step(open_session: Open, monkeypatch:
         assert followed == [each for step in range(5, 13) for each in ("trace", step)]
 
 
-def test_a_vote_tells_a_stop_from_data_that_are_gone(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vote_distinguishes_a_stop_from_missing_data(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = StopSignal()
     with open_session(stop=stop) as session:
         session.raise_data_error()
-        batches = session.batches()  # dropped, the reader would stop
+        batches = session.batches()  # without this reference the reader would stop
         next(batches)
         assert session.vote_to_end() == (False, False)
         stop.name = "SIGTERM"
@@ -163,7 +163,7 @@ def test_a_vote_tells_a_stop_from_data_that_are_gone(open_session: Open, monkeyp
 
 @pytest.mark.parametrize(("eval_batch_size", "expected"), [(5, 5), (None, BATCH)])
 @pytest.mark.parametrize("limited", [True, False])
-def test_an_evaluation_is_what_the_config_says(
+def test_an_evaluation_follows_the_config(
     open_session: Open, monkeypatch: pytest.MonkeyPatch, eval_batch_size: int | None, expected: int, limited: bool
 ) -> None:
     given: dict[str, Any] = {}
@@ -173,7 +173,7 @@ def test_an_evaluation_is_what_the_config_says(
         weights = model.state_dict()
         assert session.state.ema is not None
         same = [torch.equal(weights[name], tensor) for name, tensor in average.items()]
-        assert all(same), "these are not the averaged weights"
+        assert all(same), "the evaluation did not use the averaged weights"
         return {session.plan.best_metric: 0.5}
 
     stop = StopSignal()
@@ -200,7 +200,7 @@ def test_an_evaluation_is_what_the_config_says(
         assert not session.evaluate({}, limited=limited).is_best and state.progress.evaluations_since_best == 1
 
 
-def test_an_evaluation_that_is_stopped_waits(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_evaluation_is_pending(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_session() as session:
         monkeypatch.setattr("training.session.evaluate", lambda *args, **kwargs: None)
         found, progress = session.evaluate({"train/lr": 1.0}, limited=True), session.state.progress
@@ -209,7 +209,7 @@ def test_an_evaluation_that_is_stopped_waits(open_session: Open, monkeypatch: py
         assert not step_folders(_run(session))
 
 
-def test_an_evaluation_that_fails_is_saved_first(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_evaluation_is_saved_as_pending(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise UserError("the test split is gone")
 
@@ -222,7 +222,9 @@ def test_an_evaluation_that_fails_is_saved_first(open_session: Open, monkeypatch
     assert not (_run(session) / "best").exists()
 
 
-def test_an_evaluation_without_time_is_no_candidate(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_cut_off_by_its_deadline_cannot_be_the_best(
+    open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def evaluate(*args: Any, deadline: Deadline, **kwargs: Any) -> dict[str, float]:
         deadline.was_met = False
         return {session.plan.best_metric: 1.0}
@@ -272,7 +274,7 @@ def test_replicas_are_compared_before_they_are_saved(
 
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A save takes a moment, so that the session is left while one is under way."""
+    """Delay each save, so that the session ends during a save."""
     write = writer_module._write_tensors
 
     def slow(*args: Any) -> Any:
@@ -304,18 +306,17 @@ def _leave(session: Session, error: BaseException | None) -> None:
         (UserError("no data"), "rewind", ["profiler", "metrics {'failed': True, 'at_most_s': 60.0}"]),
         (BadStep(4, "bad", "good"), "stop", ["profiler", "metrics {'failed': True, 'at_most_s': 60.0}"]),
         (BadStep(4, "bad", "good"), "rewind", ["profiler", "metrics {'failed': False, 'at_most_s': 60.0}"]),
-        (RuntimeError("a bug"), "stop", []),  # nobody would wait for the sinks
+        (RuntimeError("a bug"), "stop", []),  # the launcher does not wait for the sinks of a failed rank
     ],
     ids=["in order", "a mistake", "a bad step", "a rewind", "a fault"],
 )
-def test_a_save_under_way_is_finished_and_the_sinks_are_closed(
+def test_every_way_out_finishes_the_save_and_closes_the_sinks(
     open_session: Open,
     monkeypatch: pytest.MonkeyPatch,
     error: Exception | None,
     on_nonfinite: str,
     expected: list[str],
 ) -> None:
-    """However the run ends."""
     session = open_session(on_nonfinite=on_nonfinite)
     closed = _closings(session, monkeypatch)
     _leave(session, error)
@@ -326,7 +327,7 @@ def test_a_save_under_way_is_finished_and_the_sinks_are_closed(
         assert note == f"at step 4; the last good checkpoint is {_run(session) / 'step_00000004'}"
 
 
-def test_sinks_hold_other_ranks_up_for_half_of_their_timeout(
+def test_sinks_delay_other_ranks_by_half_of_the_timeout_at_most(
     open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = open_session()
@@ -350,7 +351,7 @@ def test_a_disk_that_is_full_at_the_end_is_a_mistake(open_session: Open, monkeyp
     assert closed == ["profiler", "metrics {'failed': True, 'at_most_s': 60.0}"]
 
 
-def test_a_fault_of_the_last_save_says_where(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_the_last_save_names_the_step(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> Any:
         raise KeyError("a bug")
 
@@ -365,7 +366,7 @@ def test_a_fault_of_the_last_save_says_where(open_session: Open, monkeypatch: py
 
 @pytest.mark.usefixtures("slow_disk")
 @pytest.mark.parametrize(("name", "reason"), [("SIGUSR1", "SIGUSR1"), (None, "a signal to another rank")])
-def test_the_marker_of_a_stop_follows_its_checkpoint(
+def test_the_marker_of_a_stop_is_written_after_its_checkpoint(
     open_session: Open, monkeypatch: pytest.MonkeyPatch, name: str | None, reason: str
 ) -> None:
     stop = StopSignal()
@@ -373,5 +374,5 @@ def test_the_marker_of_a_stop_follows_its_checkpoint(
     with open_session(stop=stop) as session:
         session.save(is_best=False)
         session.mark_stopped()
-        assert (_run(session) / "latest").exists(), "the marker promises a checkpoint that is not there"
+        assert (_run(session) / "latest").exists(), "the marker was written before the checkpoint"
         assert (_run(session) / "stopped").read_text() == f"{reason}\n"

@@ -1,4 +1,4 @@
-"""The state of a run: a checkpoint takes everything that a step changes, and gives it back."""
+"""A checkpoint saves and restores everything that a step changes."""
 
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def _saved(begun: Begun, run: Path) -> Checkpoint:
 
 @pytest.fixture
 def begun(data: Path, tmp_path: Path) -> Begun:
-    """A run with an average, a loss scale and a watch on its loss, somewhere in its middle."""
+    """Return a run with an average, a loss scale and a watch on its loss, amid training."""
     options = {"ema": "true", "loss_spike": 5, "arch__forward_dtype": "float16", "best_mode": "max"}
     begun = begin(settings(data, tmp_path / "run", **options))
     _scramble(begun.state)
@@ -73,12 +73,12 @@ def _resumed(begun: Begun, checkpoint: Checkpoint, **changes: object) -> TrainSt
     return build_state(Start(begun.start.config.model_copy(update=changes), checkpoint), begun.data, SINGLE)
 
 
-def test_a_restored_state_is_the_saved_one(begun: Begun, tmp_path: Path) -> None:
-    """Every tensor to the bit, and every number of the progress."""
+def test_a_restored_state_equals_the_saved_state(begun: Begun, tmp_path: Path) -> None:
+    """All tensors are equal bit for bit, and all numbers of the progress are equal."""
     same = [name for name in Progress.model_fields if getattr(PROGRESS, name) == getattr(Progress(), name)]
-    assert not same, f"give {same} a value in this test that is not the default"
+    assert not same, f"this test must give {same} values other than the defaults"
     expected, fresh = _tensors(begun.state), _tensors(build_state(begun.start, begun.data, SINGLE))
-    assert not [name for name in fresh if torch.equal(fresh[name], expected[name])], "these were not scrambled"
+    assert not [name for name in fresh if torch.equal(fresh[name], expected[name])], "_scramble left a tensor unchanged"
     resumed = _resumed(begun, _saved(begun, tmp_path / "run"))
     found = _tensors(resumed)
     assert found.keys() == expected.keys() and {"open_sums", "losses"} < found.keys()
@@ -98,7 +98,7 @@ def test_a_branch_has_its_own_best_and_wandb_run(begun: Begun, tmp_path: Path) -
     assert progress == PROGRESS.of_branch(progress.wandb_run_id)
 
 
-def test_another_batch_size_begins_with_fresh_slots(begun: Begun, tmp_path: Path) -> None:
+def test_with_another_batch_size_all_slots_are_fresh(begun: Begun, tmp_path: Path) -> None:
     checkpoint = _saved(begun, tmp_path / "run")
     resumed = _resumed(begun, checkpoint, global_batch_size=8)
     fresh = build_state(Start(begun.start.config.model_copy(update={"global_batch_size": 8})), begun.data, SINGLE)
@@ -107,12 +107,12 @@ def test_another_batch_size_begins_with_fresh_slots(begun: Begun, tmp_path: Path
     assert resumed.progress == PROGRESS
 
 
-def test_a_state_without_average_leaves_the_stored_one(begun: Begun, tmp_path: Path) -> None:
+def test_a_state_without_average_ignores_a_stored_average(begun: Begun, tmp_path: Path) -> None:
     resumed = _resumed(begun, _saved(begun, tmp_path / "run"), ema=False)
     assert resumed.ema is None and resumed.progress == PROGRESS
 
 
-def test_the_average_takes_the_place_of_the_weights_for_a_while(begun: Begun) -> None:
+def test_the_average_replaces_the_weights_inside_the_context(begun: Begun) -> None:
     state = begun.state
     assert state.ema is not None
     before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
@@ -125,8 +125,8 @@ def test_the_average_takes_the_place_of_the_weights_for_a_while(begun: Begun) ->
     assert all(torch.equal(tensor, before[name]) for name, tensor in state.model.state_dict().items())
 
 
-def test_a_layout_learns_that_weights_were_overwritten(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a layout keeps copies of the weights, first of the weights and then of the average."""
+def test_a_layout_is_told_that_weights_were_overwritten(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layout that keeps copies must renew them after each of the two swaps."""
     state, seen = begun.state, list[torch.Tensor]()
     name = next(name for name, _ in state.model.named_parameters())
     before = state.model.get_parameter(name).detach().clone()
@@ -138,7 +138,7 @@ def test_a_layout_learns_that_weights_were_overwritten(begun: Begun, monkeypatch
     assert len(seen) == 2 and torch.equal(seen[1], before)
 
 
-def test_what_a_rank_alone_carries_comes_back(begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_of_single_ranks_are_restored(begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = list[dict[str, torch.Tensor]]()
     monkeypatch.setattr(begun.state.layout, "compression_state", lambda: {"error": torch.tensor([3.0])})
     checkpoint = _saved(begun, tmp_path / "run")
@@ -161,11 +161,11 @@ def test_memory_counts_weights_twice_for_their_gradients(begun: Begun) -> None:
 # ---- whether a run may go on -----------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_with_its_own_data(begun: Begun, tmp_path: Path) -> None:
+def test_a_run_resumes_only_with_its_own_data(begun: Begun, tmp_path: Path) -> None:
     checkpoint, config, data = _saved(begun, tmp_path / "run"), begun.start.config, begun.data
     assert require_same_run(checkpoint, config, data) == []
     train_only = {"train": data.fingerprint["train"]}
-    data.fingerprint = train_only  # a run that doesn't evaluate opens no test split
+    data.fingerprint = train_only  # a run without evaluations opens no test split
     assert require_same_run(checkpoint, config, data) == []
     data.fingerprint = train_only | {"test": "another"}
     with pytest.raises(ValueError, match=r"was trained on other data than .* holds now \(test changed\); give the"):
@@ -176,8 +176,8 @@ def test_a_run_goes_on_with_its_own_data(begun: Begun, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["init_from", "load_checkpoint"])
-def test_a_run_goes_on_from_its_own_beginning(begun: Begun, tmp_path: Path, key: str) -> None:
-    """A resumed run has the stored key, and no other weights take the place of the checkpoint's."""
+def test_a_run_resumes_only_with_its_own_initial_weights(begun: Begun, tmp_path: Path, key: str) -> None:
+    """A resumed run keeps the stored key, although it takes its weights from the checkpoint."""
     start = begun.start
     start.config = start.config.model_copy(update={key: "weights.pt"})
     checkpoint = _saved(begun, tmp_path / "run")

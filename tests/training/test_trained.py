@@ -1,4 +1,4 @@
-"""Beginning from weights that were trained elsewhere, and training only a part of them."""
+"""Start from trained weights, and train only a part of them."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.in_process import Tensors, begin, changed, mistake, train_here, weigh
 from tests.runs import rows, settings, train
 from utils.checkpoint.reader import Checkpoint
 
-# A TRM that halts by q_halt: everything that the published code knows, and a moving average.
+# A TRM that halts by q_halt. The published code knows all its options except the moving average.
 TRAINED = {"arch": "trm", "ema": "true", "ema_rate": 0.8, "max_steps": 4, "eval_every_n_steps": 4}
 PUZZLES = "puzzle_embedding.weight"
 
@@ -24,7 +24,7 @@ def _typed(data: Path, run: Path, **changes: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def puzzles(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset with five puzzle identifiers, so that the puzzle table has rows to tell apart."""
+    """Return a dataset with five puzzle identifiers, so that table rows can differ."""
     return with_identifiers(data, tmp_path_factory.mktemp("puzzles") / "five", 5)
 
 
@@ -42,14 +42,14 @@ def raw(trained: Path) -> Tensors:
 
 @pytest.fixture(scope="module")
 def average(trained: Path, raw: Tensors) -> Tensors:
-    """What the run was evaluated with."""
+    """Return the weights with which the run was evaluated."""
     averaged = Checkpoint.open(trained / "step_00000004").load("ema")
     assert changed({name: raw[name] for name in averaged}, averaged) == averaged.keys()
     return raw | averaged
 
 
 def _source(kind: str, trained: Path, folder: Path) -> str:
-    """What init_from can name."""
+    """Return a value of init_from of the given kind."""
     step = trained / "step_00000004"
     if kind in ("run", "step", "our file"):
         return str({"run": trained, "step": step, "our file": step / "model.safetensors"}[kind])
@@ -67,10 +67,10 @@ def _source(kind: str, trained: Path, folder: Path) -> str:
 @pytest.mark.parametrize(
     "kind", ["run", "step", "our file", "published", "published, compiled", "published safetensors"]
 )
-def test_a_run_begins_with_the_weights_bit_by_bit(
+def test_a_run_starts_with_exactly_the_given_weights(
     puzzles: Path, trained: Path, raw: Tensors, average: Tensors, tmp_path: Path, kind: str
 ) -> None:
-    """A run and what is exported of it stand for what it evaluated; a file is what it is."""
+    """A run, step or export gives the moving average. A file of weights gives its own contents."""
     source = _source(kind, trained, tmp_path)
     begun = begin(_typed(puzzles, tmp_path / "run", init_from=source, seed=9))
     expected = raw if kind == "our file" else average
@@ -81,14 +81,16 @@ def test_a_run_begins_with_the_weights_bit_by_bit(
     assert own_average and all(torch.equal(tensor, expected[name]) for name, tensor in own_average.items())
 
 
-def test_a_torch_file_of_our_names(puzzles: Path, raw: Tensors, tmp_path: Path) -> None:
+def test_a_torch_file_with_our_names_is_accepted(puzzles: Path, raw: Tensors, tmp_path: Path) -> None:
     torch.save({"model": raw}, tmp_path / "ours.pt")
     begun = begin(_typed(puzzles, tmp_path / "run", load_checkpoint=tmp_path / "ours.pt"))
     assert not changed(raw, weights_of(begun.state))
 
 
-def test_what_is_saved_is_what_was_loaded(puzzles: Path, trained: Path, average: Tensors, tmp_path: Path) -> None:
-    """A step of size 0 away, on two ranks: only one of them reads."""
+def test_a_run_with_rate_0_saves_the_loaded_weights(
+    puzzles: Path, trained: Path, average: Tensors, tmp_path: Path
+) -> None:
+    """Two ranks train, but only one of them reads the file."""
     still = {"lr": 0, "puzzle_emb_lr": 0, "max_steps": 1}
     train(_typed(puzzles, tmp_path / "run", init_from=trained, **still), tmp_path / "log", ranks=2).ok()
     assert not changed(average, load_file(tmp_path / "run" / "step_00000001" / "model.safetensors"))
@@ -97,8 +99,8 @@ def test_what_is_saved_is_what_was_loaded(puzzles: Path, trained: Path, average:
         assert row[name] == pytest.approx(rows(trained)[-1][name], abs=1e-6)
 
 
-def test_a_resumed_run_goes_on_with_its_own_weights(puzzles: Path, average: Tensors, tmp_path: Path) -> None:
-    """The file is gone by then, and what was stored still names it."""
+def test_a_resumed_run_keeps_its_own_weights(puzzles: Path, average: Tensors, tmp_path: Path) -> None:
+    """The config still names the file of initial weights, which is gone at the resume."""
     source = tmp_path / "source.pt"
     torch.save(average, source)
     train_here(_typed(puzzles, tmp_path / "whole", init_from=source, max_steps=6))
@@ -117,10 +119,13 @@ def more_puzzles(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_identifiers(data, tmp_path_factory.mktemp("puzzles") / "eight", 8)
 
 
-def test_other_puzzles_are_a_choice(
+def test_puzzle_table_chooses_the_rows_for_other_puzzles(
     puzzles: Path, more_puzzles: Path, data: Path, trained: Path, average: Tensors, tmp_path: Path
 ) -> None:
-    """To more rows and to fewer: by number, all the same, or from nothing."""
+    """keep copies rows by number, mean gives every row the mean, and zero starts from zeros.
+
+    The model may have more rows or fewer rows than the file.
+    """
 
     def table(choice: str, onto: Path) -> torch.Tensor:
         begun = begin(_typed(onto, tmp_path / "run", init_from=trained, puzzle_table=choice))
@@ -139,7 +144,9 @@ def test_other_puzzles_are_a_choice(
     assert not table("zero", more_puzzles).any()
 
 
-def test_without_a_choice_it_is_a_mistake(more_puzzles: Path, trained: Path, tmp_path: Path) -> None:
+def test_without_puzzle_table_another_number_of_puzzles_is_a_mistake(
+    more_puzzles: Path, trained: Path, tmp_path: Path
+) -> None:
     message = mistake(_typed(more_puzzles, tmp_path / "run", init_from=trained))
     assert "has puzzle rows for 5 identifiers, the model for 8; choose what becomes of them" in message
     assert "puzzle_table=keep" in message
@@ -174,7 +181,7 @@ def test_a_malicious_pickle_is_refused(data: Path, tmp_path: Path, log: Path) ->
     assert not (tmp_path / "ran").exists() and not (tmp_path / "run").exists()
 
 
-def test_mistakes_about_a_source(puzzles: Path, data: Path, trained: Path, tmp_path: Path) -> None:
+def test_wrong_sources_are_refused(puzzles: Path, data: Path, trained: Path, tmp_path: Path) -> None:
     run, gone = tmp_path / "run", tmp_path / "gone.pt"
     for changes, expected in (
         ({"init_from": gone}, f"{gone} does not exist; give a file of weights"),
@@ -191,7 +198,10 @@ def test_mistakes_about_a_source(puzzles: Path, data: Path, trained: Path, tmp_p
 
 
 def _moved(data: Path, run: Path, **changes: object) -> tuple[set[str], set[str], set[str]]:
-    """What three steps change; what of it could be changed at all; and what of that lies in blocks."""
+    """Train three steps.
+
+    Return the names of the tensors that changed, of all trained tensors, and of those in blocks.
+    """
     begun = begin(_typed(data, run, **{"max_steps": 3, "eval_every_n_steps": None} | changes))
     before = weights_of(begun.state)
     state = begun.fit()
@@ -203,8 +213,10 @@ def _moved(data: Path, run: Path, **changes: object) -> tuple[set[str], set[str]
 
 
 @pytest.mark.parametrize("optim", ["adam_atan2", "muon"])
-def test_freezing(puzzles: Path, trained: Path, tmp_path: Path, optim: str) -> None:
-    """What is frozen stays as it is to the last bit, decay included, and all the rest moves."""
+def test_frozen_tensors_keep_every_bit_and_all_others_change(
+    puzzles: Path, trained: Path, tmp_path: Path, optim: str
+) -> None:
+    """Weight decay must not change frozen tensors either."""
     common = {"optim": optim, "weight_decay": 1.0, "puzzle_emb_weight_decay": 1.0, "grad_clip": 1.0}
 
     def moved(**changes: object) -> tuple[set[str], set[str], set[str]]:
@@ -218,8 +230,8 @@ def test_freezing(puzzles: Path, trained: Path, tmp_path: Path, optim: str) -> N
     assert names == {PUZZLES}
 
 
-def test_frozen_runs_resume(puzzles: Path, trained: Path, tmp_path: Path) -> None:
-    """There is no optimizer state of what is frozen, of all weights in one case."""
+def test_runs_with_frozen_weights_resume(puzzles: Path, trained: Path, tmp_path: Path) -> None:
+    """Frozen weights have no optimizer state. In one case that is all weights."""
     for name, changes in (("table", {"freeze_weights": "true"}), ("heads", {"freeze": "blocks", "optim": "muon"})):
         whole, run = tmp_path / f"{name}_whole", tmp_path / name
         for folder in (whole, run):
@@ -229,7 +241,7 @@ def test_frozen_runs_resume(puzzles: Path, trained: Path, tmp_path: Path) -> Non
         runs.assert_same_run(run, whole, metrics=False)
 
 
-def test_freezing_that_contradicts_itself(puzzles: Path, trained: Path, tmp_path: Path) -> None:
+def test_contradictory_freezing_is_refused(puzzles: Path, trained: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     for changes, expected in (
         ({"freeze_weights": "true", "freeze": "puzzle_table"}, "freeze=puzzle_table leaves less; give one of them"),

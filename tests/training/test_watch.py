@@ -1,4 +1,4 @@
-"""A watch on the numbers of a run finds the steps that the definitions name, for any number of ranks (CPU, gloo)."""
+"""NumberWatch finds the bad steps of the definitions, for any number of ranks (CPU, gloo)."""
 
 import math
 from statistics import median
@@ -26,7 +26,7 @@ def _never_asked() -> str:
     raise AssertionError("nothing is wrong, so nobody needs the last good checkpoint")
 
 
-def test_the_first_bad_step_is_named_and_the_good_ones_pass() -> None:
+def test_good_steps_pass_and_the_first_bad_step_is_named() -> None:
     watch = NumberWatch(SINGLE)
     for step, norm in enumerate([1.0, 0.0, 2.0], start=1):
         watch.add(step, 1, _with_loss(1.0), torch.tensor(norm))
@@ -38,7 +38,7 @@ def test_the_first_bad_step_is_named_and_the_good_ones_pass() -> None:
     assert caught.value.step == 5
 
 
-def test_of_a_spike_and_bad_gradients_the_earlier_step_is_named() -> None:
+def test_the_earlier_step_of_a_spike_and_bad_gradients_is_named() -> None:
     for spike_at, bad_at in [(12, 14), (14, 12)]:
         watch = NumberWatch(SINGLE, 3.0)
         for step in range(1, 16):
@@ -50,7 +50,7 @@ def test_of_a_spike_and_bad_gradients_the_earlier_step_is_named() -> None:
 
 
 def _differs_by_rank(world: World) -> int:
-    """Give each rank a first bad step of its own, and rank 0 none, as a fault of memory would."""
+    """Give each rank another first bad step, as failing memory would. Rank 0 has no bad step."""
     watch = NumberWatch(world)
     for step in range(1, 9):
         is_bad = world.rank > 0 and step >= 7 - world.rank
@@ -65,8 +65,10 @@ def test_ranks_agree_on_the_first_bad_step() -> None:
 
 
 def _first_spike(losses: list[float], factor: float) -> int | None:
-    """The definition: the first step whose loss is `factor` times the median of up to 100 steps before it, of at
-    least 10.
+    """Return the step of the first spike by its definition.
+
+    A spike is a loss above `factor` times the median of the up to 100 losses before it. There must
+    be at least 10 losses.
     """
     for index, loss in enumerate(losses):
         before = losses[max(0, index - 100) : index]
@@ -100,8 +102,8 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("case", LOSSES)
-def test_a_spike_is_judged_by_the_median_before_it(case: str) -> None:
-    """Whenever the host looks."""
+def test_a_spike_is_compared_with_the_median_before_it(case: str) -> None:
+    """The result does not depend on when the host looks."""
     expected = _first_spike(LOSSES[case], 3.0)
     assert [_found_spike(LOSSES[case], 3.0, look_every=n) for n in (1, 7, 1000)] == [expected] * 3
 
@@ -128,7 +130,7 @@ def test_a_checkpoint_without_losses_leaves_the_window_empty() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_left_out_of_the_window() -> None:
-    """Such a loss is of a float16 step that was not taken. Elsewhere the gradients tell."""
+    """Such a loss belongs to a float16 step that was not taken, or the gradients reveal it."""
     watch = NumberWatch(SINGLE, 3.0)
     for step, loss in enumerate([1.0, math.inf, 2.0, math.nan], start=1):
         watch.add(step, 1, _with_loss(loss), torch.tensor(1.0))
@@ -136,7 +138,7 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_window() -> None:
     assert watch.tensors()["losses"].tolist() == [1.0, 2.0]
 
 
-def test_without_a_limit_nothing_is_kept() -> None:
+def test_without_loss_spike_no_losses_are_kept() -> None:
     watch = NumberWatch(SINGLE)
     for step in range(1, 20):
         watch.add(step, 1, _with_loss(10.0**step), torch.tensor(1.0))
@@ -145,7 +147,10 @@ def test_without_a_limit_nothing_is_kept() -> None:
 
 
 def _sees_a_part(world: World) -> int:
-    """Only the last rank's slots have a spike; of the global batch's mean it makes four times the usual."""
+    """Raise the loss of the last rank only.
+
+    The mean over the global batch is four times the usual.
+    """
     watch = NumberWatch(world, 3.0)
     for step in range(1, 14):
         own = 2 * world.size if step == 12 and world.rank == world.size - 1 else 0
@@ -155,5 +160,5 @@ def _sees_a_part(world: World) -> int:
     return caught.value.step
 
 
-def test_a_spike_is_one_of_the_global_batch() -> None:
+def test_a_spike_on_one_rank_is_judged_by_the_global_mean() -> None:
     assert run_ranks(_sees_a_part, 2) == [12, 12]
