@@ -12,9 +12,9 @@ batch is saved --num-saves times. The first save also allocates memory for the c
 the model trains on --step-batch-size slots, and the time of a step of the whole batch is scaled
 from that. On CUDA, make --step-batch-size equal to --batch-size.
 
-Times of steps are relative to an undisturbed step. "The whole step that saves" contains the
-standstill. While the thread writes, it is as slow as the steps that were measured at that time. The
-program prints a table and, with --json, writes it.
+Times of steps are relative to an undisturbed step. "The whole step that saves" is the standstill
+and a step that is as slow as the steps that were measured while the thread wrote. The program
+prints a table and, with --json, writes it.
 """
 # B = slots, S = tokens
 
@@ -104,7 +104,10 @@ def _options() -> argparse.Namespace:
 
 
 class _Training:
-    """What a step changes and a checkpoint holds: a step takes few slots, a checkpoint the whole batch."""
+    """The tensors that a step changes and that a checkpoint saves.
+
+    A step takes few slots, and a checkpoint saves the whole batch.
+    """
 
     def __init__(self, config: PretrainConfig, options: argparse.Namespace, world: World) -> None:
         self._config, self._options, self.world = config, options, world
@@ -164,7 +167,7 @@ def _timed(action: Callable[[], None], world: World) -> float:
 def _save(
     training: _Training, checkpointer: Checkpointer, number: int, step_s: float, scale: float
 ) -> dict[str, float]:
-    """Save once and train on while the thread writes. Return how long what took.
+    """Save once and train on while the thread writes. Return the durations.
 
     Args:
         step_s: seconds of an undisturbed step of few slots.

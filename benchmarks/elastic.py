@@ -171,7 +171,7 @@ def strike(
         trial.named = " ".join(sorted(set(SILENT.findall(done.output))))
         trial.end = "by itself" if done.status == 0 else "by hand"
         if done.status != 0:
-            assert "fault on rank" in done.output, "it ended without a reason"
+            assert "fault on rank" in done.output, "the run ended without a reason"
             launched = launch(run, "resume=auto")
             launched.wait(TRIAL_S).ok()
         assert_same_run(run, quiet)

@@ -7,10 +7,10 @@ A trial has one of three good endings. The run recovers by itself, it recovers w
 or it is refused with an error that names the fault. In all three cases the finished run must meet
 these conditions:
 
-- It equals the quiet run bit for bit. That is an undisturbed run with the same number of ranks.
-- Every logged step is there once.
-- `latest` never named an older step than before.
-- No half-written files are left.
+- It equals the quiet run bit for bit. The quiet run is undisturbed and has as many ranks.
+- Every step that is due was logged once.
+- `latest` never went back to an older step.
+- No half-written files remain.
 
 Any other ending is "lost": the program prints the whole trial and exits with 1. The kinds of fault
 take turns. The seed and the trial's number decide everything else, so --only repeats a trial.
@@ -124,7 +124,7 @@ class Trial:
         """Try to resume the run, and return its error. The error must leave all files unchanged."""
         before = _contents(self.run)
         error = self.ended(self.start(**changes)).error()
-        assert _contents(self.run) == before, f"refused, but not left alone: {error}"
+        assert _contents(self.run) == before, f"the refused resume changed files: {error}"
         self.tell(error)
         return error
 
@@ -222,11 +222,11 @@ def kill_agent(trial: Trial) -> Ending:
         assert not psutil.wait_procs(workers, timeout=1)[1], "the workers outlived their launcher"
         return ending
     _, alive = psutil.wait_procs(workers, timeout=5)
-    assert not alive, f"5 s after their launcher {len(alive)} workers are alive"
+    assert not alive, f"{len(alive)} workers are alive 5 s after their launcher ended"
     assert "its launcher is gone" in launched.output, launched.output
     before = _contents(trial.run)
     time.sleep(0.2)
-    assert _contents(trial.run) == before, "somebody goes on writing"
+    assert _contents(trial.run) == before, "a process still writes into the run's folder"
     return trial.resume()
 
 
@@ -270,7 +270,7 @@ def file_limit(trial: Trial) -> Ending:
     trial.tell(f"{size:,} bytes for ranks {ranks} from step {step}")
     error = trial.ended(trial.start(hook=with_arguments(runs.small_disk_later, step, size, ranks))).error()
     assert "could not be written" in error and "free the disk, then resume" in error, error
-    assert not list(trial.run.glob(".incomplete*")), "half a checkpoint takes up what space there is"
+    assert not list(trial.run.glob(".incomplete*")), "an incomplete checkpoint takes up the remaining space"
     return trial.resume()
 
 
@@ -320,14 +320,14 @@ def truncate(trial: Trial) -> Ending:
     whole = file.read_bytes()
     length = trial.draw.randrange(len(whole))
     trial.tell(f"{file.relative_to(trial.run)} cut from {len(whole):,} to {length:,} bytes")
-    return _taken_up_damaged(trial, file, whole, whole[:length])
+    return _resume_damaged(trial, file, whole, whole[:length])
 
 
 def flip_bit(trial: Trial) -> Ending:
     """Flip a bit of the newest step or of `latest`."""
     file = trial.draw.choice([_file_of_newest(trial), trial.run / "latest"])
     whole = file.read_bytes()
-    return _taken_up_damaged(trial, file, whole, _with_another_bit(trial, file, whole))
+    return _resume_damaged(trial, file, whole, _with_another_bit(trial, file, whole))
 
 
 def _file_of_newest(trial: Trial) -> Path:
@@ -346,7 +346,7 @@ def _with_another_bit(trial: Trial, file: Path, whole: bytes, first: int = 0) ->
     return whole[:place] + bytes([whole[place] ^ change]) + whole[place + 1 :]
 
 
-def _taken_up_damaged(trial: Trial, file: Path, whole: bytes, damaged: bytes) -> Ending:
+def _resume_damaged(trial: Trial, file: Path, whole: bytes, damaged: bytes) -> Ending:
     """Damage a file and resume.
 
     The run goes on from another intact step if there is one. Otherwise it is refused until the file
@@ -384,7 +384,7 @@ def flip_data(trial: Trial) -> Ending:
     return "refused"
 
 
-# ---- silent, and two at once ---------------------------------------------------------------------------
+# ---- silent ranks, and two runs at once ----------------------------------------------------------------
 
 
 def pause(trial: Trial) -> Ending:
@@ -417,7 +417,7 @@ def hang(trial: Trial) -> Ending:
         process.join(end - time.monotonic())
     ended = [process.exitcode for process in others]
     trial.killed(running)
-    assert ended == [1] * len(others), f"the others ended with {ended}, not 1:\n{running.output}"
+    assert ended == [1] * len(others), f"the other ranks ended with {ended}, not 1:\n{running.output}"
     _require_named(running, rank)
     return trial.resume(**{"dist.timeout_s": 600})
 

@@ -54,7 +54,7 @@ def main() -> None:
         for trial in range(1, options.trials + 1):
             rows.append({"trial": trial, **_preempted(command, run, draw)})
     columns = ("step_s", "until_checkpoint_s", "until_gone_s")
-    print(f"a step, and from SIGTERM to the checkpoint of {rows[-1]['num_bytes'] / 1e9:.2f} GB and to the end, in s")
+    print(f"seconds of a step, from SIGTERM to the checkpoint of {rows[-1]['num_bytes'] / 1e9:.2f} GB, and to the end")
     medians = {name: statistics.median(row[name] for row in rows) for name in columns}
     for row in [*rows, {"trial": "median", **medians}]:
         print(f"{row['trial']:>7}", *(f"{row[name]:>8.2f}" for name in columns))

@@ -10,9 +10,9 @@ rank has --batch slots. strong: the ranks share --batch slots.
 
 The bytes sent are counted at the loopback interface, which no other program may use meanwhile. On
 Linux, `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.scaling'` ensures that. On CUDA
-the ranks of a machine don't use this interface, and the table has only the bytes in theory. They
-are those of the strategies with the defaults of their YAML: without compression, narrower dtypes,
-fewer gatherings or a sharded puzzle table.
+the ranks of a machine don't use this interface, and the table has only the bytes in theory. The
+theory assumes the defaults of the strategies: no compression, no narrower dtypes, no blocks that
+stay gathered, and no sharded puzzle table.
 """
 # B = slots of the global batch
 
@@ -253,7 +253,7 @@ def _idle_bytes_per_second() -> float:
 def scaling(
     ranks: list[int], strategies: list[str], batch: int, num_steps: int, overrides: list[str]
 ) -> Iterator[Measured | str]:
-    """Yield the runs: first that of one rank, with which all others are compared.
+    """Yield the runs. The first run has one rank, and all other runs are compared with it.
 
     If the first run fails, there are no others.
     """

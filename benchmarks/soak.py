@@ -166,7 +166,7 @@ class Soak:
         )
 
     def strike(self) -> None:
-        """Cause the next of FAULTS, in a random order that has each of them equally often."""
+        """Cause the next fault. The order is random, and each of FAULTS comes equally often."""
         self.sample()
         if not self._next_faults:
             self._next_faults = self.draw.sample(list(FAULTS), len(FAULTS))
@@ -304,8 +304,8 @@ def problems(soak: Soak, lines: list[Row]) -> Iterator[str]:
 def problems_of_growth(lines: list[Row], checkpoint_mb: float) -> Iterator[str]:
     """Yield the quantities that grew more than tolerated between the first and the last samples.
 
-    The disk may fill by the best checkpoint beside the last three, by damaged checkpoints, which
-    stay for a while, and by metrics.
+    The disk may grow by the best checkpoint beside the last three, by damaged checkpoints that are
+    kept for a while, and by metrics.
     """
     tolerated = {**_TOLERATED, "disk_mb": checkpoint_mb * (2 + len(_events(lines, "damage")))}
     for row in summary(lines):
@@ -346,7 +346,7 @@ def _problems_of_log(log: Path, num_damaged: int) -> Iterator[str]:
         yield "the log has a hole or a torn end"
     told = contents.count(b"is damaged: ")
     if told < num_damaged:
-        yield f"{num_damaged} checkpoints were damaged, and the log tells of {told}"
+        yield f"{num_damaged} checkpoints were damaged, and the log reports {told}"
 
 
 def _events(lines: list[Row], name: str) -> list[Row]:

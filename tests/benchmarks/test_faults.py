@@ -1,4 +1,4 @@
-"""Five trials of the campaign of faults, and that it tells what was lost."""
+"""The campaign of faults: five of its trials, and its reports of what was lost."""
 
 import shutil
 from collections.abc import Callable
@@ -12,8 +12,9 @@ from benchmarks.faults import Ending, Kind, Result, Trial
 SEED = 0
 
 
-# A worker killed, all of them, a disk that fills up, a file cut off, a bit flipped. The launcher, the hang and the
-# second run have tests of their own (tests/test_lost_ranks.py), as has every moment of a save (tests/test_resume.py).
+# The five trials: one worker killed, all workers killed, a disk that fills up, a truncated file, a
+# flipped bit. tests/test_lost_ranks.py tests the launcher, the hang and the second run.
+# tests/test_resume.py tests every moment of a save.
 @pytest.mark.parametrize("number", [0, 3, 7, 9, 10], ids=faults.kind_of)
 def test_nothing_is_lost(data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, number: int) -> None:
     result = faults.run_trial(number, SEED, tmp_path, data, {1: quiet, 2: quiet_2})
@@ -53,7 +54,7 @@ def _newer_step_is_gone(trial: Trial) -> None:
         (_newer_step_is_gone, "latest names step 12, and named step 13 before"),
     ],
 )
-def test_what_is_lost_is_told(
+def test_a_lost_trial_is_reported_with_its_reason(
     data: Path,
     quiet: Path,
     tmp_path: Path,
