@@ -21,7 +21,7 @@ hypothesis_settings.register_profile("calm", deadline=None)
 hypothesis_settings.load_profile("calm")
 
 
-# pytest hands whole files to its processes (--dist loadfile), in this order
+# pytest gives whole files to its processes (--dist loadfile), in the order of collection
 # (--no-loadscope-reorder). A file that takes minutes must not start last.
 LONG_FILES = ("test_checkpoint.py", "test_readme.py", "test_resume.py", "test_pipeline.py")
 

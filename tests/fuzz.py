@@ -98,7 +98,7 @@ def _read_checkpoint(folder: Path, rng: Random) -> None:
         load_run(run, SINGLE)
         return
     begun = begin([f"checkpoint_path={run}", "resume=auto", "device=cpu"])
-    assert begun.start.config.run_path == run, "the run would go on elsewhere"
+    assert begun.start.config.run_path == run, "the run would go on in another folder"
     with begun.lock:
         prepare(begun.start, begun.lock, Launch())
 
@@ -115,7 +115,7 @@ def _read_config(folder: Path, rng: Random) -> None:
         start = read_start(
             PretrainConfig, "pretrain", [f"checkpoint_path={run}", "resume=auto", "device=cpu"], lock, Launch()
         )
-        assert start.config.run_path == run, "the run would go on elsewhere"
+        assert start.config.run_path == run, "the run would go on in another folder"
         prepare(start, lock, Launch())
 
 
@@ -141,7 +141,8 @@ def _write_dataset(folder: Path) -> None:
 
 def _read_dataset(folder: Path, rng: Random) -> None:
     data = str(folder / "data")
-    # Otherwise the builder's fingerprint would reveal every change at once. It may be a folder by now.
+    # With the builder's fingerprint every change would be noticed at once. The fingerprint may be a
+    # folder here.
     if rng.random() < 0.7 and (folder / "data" / "fingerprint.json").is_file():
         (folder / "data" / "fingerprint.json").unlink()
     reader = rng.randrange(4)
@@ -282,7 +283,7 @@ KINDS = {
 
 
 def _altered(folder: Path) -> list[Path]:
-    """Return the files that `alter` noted."""
+    """Return the files that `alter` recorded."""
     note = folder.parent / "altered"
     return [Path(line) for line in note.read_text().splitlines()] if note.exists() else []
 
@@ -323,7 +324,7 @@ def alter_json(value: Any, rng: Random) -> Any:
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
         container, key = rng.choice(places)
         if key not in (container if isinstance(container, dict) else range(len(container))):
-            continue  # removed before
+            continue  # an earlier alteration has removed the key
         what = rng.randrange(6)
         old = container[key]
         if what == 0 and isinstance(old, int | float):
@@ -419,7 +420,7 @@ def alter_safetensors(contents: bytes, rng: Random) -> bytes:
     sharding = header.get("__metadata__", {}).get("DCP_SHARDING_INFO")
     if sharding and rng.random() < 0.5:
         header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(alter_json(json.loads(sharding), rng))
-    elif rng.random() < 0.3:  # a consistent header of other tensors
+    elif rng.random() < 0.3:  # a consistent header that describes other tensors
         names = [name for name in header if name != "__metadata__"]
         one, other = header[rng.choice(names)], header[rng.choice(names)]
         one["dtype"] = rng.choice((other["dtype"], "I32", "U32", "F8_E4M3", "F8_E8M0", "F4", "C64", "BF16"))
@@ -447,7 +448,7 @@ def alter_npy(contents: bytes, rng: Random) -> bytes:
     text = rng.choice(
         (str(header), str(header), str(header), "(" * 5000, "-" * 9000 + "1", "[" * 150 + "]" * 150, "x" * 10)
     )
-    if rng.random() < 0.3:  # change only a value; types and shapes stay right
+    if rng.random() < 0.3:  # change only a value, and keep type and shape
         array = array.copy()
         array.flat[rng.randrange(array.size)] = rng.choice((0, 1, 7, 127))
         stream = io.BytesIO()
@@ -493,18 +494,18 @@ def alter_torch(contents: bytes, rng: Random) -> bytes:
                     case 4:  # a zip bomb
                         data, compression = bytes(400 << 20), zipfile.ZIP_DEFLATED
                     case 5:
-                        new.writestr(name, data)  # the name is there twice
+                        new.writestr(name, data)  # the archive has the name twice
             with warnings.catch_warnings(action="ignore"):
                 new.writestr(name, data, compression, compresslevel=1)
     return written.getvalue()
 
 
 def _replace(file: Path, rng: Random) -> None:
-    """Replace a file by an empty file, something that is not a plain file, or a link elsewhere."""
+    """Replace a file by an empty file, by something other than a plain file, or by a link."""
     file.unlink()
     targets: list[str | Path] = ["/etc/passwd", file.name, file.parent.parent, "../" * 9 + "etc/passwd"]
     typed = file.suffix in (".csv", ".gz") or file.name.startswith(("one", "all", "solutions"))
-    if not typed:  # puzzles that a user types may come through a pipe
+    if not typed:  # the user may name a pipe for puzzles
         targets.append("/dev/zero")
     match rng.randrange(5):
         case 0 if not typed:
@@ -608,19 +609,19 @@ def _read_one(kind: Kind, folder: Path, rng: Random) -> tuple[str, str]:
             kind.read(folder, rng)
     except UserError as error:
         return "refused", str(error)
-    except BaseException as error:  # the tests look for all of these
+    except BaseException as error:  # any other exception is what the program looks for
         return "crash", f"{type(error).__name__}: {' '.join(str(error).split())}\n{traceback.format_exc()}"
     return "accepted", ""
 
 
 def attempt(name: str, kind: Kind, folder: Path, seed: int, index: int) -> tuple[str, str]:
-    """Copy the example, alter it and read it. Returns how it ended and what was said."""
+    """Copy the example, alter it and read it. Return the outcome and the message."""
     case = folder / "case"
     shutil.rmtree(case, ignore_errors=True)
     (folder / "altered").unlink(missing_ok=True)
     shutil.copytree(folder.parent / "examples" / name, case)
     rng = Random(f"{seed} {name} {index}")
-    if index >= 0:  # -1 leaves the example as it is
+    if index >= 0:  # -1 reads the example unaltered
         alter(case, kind, rng)
     how, said = _read_one(kind, case, rng)
     if _sprung(folder):
@@ -635,7 +636,10 @@ def _sprung(folder: Path) -> bool:
 
 
 def _work(pipe: Connection, name: str, kind: Kind, folder: str, seed: int) -> None:
-    """Read the files that the pipe names, until the pipe is closed. Runs in its own process."""
+    """Read the files whose numbers come through the pipe, until the pipe is closed.
+
+    This function runs in its own process.
+    """
     torch.set_num_threads(1)
     place = Path(folder)
     (place / "outside").mkdir(parents=True)
@@ -644,7 +648,7 @@ def _work(pipe: Connection, name: str, kind: Kind, folder: str, seed: int) -> No
     process = psutil.Process()
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         warnings.simplefilter("ignore")
-        # Try every reader of the kind first, so that memory for imports doesn't count for a file.
+        # Use every reader of the kind first, so that memory for imports doesn't count for a file.
         for _ in range(8):
             how, said = attempt(name, kind, place, seed, -1)
             assert how == "accepted", said
@@ -662,14 +666,16 @@ def _work(pipe: Connection, name: str, kind: Kind, folder: str, seed: int) -> No
 class Worker:
     """A process that has imported everything and reads files of one kind.
 
-    It is replaced when it hangs, dies or has grown.
+    A new process takes its place after a hang, a death or too much growth.
     """
 
     def __init__(self, name: str, kind: Kind, folder: Path, seed: int) -> None:
         self._pipe, theirs = mp.Pipe()
         self._process = runs.fork(_work, theirs, name, kind, str(folder), seed)
         theirs.close()
-        assert self._pipe.poll(60) and self._pipe.recv() == "ready", f"the valid example of {name} is not read"
+        assert self._pipe.poll(60) and self._pipe.recv() == "ready", (
+            f"the reader does not accept the valid example of {name}"
+        )
 
     def read(self, index: int) -> Outcome:
         self._pipe.send(index)
@@ -718,7 +724,7 @@ def write_example(name: str, folder: Path) -> None:
 
 
 def fuzz(name: str, indices: range, seed: int, folder: Path) -> Tally:
-    """Read altered files of a kind. `folder` is for the example and the files."""
+    """Read altered files of a kind. `folder` receives the example and the files."""
     write_example(name, folder)
     tally = Tally()
     worker: Worker | None = None

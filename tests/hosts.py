@@ -34,7 +34,7 @@ class Host:
         self._set_cable("up")
 
     def _set_cable(self, state: str) -> None:
-        assert self.namespace is not None, "this machine's own network stays as it is"
+        assert self.namespace is not None, "this machine's own cable must not be pulled"
         _ip("-n", self.namespace, "link", "set", self.cable, state)
 
 
@@ -143,8 +143,8 @@ class Launched:
         """Wait until the run has made a condition true."""
         end = time.monotonic() + timeout_s
         while not condition():
-            assert self.alive, f"the run ended before what was waited for:\n{self.output}"
-            assert time.monotonic() < end, f"what was waited for did not happen in {timeout_s} s:\n{self.output}"
+            assert self.alive, f"the run ended before the condition became true:\n{self.output}"
+            assert time.monotonic() < end, f"the condition did not become true in {timeout_s} s:\n{self.output}"
             time.sleep(0.02)
 
     def wait(self, timeout_s: float = 180) -> Finished:

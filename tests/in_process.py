@@ -36,7 +36,7 @@ LOSS_SCALE_GROWS_AFTER = "optim.loss_scale._STEPS_TO_GROW"
 
 @dataclass
 class Begun:
-    """A run before its first step, and after `fit` the same run after its last step."""
+    """A run before its first step. After `fit` it is the same run after its last step."""
 
     start: Start[PretrainConfig]
     data: Data
@@ -62,14 +62,14 @@ def train_here(overrides: list[str]) -> TrainState:
 
 
 def load_run(path: Path, world: World = SINGLE) -> tuple[PretrainConfig, RecursiveModel, Checkpoint]:
-    """Load a trained model, with the config and the checkpoint that it comes from."""
+    """Load a trained model with its config and its checkpoint."""
     trained = open_trained(path, world)
     assert trained.config is not None and trained.checkpoint is not None
     return trained.config, trained.load_model(world), trained.checkpoint
 
 
 def mistake(overrides: list[str]) -> str:
-    """Return the message that refuses a run with these overrides. It must be one line."""
+    """Return the one-line message that refuses a run with these overrides."""
     with pytest.raises((ValueError, UserError)) as caught:
         train_here(overrides)
     message = str(caught.value)

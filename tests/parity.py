@@ -88,7 +88,7 @@ OPTIM_KEYS = ("lr", "puzzle_emb_lr", "weight_decay", "puzzle_emb_weight_decay", 
 
 @dataclass
 class Recording:
-    """The contents of a folder that can be replayed. `recorded` holds what is compared, by name."""
+    """The contents of a recorded folder. `recorded` has the values to compare, by name."""
 
     config: ArchConfig
     sizes: dict[str, int]
@@ -103,8 +103,8 @@ class Recording:
 class Report:
     """The errors of one folder.
 
-    Values that were compared are removed from `recorded`, so that the remaining ones are those that
-    were never compared.
+    Compared values are removed from `recorded`, so that only values remain that were never
+    compared.
     """
 
     recorded: dict[str, torch.Tensor | float]

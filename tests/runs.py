@@ -37,17 +37,17 @@ Hook = Callable[[int], None]
 Row = dict[str, float]
 
 _CONTEXT = mp.get_context("forkserver")
-# The whole session has one server, so this list replaces that of tests/spawn.py and must come after
-# it.
+# The whole session has one server. This list replaces the list of tests/spawn.py, so it must come
+# after that import.
 _CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "utils.program", "evaluate", "tests.warm"])
-assert spawn  # imported for its list
+assert spawn  # the import sets the list that is replaced above
 
 
 def build_data(path: Path) -> Path:
     """Build a dataset of 30 training and 20 test puzzles of 4x4.
 
-    Only one cell of a test puzzle is scored. So a model that knows nothing solves a quarter of the
-    test puzzles, and counts of solved puzzles differ enough to be compared.
+    Only one cell of a test puzzle is scored. A model that knows nothing solves a quarter of such
+    puzzles, so that numbers of solved puzzles are not all 0.
     """
     script = [sys.executable, str(REPOSITORY / "dataset/build_sudoku_dataset.py"), "--output-dir", str(path)]
     options = ["--generate", "30", "--generate-test", "20", "--box", "2x2", "--num-aug", "1"]
@@ -56,14 +56,14 @@ def build_data(path: Path) -> Path:
     array = np.load(labels)
     array[:, 1:] = 0
     np.save(labels, array)
-    (path / "fingerprint.json").unlink()  # the change is meant
+    (path / "fingerprint.json").unlink()  # the fingerprint would report the changed labels
     return path
 
 
 def settings(data: Path, run: Path | None, **changes: object) -> list[str]:
-    """Return the overrides of a run of 12 steps in which everything happens.
+    """Return the overrides of a run of 12 steps that covers everything.
 
-    Checkpoints fall between two logs, evaluations fall on logged steps and between them, sequences
+    Checkpoints fall between two logs. Evaluations fall on logged steps and between them. Sequences
     go on over several steps, and there is exploration.
     """
     values: dict[str, object] = {
@@ -94,19 +94,21 @@ class Finished:
     output: str
 
     def error(self) -> str:
-        """Return the error message, after checking that it is one line and that the status is 2."""
+        """Return the error message. It must be one line, and the status must be 2."""
         lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
-        assert self.status == 2, f"status {self.status}, not 2:\n{self.output}"
-        assert len(lines) == 1 and "Traceback" not in self.output, f"not one line of error:\n{self.output}"
+        assert self.status == 2, f"the status is {self.status}, not 2:\n{self.output}"
+        assert len(lines) == 1 and "Traceback" not in self.output, f"the error is not one line:\n{self.output}"
         return lines[0]
 
     def ok(self) -> str:
-        """Return the output, after checking that the run ended well."""
-        assert self.status == 0, f"status {self.status}, not 0:\n{self.output}"
+        """Return the output. The run must have ended well."""
+        assert self.status == 0, f"the status is {self.status}, not 0:\n{self.output}"
         return self.output
 
     def killed(self) -> str:
-        assert self.status == -signal.SIGKILL, f"status {self.status}, not killed:\n{self.output}"
+        assert self.status == -signal.SIGKILL, (
+            f"the status is {self.status}, not that of a killed process:\n{self.output}"
+        )
         return self.output
 
 
@@ -132,8 +134,8 @@ class Running:
     def wait(self, timeout_s: float = 180) -> Finished:
         """Wait for the end and return the status of the run.
 
-        A killed rank decides the status, because it says more than its peers. Otherwise, as for
-        torchrun, a rank that failed does.
+        The status of a killed rank counts first, because it explains the others. Otherwise the
+        status of a failed rank counts, as with torchrun.
         """
         until = time.monotonic() + timeout_s
         for process in self.processes:
@@ -202,11 +204,11 @@ def command(line: str, cwd: Path, timeout_s: float = 180) -> Ended:
     environments = [environment]
     if launcher == "torchrun":
         option, number, *words = words
-        assert option == "--nproc-per-node", f"{line}: another option of torchrun"
+        assert option == "--nproc-per-node", f"{line}: only --nproc-per-node is supported"
         port, size = spawn.free_port(), int(number)
         environments = [environment | spawn.environment_of(rank, size, port) for rank in range(size)]
     else:
-        assert launcher == "python", f"{line}: not a program of ours"
+        assert launcher == "python", f"{line}: only python and torchrun are supported"
     with tempfile.TemporaryDirectory() as folder:
         stdout, stderr = (Path(folder) / name for name in ("stdout", "stderr"))
         streams = [str(stdout), str(stderr)]
@@ -220,7 +222,7 @@ def _script(words: list[str], cwd: str, streams: list[str], environment: dict[st
     torch.set_num_threads(1)
     os.environ.update(environment)
     os.chdir(cwd)
-    if words[0] == "-m":  # run the file, because the imported packages may come from another folder
+    if words[0] == "-m":  # run the file: the imported package may come from another folder
         words = [words[1].replace(".", "/") + ".py", *words[2:]]
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
@@ -235,7 +237,8 @@ def _redirect(stdout: str, stderr: str) -> None:
 class Torchrun:
     """torchrun with pretrain.py on 2 ranks, in its own session.
 
-    This is torchrun's real agent. Its workers are forked from it and need not import PyTorch.
+    The agent is torchrun's real agent. It forks its workers, which therefore need not import
+    PyTorch.
     """
 
     def __init__(self, options: list[str], hook: Hook, arguments: list[str], log: Path, cwd: Path) -> None:
@@ -291,8 +294,8 @@ def _agent(words: list[str], hook: Hook, log: str, cwd: str) -> None:
 
 
 def _worker(hook: Hook, words: list[str]) -> None:
-    # Forks of the agent get SIGINT when the agent is killed; processes that it starts otherwise
-    # don't.
+    # torch lets forks of the agent receive SIGINT when the agent is killed. Workers of the real
+    # torchrun do not receive it, so this line switches it off.
     torch.multiprocessing._prctl_pr_set_pdeathsig(0)  # type: ignore[attr-defined]
     torch.set_num_threads(1)
     sys.argv = words
@@ -304,9 +307,9 @@ def _worker(hook: Hook, words: list[str]) -> None:
     try:
         run(main)
     except SystemExit as ended:
-        if ended.code:  # after status 0 return, because the agent waits for the function's result
+        if ended.code:  # after status 0 this function must return, because the agent waits for its result
             raise
-    if signal.getsignal(signal.SIGTERM) is not handler:  # a stop: the agent stops too and waits for no result
+    if signal.getsignal(signal.SIGTERM) is not handler:  # after a stop the agent stops too, and waits for no result
         os._exit(0)
 
 
@@ -314,8 +317,8 @@ def until(condition: Callable[[], bool], running: Running | Torchrun, *, timeout
     """Wait until a running program has made a condition true."""
     end = time.monotonic() + timeout_s
     while not condition():
-        assert running.alive, f"the run ended before what was waited for:\n{running.output}"
-        assert time.monotonic() < end, f"what was waited for did not happen in {timeout_s} s:\n{running.output}"
+        assert running.alive, f"the run ended before the condition became true:\n{running.output}"
+        assert time.monotonic() < end, f"the condition did not become true in {timeout_s} s:\n{running.output}"
         time.sleep(0.003)
 
 
@@ -323,13 +326,13 @@ def until(condition: Callable[[], bool], running: Running | Torchrun, *, timeout
 
 
 def rows(run: Path) -> list[Row]:
-    """Return the rows of metrics.jsonl without the metrics in seconds and bytes."""
+    """Return the rows of metrics.jsonl without the metrics perf/, which differ from run to run."""
     parsed = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in row.items() if not name.startswith("perf/")} for row in parsed]
 
 
 def contents(run: Path) -> dict[Path, bytes]:
-    """Return the contents of every file but the lock, which names the processes that held it."""
+    """Return the contents of every file except the lock, which names the processes that held it."""
     return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
@@ -347,10 +350,10 @@ def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def assert_same_run(run: Path, quiet: Path, *, metrics: bool = True) -> None:
-    """Assert that a run ended exactly as the undisturbed run, to the last bit.
+    """Assert that a run ended exactly like the undisturbed run.
 
-    This compares weights, optimizer and carry, and that every step was logged once with the same
-    numbers.
+    Weights, optimizer and carry must be equal bit for bit. Every step must be logged once, with the
+    same numbers.
     """
     if metrics:
         assert [row["step"] for row in rows(run)] == [row["step"] for row in rows(quiet)], "other steps are logged"
@@ -361,11 +364,11 @@ def assert_same_run(run: Path, quiet: Path, *, metrics: bool = True) -> None:
     mine, theirs = tensors(run, latest(run)), tensors(quiet, latest(quiet))
     assert mine.keys() == theirs.keys() and mine, "the checkpoints hold other tensors"
     different = [name for name in mine if not torch.equal(mine[name], theirs[name])]
-    assert not different, f"not bitwise the same: {different}"
+    assert not different, f"these tensors differ: {different}"
 
 
 def rewind(run: Path, step: int) -> Path:
-    """Take a run's folder back to a step before its first evaluation, as after a kill there."""
+    """Take a run's folder back to a step before its first evaluation, as after a kill."""
     for folder in run.glob("step_*"):
         if int(folder.name[5:]) > step:
             shutil.rmtree(folder)
@@ -407,7 +410,7 @@ def on_first_attempt(hook: Hook, rank: int) -> None:
 
 
 def raises(at_step: int, on_rank: int, rank: int) -> None:
-    """Raise an error on one rank that is not a user's mistake."""
+    """Raise an error on one rank. It is not a UserError."""
 
     def fail(step: int) -> None:
         if step == at_step and rank == on_rank:
@@ -448,7 +451,7 @@ def stopped_in_evaluation(number: int, on_rank: int, rank: int) -> None:
 
 
 def stopped_after(num_steps: int, rank: int) -> None:
-    """Send SIGTERM to rank 0 in its n-th step, which is then its last."""
+    """Send SIGTERM to rank 0 in its n-th step, which becomes the last step."""
 
     def stop(step: int) -> None:
         if step == num_steps and rank == 0:
@@ -458,7 +461,7 @@ def stopped_after(num_steps: int, rank: int) -> None:
 
 
 def stopped_at_once(rank: int) -> None:
-    """Send SIGTERM while the dataset is opened, long before the loop."""
+    """Send SIGTERM while the dataset is opened, before the training loop."""
     import pretrain
 
     open_data = pretrain.open_data  # type: ignore[attr-defined]

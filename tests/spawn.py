@@ -64,7 +64,7 @@ def _collect(pipes: list[Any], timeout_s: float) -> list[Any]:
     waiting: dict[Any, int] = dict(zip(pipes, range(len(pipes)), strict=True))
     while waiting:
         ready = wait(list(waiting), timeout=timeout_s)
-        assert ready, f"ranks {sorted(waiting.values())} said nothing for {timeout_s} s"
+        assert ready, f"ranks {sorted(waiting.values())} did not answer for {timeout_s} s"
         pipe: Any
         for pipe in ready:
             rank = waiting.pop(pipe)

@@ -1,4 +1,4 @@
-"""On a CUDA device: it trains, never waits inside a step, agrees with the CPU, and resumes to the last bit."""
+"""On CUDA, training never waits inside a step, agrees with the CPU, and resumes exactly."""
 
 import shutil
 import subprocess
@@ -48,7 +48,7 @@ pytestmark = [
 
 
 def _train(arguments: list[str], *, status: int = 0) -> str:
-    """pretrain.py in a process of its own: a CUDA context does not survive a fork."""
+    """Run pretrain.py in its own process, because a CUDA context does not survive a fork."""
     command = [sys.executable, str(runs.REPOSITORY / "pretrain.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == status, done.stderr
@@ -120,7 +120,7 @@ def test_a_step_never_waits_for_the_device(forward_dtype: str, optim: OptimConfi
     training = _Training("cuda", forward_dtype, optim)
     batches = [training.batch(seed) for seed in range(6)]
     minimum_B = torch.zeros(BATCH_SIZE, dtype=torch.int32).pin_memory()
-    training.train(batches[0], minimum_B.cuda())  # libraries set themselves up at their first call
+    training.train(batches[0], minimum_B.cuda())  # libraries initialise at their first call, and may wait then
     with _waiting_is_an_error():
         for batch in batches[1:]:
             training.train(batch, minimum_B.to("cuda", non_blocking=True))
@@ -129,13 +129,13 @@ def test_a_step_never_waits_for_the_device(forward_dtype: str, optim: OptimConfi
 
 
 def test_the_guard_sees_a_wait() -> None:
-    """So that the test above is known to test something."""
+    """The test above proves something only if the guard notices a wait."""
     with _waiting_is_an_error(), pytest.raises(RuntimeError, match="synchroniz"):
         torch.ones(1, device="cuda").item()
 
 
 def test_float32_agrees_with_the_cpu() -> None:
-    """Loss, sums, gradients' norm and the carry, over steps in which sequences halt and go on."""
+    """Compare losses, sums, gradient norms and the carry, while sequences halt and go on."""
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
@@ -165,7 +165,7 @@ def test_a_run_in_bfloat16(data: Path, tmp_path: Path) -> None:
     assert "eval/all/exact_accuracy" in rows[-1]
 
 
-def test_the_first_losses_are_those_of_the_cpu(data: Path, tmp_path: Path) -> None:
+def test_the_first_losses_equal_those_of_the_cpu(data: Path, tmp_path: Path) -> None:
     on = {}
     for device in ("cpu", "cuda"):
         _train(runs.settings(data, tmp_path / device, device=device, log_interval=1, max_steps=4))
@@ -174,7 +174,7 @@ def test_the_first_losses_are_those_of_the_cpu(data: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("forward_dtype", ["float32", "bfloat16"])
-def test_deterministic_resumes_to_the_last_bit(data: Path, tmp_path: Path, forward_dtype: str) -> None:
+def test_deterministic_runs_resume_bit_for_bit(data: Path, tmp_path: Path, forward_dtype: str) -> None:
     options = {"device": "cuda", "deterministic": True, "arch__forward_dtype": forward_dtype}
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     _train(runs.settings(data, whole, **options))
@@ -184,7 +184,7 @@ def test_deterministic_resumes_to_the_last_bit(data: Path, tmp_path: Path, forwa
     runs.assert_same_run(resumed, whole)
 
 
-def test_a_checkpoint_of_the_gpu_is_scored_on_the_cpu(data: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_gpu_can_be_scored_on_the_cpu(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     _train(runs.settings(data, run, device="cuda", max_steps=2))
     command = [sys.executable, str(runs.REPOSITORY / "evaluate.py"), f"checkpoint={run}", "device=cpu", "batch_size=3"]
@@ -197,7 +197,7 @@ def test_a_checkpoint_of_the_gpu_is_scored_on_the_cpu(data: Path, tmp_path: Path
 
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_sequences_leave_their_slots_as_on_the_cpu(adaptive: bool) -> None:
-    """A few at a time, so that slots are taken anew and closed at the end."""
+    """Sequences arrive one by one, so that slots are reused and closed at the end."""
     steps: dict[str, dict[int, int]] = {}
     for device in ("cpu", "cuda"):
         model = small_hrm(seed=6).to(device)
@@ -215,7 +215,7 @@ def test_sequences_leave_their_slots_as_on_the_cpu(adaptive: bool) -> None:
     assert steps["cuda"] == steps["cpu"] and len(steps["cpu"]) == BATCH_SIZE
 
 
-def test_out_of_memory_says_what_to_turn() -> None:
+def test_out_of_memory_advises_which_keys_to_change() -> None:
     device = torch.device("cuda")
     with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.empty(2**50, dtype=torch.uint8, device=device)
@@ -234,14 +234,17 @@ def test_out_of_memory_says_what_to_turn() -> None:
     assert "grad_accumulation=2 (48 slots at a time)" in text and "parallel=fsdp" in text
 
 
-def test_memory_is_that_of_the_device() -> None:
+def test_the_logged_memory_is_that_of_the_device() -> None:
     block = torch.empty(2**28, dtype=torch.uint8, device="cuda")
     assert max_memory_gb(torch.device("cuda")) >= block.nbytes / 1e9
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp parallel.cpu_offload=true", "tp", "fsdp_tp"])
 def test_strategies_on_one_device(tmp_path: Path, strategy: str) -> None:
-    """A world of one under nccl: groups, sharding and splitting are those of many, and the curve is the plain one."""
+    """With nccl and one rank, groups, sharding and splitting work as on many ranks.
+
+    The losses equal those of a plain run.
+    """
     data = runs.build_data(tmp_path / "data")
     losses = []
     for name, typed in (("plain", []), ("run", f"parallel={strategy}".split())):
