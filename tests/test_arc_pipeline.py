@@ -1,5 +1,7 @@
-"""ARC from tasks as JSON to a score and a submission: built, augmented, answered, brought back, voted on; with the
-real evaluation, training loop and programs, and predictors of whom it is known what they deserve.
+"""ARC from JSON tasks to a score and a submission.
+
+The evaluation, the training loop and the programs are real. Only the answers come from predictors,
+whose score is known.
 """
 # N = examples, S = cells of the canvas
 
@@ -39,7 +41,7 @@ REAL_TASKS = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "a
 KS = (1, 2, 5, 10, 100, 1000)
 NUM_AUG = 10
 NUM_VERSIONS = NUM_AUG + 1
-# What a predictor answers that is wrong: one black cell, which is itself in every version of a task.
+# The wrong answer of a predictor is one black cell, because every augmentation maps it to itself.
 WRONG = [[0]]
 BATCH_SIZE = 16
 
@@ -51,7 +53,10 @@ Segment = Callable[..., tuple[Carry, Outputs]]
 
 
 def _pairs(rng: np.random.Generator, *shapes: tuple[tuple[int, int], tuple[int, int]]) -> list[dict[str, Any]]:
-    """With all ten colours in the largest of them, so that no two versions of a task are the same."""
+    """Return pairs of random grids.
+
+    The largest grid has all ten colours, so that no two versions of a task are equal.
+    """
     return [
         {name: rng.integers(10, size=shape).tolist() for name, shape in zip(("input", "output"), pair, strict=True)}
         for pair in shapes
@@ -59,8 +64,10 @@ def _pairs(rng: np.random.Generator, *shapes: tuple[tuple[int, int], tuple[int, 
 
 
 def _tasks() -> dict[str, Tasks]:
-    """Grids of all forms: one cell, flat, tall, the whole canvas; one or two test inputs; two tasks with the same test
-    input, which only the identifier tells apart.
+    """Return tasks with grids of many shapes.
+
+    A grid may be one cell, flat, tall, or as large as the canvas. Tasks have one or two test
+    inputs. Two tasks have the same test input, so that only the identifier tells them apart.
     """
     rng = np.random.default_rng(0)
     demonstrations = [((4, 5), (5, 4)), ((3, 3), (6, 2))]
@@ -88,7 +95,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _solutions(tasks: Tasks) -> dict[str, list[dict[str, Any]]]:
-    """The submission of somebody who knows them."""
+    """Return the submission in which every attempt is right."""
     return {
         name: [{"attempt_1": pair["output"], "attempt_2": pair["output"]} for pair in task["test"]]
         for name, task in tasks.items()
@@ -100,8 +107,9 @@ def _solutions(tasks: Tasks) -> dict[str, list[dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class Predictor:
-    """Right in the first `num_right` versions of every task (the task itself is one), and WRONG in the others, with a
-    confidence for each.
+    """Answers right in the first `num_right` versions of every task, and WRONG in the others.
+
+    The task itself counts as a version. Right and wrong answers have a Q value each.
     """
 
     num_right: int = NUM_VERSIONS
@@ -113,9 +121,10 @@ WRONG_ONE = Predictor(num_right=0)
 
 
 def _answering(data: Path, predictor: Predictor) -> Segment:
-    """models.act.segment of the real model, but with the predictor's answers, looked up in the test split.
+    """Return models.act.segment of the real model, with the answers of the predictor.
 
-    Where a label is padding, which nobody scores, stands a colour: behind the end markers it must not matter.
+    The answers are looked up in the test split. Where a label is padding, the answer is a colour,
+    because cells after the end markers must not matter.
     """
     puzzle_set = open_split(data, "test").sets["all"]
     names = json.loads((data / "identifiers.json").read_text())
@@ -143,7 +152,10 @@ def _answering(data: Path, predictor: Predictor) -> Segment:
 
 
 class Idle(RecursiveModel):
-    """A model that doesn't think, since nobody will ask for its answer: 900 cells take others their time."""
+    """A model without any computation, because its answers are replaced.
+
+    Real models are slow on 900 cells.
+    """
 
     def __init__(self, num_identifiers: int) -> None:
         super().__init__(
@@ -163,7 +175,7 @@ class Idle(RecursiveModel):
 
 @dataclass
 class Judge:
-    """One evaluator of a dataset, for any number of predictors one after the other."""
+    """One evaluator of a dataset, which scores predictors one after another."""
 
     data: Path
     world: World = SINGLE
@@ -190,17 +202,17 @@ def _scores(metrics: dict[str, float]) -> dict[int, float]:
 # ---- predictors through evaluate -------------------------------------------------------------------------
 
 
-def test_the_data_is_what_the_predictors_take_it_for(data: Path) -> None:
+def test_the_data_have_every_version_of_every_task(data: Path) -> None:
     puzzle_set = open_split(data, "test").sets["all"]
     names = json.loads((data / "identifiers.json").read_text())
     tested = [parse_name(names[identifier])[0] for identifier in puzzle_set.puzzle_identifiers]
     assert {name: tested.count(name) for name in tested} == dict.fromkeys(_tasks()["evaluation"], NUM_VERSIONS)
     assert len(puzzle_set.inputs) == NUM_VERSIONS * 5
-    assert (puzzle_set.labels == PADDING).any(), "padding is there to be filled with colours"
+    assert (puzzle_set.labels == PADDING).any(), "no label has padding that a predictor could fill with colours"
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_a_perfect_predictor(data: Path, tmp_path: Path, adaptive: bool) -> None:
+def test_a_perfect_predictor_scores_1(data: Path, tmp_path: Path, adaptive: bool) -> None:
     metrics = Judge(data)(Predictor(), save_to=tmp_path / "out", adaptive=adaptive)
     assert _scores(metrics) == dict.fromkeys(KS, 1.0)
     assert (metrics["exact_accuracy"], metrics["num_examples"]) == (1.0, NUM_VERSIONS * 5)
@@ -222,8 +234,10 @@ def _on_rank(world: World, data: Path, predictor: Predictor, folder: Path) -> di
 
 @pytest.mark.parametrize("predictor", [Predictor(), Predictor(num_right=6, q_right=-1.0, q_wrong=2.0)], ids=str)
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_change_nothing(data: Path, tmp_path: Path, predictor: Predictor, world_size: int) -> None:
-    """Of batches of 7 rows ranks get shares of different sizes, and the last one is short."""
+def test_the_number_of_ranks_changes_no_score(
+    data: Path, tmp_path: Path, predictor: Predictor, world_size: int
+) -> None:
+    """The ranks get shares of different sizes of a batch of 7 rows, and the last batch is short."""
     expected = Judge(data)(predictor, save_to=tmp_path / "one")
     assert expected["pass@1"] == 1.0
     for metrics in run_ranks(_on_rank, world_size, data, predictor, tmp_path / "many"):
@@ -236,7 +250,7 @@ def test_ranks_change_nothing(data: Path, tmp_path: Path, predictor: Predictor, 
 @pytest.mark.parametrize(
     "predictor, expected",
     [
-        # 6 of 11 against 5 that are surer of themselves: count beats confidence, either way round.
+        # 6 unsure answers win against 5 sure answers: the count decides before the confidence.
         (Predictor(num_right=6, q_right=-3.0, q_wrong=3.0), (1.0, 1.0)),
         (Predictor(num_right=5, q_right=3.0, q_wrong=-3.0), (0.0, 1.0)),
         (Predictor(num_right=1, q_right=-3.0, q_wrong=3.0), (0.0, 1.0)),
@@ -244,12 +258,14 @@ def test_ranks_change_nothing(data: Path, tmp_path: Path, predictor: Predictor, 
     ],
     ids=str,
 )
-def test_the_votes_decide(data: Path, tmp_path: Path, predictor: Predictor, expected: tuple[float, float]) -> None:
+def test_the_number_of_votes_decides(
+    data: Path, tmp_path: Path, predictor: Predictor, expected: tuple[float, float]
+) -> None:
     metrics = Judge(data)(predictor, save_to=tmp_path)
     first, second = expected
     assert _scores(metrics) == {1: first, **dict.fromkeys(KS[1:], second)}
     assert metrics["exact_accuracy"] == pytest.approx(predictor.num_right / NUM_VERSIONS)
-    # Both attempts are in the submission, the winner first.
+    # The submission has both attempts, the winner first.
     submission = json.loads((tmp_path / "submission.json").read_text())
     for name, task in _tasks()["evaluation"].items():
         for attempts, pair in zip(submission[name], task["test"], strict=True):
@@ -260,8 +276,11 @@ def test_the_votes_decide(data: Path, tmp_path: Path, predictor: Predictor, expe
             assert [attempts["attempt_1"], attempts["attempt_2"]] == order
 
 
-def test_half_a_task_counts_half(data: Path, tmp_path: Path) -> None:
-    """max_examples leaves inputs without any answer: those count as not solved, and are in the submission as black."""
+def test_a_task_that_is_half_solved_counts_half(data: Path, tmp_path: Path) -> None:
+    """With max_examples some test inputs have no answer.
+
+    Such inputs count as not solved, and the submission has a black cell for them.
+    """
     metrics = Judge(data)(Predictor(), save_to=tmp_path, max_examples=3)
     assert metrics["num_examples"] == 3
     submission = json.loads((tmp_path / "submission.json").read_text())
@@ -282,8 +301,8 @@ def test_half_a_task_counts_half(data: Path, tmp_path: Path) -> None:
     assert 0 < sum(sum(of_task) for of_task in solved.values()) <= 3
 
 
-def test_votes_are_those_of_one_evaluation_unless_they_are_kept(data: Path, tmp_path: Path) -> None:
-    """A predictor that is wrong and sure of it, before one that is right and isn't: each has 11 votes."""
+def test_votes_are_dropped_after_an_evaluation_unless_kept(data: Path, tmp_path: Path) -> None:
+    """A sure wrong predictor comes before an unsure right one. Each has 11 votes."""
     judge = Judge(data)
     sure, unsure = Predictor(num_right=0, q_wrong=3.0), Predictor(q_right=-3.0)
     assert judge(sure)["pass@1000"] == 0.0
@@ -291,7 +310,7 @@ def test_votes_are_those_of_one_evaluation_unless_they_are_kept(data: Path, tmp_
     assert judge(sure)["pass@1000"] == 0.0
     together = judge(unsure, keep_votes=True, save_to=tmp_path)
     assert (together["pass@1"], together["pass@2"]) == (0.0, 1.0)
-    assert together["exact_accuracy"] == 1.0, "what isn't voted on is of the second alone"
+    assert together["exact_accuracy"] == 1.0, "metrics without votes must be those of the second predictor alone"
     votes = json.loads((tmp_path / "arc_votes.json").read_text())
     assert {of_input["num_votes"] for task in votes.values() for of_input in task} == {2 * NUM_VERSIONS}
     assert judge(unsure)["pass@1"] == 1.0
@@ -301,7 +320,7 @@ def test_votes_are_those_of_one_evaluation_unless_they_are_kept(data: Path, tmp_
 
 
 def _settings(data: Path, run: Path, *typed: str) -> list[str]:
-    """Of a block that is applied once in each of two segments: 900 cells take their time."""
+    """Return the settings of a run with one block and two segments, which is fast on 900 cells."""
     paths = [f"data_path={data}", f"checkpoint_path={run}", "device=cpu", "arch=transformer"]
     sizes = {"recurrent": "true", "num_layers": 1, "hidden_size": 8, "num_heads": 1, "halt_max_steps": 2}
     often = ["max_steps=4", "eval_every_n_steps=2", "checkpoint_every_n_steps=2", "evaluators=[arc]"]
@@ -311,8 +330,9 @@ def _settings(data: Path, run: Path, *typed: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with evaluations after steps 2 and 4: at the first all answers are wrong, at the second all right; `best`
-    follows pass@2. Nothing but the answers is made up.
+    """Return a run with evaluations after steps 2 and 4. `best` follows pass@2.
+
+    All answers of the first evaluation are wrong, and all answers of the second are right.
     """
     folder = tmp_path_factory.mktemp("run") / "run"
     wrong, right = _answering(data, Predictor(num_right=0, q_wrong=3.0)), _answering(data, Predictor(q_right=-3.0))
@@ -328,8 +348,8 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_training_follows_the_votes(run: Path) -> None:
-    """They don't leak from one evaluation to the next: then the sure ones of step 2 would win at step 4 too."""
+def test_an_evaluation_in_training_has_only_its_own_votes(run: Path) -> None:
+    """Otherwise the sure wrong votes of step 2 would win at step 4, too."""
     first, second = (row for row in runs.rows(run) if "eval/all/pass@1" in row)
     for row, step, expected in ((first, 2, 0.0), (second, 4, 1.0)):
         assert row["step"] == step
@@ -343,8 +363,8 @@ def test_training_follows_the_votes(run: Path) -> None:
     assert (run / "best").read_text().strip() == "step_00000004"
 
 
-def test_without_time_there_is_no_vote(data: Path, tmp_path: Path) -> None:
-    """And so no score of nothing, which early stopping would take for one."""
+def test_an_evaluation_without_time_has_no_score(data: Path, tmp_path: Path) -> None:
+    """Early stopping would take a score of 0 for a real score."""
     run = tmp_path / "run"
     train_here(_settings(data, run, "best_metric=pass@2", "early_stop_patience=1", "eval_max_share=1e-9"))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -353,7 +373,7 @@ def test_without_time_there_is_no_vote(data: Path, tmp_path: Path) -> None:
 
 
 def _evaluate_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *typed: str) -> list[str]:
-    """What evaluate.py prints."""
+    """Run evaluate.py and return the lines that it prints."""
     monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
     capsys.readouterr()
     program.main(SINGLE)
@@ -361,7 +381,10 @@ def _evaluate_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 
 def _wilson(share: float, num: int) -> tuple[float, float]:
-    """The shares p that lie within 1.96 of their own standard deviations of `share`, found by trying all."""
+    """Return the lowest and highest probability p within 1.96 standard deviations of `share`.
+
+    The standard deviation is that of p. This function tries many values of p.
+    """
     tried = [i / 10**5 for i in range(10**5 + 1)]
     within = [p for p in tried if abs(p - share) <= 1.959964 * math.sqrt(p * (1 - p) / num) + 1e-12]
     return min(within), max(within)
@@ -370,7 +393,7 @@ def _wilson(share: float, num: int) -> tuple[float, float]:
 def test_the_program_prints_scores_with_intervals_over_tasks(
     run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without being told that it is ARC. Of four tasks, not of their 55 examples."""
+    """The program finds out that the data are ARC. The intervals count 4 tasks, not 55 examples."""
     monkeypatch.setattr(inference, "segment", _answering(data, Predictor(num_right=5, q_right=3.0)))
     first, *lines, _, last = _evaluate_run(monkeypatch, capsys, f"checkpoint={run}", f"out={tmp_path}")
     assert "55 examples in" in first and last == f"exact_accuracy={5 / 11:.4f}"
@@ -387,7 +410,8 @@ def test_the_program_prints_scores_with_intervals_over_tasks(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["arc_votes.json", "results.json", "submission.json"]
 
 
-# Of each test input (task, index): how many answers were no grid, and of each grid the votes and their confidence.
+# For each test input (task, index): the number of answers that are no grid, and for each grid its
+# votes and their mean confidence.
 Tally = dict[tuple[str, int], tuple[int, dict[str, tuple[int, float]]]]
 
 
@@ -404,7 +428,7 @@ def _tally(folder: Path) -> Tally:
 def test_checkpoints_vote_together(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their own answers this time: together they are those of both, counted by hand."""
+    """The model's own answers are used. The votes must equal those of both, added by hand."""
     monkeypatch.setattr("dataset.arc_votes.NUM_SHOWN", 10**6)
     steps = [run / f"step_0000000{step}" for step in (2, 4)]
     for step in steps:
@@ -424,15 +448,15 @@ def test_checkpoints_vote_together(
             assert count == sum(one for one, _ in votes)
             assert confidence == pytest.approx(sum(one * mean for one, mean in votes) / count)
         order = list(candidates.values())
-        assert order == sorted(order, reverse=True), "by count, then by confidence"
-    assert num_shared, "the comparison says something"
-    # Whatever isn't voted on is of the one checkpoint.
+        assert order == sorted(order, reverse=True), "candidates must be sorted by votes, then by confidence"
+    assert num_shared, "the checkpoints have no answer in common, so that the test proves little"
+    # Metrics without votes are those of the one checkpoint.
     together, one = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("both", steps[1].name))
     for name, value in one["metrics"].items():
         assert "pass@" in name or together["metrics"][name] == value
 
 
-def test_all_tasks_are_in_the_submission_of_few_examples(
+def test_a_submission_of_few_examples_has_all_tasks(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = _evaluate_run(monkeypatch, capsys, f"checkpoint={run}", "max_examples=2", f"out={tmp_path}")
@@ -448,10 +472,10 @@ def test_all_tasks_are_in_the_submission_of_few_examples(
 # ---- mistakes --------------------------------------------------------------------------------------------
 
 
-def test_data_without_the_list_of_tasks(
+def test_data_without_the_list_of_tasks_cannot_be_voted_on(
     run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It can't be voted on; where nobody asked for votes it is scored without."""
+    """If nobody asks for votes, such data are scored without votes."""
     other = tmp_path / "other"
     other.mkdir()
     for entry in data.iterdir():
@@ -468,10 +492,10 @@ def test_data_without_the_list_of_tasks(
     assert not any("pass@" in line for line in _evaluate_run(monkeypatch, capsys, *typed))
 
 
-def test_a_voter_that_was_trained_on_other_data(
+def test_a_voter_trained_on_other_data_is_refused(
     run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whose rows of the puzzle table are of other puzzles."""
+    """The rows of its puzzle table belong to other puzzles."""
     other, voter = tmp_path / "other", tmp_path / "voter"
     shutil.copytree(data, other)
     train_here(_settings(other, voter, "max_steps=1", "eval_every_n_steps=null"))
@@ -480,12 +504,12 @@ def test_a_voter_that_was_trained_on_other_data(
         _evaluate_run(monkeypatch, capsys, *typed)
     assert f"vote_with={voter} was trained on {other}, but the votes are on {data}" in str(caught.value)
     assert "\n" not in str(caught.value)
-    # Who names the data says that they are numbered alike.
+    # A user who names the data asserts that both number their puzzles alike.
     _evaluate_run(monkeypatch, capsys, *typed, f"data_path={data}")
 
 
 @pytest.mark.parametrize("metric", ["pass@3", "pass2"])
-def test_a_best_metric_that_nobody_gives(data: Path, tmp_path: Path, metric: str) -> None:
+def test_an_unknown_best_metric_is_refused(data: Path, tmp_path: Path, metric: str) -> None:
     message = mistake(_settings(data, tmp_path / "run", f"best_metric={metric}"))
     assert f"best_metric={metric} is no metric of this data" in message and "eval/all/pass@1000" in message
 
@@ -494,7 +518,7 @@ def test_a_best_metric_that_nobody_gives(data: Path, tmp_path: Path, metric: str
 
 
 @pytest.mark.skipif(not REAL_TASKS.is_dir(), reason="needs the published tasks in shared/data/arc")
-def test_a_perfect_predictor_of_the_real_tasks(tmp_path: Path) -> None:
+def test_a_perfect_predictor_scores_1_on_the_real_tasks(tmp_path: Path) -> None:
     options = ["--subsets", "evaluation", "--test-set-name", "evaluation", "--num-aug", "2"]
     assert (
         build(["--input-file-prefix", str(REAL_TASKS / "arc-agi"), *options, "--output-dir", str(tmp_path / "d")]) == 0

@@ -1,4 +1,4 @@
-"""A user's mistake is one line that says what is wrong, with the value, and what to do; nothing is left behind."""
+"""A user's mistake gives one line with the value and the correction, and leaves no file behind."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ SINGLE = World.single()
 # ---- as the user meets it: real processes --------------------------------------------------------------------
 
 
-# Arguments of a program and how its line begins.
+# The arguments of a program, and the beginning of its error line.
 MISTAKES = {
     "unknown key": ("pretrain.py data_path={data} epoch=3", "error: unknown key 'epoch'; did you mean epochs"),
     "missing dataset": (
@@ -66,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_one_line_status_2_and_nothing_left_behind(data: Path, folder: Path, case: str) -> None:
+def test_a_mistake_is_one_line_with_status_2_and_leaves_no_file(data: Path, folder: Path, case: str) -> None:
     arguments, message = MISTAKES[case]
     line = f"CUDA_VISIBLE_DEVICES= python {runs.REPOSITORY}/{arguments.format(data=data)}"
     ended = runs.command(line, folder)
@@ -78,7 +78,10 @@ def test_one_line_status_2_and_nothing_left_behind(data: Path, folder: Path, cas
 
 
 def test_all_ranks_together_give_one_line(folder: Path) -> None:
-    """torchrun adds its own report, which quotes no traceback of ours, and exits 1."""
+    """torchrun adds its own report and exits with 1.
+
+    The report has no traceback of this project.
+    """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     command = [*torchrun, str(runs.REPOSITORY / "pretrain.py"), "data_path=data/nowhere", "device=cpu"]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180)
@@ -113,7 +116,7 @@ def _rank_0_speaks_slowly(rank: int) -> None:
         sys.stderr = _SlowTerminal(sys.stderr)
 
 
-def test_no_rank_leaves_before_the_line_is_out(log: Path) -> None:
+def test_no_rank_exits_before_the_line_is_printed(log: Path) -> None:
     """torchrun kills the other ranks as soon as one rank has exited."""
     typed = ["data_path=data/nowhere", "device=cpu"]
     running = runs.start(typed, log, ranks=2, hook=_rank_0_speaks_slowly)
@@ -131,7 +134,7 @@ def _start(data: Path, run: Path, **changes: object) -> PretrainConfig:
 
 
 def _run(data: Path, run: Path, world: World = SINGLE, **changes: object) -> None:
-    """What main() does after reading the command line."""
+    """Run what main() does after reading the command line."""
     with RunLock() as lock:
         start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes), lock, Launch())
         opened = open_data(start.config, world)
@@ -186,58 +189,59 @@ def _mistake(call: Callable[[], Any]) -> str:
         ({"arch": "transformer_xl"}, "there is no config 'arch/transformer_xl'; choose one of "),
     ],
 )
-def test_an_option_out_of_range(tmp_path: Path, changes: dict[str, object], expected: str) -> None:
+def test_an_option_out_of_range_is_refused(tmp_path: Path, changes: dict[str, object], expected: str) -> None:
     assert expected in _mistake(lambda: _start(tmp_path / "no data needed", tmp_path / "run", **changes))
 
 
-def test_the_key_that_is_named_is_the_one_to_type(tmp_path: Path) -> None:
+def test_the_message_names_the_key_as_it_is_typed(tmp_path: Path) -> None:
     message = _mistake(lambda: _start(tmp_path, tmp_path / "run", arch__num_heads=0, optim="muon", optim__rest="sgd"))
     assert message.startswith("arch.num_heads: ") and "optim.rest: " in message
 
 
-def test_a_word_or_a_number_is_one_mistake(tmp_path: Path) -> None:
+def test_a_value_that_fits_no_type_of_a_union_is_one_mistake(tmp_path: Path) -> None:
     message = _mistake(lambda: _start(tmp_path, tmp_path / "run", arch__backprop="some"))
     assert message.count("it is 'some'") == 1 and "literal" not in message
 
 
-def test_only_what_can_be_chosen_is_offered(tmp_path: Path) -> None:
+def test_only_possible_choices_are_offered(tmp_path: Path) -> None:
     assert "_common" not in _mistake(lambda: _start(tmp_path, tmp_path / "run", arch="transformer_xl"))
 
 
-def test_an_architecture_that_is_not_there(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_one_mistake(tmp_path: Path) -> None:
     message = _mistake(lambda: _start(tmp_path, tmp_path / "run", **{"arch.name": "foo"}))
     assert "'foo'" in message and "hidden_size" not in message
 
 
-def test_a_seed_beyond_64_bits(tmp_path: Path) -> None:
+def test_a_seed_beyond_64_bits_is_refused(tmp_path: Path) -> None:
     assert "seed: " in _mistake(lambda: _start(tmp_path, tmp_path / "run", seed=2**64))
 
 
-def test_several_mistakes_at_once(tmp_path: Path) -> None:
+def test_several_mistakes_are_reported_together(tmp_path: Path) -> None:
     message = _mistake(lambda: _start(tmp_path, tmp_path / "run", lr=-1, epochs=True, arch__H_layers=0, device="gpu"))
     assert all(key in message for key in ("lr", "epochs", "H_layers", "device"))
 
 
-def test_ranks_that_do_not_divide_the_batch(data: Path, tmp_path: Path) -> None:
+def test_a_batch_that_the_ranks_do_not_divide_is_refused(data: Path, tmp_path: Path) -> None:
     config = _start(data, tmp_path / "run", global_batch_size=16)
-    # Ranks of a world that isn't there: the check comes before the first collective of the chapter could.
+    # The other ranks of this world do not exist, because the check comes before the first
+    # collective.
     world = world_of(1, 3)
     object.__setattr__(world, "gather_objects", lambda value: [value])
     message = _mistake(lambda: open_data(config, world))
     assert message == "global_batch_size=16 can't be split over 3 ranks; take 18, or another number of ranks"
 
 
-def test_a_run_that_is_there_already(data: Path, quiet: Path) -> None:
+def test_a_folder_with_another_run_is_refused(data: Path, quiet: Path) -> None:
     message = _mistake(lambda: _start(data, quiet))
     assert message.startswith(f"{quiet} already holds checkpoints (newest step_00000012); resume=auto continues")
 
 
-def test_resuming_from_nothing(data: Path, tmp_path: Path) -> None:
+def test_resuming_a_missing_run_is_refused(data: Path, tmp_path: Path) -> None:
     message = _mistake(lambda: _start(data, tmp_path / "run", resume=tmp_path / "gone"))
     assert message.startswith(f"there is no checkpoint at {tmp_path / 'gone'}; give the folder of a run")
 
 
-def test_too_few_examples_for_one_batch(data: Path, tmp_path: Path) -> None:
+def test_too_few_examples_for_one_batch_are_refused(data: Path, tmp_path: Path) -> None:
     message = _mistake(lambda: _run(data, tmp_path / "run", epochs=2, global_batch_size=64))
     assert message == (
         "2 epochs draw 60 examples, which don't fill one global batch of 64; raise epochs or lower global_batch_size"
@@ -246,13 +250,13 @@ def test_too_few_examples_for_one_batch(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("metric", ["eval/all/exact", "eval/test/exact_accuracy", "eval/all/exact_accuracy_at_step/9"])
-def test_a_best_metric_that_evaluation_never_gives(data: Path, tmp_path: Path, metric: str) -> None:
+def test_a_best_metric_that_no_evaluation_has_is_refused(data: Path, tmp_path: Path, metric: str) -> None:
     message = _mistake(lambda: _run(data, tmp_path / "run", best_metric=metric))
     assert message.startswith(f"best_metric={metric} is no metric of this data; take one of eval/all/exact_accuracy, ")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_best_metric_of_training(data: Path, tmp_path: Path) -> None:
+def test_a_best_metric_of_training_is_refused(data: Path, tmp_path: Path) -> None:
     message = _mistake(lambda: _start(data, tmp_path / "run", best_metric="train/lm_loss"))
     assert message.startswith("best_metric is 'train/lm_loss'; name one of evaluation")
 
@@ -324,7 +328,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_data_that_disagrees_with_its_description(copied_data: Path, tmp_path: Path, case: str) -> None:
+def test_data_that_contradict_their_description_are_refused(copied_data: Path, tmp_path: Path, case: str) -> None:
     damage, expected = DAMAGE[case]
     config = _start(copied_data, tmp_path / "run")
     damage(copied_data)
@@ -333,7 +337,7 @@ def test_data_that_disagrees_with_its_description(copied_data: Path, tmp_path: P
     assert str(copied_data) in message
 
 
-def test_a_test_split_is_needed_for_evaluation_only(copied_data: Path, tmp_path: Path) -> None:
+def test_only_evaluation_needs_a_test_split(copied_data: Path, tmp_path: Path) -> None:
     shutil.rmtree(copied_data / "test")
     opened = open_data(_start(copied_data, tmp_path / "run", eval_every_n_steps=None), SINGLE)
     assert opened.test is None and list(opened.fingerprint) == ["train"]
@@ -342,7 +346,7 @@ def test_a_test_split_is_needed_for_evaluation_only(copied_data: Path, tmp_path:
 # ---- checkpoints of something else ---------------------------------------------------------------------------
 
 
-def test_scoring_data_of_another_task(quiet: Path, data: Path, copied_data: Path, tmp_path: Path) -> None:
+def test_scoring_data_of_another_task_is_refused(quiet: Path, data: Path, copied_data: Path, tmp_path: Path) -> None:
     config, _, checkpoint = load_run(quiet, SINGLE)
     for split in ("train", "test"):
         _set_json(copied_data, split, vocab_size=9)
@@ -356,13 +360,13 @@ def test_scoring_data_of_another_task(quiet: Path, data: Path, copied_data: Path
     assert Sizes.of(own) == Sizes.of_checkpoint(checkpoint)
 
 
-def test_resuming_with_another_architecture(copied: Path, data: Path) -> None:
+def test_resuming_with_another_architecture_is_refused(copied: Path, data: Path) -> None:
     message = _mistake(lambda: _run(data, copied, resume="auto", arch__hidden_size=64))
     assert "doesn't fit this model: " in message
     assert "arch differs in hidden_size: 32 -> 64" in message
 
 
-def test_resuming_with_other_data(copied: Path, copied_data: Path) -> None:
+def test_resuming_with_other_data_is_refused(copied: Path, copied_data: Path) -> None:
     _edit(copied_data, "train", "inputs", lambda a: a[::-1].copy())
     message = _mistake(lambda: _run(copied_data, copied, resume="auto"))
     assert (
@@ -371,14 +375,14 @@ def test_resuming_with_other_data(copied: Path, copied_data: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["missing", "empty folder", "a file", "a dataset"])
-def test_no_checkpoint_to_evaluate(data: Path, tmp_path: Path, what: str) -> None:
+def test_evaluating_a_path_without_a_checkpoint_is_refused(data: Path, tmp_path: Path, what: str) -> None:
     path = {"missing": tmp_path / "x", "empty folder": tmp_path, "a file": tmp_path / "file", "a dataset": data}[what]
     (tmp_path / "file").write_text("text")
     message = _mistake(lambda: load_run(path, SINGLE))
     assert message == f"there is no checkpoint at {path}; give the folder of a run or of one of its steps"
 
 
-def test_a_tampered_checkpoint_to_evaluate(copied: Path) -> None:
+def test_evaluating_a_damaged_checkpoint_is_refused(copied: Path) -> None:
     weights = copied / "step_00000012" / "model.safetensors"
     contents = bytearray(weights.read_bytes())
     contents[-1] ^= 1
@@ -387,8 +391,8 @@ def test_a_tampered_checkpoint_to_evaluate(copied: Path) -> None:
     assert "is damaged: the contents of model.safetensors were altered" in message
 
 
-def test_mistakes_are_agreed_on_before_they_are_reported(data: Path, tmp_path: Path) -> None:
-    """What reaches the program is a UserError: a plain ValueError would be a fault with a traceback."""
+def test_mistakes_reach_the_program_as_user_errors(data: Path, tmp_path: Path) -> None:
+    """A plain ValueError would count as a fault and print a traceback."""
     config = _start(data, tmp_path / "run")
     with pytest.raises(UserError):
         open_data(config.model_copy(update={"data_path": str(tmp_path / "nowhere")}), SINGLE)
@@ -398,7 +402,7 @@ def test_mistakes_are_agreed_on_before_they_are_reported(data: Path, tmp_path: P
         _run(data, tmp_path / "run", epochs=1, global_batch_size=64)
 
 
-def test_a_device_that_is_not_there() -> None:
+def test_a_missing_device_is_refused() -> None:
     if not torch.cuda.is_available():
         assert _mistake(lambda: use_device(SINGLE, "cuda")).startswith("device=cuda, but PyTorch finds no")
     if not torch.backends.mps.is_available():

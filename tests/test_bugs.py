@@ -17,7 +17,7 @@ MESSAGE = "operands could not be broadcast together with shapes (3,) (4,)"
 
 
 def _plant(where: str, error: type[Exception], on_rank: int, rank: int) -> None:
-    """Have a function, given by its dotted name, raise an error on one rank."""
+    """Make the function with this dotted name raise an error on one rank."""
     if rank != on_rank:
         return
     import importlib
@@ -35,7 +35,7 @@ def _plant(where: str, error: type[Exception], on_rank: int, rank: int) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise error(MESSAGE)
 
-    assert callable(getattr(owner, parts[-1])), f"there is no {where} any more; name what took its place"
+    assert callable(getattr(owner, parts[-1])), f"there is no {where} any more; change the name in this test"
     setattr(owner, parts[-1], broken)
 
 
@@ -58,20 +58,20 @@ PLACES: dict[str, tuple[str, type[Exception]]] = {
 def test_a_bug_keeps_its_traceback(data: Path, tmp_path: Path, log: Path, place: str) -> None:
     where, error = PLACES[place]
     done = train(settings(data, tmp_path / "run"), log, hook=with_arguments(_plant, where, error, 0))
-    assert done.status == 1, f"a bug is no mistake of the user:\n{done.output}"
+    assert done.status == 1, f"the status of a bug must be 1:\n{done.output}"
     assert f"fault on rank 0: {error.__name__}: {MESSAGE}" in done.output
     assert "Traceback (most recent call last)" in done.output and "in broken" in done.output
     assert not [line for line in done.output.splitlines() if line.startswith("error: ")]
 
 
 @pytest.mark.parametrize("place", ["reader", "evaluator", "staging"])
-def test_a_bug_on_one_rank_ends_all(data: Path, tmp_path: Path, log: Path, place: str) -> None:
+def test_a_bug_on_one_rank_ends_all_ranks(data: Path, tmp_path: Path, log: Path, place: str) -> None:
     where, error = PLACES[place]
     hook = with_arguments(_plant, where, error, 1)
     done = train(settings(data, tmp_path / "run", **{"dist.timeout_s": 20}), log, ranks=2, hook=hook)
     assert done.status == 1, done.output
     assert f"fault on rank 1: {error.__name__}: {MESSAGE}" in done.output and "in broken" in done.output
-    assert "fault on rank 0: " in done.output, "rank 0 did not notice"
+    assert "fault on rank 0: " in done.output, "rank 0 did not report the fault of rank 1"
     assert not [line for line in done.output.splitlines() if line.startswith("error: ")]
 
 
@@ -84,8 +84,8 @@ def test_torchrun_reports_a_bug_with_its_traceback(data: Path, tmp_path: Path, l
     assert f"fault on rank 1: ValueError: {MESSAGE}" in done.output and "in broken" in done.output
 
 
-def test_a_bug_in_another_command(quiet: Path, tmp_path: Path, log: Path) -> None:
-    """Loading a model and judging answers are the same for all commands."""
+def test_a_bug_in_evaluate_keeps_its_traceback(quiet: Path, tmp_path: Path, log: Path) -> None:
+    """All commands share the code that loads a model and judges answers."""
     for place in ("weights", "evaluator"):
         where, error = PLACES[place]
         typed = [f"checkpoint={quiet}", "device=cpu"]
@@ -107,10 +107,10 @@ def test_debug_shows_the_traceback_of_a_mistake(tmp_path: Path, log: Path, debug
     assert done.status == 2
     assert [line for line in done.output.splitlines() if line.startswith("error: ")], done.output
     assert ("Traceback (most recent call last)" in done.output) == shown
-    assert ("in open_split" in done.output) == shown, "the traceback leads to where the mistake was found"
+    assert ("in open_split" in done.output) == shown, "the traceback must lead to the function that found the mistake"
 
 
-def test_debug_in_a_builder(
+def test_debug_shows_the_traceback_of_a_mistake_in_validate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from dataset.validate import main
@@ -124,7 +124,7 @@ def test_debug_in_a_builder(
     assert "Traceback" in stderr_of("1")
 
 
-def test_a_bug_in_a_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_validate_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataset import validate
 
     def broken(*args: object, **kwargs: object) -> None:

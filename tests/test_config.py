@@ -1,4 +1,4 @@
-"""Every YAML file composes and validates, says what its keys mean, and holds the published values."""
+"""Every YAML file composes and validates, explains its keys, and has the published values."""
 
 import functools
 import re
@@ -27,7 +27,7 @@ PROGRAMS: dict[str, type[BaseModel]] = {
     "solve": SolveConfig,
 }
 ALL_FILES = sorted(path.relative_to(CONFIG_DIR) for path in CONFIG_DIR.rglob("*.yaml"))
-# A file whose name begins with _ is a part of others, and no choice.
+# A file whose name begins with _ is a part of other files and cannot be chosen.
 GROUP_FILES = [path for path in ALL_FILES if len(path.parts) == 2 and not path.name.startswith("_")]
 
 
@@ -43,7 +43,7 @@ def compose(*overrides: str) -> PretrainConfig:
     return validate(PretrainConfig, read_config("pretrain", list(overrides)))
 
 
-def test_every_program_has_its_page() -> None:
+def test_every_program_has_its_yaml_file() -> None:
     assert sorted(path.stem for path in CONFIG_DIR.glob("*.yaml")) == sorted(PROGRAMS)
 
 
@@ -57,7 +57,7 @@ def test_every_choice_of_every_group_composes_and_validates(path: Path) -> None:
 def test_debug_applies_to_every_experiment(experiment: str, debug: str) -> None:
     config = compose(f"experiment={experiment}", f"debug={debug}")
     assert config.project_name == "debug"
-    # Without a word about evaluations it would be the experiment that says when they are.
+    # If the debug file did not set the evaluations, those of the experiment would apply.
     assert config.eval_every_n_steps == (10 if debug == "tiny" else None) and config.eval_interval is None
 
 
@@ -67,7 +67,7 @@ def test_the_tiny_model_is_tiny_for_every_arch(arch: str) -> None:
     assert num_parameters(config, seq_len=16, vocab_size=6) < 250_000
 
 
-def test_the_batch_that_is_learnt_by_heart_stays_the_same() -> None:
+def test_overfitting_one_batch_switches_augmentation_and_smoothing_off() -> None:
     config = compose("experiment=sudoku_extreme_fast", "debug=overfit")
     assert (config.augment, config.arch.loss.label_smoothing) == ("none", 0.0)
 
@@ -78,21 +78,24 @@ def test_each_program_validates() -> None:
 
 
 def _members(annotation: Any) -> list[type[BaseModel]]:
-    """The config classes that an annotation names: one, those of a union, those in a list, or none."""
+    """Return the config classes in an annotation: one class, those of a union or list, or none."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [member for argument in get_args(annotation) for member in _members(argument)]
 
 
 def _class_of(members: list[type[BaseModel]], values: dict[str, Any]) -> type[BaseModel]:
-    """The member of a union that values are of, which their `name` tells."""
+    """Return the member of a union to which the values belong. Their `name` decides."""
     if len(members) == 1:
         return members[0]
     return next(member for member in members if values["name"] in get_args(member.model_fields["name"].annotation))
 
 
 def _keys_of(model: type[BaseModel], values: dict[str, Any], prefix: str = "") -> set[str]:
-    """The dotted keys that a config class takes, with those of the union members that these values are of."""
+    """Return the dotted keys of a config class.
+
+    A union contributes the keys of the member that the values name.
+    """
     keys = set()
     for name, field in model.model_fields.items():
         value = values.get(name)
@@ -117,8 +120,8 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> set[str]:
     ],
     ids=str,
 )
-def test_every_key_that_can_be_set_stands_in_yaml(program: str, overrides: list[str]) -> None:
-    """And nothing else does; defaults stand there alone, not in Python too."""
+def test_the_yaml_files_have_every_key(program: str, overrides: list[str]) -> None:
+    """They have no other key. All defaults are in YAML and none in Python."""
     values = read_config(program, overrides)
     assert _leaves(values) == _keys_of(PROGRAMS[program], values)
 
@@ -137,13 +140,13 @@ def _config_classes(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_defaults_stand_in_yaml_alone(program: str) -> None:
+def test_no_default_is_in_python(program: str) -> None:
     for model in _config_classes(PROGRAMS[program]):
         for name, field in model.model_fields.items():
             assert field.is_required(), f"{model.__name__}.{name} has a default in Python"
 
 
-# Names that say it all, or are said in one comment for their group.
+# These names need no comment, or have one comment for their group.
 SPEAKING = {
     *("lr", "lr_warmup_steps", "beta1", "beta2", "weight_decay", "puzzle_emb_lr", "puzzle_emb_weight_decay"),
     *("name", "hidden_size", "num_heads", "H_cycles", "H_layers", "L_layers", "rope_theta"),
@@ -153,7 +156,7 @@ SPEAKING = {
 
 
 def _commented(path: Path) -> dict[str, bool]:
-    """Of each key with a value in a file, whether a comment follows it."""
+    """Return for each key with a value in a file whether a comment follows the value."""
     lines = (CONFIG_DIR / path).read_text().splitlines()
     return {found[1]: " #" in line for line in lines if (found := re.match(r"\s*(\w+):\s*\S", line))}
 
@@ -166,13 +169,13 @@ def test_every_key_has_a_comment(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ALL_FILES, ids=str)
-def test_every_file_says_what_it_is(path: Path) -> None:
+def test_every_file_begins_with_its_purpose(path: Path) -> None:
     lines = (CONFIG_DIR / path).read_text().splitlines()
     assert re.match(r"# \w.{20}", next(line for line in lines if not line.startswith("# @package")))
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_an_experiment_says_its_result_and_command(experiment: str) -> None:
+def test_an_experiment_documents_its_result_and_command(experiment: str) -> None:
     text = (CONFIG_DIR / f"experiment/{experiment}.yaml").read_text()
     assert f"pretrain.py experiment={experiment}" in text
     assert "dataset/build_" in text
@@ -181,8 +184,8 @@ def test_an_experiment_says_its_result_and_command(experiment: str) -> None:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_an_experiment_holds_only_differences(experiment: str) -> None:
-    """From the defaults of the groups that it chooses, or from the experiment that it builds on."""
+def test_an_experiment_has_only_differences(experiment: str) -> None:
+    """It differs from the defaults of its groups, or from the experiment on which it builds."""
     own = yaml.safe_load((CONFIG_DIR / f"experiment/{experiment}.yaml").read_text()) or {}
     base = []
     for entry in own.pop("defaults", []):
@@ -190,7 +193,11 @@ def test_an_experiment_holds_only_differences(experiment: str) -> None:
             base += [f"{key.removeprefix('override /')}={choice}" for key, choice in entry.items()]
         elif entry != "_self_":
             base.append(f"experiment={entry}")
-    typed = {"weight_decay", "lr", "puzzle_emb_weight_decay"}  # in a published command, whatever the default
+    typed = {
+        "weight_decay",
+        "lr",
+        "puzzle_emb_weight_decay",
+    }  # a published command types these keys, even if they equal the default
     without = OmegaConf.create(read_config("pretrain", base))
     same = [key for key in _leaves(own) - typed if OmegaConf.select(without, key) == _at(own, key)]
     assert same == []
@@ -200,17 +207,17 @@ def _at(values: dict[str, Any], key: str) -> Any:
     return functools.reduce(lambda inner, name: inner[name], key.split("."), values)
 
 
-# Of the tasks that the experiments are about.
+# The sizes of the tasks of the experiments.
 SEQ_LEN_AND_VOCAB = {
     **{"sudoku-4x4": (16, 6), "sudoku": (81, 11), "maze": (900, 6), "arc": (900, 12)},
     "lights-out-5x5": (25, 5),
 }
-# In millions: HRM's abstract; TRM's tables 4 and 5.
+# Millions of parameters, from the abstract of the HRM paper and tables 4 and 5 of the TRM paper.
 PUBLISHED_SIZES = {"hrm": 27, "trm": 7, "trm_mlp": 5}
 
 
 def num_parameters(config: PretrainConfig, *, seq_len: int, vocab_size: int) -> int:
-    """Of the model without its puzzle table, which depends on the dataset."""
+    """Count the parameters without the puzzle table, whose size depends on the dataset."""
     with torch.device("meta"):
         model = build_arch(config.arch, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=1)
     return sum(parameter.numel() for parameter in model.parameters())
@@ -222,7 +229,7 @@ def test_an_experiment_has_a_model_for_its_task(experiment: str) -> None:
     name = Path(config.data_path).name
     seq_len, vocab_size = next(sizes for task, sizes in SEQ_LEN_AND_VOCAB.items() if name.startswith(task))
     num = num_parameters(config, seq_len=seq_len, vocab_size=vocab_size)
-    if experiment in COMMANDS and experiment != "sudoku_hard_full":  # whose learned positions add to it
+    if experiment in COMMANDS and experiment != "sudoku_hard_full":  # its learned positions add parameters
         kind = "trm_mlp" if config.arch.mlp_t else config.arch.name
         assert round(num / 1e6) == PUBLISHED_SIZES[kind]
 
@@ -281,9 +288,9 @@ PUBLISHED_TRM = PUBLISHED_HRM | {
     "L_layers": 2,
     "puzzle_emb_len": 16,
     "no_ACT_continue": True,
-    "backprop": "last_H_cycle",  # not a key there: that is how its recursion is written
+    "backprop": "last_H_cycle",  # the published code has no such key, but its recursion does this
 }
-# What neither has, in the state in which it changes nothing.
+# Neither published code has these options. These values switch them off.
 OFF = {
     "augment": "none",
     "max_steps": None,
@@ -306,14 +313,14 @@ OFF_ARCH = {
 }
 
 
-def test_defaults_are_the_published_ones() -> None:
+def test_the_defaults_are_published_values() -> None:
     values = compose().model_dump()
     assert {key: values[key] for key in PUBLISHED | OFF} == PUBLISHED | OFF
     hrm_as_trm_says_it = {"puzzle_emb_len": 0, "no_ACT_continue": False, "backprop": "one_step"}
     assert values["arch"] == PUBLISHED_HRM | hrm_as_trm_says_it | OFF_ARCH
 
 
-def test_defaults_of_trm_are_the_published_ones() -> None:
+def test_the_defaults_of_trm_are_published_values() -> None:
     values = compose("arch=trm").model_dump()
     assert values["arch"] == PUBLISHED_TRM | OFF_ARCH
     assert {key: values[key] for key in PUBLISHED | OFF} == PUBLISHED | OFF
@@ -324,7 +331,7 @@ def test_the_published_name_of_the_arch_is_accepted() -> None:
     assert compose("arch=hrm_v1") == compose()
 
 
-# The READMEs of the HRM and the TRM repository, as they stand there.
+# The commands are copied unchanged from the READMEs of the HRM and TRM repositories.
 TRM_COMMAND = (
     'arch=trm data_paths="[{data}]" evaluators="[]" epochs=50000 eval_interval=5000 lr=1e-4 puzzle_emb_lr=1e-4 '
     "weight_decay=1.0 puzzle_emb_weight_decay=1.0 {arch} +run_name=${{run_name}} ema=True"
@@ -368,13 +375,15 @@ COMMANDS = {
 
 
 def typed(command: str) -> list[str]:
-    """What a shell makes of the rest of a published command."""
+    """Split a published command as a shell would."""
     return shlex.split(command.replace("${run_name}", "x"))
 
 
 def assert_same_training(one: PretrainConfig, other: PretrainConfig) -> None:
-    """The two may say differently what they are called and where one dataset is: data_path or data_paths. And our
-    recipes ask what the task knows about its answers, which published commands don't.
+    """Assert that two configs train the same.
+
+    They may differ in the name of the run and in data_path or data_paths. Recipes of this project
+    also name evaluators, which published commands lack.
     """
     apart = {"run_name", "data_path", "data_paths", "evaluators"}
     assert differences(one.model_dump(exclude=apart), other.model_dump(exclude=apart)) == []
@@ -382,7 +391,7 @@ def assert_same_training(one: PretrainConfig, other: PretrainConfig) -> None:
 
 
 @pytest.mark.parametrize("experiment", COMMANDS)
-def test_published_commands_compose_as_written_and_as_an_experiment(experiment: str) -> None:
+def test_a_published_command_equals_its_experiment(experiment: str) -> None:
     assert_same_training(compose(f"experiment={experiment}"), compose(*typed(COMMANDS[experiment])))
 
 
@@ -400,7 +409,7 @@ def test_published_trm_command() -> None:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_what_is_typed_for_data_counts(experiment: str) -> None:
+def test_a_typed_data_path_wins_over_the_experiment(experiment: str) -> None:
     assert compose(f"experiment={experiment}", "data_path=mine").train_paths == ["mine"]
 
 
@@ -408,12 +417,12 @@ def test_what_is_typed_for_data_counts(experiment: str) -> None:
 @pytest.mark.parametrize("optim", ["adam_atan2", "adamw", "muon"])
 @pytest.mark.parametrize("experiment", ["demo", "sudoku_extreme_cpu", "sudoku_extreme_fast"])
 def test_a_recipe_runs_with_another_architecture_and_optimizer(experiment: str, arch: str, optim: str) -> None:
-    """Options that the experiment gave to its own are not the other's."""
+    """Options that the experiment sets for its own architecture and optimizer are left out."""
     config = compose(f"experiment={experiment}", f"arch={arch}", f"optim={optim}", *ONE_PASS.get(arch, []))
     assert (config.arch.name, config.optim.name) == (arch, optim)
 
 
-# What an experiment says of recursion is said of every architecture, and one has none.
+# An experiment sets the recursion of every architecture. The transformer has no recursion.
 ONE_PASS = {"transformer": ["arch.H_cycles=1", "arch.L_cycles=1", "arch.halt_max_steps=1"]}
 
 
@@ -433,7 +442,8 @@ def test_recurrent_makes_a_universal_transformer() -> None:
     assert sizes("arch.recurrent=true", "arch.L_cycles=2") == (4, 1, 2, 16)
 
 
-# x182m.py of github.com/jvdillon/sic and what it inherits; 5,000 steps of EMA warm-up; weight decay is 1e-4 a step.
+# The values of x182m.py of github.com/jvdillon/sic and of its base classes. EMA warms up for 5,000
+# steps, and the weight decay of a step is 1e-4.
 FAST = {
     "optim": {
         "name": "muon",
@@ -456,7 +466,7 @@ FAST_ARCH = {
 }
 
 
-def test_the_fast_sudoku_recipe_is_the_published_one() -> None:
+def test_the_fast_sudoku_recipe_has_the_published_values() -> None:
     config = compose("experiment=sudoku_extreme_fast")
     values = config.model_dump()
     assert {key: values[key] for key in FAST} == FAST
@@ -465,13 +475,13 @@ def test_the_fast_sudoku_recipe_is_the_published_one() -> None:
 
 
 @pytest.mark.parametrize("experiment", ["sudoku_extreme_fast", "maze_hard_fast"])
-def test_the_fast_recipes_find_enough_draws_in_a_thousand_puzzles(experiment: str) -> None:
+def test_the_fast_recipes_have_enough_draws_from_a_thousand_puzzles(experiment: str) -> None:
     config = compose(f"experiment={experiment}")
     assert config.max_steps is not None and config.epochs * 1000 >= config.max_steps * config.global_batch_size
 
 
-def test_the_fast_recipes_decay_all_weights_alike() -> None:
-    """Muon takes off muon_lr * muon_weight_decay of a weight in a step, AdamW lr * weight_decay."""
+def test_the_fast_recipes_decay_all_weights_equally() -> None:
+    """In a step Muon decays a weight by muon_lr * muon_weight_decay, AdamW by lr * weight_decay."""
     for experiment in ("sudoku_extreme_fast", "maze_hard_fast"):
         config = compose(f"experiment={experiment}")
         assert config.optim.name == "muon"
@@ -479,7 +489,7 @@ def test_the_fast_recipes_decay_all_weights_alike() -> None:
         assert muon == pytest.approx(config.lr * config.weight_decay)
 
 
-def test_the_fast_maze_recipe_is_the_sudoku_one_but_for_what_the_task_asks() -> None:
+def test_the_fast_maze_recipe_differs_from_the_sudoku_recipe_only_by_its_task() -> None:
     sudoku, maze = (compose(f"experiment={name}_fast").model_dump() for name in ("sudoku_extreme", "maze_hard"))
     changed = {line.split(":")[0] for line in differences(sudoku, maze)}
     arch = {f"arch.{key}" for key in ("H_cycles", "L_cycles", "mlp_t", "pos_encodings", "num_registers")}
@@ -510,7 +520,7 @@ def test_a_typed_key_wins_over_the_experiment_and_debug() -> None:
 
 
 def test_a_typed_arch_wins_over_the_experiment() -> None:
-    """Only its choice: the options that the experiment sets within it stay."""
+    """Only the choice of the architecture changes. The options that the experiment sets stay."""
     config = compose("experiment=trm_maze_hard", "arch=hrm", "optim=adamw")
     assert (config.arch.name, config.arch.L_cycles, config.optim.name) == ("hrm", 4, "adamw")
 
@@ -520,6 +530,6 @@ def test_optional_groups_need_no_plus(group: str) -> None:
     assert f"{group}: null" in (CONFIG_DIR / "pretrain.yaml").read_text()
 
 
-def test_a_plus_says_nothing_more() -> None:
-    """Published TRM commands have `+run_name=...`."""
+def test_a_plus_before_a_key_has_no_effect() -> None:
+    """Published TRM commands contain `+run_name=...`."""
     assert compose("+run_name=x", "++lr=1e-3", "+experiment=sudoku_extreme_1k").run_name == "x"

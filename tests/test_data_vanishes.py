@@ -1,4 +1,4 @@
-"""A dataset that is deleted, rebuilt or cut while a run reads it ends the run, and every rank of it, with a reason."""
+"""A run ends with a reason on every rank if its dataset is deleted, rebuilt or truncated."""
 
 import os
 import re
@@ -39,19 +39,19 @@ def _folder_deleted(file: Path) -> None:
 
 
 def _replaced(file: Path) -> None:
-    """By the same, as a builder or a copy does it that renames what is whole; even the date is the same."""
+    """Replace the file by an equal copy with the same date, as builders and copy programs do."""
     copy = file.with_suffix(".copy")
     shutil.copy2(file, copy)
     copy.rename(file)
 
 
 def _rewritten(file: Path) -> None:
-    """In place, in its size."""
+    """Rewrite the file in place, with the same size."""
     array = np.load(file)
     np.save(file, array[::-1])
 
 
-# What happens to a file, and what the message says of it.
+# What happens to the file, and the reason in the message.
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "emptied": (_emptied, "has 0 bytes, not {size}"),
     "cut": (_cut, "has {cut} bytes, not {size}"),
@@ -77,7 +77,7 @@ def own_data(data: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("case, ranks", [*((case, 1) for case in CASES), ("emptied", 2), ("rewritten", 2)])
-def test_every_rank_ends_and_says_why(own_data: Path, tmp_path: Path, log: Path, case: str, ranks: int) -> None:
+def test_every_rank_ends_with_the_reason(own_data: Path, tmp_path: Path, log: Path, case: str, ranks: int) -> None:
     change, what = CASES[case]
     file, run = own_data / "train" / "all__inputs.npy", tmp_path / "run"
     message = _message(file, what)
@@ -90,9 +90,12 @@ def test_every_rank_ends_and_says_why(own_data: Path, tmp_path: Path, log: Path,
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_no_step_is_lost(own_data: Path, data: Path, quiet_2: Path, tmp_path: Path, log: Path, split: str) -> None:
-    """Nothing but the end saves here: what was done until the file was missed is in a checkpoint, and once the file is
-    back the run ends as one that nobody disturbed.
+def test_the_run_saves_its_steps_before_it_ends(
+    own_data: Path, data: Path, quiet_2: Path, tmp_path: Path, log: Path, split: str
+) -> None:
+    """Only the end of the run saves a checkpoint here.
+
+    Once the file is back, the resumed run ends like an undisturbed run.
     """
     file, run = own_data / split / "all__labels.npy", tmp_path / "run"
     arguments = runs.settings(own_data, run, checkpoint_every_n_steps=None, checkpoint_every_eval="false")
@@ -109,11 +112,11 @@ def test_no_step_is_lost(own_data: Path, data: Path, quiet_2: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_test_data_too(own_data: Path, tmp_path: Path, log: Path, ranks: int) -> None:
+def test_test_data_that_vanish_end_the_run(own_data: Path, tmp_path: Path, log: Path, ranks: int) -> None:
     file, run = own_data / "test" / "all__labels.npy", tmp_path / "run"
     arguments = runs.settings(own_data, run, max_steps=10_000)
     running = runs.start(arguments, log, ranks=ranks, hook=runs.slowly)
-    runs.until(lambda: runs.latest(run) >= 6, running)  # one evaluation is over
+    runs.until(lambda: runs.latest(run) >= 6, running)  # one evaluation has ended
     message = _message(file, CASES["emptied"][1])
     os.truncate(file, 0)
     ended = running.wait(timeout_s=30)
@@ -121,7 +124,7 @@ def test_test_data_too(own_data: Path, tmp_path: Path, log: Path, ranks: int) ->
 
 
 def _reads_slowly(rank: int) -> None:
-    """The loop waits for every batch, so that none is known to be missing before it is asked for."""
+    """Make the loop wait for every batch, so that a missing file is noticed late."""
     host_part = TrainLoader._host_part
 
     def slowly(*args: Any) -> Any:
@@ -131,8 +134,7 @@ def _reads_slowly(rank: int) -> None:
     TrainLoader._host_part = slowly  # type: ignore[method-assign,assignment]
 
 
-def test_a_reader_that_is_slower_than_the_steps(own_data: Path, tmp_path: Path, log: Path) -> None:
-    """The ranks end together there too."""
+def test_with_a_slow_reader_all_ranks_end_together(own_data: Path, tmp_path: Path, log: Path) -> None:
     file, run = own_data / "train" / "all__inputs.npy", tmp_path / "run"
     arguments = runs.settings(own_data, run, max_steps=10_000, eval_every_n_steps=None)
     running = runs.start(arguments, log, ranks=2, hook=_reads_slowly)
@@ -143,7 +145,7 @@ def test_a_reader_that_is_slower_than_the_steps(own_data: Path, tmp_path: Path, 
 
 
 def _one_rank_finds_other_data(rank: int) -> None:
-    """In its first batch, and alone, as where a file server tells one host before the other."""
+    """Make one rank find other data in its first batch, as if a file server had told it first."""
 
     def unchanged(sets: Any) -> Any:
         raise UserError("the file is another one")
@@ -152,14 +154,17 @@ def _one_rank_finds_other_data(rank: int) -> None:
         loader.unchanged = unchanged  # type: ignore[attr-defined]
 
 
-def test_before_the_first_step(own_data: Path, tmp_path: Path, log: Path) -> None:
+def test_data_that_vanish_before_the_first_step_end_the_run(own_data: Path, tmp_path: Path, log: Path) -> None:
     ended = runs.train(runs.settings(own_data, tmp_path / "run"), log, ranks=2, hook=_one_rank_finds_other_data)
     assert ended.error() == "error: the file is another one"
 
 
 @pytest.mark.parametrize("case", ["emptied", "rewritten"])
-def test_what_is_read_whole_is_what_was_opened(own_data: Path, case: str) -> None:
-    """As after a rewind, when the fingerprint was taken long ago: onto the device, and for a maze's symmetries."""
+def test_data_that_are_read_whole_must_be_unchanged(own_data: Path, case: str) -> None:
+    """Data are read whole for the device and for a maze's symmetries.
+
+    After a rewind the fingerprint may be long out of date.
+    """
     split = open_split(own_data, "train")
     sets = list(split.sets.values())
     sampler = Sampler(sets, seed=0, epochs=1, global_batch_size=2)
@@ -174,7 +179,7 @@ def test_what_is_read_whole_is_what_was_opened(own_data: Path, case: str) -> Non
 
 
 def _emptied_amid_an_evaluation(file: str, rank: int) -> None:
-    """By rank 1, between two batches of its own."""
+    """Make rank 1 empty the file between two of its batches."""
     batches = EvalLoader.batches
 
     def emptied(*args: Any) -> Any:
@@ -186,7 +191,7 @@ def _emptied_amid_an_evaluation(file: str, rank: int) -> None:
     EvalLoader.batches = emptied  # type: ignore[method-assign,assignment]
 
 
-def test_amid_an_evaluation(own_data: Path, tmp_path: Path, log: Path) -> None:
+def test_test_data_that_vanish_amid_an_evaluation_end_the_run(own_data: Path, tmp_path: Path, log: Path) -> None:
     file, run = own_data / "test" / "all__labels.npy", tmp_path / "run"
     message = _message(file, CASES["emptied"][1])
     arguments = runs.settings(own_data, run, eval_batch_size=4)
@@ -195,7 +200,9 @@ def test_amid_an_evaluation(own_data: Path, tmp_path: Path, log: Path) -> None:
     assert runs.latest(run) == 5
 
 
-def test_nobody_minds_what_is_only_read_or_on_the_device(own_data: Path, tmp_path: Path, log: Path) -> None:
+def test_a_deleted_file_does_not_matter_once_the_data_are_on_the_device(
+    own_data: Path, tmp_path: Path, log: Path
+) -> None:
     file, run = own_data / "train" / "all__inputs.npy", tmp_path / "run"
     arguments = runs.settings(own_data, run, data_on="device", eval_every_n_steps=None)
     running = runs.start(arguments, log, hook=runs.slowly)
@@ -205,7 +212,7 @@ def test_nobody_minds_what_is_only_read_or_on_the_device(own_data: Path, tmp_pat
 
 
 def _emptied_amid_a_read(file: str, rank: int) -> None:
-    """Between the look at the files and the read, once training is under way."""
+    """Empty the file between its check and its read, once training has begun."""
     look, calls = PuzzleSet.require_unchanged, iter(range(20))
 
     def then_empty(puzzle_set: PuzzleSet) -> None:
@@ -216,7 +223,7 @@ def _emptied_amid_a_read(file: str, rank: int) -> None:
     PuzzleSet.require_unchanged = then_empty  # type: ignore[method-assign,assignment]
 
 
-def test_what_no_look_can_prevent_says_where_it_happened(own_data: Path, tmp_path: Path, log: Path) -> None:
+def test_a_file_emptied_amid_a_read_ends_the_run_with_a_traceback(own_data: Path, tmp_path: Path, log: Path) -> None:
     arguments = runs.settings(own_data, tmp_path / "run", max_steps=10_000, eval_every_n_steps=None)
     hook = runs.with_arguments(_emptied_amid_a_read, str(own_data / "train" / "all__labels.npy"))
     ended = runs.train(arguments, log, hook=hook)

@@ -1,5 +1,6 @@
-"""docs/datasets.md brings a task to a trained model: its builder and its commands are run as written, in a folder that
-looks like a clone. What is appended makes them small.
+"""Run the builder and the commands of docs/datasets.md as written, from a task to a trained model.
+
+They run in a folder that looks like a clone. The test appends options that make them small.
 """
 
 import json
@@ -31,14 +32,14 @@ def _blocks(language: str) -> list[str]:
 
 
 def _commands() -> list[str]:
-    """Every line of every bash block, continued lines joined, comments dropped."""
+    """Return every line of every bash block, with continued lines joined and comments dropped."""
     lines = "".join(_blocks("bash")).replace("\\\n", " ").splitlines()
     return [line for line in (re.sub(r"\s+#.*", "", line).strip() for line in lines) if line]
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository's entries, with the page's builder in a dataset/ of its own, and three small ARC tasks."""
+    """Return a folder like a clone, with the page's builder and three small ARC tasks."""
     folder = tmp_path_factory.mktemp("docs")
     for path in REPOSITORY.iterdir():
         if path.name not in ("data", "checkpoints", "dataset", ".venv", ".git"):
@@ -75,13 +76,13 @@ def test_command(clone: Path, command: str) -> None:
     if "dataset.validate" in command:
         assert done.stdout.splitlines()[-1] == "ok: 0 errors, 0 warnings"
     if "pretrain.py" in command:
-        assert "steps of" in done.stderr, "it did not train"
+        assert "steps of" in done.stderr, "pretrain.py did not train"
     if "evaluate.py" in command:
         assert re.fullmatch(r"exact_accuracy=[01]\.\d{4}", done.stdout.splitlines()[-1]), done.stdout
 
 
 def test_what_was_built(clone: Path) -> None:
-    """The page's puzzles are what it says they are, and every builder's dataset passes the check."""
+    """The page's puzzles are Latin squares, and every dataset passes the check."""
     for path in sorted((clone / "data").iterdir()):
         assert validate.main([str(path), "--allow-leak"]) == 0, path.name
     latin = open_split(clone / "data" / "latin-5x5", "train").sets["all"]

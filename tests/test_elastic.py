@@ -1,4 +1,4 @@
-"""torchrun starts its workers again: what an earlier attempt left in the store that it keeps misleads nobody."""
+"""torchrun restarts its workers, and leftovers of earlier attempts in its store mislead no rank."""
 
 import os
 import signal
@@ -13,14 +13,17 @@ from tests.spawn import free_port
 
 
 def _under_agent(port: int, rank: int) -> None:
-    """On the host of rank 0 the agent counts no restart: it was always a worker of the other host that died."""
+    """Set the environment of an agent that counts no restarts.
+
+    The agent of rank 0 counts no restart if only workers of the other host died.
+    """
     told = {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     os.environ.update(told)
     runs.slowly(rank)
 
 
 def test_attempts_share_a_store(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
-    """Killed thrice, wherever the ranks are by then."""
+    """The ranks are killed three times, wherever they are."""
     run = tmp_path / "run"
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     hook = with_arguments(_under_agent, store.port)
@@ -35,10 +38,8 @@ def test_attempts_share_a_store(data: Path, quiet_2: Path, tmp_path: Path, log: 
 
 
 @pytest.mark.parametrize("rendezvous", ["c10d", "static"])
-def test_torchrun_restarts_by_itself(data: Path, quiet_2: Path, tmp_path: Path, log: Path, rendezvous: str) -> None:
-    """Twice, whichever rank is killed, without a word in the environment, in the folder that the first attempt drew a
-    name for.
-    """
+def test_torchrun_restarts_a_killed_run(data: Path, quiet_2: Path, tmp_path: Path, log: Path, rendezvous: str) -> None:
+    """Each rank is killed once. The restarts find the folder that the first attempt named."""
     where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "job 7"]
     if rendezvous == "static":
         where = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
@@ -59,8 +60,10 @@ def test_torchrun_restarts_by_itself(data: Path, quiet_2: Path, tmp_path: Path, 
     assert_same_run(run, quiet_2)
 
 
-def test_a_launch_that_was_refused_is_refused_again(data: Path, copied: Path, tmp_path: Path, log: Path) -> None:
-    """A restart goes on with what its own launch began, not with what lies in the folder."""
+def test_a_refused_launch_is_refused_again_after_its_restart(
+    data: Path, copied: Path, tmp_path: Path, log: Path
+) -> None:
+    """A restart resumes only a run that its own launch began, not any run in the folder."""
     runs.rewind(copied, 4)
     launched = Torchrun(["--standalone", "--max-restarts", "1"], runs.slowly, settings(data, copied), log, tmp_path)
     try:

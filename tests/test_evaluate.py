@@ -1,5 +1,7 @@
-"""evaluate.py from end to end, on a run that has learnt something: what it prints, writes and refuses, and its numbers
-against puzzles that are answered one by one.
+"""evaluate.py from end to end, on a run that has learnt something.
+
+The tests check what it prints, writes and refuses. Its numbers must equal those of puzzles that are
+answered one by one.
 """
 # N = examples, T = segments, S = cells, K = variations of an example
 
@@ -53,7 +55,7 @@ def puzzles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(puzzles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Solves most of the test puzzles, not all, and halts."""
+    """Return a run that solves most of the test puzzles, but not all, and whose sequences halt."""
     folder = tmp_path_factory.mktemp("run") / "run"
     arch = {"arch": "trm_mlp", "arch__hidden_size": 64, "arch__L_cycles": 1, "arch__halt_max_steps": TRAINED_STEPS}
     recipe = {"optim": "adamw", "lr": "4e-3", "weight_decay": 0.1, "augment": "online", "global_batch_size": 32}
@@ -73,7 +75,7 @@ TYPED_ARCH = ["arch=trm_mlp", *(f"arch.{size}" for size in SIZES), "arch.forward
 
 @dataclass
 class Printed:
-    """What evaluate.py said."""
+    """The output of evaluate.py."""
 
     head: str
     metrics: dict[str, str]
@@ -105,7 +107,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """The one line of a mistake that is noticed before any work."""
+    """Return a function that gives the one line of a mistake, noticed before any work."""
 
     def refused(*typed: str) -> str:
         monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
@@ -131,7 +133,7 @@ def _results(folder: Path) -> dict[str, Any]:
 
 @dataclass
 class Known:
-    """The test split, and a model that is asked about one board at a time."""
+    """The test split, and a model that answers one board at a time."""
 
     split: Split
     model: RecursiveModel
@@ -174,8 +176,8 @@ def _shares(known: Known, answers: dict[int, list[int]]) -> dict[str, float]:
     return {name: sum(hits) / len(hits) for name, hits in judged.items()}
 
 
-def test_the_run_is_worth_evaluating(known: Known) -> None:
-    """Otherwise what follows compares little: some puzzles are solved, and some sequences halt."""
+def test_the_run_solves_some_puzzles_and_halts_at_different_steps(known: Known) -> None:
+    """Otherwise the other tests would prove little."""
     traces = [known.ask(known.board(row)) for row in range(NUM_TEST)]
     solved = [t.predictions_TNS[-1, 0].tolist() == known.solution(row) for row, t in enumerate(traces)]
     assert 0 < sum(solved) < NUM_TEST
@@ -183,8 +185,10 @@ def test_the_run_is_worth_evaluating(known: Known) -> None:
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_the_single_pass(known: Known, run: Path, tmp_path: Path, evaluated: Evaluate, adaptive: bool) -> None:
-    """Adaptively each puzzle has the answer that had settled, and no more segments than that takes."""
+def test_an_evaluation_equals_puzzles_answered_one_by_one(
+    known: Known, run: Path, tmp_path: Path, evaluated: Evaluate, adaptive: bool
+) -> None:
+    """In adaptive evaluation a puzzle stops at its settled answer and takes no more segments."""
     traces = {row: known.ask(known.board(row)) for row in range(NUM_TEST)}
     took = {row: int(t.settled_at_N) if adaptive else TRAINED_STEPS for row, t in traces.items()}
     answers = {row: t.predictions_TNS[took[row] - 1, 0].tolist() for row, t in traces.items()}
@@ -200,7 +204,10 @@ def test_the_single_pass(known: Known, run: Path, tmp_path: Path, evaluated: Eva
 
 
 def _voted(known: Known, rows: range, num_steps: int, *, adaptive: bool) -> dict[int, list[int]]:
-    """What the variations of each puzzle vote for: each answered by itself and turned back, and hands counted."""
+    """Return the winning answer of each puzzle.
+
+    Each variation is answered alone and transformed back, and the votes are counted.
+    """
     variations = Variations.of(known.split, NUM_VARIATIONS)
     winners = {}
     for row in rows:
@@ -221,10 +228,10 @@ def _voted(known: Known, rows: range, num_steps: int, *, adaptive: bool) -> dict
 
 
 @pytest.mark.parametrize("adaptive, batch_size, num_steps", [(True, 10, TRAINED_STEPS), (False, 1, 2)])
-def test_variations_vote(
+def test_the_variations_of_a_puzzle_vote(
     known: Known, run: Path, tmp_path: Path, evaluated: Evaluate, adaptive: bool, batch_size: int, num_steps: int
 ) -> None:
-    """Of every second puzzle. The variations of one are together even where the batch is smaller than they are many."""
+    """Every second puzzle is scored. A batch may be smaller than the variations of one puzzle."""
     rows = range(0, NUM_TEST, 2)
     options = [f"tta={NUM_VARIATIONS}", f"adaptive={str(adaptive).lower()}", f"batch_size={batch_size}"]
     options += [f"num_steps={num_steps}"]
@@ -234,15 +241,19 @@ def test_variations_vote(
     found = {name: value for name, value in results["metrics"].items() if "/tta/" in name}
     assert found == pytest.approx({f"eval/all/tta/{name}": share for name, share in expected.items()})
     assert found.keys() <= results["intervals"].keys() and found.keys() <= printed.metrics.keys()
-    # They stand beside the single pass and are no part of it.
+    # The scores of the votes are added to those of the single pass, and do not change them.
     single = {name: value for name, value in results["metrics"].items() if "/tta/" not in name}
     assert single["eval/all/num_examples"] == len(rows)
-    assert any(value != single[name.replace("/tta/", "/")] for name, value in found.items()), "votes change something"
+    assert any(value != single[name.replace("/tta/", "/")] for name, value in found.items()), (
+        "the votes change no score, so that the test proves little"
+    )
 
 
-def test_of_equal_votes_the_first_variation_wins(run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate) -> None:
-    """With a constant Q head two different answers tie. The answer to the unvaried puzzle wins, whichever answer
-    arrives first, so that two variations score what the single pass scores.
+def test_in_a_tie_the_unvaried_puzzle_wins(run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    """With a constant Q head two different answers tie.
+
+    The answer to the unvaried puzzle wins, whichever answer arrives first. So two variations score
+    the same as the single pass.
     """
     half_trained = load_file(run / "step_00000022" / "model.safetensors")
     half_trained["q_head.weight"].zero_()
@@ -252,11 +263,11 @@ def test_of_equal_votes_the_first_variation_wins(run: Path, puzzles: Path, tmp_p
     evaluated(f"checkpoint={file}", f"data_path={puzzles}", *TYPED_ARCH, "tta=2", "num_steps=12", f"out={tmp_path}")
     metrics = _results(tmp_path)["metrics"]
     for name in ("exact_accuracy", "valid_boards", "clues_kept"):
-        assert metrics[f"eval/all/tta/{name}"] == metrics[f"eval/all/{name}"], f"{name}: the other variation won"
-    assert 2 < metrics["eval/all/steps"] < 12, "all answers arrive together, so this test is blind"
+        assert metrics[f"eval/all/tta/{name}"] == metrics[f"eval/all/{name}"], f"{name}: the variation won the tie"
+    assert 2 < metrics["eval/all/steps"] < 12, "all answers arrive together, so that this test proves nothing"
 
 
-def test_ranks_change_nothing(run: Path, tmp_path: Path, evaluated: Evaluate, log: Path) -> None:
+def test_the_number_of_ranks_changes_no_result(run: Path, tmp_path: Path, evaluated: Evaluate, log: Path) -> None:
     typed = [f"checkpoint={run}", f"tta={NUM_VARIATIONS}", "batch_size=13", "device=cpu"]
     evaluated(*typed[:-1], f"out={tmp_path / 'one'}", "save_outputs=[predictions]")
     output = runs.train(
@@ -278,7 +289,9 @@ def test_ranks_change_nothing(run: Path, tmp_path: Path, evaluated: Evaluate, lo
     assert len(answers) == NUM_TEST
 
 
-def test_more_steps_than_in_training(known: Known, run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+def test_an_evaluation_may_have_more_steps_than_training(
+    known: Known, run: Path, tmp_path: Path, evaluated: Evaluate
+) -> None:
     for n in (TRAINED_STEPS, 7):
         evaluated(f"checkpoint={run}", f"num_steps={n}", "adaptive=false", f"out={tmp_path / str(n)}")
     usual, longer = (_results(tmp_path / str(n))["metrics"] for n in (TRAINED_STEPS, 7))
@@ -293,8 +306,8 @@ def test_more_steps_than_in_training(known: Known, run: Path, tmp_path: Path, ev
 # ---- what it prints and writes ---------------------------------------------------------------------------
 
 
-def test_results_are_the_table(run: Path, puzzles: Path, evaluated: Evaluate) -> None:
-    """Beside the run, in a folder that is called as the step."""
+def test_the_results_file_equals_the_printed_table(run: Path, puzzles: Path, evaluated: Evaluate) -> None:
+    """The file is in the run's folder, in a folder with the name of the step."""
     printed = evaluated(f"checkpoint={run}", "tta=2", "max_examples=30")
     folder = run / "eval_outputs" / LAST
     results = _results(folder)
@@ -328,19 +341,22 @@ def test_results_are_the_table(run: Path, puzzles: Path, evaluated: Evaluate) ->
 
 
 def _wilson(share: float, num: float) -> tuple[float, float]:
-    """Of all probabilities, those from which `share` is at most 1.96 of their own standard deviations away."""
+    """Return the lowest and highest probability p within 1.96 standard deviations of `share`.
+
+    The standard deviation is that of p. This function tries many values of p.
+    """
     tried = np.linspace(0, 1, 200_001)
     within = tried[np.abs(tried - share) <= 1.959964 * np.sqrt(tried * (1 - tried) / num) + 1e-12]
     return float(within.min()), float(within.max())
 
 
 @pytest.mark.parametrize("num", [1, 2, 7, 40, 423, 10**6])
-def test_intervals(num: int) -> None:
+def test_intervals_equal_those_found_by_trying_all_probabilities(num: int) -> None:
     for hits in sorted({0, 1, num // 3, num - 1, num}):
         low, high = program.wilson_interval(hits / num, num)
         assert 0 <= low <= hits / num <= high <= 1
         assert (low, high) == pytest.approx(_wilson(hits / num, num), abs=2e-5)
-        # Mirrored: what was not hit.
+        # The interval of the misses is the mirror image.
         assert program.wilson_interval(1 - hits / num, num) == pytest.approx((1 - high, 1 - low))
     z = 1.959964
     assert program.wilson_interval(0.0, num) == pytest.approx((0.0, z * z / (num + z * z)))
@@ -355,12 +371,12 @@ def test_other_data_have_a_folder_of_their_own(run: Path, puzzles: Path, tmp_pat
     assert _results(folder)["data"] == str(copy / "test")
     assert "eval/all/valid_boards" not in printed.metrics
     assert not (run / "eval_outputs" / "step_00000022").exists()
-    # Its own data by another name are no other data.
+    # The run's own data under another path are not other data.
     evaluated(f"checkpoint={run}/step_00000022", f"data_path={puzzles}/../{puzzles.name}", "max_examples=1")
     assert _results(run / "eval_outputs" / "step_00000022")["num_examples"] == {"all": 1}
 
 
-def test_a_file_of_weights_has_no_folder(
+def test_results_of_a_file_of_weights_are_written_only_if_asked(
     run: Path, weights: Path, puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluated: Evaluate
 ) -> None:
     def everything() -> set[Path]:
@@ -379,7 +395,7 @@ def test_a_file_of_weights_has_no_folder(
     assert _results(tmp_path / "out")["settings"]["arch"]["hidden_size"] == 64
 
 
-def test_few_examples_are_spread(run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+def test_few_examples_are_spread_over_the_test_split(run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
     printed = evaluated(f"checkpoint={run}", "max_examples=7", "save_outputs=[steps]", f"out={tmp_path}", "tta=2")
     assert printed.value("num_examples") == 7 and ": 7 examples in" in printed.head
     assert _results(tmp_path)["num_examples"] == {"all": 7}
@@ -391,8 +407,8 @@ def test_few_examples_are_spread(run: Path, tmp_path: Path, evaluated: Evaluate)
     assert evaluated(f"checkpoint={run}", "max_examples=1000", f"out={tmp_path}").value("num_examples") == NUM_TEST
 
 
-def test_everything_is_saved(known: Known, run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
-    """In shapes that others can rely on, and again over what lies there."""
+def test_all_outputs_can_be_saved(known: Known, run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    """The shapes and dtypes are fixed. A second evaluation replaces the files of the first."""
     (tmp_path / "all_rank7_0000.safetensors").write_bytes(b"of an attempt with more ranks")
     names = f"save_outputs=[{','.join(SAVED_OUTPUTS)}]"
     evaluated(f"checkpoint={run}", names, f"out={tmp_path}", "num_steps=5", "batch_size=9")
@@ -432,7 +448,7 @@ def test_everything_is_saved(known: Known, run: Path, tmp_path: Path, evaluated:
 
 
 def test_the_viewer_reads_what_was_saved(known: Known, run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
-    """The command in view.py's own help, then the page."""
+    """The outputs are saved with the options that view.py's help names."""
     outputs = "save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]"
     evaluated(f"checkpoint={run}", outputs, "max_examples=10")
     page = tmp_path / "x.html"
@@ -454,7 +470,7 @@ def test_the_viewer_reads_what_was_saved(known: Known, run: Path, tmp_path: Path
 
 
 def _drawn(file: Path) -> np.ndarray:
-    """A picture's colours, after checking that it shows more than a background."""
+    """Return the colours of a picture, which must show more than a background."""
     image = matplotlib.image.imread(file)
     assert image.ndim == 3 and min(image.shape[:2]) > 300
     _, counts = np.unique((image[:, :, :3] * 255).astype(np.int64) @ [1, 256, 65536], return_counts=True)
@@ -469,14 +485,14 @@ def test_accuracy_over_steps_is_drawn(run: Path, tmp_path: Path, evaluated: Eval
     at_step = [value for name, value in _results(tmp_path)["metrics"].items() if "_at_step/" in name]
     draw_accuracy_over_steps({"all": at_step}, TRAINED_STEPS, tmp_path / "same.png")
     assert np.array_equal(_drawn(tmp_path / "same.png"), picture)
-    # Neither other values nor another length of training look like it.
+    # Other values and another length of training give other pictures.
     for values, trained_steps in ((at_step[::-1], TRAINED_STEPS), (at_step, 6)):
         draw_accuracy_over_steps({"all": values}, trained_steps, tmp_path / "other.png")
         assert not np.array_equal(_drawn(tmp_path / "other.png"), picture)
 
 
 def test_without_labels_there_is_nothing_to_draw(run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate) -> None:
-    """Puzzles of a competition, say: the losses are all that is known."""
+    """The puzzles of a competition have no labels, so that only the losses are known."""
     hidden = tmp_path / "hidden"
     shutil.copytree(puzzles, hidden)
     (hidden / "fingerprint.json").unlink()
@@ -490,7 +506,7 @@ def test_without_labels_there_is_nothing_to_draw(run: Path, puzzles: Path, tmp_p
     assert not list((tmp_path / "out").glob("*.png"))
 
 
-def test_without_matplotlib(
+def test_a_plot_without_matplotlib_is_refused_before_any_work(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], evaluated: Evaluate
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -502,10 +518,10 @@ def test_without_matplotlib(
 # ---- mistakes --------------------------------------------------------------------------------------------
 
 
-def test_a_task_whose_answers_cannot_be_turned_back(
+def test_tta_needs_a_task_with_known_symmetries(
     run: Path, puzzles: Path, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
-    """A seventh kind of token makes it no Sudoku."""
+    """With a seventh kind of token the data are no Sudoku."""
     other, folder = tmp_path / "other", tmp_path / "run"
     shutil.copytree(puzzles, other)
     (other / "fingerprint.json").unlink()
@@ -547,7 +563,7 @@ def test_mistakes_are_noticed_before_any_work(
 
 
 def _score(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *typed: str) -> dict[str, float]:
-    """Run evaluate.py's main; its figures, from what it prints."""
+    """Run evaluate.py's main and return the figures that it prints."""
     monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
     capsys.readouterr()
     program.main(SINGLE)
@@ -559,7 +575,7 @@ def _score(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     return metrics
 
 
-def test_the_program_scores_as_training_did(
+def test_the_program_gives_the_scores_of_training(
     quiet: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained = runs.rows(quiet)[-1]
@@ -567,11 +583,11 @@ def test_the_program_scores_as_training_did(
         scored = _score(monkeypatch, capsys, f"checkpoint={quiet}", *typed)
         known = {name: value for name, value in trained.items() if name.startswith("eval/")}
         assert {name: scored[name] for name in known} == pytest.approx(known, abs=1e-4)
-        # The program finds out by itself who knows the task.
+        # The program finds the evaluators of the task by itself.
         assert scored.keys() - known.keys() == {"eval/all/valid_boards", "eval/all/clues_kept"}
 
 
-def test_an_older_step_and_other_data(
+def test_an_older_step_and_other_data_can_be_scored(
     quiet: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (older,) = [row for row in runs.rows(quiet) if row["step"] == 10]
@@ -580,7 +596,7 @@ def test_an_older_step_and_other_data(
     assert scored == pytest.approx({name: older[name] for name in scored}, abs=1e-4)
 
 
-def test_the_weights_are_those_that_were_saved(quiet: Path) -> None:
+def test_the_loaded_weights_are_the_saved_weights(quiet: Path) -> None:
     config, model, checkpoint = load_run(quiet, SINGLE)
     saved = load_file(quiet / "step_00000012" / "model.safetensors")
     own = model.state_dict()
@@ -597,14 +613,14 @@ TRM_ARCH = ["arch=trm_mlp", *(f"arch.{size}" for size in TRM_SIZES), "arch.forwa
 
 @pytest.fixture(scope="module")
 def trm(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a moving average, whose weights are far from it."""
+    """Return a run whose moving average is far from its weights."""
     run = tmp_path_factory.mktemp("trm") / "run"
     train_here(runs.settings(data, run, arch="trm_mlp", ema="true", ema_rate=0.9, lr=1e-2, eval_every_n_steps=12))
     return run
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_an_exported_file_scores_as_its_run(
+def test_an_exported_file_has_the_scores_of_its_run(
     trm: Path,
     data: Path,
     tmp_path: Path,
@@ -612,7 +628,7 @@ def test_an_exported_file_scores_as_its_run(
     capsys: pytest.CaptureFixture[str],
     compiled: bool,
 ) -> None:
-    """And otherwise than the weights that the average is of."""
+    """The export has the average. The weights without the average have other scores."""
     file, raw = tmp_path / "published.pt", tmp_path / "raw.pt"
     names = ["--compiled"] if compiled else []
     assert export.main(["--format", "hrm", str(trm), "-o", str(file), *names]) == 0
@@ -632,7 +648,9 @@ def test_an_evaluator_adds_to_the_scores(
     assert {"eval/all/valid_boards", "eval/all/clues_kept"} <= scored.keys()
 
 
-def test_mistakes_about_a_file(trm: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_files_of_weights_are_refused(
+    trm: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, other = trm / "step_00000012" / "model.safetensors", with_identifiers(data, tmp_path / "other", 3)
     for typed, expected in (
         ([f"checkpoint={file}"], "give arch=... (with the options that it was trained with) and data_path=..."),
@@ -654,14 +672,14 @@ def test_mistakes_about_a_file(trm: Path, data: Path, tmp_path: Path, monkeypatc
         assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_other_puzzles_with_a_choice(
+def test_puzzle_table_chooses_the_rows_for_other_puzzles(
     trm: Path,
     data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The table has one row: kept, it is that of the first puzzles only; its mean is that of all."""
+    """The table has one row. keep gives it only to the first puzzles, mean gives it to all."""
     file, other = trm / "step_00000012" / "model.safetensors", with_identifiers(data, tmp_path / "other", 3)
     own = _score(monkeypatch, capsys, f"checkpoint={file}", f"data_path={data}", *TRM_ARCH)
     loss = {}
@@ -674,7 +692,7 @@ def test_other_puzzles_with_a_choice(
 # ---- pages and mistakes ----------------------------------------------------------------------------------
 
 
-def test_pages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_cfg_print_pages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for flags, expected in ((["--help"], "evaluate.py: score a checkpoint."), (["--cfg", "job"], "checkpoint: x")):
         monkeypatch.setattr("sys.argv", ["evaluate.py", "checkpoint=x", *flags])
         program.main(SINGLE)
@@ -692,7 +710,7 @@ def test_pages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         (["checkpoint=x", "lr=1"], "unknown key 'lr'; --help lists the keys"),
     ],
 )
-def test_mistakes(monkeypatch: pytest.MonkeyPatch, typed: list[str], expected: str) -> None:
+def test_a_wrong_command_line_is_refused(monkeypatch: pytest.MonkeyPatch, typed: list[str], expected: str) -> None:
     monkeypatch.setattr("sys.argv", ["evaluate.py", *typed])
     with pytest.raises(UserError) as caught:
         program.main(SINGLE)

@@ -1,4 +1,4 @@
-"""Every architecture with every optimizer trains, and so does every option that cuts across them: real steps."""
+"""Every architecture trains with every optimizer, and so does every option that they share."""
 
 import math
 from pathlib import Path
@@ -16,15 +16,15 @@ OPTIMS = sorted(path.stem for path in (REPOSITORY / "config/optim").glob("[!_]*.
 
 
 def _typed(data: Path, run: Path, *more: str) -> list[str]:
-    """Two steps, both logged, without evaluation."""
+    """Return the settings of two steps, both logged, without evaluation."""
     fixed = ["debug=tiny", "device=cpu", "max_steps=2", "eval_every_n_steps=null", "best_metric=null"]
     return [*fixed, f"data_path={data}", f"checkpoint_path={run}", *more]
 
 
 @pytest.mark.parametrize("optim", OPTIMS)
 @pytest.mark.parametrize("arch", ARCHS)
-def test_every_arch_with_every_optimizer(data: Path, tmp_path: Path, arch: str, optim: str) -> None:
-    """Losses are finite, and two steps reach every weight and the puzzle table."""
+def test_every_architecture_trains_with_every_optimizer(data: Path, tmp_path: Path, arch: str, optim: str) -> None:
+    """Losses are finite, and two steps change every weight and the puzzle table."""
     begun = begin(_typed(data, tmp_path / "run", f"arch={arch}", f"optim={optim}"))
     before = weights_of(begun.state)
     state = begun.fit()
@@ -48,7 +48,7 @@ def _rows(data: Path, run: Path, *more: str) -> list[Row]:
 
 @pytest.fixture(scope="module")
 def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
-    """Two steps of the TRM."""
+    """Return the rows of two steps of the TRM."""
     return _rows(data, tmp_path_factory.mktemp("plain") / "run")
 
 
@@ -69,21 +69,24 @@ OTHER_GRADIENT = {
 
 
 @pytest.mark.parametrize("option", OTHER_FORWARD)
-def test_an_option_of_the_forward(data: Path, tmp_path: Path, plain: list[Row], option: str) -> None:
-    """It trains, and it is not ignored."""
+def test_an_option_of_the_forward_pass_changes_the_first_loss(
+    data: Path, tmp_path: Path, plain: list[Row], option: str
+) -> None:
     rows = _rows(data, tmp_path / "run", *OTHER_FORWARD[option])
     assert len(rows) == 2 and rows[0]["train/lm_loss"] != plain[0]["train/lm_loss"]
 
 
 @pytest.mark.parametrize("option", OTHER_GRADIENT)
-def test_an_option_of_the_gradient(data: Path, tmp_path: Path, plain: list[Row], option: str) -> None:
-    """The first loss is that of the same weights, the second that of others."""
+def test_an_option_of_the_gradient_changes_only_the_second_loss(
+    data: Path, tmp_path: Path, plain: list[Row], option: str
+) -> None:
+    """The first loss comes from the same weights, the second loss from other weights."""
     rows = _rows(data, tmp_path / "run", *OTHER_GRADIENT[option])
     assert rows[0]["train/lm_loss"] == plain[0]["train/lm_loss"]
     assert rows[1]["train/lm_loss"] != plain[1]["train/lm_loss"]
 
 
-def test_checkpointed_activations_change_no_number(data: Path, tmp_path: Path) -> None:
+def test_activation_checkpointing_changes_no_number(data: Path, tmp_path: Path) -> None:
     kept, by_block, by_call = (
         _rows(data, tmp_path / value, "arch.backprop=all", f"arch.activation_checkpointing={value}")
         for value in ("none", "block", "cycle")
@@ -91,26 +94,26 @@ def test_checkpointed_activations_change_no_number(data: Path, tmp_path: Path) -
     assert kept == by_block == by_call
 
 
-def test_clipping_touches_larger_gradients_only(data: Path, tmp_path: Path) -> None:
-    """The optimizer is blind to the size of its first gradient, so that a third step is needed to see it."""
+def test_clipping_changes_only_larger_gradients(data: Path, tmp_path: Path) -> None:
+    """The first update does not depend on the size of its gradient, so a third step is needed."""
     norms, thirds = [], []
     for name, clip in (("never", "null"), ("above", "1e3"), ("below", "1e-3")):
         rows = _rows(data, tmp_path / name, f"grad_clip={clip}", "max_steps=3")
         norms.append(rows[0]["train/grad_norm"])
         thirds.append(rows[2]["train/lm_loss"])
-    assert 1e-3 < norms[0] < 1e3 and len(set(norms)) == 1  # logged as it was before clipping
+    assert 1e-3 < norms[0] < 1e3 and len(set(norms)) == 1  # the logged norm is the norm before clipping
     assert thirds[0] == thirds[1] != thirds[2]
 
 
-def test_a_curriculum_is_shallow_first_and_deep_at_its_end(data: Path, tmp_path: Path, plain: list[Row]) -> None:
+def test_a_curriculum_is_shallow_at_first_and_deep_at_its_end(data: Path, tmp_path: Path, plain: list[Row]) -> None:
     shallow = _rows(data, tmp_path / "shallow", "arch.H_cycles=1", "arch.L_cycles=1")
     grown = _rows(data, tmp_path / "run", "arch.depth_curriculum=[{until: 0.5, H_cycles: 1, L_cycles: 1}]")
     assert grown[0] == shallow[0] != plain[0]
     assert grown[1]["train/lm_loss"] != shallow[1]["train/lm_loss"]
 
 
-def test_a_universal_transformer(data: Path, tmp_path: Path) -> None:
-    """The same stack and the same first question, applied more often."""
+def test_a_universal_transformer_repeats_its_stack(data: Path, tmp_path: Path) -> None:
+    """More cycles of the same stack change the first loss."""
     typed = ["arch=transformer", "arch.num_layers=1", "arch.halt_max_steps=3"]
     with pytest.raises(ValueError, match="recurrent is false"):
         train_here(_typed(data, tmp_path / "refused", *typed))
@@ -121,8 +124,7 @@ def test_a_universal_transformer(data: Path, tmp_path: Path) -> None:
     assert losses[0] != losses[1]
 
 
-def test_all_together(data: Path, tmp_path: Path) -> None:
-    """What the fast recipes turn on, at once."""
+def test_the_options_of_the_fast_recipes_work_together(data: Path, tmp_path: Path) -> None:
     options = ["arch=trm_mlp", "optim=muon", "augment=online", "ema=true", "ema_start=0.5", "grad_clip=1.0"]
     arch = [
         "arch.mlp=normalized_swiglu",

@@ -1,4 +1,4 @@
-"""What a stranger's files can't do: run code, write elsewhere than they should, take all memory, or never end."""
+"""A stranger's files can't run code, write outside their place, take all memory, or never end."""
 
 import dataclasses
 import gzip
@@ -43,10 +43,10 @@ LAST = "step_00000012"
 
 @pytest.mark.parametrize("kind", fuzz.KINDS)
 def test_some_altered_files(kind: str, tmp_path: Path) -> None:
-    """`python -m tests.fuzz` does more of them."""
+    """`python -m tests.fuzz` reads more altered files."""
     tally = fuzz.fuzz(kind, range(10 if kind in ("checkpoint", "config", "weights") else 25), 0, tmp_path)
     assert not tally.failures
-    assert tally.how["refused"] > 3, "nothing was altered"
+    assert tally.how["refused"] > 3, "too few altered files were refused"
 
 
 def _raises(folder: Path, rng: Random) -> None:
@@ -74,7 +74,7 @@ def _is_sprung(folder: Path, rng: Random) -> None:
         (_is_sprung, ("crash", "the file's code ran")),
     ],
 )
-def test_what_is_looked_for_is_found(tmp_path: Path, read: fuzz.Reader, expected: tuple[str, str]) -> None:
+def test_the_fuzzer_notices_each_kind_of_failure(tmp_path: Path, read: fuzz.Reader, expected: tuple[str, str]) -> None:
     (tmp_path / "examples" / "none").mkdir(parents=True)
     place = tmp_path / "worker"
     (place / "outside").mkdir(parents=True)
@@ -98,7 +98,7 @@ def _eats(folder: Path, rng: Random) -> None:
 
 
 @pytest.mark.parametrize("read, expected", [(_hangs, "hang"), (_dies, "crash"), (_eats, "memory")])
-def test_what_is_done_to_the_process_is_found(
+def test_the_fuzzer_notices_what_happens_to_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: fuzz.Reader, expected: str
 ) -> None:
     monkeypatch.setattr(fuzz, "LIMIT_S", 2)
@@ -112,7 +112,7 @@ def test_what_is_done_to_the_process_is_found(
 
 
 def _refused(read: Callable[[], object]) -> str:
-    """The one line, after less than 5 seconds."""
+    """Return the one line of the refusal. It must come within 5 seconds."""
     began = time.monotonic()
     with pytest.raises(UserError) as caught, SINGLE.agree():
         read()
@@ -121,7 +121,7 @@ def _refused(read: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("how", ["pipe", "device"])
-def test_what_is_no_regular_file(copied: Path, data: Path, tmp_path: Path, how: str) -> None:
+def test_files_that_are_not_regular_are_refused(copied: Path, data: Path, tmp_path: Path, how: str) -> None:
     def instead_of(file: Path) -> Path:
         file.unlink(missing_ok=True)
         if how == "pipe":
@@ -145,7 +145,7 @@ def test_what_is_no_regular_file(copied: Path, data: Path, tmp_path: Path, how: 
 
 
 def _bomb(text: bytes, times: int) -> bytes:
-    """A gzipped file of so many times the text."""
+    """Return a gzipped file with `times` * 2**20 copies of the text."""
     return gzip.compress(text * (1 << 20), 1) * times
 
 
@@ -176,7 +176,7 @@ def _npy(header: str) -> bytes:
         "{'descr': '|O', 'fortran_order': False, 'shape': (1, 1)}",
     ],
 )
-def test_headers_of_arrays(tmp_path: Path, header: str) -> None:
+def test_malicious_headers_of_arrays_are_refused(tmp_path: Path, header: str) -> None:
     (tmp_path / "a.npy").write_bytes(_npy(header))
     message = _refused(lambda: open_array(tmp_path / "a.npy", 2))
     assert "a.npy: cannot be mapped as a plain array" in message and len(message) < 500
@@ -214,13 +214,13 @@ WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", WEIGHTS)
-def test_weights_that_are_not_what_they_say(tmp_path: Path, case: str) -> None:
+def test_malicious_files_of_weights_are_refused(tmp_path: Path, case: str) -> None:
     write, expected = WEIGHTS[case]
     write(tmp_path / "weights.pt")
     assert expected in _refused(lambda: read_weights(str(tmp_path / "weights.pt")))
 
 
-def test_sizes_that_no_machine_has_room_for(data: Path, tmp_path: Path) -> None:
+def test_a_model_too_large_for_any_machine_is_refused(data: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(data, tmp_path / "data"))
     for split in ("train", "test"):
         file = copy / split / "dataset.json"
@@ -229,7 +229,7 @@ def test_sizes_that_no_machine_has_room_for(data: Path, tmp_path: Path) -> None:
     assert "2147483648 puzzle identifiers" in message and "takes 4,096 GB, but this machine has" in message
 
 
-def test_sizes_in_a_checkpoint_that_no_machine_has_room_for(copied: Path) -> None:
+def test_a_checkpoint_too_large_for_any_machine_is_refused(copied: Path) -> None:
     _forge(copied, task={"seq_len": 16, "vocab_size": 10**12, "num_puzzle_identifiers": 1})
     assert "takes 238,419 GB, but this machine has" in _refused(lambda: load_run(copied, SINGLE))
 
@@ -250,18 +250,21 @@ YAMLS = {
 
 
 @pytest.mark.parametrize("case", YAMLS)
-def test_yaml_that_means_more_than_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+def test_malicious_yaml_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     monkeypatch.chdir(tmp_path)
     run = write_run(tmp_path / "run", None)
     (run / "config.yaml").write_text(YAMLS[case])
-    if case != "a date that there is not":  # of which OmegaConf makes no date
+    if case != "a date that there is not":  # OmegaConf does not parse dates
         assert "config.yaml can't be read as YAML" in _refused(lambda: _config_of(run))
     assert "config.yaml: cannot be read" in _refused(lambda: view.view([str(run)]))
     assert not (tmp_path / "the_trap_was_sprung").exists()
 
 
 def _forge(run: Path, **changes: Any) -> None:
-    """Changes the newest step's state.json, and the manifest with it; what isn't of the state is of the config."""
+    """Change values in the newest step's state.json, and the manifest with them.
+
+    A key that the state lacks is a key of the config in the state.
+    """
     file = run / LAST / "state.json"
     state = json.loads(file.read_text())
     for key, value in changes.items():
@@ -290,7 +293,7 @@ def test_a_stored_config_interpolates_nothing(copied: Path, where: str, value: s
 
 @pytest.mark.parametrize("key", ["project_name", "run_name"])
 @pytest.mark.parametrize("name", ["../../x", "a/b", "/tmp", "..", "."])
-def test_names_are_of_one_folder(
+def test_names_with_other_folders_are_refused(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -323,13 +326,15 @@ def test_a_checkpoint_downloads_nothing(copied: Path, monkeypatch: pytest.Monkey
     _forge(copied, init_from="hf://owner/repo/file")
     load_run(copied, SINGLE)
     begin([f"checkpoint_path={copied}", "resume=auto", "max_steps=13"])
-    with pytest.raises(AssertionError, match="was asked for"):  # else this would prove nothing
+    with pytest.raises(
+        AssertionError, match="was asked for"
+    ):  # the test proves something only if a download is noticed
         read_weights("hf://owner/repo/file")
 
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A file outside of every run."""
+    """Return a file outside of every run."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "victim").write_text("untouched")
     return tmp_path / "outside" / "victim"
@@ -341,7 +346,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, victim: Path) -> None
     with pytest.raises(OSError, match="symbolic links"):
         write_atomically(tmp_path / "latest", "step_00000001\n")
     (tmp_path / "best").symlink_to(victim)
-    write_atomically(tmp_path / "best", "step_00000001\n")  # which takes the link's place
+    write_atomically(tmp_path / "best", "step_00000001\n")  # the new file replaces the link
     writer = OutputWriter(tmp_path, "all", SINGLE)
     writer.add({"rows": torch.arange(3)})
     with pytest.raises(UserError, match="symbolic links"):
@@ -379,8 +384,8 @@ def test_a_resumed_run_follows_no_link(copied: Path, victim: Path, link: str) ->
     assert victim.read_text() == "untouched" and list(victim.parent.iterdir()) == [victim] and place.is_symlink()
 
 
-def test_a_branch_reads_through_links_and_leaves_them(copied: Path, tmp_path: Path) -> None:
-    """As a hub's cache has them: the files of a folder are links to blobs."""
+def test_a_branch_reads_through_links_and_keeps_them(copied: Path, tmp_path: Path) -> None:
+    """In the cache of a hub, the files of a folder are links to blobs."""
     blobs = Path(shutil.copytree(copied, tmp_path / "blobs"))
     for file in copied.rglob("*.*"):
         if file.is_file():
@@ -392,7 +397,7 @@ def test_a_branch_reads_through_links_and_leaves_them(copied: Path, tmp_path: Pa
     assert runs.rows(blobs)[-1]["step"] == 12
 
 
-def test_messages_hold_nothing_that_a_terminal_obeys() -> None:
+def test_messages_have_no_control_characters() -> None:
     def refuse() -> None:
         raise UserError("names \x1b]0;taken over\x07 twice " + "x" * 100_000)
 
@@ -417,12 +422,12 @@ def test_datasets_may_be_linked(data: Path, tmp_path: Path) -> None:
 # ---- what view.py shows ------------------------------------------------------------------------------------
 
 
-def test_tokens_of_any_integer_type() -> None:
+def test_view_accepts_tokens_of_any_integer_type() -> None:
     assert to_text(np.array([1, 200], dtype=np.uint8)) == [1, 200]
     assert to_text(np.array([-5, 200], dtype=np.int16)) == [-1, 200]
 
 
-def test_a_type_that_numpy_does_not_know(tmp_path: Path) -> None:
+def test_view_refuses_a_dtype_that_numpy_does_not_know(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", None)
     shard = run / "eval_outputs" / "step_00000500" / "all_rank0_0000.safetensors"
     save_file(

@@ -1,4 +1,4 @@
-"""The rules of the layout, held by reading the sources: who may import whom, and what stands in one place only."""
+"""The rules of the code's structure, checked in the sources: imports, and things with one place."""
 
 import ast
 import itertools
@@ -22,7 +22,7 @@ PACKAGES = sorted(
 
 
 def _sources() -> list[Path]:
-    """The project's own modules, without tests; relative to the root."""
+    """Return the paths of the project's own modules without tests, relative to the root."""
     found = [*ROOT.glob("*.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
     return sorted(path.relative_to(ROOT) for path in found)
 
@@ -37,7 +37,7 @@ def _tree(path: Path) -> ast.Module:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """Dotted names, also of imports inside functions; `from a import b` gives a and a.b."""
+    """Yield dotted names, also of imports inside functions. `from a import b` yields a and a.b."""
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -53,7 +53,7 @@ def _packages(path: Path) -> set[str]:
 
 
 def _names(path: Path) -> Iterator[str]:
-    """Every dotted expression, as written: torch.distributed.all_reduce, os.environ."""
+    """Yield every dotted expression as written, such as os.environ or dist.all_reduce."""
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Attribute):
             yield ast.unparse(node)
@@ -70,11 +70,12 @@ def test_the_walk_finds_the_project() -> None:
     } <= set(SOURCES)
 
 
-# What starts, kills and compares runs stands once, in tests/runs.py.
+# The code that starts, kills and compares runs is in tests/runs.py. These benchmarks may import it.
 MAY_STRIKE_RUNS = {Path("benchmarks/faults.py"), Path("benchmarks/elastic.py"), Path("benchmarks/soak.py")}
 
 
-# entrypoints -> training -> {models, dataset, optim} -> utils; entrypoints do not import one another.
+# entrypoints -> training -> {models, dataset, optim} -> utils; entrypoints do not import one
+# another.
 BELOW_ENTRYPOINTS = {"training", *SIBLINGS, "utils", "viewer"}
 MAY_IMPORT = {
     "training": {*SIBLINGS, "utils"},
@@ -108,7 +109,8 @@ MAY_TALK = {
         for name in ("ddp", "dtensor", "fsdp", "pipeline", "puzzle_table", "tensor")
     ),
 }
-# Tensors that are spread over ranks are values; talking is what has its places.
+# Only communication has its places. Tensors that are sharded over ranks are values, allowed
+# everywhere.
 VALUES = {"torch.distributed.tensor", "torch.distributed.tensor.DTensor"}
 
 
@@ -137,13 +139,14 @@ MAY_READ_ENVIRONMENT = {
 
 @each_source
 def test_the_environment_is_read_in_one_place(path: Path) -> None:
-    if path not in MAY_READ_ENVIRONMENT and path.parts[0] not in ("launch", "benchmarks"):  # which start programs
+    if path not in MAY_READ_ENVIRONMENT and path.parts[0] not in ("launch", "benchmarks"):  # these start programs
         reads = {"os.environ", "os.getenv", "os.putenv", "os.unsetenv"}
         assert not reads & {*_names(path), *_imports(path)}
 
 
 CAN_RUN_CODE = ("pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "torch.load", "torch.save")
-# Published checkpoints are pickles. One module reads and writes them, by these names and with the check spelled out.
+# Published checkpoints are pickles. Only this module reads and writes them, with the check written
+# out.
 READS_PICKLES = Path("utils/weights_file.py")
 
 
@@ -267,7 +270,7 @@ MOST_LINES, MOST_PARAMETERS, MOST_LINES_OF_PRETRAIN = 80, 8, 500
 
 
 def _all_functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Give every function, method and inner function of a module with its dotted name."""
+    """Yield every function, method and inner function of a module with its dotted name."""
 
     def inside(outer: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
         for node in ast.iter_child_nodes(outer):
@@ -298,7 +301,7 @@ def _comment_above(lines: list[str], function: ast.FunctionDef | ast.AsyncFuncti
 
 
 def _too_large(path: Path) -> dict[str, str]:
-    """Return the functions that are too large and do not say why, each with what to do."""
+    """Return the functions that are too large without a reason, each with an instruction."""
     lines, found = (ROOT / path).read_text().splitlines(), {}
     for name, function in _all_functions(path):
         comment = _comment_above(lines, function)
@@ -338,7 +341,10 @@ TEST_MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob(
     "path", [path for path in TEST_MODULES if len(path.parts) > 2 and path.parts[1] in PACKAGES], ids=str
 )
 def test_a_test_module_mirrors_a_module(path: Path) -> None:
-    """tests/models/parallel/test_ddp.py tests models/parallel/ddp.py, and tests/models/test_parallel.py the package."""
+    """tests/models/test_act.py tests models/act.py.
+
+    tests/models/test_parallel.py tests the package models/parallel.
+    """
     name = path.stem.removeprefix("test_")
     module = Path(*path.parts[1:-1]) / f"{name}.py"
     assert module in SOURCES or module.with_suffix("") / "__init__.py" in SOURCES, (
@@ -348,7 +354,10 @@ def test_a_test_module_mirrors_a_module(path: Path) -> None:
 
 
 def test_a_strategy_is_where_its_package_says() -> None:
-    """The docstring of models/parallel has a line for each name, which ends with the file of its config class."""
+    """The docstring of models/parallel has a line for each strategy.
+
+    The line ends with the file of the strategy's config class.
+    """
     package = ROOT / "models/parallel"
     text = ast.get_docstring(_tree(Path("models/parallel/__init__.py"))) or ""
     documented = {found[1]: found[2] for found in re.finditer(r"^(\w+) .*  (\w+\.py)$", text, re.MULTILINE)}
@@ -358,9 +367,11 @@ def test_a_strategy_is_where_its_package_says() -> None:
             defined[found[1]] = path.name
     members = get_args(get_args(ParallelConfig)[0])
     names = {name for member in members for name in get_args(member.model_fields["name"].annotation)}
-    assert names == defined.keys(), "every strategy is a member of ParallelConfig"
-    assert documented == defined, "the docstring of models/parallel/__init__.py names the file of every strategy"
-    assert names == {path.stem for path in (ROOT / "config/parallel").glob("*.yaml")}, "every strategy has a YAML file"
+    assert names == defined.keys(), "every strategy must be a member of ParallelConfig"
+    assert documented == defined, "the docstring of models/parallel/__init__.py must name the file of every strategy"
+    assert names == {path.stem for path in (ROOT / "config/parallel").glob("*.yaml")}, (
+        "every strategy must have a YAML file"
+    )
 
 
 DEFINED_ONCE = {

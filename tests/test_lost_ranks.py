@@ -1,4 +1,4 @@
-"""Ranks that hang, die or lose their launcher: the others say who it was, and nobody goes on writing."""
+"""If a rank hangs, dies or loses its launcher, the others name it and no rank goes on writing."""
 
 import os
 import re
@@ -17,7 +17,7 @@ TIMEOUT_S = 3
 
 
 def _of(output: str, rank: int) -> int:
-    """The process that is named for a rank."""
+    """Return the id of the process that is named for a rank."""
     (named,) = set(re.findall(rf"rank {rank} \(process (\d+) on [^)]+\) says nothing", output))
     return int(named)
 
@@ -42,7 +42,7 @@ def test_a_rank_that_hangs_is_named_within_the_timeout(data: Path, tmp_path: Pat
     assert "the last good checkpoint is" in output
 
 
-def _no_group_is_made_amid_training(rank: int) -> None:
+def _refuse_new_groups_amid_training(rank: int) -> None:
     import torch.distributed as dist
 
     def refuse(*args: Any, **kwargs: Any) -> None:
@@ -56,11 +56,11 @@ def _no_group_is_made_amid_training(rank: int) -> None:
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp", "pipeline"])
 def test_ranks_make_no_group_once_they_train(data: Path, tmp_path: Path, log: Path, parallel: str) -> None:
-    """They wait for one another in the store then, where nobody notices that a rank was killed."""
+    """To make a group, ranks wait in the store, where they do not notice that a rank was killed."""
     typed = [f"parallel={parallel}", *settings(data, tmp_path / "run")]
     if parallel == "pipeline":
         typed = ["arch=transformer", *(word for word in typed if not word.startswith("arch."))]
-    train(typed, log, ranks=2, hook=_no_group_is_made_amid_training).ok()
+    train(typed, log, ranks=2, hook=_refuse_new_groups_amid_training).ok()
 
 
 def _dies_while_another_is_slow(rank: int) -> None:
@@ -68,19 +68,19 @@ def _dies_while_another_is_slow(rank: int) -> None:
         if number == 3 and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if number == 3 and rank == 2:
-            time.sleep(8)  # and hears of it no sooner
+            time.sleep(8)  # rank 2 learns of the kill only after this
 
     runs.before_step(step)
 
 
 def test_a_rank_that_is_only_slow_is_not_named(data: Path, tmp_path: Path, log: Path) -> None:
-    """Nor is one that waits for another than the one that was killed, as in most collectives of more than two."""
+    """Nor is a rank named that waits for the slow rank, as in most collectives of three ranks."""
     done = train(settings(data, tmp_path / "run", global_batch_size=18), log, ranks=3, hook=_dies_while_another_is_slow)
     assert set(re.findall(r"rank (\d) \(process \d+ on [^)]+\) says nothing", done.output)) == {"1"}, done.output
 
 
 @pytest.mark.slow
-def test_where_rank_0_hangs_the_meeting_point_is_silent(data: Path, tmp_path: Path, log: Path) -> None:
+def test_a_rank_0_that_hangs_is_named_by_the_other_rank(data: Path, tmp_path: Path, log: Path) -> None:
     run = tmp_path / "run"
     running = runs.start(settings(data, run, **{"dist.timeout_s": TIMEOUT_S}), log, ranks=2, hook=runs.slowly)
     until(lambda: runs.latest(run) >= 2, running)
@@ -106,8 +106,8 @@ def _fails_amid_a_slow_save(rank: int) -> None:
     runs.raises(3, 1, rank)
 
 
-def test_a_rank_that_fails_is_not_taken_for_one_that_hangs(data: Path, tmp_path: Path, log: Path) -> None:
-    """Though a save is under way, which it would wait for."""
+def test_a_rank_that_fails_during_a_slow_save_is_not_said_to_hang(data: Path, tmp_path: Path, log: Path) -> None:
+    """The failing rank first waits for its save."""
     typed = settings(data, tmp_path / "run", **{"dist.timeout_s": 8})  # less than the save takes
     done = train(typed, log, ranks=2, hook=_fails_amid_a_slow_save)
     assert "fault on rank 1: RuntimeError: the ceiling fell down" in done.output
@@ -115,7 +115,7 @@ def test_a_rank_that_fails_is_not_taken_for_one_that_hangs(data: Path, tmp_path:
 
 
 def test_a_killed_launcher_takes_its_workers_along(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
-    """Within seconds, and whoever takes the run up in the meantime waits for them."""
+    """The workers end within seconds. A run that is resumed meanwhile waits for their end."""
     run = tmp_path / "run"
     launched = Torchrun(["--standalone"], runs.slowly, settings(data, run), log, tmp_path)
     try:
@@ -123,7 +123,7 @@ def test_a_killed_launcher_takes_its_workers_along(data: Path, quiet_2: Path, tm
         workers = launched.workers()
         launched.signal(signal.SIGKILL)
         resumed = runs.start(settings(data, run, resume="auto"), tmp_path / "log_2", ranks=2)
-        assert not psutil.wait_procs(workers, timeout=5)[1], "orphans live on"
+        assert not psutil.wait_procs(workers, timeout=5)[1], "workers outlive their launcher"
         resumed.wait().ok()
     finally:
         launched.kill()
@@ -134,8 +134,11 @@ def test_a_killed_launcher_takes_its_workers_along(data: Path, quiet_2: Path, tm
     assert_same_run(run, quiet_2)
 
 
-def test_a_process_without_a_launcher_outlives_whoever_started_it(data: Path, tmp_path: Path) -> None:
-    """python pretrain.py under nohup: only torchrun's workers are anybody's."""
+def test_a_process_without_a_launcher_outlives_its_parent(data: Path, tmp_path: Path) -> None:
+    """Under nohup the parent of pretrain.py ends.
+
+    Only workers of torchrun end with their parent.
+    """
     run = tmp_path / "run"
     starter = runs.fork(_start_and_leave, settings(data, run), str(tmp_path / "log"))
     starter.join(60)

@@ -1,5 +1,6 @@
-"""The strategy is no part of the result: one curve and one evaluation, however the model lies over the ranks, and a run
-that goes on under another strategy as if nothing had happened.
+"""The strategy does not change the result of a run: the losses and the evaluation stay the same.
+
+A run may also resume under another strategy.
 """
 
 import contextlib
@@ -24,25 +25,27 @@ LAST_STEP = 30
 TOLERANCE = 1e-4
 NUM_TEST_EXAMPLES = 20
 
-# Every kind of step: sequences that go on, exploration, a moving average, clipping, EMA weights in evaluation.
+# The runs have every kind of step: sequences that go on, exploration, a moving average, clipping,
+# and evaluation of the averaged weights.
 COMMON: dict[str, object] = {
     "max_steps": LAST_STEP,
     "log_interval": 1,
     "eval_every_n_steps": LAST_STEP,
-    "eval_batch_size": 9,  # 20 examples: at last some rank is left without one, and has to compute along
+    "eval_batch_size": 9,  # 20 examples: in the last batch some rank has none, but must compute too
     "eval_save_outputs": "[predictions_at_step]",
-    "checkpoint_every_n_steps": None,  # at the end only
+    "checkpoint_every_n_steps": None,  # only at the end
     "grad_clip": 1.0,
     "ema": "true",
     "ema_rate": 0.8,
     "lr": 1e-3,
-    # Sign SGD makes a step of this size of every difference in the last digit of a gradient that is nearly nothing.
+    # If a gradient is almost 0, its rounding decides the sign. Sign SGD then makes a step of this
+    # size.
     "puzzle_emb_lr": 1e-4,
     "arch.hidden_size": 64,
     "arch.num_heads": 4,
     "arch.L_cycles": 1,
     "dist.timeout_s": 60,
-    "check_replicas_every_n_steps": 10,  # whatever is replicated under a strategy is so to the bit
+    "check_replicas_every_n_steps": 10,  # replicated tensors must be equal bit for bit
 }
 ARCHS: dict[str, dict[str, object]] = {
     "hrm": {},
@@ -52,7 +55,8 @@ ARCHS: dict[str, dict[str, object]] = {
         **{"arch.H_cycles": 1, "arch.L_cycles": 1, "arch.H_layers": "", "arch.L_layers": ""},
     },
 }
-# With the numbers of ranks to try them on: a strategy on all that it fits, what is set beside one on a single number.
+# Each entry has the numbers of ranks for its runs. A plain strategy runs on all numbers that it
+# supports, and a strategy with further options on one number.
 STRATEGIES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
     "ddp": ((1, 2, 4), {}),
     "ddp_accumulating": ((2,), {"grad_accumulation": 2, "arch.activation_checkpointing": "block"}),
@@ -74,24 +78,26 @@ STRATEGIES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
     "pipeline_interleaved": ((2,), {"parallel": "pipeline", "parallel.schedule": "interleaved"}),
 }
 PLAIN = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp")
-# These are done again from the middle on, which must end in the same bits.
+# These runs are resumed from their middle and must end with the same bits.
 RESUMED = {
     2: ("ddp_sharded_table-hrm", "fsdp_accumulating-hrm", "tp-trm", "pipeline_interleaved-transformer"),
     4: ("fsdp_tp-hrm",),
 }
 
 
-# On 4 ranks, which take the longest, CI has one architecture for each; make test-slow has them all.
+# Runs on 4 ranks take the longest. CI runs one architecture for each strategy, and make test-slow
+# runs all.
 ON_FOUR = {"ddp": ["trm"], "fsdp": ["hrm"], "hsdp": ["trm"], "tp": ["trm"], "fsdp_tp": ["hrm"]}
 
 
 def _cases(num_ranks: int, *, every_arch: bool) -> list[tuple[str, str, dict[str, object]]]:
-    """Strategy, architecture and changes of every run that so many ranks can do."""
+    """Return the strategy, architecture and changes of every run for this number of ranks."""
     found = []
     for strategy, (numbers_of_ranks, changes) in STRATEGIES.items():
         if num_ranks not in numbers_of_ranks:
             continue
-        # What is set beside a strategy doesn't ask for the recursion, so that one architecture will do.
+        # Further options of a strategy do not depend on the recursion, so that one architecture is
+        # enough.
         archs = ["transformer"] if strategy.startswith("pipeline") else ["hrm", "trm"] if strategy in PLAIN else ["hrm"]
         if not every_arch:
             archs = ON_FOUR.get(strategy, archs)
@@ -106,7 +112,7 @@ def _arguments(data: Path, run: Path, arch: str, changes: dict[str, object]) -> 
 
 
 def _train_all(world: World, cases: list[tuple[str, list[str]]]) -> dict[str, str]:
-    """Runs the program once for every case, in these processes; what went wrong, by case."""
+    """Run the program once for every case in these processes. Return what went wrong by case."""
     failures = {}
     for name, arguments in cases:
         sys.argv = ["pretrain.py", *arguments]
@@ -114,26 +120,26 @@ def _train_all(world: World, cases: list[tuple[str, list[str]]]) -> dict[str, st
         try:
             with contextlib.redirect_stderr(log):
                 pretrain.main(world)
-        except UserError as error:  # on all ranks alike, so that they can go on with the next
+        except UserError as error:  # all ranks raise it, so that they can go on with the next case
             failures[name] = f"{error}\n{log.getvalue()}"
     return failures
 
 
 @pytest.fixture(scope="module")
 def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Row]]:
-    """The rows of each architecture's run in one process."""
+    """Return the rows of each architecture's run in one process."""
     folder = tmp_path_factory.mktemp("alone")
     cases = [(arch, _arguments(data, folder / arch, arch, {})) for arch in ARCHS]
     assert run_ranks(_train_all, 1, cases, timeout_s=300) == [{}]
     return {arch: rows(folder / arch) for arch in ARCHS}
 
 
-# Counts over examples: another order of sums can't change them.
+# These metrics are counts over examples, which do not depend on the order of summation.
 COUNTED = ("exact_accuracy", "q_halt_accuracy", "steps", "halt_step")
 
 
 def _differences(expected: list[Row], found: list[Row]) -> list[str]:
-    """Where a run isn't the one of a single process."""
+    """Return the differences between a run and the run of a single process."""
     if [row["step"] for row in found] != [row["step"] for row in expected]:
         return [f"steps {[row['step'] for row in found]}"]
     said = []
@@ -143,7 +149,7 @@ def _differences(expected: list[Row], found: list[Row]) -> list[str]:
                 continue
             exact = name.startswith("eval/") and (name.split("/")[-1] in COUNTED or "_at_step/" in name)
             tolerance = 0.0 if exact else 10 * TOLERANCE if name == "train/grad_norm" else TOLERANCE
-            if name not in here or not abs(here[name] - value) <= tolerance * max(1.0, abs(value)):  # NaN is neither
+            if name not in here or not abs(here[name] - value) <= tolerance * max(1.0, abs(value)):  # also true for NaN
                 said.append(f"{name} at step {there['step']:.0f}: {here.get(name)}, not {value}")
     return said
 
@@ -157,7 +163,7 @@ def _saved_rows(run: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("num_ranks", "every_arch"), [(1, True), (2, True), (4, False), pytest.param(4, True, marks=pytest.mark.slow)]
 )
-def test_every_strategy_gives_the_curve_of_one_process(
+def test_every_strategy_has_the_losses_of_one_process(
     data: Path, alone: dict[str, list[Row]], tmp_path: Path, num_ranks: int, every_arch: bool
 ) -> None:
     asked = _cases(num_ranks, every_arch=every_arch)
@@ -187,9 +193,11 @@ def test_every_strategy_gives_the_curve_of_one_process(
     for name in RESUMED.get(num_ranks, ()):
         quiet, resumed = (tensors(tmp_path / run, LAST_STEP) for run in (name, f"{name}-resumed"))
         if different := [key for key in quiet if key not in resumed or not torch.equal(quiet[key], resumed[key])]:
-            failures[f"{name}, resumed"] = f"not bitwise the same: {different[:3]}"
+            failures[f"{name}, resumed"] = f"these tensors differ: {different[:3]}"
     assert not failures, "\n".join(f"{name}: {said}" for name, said in failures.items())
-    assert 0 < alone["hrm"][-1]["eval/all/exact_accuracy"] < 1, "counts that are all 0 or all 1 compare nothing"
+    assert 0 < alone["hrm"][-1]["eval/all/exact_accuracy"] < 1, (
+        "the test proves little if all answers are wrong or all are right"
+    )
 
 
 CHAIN: list[tuple[int, dict[str, object]]] = [
@@ -201,10 +209,13 @@ CHAIN: list[tuple[int, dict[str, object]]] = [
 
 
 @pytest.mark.parametrize("arch", ["hrm", pytest.param("trm", marks=pytest.mark.slow)])
-def test_a_run_goes_on_under_any_strategy(
+def test_a_run_resumes_under_other_strategies(
     data: Path, alone: dict[str, list[Row]], tmp_path: Path, log: Path, arch: str
 ) -> None:
-    """ddp x 4, fsdp x 2, one process, tp x 2: the carry, moments, averages, table and cursor all come along."""
+    """The strategies are ddp x 4, fsdp x 2, one process and tp x 2.
+
+    Carry, optimizer state, averages, puzzle table and position in the data must all be kept.
+    """
     run, first_step = tmp_path / "run", 0
     for leg, (num_ranks, changes) in enumerate(CHAIN):
         last_step = LAST_STEP * (leg + 1) // len(CHAIN)

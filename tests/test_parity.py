@@ -1,4 +1,4 @@
-"""The recorded trajectories are reproduced, and the tool that says so notices every way in which they could differ."""
+"""The recorded trajectories are reproduced, and tests/parity.py notices every difference."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ Tensors = dict[str, torch.Tensor]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of a recording that may be changed."""
+    """Return a copy of a recording that a test may change."""
     copy = tmp_path / "recording"
     shutil.copytree(REFERENCE / "hrm_rope", copy)
     copy.chmod(0o755)
@@ -53,7 +53,7 @@ def test_published_models_are_reproduced(name: str, capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert status == 0, out
     for quantity in parity.QUANTITIES:
-        if quantity != "targets" or name.startswith("hrm"):  # TRM learns no value of going on
+        if quantity != "targets" or name.startswith("hrm"):  # TRM does not learn q_continue
             assert f"  {quantity}" in out, f"{quantity} was not compared"
     assert float(out.splitlines()[-1].removeprefix("max_relative_error=")) <= parity.TOLERANCE
 
@@ -166,7 +166,9 @@ def test_changed_final_weights_fail_by_name(
     assert f"FAILED: {named} " in capsys.readouterr().out
 
 
-def test_names_of_compiled_models_and_other_options_are_taken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_compiled_models_and_further_options_are_accepted(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for file, prefix in [("initial", "_orig_mod."), ("final", "_orig_mod._orig_mod.")]:
         path = folder / f"{file}.safetensors"
         weights = {prefix + name: tensor for name, tensor in load_file(path).items()}
@@ -226,7 +228,7 @@ def test_what_cannot_be_replayed_is_one_line_and_status_2(
     assert message in error
 
 
-def test_no_folder_and_a_folder_that_is_not_there_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_argument_and_a_missing_folder_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert parity.main([]) == 2
     assert parity.main(["no/such/folder"]) == 2
     assert capsys.readouterr().err.count("error: ") == 2

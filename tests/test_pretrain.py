@@ -1,4 +1,4 @@
-"""The loop, in this process: what is logged and when, that it learns, and that losses are what they are said to be."""
+"""The training loop in this process: what it logs, that it learns, that its losses are right."""
 
 import itertools
 import json
@@ -42,7 +42,7 @@ Row = dict[str, float]
 
 
 def _run(data: Path, run: Path, **changes: object) -> tuple[TrainState, list[Row]]:
-    """A whole run, and what it logged."""
+    """Train a whole run. Return its state and the rows that it logged."""
     with RunLock() as lock:
         start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes), lock, Launch())
         opened = open_data(start.config, SINGLE)
@@ -53,7 +53,7 @@ def _run(data: Path, run: Path, **changes: object) -> tuple[TrainState, list[Row
 
 @pytest.fixture(scope="module")
 def every_step(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
-    """A run that logs each of its 12 steps."""
+    """Return the rows of a run that logs each of its 12 steps."""
     return _run(data, tmp_path_factory.mktemp("loop") / "run", log_interval=1)[1]
 
 
@@ -61,19 +61,19 @@ def every_step(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row
 
 
 def test_step_1_and_every_interval_are_logged(quiet: Path) -> None:
-    """And evaluations, wherever they fall; a step has one row."""
+    """Evaluations are logged at any step. A step has only one row."""
     rows = runs.rows(quiet)
     assert [row["step"] for row in rows] == [1, 5, 10, 12]
     assert [row["step"] for row in rows if "train/lm_loss" in row] == [1, 5, 10]
     assert [row["step"] for row in rows if "eval/all/exact_accuracy" in row] == [5, 10, 12]
 
 
-def test_every_step_is_logged_if_asked(every_step: list[Row]) -> None:
+def test_with_log_interval_1_every_step_is_logged(every_step: list[Row]) -> None:
     assert [row["step"] for row in every_step] == list(range(1, 13))
     assert all("train/lm_loss" in row and "train/lr" in row for row in every_step)
 
 
-def test_names_are_those_of_the_contract(every_step: list[Row]) -> None:
+def test_rows_have_the_documented_names(every_step: list[Row]) -> None:
     last = every_step[-1]
     assert all(isinstance(value, int | float) for row in every_step for value in row.values())
     for name in ("lm_loss", "q_halt_loss", "q_continue_loss", "grad_norm", "lr"):
@@ -86,8 +86,8 @@ def test_names_are_those_of_the_contract(every_step: list[Row]) -> None:
     assert halted and all({"train/accuracy", "train/q_halt_accuracy", "train/steps"} <= row.keys() for row in halted)
 
 
-def test_numbers_since_the_last_log_are_means(quiet: Path, every_step: list[Row]) -> None:
-    """Logged every 5 steps or every step, the losses are the same: per slot and step."""
+def test_a_row_has_means_over_the_steps_since_the_last_log(quiet: Path, every_step: list[Row]) -> None:
+    """A row every 5 steps has the mean of the rows of these steps."""
     by_step = {row["step"]: row for row in every_step}
     (sparse,) = [row for row in runs.rows(quiet) if row["step"] == 10]
     for name in ("lm_loss", "q_halt_loss", "q_continue_loss", "grad_norm"):
@@ -95,8 +95,8 @@ def test_numbers_since_the_last_log_are_means(quiet: Path, every_step: list[Row]
         assert sparse[f"train/{name}"] == pytest.approx(mean, rel=1e-9)
 
 
-def test_losses_and_rates_against_a_run_by_hand(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
-    """The loop written out, without sums, schedules of logs, sinks or checkpoints."""
+def test_losses_and_rates_equal_those_of_a_loop_written_out(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
+    """The loop of the test has no sums over steps, no log and no checkpoints."""
     typed = runs.settings(data, tmp_path / "run", log_interval=1)
     config = read_start(PretrainConfig, "pretrain", typed, RunLock(), Launch()).config
     opened = open_data(config, SINGLE)
@@ -135,7 +135,8 @@ def test_losses_and_rates_against_a_run_by_hand(data: Path, tmp_path: Path, ever
         norm = torch.stack([p.grad.square().sum() for p in model.parameters() if p.grad is not None]).sum().sqrt()
         assert row["train/grad_norm"] == pytest.approx(float(norm), rel=1e-5)
 
-        # The puzzle rows: all slots name the one puzzle of this data, so their gradients are summed before the sign.
+        # All slots name the only puzzle of these data, so that their gradients are summed before
+        # the sign.
         assert model.puzzle_embedding is not None and outputs.puzzle_rows_BE is not None
         assert outputs.puzzle_rows_BE.grad is not None
         (identifier,) = set(carry.current["puzzle_identifiers"].tolist())
@@ -152,19 +153,20 @@ def test_losses_and_rates_against_a_run_by_hand(data: Path, tmp_path: Path, ever
 
 
 @pytest.mark.parametrize("max_steps", [None, 1000])
-def test_the_number_of_steps_is_counted_from_epochs(data: Path, tmp_path: Path, max_steps: int | None) -> None:
-    """30 groups, one example each, 16 a step: 3 epochs are 90 draws, 5 whole batches and 10 left over. max_steps adds
-    no steps.
+def test_the_epochs_decide_the_number_of_steps(data: Path, tmp_path: Path, max_steps: int | None) -> None:
+    """Three epochs of 30 draws are 90 draws: 5 batches of 16, and 10 draws over.
+
+    max_steps adds no steps.
     """
     options = {"epochs": 3, "max_steps": max_steps, "eval_every_n_steps": None, "log_interval": 100}
     state, rows = _run(data, tmp_path / "run", **options)
     assert state.progress.step == 5
-    # No evaluation was asked for, so that there is none at the end either; what was open is in the checkpoint.
+    # Without evaluations there is no row at the end. The open sums are in the checkpoint.
     assert [row["step"] for row in rows] == [1]
     assert runs.latest(tmp_path / "run") == 5
 
 
-def test_max_steps_ends_earlier_and_the_schedule_with_it(data: Path, tmp_path: Path) -> None:
+def test_max_steps_ends_the_run_and_its_schedule(data: Path, tmp_path: Path) -> None:
     state, rows = _run(data, tmp_path / "run", max_steps=7, log_interval=1, lr_warmup_steps=2, lr_min_ratio=0.25)
     assert state.progress.step == 7
     rates = [row["train/lr"] for row in rows]
@@ -172,14 +174,14 @@ def test_max_steps_ends_earlier_and_the_schedule_with_it(data: Path, tmp_path: P
     assert rates[-1] == pytest.approx(0.25e-4)
 
 
-def test_evaluations_drop_nothing(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
-    """Evaluating after every step or never, the same steps are trained on the same batches."""
+def test_evaluations_do_not_change_training(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
+    """With evaluations after every step, the losses are the same as with few evaluations."""
     _, rows = _run(data, tmp_path / "run", log_interval=1, eval_every_n_steps=1, checkpoint_every_eval=False)
     assert [row["train/lm_loss"] for row in rows] == [row["train/lm_loss"] for row in every_step]
     assert all("eval/all/exact_accuracy" in row for row in rows)
 
 
-def test_evaluation_is_of_so_many_examples(data: Path, tmp_path: Path) -> None:
+def test_eval_max_examples_limits_the_evaluation(data: Path, tmp_path: Path) -> None:
     _, rows = _run(data, tmp_path / "run", max_steps=2, eval_max_examples=7)
     assert rows[-1]["eval/all/num_examples"] == 7
 
@@ -191,10 +193,13 @@ def test_saved_outputs_lie_in_the_run(data: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_evaluation_keeps_to_its_share_and_says_so(
+def test_eval_max_share_limits_and_reports_the_time_of_evaluations(
     data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With hardly any time no evaluation ends, with nearly all of it each is whole."""
+    """With hardly any time no evaluation ends.
+
+    With almost all time every evaluation is complete.
+    """
     rows = {}
     for share in (None, 1e-9, 0.999999):
         run = tmp_path / str(share)
@@ -209,7 +214,7 @@ def test_evaluation_keeps_to_its_share_and_says_so(
         assert row["eval/all/num_examples"] == whole["eval/all/num_examples"] == 20
     assert [row["step"] for row in evaluated[1e-9]] == [5, 10, 12]
     assert not [name for row in evaluated[1e-9] for name in row if name.startswith("eval/")]
-    # A checkpoint is due after an evaluation, whether there was time for it or not.
+    # A checkpoint is due after an evaluation even if there was no time for the evaluation.
     assert (tmp_path / "1e-09" / "step_00000010").is_dir() and not (tmp_path / "1e-09" / "best").exists()
 
 
@@ -218,9 +223,10 @@ def test_evaluation_keeps_to_its_share_and_says_so(
 
 @pytest.fixture(scope="module")
 def eager(quiet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a file of weights whose Q head always wants to halt. The Q head of a new model never does.
+    """Return a file of weights whose Q head always wants to halt.
 
-    The blocks change the state only a little, so that the answers settle after different numbers of segments.
+    The Q head of a new model never wants to halt. The blocks change the state only a little, so
+    that the answers settle after different numbers of segments.
     """
     weights = load_file(quiet / f"step_{runs.LAST_STEP:08d}" / "model.safetensors")
     for name in weights:
@@ -235,7 +241,7 @@ def eager(quiet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_exploration_delays_halting(data: Path, tmp_path: Path, eager: Path, log: Path, ranks: int) -> None:
-    """A slot halts once it has done the minimum number of segments drawn for this step and slot."""
+    """A slot halts after the minimum number of segments that is drawn for the step and the slot."""
     run, num_slots, halt_max_steps = tmp_path / "run", 16, 4
     options = {
         "init_from": eager,
@@ -253,7 +259,7 @@ def test_exploration_delays_halting(data: Path, tmp_path: Path, eager: Path, log
         step = int(row["step"])
         minimum_B = draw_min_halt_steps(3, step, num_slots, 0.5, halt_max_steps)
         steps_B = torch.where(halted_B, 0, steps_B) + 1
-        halted_B = steps_B >= minimum_B  # at most halt_max_steps
+        halted_B = steps_B >= minimum_B  # the minimum is halt_max_steps at most
         slots = Checkpoint.open(run / f"step_{step:08d}").load_slots(slice(0, num_slots))
         assert slots["steps"].tolist() == steps_B.tolist(), f"wrong numbers of segments in the slots after step {step}"
         assert slots["halted"].tolist() == halted_B.tolist(), f"the wrong slots have halted after step {step}"
@@ -262,7 +268,10 @@ def test_exploration_delays_halting(data: Path, tmp_path: Path, eager: Path, log
 
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_adaptive_evaluation_in_training(data: Path, tmp_path: Path, eager: Path, adaptive: bool) -> None:
-    """An example leaves once it is settled. Without adaptive evaluation each example takes all segments."""
+    """An example leaves once it is settled.
+
+    Without adaptive evaluation each example takes all segments.
+    """
     halt_max_steps = 8
     state, rows = _run(
         data, tmp_path / "run", eval_adaptive=adaptive, init_from=eager, arch__halt_max_steps=halt_max_steps
@@ -274,17 +283,19 @@ def test_adaptive_evaluation_in_training(data: Path, tmp_path: Path, eager: Path
         "puzzle_identifiers": torch.zeros(len(puzzles.inputs), dtype=torch.int32),
     }
     settled_at_N = trace(state.model, batch, halt_max_steps).settled_at_N
-    assert len(set(settled_at_N.tolist())) > 2, "all examples settle alike, so this test is blind"
+    assert len(set(settled_at_N.tolist())) > 2, (
+        "all examples settle at the same segments, so that this test proves nothing"
+    )
     expected = float(settled_at_N.double().mean()) if adaptive else halt_max_steps
     assert rows[-1]["step"] == state.progress.step
     assert rows[-1]["eval/all/steps"] == pytest.approx(expected), "evaluation used the wrong number of segments"
-    assert rows[-1]["eval/all/halt_step"] == 1, "the Q head halts at once"
+    assert rows[-1]["eval/all/halt_step"] == 1, "the Q head must want to halt after the first segment"
 
 
 # ---- that it learns --------------------------------------------------------------------------------------
 
 
-def test_one_batch_is_learnt_by_heart(data: Path, tmp_path: Path) -> None:
+def test_one_batch_can_be_overfitted(data: Path, tmp_path: Path) -> None:
     _, rows = _run(
         data, tmp_path / "run", overfit_one_batch=True, max_steps=60, log_interval=1, lr=3e-3, eval_every_n_steps=None
     )
@@ -303,10 +314,10 @@ def test_bfloat16_on_the_cpu(data: Path, tmp_path: Path, every_step: list[Row]) 
     assert rows[0]["train/lm_loss"] == pytest.approx(every_step[0]["train/lm_loss"], rel=0.03)
 
 
-def test_float16_scales_the_loss_and_skips_what_overflows(
+def test_float16_scales_the_loss_and_skips_steps_that_overflow(
     data: Path, tmp_path: Path, every_step: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A skipped step changes nothing that is trained, and the curve goes on as that of float32 does."""
+    """A skipped step changes no trained tensor. The losses fall as in float32."""
     taken = []
 
     def noting(state: TrainState, *args: Any) -> StepResult:
@@ -318,7 +329,7 @@ def test_float16_scales_the_loss_and_skips_what_overflows(
         return result
 
     monkeypatch.setattr("pretrain.train_step", noting)
-    # So large that the first steps overflow, and halved each time.
+    # The scale is so large that the first steps overflow. Each of them halves the scale.
     monkeypatch.setattr(LOSS_SCALE_START, 2.0**22)
     _, rows = _run(data, tmp_path / "run", arch__forward_dtype="float16", log_interval=1)
     assert taken[0] is False and taken[-1] is True
@@ -332,11 +343,9 @@ def test_float16_scales_the_loss_and_skips_what_overflows(
     assert rows[-1]["train/lm_loss"] < rows[0]["train/lm_loss"]
 
 
-def test_the_average_leaves_out_steps_that_were_not_taken(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_average_ignores_skipped_steps(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A float16 step that overflows changes neither the weights nor their average."""
-    # The scale is doubled after each step that was taken, and so overflows again and again.
+    # The scale doubles after each step that was taken, so that steps overflow again and again.
     monkeypatch.setattr(LOSS_SCALE_START, 2.0**20)
     monkeypatch.setattr(LOSS_SCALE_GROWS_AFTER, 1)
     run, steps = tmp_path / "run", range(2, 9)
@@ -360,8 +369,11 @@ def test_the_average_leaves_out_steps_that_were_not_taken(
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("none", 1.0), ("sqrt", 2.0), ("linear", 4.0)])
-def test_the_rate_grows_with_the_batch(data: Path, tmp_path: Path, kind: str, factor: float) -> None:
-    """Of the weights; a row of the puzzle table moves by its own rate once a step, however many slots name it."""
+def test_the_rate_of_the_weights_grows_with_the_batch(data: Path, tmp_path: Path, kind: str, factor: float) -> None:
+    """The rate of the puzzle table does not grow.
+
+    A row moves once in a step, however many slots name it.
+    """
     settings = {"global_batch_size": 16, "lr_scaling_reference": 4, "lr": 1e-3, "lr_warmup_steps": 0, "max_steps": 1}
     state, rows = _run(data, tmp_path / "run", lr_scaling=kind, puzzle_emb_lr=1e-3, **settings)
     assert rows[0]["train/lr"] == pytest.approx(1e-3 * factor)
@@ -369,12 +381,12 @@ def test_the_rate_grows_with_the_batch(data: Path, tmp_path: Path, kind: str, fa
     assert state.model.puzzle_embedding.weight.abs().max() == pytest.approx(1e-3)
 
 
-def test_a_seed_gives_another_run(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
+def test_another_seed_gives_another_run(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
     _, rows = _run(data, tmp_path / "run", seed=1, log_interval=1, max_steps=2)
     assert rows[0]["train/lm_loss"] != every_step[0]["train/lm_loss"]
 
 
-def test_a_seed_gives_another_order_of_the_data(data: Path, tmp_path: Path, eager: Path) -> None:
+def test_another_seed_gives_another_order_of_the_data(data: Path, tmp_path: Path, eager: Path) -> None:
     """The weights come from a file here, so only the order of the data can differ."""
     first = []
     for seed in (1, 2):
@@ -384,7 +396,7 @@ def test_a_seed_gives_another_order_of_the_data(data: Path, tmp_path: Path, eage
 
 
 def test_the_puzzle_table_has_its_own_rate_and_decay(data: Path, tmp_path: Path, eager: Path) -> None:
-    """With a rate of 0 for one of them, a step changes only the other, by that one's own rate and decay."""
+    """If the rate of the table or of the weights is 0, a step changes only the other."""
     weights = load_file(eager)
     weights["puzzle_embedding.weight"].fill_(1)
     file = tmp_path / "weights.safetensors"
@@ -393,14 +405,18 @@ def test_the_puzzle_table_has_its_own_rate_and_decay(data: Path, tmp_path: Path,
     of_table = {"puzzle_emb_lr": 0.5, "puzzle_emb_weight_decay": 0.25, "lr": 0, "weight_decay": 0.5}
     found = _run(data, tmp_path / "table", **once, **of_table)[0].model.state_dict()
     rows = found.pop("puzzle_embedding.weight")
-    decayed = 1 * (1 - 0.5 * 0.25)  # then one step of puzzle_emb_lr up or down
+    decayed = 1 * (1 - 0.5 * 0.25)  # the step of puzzle_emb_lr up or down follows
     assert set(rows.unique().tolist()) <= {decayed - 0.5, decayed, decayed + 0.5}, "wrong rate or decay of the table"
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in found.items()), "lr is 0"
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in found.items()), (
+        "a weight changed although lr is 0"
+    )
     of_weights = {"puzzle_emb_lr": 0, "puzzle_emb_weight_decay": 0.25, "lr": 0.01, "weight_decay": 0.5}
     found = _run(data, tmp_path / "weights", **once, **of_weights)[0].model.state_dict()
-    assert (found.pop("puzzle_embedding.weight") == 1).all(), "puzzle_emb_lr is 0"
+    assert (found.pop("puzzle_embedding.weight") == 1).all(), "the table changed although puzzle_emb_lr is 0"
     bias = found["q_head.bias"] - weights["q_head.bias"] * (1 - 0.01 * 0.5)
-    assert bias.abs().max() <= 0.01 * 1.6 and (bias != 0).all(), "a step of AdamATan2 is at most lr * pi / 2"
+    assert bias.abs().max() <= 0.01 * 1.6 and (bias != 0).all(), (
+        "the bias did not change, or changed by more than lr * pi / 2"
+    )
 
 
 def test_training_leaves_global_random_states_alone(data: Path, tmp_path: Path) -> None:
@@ -413,7 +429,7 @@ def test_training_leaves_global_random_states_alone(data: Path, tmp_path: Path) 
 # ---- what a person sees ----------------------------------------------------------------------------------
 
 
-def test_the_log_begins_with_what_runs_and_with_honest_counts(
+def test_the_log_begins_with_the_run_and_its_sizes(
     data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     state, _ = _run(data, tmp_path / "run", max_steps=2)
@@ -428,15 +444,13 @@ def test_the_log_begins_with_what_runs_and_with_honest_counts(
     assert "\r" not in stderr
 
 
-def test_a_profile_is_a_trace_and_the_ten_largest_of_time_and_memory(
-    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_profile_is_a_trace_and_two_tables(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     _run(data, tmp_path / "run", profile=True, max_steps=8, eval_every_n_steps=None, checkpoint_every_n_steps=None)
     trace = json.loads((tmp_path / "run" / "trace.json").read_text())
     assert len({event["name"] for event in trace["traceEvents"]}) > 20
     lines = capfd.readouterr().err.splitlines()
     heads = [index for index, line in enumerate(lines) if line.startswith("operation ")]
-    assert len(heads) == 2, "one table by time, one by memory"
+    assert len(heads) == 2, "there must be one table by time and one by memory"
     for head in heads:
         shares = [float(line.rsplit(maxsplit=1)[-1].rstrip("%")) for line in lines[head + 1 : head + 11]]
         assert shares == sorted(shares, reverse=True)
@@ -455,8 +469,8 @@ def test_a_compiled_model_has_the_losses_of_the_eager_one(data: Path, tmp_path: 
 # ---- what the config says about a step -------------------------------------------------------------------
 
 
-def test_the_settings_of_a_step_are_those_of_the_config(data: Path, tmp_path: Path) -> None:
-    """The depth and the rates follow the last step of the run, which max_steps puts before that of the data."""
+def test_the_settings_of_a_step_follow_the_config(data: Path, tmp_path: Path) -> None:
+    """Depth and rates depend on the last step, here max_steps and not the end of the data."""
     options = {
         "arch__depth_curriculum": "[{until:0.5,H_cycles:1,L_cycles:1}]",
         "lr_warmup_steps": 4,
@@ -492,7 +506,7 @@ LAST = 9
 
 
 class Followed:
-    """A session that notes what is asked of it. The evaluation, the votes and what is due are given."""
+    """A session that records its calls. The evaluation, the votes and the due dates are given."""
 
     def __init__(
         self,
@@ -526,7 +540,7 @@ class Followed:
         self._is_paused = False
 
     def _note(self, what: str) -> None:
-        assert self._is_paused, f"{what} counts as time of a step"
+        assert self._is_paused, f"{what} is counted as time of a step"
         self.done.append(what)
 
     def evaluate(self, row: Row, *, limited: bool) -> Evaluation:
@@ -562,7 +576,7 @@ class Followed:
 @pytest.mark.parametrize("evaluation", [None, "done", "best", "stopped"])
 @pytest.mark.parametrize("step", [4, LAST])
 def test_what_follows_a_step(evaluation: str | None, step: int) -> None:
-    """Every combination of what may be due: what is done, in which order, and whether the run ends."""
+    """For every combination of due tasks, check what is done in which order and if the run ends."""
     for flags in itertools.product((False, True), repeat=6):
         was_pending, has_row, stopping, unreadable, is_worn_out, checkpoint = flags
         session = Followed(
@@ -577,10 +591,10 @@ def test_what_follows_a_step(evaluation: str | None, step: int) -> None:
         is_evaluated, is_interrupted = evaluation in ("done", "best"), evaluation == "stopped"
         ends_early = is_evaluated and is_worn_out
         expected = []
-        if evaluation is not None:  # a run that has just begun has no time to take a share of
+        if evaluation is not None:  # a pending evaluation has no time limit, because the process has just started
             expected.append(f"evaluate limited={not was_pending}")
         names = (["eval/all/accuracy"] if is_evaluated else []) + (["train/lr"] if has_row else [])
-        if names and not is_interrupted:  # the row of an interrupted evaluation waits
+        if names and not is_interrupted:  # the row of an interrupted evaluation is pending
             expected.append(f"log {', '.join(names)}")
         is_due = checkpoint or (is_evaluated and step == LAST)
         if stopping or unreadable or ends_early or evaluation == "best" or is_due:
@@ -591,7 +605,7 @@ def test_what_follows_a_step(evaluation: str | None, step: int) -> None:
             expected.append("raise")
         elif ends_early:
             expected.append("say")
-        elif stopping and (step < LAST or is_interrupted):  # a finished run is not queued again
+        elif stopping and (step < LAST or is_interrupted):  # a finished run must not be queued again
             expected.append("mark")
         row = {"train/lr": 1.0} if has_row else {}
         with pytest.raises(UserError) if unreadable else nullcontext():

@@ -1,4 +1,4 @@
-"""The number of ranks is not part of the result: one curve and one evaluation for 1, 2 and 4, also across a resume."""
+"""The number of ranks does not change losses and evaluation of a run, even if it resumes."""
 
 import re
 from pathlib import Path
@@ -7,13 +7,14 @@ import pytest
 
 from tests.runs import Row, rows, settings, train
 
-# Counts over examples: a different order of sums can't change them.
+# These metrics are counts over examples, which do not depend on the order of summation.
 COUNTED = ("exact_accuracy", "q_halt_accuracy", "steps", "halt_step", "valid_boards", "clues_kept")
 # 20 examples in batches of 3: with 4 ranks each batch leaves some rank without an example.
 UNEVEN = {"log_interval": 1, "eval_batch_size": 3}
 
 
-# Everything on that the gradients of the ranks or their slots go through; tests/test_parallel.py has the published HRM.
+# The recipe has every option that affects gradients or slots of ranks. tests/test_parallel.py has
+# the published HRM.
 RECIPE: dict[str, object] = {
     "arch": "trm_mlp",
     "optim": "muon",
@@ -32,7 +33,7 @@ def _arguments(data: Path, run: Path, **changes: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def one_rank(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
-    """What a run on one rank logged."""
+    """Return the rows of a run on one rank."""
     folder = tmp_path_factory.mktemp("one_rank")
     train(_arguments(data, folder / "run"), folder / "log").ok()
     return rows(folder / "run")
@@ -45,28 +46,30 @@ def _assert_same_numbers(there: list[Row], here: list[Row]) -> None:
         for name, value in expected.items():
             parts = name.split("/")
             is_count = parts[0] == "eval" and (parts[-1] in COUNTED or "exact_accuracy_at_step" in parts)
-            # Train metrics over sequences are ratios of counts as well; losses and norms are sums of float32.
+            # Losses and norms are sums of float32, which depend on the order of summation.
             tolerance = 0.0 if is_count else 1e-5
             assert row[name] == pytest.approx(value, rel=tolerance, abs=tolerance), f"{name} at step {row['step']}"
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_same_curve_and_evaluation(data: Path, one_rank: list[Row], tmp_path: Path, log: Path, ranks: int) -> None:
+def test_the_number_of_ranks_does_not_change_losses_and_evaluation(
+    data: Path, one_rank: list[Row], tmp_path: Path, log: Path, ranks: int
+) -> None:
     train(_arguments(data, tmp_path / "run"), log, ranks=ranks).ok()
     _assert_same_numbers(one_rank, rows(tmp_path / "run"))
     evaluated = [row["eval/all/exact_accuracy"] for row in one_rank if "eval/all/exact_accuracy" in row]
-    assert any(0 < value < 1 for value in evaluated), "the comparison of counts is empty if they are all 0 or all 1"
+    assert any(0 < value < 1 for value in evaluated), "the test proves little if all answers are wrong or all are right"
     assert any(row["train/grad_norm"] > 1.0 for row in one_rank), "nothing was clipped"
 
 
-def test_resume_with_another_number_of_ranks(data: Path, one_rank: list[Row], tmp_path: Path, log: Path) -> None:
-    """2 -> 1 -> 4, cut between two logs so that open sums are handed over as well."""
+def test_a_run_resumes_with_another_number_of_ranks(data: Path, one_rank: list[Row], tmp_path: Path, log: Path) -> None:
+    """The numbers are 2, 1 and 4. The resumes fall between two logs, so that open sums are kept."""
     run = tmp_path / "run"
     for ranks, last in ((2, 4), (1, 8), (4, 12)):
         train(_arguments(data, run, resume="auto", max_steps=last, log_interval=3), log, ranks=ranks).ok()
     logged = {row["step"]: row for row in rows(run)}
     alone = {row["step"]: row for row in one_rank}
-    # Step 1, then means over 2 to 3, 4 to 6, ...
+    # The first row is of step 1. The others are means over steps 2 to 3, 4 to 6 and so on.
     for first, last in ((1, 1), (2, 3), (4, 6), (7, 9), (10, 12)):
         mean = sum(alone[step]["train/lm_loss"] for step in range(first, last + 1)) / (last - first + 1)
         assert logged[last]["train/lm_loss"] == pytest.approx(mean, abs=1e-5), f"steps {first} to {last}"
@@ -76,7 +79,9 @@ def test_resume_with_another_number_of_ranks(data: Path, one_rank: list[Row], tm
 
 
 @pytest.mark.parametrize(("ranks", "batch_size"), [(1, 20), (2, 7), (4, 3)])
-def test_evaluate_gives_what_training_gave(quiet: Path, log: Path, tmp_path: Path, ranks: int, batch_size: int) -> None:
+def test_evaluate_gives_the_scores_of_training(
+    quiet: Path, log: Path, tmp_path: Path, ranks: int, batch_size: int
+) -> None:
     arguments = [f"checkpoint={quiet}", f"batch_size={batch_size}", "device=cpu"]
     output = train(arguments, log, ranks=ranks, program="evaluate").ok()
     printed = dict(re.findall(r"^  (eval/\S+) +(\S+)", output, re.MULTILINE))

@@ -33,7 +33,7 @@ TINY_ARCH = "arch.hidden_size=32 arch.num_heads=2 arch.H_cycles=1 arch.L_cycles=
 
 
 def _commands() -> list[str]:
-    """Return every line of every bash block once, with continued lines joined and comments dropped."""
+    """Return every line of every bash block once. Join continued lines and drop comments."""
     text = "\n".join((REPOSITORY / page).read_text() for page in PAGES)
     blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
     lines = re.sub(r"\\\n\s*", "", "".join(blocks)).splitlines()
@@ -42,7 +42,7 @@ def _commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository's entries, with data and checkpoints of its own, and 1,000 puzzles to build from."""
+    """Return a folder that looks like a clone, with 1,000 puzzles as the source of datasets."""
     folder = tmp_path_factory.mktemp("readme")
     for path in REPOSITORY.iterdir():
         if path.name not in ("data", "checkpoints", ".venv", ".git"):
@@ -74,7 +74,7 @@ def _made_small(command: str) -> str:
     command = command.replace("data/other", "data/sudoku-extreme-1k-aug-1000").replace(
         "--nproc-per-node 8", "--nproc-per-node 2"
     )
-    # Eight threads of each rank would fight for the cores of a small machine.
+    # With eight threads for each rank, the ranks would compete for the cores of a small machine.
     command = command.replace("OMP_NUM_THREADS=8", "OMP_NUM_THREADS=1")
     if "build_sudoku_dataset" in command:
         return f"{command} --source-dir csv --num-aug 10"
@@ -91,7 +91,7 @@ def _made_small(command: str) -> str:
         return f"{command} device=cpu{steps}" + (f" {TINY_ARCH}" if " arch=" in command else "")
     if "resume=auto" in command:
         return f"{command} max_steps=4"
-    # The first run is the one that later commands name.
+    # Later commands name the first run.
     name = "run" if "experiment=sudoku_extreme_1k_single_gpu" in command else f"run{zlib.crc32(command.encode())}"
     return f"{command} {TINY} run_name={name}"
 
@@ -108,16 +108,16 @@ def _through_bash(clone: Path, command: str) -> runs.Ended:
 
 @pytest.mark.parametrize("command", _commands())
 def test_command(clone: Path, command: str) -> None:
-    if command.startswith("make "):  # run whole by whoever types it; here only that there is such a target
+    if command.startswith("make "):  # only check that the target exists
         target = subprocess.run(["make", "-n", command.split()[1]], cwd=REPOSITORY, capture_output=True, text=True)
         assert target.returncode == 0, target.stderr
         return
     done = _through_bash(clone, command) if command == PUBLISHED else runs.command(_made_small(command), clone)
-    # Three steps of training solve nothing, which solve.py says.
+    # After three steps of training no puzzle is solved, so that solve.py exits with 1.
     expected = 1 if "solve.py" in command else 0
     assert done.status == expected, f"{command}\n{done.stdout}\n{done.stderr}"
     if "pretrain.py" in command:
-        assert "steps of" in done.stderr, "it did not train"
+        assert "steps of" in done.stderr, "pretrain.py did not train"
     if "evaluate.py" in command:
         assert re.fullmatch(r"exact_accuracy=[01]\.\d{4}", done.stdout.splitlines()[-1]), done.stdout
     if "view.py" in command:

@@ -1,4 +1,4 @@
-"""What a recipe is made of besides the architecture: the average, early stopping, several datasets; TRM's command."""
+"""The parts of a recipe besides the architecture: the average, early stopping, several datasets."""
 
 import functools
 import json
@@ -35,7 +35,7 @@ def _evaluated(run: Path) -> list[float]:
 # ---- the average -----------------------------------------------------------------------------------------
 
 RATE = 0.9
-# Steps large enough that the average is far behind.
+# The steps are so large that the average differs clearly from the weights.
 AVERAGED = {"ema": "true", "ema_rate": RATE, "lr": 1e-2, "checkpoint_every_n_steps": 1}
 
 
@@ -46,8 +46,11 @@ def averaged(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_the_average_is_that_of_the_saved_weights(averaged: Path) -> None:
-    """Of parameters and puzzle rows, from the weights at the start, one update for each step."""
+def test_the_average_equals_that_of_the_saved_weights(averaged: Path) -> None:
+    """The average includes the puzzle rows and starts from the initial weights.
+
+    It is updated once in each step.
+    """
     expected = _average(averaged, 1)
     assert "puzzle_embedding.weight" in expected
     for step in range(2, 13):
@@ -56,10 +59,10 @@ def test_the_average_is_that_of_the_saved_weights(averaged: Path) -> None:
         torch.testing.assert_close(_average(averaged, step), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_average_is_what_is_evaluated(
+def test_the_average_is_evaluated(
     data: Path, averaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the run, and by evaluate.py from the checkpoint; the raw weights would give other numbers."""
+    """This holds for the run and for evaluate.py. The raw weights have other scores."""
     trained = {name: value for name, value in rows(averaged)[-1].items() if name.startswith("eval/")}
     monkeypatch.setattr("sys.argv", ["evaluate.py", f"checkpoint={averaged}", "device=cpu"])
     program.main(SINGLE)
@@ -74,7 +77,7 @@ def test_the_average_is_what_is_evaluated(
     assert of_raw is not None and abs(of_raw["eval/all/lm_loss"] - trained["eval/all/lm_loss"]) > 1e-2
 
 
-def test_the_average_never_touches_training(data: Path, averaged: Path, tmp_path: Path) -> None:
+def test_the_average_does_not_change_training(data: Path, averaged: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train_here(settings(data, run, **AVERAGED | {"ema": "false", "checkpoint_every_n_steps": None}))
     assert not changed(_weights(run, 12), _weights(averaged, 12))
@@ -85,8 +88,8 @@ def test_the_average_never_touches_training(data: Path, averaged: Path, tmp_path
     assert not Checkpoint.open(run / "step_00000012").has("ema")
 
 
-def test_the_average_begins_late(data: Path, averaged: Path, tmp_path: Path) -> None:
-    """Half of the run it is the weights, and from there on the average since then."""
+def test_the_average_can_begin_later(data: Path, averaged: Path, tmp_path: Path) -> None:
+    """In the first half of the run the average equals the weights."""
     run = tmp_path / "run"
     train_here(settings(data, run, **AVERAGED | {"ema_start": 0.5}))
     for step in (1, 6):
@@ -105,7 +108,7 @@ def test_the_average_begins_late(data: Path, averaged: Path, tmp_path: Path) -> 
 
 
 def test_patience_ends_a_run(data: Path, tmp_path: Path, log: Path) -> None:
-    """Nothing is learned, so that the first evaluation stays the best: two more, and the run is over."""
+    """Nothing is learned, so the first evaluation stays the best. Two more end the run."""
     run = tmp_path / "run"
     typed = settings(
         data,
@@ -125,14 +128,14 @@ def test_patience_ends_a_run(data: Path, tmp_path: Path, log: Path) -> None:
     before = runs.contents(run)
     assert "is finished: it has done 6 of 12 steps" in train([*typed, "resume=auto"], log).ok()
     assert runs.contents(run) == before
-    # Whoever has more patience goes on.
+    # With more patience the run goes on.
     train_here([f"resume={run}", "early_stop_patience=3"])
     assert _evaluated(run) == [2, 4, 6, 8]
 
 
-def test_patience_waits_as_long_as_it_gets_better(data: Path, tmp_path: Path) -> None:
+def test_patience_does_not_end_a_run_that_gets_better(data: Path, tmp_path: Path) -> None:
     typed = settings(data, tmp_path / "run", early_stop_patience=1, eval_every_n_steps=2, best_metric="steps")
-    train_here(typed)  # always the same
+    train_here(typed)  # this metric never changes
     assert _evaluated(tmp_path / "run") == [2, 4]
     falls = {"best_metric": "lm_loss", "best_mode": "min", "lr": 1e-3}
     typed = settings(data, tmp_path / "falls", early_stop_patience=1, eval_every_n_steps=4, **falls)
@@ -146,16 +149,17 @@ def test_patience_waits_as_long_as_it_gets_better(data: Path, tmp_path: Path) ->
     [
         ({"eval_every_n_steps": 3, "min_eval_interval": 2}, [9, 12]),
         ({"eval_every_n_steps": 5, "min_eval_interval": 9}, [12]),
-        # 5 epochs of 30 draws in batches of 16 are 9 steps, and epochs 1 to 4 end within steps 2, 4, 6 and 8.
+        # 5 epochs of 30 draws in batches of 16 are 9 steps, and epochs 1 to 4 end within steps 2,
+        # 4, 6 and 8.
         ({"eval_every_n_steps": None, "eval_interval": 1, "min_eval_interval": 0}, [2, 4, 6, 8, 9]),
         ({"eval_every_n_steps": None, "eval_interval": 1, "min_eval_interval": 2}, [6, 8, 9]),
         ({"eval_every_n_steps": None, "eval_interval": 2, "min_eval_interval": 1}, [8, 9]),
     ],
 )
-def test_the_first_evaluations_are_left_out(
+def test_min_eval_interval_leaves_out_the_first_evaluations(
     data: Path, tmp_path: Path, changes: dict[str, object], evaluated: list[int]
 ) -> None:
-    """So many of them, by steps and by epochs, and never the last."""
+    """It counts evaluations by steps or by epochs. The last evaluation is never left out."""
     length = {"max_steps": 12} if changes["eval_every_n_steps"] else {"max_steps": None, "epochs": 5}
     train_here(settings(data, tmp_path / "run", checkpoint_every_n_steps=None, **length, **changes))
     assert _evaluated(tmp_path / "run") == evaluated
@@ -166,12 +170,12 @@ def test_the_first_evaluations_are_left_out(
 
 @pytest.fixture(scope="module")
 def two(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two datasets of one task: the same boards under three identifiers, and under four."""
+    """Return two datasets with the same boards, under three and under four identifiers."""
     folder = tmp_path_factory.mktemp("two")
     return with_identifiers(data, folder / "first", 3), with_identifiers(data, folder / "second", 4)
 
 
-def test_two_datasets_are_trained_on_and_evaluated(
+def test_a_run_can_train_on_two_datasets_and_evaluate_both(
     data: Path,
     two: tuple[Path, Path],
     tmp_path: Path,
@@ -183,14 +187,14 @@ def test_two_datasets_are_trained_on_and_evaluated(
     table = begun.state.model.puzzle_embedding
     assert table is not None and len(table.weight) == 3 + 4
     begun.fit()
-    assert table.weight.abs().sum(1).gt(0).all(), "puzzles of both were trained on"
+    assert table.weight.abs().sum(1).gt(0).all(), "the puzzles of one dataset were not trained on"
     last = rows(run)[-1]
     for metric in ("lm_loss", "exact_accuracy", "exact_accuracy_at_step/3"):
         assert {f"eval/first.all/{metric}", f"eval/second.all/{metric}"} <= last.keys()
     assert not any(name.startswith("eval/all/") for name in last)
-    # The same boards under other identifiers, whose rows differ.
+    # The boards are the same, but their identifiers have other rows.
     assert last["eval/first.all/lm_loss"] != last["eval/second.all/lm_loss"]
-    # evaluate.py takes the same two, and each alone with the rows that are its own.
+    # evaluate.py scores both datasets, or one dataset with its own rows.
     for typed, sets in (([], ["first.all", "second.all"]), ([f"data_path={two[1]}"], ["second.all"])):
         monkeypatch.setattr("sys.argv", ["evaluate.py", f"checkpoint={run}", "device=cpu", *typed])
         program.main(SINGLE)
@@ -200,8 +204,8 @@ def test_two_datasets_are_trained_on_and_evaluated(
             assert float(value) == pytest.approx(last[name], abs=1e-4)
 
 
-def test_one_of_two_is_evaluated(data: Path, two: tuple[Path, Path], tmp_path: Path) -> None:
-    """As it would be beside the other: a puzzle keeps the row that it was trained with."""
+def test_a_run_can_evaluate_one_of_its_two_datasets(data: Path, two: tuple[Path, Path], tmp_path: Path) -> None:
+    """The scores equal those with both datasets, because a puzzle keeps its row."""
     run, both = tmp_path / "run", tmp_path / "both"
     paths = {"data_paths": f"[{two[0]},{two[1]}]"}
     train_here(settings(data, both, **paths))
@@ -214,7 +218,7 @@ def test_one_of_two_is_evaluated(data: Path, two: tuple[Path, Path], tmp_path: P
     assert all(last[name] == expected[name] for name in names)
 
 
-def test_where_the_data_lie_changes_nothing(data: Path, two: tuple[Path, Path], tmp_path: Path) -> None:
+def test_data_on_changes_no_result(data: Path, two: tuple[Path, Path], tmp_path: Path) -> None:
     for where in ("host", "device"):
         paths = f"[{two[0]},{two[1]}]"
         train_here(settings(data, tmp_path / where, data_on=where, augment="online", data_paths=paths))
@@ -222,7 +226,7 @@ def test_where_the_data_lie_changes_nothing(data: Path, two: tuple[Path, Path], 
 
 
 def test_augmentation_shows_other_boards(data: Path, tmp_path: Path) -> None:
-    """The same examples, each as another of its symmetries; evaluation sees the boards as they are."""
+    """Training sees symmetries of the same examples. Evaluation sees the examples unchanged."""
     for augment in ("none", "online"):
         still = {"lr": 0, "puzzle_emb_lr": 0}
         train_here(settings(data, tmp_path / augment, augment=augment, log_interval=1, max_steps=3, **still))
@@ -234,8 +238,8 @@ def test_augmentation_shows_other_boards(data: Path, tmp_path: Path) -> None:
 # ---- TRM's published command -----------------------------------------------------------------------------
 
 
-def test_the_published_command_of_trm(data: Path, tmp_path: Path, log: Path) -> None:
-    """As its README has it for Sudoku, with what makes it small behind it."""
+def test_the_published_command_of_trm_trains(data: Path, tmp_path: Path, log: Path) -> None:
+    """The command for Sudoku is copied from TRM's README. The appended options make it small."""
     shutil.copytree(data, tmp_path / "sudoku")
     published = [
         "arch=trm",
@@ -255,7 +259,7 @@ def test_the_published_command_of_trm(data: Path, tmp_path: Path, log: Path) -> 
         "+run_name=x",
         "ema=True",
     ]
-    typed = [word.replace('"', "") for word in published]  # the quotes are the shell's
+    typed = [word.replace('"', "") for word in published]  # a shell would remove the quotes
     tiny = ["arch.hidden_size=32", "arch.num_heads=2", "arch.forward_dtype=float32", "arch.halt_max_steps=2"]
     run = tmp_path / "run"
     small = ["global_batch_size=16", "max_steps=2", "device=cpu", "wandb.mode=disabled", f"checkpoint_path={run}"]
@@ -267,14 +271,17 @@ def test_the_published_command_of_trm(data: Path, tmp_path: Path, log: Path) -> 
     assert checkpoint.has("ema")
 
 
-def test_an_evaluator_that_cannot_judge_is_told_before_training(data: Path, short: Path, tmp_path: Path) -> None:
-    """Also where no best metric asks for its names."""
+def test_an_evaluator_for_another_task_is_refused_before_training(data: Path, short: Path, tmp_path: Path) -> None:
+    """This holds even if no best metric names the evaluator."""
     message = mistake(settings(short, tmp_path / "run", evaluators="[sudoku]", best_metric=None))
     assert "no Sudoku" in message and not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_compiled_stacks_follow_every_depth(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled as a whole the model broke at the second depth. The backend is torch's own that generates no code."""
+def test_compiled_stacks_work_at_every_depth(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that was compiled as a whole failed at its second depth.
+
+    The backend of this test generates no code.
+    """
     monkeypatch.setattr(torch.nn.Module, "compile", functools.partialmethod(torch.nn.Module.compile, backend="eager"))
     schedule = {
         "arch.depth_curriculum": "[{until:0.3,H_cycles:1,L_cycles:1},{until:0.6,H_cycles:1,L_cycles:2}]",
@@ -355,7 +362,7 @@ def test_a_mistake_is_one_line(data: Path, tmp_path: Path, case: str) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_recursion_that_would_compute_the_same_again(data: Path, tmp_path: Path) -> None:
+def test_cycles_without_recurrence_are_refused(data: Path, tmp_path: Path) -> None:
     typed = ["debug=tiny", "arch=transformer", "arch.H_cycles=2", f"data_path={data}", f"checkpoint_path={tmp_path}/r"]
     message = mistake(typed)
     assert "recurrent is false, so that H_cycles 2 would compute the same again; set it to 1" in message
@@ -366,7 +373,7 @@ def test_recursion_that_would_compute_the_same_again(data: Path, tmp_path: Path)
 
 @pytest.fixture
 def short(data: Path, tmp_path: Path) -> Path:
-    """Boards of which the last four cells are missing: 12 tokens, which are neither a square nor a Sudoku."""
+    """Return boards without their last four cells: 12 tokens are neither a square nor a Sudoku."""
     folder = Path(shutil.copytree(data, tmp_path / "short"))
     for split in ("train", "test"):
         for array in ("inputs", "labels"):
@@ -388,13 +395,14 @@ def short(data: Path, tmp_path: Path) -> Path:
         ({"evaluators": "[sudoku]"}, "12 tokens of 6 kinds, which is no Sudoku"),
     ],
 )
-def test_data_of_another_kind(short: Path, tmp_path: Path, changes: dict[str, object], expected: str) -> None:
+def test_a_recipe_for_other_data_is_refused(
+    short: Path, tmp_path: Path, changes: dict[str, object], expected: str
+) -> None:
     message = mistake(settings(short, tmp_path / "run", **changes))
     assert expected in message
     assert not (tmp_path / "run").exists()
 
 
-def test_a_mistake_of_a_recipe_as_the_user_meets_it(short: Path, tmp_path: Path, log: Path) -> None:
-    """Two ranks, one line."""
+def test_on_two_ranks_a_mistake_of_a_recipe_is_one_line(short: Path, tmp_path: Path, log: Path) -> None:
     message = train(settings(short, tmp_path / "run", augment="online"), log, ranks=2).error()
     assert "a task whose symmetries are not known" in message and message.endswith("set augment=none")

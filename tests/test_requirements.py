@@ -1,4 +1,4 @@
-"""What the sources import stands in a requirements file, at one version."""
+"""Every package that the sources import is in a requirements file, pinned to one version."""
 
 import ast
 import re
@@ -10,13 +10,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/*.py")}
-# What more than requirements.txt some sources need.
+# Some sources need more than requirements.txt.
 PICTURES, CHECKS = "requirements-demo.txt", "requirements-dev.txt"
 NEEDS = {"utils/drawing.py": PICTURES, "tests": CHECKS, "benchmarks": CHECKS}
 
 
 def _required(file: str) -> dict[str, str]:
-    """{package: what follows its name}, with the files that a file names."""
+    """Return {package: what follows its name}, including files that the file names."""
     found: dict[str, str] = {}
     for line in (ROOT / file).read_text().splitlines():
         line = line.partition("#")[0].strip()
@@ -33,7 +33,7 @@ def _normal(name: str) -> str:
 
 
 def _imported(path: Path) -> set[str]:
-    """Top-level names, also of imports inside functions."""
+    """Return top-level names, also of imports inside functions."""
     nodes = list(ast.walk(ast.parse(path.read_text(), filename=str(path))))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
@@ -54,10 +54,12 @@ def test_every_requirement_is_pinned(file: str) -> None:
 def test_every_import_is_required() -> None:
     distributions = packages_distributions()
     needed = {path.relative_to(ROOT): _imported(path) for path in _sources()}
-    assert {"torch", "pydantic", "yaml", "wandb", "pytest"} <= set().union(*needed.values()), "the walk finds them"
+    assert {"torch", "pydantic", "yaml", "wandb", "pytest"} <= set().union(*needed.values()), (
+        "the list of imports is incomplete"
+    )
     for path, names in needed.items():
         more = [file for place, file in NEEDS.items() if path.is_relative_to(place)]
         required = {name for file in ("requirements.txt", *more) for name in _required(file)}
         for name in names:
             packages = {_normal(package) for package in distributions.get(name, [name])}
-            assert packages & required, f"{path} imports {name}, which no requirement of it brings"
+            assert packages & required, f"{path} imports {name}, which is in none of its requirements files"

@@ -1,4 +1,4 @@
-"""Stopping and going on: after kill -9, signals, damage and a full disk a run is the one that nobody disturbed."""
+"""After kill -9, signals, damage and a full disk, a resumed run equals an undisturbed run."""
 
 import json
 import os
@@ -35,8 +35,9 @@ def _gone(processes: list[psutil.Process], timeout_s: float) -> bool:
 
 
 def test_killed_between_changes_on_disk(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
-    """Within saves: before a write, a rename or a removal, wherever the draw falls; old checkpoints are being removed
-    too.
+    """The kills come before a random write, rename or removal, mostly within saves.
+
+    Old checkpoints are removed at the same time.
     """
     draw = random.Random(2)
     run, moments = tmp_path / "run", []
@@ -58,8 +59,9 @@ def test_killed_between_changes_on_disk(data: Path, quiet_2: Path, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_before_each_change_on_disk(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
-    """Every moment of the first saves, one after the other."""
+def test_killed_before_each_change_on_disk_of_the_first_saves(
+    data: Path, quiet: Path, tmp_path: Path, log: Path
+) -> None:
     for moment in range(1, 50):
         run = tmp_path / f"run_{moment}"
         train(
@@ -71,8 +73,8 @@ def test_killed_before_each_change_on_disk(data: Path, quiet: Path, tmp_path: Pa
         assert_same_run(run, quiet)
 
 
-def test_killed_after_latest_was_written_beside(data: Path, quiet: Path, copied: Path, log: Path) -> None:
-    """What write_atomically leaves is a file, what an unfinished step leaves a folder: both are swept up."""
+def test_leftovers_of_killed_writes_are_removed(data: Path, quiet: Path, copied: Path, log: Path) -> None:
+    """write_atomically leaves a file behind, and an unfinished step leaves a folder behind."""
     runs.rewind(copied, 4)
     (copied / ".incomplete_latest").write_text("step_")
     (copied / ".incomplete_step_00000006").mkdir()
@@ -82,9 +84,10 @@ def test_killed_after_latest_was_written_beside(data: Path, quiet: Path, copied:
 
 
 @pytest.mark.parametrize("by", ["auto", "path"])
-def test_killed_while_the_only_checkpoint_lay_aside(quiet: Path, copied: Path, by: str) -> None:
-    """A writer that replaces a step renames the old folder first. A run that ignored the renamed folder would start
-    afresh and delete it.
+def test_killed_while_the_only_checkpoint_was_being_replaced(quiet: Path, copied: Path, by: str) -> None:
+    """A writer that replaces a step first renames the old folder.
+
+    A run that ignored the renamed folder would start afresh and delete it.
     """
     runs.rewind(copied, 4)
     shutil.rmtree(copied / "step_00000002")
@@ -106,26 +109,27 @@ def test_stop_on_a_signal(
     data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, log: Path, ranks: int, name: str, to: list[int]
 ) -> None:
     run = tmp_path / "run"
-    # Nothing is saved but by the stop, so that it is the stop that saved.
+    # Only the stop saves a checkpoint.
     arguments = settings(data, run, checkpoint_every_n_steps=None, checkpoint_every_eval="false", best_metric=None)
     running = runs.start(arguments, log, ranks=ranks, hook=runs.slowly)
     until(lambda: (run / "metrics.jsonl").exists(), running)
     running.signal(signal.Signals[name], ranks=to)
     assert f"stopped by {name if 0 in to else 'a signal to another rank'}" in running.wait().ok()
     assert (run / "stopped").exists()
-    assert 0 < runs.latest(run) < LAST_STEP, "it was to save and leave at the next step"
+    assert 0 < runs.latest(run) < LAST_STEP, "the stop must save a checkpoint and end the run before its last step"
     train(settings(data, run, resume="auto"), log, ranks=ranks).ok()
     assert not (run / "stopped").exists()
     reference = quiet if ranks == 1 else quiet_2
     assert rows(run) == rows(reference)
-    assert_same_run(run, reference, metrics=False)  # best was asked for only after the stop
+    assert_same_run(run, reference, metrics=False)  # the best metric was set only after the stop
 
 
 def test_a_terminal_that_is_gone_is_no_reason_to_end(data: Path, tmp_path: Path) -> None:
-    """Ctrl-C of `python pretrain.py 2>&1 | tee log` ends tee as well; the stop is made all the same."""
+    """Ctrl-C in `python pretrain.py 2>&1 | tee log` also ends tee. The stop must still work."""
     run = tmp_path / "run"
     command = [sys.executable, str(runs.REPOSITORY / "pretrain.py"), *settings(data, run, max_steps=100_000)]
-    # Which hides that Python ends with status 120 where it can't write what it has buffered.
+    # PYTHONUNBUFFERED would hide that Python exits with 120 if it can't write its buffer at the
+    # end.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as process:
         assert process.stdout is not None
@@ -134,8 +138,10 @@ def test_a_terminal_that_is_gone_is_no_reason_to_end(data: Path, tmp_path: Path)
         try:
             before = runs.latest(run)
             wait_until = time.monotonic() + 60
-            while runs.latest(run) < before + 20:  # lines that nobody reads
-                assert process.poll() is None and time.monotonic() < wait_until, f"it ended after {head!r}"
+            while runs.latest(run) < before + 20:  # the run writes lines that nobody reads
+                assert process.poll() is None and time.monotonic() < wait_until, (
+                    f"the run ended, or saves too slowly, after {head!r}"
+                )
                 time.sleep(0.05)
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0
@@ -144,8 +150,8 @@ def test_a_terminal_that_is_gone_is_no_reason_to_end(data: Path, tmp_path: Path)
     assert (run / "stopped").exists() and rows(run)[-1]["step"] <= runs.latest(run)
 
 
-def test_signals_that_come_again_change_nothing(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
-    """Until the process has gone: launchers send them twice, also to one that is about to leave."""
+def test_repeated_signals_change_nothing(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
+    """Launchers send signals twice, even to a process that is about to exit."""
     run = tmp_path / "run"
     # Only the stop saves a checkpoint.
     typed = settings(data, run, checkpoint_every_n_steps=None, checkpoint_every_eval="false", best_metric=None)
@@ -165,24 +171,24 @@ def test_signals_that_come_again_change_nothing(data: Path, quiet: Path, tmp_pat
     train_here(settings(data, run, resume="auto"))
     assert not (run / "stopped").exists()
     assert rows(run) == rows(quiet)
-    assert_same_run(run, quiet, metrics=False)  # best was asked for only after the stop
+    assert_same_run(run, quiet, metrics=False)  # the best metric was set only after the stop
 
 
 def test_a_stop_in_the_last_step_ends_the_run(data: Path, tmp_path: Path, log: Path) -> None:
-    """A finished run has no marker, which would have a scheduler queue the run again."""
+    """A finished run has no marker, because a scheduler would queue the run again."""
     run = tmp_path / "run"
     train(settings(data, run, eval_every_n_steps=None), log, hook=with_arguments(runs.stopped_after, LAST_STEP)).ok()
     assert runs.latest(run) == LAST_STEP
-    assert not (run / "stopped").exists(), "a finished run says that it was stopped"
+    assert not (run / "stopped").exists(), "a finished run has the marker of a stop"
 
 
 def _stopped_with_a_full_disk(at_step: int, rank: int) -> None:
-    runs.small_disk_later(at_step, 50_000, [0], rank)  # the weights alone are more
+    runs.small_disk_later(at_step, 50_000, [0], rank)  # the weights alone are larger
     runs.stopped_after(at_step, rank)
 
 
 def test_a_stop_that_saves_nothing_leaves_no_marker(data: Path, tmp_path: Path, log: Path) -> None:
-    """The marker promises that there is a checkpoint to go on from."""
+    """The marker promises a checkpoint to resume from."""
     run = tmp_path / "run"
     typed = settings(data, run, checkpoint_every_n_steps=None, eval_every_n_steps=None)
     message = train(typed, log, hook=with_arguments(_stopped_with_a_full_disk, 3)).error()
@@ -190,19 +196,23 @@ def test_a_stop_that_saves_nothing_leaves_no_marker(data: Path, tmp_path: Path, 
     assert not (run / "stopped").exists(), "the marker was written before the checkpoint was whole"
 
 
-# An evaluation to stop in has smaller batches, whose losses add up to another last bit.
+# Stops within an evaluation need smaller batches. Their losses would add up to other last bits, so
+# the resumed run uses the batch size of the quiet run.
 QUIETS_BATCH = {"eval_batch_size": None}
 
 
 @pytest.mark.parametrize("evaluation", [1, 2, 3])
 def test_stop_in_an_evaluation(data: Path, quiet: Path, tmp_path: Path, log: Path, evaluation: int) -> None:
-    """Abandoned, and done after the resume: at a logged step, at a step with a checkpoint, at the last one."""
+    """An abandoned evaluation is done after the resume.
+
+    It belongs to a logged step, to a step with a checkpoint, or to the last step.
+    """
     run = tmp_path / "run"
     hook = with_arguments(runs.stopped_in_evaluation, evaluation, 0)
     step = min(5 * evaluation, LAST_STEP)
     train(settings(data, run, eval_batch_size=8), log, hook=hook).ok()
     assert runs.latest(run) == step
-    assert all(row["step"] < step for row in rows(run)), "the row of the step is only half known"
+    assert all(row["step"] < step for row in rows(run)), "the row of the step was logged before its evaluation"
     _resume(data, run, log, **QUIETS_BATCH).ok()
     assert_same_run(run, quiet)
 
@@ -215,7 +225,7 @@ def test_stop_of_one_rank_in_an_evaluation(data: Path, quiet_2: Path, tmp_path: 
     assert_same_run(run, quiet_2)
 
 
-def test_killed_after_an_evaluation_was_made_up_for(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
+def test_killed_after_a_pending_evaluation_was_done(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
     run = tmp_path / "run"
     rarely = {"checkpoint_every_n_steps": None, "checkpoint_every_eval": "false", "best_metric": None}
     train(
@@ -229,7 +239,7 @@ def test_killed_after_an_evaluation_was_made_up_for(data: Path, quiet: Path, tmp
     assert rows(run) == rows(quiet)
 
 
-def test_finished_run_has_no_marker_of_a_stop(data: Path, copied: Path, log: Path) -> None:
+def test_resuming_a_finished_run_removes_the_marker_of_a_stop(data: Path, copied: Path, log: Path) -> None:
     (copied / "stopped").write_text("SIGUSR1\n")
     _resume(data, copied, log).ok()
     assert not (copied / "stopped").exists()
@@ -248,7 +258,7 @@ def test_torchrun_stops_on_sigusr1(data: Path, quiet_2: Path, tmp_path: Path, lo
         done = launched.wait(30)
     finally:
         launched.kill()
-    assert done.status == 1  # torchrun's own way; hence the marker
+    assert done.status == 1  # torchrun always exits with 1 here, so schedulers need the marker
     assert (run / "stopped").read_text() in ("SIGUSR1\n", "SIGTERM\n"), done.output
     assert runs.latest(run) < LAST_STEP and "Traceback" not in done.output.split("torch/distributed")[0]
     assert _gone(workers, 10)
@@ -256,8 +266,11 @@ def test_torchrun_stops_on_sigusr1(data: Path, quiet_2: Path, tmp_path: Path, lo
     assert_same_run(run, quiet_2)
 
 
-def test_torchrun_worker_killed(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
-    """All are gone within 30 s with the reason and the last good checkpoint; the run can be taken up."""
+def test_torchrun_ends_if_a_worker_is_killed(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
+    """All processes end within 30 s and name the reason and the last good checkpoint.
+
+    The run can be resumed.
+    """
     run = tmp_path / "run"
     launched = Torchrun(["--standalone", "--max-restarts", "0"], runs.slowly, settings(data, run), log, tmp_path)
     try:
@@ -279,7 +292,7 @@ def test_torchrun_worker_killed(data: Path, quiet_2: Path, tmp_path: Path, log: 
 
 
 @pytest.mark.parametrize(("ranks", "on_rank"), [(1, 0), (2, 0), (2, 1)])
-def test_rank_that_raises_ends_all(data: Path, tmp_path: Path, log: Path, ranks: int, on_rank: int) -> None:
+def test_a_rank_that_raises_ends_all_ranks(data: Path, tmp_path: Path, log: Path, ranks: int, on_rank: int) -> None:
     run = tmp_path / "run"
     began = time.monotonic()
     done = train(settings(data, run), log, ranks=ranks, hook=with_arguments(runs.raises, 6, on_rank))
@@ -292,7 +305,7 @@ def test_rank_that_raises_ends_all(data: Path, tmp_path: Path, log: Path, ranks:
 
 def test_disk_full_while_saving(data: Path, quiet: Path, copied: Path, log: Path) -> None:
     runs.rewind(copied, 4)
-    hook = with_arguments(runs.small_disk, 100_000)  # the weights alone are more
+    hook = with_arguments(runs.small_disk, 100_000)  # the weights alone are larger
     message = train(settings(data, copied, resume="auto"), log, hook=hook).error()
     assert "the checkpoint of step 5 could not be written" in message and "step_00000004" in message
     assert (copied / "latest").read_text() == "step_00000004\n"
@@ -302,7 +315,7 @@ def test_disk_full_while_saving(data: Path, quiet: Path, copied: Path, log: Path
 
 
 def test_disk_full_at_a_log_line(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
-    """The line that was torn is no row of the run that is taken up."""
+    """The incomplete line is no row of the resumed run."""
     run = tmp_path / "run"
     typed = settings(data, run, checkpoint_every_n_steps=None, checkpoint_every_eval="false")
     message = train(typed, log, hook=with_arguments(runs.small_disk_later, 5, 1000, [0])).error()
@@ -312,7 +325,7 @@ def test_disk_full_at_a_log_line(data: Path, quiet: Path, tmp_path: Path, log: P
 
 
 def test_disk_full_on_one_rank(data: Path, tmp_path: Path, log: Path) -> None:
-    """Both leave with the reason, and no step folder is published."""
+    """Both ranks end with the reason, and no step folder is published."""
     run = tmp_path / "run"
     done = train(settings(data, run), log, ranks=2, hook=with_arguments(_small_disk_on_rank_1))
     assert "the checkpoint of step 2 could not be written" in done.error()
@@ -326,7 +339,7 @@ def _small_disk_on_rank_1(rank: int) -> None:
 
 
 def test_disk_full_from_the_start(data: Path, tmp_path: Path, log: Path) -> None:
-    hook = with_arguments(runs.small_disk, 900)  # less than config.yaml
+    hook = with_arguments(runs.small_disk, 900)  # config.yaml is larger
     assert "can't write to" in train(settings(data, tmp_path / "run"), log, hook=hook).error()
 
 
@@ -336,7 +349,7 @@ def test_folder_that_cannot_be_written(data: Path, tmp_path: Path, log: Path) ->
     assert str(tmp_path / "file") in message
 
 
-def test_not_finite_stops_and_keeps_the_last_good(data: Path, copied: Path, log: Path) -> None:
+def test_numbers_that_are_not_finite_stop_the_run_and_keep_its_checkpoints(data: Path, copied: Path, log: Path) -> None:
     runs.rewind(copied, 4)
     before = _files_of_steps(copied)
     message = _resume(data, copied, log, lr=1e30, weight_decay=1e30, eval_every_n_steps=100).error()
@@ -366,12 +379,12 @@ def test_resume_with_damaged_latest_warns(data: Path, quiet: Path, copied: Path,
     assert_same_run(copied, quiet)
 
 
-def test_resume_with_none_whole_is_an_error(data: Path, copied: Path, log: Path) -> None:
+def test_resume_without_an_intact_checkpoint_is_an_error(data: Path, copied: Path, log: Path) -> None:
     for weights in copied.glob("step_*/model.safetensors"):
         weights.unlink()
     before = sorted(copied.rglob("*"))
     assert "none of the 7 checkpoints" in _resume(data, copied, log).error()
-    assert sorted(copied.rglob("*")) == before, "a run that refuses to start touches nothing"
+    assert sorted(copied.rglob("*")) == before, "a refused run changed files"
 
 
 def test_finished_run_says_so(data: Path, copied: Path, log: Path) -> None:
@@ -380,27 +393,32 @@ def test_finished_run_says_so(data: Path, copied: Path, log: Path) -> None:
     assert runs.contents(copied) == before
 
 
-def test_branch_off_an_older_step(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
+def test_a_branch_starts_from_an_older_step(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
     older, branch = quiet / "step_00000004", tmp_path / "branch"
     before = runs.contents(quiet)
     train([f"resume={older}", f"checkpoint_path={branch}"], log).ok()
-    assert_same_run(branch, quiet)  # the stored config won over the defaults of the YAML files
+    assert_same_run(branch, quiet)  # the stored config wins over the defaults of the YAML files
     assert runs.contents(quiet) == before
 
 
 def test_a_branch_has_no_best_and_no_patience_yet(data: Path, tmp_path: Path) -> None:
-    """A branch ignores the exhausted patience of its source run. Its own first evaluation is its best."""
+    """A branch ignores the exhausted patience of its source run.
+
+    Its own first evaluation is its best.
+    """
     run, branch = tmp_path / "run", tmp_path / "branch"
     never_better = {"best_metric": "steps", "eval_adaptive": "false", "eval_every_n_steps": 2}
     train_here(settings(data, run, early_stop_patience=2, max_steps=20, **never_better))
-    assert runs.latest(run) == 6 and (run / "best").read_text() == "step_00000002\n", "patience was to end the run"
-    train_here([f"resume={run}", f"checkpoint_path={branch}"])
-    assert runs.latest(branch) > 0, "the branch did nothing: it inherited the exhausted patience"
-    assert (branch / "best").exists(), (
-        "no evaluation of the branch is its best: it inherited the best of its source run"
+    assert runs.latest(run) == 6 and (run / "best").read_text() == "step_00000002\n", (
+        "the source run must end by its patience"
     )
-    assert (branch / "best").read_text() == "step_00000008\n", "the first evaluation is the best of a new run"
-    assert runs.latest(branch) == 12, "two evaluations were to follow the best one"
+    train_here([f"resume={run}", f"checkpoint_path={branch}"])
+    assert runs.latest(branch) > 0, "the branch made no step, because it inherited the exhausted patience"
+    assert (branch / "best").exists(), (
+        "no evaluation of the branch is its best, because it inherited the best of its source run"
+    )
+    assert (branch / "best").read_text() == "step_00000008\n", "the first evaluation of the branch must be its best"
+    assert runs.latest(branch) == 12, "two evaluations must follow the best evaluation"
 
 
 def test_a_resumed_run_keeps_its_wandb_run_and_a_branch_gets_another(data: Path, tmp_path: Path) -> None:
@@ -418,7 +436,7 @@ def test_a_resumed_run_keeps_its_wandb_run_and_a_branch_gets_another(data: Path,
 def test_a_resumed_float16_run_keeps_its_loss_scale(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The scale was halved a few times before the checkpoint, and is doubled after it."""
+    """The scale is halved a few times before the checkpoint, and is doubled after it."""
     monkeypatch.setattr(LOSS_SCALE_START, 2.0**22)
     monkeypatch.setattr(LOSS_SCALE_GROWS_AFTER, 5)
     changes = {"arch__forward_dtype": "float16", "log_interval": 1, "eval_every_n_steps": None, "best_metric": None}
@@ -428,11 +446,11 @@ def test_a_resumed_float16_run_keeps_its_loss_scale(
     assert scales[5] < 2.0**22 and scales[9] != scales[5], f"this test needs other scales than {scales}"
     train_here(settings(data, run, **changes, max_steps=6))
     train_here([f"resume={run}", "max_steps=10"])
-    assert [row["train/loss_scale"] for row in rows(run)] == scales, "the scale began anew"
+    assert [row["train/loss_scale"] for row in rows(run)] == scales, "the resumed run started with a fresh scale"
 
 
-def test_typed_values_win_over_stored_ones(data: Path, copied: Path, log: Path) -> None:
-    """Only those typed: the stored 12 steps and the stored learning rate's warm-up stand."""
+def test_typed_values_win_over_stored_values(data: Path, copied: Path, log: Path) -> None:
+    """All other stored values stay, such as the 12 steps and the warm-up of the learning rate."""
     runs.rewind(copied, 4)
     stored = json.loads((copied / "step_00000004" / "state.json").read_text())["config"]
     output = train([f"resume={copied}", "weight_decay=0.7"], log).ok()
@@ -446,8 +464,8 @@ def test_typed_values_win_over_stored_ones(data: Path, copied: Path, log: Path) 
     }
 
 
-def test_another_global_batch_size(data: Path, copied: Path, log: Path) -> None:
-    """The stream of examples goes on where it was; slots start anew."""
+def test_a_run_can_resume_with_another_global_batch_size(data: Path, copied: Path, log: Path) -> None:
+    """The stream of examples goes on at the same draw. The slots are fresh."""
     runs.rewind(copied, 4)
     output = _resume(data, copied, log, global_batch_size=24).ok()
     assert "changed on the command line: global_batch_size: 16 -> 24" in output
@@ -456,7 +474,7 @@ def test_another_global_batch_size(data: Path, copied: Path, log: Path) -> None:
     assert [row["step"] for row in rows(copied)] == [1, 5, 10, 12]
 
 
-def test_more_steps_go_on_with_a_finished_run(data: Path, copied: Path, log: Path) -> None:
+def test_a_finished_run_goes_on_with_more_steps(data: Path, copied: Path, log: Path) -> None:
     _resume(data, copied, log, max_steps=15).ok()
     assert [row["step"] for row in rows(copied)] == [1, 5, 10, 12, 15]
 
@@ -471,7 +489,7 @@ def test_another_architecture_or_dataset(data: Path, copied: Path, tmp_path: Pat
     np.save(other / "train" / "all__inputs.npy", inputs)
     assert "was trained on other data" in _resume(other, copied, log).error()
     assert (copied / "latest").read_text() == "step_00000004\n"
-    # Allowed by name, and for this start only: after it these are the run's data.
+    # allow_changed_data applies to this start only. Then the new data belong to the run.
     output = _resume(other, copied, log, allow_changed_data="true", max_steps=8).ok()
     assert "train data are others than before: " in output and "test data" not in output
     assert "was trained on other data" in _resume(data, copied, log, max_steps=10).error()
@@ -480,8 +498,8 @@ def test_another_architecture_or_dataset(data: Path, copied: Path, tmp_path: Pat
 
 # ---- a recipe with everything on -----------------------------------------------------------------------
 
-# Everything that has a state of its own, and a patience that is worn out before the last step: in `max` mode the
-# falling loss was best at the first evaluation.
+# Every option that has a state, and a patience that ends the run before its last step. In `max`
+# mode the falling loss is best at the first evaluation.
 EVERYTHING = {
     "arch": "trm_mlp",
     "optim": "muon",
@@ -502,15 +520,18 @@ EVERYTHING = {
 def quiet_everything(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("quiet_everything") / "run"
     train_here(settings(data, run, **EVERYTHING))
-    assert runs.latest(run) == 9 and (run / "best").read_text() == "step_00000003\n", "it was to run out of patience"
+    assert runs.latest(run) == 9 and (run / "best").read_text() == "step_00000003\n", "the run must end by its patience"
     assert "rank_0000.safetensors:ema.puzzle_embedding.weight" in runs.tensors(run, 9)
     return run
 
 
-def test_killed_stopped_and_resumed_with_everything_on(
+def test_a_run_with_all_options_can_be_killed_stopped_and_resumed(
     data: Path, quiet_everything: Path, tmp_path: Path, log: Path
 ) -> None:
-    """Killed in the shallow stage before the first evaluation, and stopped when one without a new best was counted."""
+    """The kill comes in the shallow stage, before the first evaluation.
+
+    The stop comes after an evaluation without a new best was counted.
+    """
     run = tmp_path / "run"
     typed = settings(data, run, **EVERYTHING)
     running = runs.start(typed, log, hook=runs.slowly)
@@ -528,22 +549,25 @@ def test_killed_stopped_and_resumed_with_everything_on(
     assert not (run / "stopped").exists()
 
 
-def test_stopped_in_the_evaluation_that_wears_out_patience(
+def test_a_stop_in_the_evaluation_that_exhausts_patience(
     data: Path, quiet_everything: Path, tmp_path: Path, log: Path
 ) -> None:
-    """The average was swapped in when the stop came: the weights that are saved are the weights."""
+    """At the stop the average is swapped in.
+
+    The checkpoint must have the weights, not the average.
+    """
     run = tmp_path / "run"
     hook = with_arguments(runs.stopped_in_evaluation, 3, 0)
     train(settings(data, run, eval_batch_size=8, **EVERYTHING), log, hook=hook).ok()
     assert runs.latest(run) == 9 and rows(run)[-1]["step"] < 9
     assert "no better eval/all/lm_loss" in train([f"resume={run}"], log).ok()
-    # The batch size of evaluation is stored, and the order of its sums is all that it changes.
+    # The resumed run keeps its batch size of evaluation, which changes only the order of summation.
     assert [row["step"] for row in rows(run)] == [row["step"] for row in rows(quiet_everything)]
     assert_same_run(run, quiet_everything, metrics=False)
     assert not (run / "stopped").exists()
 
 
-def test_an_average_that_is_asked_for_later_begins_at_the_weights(data: Path, tmp_path: Path) -> None:
+def test_an_average_that_is_switched_on_later_starts_from_the_weights(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train_here(settings(data, run, max_steps=4))
     train_here([f"resume={run}", "ema=true", "ema_rate=0.75", "max_steps=5", "lr=1e-2"])
@@ -553,7 +577,7 @@ def test_an_average_that_is_asked_for_later_begins_at_the_weights(data: Path, tm
     for name in averaged:
         old, new = (tensors[f"model.safetensors:{name.split(':ema.')[1]}"] for tensors in (weights, end))
         torch.testing.assert_close(end[name], 0.75 * old + 0.25 * new)
-    # Given up again, it is gone from the next checkpoint.
+    # After the average is switched off, the next checkpoint has none.
     train_here([f"resume={run}", "ema=false", "max_steps=6"])
     assert not [name for name in runs.tensors(run, 6) if ":ema." in name]
 
@@ -566,7 +590,9 @@ def test_an_average_that_is_asked_for_later_begins_at_the_weights(data: Path, tm
         ("muon", "adamw", "of adamw and muon, but this run's optimizer is adamw"),
     ],
 )
-def test_resuming_with_another_optimizer(data: Path, tmp_path: Path, first: str, then: str, expected: str) -> None:
+def test_resuming_with_another_optimizer_is_refused(
+    data: Path, tmp_path: Path, first: str, then: str, expected: str
+) -> None:
     run = tmp_path / "run"
     train_here(settings(data, run, optim=first, max_steps=2, eval_every_n_steps=None))
     before = runs.contents(run)
@@ -575,8 +601,8 @@ def test_resuming_with_another_optimizer(data: Path, tmp_path: Path, first: str,
     assert runs.contents(run) == before
 
 
-def test_an_option_of_the_runs_own_optimizer(data: Path, tmp_path: Path) -> None:
-    """It can be typed alone, as any other key: the stored config says whose it is, and the others stand."""
+def test_an_option_of_the_stored_optimizer_can_be_typed_alone(data: Path, tmp_path: Path) -> None:
+    """The stored config names the optimizer, and its other options stay."""
     run = tmp_path / "run"
     begin_with = {"optim": "muon", "optim.muon_momentum": 0.8, "eval_every_n_steps": None}
     train_here(settings(data, run, max_steps=2, **begin_with))
@@ -589,7 +615,10 @@ def test_an_option_of_the_runs_own_optimizer(data: Path, tmp_path: Path) -> None
 
 
 def test_keep_last_k_and_the_best(data: Path, tmp_path: Path, log: Path) -> None:
-    """The best is kept although old: here the first evaluation is, since nothing is learned."""
+    """The best step is kept although it is old.
+
+    Nothing is learned, so that the first evaluation is the best.
+    """
     run = tmp_path / "run"
     never_better = {"best_metric": "eval/all/steps", "eval_adaptive": "false"}
     train(settings(data, run, keep_last_k=2, eval_every_n_steps=3, **never_better), log).ok()
@@ -599,11 +628,14 @@ def test_keep_last_k_and_the_best(data: Path, tmp_path: Path, log: Path) -> None
         Checkpoint.open(folder)
 
 
-def test_keep_last_k_counts_no_step_of_a_lost_future(data: Path, copied: Path, log: Path) -> None:
-    """With a damaged newest step the run goes on from before it: what it saves then must not be what is removed."""
+def test_keep_last_k_never_removes_the_step_just_saved(data: Path, copied: Path, log: Path) -> None:
+    """A damaged newest step makes the run go back.
+
+    The next save has a lower number than the damaged step, but must not be removed.
+    """
     runs.rewind(copied, 8)
     (copied / "step_00000008" / "model.safetensors").write_bytes(b"")
-    hook = with_arguments(runs.raises, 2, 0)  # after one step from 6, with a checkpoint
+    hook = with_arguments(runs.raises, 2, 0)  # the fault comes one step after step 6, after a checkpoint
     done = train(
         settings(data, copied, resume="auto", keep_last_k=1, checkpoint_every_n_steps=7, eval_every_n_steps=100),
         log,
@@ -622,9 +654,11 @@ def test_no_checkpoint_at_evaluations(data: Path, tmp_path: Path, log: Path) -> 
     assert [row["step"] for row in rows(run)] == [1, 5, 10, 12] and not (run / "best").exists()
 
 
-def test_evaluation_every_so_many_epochs(data: Path, tmp_path: Path, log: Path) -> None:
-    """5 epochs of 30 draws in batches of 16 are 9 steps; every second epoch ends within steps 4 (60 of 64 draws) and 8
-    (120 of 128), and the last step is evaluated too.
+def test_evaluations_at_intervals_of_epochs(data: Path, tmp_path: Path, log: Path) -> None:
+    """Five epochs of 30 draws are 9 steps of 16 draws.
+
+    Every second epoch ends within steps 4 (draw 60 of 64) and 8 (draw 120 of 128). The last step is
+    evaluated too.
     """
     run = tmp_path / "run"
     train(settings(data, run, epochs=5, eval_interval=2, eval_every_n_steps=None, max_steps=None), log).ok()
@@ -636,22 +670,25 @@ def test_evaluation_every_so_many_epochs(data: Path, tmp_path: Path, log: Path) 
 
 
 @pytest.mark.parametrize("changes", [{"eval_every_n_steps": None}, {"global_batch_size": 8}, {"eval_max_share": 1e-9}])
-def test_pending_evaluation_of_a_run_that_is_resumed_otherwise(
+def test_a_pending_evaluation_is_logged_after_a_resume_with_changes(
     data: Path, tmp_path: Path, log: Path, changes: dict[str, object]
 ) -> None:
-    """The row that waited is logged, whether or not its evaluation is still due, and so are those of the next steps."""
+    """The pending row is logged whether or not its evaluation is still due.
+
+    The rows of later steps are logged too.
+    """
     run = tmp_path / "run"
     train(settings(data, run, eval_batch_size=8), log, hook=with_arguments(runs.stopped_in_evaluation, 1, 0)).ok()
     pending = runs.latest(run)
     _resume(data, run, log, **changes).ok()
     logged = [row["step"] for row in rows(run)]
     assert pending in logged and logged[-1] > pending and len(logged) == len(set(logged))
-    if "eval_max_share" in changes:  # a new process has used no time yet to take a share of
+    if "eval_max_share" in changes:  # in a new process the pending evaluation has no time limit
         (row,) = [row for row in rows(run) if row["step"] == pending]
         assert row["eval/all/num_examples"] == 20
 
 
-def test_best_of_another_metric_starts_anew(data: Path, copied: Path, log: Path) -> None:
+def test_with_another_metric_the_search_for_the_best_starts_again(data: Path, copied: Path, log: Path) -> None:
     lower = {"best_metric": "lm_loss", "best_mode": "min", "max_steps": 20}
     _resume(data, copied, log, **lower).ok()
     values = {row["step"]: row["eval/all/lm_loss"] for row in rows(copied) if "eval/all/lm_loss" in row}
@@ -659,7 +696,7 @@ def test_best_of_another_metric_starts_anew(data: Path, copied: Path, log: Path)
     assert (copied / "best").read_text() == f"step_{min(since, key=lambda step: since[step]):08d}\n"
 
 
-def test_stop_while_data_are_read_is_a_stop_after_the_first_step(data: Path, tmp_path: Path, log: Path) -> None:
+def test_a_stop_while_data_are_read_takes_effect_after_the_first_step(data: Path, tmp_path: Path, log: Path) -> None:
     run = tmp_path / "run"
     train(settings(data, run), log, hook=runs.stopped_at_once).ok()
     assert runs.latest(run) == 1 and (run / "stopped").read_text() == "SIGTERM\n"

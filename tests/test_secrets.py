@@ -1,4 +1,4 @@
-"""Keys and passwords in the environment stay there: no file of a run, no log, no config and no W&B record has them."""
+"""Keys and passwords of the environment appear in no file, log, config or W&B record of a run."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ VISIBLE = "a-name-that-may-be-seen"
 
 
 def _with_secrets(home: str, rank: int) -> None:
-    """In an environment and a git repository that hold some, without a W&B account or settings."""
+    """Set up an environment and a git repository with secrets, without a W&B account."""
     os.environ.update(SECRETS, HOME=home, WANDB_CONFIG_DIR=home, WANDB_CACHE_DIR=home, WANDB_DATA_DIR=home)
     os.chdir(home)
 
@@ -42,31 +42,32 @@ def home(tmp_path: Path) -> Path:
 
 
 def _files_with(text: str, folder: Path) -> set[str]:
-    """The names of the files below a folder that hold it, as plain bytes; links aren't followed."""
+    """Return the names of the files in a folder that contain the text. Links are not followed."""
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     return {path.name for path in files if text.encode() in path.read_bytes()}
 
 
 @pytest.mark.parametrize("hook", [_with_secrets, _with_secrets_and_a_fault])
-def test_nothing_that_a_run_leaves_has_them(data: Path, tmp_path: Path, home: Path, hook: runs.Hook) -> None:
+def test_no_file_of_a_run_has_a_secret(data: Path, tmp_path: Path, home: Path, hook: runs.Hook) -> None:
     left = tmp_path / "left"
     left.mkdir()
     options = {"wandb__mode": "offline", "max_steps": 4, "run_name": VISIBLE, "eval_save_outputs": "[inputs]"}
     arguments = runs.settings(data, left / "run", **options)
     ended = runs.train(arguments, left / "log", ranks=2, hook=runs.with_arguments(hook, str(home)))
     assert ended.status == (0 if hook is _with_secrets else 1), ended.output
-    # What may be seen is found where a secret would be; a fault leaves W&B no time for its record.
+    # The visible name is found in the places where a secret would be. After a fault W&B does not
+    # write its record.
     (record,) = (left / "run").glob("wandb/offline-run-*/*.wandb")
     assert {"config.yaml", "state.json", "debug.log"} <= _files_with(VISIBLE, left)
     if hook is _with_secrets:
         content = record.read_bytes()
         assert VISIBLE.encode() in content and b"WANDB_API_KEY" not in content
-        assert f"@example.com/someone/{VISIBLE}.git".encode() in content, "W&B noted another repository"
+        assert f"@example.com/someone/{VISIBLE}.git".encode() in content, "the W&B record names another repository"
     for name, secret in {**SECRETS, "the remote's token": REMOTE_TOKEN}.items():
-        assert not _files_with(secret, left), f"{name} got into files"
+        assert not _files_with(secret, left), f"{name} is in files of the run"
 
 
-# Overrides that would bring a secret in, and what the message names.
+# Overrides that contain a secret, and the place that the message names.
 LEAKS = {
     "interpolated": ("run_name=${oc.env:MY_PASSWORD}", "run_name"),
     "amid text": ("data_path=data/${oc.env:HF_TOKEN}/x", "data_path"),
@@ -85,7 +86,7 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("case", LEAKS)
-def test_a_config_that_holds_one_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_with_a_secret_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     override, where = LEAKS[case]
     for name, secret in SECRETS.items():
         monkeypatch.setenv(name, secret)
@@ -95,13 +96,13 @@ def test_a_config_that_holds_one_is_refused(case: str, tmp_path: Path, monkeypat
     assert any(name in message for name in SECRETS)
     assert not [secret for secret in SECRETS.values() if secret in message]
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="looks like a secret"):  # no page shows it either
+    with pytest.raises(ValueError, match="looks like a secret"):  # --cfg job does not show the secret either
         CommandLine.parse(["--cfg", "job", *overrides], "pretrain", "")
 
 
-def test_the_rest_of_the_environment_may_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_environment_variables_may_be_used_in_a_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRATCH_FOLDER", "/scratch/some/where")
-    monkeypatch.setenv("SORT_KEY", "data")  # a word, which stands in many values
+    monkeypatch.setenv("SORT_KEY", "data")  # an ordinary word, which many values contain
     for name in ("KEYCLOAK_HOME", "MONKEYPATCH_DIR", "TOKENIZER_DIR", "CREDENTIALS_DIRECTORY", "PWD"):
         monkeypatch.setenv(name, "/scratch/some")
     config = read_config("pretrain", ["data_path=${oc.env:SCRATCH_FOLDER}/data"])
@@ -109,6 +110,6 @@ def test_the_rest_of_the_environment_may_be_read(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["DB_PASS", "MYSQL_PWD", "GITHUB_PAT", "secret_1", "APIKEY", "GOOGLE_CREDENTIALS"])
-def test_what_is_called_a_secret_is_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_with_the_name_of_a_secret_is_a_secret(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "correct horse")
     assert secret_in("the correct horse runs") == name

@@ -1,4 +1,4 @@
-"""Solving from the command line and from Python: answers against segments run by hand, exit statuses, mistakes."""
+"""solve.py on the command line and from Python: answers, exit statuses and mistakes."""
 # N = puzzles, T = steps, S = cells
 
 import functools
@@ -47,14 +47,17 @@ HIDDEN = {"train": TASK["train"], "test": [{"input": GRID}]}
 
 @pytest.fixture(scope="module")
 def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of 4x4 Sudoku that has hardly learnt anything, whose Q head halts here and there."""
+    """Return a model of 4x4 Sudoku that has learnt little. Its Q head halts sometimes."""
     folder = tmp_path_factory.mktemp("solve") / "run"
     train_here(runs.settings(data, folder, max_steps=4, lr=1e-2, lr_warmup_steps=0, eval_every_n_steps=None))
     return folder
 
 
 def _board_run(folder: Path, seq_len: int, vocab_size: int, names: list[str]) -> Path:
-    """An untrained run on a dataset of one board, with a row of the puzzle table for every name."""
+    """Return an untrained run on a dataset of one board.
+
+    The puzzle table has a row for each name.
+    """
     row_1S = np.full((1, seq_len), 2, dtype=np.uint8)
     data = folder / "data"
     data.mkdir(parents=True)
@@ -81,7 +84,10 @@ def arc_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _answering(*answers_NS: list[np.ndarray]) -> Callable[..., Trace]:
-    """A `trace` of a model that gives these answers, step after step, and would stop after the second."""
+    """Return a `trace` of a model that gives these answers step by step.
+
+    The model would stop after its second step.
+    """
 
     def trace(model: object, batch: Batch, num_steps: int | None) -> Trace:
         predictions_TNS = torch.from_numpy(np.stack([np.stack(answers) for answers in answers_NS]))
@@ -94,7 +100,10 @@ def _answering(*answers_NS: list[np.ndarray]) -> Callable[..., Trace]:
 
 
 def solved_by_search(model: object, batch: Batch, num_steps: int | None) -> Trace:
-    """A `trace` of a model that finds the solution of 4x4 Sudokus at its second step; at the first it copies."""
+    """Return a `trace` that solves 4x4 Sudokus at its second step.
+
+    At the first step it copies the input.
+    """
     inputs_NS = batch["inputs"].numpy().astype(np.uint8)
     solutions = [sudoku.solve(inputs_S - 1, BOXES["2x2"]) for inputs_S in inputs_NS]
     answers = [np.ones(16, np.uint8) if solution_S is None else solution_S + 1 for solution_S in solutions]
@@ -115,7 +124,7 @@ Call = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Runs main() with what was typed; its exit status and what it printed."""
+    """Return a function that runs main() and returns the exit status and the printed text."""
 
     def run_main(*typed: str, stdin: str = "") -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["solve.py", "device=cpu", *typed])
@@ -136,7 +145,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 @torch.no_grad()
-def test_answers_are_those_of_segments_by_hand(run: Path) -> None:
+def test_answers_equal_those_of_segments_run_by_hand(run: Path) -> None:
     _, model, _ = load_run(run, SINGLE)
     puzzles = [QUESTION, OTHER, "." * 16]
     solutions = Solver.from_checkpoint(run, device="cpu").solve(puzzles)
@@ -175,7 +184,7 @@ def test_batches_and_steps(run: Path) -> None:
     assert Solver.from_checkpoint(run, device="cpu").solve([]) == []
 
 
-def test_a_file_of_weights_solves_as_its_run(run: Path, data: Path) -> None:
+def test_a_file_of_weights_gives_the_answers_of_its_run(run: Path, data: Path) -> None:
     config, _, checkpoint = load_run(run, SINGLE)
     options = {name: getattr(config.arch, name) for name in ("hidden_size", "num_heads", "H_cycles", "L_cycles")}
     options |= {"H_layers": 1, "L_layers": 1, "halt_max_steps": STEPS, "forward_dtype": "float32"}
@@ -199,7 +208,7 @@ def test_mistakes_in_python_are_value_errors(run: Path) -> None:
 def test_every_step_is_shown(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = _tokens("2" + SOLUTION[1:])
     right = _tokens(SOLUTION)
-    almost = _tokens("1243" + SOLUTION[4:])  # with a clue altered
+    almost = _tokens("1243" + SOLUTION[4:])  # a clue is altered
     answers = ([almost], [right], [right], [right], [wrong], [right])
     monkeypatch.setattr(program, "trace", _answering(*answers))
     status, text = call(f"checkpoint={run}", f"puzzle={QUESTION}")
@@ -212,14 +221,14 @@ def test_every_step_is_shown(run: Path, call: Call, monkeypatch: pytest.MonkeyPa
         "step 5: 1 cell changed, halting confidence 0.74",
         "step 6: 1 cell changed, halting confidence 0.90",
     ]
-    assert text.count("┌") == 5  # the puzzle, and the steps that changed something
+    assert text.count("┌") == 5  # the puzzle, and the steps that changed a cell
     assert "│ 1  .  │ .  4  │" in text and "│ 1  2' │ 4! 3! │" in text and "│ 1  2' │ 3* 4* │" in text
     assert "│ 2× 2" in text
     assert text.rstrip().endswith(
         "solved: every row, column and box holds each digit once, and the clues are kept\n"
         "the model would stop after step 2 of 6"
     )
-    assert "\x1b" not in text  # not a terminal
+    assert "\x1b" not in text  # the output is not a terminal
     _, colored = call(f"checkpoint={run}", f"puzzle={QUESTION}", "color=always")
     assert "\x1b[36;7m3 \x1b[0m" in colored
     monkeypatch.setattr(program, "trace", _answering([almost], [wrong]))
@@ -257,8 +266,8 @@ def test_json_is_one_object_per_puzzle(run: Path, call: Call, monkeypatch: pytes
 @pytest.mark.parametrize(
     "typed",
     [
-        "0000000000000341",  # a number to Hydra
-        "1e-4",  # one too
+        "0000000000000341",  # Hydra would read a number
+        "1e-4",  # another number to Hydra
         "1,2",
         "{1: 2}",
         "  #  # ",
@@ -267,7 +276,7 @@ def test_json_is_one_object_per_puzzle(run: Path, call: Call, monkeypatch: pytes
         "\\.'\"",
     ],
 )
-def test_a_puzzle_arrives_as_it_was_typed(typed: str) -> None:
+def test_a_puzzle_is_taken_exactly_as_typed(typed: str) -> None:
     for key in ("puzzle", "csv", "task", "+puzzle"):
         read = program.read_command_line(["--json", "checkpoint=x", f"{key}={typed}", "device=cpu"])
         assert read.config is not None and read.as_json
@@ -275,7 +284,7 @@ def test_a_puzzle_arrives_as_it_was_typed(typed: str) -> None:
         assert (read.config.checkpoint, read.config.device) == ("x", "cpu")
 
 
-def test_a_maze_in_rows(maze_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_maze_can_be_typed_in_rows(maze_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     astray = PATH[:-1] + "o"
     monkeypatch.setattr(program, "trace", _answering(*([maze.to_tokens(text)] for text in (astray, PATH))))
     rows = "\n".join(MAZE[start : start + MAZE_SIDE] for start in range(0, len(MAZE), MAZE_SIDE))
@@ -293,10 +302,12 @@ def test_a_maze_in_rows(maze_run: Path, call: Call, monkeypatch: pytest.MonkeyPa
 # ---- many puzzles ----------------------------------------------------------------------------------------
 
 
-def test_a_csv(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_puzzles_of_a_csv_are_solved(
+    run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(program, "trace", solved_by_search)
     file = tmp_path / "puzzles.csv"
-    unsolvable = "12....3" + "." * 9  # no 3 is left for the first row, and 4 has two cells there
+    unsolvable = "12....3" + "." * 9  # the first row can't have a 3
     assert sudoku.solve(_tokens(unsolvable) - 1, BOXES["2x2"]) is None
     file.write_text(f"question\n{QUESTION}\n\n{unsolvable}\n{OTHER}\n{QUESTION}\n{OTHER}\n")
     status, text = call(f"checkpoint={run}", f"csv={file}", "batch_size=2")
@@ -314,7 +325,9 @@ def test_a_csv(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path:
     first, second = (json.loads(line) for line in text.splitlines())
     assert (status, first["expected"], second["expected"]) == (0, SOLUTION, None)
     status, text = call(f"checkpoint={run}", f"csv={compressed}")
-    assert status == 0 and text.count("│ 1  .  │ .  4  │") == 1 and "2 of 2 solved" in text  # a few are shown in steps
+    assert (
+        status == 0 and text.count("│ 1  .  │ .  4  │") == 1 and "2 of 2 solved" in text
+    )  # few puzzles are shown step by step
     assert "┌" not in call(f"checkpoint={run}", f"csv={compressed}", "show=lines")[1]
     assert "┌" in call(f"checkpoint={run}", f"csv={file}", "show=steps")[1]
 
@@ -384,7 +397,7 @@ def test_a_known_task_has_its_row_of_the_puzzle_table(
     (note,) = [line for line in text.splitlines() if line.startswith("note: ")]
     assert note.startswith("note: unknown is not among the puzzles of ") and "the model has not seen this task" in note
 
-    # The data of the training may have gone, and may be found elsewhere.
+    # The data of the training may be gone, or may be in another folder.
     run = Path(shutil.copytree(arc_run, tmp_path / "run"))
     config = run / "step_00000001" / "state.json"
     assert str(arc_run.parent / "data") in config.read_text()
@@ -402,7 +415,7 @@ def test_a_known_task_has_its_row_of_the_puzzle_table(
         names.write_text(kept)
 
 
-def test_rows_of_several_datasets_follow_one_another(tmp_path: Path) -> None:
+def test_rows_of_several_datasets_are_numbered_in_sequence(tmp_path: Path) -> None:
     for folder, names in (("a", ["<blank>", "x"]), ("b", ["<blank>", "y", "z"])):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "identifiers.json").write_text(json.dumps(names))
@@ -478,7 +491,7 @@ MAZE_MISTAKES = [
         *(("maze_run", *case) for case in MAZE_MISTAKES),
     ],
 )
-def test_what_is_no_puzzle(
+def test_texts_and_files_that_are_no_puzzles_are_refused(
     run_name: str,
     typed: str,
     expected: str,
@@ -507,7 +520,9 @@ def _source(run: Path) -> Source:
     return Source.look_at(config, SINGLE)
 
 
-def test_a_mistake_in_a_puzzle_comes_before_the_weights(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_puzzle_is_refused_before_the_weights_are_loaded(
+    run: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def load(*_: object) -> None:
         raise AssertionError("the model was loaded")
 
@@ -516,7 +531,7 @@ def test_a_mistake_in_a_puzzle_comes_before_the_weights(run: Path, call: Call, m
         call(f"checkpoint={run}", "puzzle=123")
 
 
-def test_mistakes_about_the_model(run: Path, call: Call, tmp_path: Path) -> None:
+def test_wrong_models_are_refused(run: Path, call: Call, tmp_path: Path) -> None:
     other = _board_run(tmp_path / "other", 10, 7, ["<blank>"])
     weights = next(run.glob("step_*/model.safetensors"))
     question = f"puzzle={QUESTION}"
@@ -545,7 +560,7 @@ def test_mistakes_about_the_model(run: Path, call: Call, tmp_path: Path) -> None
 
 
 def _solves(rank: int) -> None:
-    """The model gives way to one that can solve puzzles."""
+    """Replace the model by a search that solves puzzles."""
     vars(program)["trace"] = solved_by_search
 
 
@@ -558,7 +573,7 @@ def test_exit_statuses(run: Path, log: Path) -> None:
     assert "error: puzzle has 3 characters, this model's puzzles have 16" in mistaken.output
 
 
-def test_a_standard_input_that_is_closed_or_fails(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standard_input_that_is_closed_or_fails_is_a_mistake(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing:
         @property
         def buffer(self) -> io.BytesIO:
@@ -574,7 +589,7 @@ def test_a_standard_input_that_is_closed_or_fails(run: Path, monkeypatch: pytest
 
 
 def test_standard_streams(run: Path, tmp_path: Path) -> None:
-    """Puzzles through a pipe, none of them solved, and a reader that leaves, as `solve.py ... | head` has it."""
+    """A pipe brings 1,000 puzzles that are not solved, and the reader leaves, as with `| head`."""
     file = tmp_path / "many.txt"
     file.write_text(f"{'.' * 16}\n" * 1000)
     command = [sys.executable, str(runs.REPOSITORY / "solve.py"), "device=cpu", f"checkpoint={run}", "puzzle=-"]

@@ -1,4 +1,4 @@
-"""The helper that runs a function on several ranks reports their failures."""
+"""run_ranks reports the failures of its ranks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Two hosts that share nothing but a cable and a disk: they train together, and go on together after a fault."""
+"""Two hosts that share only a cable and a disk train together, and resume after a fault."""
 
 import signal
 import time
@@ -10,7 +10,7 @@ import pytest
 from tests.hosts import Host, Launched, two_hosts, why_no_two_hosts
 from tests.runs import assert_same_run, latest, rows, settings, train
 
-# Steps enough for a fault to come in the midst of them.
+# There are enough steps for a fault to come in the middle of the run.
 LONGER = {"max_steps": 150, "log_interval": 1, "checkpoint_every_n_steps": 10, "eval_every_n_steps": 50}
 RESTARTS = ["--max-restarts", "3"]
 
@@ -65,7 +65,10 @@ def test_killed_on_one_host(
 def test_cable_out_for_ten_seconds(
     data: Path, quiet_longer: Path, tmp_path: Path, log: Path, hosts: list[Host], timeout_s: int
 ) -> None:
-    """Patient ranks sit it out; others end with a reason, and come back."""
+    """With a long timeout the ranks wait.
+
+    With a short timeout they end with a reason and restart.
+    """
     run = tmp_path / "run"
     launched = Launched(hosts, settings(data, run, **LONGER, dist__timeout_s=timeout_s), log, options=RESTARTS)
     try:

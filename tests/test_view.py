@@ -1,4 +1,4 @@
-"""The viewer: what its page holds, which mistakes it names, and how the page behaves in a real browser, offline."""
+"""The viewer: the data of its page, its mistakes, and the page in a browser without a network."""
 # N = examples, T = reasoning steps, S = cells, P = puzzles, G = groups
 
 import base64
@@ -27,19 +27,20 @@ from viewer.pages import ALPHABET, IGNORED, board_of, to_text
 from viewer.run_page import MAX_POINTS, rank_of, thinned
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-# Something that would run, if a name were ever read as HTML.
+# A name with code that would run if the page treated the name as HTML.
 EVIL = "</script><script>document.title='taken over'</script><img src=x onerror=alert(1)>"
 SUDOKU_TOKENS = ["padding", "blank", "1", "2", "3", "4"]
 SUDOKU_BOARD = {"kind": "sudoku", "rows": 4, "columns": 4, "tokens": SUDOKU_TOKENS, "box": [2, 2]}
 SOLUTION_S = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1]) + 1
 GIVEN = (0, 3, 5, 6, 9, 10, 12, 15)
 NUM_STEPS = 4
-# What would be wrong at each step, of six puzzles: three are solved, and the last one only at the end.
+# The number of wrong cells of six puzzles at each step. Three puzzles are solved, one of them only
+# at the last step.
 NUM_WRONG_NT = [[0, 0, 0, 0], [3, 2, 1, 1], [2, 1, 0, 0], [4, 4, 4, 4], [3, 2, 1, 0], [5, 3, 3, 2]]
 
 
 def shown(output: Path) -> dict[str, Any]:
-    """The data of a page."""
+    """Return the data of a page."""
     block = output.read_text().split('id="data">')[1].split("</script>")[0]
     data = json.loads(zlib.decompress(base64.b64decode(block)))
     assert isinstance(data, dict)
@@ -60,7 +61,10 @@ def tokens_of(text: str | list[int]) -> list[int]:
 def write_dataset(
     folder: Path, inputs_NS: np.ndarray, labels_NS: np.ndarray, vocab_size: int, names: list[str], group_size: int = 1
 ) -> Path:
-    """Both splits alike; puzzle p has the identifier p modulo their number, and one example."""
+    """Write a dataset with two equal splits.
+
+    Puzzle p has one example, and the identifier p modulo the number of names.
+    """
     num = len(inputs_NS)
     for split in ("train", "test"):
         (folder / split).mkdir(parents=True)
@@ -90,7 +94,7 @@ def write_dataset(
 
 
 def questions() -> np.ndarray:
-    """(6, 16): one 4x4 Sudoku, over and over."""
+    """Return one 4x4 Sudoku six times, with shape (6, 16)."""
     return np.tile(np.where(np.isin(np.arange(16), GIVEN), SOLUTION_S, 1), (6, 1))
 
 
@@ -110,7 +114,10 @@ def write_metrics(run: Path) -> None:
 
 
 def predictions() -> np.ndarray:
-    """(6, 4, 16): of the cells that aren't given, as many of the first are wrong as NUM_WRONG_NT says."""
+    """Return the answers at each step, with shape (6, 4, 16).
+
+    NUM_WRONG_NT says how many of the free cells are wrong. The first free cells are wrong.
+    """
     free = [cell for cell in range(16) if cell not in GIVEN]
     predictions_NTS = np.tile(SOLUTION_S, (6, NUM_STEPS, 1)).astype(np.uint8)
     for n, num_wrong_T in enumerate(NUM_WRONG_NT):
@@ -121,7 +128,7 @@ def predictions() -> np.ndarray:
 
 
 def write_run(run: Path, data: Path | None) -> Path:
-    """A run whose predictions were saved in two files, as two ranks do."""
+    """Write a run whose predictions are saved in two files, as by two ranks."""
     outputs = run / "eval_outputs" / "step_00000500"
     outputs.mkdir(parents=True)
     config = {"data_path": str(data), "arch": {"name": "trm", "hidden_size": 64}, "lr": 0.001, "seed": 0}
@@ -138,7 +145,7 @@ def write_run(run: Path, data: Path | None) -> Path:
             "predictions_at_step": predictions()[mine],
             "q_halt_at_step": q_halt_NT[mine],
         }
-        # Slices as they are would be written with the whole array's strides.
+        # safetensors would write slices with the strides of the whole array.
         whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         save_file(whole, outputs / f"all_rank{rank}_0000.safetensors")
     results = {
@@ -153,7 +160,11 @@ def write_run(run: Path, data: Path | None) -> Path:
 
 
 def write_arc(folder: Path) -> tuple[Path, Path]:
-    """A dataset of two tasks, and a run that voted on them: one right in the first place, one nowhere."""
+    """Write a dataset of two tasks, and a run that voted on them.
+
+    The right answer of the first task is in the first place. The candidates of the second task are
+    all wrong.
+    """
     grids = [np.array([[1, 2], [3, 4]]), np.array([[5, 0, 5], [0, 5, 0]])]
     inputs_NS = np.stack([to_tokens(grid.astype(np.uint8)) for grid in grids])
     labels_NS = np.stack([to_tokens(grid.astype(np.uint8)[::-1]) for grid in grids])
@@ -211,7 +222,7 @@ def test_a_dataset_is_shown_with_its_groups_and_names(tmp_path: Path) -> None:
         assert tokens_of(example["label"]) == SOLUTION_S.tolist()
 
 
-def test_the_page_is_one_file_and_names_are_no_html(tmp_path: Path) -> None:
+def test_the_page_is_one_file_and_treats_names_as_text(tmp_path: Path) -> None:
     data = write_sudoku(tmp_path / "<b>@@DATA@@&", ["<blank>", EVIL])
     text_of = tmp_path / "view.html"
     page_of(data, text_of)
@@ -219,14 +230,18 @@ def test_the_page_is_one_file_and_names_are_no_html(tmp_path: Path) -> None:
     assert "taken over" not in text and "<b>@@DATA" not in text
     assert "<title>&lt;b&gt;@@DATA@@&amp;</title>" in text
     for outside in ("http://", "https://", "src=", "@import", "url("):
-        assert outside not in text.replace("http://www.w3.org/2000/svg", "")  # a name, which nobody fetches
+        assert outside not in text.replace(
+            "http://www.w3.org/2000/svg", ""
+        )  # the name of a namespace, which browsers do not fetch
 
 
 def test_a_run_is_shown_with_answers_confidence_and_curves(tmp_path: Path) -> None:
     data = write_sudoku(tmp_path / "data", [f"puzzle {n}" for n in range(6)])
     page = page_of(write_run(tmp_path / "run", data), tmp_path / "view.html")
     assert page["board"]["kind"] == "sudoku" and page["sets"] == {"all": 6}
-    assert [example["row"] for example in page["examples"]] == list(range(6)), "files of two ranks, by row"
+    assert [example["row"] for example in page["examples"]] == list(range(6)), (
+        "the files of two ranks must be joined in the order of rows"
+    )
     assert [example["name"] for example in page["examples"]] == [f"puzzle {n}" for n in range(6)]
     for example, predictions_TS in zip(page["examples"], predictions(), strict=True):
         assert [tokens_of(answer) for answer in example["answers"]] == predictions_TS.tolist()
@@ -253,7 +268,7 @@ def test_a_run_is_shown_with_answers_confidence_and_curves(tmp_path: Path) -> No
     ]
 
 
-def test_a_board_is_told_by_its_tokens_where_the_dataset_is_gone(tmp_path: Path) -> None:
+def test_without_the_dataset_the_tokens_decide_the_kind_of_board(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path / "run", None), tmp_path / "view.html")
     assert page["board"] == SUDOKU_BOARD and page["facts"]["task"] == "Sudoku 2x2"
 
@@ -285,7 +300,9 @@ def test_metrics_that_a_task_judges_come_before_others() -> None:
         (50, 9, "numbers", 4, 16),
     ],
 )
-def test_boards_go_by_the_shape_of_the_data(seq_len: int, vocab_size: int, kind: str, rows: int, columns: int) -> None:
+def test_the_sizes_of_the_data_decide_the_board(
+    seq_len: int, vocab_size: int, kind: str, rows: int, columns: int
+) -> None:
     board = board_of(task_of_shape(seq_len, vocab_size), seq_len)
     assert (board["kind"], board["rows"], board["columns"]) == (kind, rows, columns)
     assert board.get("wrapped", False) == (rows != columns)
@@ -312,7 +329,7 @@ def test_the_task_names_every_token(seq_len: int, vocab_size: int) -> None:
     assert len(set(names)) == vocab_size and names[0] == "padding"
 
 
-def test_few_examples_are_spread_over_all(tmp_path: Path) -> None:
+def test_a_limited_number_of_examples_is_spread_over_all(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", None)
     page = page_of(run, tmp_path / "view.html", "--max-examples", "3")
     assert [example["row"] for example in page["examples"]] == [0, 2, 5]
@@ -327,7 +344,7 @@ def test_tokens_of_large_vocabularies_are_numbers() -> None:
     assert to_text(np.array([0, 64, -100])) == [0, 64, -1]
 
 
-def test_a_sequence_that_halted_ends_there(tmp_path: Path) -> None:
+def test_a_sequence_ends_where_it_halted(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", None)
     for file in (run / "eval_outputs" / "step_00000500").glob("*.safetensors"):
         arrays = load_file(file)
@@ -367,7 +384,7 @@ def test_a_line_that_the_run_is_writing_is_left_out(tmp_path: Path) -> None:
     assert page_of(run, tmp_path / "view.html")["curves"][0]["series"][0]["steps"][-1] == 500
 
 
-def test_long_curves_become_means() -> None:
+def test_long_curves_are_thinned_to_means() -> None:
     values_N = np.random.default_rng(0).random(4001)
     thin = thinned([(10 * n, float(value)) for n, value in enumerate(values_N)])
     assert len(thin["steps"]) == len(thin["values"]) == MAX_POINTS
@@ -397,7 +414,7 @@ def test_arc_votes_come_with_the_tasks_own_pairs(tmp_path: Path) -> None:
 
 
 def colours_of(file: Path) -> set[str]:
-    """The colours of a picture, after checking that it shows more than a background."""
+    """Return the colours of a picture, which must show more than a background."""
     image = matplotlib.image.imread(file)
     assert min(image.shape[:2]) > 150
     colours, counts = np.unique(
@@ -408,7 +425,10 @@ def colours_of(file: Path) -> set[str]:
 
 
 def write_other_run(run: Path, inputs_NS: np.ndarray, labels_NS: np.ndarray, wrong: int) -> Path:
-    """A run that puts a wrong token into the first labelled cell at its first step, and is right at its second."""
+    """Write a run with two steps.
+
+    At the first step the first labelled cell is wrong. At the second step all cells are right.
+    """
     outputs = run / "eval_outputs" / "step_00000500"
     outputs.mkdir(parents=True)
     write_metrics(run)
@@ -429,7 +449,7 @@ def write_undrawn(folder: Path) -> tuple[Path, Path]:
 
 
 def write_any_run(folder: Path, kind: str) -> Path:
-    """A run of a kind of board; its dataset is gone, so that tokens tell what kind it is."""
+    """Write a run on a kind of board. Its dataset is gone, so that the tokens decide the kind."""
     if kind == "sudoku":
         return write_run(folder, None)
     if kind == "maze":
@@ -443,7 +463,7 @@ def write_any_run(folder: Path, kind: str) -> Path:
     return write_other_run(folder, np.arange(50)[None], np.arange(50)[None] * 3, wrong=88)
 
 
-# A colour that only the board has, and one of its marks.
+# Colours that only this kind of board has, or that mark its cells.
 MARKS = {
     "sudoku": {pictures._WRONG_GROUND},
     "maze": {pictures._MAZE_GROUNDS[1], pictures._MAZE_GROUNDS[5], pictures._RED},
@@ -482,7 +502,7 @@ def test_a_picture_of_tokens_says_their_names(tmp_path: Path, monkeypatch: pytes
 
 
 def drawn_boards(monkeypatch: pytest.MonkeyPatch, run: Path, output: Path) -> tuple[str, list[pictures._Board]]:
-    """The title and the boards of a run's puzzle.png."""
+    """Return the title and the boards of a run's puzzle.png."""
     figures: list[tuple[str, list[pictures._Board]]] = []
 
     def record(shape: object, boards: list[pictures._Board], title: str, *_: object, **__: object) -> None:
@@ -493,7 +513,7 @@ def drawn_boards(monkeypatch: pytest.MonkeyPatch, run: Path, output: Path) -> tu
     return figures[0]
 
 
-def test_the_solved_puzzle_that_took_the_most_changes_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_solved_puzzle_with_the_most_changes_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "run", None)
     title, boards = drawn_boards(monkeypatch, run, tmp_path / "view.html")
     assert title == "run: row 4 of all"
@@ -508,10 +528,10 @@ def test_the_solved_puzzle_that_took_the_most_changes_is_drawn(tmp_path: Path, m
     assert givens == [set(GIVEN)] * 5
 
 
-def test_steps_that_change_nothing_are_left_out_and_what_is_missed_is_shown(
+def test_a_picture_leaves_out_steps_without_changes_and_has_the_solution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row 3 alone is not solved, and its answer never changes."""
+    """Only row 3 is kept. It is not solved, and its answer never changes."""
     run = write_run(tmp_path / "run", None)
     for file in (run / "eval_outputs" / "step_00000500").glob("*.safetensors"):
         arrays = load_file(file)
@@ -527,7 +547,7 @@ def test_steps_that_change_nothing_are_left_out_and_what_is_missed_is_shown(
     assert [cell.text for cell in boards[-1].cells] == [str(token - 1) for token in SOLUTION_S]
 
 
-def test_an_arc_board_is_cropped_to_the_solution_and_what_is_wrong(
+def test_an_arc_board_is_cropped_to_the_solution_and_the_wrong_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = write_any_run(tmp_path / "run", "arc")
@@ -543,8 +563,8 @@ def test_without_saved_outputs_the_curve_is_drawn_and_the_command_named(tmp_path
     assert said[1].startswith(f"{tmp_path / 'puzzle.png'} needs saved outputs") and command in said[1]
 
 
-def test_a_datasets_picture_lies_beside_the_page(tmp_path: Path) -> None:
-    """In the dataset's folder, its builder would refuse to replace the dataset."""
+def test_the_picture_of_a_dataset_is_written_beside_the_page(tmp_path: Path) -> None:
+    """A builder refuses to replace a dataset folder with other files."""
     data = write_sudoku(tmp_path / "$data", ["<blank>"], group_size=3)
     before = sorted(data.rglob("*"))
     said = view.view([str(data), "-o", str(tmp_path / "page.html"), "--png"])
@@ -554,7 +574,7 @@ def test_a_datasets_picture_lies_beside_the_page(tmp_path: Path) -> None:
     assert sorted(data.rglob("*")) == before
 
 
-def test_pictures_that_cannot_be_drawn(
+def test_pictures_that_cannot_be_drawn_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, output = write_run(tmp_path / "run", None), tmp_path / "view.html"
@@ -571,7 +591,7 @@ def test_pictures_that_cannot_be_drawn(
 
 
 def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """The one line with which a command is refused."""
+    """Return the one line with which a command is refused."""
     assert run_program(view.view, [str(argument) for argument in arguments]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -580,7 +600,9 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     return line
 
 
-def test_what_is_neither_run_nor_dataset_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_paths_and_options_that_fit_neither_a_run_nor_a_dataset_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "there is no folder" in mistake(capsys, tmp_path / "missing")
     assert "neither a run" in mistake(capsys, tmp_path)
     data = write_sudoku(tmp_path / "data")
@@ -620,13 +642,13 @@ def test_a_damaged_run_is_refused_and_nothing_is_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "view.html"]
 
 
-def test_outputs_that_are_not_there_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_outputs_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", None)
     assert "has no outputs of step 3, but of: 500" in mistake(capsys, run, "--step", "3")
     assert "has no set other; it has all" in mistake(capsys, run, "--set", "other")
 
 
-def test_arrays_that_do_not_go_together_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arrays_that_contradict_one_another_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", None)
     file = run / "eval_outputs" / "step_00000500" / "all_rank0_0000.safetensors"
     arrays = load_file(file)
@@ -636,7 +658,7 @@ def test_arrays_that_do_not_go_together_are_refused(tmp_path: Path, capsys: pyte
     assert "labels has shape (16,), but 2 axes" in mistake(capsys, run)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_sudoku(tmp_path / "data")
     assert "cannot write" in mistake(capsys, data, "-o", tmp_path / "no" / "view.html")
 
@@ -686,7 +708,7 @@ class Browser:
         return str(self.get(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def click(self, selector: str) -> None:
-        """As a person does: only what is there to be clicked."""
+        """Click like a person: only on elements that are visible."""
         from selenium.webdriver.common.by import By
 
         self._driver.find_element(By.CSS_SELECTOR, selector).click()
@@ -710,12 +732,12 @@ class Browser:
         return str(self.run(f"{canvas} e.onpointermove({at}); return e.title"))
 
     def rows(self) -> list[int]:
-        """The rows in the list, in order."""
+        """Return the rows in the list, in their order."""
         texts = self.get("[...document.querySelectorAll('#items .item b')].map((b) => b.textContent)")
         return [int(text.split()[-1]) for text in texts]
 
     def overflow(self) -> int:
-        """Pixels by which the page is wider than the screen."""
+        """Return the number of pixels by which the page is wider than the screen."""
         return int(self.get("document.documentElement.scrollWidth - window.innerWidth"))
 
     def errors(self) -> list[str]:
@@ -746,7 +768,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(chromium: Browser) -> Iterator[Browser]:
-    """Each test must leave no error in the console, and nothing may have been fetched."""
+    """Return a browser. A test must leave no error in the console and fetch nothing."""
     chromium.errors()
     yield chromium
     assert chromium.errors() == []
@@ -755,7 +777,7 @@ def browser(chromium: Browser) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A page of everything there is."""
+    """Return a page of each kind of run and dataset."""
     folder = tmp_path_factory.mktemp("pages")
     data = write_sudoku(folder / "sudoku", ["<blank>", EVIL], group_size=3)
     names = ["<blank>", EVIL, *(f"puzzle {n}" for n in range(2, 6))]
@@ -781,7 +803,7 @@ def test_reasoning_plays_and_can_be_stepped_through(browser: Browser, pages: dic
     assert browser.text("#heading") == "Row 0" and "solved" in browser.text("#verdict")
     browser.click("#next")
     assert browser.text("#heading") == "Row 1" and "1 wrong cell in the end" in browser.text("#verdict")
-    # At step 3 it is as confident, but its answer has just changed.
+    # The model is confident at step 3 too, but its answer has just changed.
     assert "halts at step 4" in browser.text("#confidence-card")
     assert "step 4 of 4 · nothing changed · 1 wrong · confidence 0.95" in browser.text("#said")
     browser.click("#first")
@@ -791,7 +813,7 @@ def test_reasoning_plays_and_can_be_stepped_through(browser: Browser, pages: dic
         browser.click("#forward")
         assert f"step {step} of 4 · {said}" in browser.text("#said")
         pictures.append(browser.picture())
-    assert len(set(pictures)) == 4, "every step draws another board"
+    assert len(set(pictures)) == 4, "two steps show the same board"
     assert "would halt here" not in browser.text("#said")
     browser.click("#forward")
     assert "would halt here" in browser.text("#said")
@@ -805,7 +827,7 @@ def test_reasoning_plays_and_can_be_stepped_through(browser: Browser, pages: dic
     assert browser.get("document.querySelector('#play').ariaLabel") == "Pause"
     browser.wait("document.querySelector('#slider').value === '4'")
     browser.wait("document.querySelector('#play').ariaLabel === 'Play'")
-    browser.click("#play")  # from the beginning, and stopped on its way
+    browser.click("#play")  # plays from the beginning, and is paused on the way
     browser.wait("document.querySelector('#slider').value === '1'")
     browser.click("#play")
     assert browser.get("document.querySelector('#play').ariaLabel") == "Play"
@@ -822,7 +844,7 @@ def test_filters_order_and_search_change_the_list(browser: Browser, pages: dict[
     browser.click("#items .item")
     assert browser.text("#heading") == "Row 4" and "solved from step 4 on" in browser.text("#verdict")
     browser.click("#filter [data-value=unsolved]")
-    assert browser.text("#heading") == "Row 5", "the first of what is left"
+    assert browser.text("#heading") == "Row 5", "the filter must select the first row that remains"
     browser.choose("#sort", "most")
     assert browser.rows() == [3, 5, 1]
     browser.choose("#sort", "fewest")
@@ -836,7 +858,7 @@ def test_filters_order_and_search_change_the_list(browser: Browser, pages: dict[
     assert browser.rows() == [] and "Nothing matches" in browser.text("#count")
 
 
-def test_the_keyboard_does_everything(browser: Browser, pages: dict[str, Path]) -> None:
+def test_the_keyboard_can_do_everything(browser: Browser, pages: dict[str, Path]) -> None:
     from selenium.webdriver import Keys
 
     browser.open(pages["run"])
@@ -848,7 +870,9 @@ def test_the_keyboard_does_everything(browser: Browser, pages: dict[str, Path]) 
     assert "step 1 of 4 · 2 wrong" in browser.text("#said")
     browser.run("document.querySelector('#slider').focus()")
     browser.keys(Keys.ARROW_RIGHT)
-    assert "step 2 of 4" in browser.text("#said"), "one step, not the slider's and the player's"
+    assert "step 2 of 4" in browser.text("#said"), (
+        "the arrow must move one step, not one for the slider and one for the player"
+    )
     browser.keys("h")
     assert "step 4 of 4" in browser.text("#said")
     browser.keys(Keys.END)
@@ -862,7 +886,7 @@ def test_the_keyboard_does_everything(browser: Browser, pages: dict[str, Path]) 
     browser.keys("/")
     assert browser.get("document.activeElement.id") == "search"
     browser.keys("4j")
-    assert browser.text("#heading") == "Row 4", "letters are text there"
+    assert browser.text("#heading") == "Row 4", "letters in the search field must be text"
     browser.keys(Keys.ESCAPE)
     browser.keys("?")
     assert browser.get("document.querySelector('#keys').open")
@@ -875,7 +899,7 @@ def test_the_keyboard_does_everything(browser: Browser, pages: dict[str, Path]) 
     assert browser.get("document.activeElement.matches(':focus-visible')")
     browser.keys(Keys.ARROW_LEFT)
     assert browser.get("document.activeElement.id") == "tab-examples"
-    assert "step 4 of 4" in browser.text("#said"), "the tabs' arrows aren't the player's"
+    assert "step 4 of 4" in browser.text("#said"), "arrows on the tabs must not move the player"
 
 
 def test_a_name_that_looks_like_a_script_is_text(browser: Browser, pages: dict[str, Path]) -> None:
@@ -895,12 +919,12 @@ def test_dark_and_light(browser: Browser, pages: dict[str, Path]) -> None:
     light = browser.get(background)
     assert light != dark and browser.picture() != board
     browser.open(pages["run"], dark=True)
-    assert browser.get(background) == light, "what one chose is kept"
+    assert browser.get(background) == light, "the chosen theme was not kept"
     browser.keys("t")
     assert browser.get(background) == dark
     browser.run("localStorage.clear()")
     browser.open(pages["run"])
-    assert browser.get(background) == light, "as the system has it"
+    assert browser.get(background) == light, "without a choice the theme must be that of the system"
 
 
 SMALL = (
@@ -927,7 +951,9 @@ def test_curves_can_be_chosen_and_read(browser: Browser, pages: dict[str, Path])
     from selenium.webdriver import Keys
 
     browser.open(pages["bare"])
-    assert browser.get("document.querySelector('#tab-curves').ariaSelected") == "true", "there is nothing else to see"
+    assert browser.get("document.querySelector('#tab-curves').ariaSelected") == "true", (
+        "a run without other data must open the curves"
+    )
     assert browser.get("document.querySelector('#metric').value") == "exact_accuracy"
     first = browser.get("document.querySelector('#curve').innerHTML")
     browser.choose("#metric", "lm_loss")
@@ -954,7 +980,7 @@ def test_results_are_a_table(browser: Browser, pages: dict[str, Path]) -> None:
 
 def test_a_dataset_is_browsed_by_group(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["data"])
-    assert browser.rows() == [0, 1, 0, 1], "two groups of each split"
+    assert browser.rows() == [0, 1, 0, 1], "the list must have two groups of each split"
     assert browser.picture("#question") != browser.picture("#solution")
     browser.choose("#set", "test/all")
     assert browser.text("#heading") == "group 0, row 0"
@@ -965,7 +991,7 @@ def test_a_dataset_is_browsed_by_group(browser: Browser, pages: dict[str, Path])
     assert browser.text("#heading") == "group 1, row 3"
 
 
-def test_tokens_that_nobody_knows_are_numbers(browser: Browser, pages: dict[str, Path]) -> None:
+def test_tokens_of_an_unknown_task_are_numbers(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["other"])
     assert browser.picture("#question") != browser.picture("#solution")
     assert browser.get("document.querySelector('#question').width > document.querySelector('#question').height")
@@ -996,12 +1022,16 @@ def test_a_task_without_a_drawing_is_shown_by_its_tokens(browser: Browser, pages
 def test_arc_answers_and_votes(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["arc_run"])
     assert "1 wrong cell" in browser.text("#verdict")
-    assert not browser.get("document.querySelector('#controls').checkVisibility()"), "only final answers were saved"
+    assert not browser.get("document.querySelector('#controls').checkVisibility()"), (
+        "a run with only final answers must have no player"
+    )
     assert "python evaluate.py checkpoint=" in browser.text("#hint")
     browser.keys("j")
     assert "aaaa0001, turned by 90°, colours 0–9 become 0213456789" in browser.text("#verdict")
     size = "document.querySelector('#board')"
-    assert browser.get(f"{size}.width / {size}.height") == pytest.approx(1.5, abs=0.05), "3 columns, 2 rows: cropped"
+    assert browser.get(f"{size}.width / {size}.height") == pytest.approx(1.5, abs=0.05), (
+        "the board must be cropped to 3 columns and 2 rows"
+    )
     browser.click("#tab-votes")
     assert "right answer in place 1" in browser.text("#vote-stage h2")
     assert browser.text(".candidates li.is-right").splitlines() == ["✓ right", "7 votes", "confidence 0.7"]
