@@ -23,11 +23,12 @@ hypothesis_settings.load_profile("calm")
 
 # pytest gives whole files to its processes (--dist loadfile), in the order of collection
 # (--no-loadscope-reorder). A file that takes minutes must not start last.
-LONG_FILES = ("test_checkpoint.py", "test_readme.py", "test_resume.py", "test_pipeline.py")
+LONG_FILES = ("test_resume.py", "test_recovery.py", "test_lost_ranks.py", "test_readme.py", "test_elastic.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONG_FILES.index(item.path) if item.path in LONG_FILES else len(LONG_FILES))
+    places = {name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @pytest.fixture(scope="session")

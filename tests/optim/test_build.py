@@ -310,12 +310,13 @@ def test_state_that_does_not_fit_is_refused(name: str) -> None:
 
 
 def test_step_counts_are_on_the_host_because_torch_needs_them_there() -> None:
-    model = Model()
+    model = Model().to("meta")  # any device but the host
     state = _build(model, "adamw").export_state(model)
     assert all(value.dtype == torch.float32 for value in state.values())
     counts = {key: value for key, value in state.items() if value.ndim == 0}
     assert counts.keys() == {f"adamw.step.{name}" for name, _ in model.named_parameters()}
     assert all(count.device.type == "cpu" for count in counts.values())
+    assert all(value.device.type == "meta" for value in state.values() if value.ndim > 0)
 
 
 # ---- sharded parameters ----------------------------------------------------------------------------------

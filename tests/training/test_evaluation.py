@@ -187,12 +187,11 @@ def _on_rank(world: World, rows: dict[str, np.ndarray], batch_size: int) -> dict
 
 def test_the_number_of_ranks_does_not_change_the_metrics(model: HRM, rows: dict[str, np.ndarray]) -> None:
     """Three ranks take 22 rows in batches of 7. The last row is left for one rank alone."""
-    expected = _evaluate(model, _split(all=rows), 7)
-    for metrics in run_ranks(_on_rank, 3, {name: array[:22] for name, array in rows.items()}, 7):
-        assert metrics is not None
-    short = _evaluate(model, _split(all={name: array[:22] for name, array in rows.items()}), 7)
-    assert short == pytest.approx(metrics, rel=1e-5)
-    assert short != expected
+    some = {name: array[:22] for name, array in rows.items()}
+    expected = _evaluate(model, _split(all=some), 7)
+    assert expected is not None and expected != _evaluate(model, _split(all=rows), 7)
+    for rank, metrics in enumerate(run_ranks(_on_rank, 3, some, 7)):
+        assert metrics == pytest.approx(expected, rel=1e-5), f"rank {rank}"
 
 
 def test_each_set_has_its_own_metrics(model: HRM, rows: dict[str, np.ndarray]) -> None:
