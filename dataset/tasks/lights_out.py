@@ -7,16 +7,14 @@ that presses the first cell, row by row, in which they differ. So the label is a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dataset.schema import PuzzleSet
-from dataset.tasks.base import Cell, Fault, TextTask, Verdict, count
-from dataset.tasks.square import SquareSymmetries, square_variations
-from dataset.transforms import NUM_TRANSFORMS, transform_sources
+from dataset.tasks.base import Cell, Fault, Verdict, count
+from dataset.tasks.square import SquareTask
+from dataset.transforms import transform_sources
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,10 +29,10 @@ _TERMINAL = ("? ", "· ", "● ", "· ", "x ")
 _SOLVED_AT_ONCE = 4096
 
 
-class LightsOutTask(TextTask):
+class LightsOutTask(SquareTask):
     """Tokens: 0 padding; of a puzzle 1 a dark lamp, 2 a lit one; of an answer 3 a cell left alone, 4 a press."""
 
-    kind = "lights_out"
+    kind, noun = "lights_out", "Lights Out"
     singular, plural = "a Lights Out board", "Lights Out boards"
     _SHAPES = f"a square of {VOCAB_SIZE} with sides from {MIN_SIDE} to {MAX_SIDE}"
     shapes = f"Lights Out: {_SHAPES}"
@@ -42,12 +40,8 @@ class LightsOutTask(TextTask):
     checked = "Lights Out: labels that leave a lamp on, or are not the fewest presses."
     # Whether the presses turn every lamp off, whatever the label says, and whether no fewer presses do.
     metrics = ("lamps_off", "fewest_presses")
-    most_variations = NUM_TRANSFORMS
     has_one_solution = False
     tokens = ("padding", "dark", "lit", "leave", "press")
-
-    def __init__(self, side: int) -> None:
-        self.name, self.title, self.side = f"lights out {side}x{side}", f"Lights Out {side}x{side}", side
 
     @classmethod
     def of_shape(cls, seq_len: int, vocab_size: int) -> LightsOutTask | None:
@@ -95,11 +89,8 @@ class LightsOutTask(TextTask):
 
     # ---- symmetries --------------------------------------------------------------------------------------
 
-    def symmetries(self, sets: Sequence[PuzzleSet]) -> SquareSymmetries:
-        return SquareSymmetries(sets, self.plural, self.side, allowed_transforms)
-
-    def variations(self, numbers_N: np.ndarray, count: int) -> dict[str, np.ndarray]:
-        return square_variations(numbers_N, count, self.side)
+    def _allowed_transforms(self, inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
+        return allowed_transforms(inputs_NS, labels_NS)
 
     # ---- evaluation and validation -----------------------------------------------------------------------
 

@@ -3,26 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dataset import maze
-from dataset.schema import PuzzleSet
-from dataset.tasks.base import GREY, Cell, Fault, TextTask, Verdict, count
-from dataset.tasks.square import SquareSymmetries, square_variations
-from dataset.transforms import NUM_TRANSFORMS
+from dataset.tasks.base import GREY, Cell, Fault, Verdict, count
+from dataset.tasks.square import SquareTask
 from utils.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
 
-class MazeTask(TextTask):
+class MazeTask(SquareTask):
     """Tokens and characters are those of dataset/maze.py."""
 
-    kind = "maze"
+    kind = noun = "maze"
     singular, plural = "a maze", "mazes"
     shapes = f"maze: a square of {maze.VOCAB_SIZE}"
     wrong_shape = f"which is no maze (a square of {maze.VOCAB_SIZE} kinds is); leave the evaluator maze out"
@@ -30,13 +27,8 @@ class MazeTask(TextTask):
     # Whether an answer is a path from S to G, and whether none is shorter, whatever the label says: there are many
     # shortest paths, and the label is one of them.
     metrics = ("path_valid", "path_optimal")
-    most_variations = NUM_TRANSFORMS
     has_one_solution = False
     tokens = ("padding", "wall", "free", "start", "goal", "path")
-
-    def __init__(self, side: int) -> None:
-        self.name = self.title = f"maze {side}x{side}"
-        self.side = side
 
     @classmethod
     def of_shape(cls, seq_len: int, vocab_size: int) -> MazeTask | None:
@@ -96,14 +88,11 @@ class MazeTask(TextTask):
             lines.append(f"│{''.join(cells)}│")
         return [*lines, f"└{edge}┘"]
 
-    def symmetries(self, sets: Sequence[PuzzleSet]) -> SquareSymmetries:
+    def _allowed_transforms(self, inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
         # A maze has millions of shortest paths, and its label is the one that breadth-first search from S finds: of the
         # sequences of directions the first, where down comes before left, right and up. Turned, most paths are the
         # label no more.
-        return SquareSymmetries(sets, self.plural, self.side, maze.allowed_transforms)
-
-    def variations(self, numbers_N: np.ndarray, count: int) -> dict[str, np.ndarray]:
-        return square_variations(numbers_N, count, self.side)
+        return maze.allowed_transforms(inputs_NS, labels_NS)
 
     def judge(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
         # A breadth-first search on the host.

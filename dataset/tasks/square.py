@@ -1,12 +1,14 @@
 """What tasks share whose boards are squares without a direction: symmetries by the eight transforms of the square."""
 # B = slots, N = examples, L = side of a board, S = cells (L * L), T = 8 transforms, U = 1
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from dataset.schema import PuzzleSet, unchanged
-from dataset.tasks.base import Symmetries
+from dataset.tasks.base import Symmetries, TextTask
 from dataset.transforms import NUM_TRANSFORMS, transform_sources
 
 # Examples whose transforms are checked at a time, so that memory does not grow with the dataset.
@@ -14,6 +16,28 @@ _CHECKED_AT_ONCE = 1024
 
 Allowed = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From inputs and labels, (N, S) each, to the transforms after which the label is still the answer, (N, T) bool."""
+
+
+class SquareTask(TextTask):
+    """A task whose boards may be turned and mirrored. A subclass adds the rules."""
+
+    noun: ClassVar[str]  # the name of the task in titles, such as "Lights Out"
+    most_variations = NUM_TRANSFORMS
+
+    def __init__(self, side: int) -> None:
+        self.title, self.side = f"{self.noun} {side}x{side}", side
+        self.name = self.title.lower()
+
+    @abstractmethod
+    def _allowed_transforms(self, inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
+        """Return the transforms after which the label is still the answer, (N, T) bool."""
+
+    def symmetries(self, sets: Sequence[PuzzleSet]) -> "SquareSymmetries":
+        return SquareSymmetries(sets, self.plural, self.side, self._allowed_transforms)
+
+    def variations(self, numbers_N: np.ndarray, count: int) -> dict[str, np.ndarray]:
+        # Variation k is transform k.
+        return {"cells": transform_sources(self.side)[numbers_N % count]}
 
 
 class SquareSymmetries(Symmetries):
@@ -49,11 +73,6 @@ class SquareSymmetries(Symmetries):
 
     def choose(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> dict[str, np.ndarray]:
         return {"cells": self._sources_TS[self.transforms(uniform_BU, examples_B)]}
-
-
-def square_variations(numbers_N: np.ndarray, count: int, side: int) -> dict[str, np.ndarray]:
-    """Return variations for votes: the k-th is the k-th transform."""
-    return {"cells": transform_sources(side)[numbers_N % count]}
 
 
 def _chunks(num: int) -> list[slice]:
