@@ -1,4 +1,4 @@
-"""ARC: tasks as JSON, grids as tokens, the symmetries that augment a task, and the score of a vote.
+"""Read ARC tasks from JSON, convert grids to tokens, augment ARC tasks, and score votes.
 
 The tokens are the published ones: 0 is padding, 1 the end of a grid, and c + 2 is colour c. A
 sequence is a canvas of 30 x 30 cells.
@@ -53,7 +53,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Task:
-    """A task: demonstrations, which have outputs, and tests, which all have outputs or none."""
+    """An ARC task: demonstrations with outputs, and test pairs, with outputs or without."""
 
     name: str
     train: list[Pair]
@@ -61,20 +61,20 @@ class Task:
 
 
 # --------------------------------------------------------------------------------------------------
-# Tasks as JSON
+# ARC tasks as JSON
 
 
 def read_tasks(file: Path, solutions_file: Path | None = None) -> list[Task]:
-    """Read the tasks of a .json or .json.gz file.
+    """Read the ARC tasks of a .json or .json.gz file.
 
-    The file holds one task, which gets the name of the file, or many tasks as {name: task}.
+    The file holds one ARC task, which gets the name of the file, or many as {name: task}.
 
     Args:
         solutions_file: a file of {name: [output of each test pair]}. These outputs replace those in
             `file`.
 
     Raises:
-        UserError: Something is wrong; the message names the file, the task and the place.
+        UserError: Something is wrong; the message names the file, the ARC task and the place.
     """
     name = file.name.removesuffix(".gz").removesuffix(".json")
     if solutions_file is None:
@@ -89,20 +89,20 @@ def read_tasks(file: Path, solutions_file: Path | None = None) -> list[Task]:
 
 
 def parse_tasks(value: Any, where: str, name: str) -> list[Task]:
-    """Return the tasks in parsed JSON.
+    """Return the ARC tasks in parsed JSON.
 
     Args:
         where: the beginning of error messages.
-        name: the name of the task if there is only one.
+        name: the name of the ARC task if there is only one.
 
     Raises:
-        UserError: Something is wrong; the message names the task and the place.
+        UserError: Something is wrong; the message names the ARC task and the place.
     """
     if not isinstance(value, dict):
         raise UserError(f"{where}: holds {_kind(value)}, no ARC task ({{train: [...], test: [...]}}); {_FIX}")
     if not value:
-        raise UserError(f"{where}: holds no task; give a file with tasks")
-    # One of many tasks may be called "train" or "test". Its value is then not a list of pairs.
+        raise UserError(f"{where}: holds no ARC task; give a file with ARC tasks")
+    # One of many ARC tasks may be called "train" or "test". Its value is then not a list of pairs.
     if isinstance(value.get("train"), list) or isinstance(value.get("test"), list):
         return [_task(value, name, where)]
     return [_task(task, name, f"{where}: task {name}") for name, task in value.items()]
@@ -119,10 +119,11 @@ def _read_json(file: Path) -> Any:
     if not text.strip():
         raise UserError(f"{file}: is empty; get the file again")
     if len(text) > _MOST_BYTES:
-        raise UserError(f"{file}: holds more than {_MOST_BYTES >> 20} MiB of JSON, no ARC tasks; give a file of tasks")
+        raise UserError(f"{file}: holds more than {_MOST_BYTES >> 20} MiB of JSON, no ARC tasks; give a smaller file")
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # also text that isn't UTF-8, and numbers of thousands of digits
+    except (ValueError, RecursionError) as error:
+        # Text that isn't UTF-8 and numbers with thousands of digits are ValueErrors too.
         raise UserError(f"{file}: is no JSON ({one_line(error)}); {_FIX}") from None
 
 
@@ -274,20 +275,21 @@ def undo(grid_hw: np.ndarray, number: int, permutation_C: np.ndarray) -> np.ndar
 
 
 class Augmentations(NamedTuple):
-    """Versions of one task: each is a transform, followed by a permutation of the colours."""
+    """Versions of one ARC task. A version is a transform, then a permutation of the colours."""
 
     transforms_A: np.ndarray  # (A,) uint8
     permutations_AC: np.ndarray  # (A, C) uint8; colour c becomes entry c
 
 
 def draw_augmentations(pairs: Sequence[Pair], num_aug: int, rng: np.random.Generator) -> Augmentations:
-    """Draw up to `num_aug` versions of a task that differ in content from it and from one another.
+    """Draw up to `num_aug` versions of an ARC task.
 
-    Black stays black. A version that is already there is drawn again, with at most 5 * num_aug
-    draws in total, as published. A task with few colours or much symmetry gets fewer versions.
+    The versions differ in content from the original and from one another. Black stays black. A
+    version that is already there is drawn again, with at most 5 * num_aug draws in total, as
+    published. An ARC task with few colours or much symmetry gets fewer versions.
 
     Returns:
-        The task itself, followed by the versions.
+        The original, followed by the versions.
     """
     transforms_A = np.zeros(1, dtype=np.uint8)
     permutations_AC = IDENTITY_C[None]
@@ -332,7 +334,7 @@ def augmented_name(task: str, number: int, permutation_C: np.ndarray) -> str:
 
 
 def parse_name(name: str) -> tuple[str, int, np.ndarray]:
-    """Return the task, the transform and the permutation_C in the name of an identifier.
+    """Return the ARC task, the transform and the permutation_C in an identifier's name.
 
     Raises:
         UserError: The name is malformed.
@@ -373,10 +375,10 @@ def rank(votes: Votes) -> list[Candidate]:
 
 
 def score(candidates: Sequence[Sequence[Candidate]], solutions: Sequence[bytes], ks: Sequence[int]) -> list[float]:
-    """Return pass@k of one task for each k.
+    """Return pass@k of one ARC task for each k.
 
-    pass@k is the share of the task's test inputs whose solution is among the first k candidates.
-    TRM's evaluator counts a task in the same way.
+    pass@k is the share of its test inputs whose solution is among the first k candidates.
+    TRM's evaluator counts an ARC task in the same way.
 
     Args:
         candidates: for each test input its candidates, best first (`rank`); there may be none.

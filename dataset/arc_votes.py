@@ -1,7 +1,7 @@
-"""Score ARC by votes: each version of a task predicts an answer, and the answers vote.
+"""Score ARC by votes: each version of an ARC task predicts an answer, and the answers vote.
 
 The augmentation of a prediction is undone before it votes. Each rank counts the votes of its own
-predictions, and sends the counts to rank 0 for a few tasks at a time.
+predictions, and sends the counts to rank 0 for a few ARC tasks at a time.
 """
 # N = examples, S = cells of the canvas, U = identifiers in the split, C = the ten colours
 
@@ -45,7 +45,7 @@ _HASHED = re.compile(r".+_t[0-7]_-?\d+")
 
 
 class ArcVotes:
-    """Votes on the tasks of one dataset's test split.
+    """Votes on the ARC tasks of one dataset's test split.
 
         votes = ArcVotes(split)
         for each batch of this rank's share:
@@ -74,7 +74,8 @@ class ArcVotes:
         folder = split.path.parent
         self._puzzles_file = folder / "test_puzzles.json"
         self._tasks = _read_puzzles(self._puzzles_file)
-        # The place of each test input's votes in the lists of a task. Equal inputs share a place.
+        # The place of each test input's votes in the lists of an ARC task. Equal inputs share a
+        # place.
         self._slots = [
             {key: slot for slot, key in enumerate(dict.fromkeys(grid_key(pair.input) for pair in task.test))}
             for task in self._tasks
@@ -89,7 +90,7 @@ class ArcVotes:
 
     @property
     def num_tasks(self) -> int:
-        """The number of tasks with known solutions. The metrics are means over these tasks."""
+        """The number of ARC tasks with known solutions, over which the metrics are means."""
         return sum(self._solved)
 
     def clear(self) -> None:
@@ -104,7 +105,7 @@ class ArcVotes:
         """Add one vote for each row.
 
         A prediction whose first cell is not a colour is not a grid, and votes for nothing. If an
-        input is not a test input of its identifier's task, `result` raises the error: here only
+        input is not a test input of its identifier's ARC task, `result` raises the error: here only
         some ranks would raise it.
 
         Args:
@@ -137,13 +138,14 @@ class ArcVotes:
             votes[key] = (num_votes + 1, total + units)
 
     def result(self, world: World, save_to: Path | None = None) -> dict[str, float]:
-        """Return pass@k for each k, the mean over all tasks with solutions. Every rank.
+        """Return pass@k for each k, the mean over all ARC tasks with solutions. Every rank.
 
-        A task without votes counts as well.
+        An ARC task without votes counts as well.
 
         Args:
             save_to: a folder into which rank 0 writes submission.json (two attempts for each test
-                input of each task, in Kaggle's format) and arc_votes.json (the best candidates).
+                input of each ARC task, in Kaggle's format) and arc_votes.json (the best
+                candidates).
 
         Raises:
             UserError: A vote was invalid (see `add`), or a file can't be written.
@@ -181,7 +183,7 @@ class ArcVotes:
         return dict(zip(self.metrics, scores, strict=False))
 
     def _read_names(self, file: Path) -> None:
-        """Read the task, transform and permutation of each identifier of the split.
+        """Read the ARC task, transform and permutation of each identifier of the split.
 
         They are kept as arrays, because a million Python objects would take much memory.
         """
@@ -216,7 +218,7 @@ class ArcVotes:
 def _read_puzzles(file: Path) -> list[Task]:
     tasks = parse_tasks(_read_json(file), str(file), "")
     if tasks[0].name == "":
-        raise UserError(f"{file}: holds one task without its name; rebuild the dataset")
+        raise UserError(f"{file}: holds one ARC task without its name; rebuild the dataset")
     return tasks
 
 

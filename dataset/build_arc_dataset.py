@@ -1,10 +1,12 @@
-"""Builds an ARC dataset in the published format, from folders of tasks or from the combined files of Kaggle.
+"""Build an ARC dataset from folders of ARC tasks, or from the combined files of Kaggle.
 
-Every task is one puzzle with up to --num-aug augmented versions: grids turned or mirrored, colours but black permuted,
-and in train moved over the canvas. The result is a pure function of the files and the settings, seed included, and
+Every ARC task is a group: a puzzle and up to --num-aug augmented versions. A version may turn or
+mirror the grids and permute all colours but black. In the training split grids also move on the
+canvas. The files and the settings, with the seed, decide every byte of the dataset. The dataset
 appears under its name only when it is whole.
 """
-# A = versions of a task, E = examples in one version, S = cells of the canvas, T = kinds of tokens
+# A = versions of an ARC task, E = examples in one version, S = cells of the canvas,
+# T = kinds of tokens
 
 import contextlib
 import dataclasses
@@ -17,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-if not __package__:  # run as a script, for which Python looks for modules in dataset/ and not in the folder above
+# A script's modules are looked up in its own folder, dataset/, instead of the folder above.
+if not __package__:
     sys.path[0] = str(Path(__file__).absolute().parents[1])
 
 import numpy as np
@@ -48,10 +51,10 @@ from utils.shell import run_command
 
 DEFAULT_DIRS = [Path("dataset/raw-data/ARC-AGI/data"), Path("dataset/raw-data/ConceptARC/corpus")]
 TEST_FOLDER = "evaluation"
-# The share of test pairs that may be among the training pairs.
+# The largest share of test pairs that may be among the training pairs.
 MAX_LEAK = 0.01
 CHUNK_ROWS = 8192
-# Independent streams of random numbers, one of each for every task.
+# Independent streams of random numbers. Every ARC task has both of its own.
 _AUGMENT, _TRANSLATE = 0, 1
 
 EXAMPLES = """
@@ -60,21 +63,27 @@ examples:
   python dataset/build_arc_dataset.py
 
   # ARC-AGI-2
-  python dataset/build_arc_dataset.py --dataset-dirs dataset/raw-data/ARC-AGI-2/data --output-dir data/arc-2-aug-1000
+  python dataset/build_arc_dataset.py --dataset-dirs dataset/raw-data/ARC-AGI-2/data \\
+      --output-dir data/arc-2-aug-1000
 
-  # from combined files: kaggle/combined/arc-agi_training_challenges.json, ..._solutions.json and so on
+  # combined files: kaggle/combined/arc-agi_training_challenges.json, ..._solutions.json and so on
   python -m dataset.build_arc_dataset --input-file-prefix kaggle/combined/arc-agi \\
-      --output-dir data/arc1concept-aug-1000 --subsets training evaluation concept --test-set-name evaluation
+      --output-dir data/arc1concept-aug-1000 --subsets training evaluation concept \\
+      --test-set-name evaluation
 
-Files may be .json or .json.gz. Of a training task all pairs are learnt; of a test task those that demonstrate it are,
-and the others are the test split. A test set without solutions gives a dataset to make a submission with. A dataset
-that is already in the output folder is replaced once the new one is whole.
+Files may be .json or .json.gz. All pairs of a training task are trained on. The demonstrations of a
+test task are trained on too, and its test pairs are the test split. From a test set without
+solutions you get a dataset for a submission. An old dataset in the output folder is replaced once
+the new dataset is whole.
 """
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line said. Either `dataset_dirs` or the three of combined files are not None."""
+    """The options of the command line.
+
+    Either `dataset_dirs` is given, or all three options of combined files are. The others are None.
+    """
 
     dataset_dirs: list[Path] | None
     input_file_prefix: str | None
@@ -87,7 +96,7 @@ class Settings:
 
 
 class Source(NamedTuple):
-    """Tasks from one place, all of them for training or all of them test tasks."""
+    """The ARC tasks of one folder or file. They are all training tasks or all test tasks."""
 
     name: str
     is_test: bool
@@ -95,45 +104,49 @@ class Source(NamedTuple):
 
 
 class Puzzle(NamedTuple):
-    """A task as it is written: its examples of each split, of which those of test are [] for a training task."""
+    """The pairs of an ARC task in each split. A training task has no pairs in the test split."""
 
     name: str
     pairs: dict[SplitName, list[Pair]]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Command line
 
 
 def parse_settings(argv: list[str] | None = None) -> Settings:
-    """Raises UserError for unknown, malformed or conflicting options."""
+    """Parse the command line.
+
+    Raises:
+        UserError: An option is unknown, malformed or in conflict with another.
+    """
     parser = Parser(
         "build_arc_dataset.py",
-        description="Build an ARC dataset: inputs and labels are grids on a canvas of 30 x 30 cells.",
+        description="Build an ARC dataset. Inputs and labels are grids on a canvas of 30 x 30 cells.",
         epilog=EXAMPLES,
     )
     add = parser.add_argument
     add("--output-dir", type=typed_path, metavar="DIR", default=Path("data/arc-aug-1000"), help="default: %(default)s")
-    add("--num-aug", type=int, metavar="N", default=1000, help="augmented versions of each task (default: 1000)")
-    add("--seed", type=int, metavar="N", default=42, help="of everything that is random (default: 42)")
+    add("--num-aug", type=int, metavar="N", default=1000, help="augmented versions of each ARC task (default: 1000)")
+    add("--seed", type=int, metavar="N", default=42, help="seed of all random choices (default: 42)")
     add(
         "--allow-leak",
         action="store_true",
-        help=f"build although more than {100 * MAX_LEAK:g} %% of the test pairs are among the training pairs",
+        help=f"build even if over {100 * MAX_LEAK:g} %% of the test pairs are among the training pairs",
     )
-    add = parser.add_argument_group("tasks in folders").add_argument
+    add = parser.add_argument_group("ARC tasks in folders").add_argument
     add(
         "--dataset-dirs",
         type=typed_path,
         nargs="+",
         metavar="DIR",
-        help=f"folders whose subfolders hold a .json file for each task; {TEST_FOLDER} is the test set "
+        help=f"folders whose subfolders hold a .json file for each ARC task; {TEST_FOLDER} is the test set "
         f"(default: {' '.join(map(str, DEFAULT_DIRS))})",
     )
-    add = parser.add_argument_group("tasks in combined files").add_argument
-    add("--input-file-prefix", metavar="PREFIX", help="of <PREFIX>_<subset>_challenges.json and ..._solutions.json")
-    add("--subsets", nargs="+", metavar="NAME", help="which of them to take")
-    add("--test-set-name", metavar="NAME", help="which of the subsets is the test set")
+    add = parser.add_argument_group("ARC tasks in combined files").add_argument
+    add("--input-file-prefix", metavar="PREFIX", help="read <PREFIX>_<subset>_challenges.json and ..._solutions.json")
+    add("--subsets", nargs="+", metavar="NAME", help="the subsets to take")
+    add("--test-set-name", metavar="NAME", help="the subset that is the test set")
 
     settings = Settings(**vars(parser.parse_args(argv)))
     check_at_least(settings, num_aug=0, seed=0)
@@ -146,19 +159,23 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         raise UserError("--input-file-prefix needs --subsets and --test-set-name; add them")
     for subset in settings.subsets:
         if settings.subsets.count(subset) > 1:
-            raise UserError(f"--subsets names {subset} twice; name each once")
+            raise UserError(f"--subsets names {subset} twice; name each subset once")
     if settings.test_set_name not in settings.subsets:
         subsets = ", ".join(settings.subsets)
         raise UserError(f"--test-set-name is {settings.test_set_name}, which is not among --subsets {subsets}; add it")
     return settings
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Where the tasks come from
+# --------------------------------------------------------------------------------------------------
+# Where the ARC tasks come from
 
 
 def load_sources(settings: Settings) -> list[Source]:
-    """Raises UserError for what is missing or no ARC task."""
+    """Read the ARC tasks of all folders or files.
+
+    Raises:
+        UserError: A file is missing or holds something else than ARC tasks.
+    """
     if settings.dataset_dirs is not None:
         return _read_folders(settings.dataset_dirs)
     assert settings.input_file_prefix is not None and settings.subsets is not None
@@ -184,10 +201,11 @@ def _read_folders(dataset_dirs: Sequence[Path]) -> list[Source]:
     sources = []
     for folder in dataset_dirs:
         if not folder.is_dir():
-            raise UserError(f"there is no folder {folder}; get the tasks or correct --dataset-dirs")
+            raise UserError(f"there is no folder {folder}; get the ARC tasks or correct --dataset-dirs")
         found = []
         for subfolder in sorted(path for path in folder.iterdir() if path.is_dir()):
-            # Sorted by name, as the folders are: in which order a disk lists files must not matter.
+            # Files are sorted by name, because the order in which a disk lists files must not
+            # matter.
             files = sorted(file for file in subfolder.iterdir() if file.name.endswith((".json", ".json.gz")))
             tasks = [task for file in files for task in read_tasks(file)]
             if tasks:
@@ -199,13 +217,15 @@ def _read_folders(dataset_dirs: Sequence[Path]) -> list[Source]:
 
 
 def make_puzzles(sources: Sequence[Source], allow_leak: bool) -> list[Puzzle]:
-    """The puzzles of all sources, in order. Says on stderr what was left out.
+    """Return the puzzles of all sources, in order, and print on stderr which pairs are left out.
 
-    A task that is there twice with the same content is one puzzle. One that is both trained on and tested is one too:
-    all that is known of it is trained on.
+    An ARC task that occurs twice with the same content becomes one puzzle. An ARC task that occurs
+    as a training task and as a test task becomes one puzzle too, and all its known pairs are
+    trained on.
 
-    Raises UserError where there is no test set, a name can't be used, or is that of different tasks, and where too
-    many test pairs are trained on.
+    Raises:
+        UserError: There is no test set, a name can't be used, two different ARC tasks have the same
+            name, or too many test pairs are trained on.
     """
     if not any(source.is_test for source in sources):
         names = ", ".join(source.name for source in sources)
@@ -219,7 +239,7 @@ def make_puzzles(sources: Sequence[Source], allow_leak: bool) -> list[Puzzle]:
         for task in source.tasks:
             if not task.name or SEPARATOR in task.name:
                 raise UserError(
-                    f"{source.name}: a task is called {task.name!r}; names need a letter and no {SEPARATOR}"
+                    f"{source.name}: a task is called {task.name!r}; names need a letter and must not hold {SEPARATOR}"
                 )
             known = [pair for pair in task.test if pair.output is not None]
             pairs: dict[SplitName, list[Pair]]
@@ -236,20 +256,23 @@ def make_puzzles(sources: Sequence[Source], allow_leak: bool) -> list[Puzzle]:
             both_ways = allow_leak and source.is_test != other_source.is_test
             if _content(task) != _content(other) and not both_ways:
                 raise UserError(
-                    f"{source.name} and {other_source.name} hold different tasks called {task.name}; "
+                    f"{source.name} and {other_source.name} hold different ARC tasks called {task.name}; "
                     "rename one or leave one out"
                 )
             repeated.append(task.name)
             puzzles[task.name] = _merge(puzzles[task.name], pairs)
     if repeated:
-        print(f"note: tasks that are there more than once are built once: {_few(repeated)}", file=sys.stderr)
+        print(f"note: ARC tasks that occur more than once are built once: {_few(repeated)}", file=sys.stderr)
     if num_unknown:
-        print(f"note: test pairs of training tasks that have no output are left out: {num_unknown}", file=sys.stderr)
+        print(f"note: test pairs of training tasks without output are left out: {num_unknown}", file=sys.stderr)
     return list(puzzles.values())
 
 
 def _content(task: Task) -> tuple[list[bytes], list[bytes]]:
-    """Equal for tasks with the same pairs in any order, in which revisions of ARC differ."""
+    """Return a key that is equal for ARC tasks with the same pairs in any order.
+
+    Revisions of ARC differ in the order of pairs.
+    """
     return sorted(pair.key for pair in task.train), sorted(pair.key for pair in task.test)
 
 
@@ -262,7 +285,7 @@ def _merge(puzzle: Puzzle, pairs: dict[SplitName, list[Pair]]) -> Puzzle:
 
 
 def _check_leak(sources: Sequence[Source], allow_leak: bool) -> None:
-    """Compares pairs by content, before augmentation."""
+    """Raise UserError if too many test pairs are also training pairs, before augmentation."""
     trained_on: dict[bytes, str] = {}
     for source in sources:
         for task in source.tasks:
@@ -281,7 +304,7 @@ def _check_leak(sources: Sequence[Source], allow_leak: bool) -> None:
         return
     what = f"{len(leaks)} of {len(tested)} test pairs are among the training pairs: {_few(leaks)}"
     if len(leaks) > MAX_LEAK * len(tested) and not allow_leak:
-        raise UserError(f"{what}; leave those tasks out of training, or add --allow-leak")
+        raise UserError(f"{what}; leave those ARC tasks out of training, or add --allow-leak")
     print(f"warning: {what}", file=sys.stderr)
 
 
@@ -289,21 +312,23 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The dataset
 
 
 def _rng(settings: Settings, puzzle: Puzzle, stream: int) -> np.random.Generator:
-    """Of a task's own, so that its draws don't depend on which others there are."""
+    """Return random numbers for one puzzle, which do not depend on the other puzzles."""
     digest = hashlib.sha256(puzzle.name.encode("utf-8", "surrogatepass")).digest()
     return np.random.default_rng([settings.seed, stream, int.from_bytes(digest)])
 
 
 def draw_all(puzzles: Sequence[Puzzle], settings: Settings) -> list[Augmentations]:
-    """The versions of every puzzle, itself first, drawn before any is written: the table of identifiers has a row for
-    each, and every dataset.json says how many.
+    """Draw the versions of every puzzle. The first version is the puzzle itself.
 
-    Raises UserError where there would be more examples than a dataset can index.
+    All versions are drawn before the first is written, because dataset.json holds their number.
+
+    Raises:
+        UserError: There would be more examples than a dataset can index.
     """
     num_rows = (1 + settings.num_aug) * sum(len(puzzle.pairs["train"]) for puzzle in puzzles)
     if num_rows > MAX_ROWS:
@@ -316,12 +341,15 @@ def draw_all(puzzles: Sequence[Puzzle], settings: Settings) -> list[Augmentation
             bar.update()
     fewer = [puzzle.name for puzzle, found in zip(puzzles, drawn, strict=True) if len(found[0]) <= settings.num_aug]
     if fewer:
-        print(f"note: not {settings.num_aug} different versions were found of {_few(fewer)}", file=sys.stderr)
+        print(f"note: fewer than {settings.num_aug} different versions were found of {_few(fewer)}", file=sys.stderr)
     return drawn
 
 
 def write_splits(folder: Path, puzzles: Sequence[Puzzle], drawn: Sequence[Augmentations], settings: Settings) -> None:
-    """Writes train and test: for every puzzle a group of its versions, under the same identifiers, from 1 on."""
+    """Write both splits. Every puzzle becomes a group of its versions.
+
+    The versions are numbered from 1 on. A version has this number as its identifier in both splits.
+    """
     num_identifiers = 1 + sum(len(found.transforms_A) for found in drawn)
     with contextlib.ExitStack() as stack:
         writers = {
@@ -358,9 +386,10 @@ def write_splits(folder: Path, puzzles: Sequence[Puzzle], drawn: Sequence[Augmen
 
 
 def draw_places(pairs: Sequence[Pair], transforms_A: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(A, E, 2): row and column at which the grids of each example begin, with both on the canvas.
+    """Draw the row and the column at which the grids of each example begin, (A, E, 2).
 
-    One random example of each version is at (0, 0), as published.
+    Both grids of an example begin there and stay on the canvas. One random example of each version
+    begins at (0, 0), as published.
     """
     sizes_E2 = np.array(
         [np.max([grid.shape for grid in (pair.input, pair.output) if grid is not None], axis=0) for pair in pairs]
@@ -374,11 +403,13 @@ def draw_places(pairs: Sequence[Pair], transforms_A: np.ndarray, rng: np.random.
 
 
 def rows_of(pairs: Sequence[Pair], versions: Augmentations, places_AE2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(A * E, S) uint8 inputs and labels: the examples of the first version, then of the next. An output that is not
-    known is padding, which is ignored as a label.
+    """Return the inputs and the labels of all examples, (A * E, S) uint8 each.
+
+    The rows are ordered by version, then by example. The label of an unknown output is padding,
+    which is ignored.
     """
     num_versions, num_examples = places_AE2.shape[:2]
-    # With room for the end markers of a grid at the edge, which are cut off.
+    # The canvases have room for end markers beyond the edge, which are cut off at the end.
     canvases = np.full((2, num_versions, num_examples, SIDE + 1, SIDE + 1), PADDING, dtype=np.uint8)
     tokens_AT = np.empty((num_versions, VOCAB_SIZE), dtype=np.uint8)
     tokens_AT[:, [PADDING, END]] = PADDING, END
@@ -398,7 +429,7 @@ def rows_of(pairs: Sequence[Pair], versions: Augmentations, places_AE2: np.ndarr
 
 
 def identifier_names(puzzles: Sequence[Puzzle], drawn: Sequence[Augmentations]) -> Iterator[str]:
-    """In the order of identifiers."""
+    """Yield the names of all identifiers, from number 0."""
     yield "<blank>"
     for puzzle, found in zip(puzzles, drawn, strict=True):
         for number, permutation_C in zip(found.transforms_A.tolist(), found.permutations_AC, strict=True):
@@ -406,7 +437,7 @@ def identifier_names(puzzles: Sequence[Puzzle], drawn: Sequence[Augmentations]) 
 
 
 def _write_test_puzzles(file: Path, sources: Sequence[Source]) -> None:
-    """The test tasks as they are, without augmentation: what votes are compared with."""
+    """Write the test tasks without augmentation. Votes are compared with their outputs."""
 
     def plain(pair: Pair) -> dict[str, list[list[int]]]:
         grids = {"input": pair.input, "output": pair.output}
@@ -422,7 +453,11 @@ def _write_test_puzzles(file: Path, sources: Sequence[Source]) -> None:
 
 
 def build(settings: Settings) -> str:
-    """Builds the dataset and returns a summary of it. Raises UserError for bad input; leaves nothing then."""
+    """Build the dataset and return a summary of it.
+
+    Raises:
+        UserError: The input is bad, or the folder can't be written. No new dataset is left then.
+    """
     started = time.perf_counter()
     with new_dataset(settings.output_dir) as folder:
         sources = load_sources(settings)
@@ -446,7 +481,7 @@ def build(settings: Settings) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 2 after a mistake of the user, 130 after Ctrl-C."""
+    """Run the program and return its exit status: 0, 2 after a user's mistake, 130 after Ctrl-C."""
     return run_command(lambda arguments: build(parse_settings(arguments)), argv)
 
 

@@ -1,9 +1,9 @@
-"""Builds a Lights Out dataset in the published format: boards that have a solution, and the fewest presses as labels.
+"""Build a Lights Out dataset: boards that have a solution, and the fewest presses as labels.
 
-No test board is a symmetry of a training board. The result is a pure function of the settings, seed included, and
-appears under its name only when it is whole.
+No test board is a symmetry of a training board. The settings, with the seed, decide every byte of
+the dataset. The dataset appears under its name only when it is whole.
 """
-# N = boards, S = cells of a board, T = 8 transforms, A = images of a board
+# N = boards, S = cells of a board, T = 8 transforms, A = images (transformed copies) of a board
 
 import dataclasses
 import sys
@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-if not __package__:  # run as a script, for which Python looks for modules in dataset/ and not in the folder above
+# A script's modules are looked up in its own folder, dataset/, instead of the folder above.
+if not __package__:
     sys.path[0] = str(Path(__file__).absolute().parents[1])
 
 import numpy as np
@@ -25,28 +26,33 @@ from utils.errors import UserError
 from utils.shell import run_command
 
 CHUNK_BOARDS = 1024
-# Boards in a row that are symmetries of earlier ones, after which the supply counts as exhausted.
+# The generator gives up after this many symmetries of earlier boards in a row, because it has
+# probably found all boards.
 MAX_DUPLICATES = 3000
-# Independent streams of random numbers.
+# Independent streams of random numbers, so that an option that uses one stream does not change the
+# other.
 _AUGMENT, _GENERATE = 1, 2
 
 EXAMPLES = """
 examples:
-  # 5x5, the size of the toy: 1,000 boards to train on, 500 to test on
-  python dataset/build_lights_out_dataset.py --output-dir data/lights-out-5x5 --generate 1000 --generate-test 500
+  # 5x5, the size of the toy: 1,000 training boards and 500 test boards
+  python dataset/build_lights_out_dataset.py --output-dir data/lights-out-5x5 \\
+      --generate 1000 --generate-test 500
 
-  # easier ones, which need four presses at most
-  python dataset/build_lights_out_dataset.py --output-dir data/lights-out-easy --generate 1000 --max-presses 4
+  # easier boards, which need at most four presses
+  python dataset/build_lights_out_dataset.py --output-dir data/lights-out-easy \\
+      --generate 1000 --max-presses 4
 
-A press toggles a lamp and its neighbours above, below, left and right; every lamp has to be turned off. The label is
-the solution with the fewest presses and, of several, the one that presses the first cell in which they differ. A
-dataset that is already in the output folder is replaced once the new one is whole.
+A press toggles a lamp and its neighbours above, below, left and right. The goal is to turn every
+lamp off. The label is the solution with the fewest presses. If several solutions have equally few,
+the label is the solution that presses the first cell in which they differ. An old dataset in the
+output folder is replaced once the new dataset is whole.
 """
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line said."""
+    """The options of the command line."""
 
     output_dir: Path
     side: int
@@ -57,65 +63,70 @@ class Settings:
     seed: int
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Command line
 
 
 def parse_settings(argv: list[str] | None = None) -> Settings:
-    """Return the settings.
+    """Parse the command line.
 
     Raises:
-        UserError: If an option is unknown, malformed or out of range.
+        UserError: An option is unknown, malformed or out of range.
     """
     parser = Parser(
         "build_lights_out_dataset.py",
-        description="Build a Lights Out dataset: inputs are lamps, labels the presses that turn all of them off.",
+        description="Build a Lights Out dataset. Inputs are lamps, labels are presses that turn all lamps off.",
         epilog=EXAMPLES,
     )
     add = parser.add_argument
     add(
         "--output-dir", type=typed_path, metavar="DIR", default=Path("data/lights-out-5x5"), help="default: %(default)s"
     )
-    add("--side", type=int, metavar="L", default=5, help=f"{MIN_SIDE} to {MAX_SIDE} (default: %(default)s)")
+    add("--side", type=int, metavar="L", default=5, help=f"side, {MIN_SIDE} to {MAX_SIDE} (default: %(default)s)")
     add("--max-presses", type=int, metavar="K", help="press 1 to K cells to make a board (default: any number)")
     add("--generate", type=int, metavar="N", default=1000, help="make N training boards (default: %(default)s)")
     add("--generate-test", type=int, metavar="M", help="make M test boards (default: a tenth of N, at least 1)")
     add("--num-aug", type=int, metavar="N", default=0, help="other images of each training board, 0 to 7 (default: 0)")
-    add("--seed", type=int, metavar="N", default=0, help="of everything that is random (default: 0)")
+    add("--seed", type=int, metavar="N", default=0, help="seed of all random choices (default: 0)")
     settings = Settings(**vars(parser.parse_args(argv)))
     check_at_least(settings, num_aug=0, seed=0, generate=1, generate_test=1, max_presses=1)
     if not MIN_SIDE <= settings.side <= MAX_SIDE:
         raise UserError(f"--side is {settings.side}; it must be {MIN_SIDE} to {MAX_SIDE}")
     if settings.num_aug >= NUM_TRANSFORMS:
-        raise UserError(f"--num-aug is {settings.num_aug}; a board has {NUM_TRANSFORMS - 1} other images at most")
+        raise UserError(f"--num-aug is {settings.num_aug}; it must be at most {NUM_TRANSFORMS - 1}")
     if settings.max_presses is not None and settings.max_presses > settings.side**2:
         raise UserError(f"--max-presses is {settings.max_presses}, but a board has {settings.side**2} cells; lower it")
     return dataclasses.replace(settings, generate_test=settings.generate_test or max(1, settings.generate // 10))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Boards
 
 
 def generate(
     num: int, side: int, max_presses: int | None, rng: np.random.Generator
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield `num` boards that have a solution, and the presses of their labels, (S,) bool each.
+    """Yield `num` boards that have a solution, each with its label, (S,) bool each.
 
-    No board is all dark, and none is a symmetry of another.
+    No board is all dark, and no board is a symmetry of another.
 
     Args:
-        max_presses: Boards are made by pressing 1 to so many cells. None: All boards are drawn equally often.
+        num: the number of boards.
+        side: the side of the boards.
+        max_presses: a board is made by pressing 1 to `max_presses` cells; None: boards are drawn
+            uniformly from all that have a solution.
+        rng: the random numbers.
 
     Raises:
-        UserError: If there seem to be fewer boards.
+        UserError: There seem to be fewer than `num` boards.
     """
     num_cells = side * side
     sources_TS = transform_sources(side)
     seen: set[bytes] = set()
     num_duplicates = 0
     while True:
-        # Every board has the same number of solutions, so evenly drawn presses are evenly drawn boards.
+        # All boards with a solution have equally many solutions. So uniformly drawn presses give
+        # uniformly drawn boards.
         presses_NS = rng.random((CHUNK_BOARDS, num_cells)) < 0.5
         if max_presses is not None:
             order_NS = rng.random((CHUNK_BOARDS, num_cells)).argsort(1).argsort(1)
@@ -127,7 +138,7 @@ def generate(
                 num_duplicates += 1
                 if num_duplicates == MAX_DUPLICATES:
                     raise UserError(
-                        f"found only {len(seen):,} boards of {side}x{side} that are no symmetries of one another, and "
+                        f"found only {len(seen):,} boards of {side}x{side} that are no symmetries of one another, but "
                         f"{num:,} are needed; ask for fewer, or for a larger --side or --max-presses"
                     )
                 continue
@@ -138,12 +149,21 @@ def generate(
                 return
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The dataset
 
 
 def write_split(folder: Path, boards_NS: np.ndarray, num_aug: int, rng: np.random.Generator) -> None:
-    """Write one split: for each board a group of 1 + num_aug puzzles with one example each, the original first."""
+    """Write one split. Each board becomes a group of 1 + num_aug puzzles, the original first.
+
+    Each puzzle has one example.
+
+    Args:
+        folder: the folder of the split, which must not exist yet.
+        boards_NS: whether each lamp is lit, bool.
+        num_aug: the number of other images of each board.
+        rng: the random numbers that choose the images.
+    """
     num, num_cells = boards_NS.shape
     sources_TS = transform_sources(int(num_cells**0.5))
     with (
@@ -156,7 +176,8 @@ def write_split(folder: Path, boards_NS: np.ndarray, num_aug: int, rng: np.rando
             transforms_NA = np.concatenate([np.zeros((len(chunk_NS), 1), int), others], axis=1)
             images_NAS = np.take_along_axis(chunk_NS[:, None, :], sources_TS[transforms_NA].astype(np.intp), axis=2)
             images_NS = images_NAS.reshape(-1, num_cells)
-            # Solved anew: where a board has several solutions, the image of a label need not be the image's label.
+            # Images are solved again. If a board has several solutions, the image of its label need
+            # not be the label of its image.
             inputs_NS = np.where(images_NS, np.uint8(LIT), np.uint8(DARK))
             labels_NS = np.where(solve(images_NS)[0], np.uint8(PRESS), np.uint8(LEAVE))
             ones_N = np.ones(len(images_NS), np.int32)
@@ -169,7 +190,8 @@ def build(settings: Settings) -> str:
     """Build the dataset and return a summary of it.
 
     Raises:
-        UserError: If there are not enough boards, or the folder can't be written. Nothing is left then.
+        UserError: There are too few boards, or the folder can't be written. No new dataset is left
+            then.
     """
     assert settings.generate_test is not None
     started = time.perf_counter()
@@ -178,7 +200,8 @@ def build(settings: Settings) -> str:
         rng = np.random.default_rng([settings.seed, _GENERATE])
         pairs = generate(num, settings.side, settings.max_presses, rng)
         boards_NS, presses_NS = collect("generating", "boards", num, pairs)
-        # Where nearly all boards are used up, symmetric ones come late: unshuffled they would all be test boards.
+        # If nearly all boards are used, boards with symmetries come late. Without shuffling they
+        # would all be test boards.
         order_N = rng.permutation(num)
         parts = dict(zip(SPLITS, np.split(order_N, [settings.generate]), strict=True))
         for split, rows in parts.items():
@@ -196,7 +219,7 @@ def build(settings: Settings) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Return the exit status: 0, 2 after a mistake of the user, 130 after Ctrl-C."""
+    """Run the program and return its exit status: 0, 2 after a user's mistake, 130 after Ctrl-C."""
     return run_command(lambda arguments: build(parse_settings(arguments)), argv)
 
 

@@ -1,6 +1,7 @@
-"""Builds a maze dataset in the published format: downloaded, from local CSV files, or generated here.
+"""Build a maze dataset from a download, from local CSV files, or from mazes generated here.
 
-The result is a pure function of the settings, seed included, and appears under its name only when it is whole.
+The mazes and the settings, with the seed, decide every byte of the dataset. The dataset appears
+under its name only when it is whole.
 """
 # N = mazes, L = side, S = cells of a maze (L * L), T = transforms
 
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-if not __package__:  # run as a script, for which Python looks for modules in dataset/ and not in the folder above
+# A script's modules are looked up in its own folder, dataset/, instead of the folder above.
+if not __package__:
     sys.path[0] = str(Path(__file__).absolute().parents[1])
 
 import numpy as np
@@ -42,7 +44,8 @@ from utils.shell import run_command
 
 DEFAULT_REPO = "sapientinc/maze-30x30-hard-1k"
 DEFAULT_SIZE = 30
-# Mazes that are checked or written at a time, so that memory does not grow with their number times what that takes.
+# The number of mazes that are checked or written at a time, because checking a maze takes much more
+# memory than the maze itself.
 CHUNK_MAZES = 1024
 # Independent streams of random numbers, as in the Sudoku builder.
 _SUBSAMPLE, _GENERATE = 0, 2
@@ -52,28 +55,29 @@ examples:
   # Maze-Hard: 1,000 training mazes and 1,000 test mazes of 30x30 (downloads train.csv and test.csv)
   python dataset/build_maze_dataset.py
 
-  # the same from files that are already here: train.csv and test.csv, or .csv.gz
+  # the same from local files: train.csv and test.csv, or .csv.gz
   python dataset/build_maze_dataset.py --output-dir data/maze --source-dir my-mazes
 
-  # mazes of one's own: 1,000 to train on and 100 to test on, none of them a transform of another
+  # new mazes, 1,000 for training and 100 for testing; no maze is a transform of another
   python dataset/build_maze_dataset.py --output-dir data/maze-12x12 --generate 1000 --size 12
 
 why --aug is off by default:
-  A maze has millions of shortest paths. Its label is the one that a breadth-first search from S finds when it looks
-  down, left, right and up, in this order. Turned or mirrored, a path is still a shortest one, but mostly not the one
-  that this rule chooses: of the 8,000 images of the 1,000 published training mazes 1,938 keep to it. A model that is
-  trained on all of them can't know which path is asked for, and is scored by the rule. To train on those that keep to
-  it, leave --aug off and train with augment=online.
+  A maze can have millions of shortest paths. The label is the path that a breadth-first search from
+  S finds if it tries down, left, right and up in this order. A turned or mirrored label is still a
+  shortest path, but mostly not the path that this search finds in the new maze. Only 1,938 of the
+  8,000 images of the 1,000 published training mazes keep the label. A model that is trained on all
+  images can't know which path is asked for, but is scored by the search's path. To train on the
+  images that keep the label, leave --aug off and train with augment=online.
 
-The CSV files have the header source,question,answer,rating. A maze is a text of L x L characters, row by row: # is a
-wall, a blank is free (also where a row begins or ends), S the start, G the goal, and o in the answer the path. Walls
-are only where the text has them, there is none around it. A dataset that is already in the output folder is replaced
-once the new one is whole.
+The CSV files have the header source,question,answer,rating. A maze is a text of L x L characters,
+row by row: # is a wall, a blank is free (also at the ends of a row), S the start, G the goal, and o
+in the answer the path. There is no wall around the maze unless the text has one. An old dataset in
+the output folder is replaced once the new dataset is whole.
 """
 
 
 class Mazes(NamedTuple):
-    """Tokens, (N, S) uint8 each."""
+    """Mazes and their labels as tokens, (N, S) uint8 each."""
 
     questions_NS: np.ndarray
     answers_NS: np.ndarray
@@ -81,7 +85,7 @@ class Mazes(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line said. `size` is None unless mazes are generated."""
+    """The options of the command line. `size` is None unless mazes are generated."""
 
     output_dir: Path
     source_repo: str | None
@@ -93,15 +97,19 @@ class Settings:
     seed: int
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Command line
 
 
 def parse_settings(argv: list[str] | None = None) -> Settings:
-    """Raises UserError for unknown, malformed or conflicting options."""
+    """Parse the command line.
+
+    Raises:
+        UserError: An option is unknown, malformed or in conflict with another.
+    """
     parser = Parser(
         "build_maze_dataset.py",
-        description="Build a maze dataset: inputs are mazes, labels the same with a shortest path, one token per cell.",
+        description="Build a maze dataset. Inputs are mazes, labels the same mazes with a shortest path.",
         epilog=EXAMPLES,
     )
     add = parser.add_argument
@@ -121,9 +129,9 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         metavar="true|false",
         help="add the 7 turned and mirrored images of each training maze (default: false, see below)",
     )
-    add("--seed", type=int, metavar="N", default=0, help="of everything that is random (default: 0)")
+    add("--seed", type=int, metavar="N", default=0, help="seed of all random choices (default: 0)")
 
-    add_sources(parser, "mazes", DEFAULT_REPO, "make N hard training mazes, and a tenth of it (at least 1) for test")
+    add_sources(parser, "mazes", DEFAULT_REPO, "make N hard training mazes, and a tenth of N (at least 1) test mazes")
 
     add = parser.add_argument_group("with --generate").add_argument
     add(
@@ -144,7 +152,7 @@ def _parse_bool(text: str) -> bool:
 
 
 def _complete(settings: Settings) -> Settings:
-    """Checks the options against one another and fills in the defaults that depend on others."""
+    """Check the options against one another, and fill in defaults that depend on other options."""
     check_at_least(settings, seed=0, generate=1, subsample_size=1)
     check_sources(settings, "mazes", of_files=["subsample_size"], of_generate=["size"])
     if settings.generate is None:
@@ -156,12 +164,16 @@ def _complete(settings: Settings) -> Settings:
     return dataclasses.replace(settings, size=size)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Where the mazes come from: each gives those of both splits
+# --------------------------------------------------------------------------------------------------
+# Where the mazes come from. Each source gives the mazes of both splits
 
 
 def load_mazes(settings: Settings) -> dict[SplitName, Mazes]:
-    """The mazes of both splits, before augmentation. Raises UserError for files that hold something else."""
+    """Return the mazes of both splits, before augmentation.
+
+    Raises:
+        UserError: A file is missing or holds something else than mazes.
+    """
     if settings.generate is not None:
         return _generate(settings)
     files = puzzle_csv.source_files(settings.source_dir, settings.source_repo)
@@ -169,8 +181,8 @@ def load_mazes(settings: Settings) -> dict[SplitName, Mazes]:
     num_cells, num_test_cells = (mazes[split].questions_NS.shape[1] for split in SPLITS)
     if num_cells != num_test_cells:
         raise UserError(
-            f"{files['test']}: mazes have {num_test_cells} cells, those of {files['train']} {num_cells}; "
-            "give both the same"
+            f"{files['test']}: mazes have {num_test_cells} cells, but those of {files['train']} have {num_cells}; "
+            "give mazes of one size"
         )
     if settings.subsample_size is not None:
         rng = np.random.default_rng([settings.seed, _SUBSAMPLE])
@@ -190,9 +202,11 @@ def _generate(settings: Settings) -> dict[SplitName, Mazes]:
 
 
 def read_csv(file: Path) -> Mazes:
-    """The mazes of a .csv or .csv.gz file, all of the first one's size. Every row is checked.
+    """Read the mazes of a .csv or .csv.gz file, and check every row.
 
-    Raises UserError with file and line.
+    Raises:
+        UserError: A row is malformed, or its maze has another size than the first maze. The message
+            names the file and the line.
     """
     parts: list[Mazes] = []
     num_cells = 0
@@ -217,9 +231,10 @@ def _num_cells_of(file: Path, row: Row) -> int:
 
 
 def _to_mazes(file: Path, rows: list[Row], num_cells: int) -> Mazes:
-    """Turns text into tokens and makes sure that each answer is a shortest path through its maze.
+    """Convert rows to tokens, and check that each answer is a shortest path through its maze.
 
-    It need not be the one that the search finds: files of others may have another rule.
+    The path need not be the one that the search of this project finds, because other people's files
+    may choose another shortest path.
     """
     questions_NS = puzzle_csv.to_tokens(file, rows, "question", _token_of("# SG"), num_cells, "'#', blank, S and G")
     answers_NS = puzzle_csv.to_tokens(file, rows, "answer", _token_of("# SGo"), num_cells, "'#', blank, S, G and o")
@@ -233,29 +248,35 @@ def _to_mazes(file: Path, rows: list[Row], num_cells: int) -> Mazes:
     for n, cell in np.argwhere((questions_NS != answers_NS) & ~is_drawn_NS)[:1]:
         raise UserError(
             f"{file}:{rows[n].line}: the answer has {rows[n].answer[cell]!r} in cell {cell + 1}, "
-            f"the question {rows[n].question[cell]!r}; {FIX_ROW}"
+            f"but the question has {rows[n].question[cell]!r}; {FIX_ROW}"
         )
     judged = maze.judge_paths(questions_NS, answers_NS)
     for n in np.flatnonzero(~judged["path_optimal"])[:1]:
         wrong = "no shortest path" if judged["path_valid"][n] else "not one path"
-        raise UserError(f"{file}:{rows[n].line}: what the answer shows is {wrong} from S to G; {FIX_ROW}")
+        raise UserError(f"{file}:{rows[n].line}: the answer is {wrong} from S to G; {FIX_ROW}")
     return Mazes(questions_NS, answers_NS)
 
 
 def _token_of(characters: str) -> np.ndarray:
-    """(256,) uint8: the tokens of these characters."""
+    """Return a table from Latin-1 characters to tokens, (256,) uint8.
+
+    Characters that are not in `characters` have NO_TOKEN.
+    """
     token_of = np.full(256, NO_TOKEN, dtype=np.uint8)
     for character in characters:
         token_of[ord(character)] = maze.to_tokens(character)[0]
     return token_of
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The dataset
 
 
 def write_split(folder: Path, mazes: Mazes, aug: bool) -> None:
-    """Writes one split: for each maze a group of it alone, or of its eight images with itself first."""
+    """Write one split. Each maze becomes a group of one puzzle or, with `aug`, of its eight images.
+
+    Each puzzle has one example. The first image is the maze itself.
+    """
     num, num_cells = mazes.questions_NS.shape
     num_images = NUM_TRANSFORMS if aug else 1
     with (
@@ -271,7 +292,7 @@ def write_split(folder: Path, mazes: Mazes, aug: bool) -> None:
 
 
 def _images(mazes_NS: np.ndarray, num_images: int) -> np.ndarray:
-    """(N * T, S): the first T transforms of each maze, one maze after the other."""
+    """Return the first `num_images` transforms of each maze, maze after maze, (N * T, S)."""
     side = maze.side_of(mazes_NS.shape[1])
     assert side is not None
     mazes_NLL = mazes_NS.reshape(-1, side, side)
@@ -280,7 +301,11 @@ def _images(mazes_NS: np.ndarray, num_images: int) -> np.ndarray:
 
 
 def build(settings: Settings) -> str:
-    """Builds the dataset and returns a summary of it. Raises UserError for bad input; leaves nothing then."""
+    """Build the dataset and return a summary of it.
+
+    Raises:
+        UserError: The input is bad, or the folder can't be written. No new dataset is left then.
+    """
     started = time.perf_counter()
     with new_dataset(settings.output_dir) as folder:
         mazes = load_mazes(settings)
@@ -300,7 +325,7 @@ def build(settings: Settings) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 2 after a mistake of the user, 130 after Ctrl-C."""
+    """Run the program and return its exit status: 0, 2 after a user's mistake, 130 after Ctrl-C."""
     return run_command(lambda arguments: build(parse_settings(arguments)), argv)
 
 

@@ -1,7 +1,7 @@
-"""Builds a Sudoku dataset in the published format: downloaded, from local CSV files, or generated here.
+"""Build a Sudoku dataset from a download, from local CSV files, or from puzzles generated here.
 
-The training puzzles are augmented by random symmetries. The result is a pure function of the settings, seed included,
-and appears under its name only when it is whole.
+The training puzzles are augmented by random symmetries. The puzzles and the settings, with the
+seed, decide every byte of the dataset. The dataset appears under its name only when it is whole.
 """
 # N = puzzles, B = boards (puzzles and their augmentations), S = cells of a board
 
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-if not __package__:  # run as a script, for which Python looks for modules in dataset/ and not in the folder above
+# A script's modules are looked up in its own folder, dataset/, instead of the folder above.
+if not __package__:
     sys.path[0] = str(Path(__file__).absolute().parents[1])
 
 import numpy as np
@@ -42,29 +43,32 @@ from utils.shell import run_command
 
 DEFAULT_REPO = "sapientinc/sudoku-extreme"
 AUGMENT_CHUNK_BOARDS = 4096
-# Independent streams of random numbers, so that an option that consumes one of them leaves the others alone.
+# Independent streams of random numbers, so that an option that uses one stream does not change the
+# others.
 _SUBSAMPLE, _AUGMENT, _GENERATE = 0, 1, 2
 
 EXAMPLES = """
 examples:
-  # Sudoku-Extreme, 1,000 training puzzles with 1,000 augmentations each (downloads train.csv and test.csv)
+  # Sudoku-Extreme: 1,000 training puzzles with 1,000 augmentations each (downloads the CSV files)
   python dataset/build_sudoku_dataset.py --output-dir data/sudoku-extreme-1k-aug-1000 \\
       --subsample-size 1000 --num-aug 1000
 
-  # the same from files that are already here: train.csv and test.csv, or .csv.gz
-  python dataset/build_sudoku_dataset.py --output-dir data/sudoku --source-dir my-puzzles --num-aug 100
+  # puzzles from local files: train.csv and test.csv, or .csv.gz
+  python dataset/build_sudoku_dataset.py --output-dir data/sudoku \\
+      --source-dir my-puzzles --num-aug 100
 
-  # small puzzles of one's own: 1,000 to train on, 500 to test on, none of them a symmetry of another
-  python dataset/build_sudoku_dataset.py --output-dir data/sudoku-4x4 --generate 1000 --generate-test 500 --box 2x2
+  # new small puzzles, 1,000 for training and 500 for testing; no puzzle is a symmetry of another
+  python dataset/build_sudoku_dataset.py --output-dir data/sudoku-4x4 \\
+      --generate 1000 --generate-test 500 --box 2x2
 
-The CSV files have the header source,question,answer,rating. A board is a text of 16, 36 (boxes of 2 rows and 3 columns)
-or 81 digits, row by row, with . or 0 for a blank. A dataset that is already in the output folder is replaced once the
-new one is whole.
+The CSV files have the header source,question,answer,rating. A board is a text of 16, 36 (boxes of 2
+rows and 3 columns) or 81 digits, row by row, with . or 0 for a blank. An old dataset in the output
+folder is replaced once the new dataset is whole.
 """
 
 
 class Boards(NamedTuple):
-    """Puzzles as digits, 0 for a blank: (N, S) uint8 each."""
+    """Puzzles and their solutions as digits, with 0 for a blank, (N, S) uint8 each."""
 
     questions_NS: np.ndarray
     solutions_NS: np.ndarray
@@ -72,7 +76,10 @@ class Boards(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line said. `generate_test` and `box` are None unless puzzles are generated."""
+    """The options of the command line.
+
+    `generate_test` and `box` are None unless puzzles are generated.
+    """
 
     output_dir: Path
     source_repo: str | None
@@ -86,15 +93,19 @@ class Settings:
     seed: int
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Command line
 
 
 def parse_settings(argv: list[str] | None = None) -> Settings:
-    """Raises UserError for unknown, malformed or conflicting options."""
+    """Parse the command line.
+
+    Raises:
+        UserError: An option is unknown, malformed or in conflict with another.
+    """
     parser = Parser(
         "build_sudoku_dataset.py",
-        description="Build a Sudoku dataset: inputs are puzzles, labels their solutions, one token per cell.",
+        description="Build a Sudoku dataset. Inputs are puzzles, labels are their solutions.",
         epilog=EXAMPLES,
     )
     add = parser.add_argument
@@ -105,22 +116,22 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         default=Path("data/sudoku-extreme-full"),
         help="default: %(default)s",
     )
-    add("--num-aug", type=int, metavar="N", default=0, help="augmented boards for each training puzzle (default: 0)")
-    add("--seed", type=int, metavar="N", default=0, help="of everything that is random (default: 0)")
+    add("--num-aug", type=int, metavar="N", default=0, help="random symmetries of each training puzzle (default: 0)")
+    add("--seed", type=int, metavar="N", default=0, help="seed of all random choices (default: 0)")
 
     of_files = add_sources(parser, "puzzles", DEFAULT_REPO, "make N training puzzles with unique solutions")
     add = of_files.add_argument
-    add("--min-difficulty", type=int, metavar="R", help="only puzzles rated R or more, in train and test")
+    add("--min-difficulty", type=int, metavar="R", help="take only puzzles rated R or more, in both splits")
 
     add = parser.add_argument_group("with --generate").add_argument
     add("--generate-test", type=int, metavar="M", help="make M test puzzles (default: a tenth of N, at least 1)")
-    add("--box", choices=list(BOXES), help="rows x columns of a box; sides 4, 6 and 9 (default: 3x3)")
+    add("--box", choices=list(BOXES), help="rows x columns of a box, for boards of side 4, 6 or 9 (default: 3x3)")
 
     return _complete(Settings(**vars(parser.parse_args(argv))))
 
 
 def _complete(settings: Settings) -> Settings:
-    """Checks the options against one another and fills in the defaults that depend on others."""
+    """Check the options against one another, and fill in defaults that depend on other options."""
     check_at_least(settings, num_aug=0, seed=0, generate=1, generate_test=1, subsample_size=1)
     of_files, of_generate = ("subsample_size", "min_difficulty"), ("generate_test", "box")
     check_sources(settings, "puzzles", of_files=of_files, of_generate=of_generate)
@@ -131,12 +142,16 @@ def _complete(settings: Settings) -> Settings:
     return dataclasses.replace(settings, generate_test=generate_test, box=settings.box or str(BOXES["3x3"]))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Where the puzzles come from: each gives the boards of both splits
+# --------------------------------------------------------------------------------------------------
+# Where the puzzles come from. Each source gives the boards of both splits
 
 
 def load_boards(settings: Settings) -> tuple[Box, dict[SplitName, Boards]]:
-    """The puzzles of both splits, before augmentation. Raises UserError for files that are no Sudoku."""
+    """Return the shape of the boxes and the puzzles of both splits, before augmentation.
+
+    Raises:
+        UserError: A file is missing or holds something else than Sudokus.
+    """
     if settings.generate is not None:
         return _generate(settings)
     files = puzzle_csv.source_files(settings.source_dir, settings.source_repo)
@@ -144,7 +159,7 @@ def load_boards(settings: Settings) -> tuple[Box, dict[SplitName, Boards]]:
     for split, file in files.items():
         box, boards[split] = read_csv(file, settings.min_difficulty)
         if boards[split].questions_NS.shape[1] != boards["train"].questions_NS.shape[1]:
-            raise UserError(f"{file}: boards have side {box.side}, those of {files['train']} not; give both the same")
+            raise UserError(f"{file}: boards have side {box.side}, those of {files['train']} not; give one size")
 
     if settings.subsample_size is not None:
         rng = np.random.default_rng([settings.seed, _SUBSAMPLE])
@@ -161,7 +176,8 @@ def _generate(settings: Settings) -> tuple[Box, dict[SplitName, Boards]]:
     num = settings.generate + settings.generate_test
     rng = np.random.default_rng([settings.seed, _GENERATE])
     questions_NS, solutions_NS = collect("generating", "puzzles", num, generate(num, box, rng))
-    # Where nearly all classes are used up, rare ones come late: without shuffling they would all be test puzzles.
+    # If nearly all symmetry classes are used, rare classes come late. Without shuffling they would
+    # all be test puzzles.
     order = rng.permutation(num)
     questions_NS, solutions_NS = questions_NS[order], solutions_NS[order]
     cut = settings.generate
@@ -172,9 +188,17 @@ def _generate(settings: Settings) -> tuple[Box, dict[SplitName, Boards]]:
 
 
 def read_csv(file: Path, min_difficulty: int | None = None) -> tuple[Box, Boards]:
-    """The boards of a .csv or .csv.gz file whose rating is at least `min_difficulty`, and the box their side implies.
+    """Read the boards of a .csv or .csv.gz file, and check every row.
 
-    Every row is checked, those that are left out too. Raises UserError with file and line.
+    Args:
+        file: the file.
+        min_difficulty: leave out boards with a lower rating; None: take all.
+
+    Returns:
+        The shape of the boxes, which follows from the number of cells, and the boards.
+
+    Raises:
+        UserError: A row is malformed, or no board is left. The message names the file and the line.
     """
     box: Box | None = None
     parts: list[Boards] = []
@@ -208,7 +232,7 @@ def _box_of(file: Path, row: Row) -> Box:
 
 
 def _to_boards(file: Path, rows: list[Row], box: Box) -> Boards:
-    """Turns text into digits and makes sure that each answer is a solution of its question."""
+    """Convert rows to digits, and check that each answer is a solution of its question."""
     questions_NS = _to_digits(file, rows, "question", box, blanks=".0")
     solutions_NS = _to_digits(file, rows, "answer", box, blanks="")
     for n in np.flatnonzero(~valid_solutions(solutions_NS, box))[:1]:
@@ -218,13 +242,13 @@ def _to_boards(file: Path, rows: list[Row], box: Box) -> Boards:
     for n, cell in np.argwhere((questions_NS != 0) & (questions_NS != solutions_NS))[:1]:
         raise UserError(
             f"{file}:{rows[n].line}: the answer has {solutions_NS[n, cell]} in cell {cell + 1}, "
-            f"the question {questions_NS[n, cell]}; {FIX_ROW}"
+            f"but the question has {questions_NS[n, cell]}; {FIX_ROW}"
         )
     return Boards(questions_NS, solutions_NS)
 
 
 def _to_digits(file: Path, rows: list[Row], column: Literal["question", "answer"], box: Box, blanks: str) -> np.ndarray:
-    """(N, S) uint8 from the text of a column, in which the characters of `blanks` mean 0."""
+    """Convert the text of a column to digits, (N, S) uint8. The characters of `blanks` mean 0."""
     digit_of = np.full(256, NO_TOKEN, dtype=np.uint8)
     digit_of[[ord(blank) for blank in blanks]] = 0
     digit_of[ord("1") : ord("1") + box.side] = np.arange(1, box.side + 1)
@@ -232,12 +256,15 @@ def _to_digits(file: Path, rows: list[Row], column: Literal["question", "answer"
     return puzzle_csv.to_tokens(file, rows, column, digit_of, box.num_cells, allowed)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The dataset
 
 
 def write_split(folder: Path, boards: Boards, box: Box, num_aug: int, rng: np.random.Generator) -> None:
-    """Writes one split: for each puzzle a group of 1 + num_aug puzzles with one example each, the original first."""
+    """Write one split. Each puzzle becomes a group of 1 + num_aug puzzles, the original first.
+
+    Each puzzle has one example.
+    """
     num_groups = len(boards.questions_NS)
     group_size = 1 + num_aug
     num_boards = num_groups * group_size
@@ -251,7 +278,8 @@ def write_split(folder: Path, boards: Boards, box: Box, num_aug: int, rng: np.ra
             group_B, copy_B = np.divmod(np.arange(start, min(start + AUGMENT_CHUNK_BOARDS, num_boards)), group_size)
             questions_BS, solutions_BS = (array_NS[group_B] for array_NS in boards)
             if num_aug:
-                # Drawn for the originals as well: then board b depends on (seed, b) alone, however chunks are cut.
+                # Symmetries are drawn for the originals too, so that board b depends only on the
+                # seed and on b, and not on the size of a chunk.
                 symmetries = draw_symmetries(rng, len(group_B), box)
                 is_original_B1 = copy_B[:, None] == 0
                 questions_BS = np.where(is_original_B1, questions_BS, symmetries.apply(questions_BS))
@@ -263,7 +291,11 @@ def write_split(folder: Path, boards: Boards, box: Box, num_aug: int, rng: np.ra
 
 
 def build(settings: Settings) -> str:
-    """Builds the dataset and returns a summary of it. Raises UserError for bad input; leaves nothing then."""
+    """Build the dataset and return a summary of it.
+
+    Raises:
+        UserError: The input is bad, or the folder can't be written. No new dataset is left then.
+    """
     started = time.perf_counter()
     with new_dataset(settings.output_dir) as folder:
         box, boards = load_boards(settings)
@@ -283,7 +315,7 @@ def build(settings: Settings) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 2 after a mistake of the user, 130 after Ctrl-C."""
+    """Run the program and return its exit status: 0, 2 after a user's mistake, 130 after Ctrl-C."""
     return run_command(lambda arguments: build(parse_settings(arguments)), argv)
 
 

@@ -39,7 +39,7 @@ def add_sources(parser: Parser, unit: str, default_repo: str, generate_help: str
     """Add the options that say where puzzles come from.
 
     Args:
-        unit: The word for the puzzles, such as "mazes".
+        unit: the word for the puzzles, such as "mazes".
 
     Returns:
         The group for options that apply to puzzles from files.
@@ -100,9 +100,9 @@ def collect(what: str, unit: str, num: int, pairs: Iterable[tuple[np.ndarray, np
     A progress bar shows how many are done.
 
     Args:
-        what, unit: The words of the progress bar, such as "generating" and "mazes".
-        num: The number of puzzles that the generator yields.
-        pairs: The generator.
+        what, unit: the words of the progress bar, such as "generating" and "mazes".
+        num: the number of puzzles that the generator yields.
+        pairs: the generator.
     """
     collected = []
     with progress(what, num, unit) as bar:
@@ -116,7 +116,7 @@ def subsample(size: int, num: int, rng: np.random.Generator, file: Path, what: s
     """Draw `size` of the numbers 0 to num - 1, none of them twice.
 
     Args:
-        file, what: The file of the puzzles and the word for them, for the message.
+        file, what: the file of the puzzles and the word for them, for the message.
 
     Raises:
         UserError: There are fewer than `size` numbers.
@@ -236,7 +236,8 @@ class _ArrayFile:
 
     def finish(self) -> None:
         self._stream.seek(0)
-        self._write_header()  # as long as before, because numpy pads headers for any length of the first axis
+        # The header keeps its length, because numpy pads headers for any length of the first axis.
+        self._write_header()
 
     def close(self) -> None:
         self._stream.close()
@@ -363,7 +364,7 @@ def record_of(program: str, settings: Any) -> dict[str, object]:
     """Return the record of a build for fingerprint.json: the program and its settings.
 
     Args:
-        settings: A dataclass. Its output_dir is left out.
+        settings: a dataclass. Its output_dir is left out.
     """
     record = {"program": program, **dataclasses.asdict(settings)}
     del record["output_dir"]
@@ -374,10 +375,10 @@ def summary(output_dir: Path, started: float, lines: Sequence[str], fingerprints
     """Return the text that a builder prints at the end.
 
     Args:
-        output_dir: The finished dataset.
+        output_dir: the finished dataset.
         started: time.perf_counter() at the beginning of the build.
-        lines: Lines that describe the contents of the dataset.
-        fingerprints: The fingerprints from `finish`.
+        lines: lines that describe the contents of the dataset.
+        fingerprints: the fingerprints from `finish`.
     """
     return "\n".join(
         [

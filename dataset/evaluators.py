@@ -1,6 +1,6 @@
-"""What is known of answers beyond comparing them with the labels: judged one by one, or by votes.
+"""Evaluate answers beyond their exact accuracy: by the rules of the task, or by votes.
 
-An evaluator is called as the kind of task is ("sudoku") and does what the task in dataset/tasks/ says.
+An evaluator has the name of a task, such as "sudoku". The task's file in dataset/tasks/ defines it.
 """
 # B = examples, S = cells of a board
 
@@ -19,16 +19,16 @@ from utils.errors import UserError
 
 if TYPE_CHECKING:
     EvaluatorName = str
-else:  # for the config, which names the possible values where another one is given
+else:  # the config checks the names, and lists the possible names in its error message
     EvaluatorName = Literal[tuple(task.kind for task in TASKS)]
 
 
 class Evaluators:
-    """Any number of evaluators as one, none included.
+    """Combines any number of evaluators, also none.
 
     Args:
-        judges: Tasks that judge each answer by itself.
-        votes: Counts the answers where they vote.
+        judges: the tasks that judge each answer by itself.
+        votes: the object that counts answers as votes; None: answers don't vote.
     """
 
     def __init__(self, judges: Sequence[BoardTask], votes: Votes | None = None) -> None:
@@ -42,29 +42,39 @@ class Evaluators:
 
     @property
     def num_tasks(self) -> int:
-        """How many ARC tasks the metrics of votes are means over; 0 where answers don't vote."""
+        """The number of ARC tasks in the means of the votes' metrics; 0 if answers don't vote."""
         return 0 if self._votes is None else self._votes.num_tasks
 
     def clear(self) -> None:
-        """Forget the votes of the checkpoint before."""
+        """Forget all votes, before another checkpoint is evaluated."""
         if self._votes is not None:
             self._votes.clear()
 
     def judge(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return what holds of each answer, (B,) bool for every name in `checks`."""
+        """Return for every name in `checks` whether it holds of each answer, (B,) bool."""
         found: dict[str, torch.Tensor] = {}
         for judge in self._judges:
             found |= judge.judge(inputs_BS, predictions_BS)
         return found
 
     def vote(self, batch: Batch, predictions_BS: torch.Tensor, confidence_B: torch.Tensor) -> None:
-        """Count the answers where they vote."""
+        """Count the answers as votes, if they vote.
+
+        Args:
+            batch: the examples that were answered.
+            predictions_BS: the answers, tokens.
+            confidence_B: the confidence in [0, 1] that each answer is right.
+        """
         if self._votes is not None:
             tensors = (batch["puzzle_identifiers"], batch["inputs"], predictions_BS, confidence_B.float())
             self._votes.add(*(tensor.cpu().numpy() for tensor in tensors))
 
     def results(self, world: World, save_to: Path | None) -> dict[str, float]:
-        """Return the metrics of the votes, the same on all ranks. Every rank."""
+        """Return the metrics of the votes, the same on all ranks. Every rank must call this.
+
+        Args:
+            save_to: the folder for files about the votes; None: no files.
+        """
         return {} if self._votes is None else self._votes.result(world, save_to)
 
 
@@ -72,10 +82,10 @@ NO_EVALUATORS = Evaluators([])
 
 
 def build_evaluators(names: Sequence[EvaluatorName], split: Split) -> Evaluators:
-    """Return the evaluators of these names, each once.
+    """Return the evaluators with these names, each once.
 
     Raises:
-        UserError: If one of them can't judge the split.
+        UserError: An evaluator can't judge the split.
     """
     kinds = {task.kind: task for task in TASKS}
     seq_len, vocab_size = split.metadata.seq_len, split.metadata.vocab_size

@@ -1,10 +1,10 @@
-"""Augmentation on the fly: every visit of an example draws one of the symmetries of its task.
+"""Augment on the fly: every visit of an example draws one of the symmetries of its task.
 
-What is drawn is a pure function of (seed, step, slot of the global batch), so any number of ranks and a resumed run see
-the same batches. The random numbers are drawn on the host for the whole global batch, and a rank keeps its slots. The
-tokens are moved on the device that trains.
+The draw is a pure function of (seed, step, slot of the global batch). So any number of ranks, and a
+resumed run, see the same batches. Each rank draws the random numbers of the whole global batch on
+the host, and keeps the numbers of its slots. The tokens are transformed on the device that trains.
 """
-# B = slots of this rank, U = random numbers for one visit
+# B = slots of this rank, U = random numbers for one visit of an example
 
 import numpy as np
 import torch
@@ -15,12 +15,19 @@ from dataset.tasks.base import Symmetries
 from utils.batch import Batch
 from utils.errors import UserError
 
-# Tells this random stream from others made of (seed, step).
+# Keeps these random numbers independent of others that are seeded by (seed, step).
 _STREAM = 0xA6
 
 
 class OnlineAugmentation:
-    """The symmetries of a split's task, drawn anew for these slots of every global batch."""
+    """Draws and applies a symmetry of the split's task for each slot of this rank.
+
+    Args:
+        symmetries: the symmetries of the task.
+        seed: the seed of the random numbers.
+        global_batch_size: slots over all ranks.
+        slots: the slots of this rank.
+    """
 
     def __init__(self, symmetries: Symmetries, *, seed: int, global_batch_size: int, slots: slice) -> None:
         self._symmetries = symmetries
@@ -28,10 +35,10 @@ class OnlineAugmentation:
 
     @classmethod
     def build(cls, split: Split, *, seed: int, global_batch_size: int, slots: slice) -> "OnlineAugmentation":
-        """Return the augmentation of a split's task. Some tasks check every example here, once.
+        """Return the augmentation for a split. Some tasks check every example here, once.
 
         Raises:
-            UserError: If the symmetries of the task are not known.
+            UserError: The symmetries of the split's task are not known.
         """
         seq_len, vocab_size = split.metadata.seq_len, split.metadata.vocab_size
         task = task_of_shape(seq_len, vocab_size)
@@ -45,14 +52,15 @@ class OnlineAugmentation:
 
     @property
     def description(self) -> str:
-        """A phrase for the head of a run: "symmetries of Sudoku 3x3"."""
+        """A phrase for the first lines of a run's log, such as "symmetries of Sudoku 3x3"."""
         return self._symmetries.description
 
     def draw(self, step: int, examples_B: np.ndarray) -> Batch:
-        """Return what is drawn for this rank's slots at a step, on the host.
+        """Return the symmetries drawn for this rank's slots at a step, on the host.
 
         Args:
-            examples_B: The sampler's numbers for the slots.
+            step: the training step.
+            examples_B: the sampler's number of the example in each slot.
         """
         rng = np.random.default_rng([_STREAM, self._seed, step])
         uniform_BU = rng.random((self._global_batch_size, self._symmetries.num_draws))[self._slots]
@@ -60,5 +68,5 @@ class OnlineAugmentation:
         return {name: torch.from_numpy(array) for name, array in chosen.items()}
 
     def apply(self, batch: Batch, drawn: Batch) -> Batch:
-        """Return the augmented batch, from a batch and what was drawn for it, both on the device."""
+        """Return the batch with the drawn symmetries applied. All tensors are on the device."""
         return self._symmetries.apply(batch, drawn)

@@ -12,7 +12,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # as a script, Python would look for modules in dataset/ instead of the folder above
+# A script's modules are looked up in its own folder, dataset/, instead of the folder above.
+if not __package__:
     sys.path[0] = str(Path(__file__).absolute().parents[1])
 
 import numpy as np
@@ -93,7 +94,8 @@ def describe(settings: Settings) -> str:
     """
     splits = {name: open_split(settings.path, name) for name in SPLITS if (settings.path / name).exists()}
     if settings.split not in splits:
-        splits[settings.split] = open_split(settings.path, settings.split)  # raises an error that names what is missing
+        # This raises an error that names what is missing.
+        splits[settings.split] = open_split(settings.path, settings.split)
     shown = splits[settings.split]
     metadata = shown.metadata
     task = task_of_shape(metadata.seq_len, metadata.vocab_size)

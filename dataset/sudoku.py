@@ -131,7 +131,8 @@ def _deduce(candidates: list[int], settled: int, board: _Board) -> int:
 
 def _most_constrained(candidates: list[int], settled: int) -> int:
     """Return the first of the open cells with the fewest candidates, as a bit."""
-    at_least = [~settled] + [0] * len(candidates)  # at_least[k]: open cells with k candidates or more
+    # at_least[k]: the open cells with k candidates or more
+    at_least = [~settled] + [0] * len(candidates)
     for cells in candidates:
         for k in range(len(candidates), 0, -1):
             at_least[k] |= at_least[k - 1] & cells

@@ -1,6 +1,7 @@
-"""Test-time augmentation: a puzzle is answered in several of its symmetries, and the answers, turned back, vote.
+"""Test-time augmentation: answer several symmetries of each puzzle, and let the answers vote.
 
-A puzzle's first variation is itself. The others are a function of its row in the dataset alone.
+The symmetry is undone in each answer before it votes. The first variation of a puzzle is the puzzle
+itself. The other variations depend only on the puzzle's row in the dataset.
 """
 # N = variations of examples, K = variations of an example, S = tokens, V = vocabulary
 
@@ -17,7 +18,10 @@ from utils.errors import UserError
 
 
 class Variations:
-    """`count` variations of every example of a split. Those of example r are numbered r * count, r * count + 1, ..."""
+    """Makes `count` variations of every example of a split, and undoes them in the answers.
+
+    Variation k of the example in row r has the number r * count + k.
+    """
 
     def __init__(self, task: BoardTask, count: int) -> None:
         self._task, self.count = task, count
@@ -27,7 +31,7 @@ class Variations:
         """Return the variations of a split's task.
 
         Raises:
-            UserError: If the task has no symmetries that can be undone, or fewer of them.
+            UserError: The task has no symmetries that can be undone, or fewer than `count`.
         """
         seq_len, vocab_size = split.metadata.seq_len, split.metadata.vocab_size
         task = task_of_shape(seq_len, vocab_size)
@@ -48,7 +52,14 @@ class Variations:
         return Variations(task, count)
 
     def spread(self, examples: Iterator[tuple[np.ndarray, Batch]]) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yield every example K times, varied, with the variations' numbers in place of rows."""
+        """Yield K variations of every example.
+
+        Args:
+            examples: the rows in the dataset and the examples of each batch.
+
+        Yields:
+            The numbers of the variations, (N,), and the batch of the variations.
+        """
         for rows, batch in examples:
             numbers_N = (rows[:, None] * self.count + np.arange(self.count)).ravel()
             repeated = {name: tensor.repeat_interleave(self.count, 0) for name, tensor in batch.items()}
@@ -56,11 +67,16 @@ class Variations:
             yield numbers_N, {**repeated, "inputs": varied}
 
     def vary(self, numbers_N: np.ndarray, boards_NS: torch.Tensor) -> torch.Tensor:
-        """Return the variations with these numbers of boards as they are in the dataset."""
+        """Return the variations of boards, (N, S).
+
+        Args:
+            numbers_N: the numbers of the variations.
+            boards_NS: the boards as they are in the dataset.
+        """
         return move(boards_NS, self._chosen(numbers_N, boards_NS.device))
 
     def undo(self, numbers_N: np.ndarray, boards_NS: torch.Tensor) -> torch.Tensor:
-        """Return the boards of which these are the variations."""
+        """Return the boards of the dataset from their variations, (N, S): undo `vary`."""
         chosen = self._chosen(numbers_N, boards_NS.device)
         if "names" in chosen:
             boards_NS = rename(boards_NS, chosen["names"].argsort(1))
@@ -72,7 +88,10 @@ class Variations:
 
 
 class Ballots:
-    """Collects the answers to the variations of each example until all have come in; in any order."""
+    """Collects the answers to the variations of each example until the example is complete.
+
+    The answers may arrive in any order.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -81,8 +100,16 @@ class Ballots:
     def cast(
         self, numbers_N: np.ndarray, answers_NS: np.ndarray, confidence_N: np.ndarray
     ) -> list[tuple[int, np.ndarray]]:
-        """Answers that were turned back. For each example that is complete now: which of these variations made it so,
-        and the answer that won.
+        """Add the votes of some variations.
+
+        Args:
+            numbers_N: the numbers of the variations.
+            answers_NS: the answers, in which the symmetry is already undone.
+            confidence_N: the confidence that each answer is right.
+
+        Returns:
+            For each example that is complete now the index in `numbers_N` of its last variation,
+            and the answer that won, (S,).
         """
         decided = []
         for index, number in enumerate(numbers_N.tolist()):
@@ -96,7 +123,13 @@ class Ballots:
 
 
 def winner(votes: list[tuple[np.ndarray, float]]) -> np.ndarray:
-    """The answer with the most votes; of equals the one with the greater mean confidence, then the earlier one."""
+    """Return the answer with the most votes.
+
+    Ties go to the answer with the greater mean confidence, then to the earlier answer.
+
+    Args:
+        votes: an answer (S,) and its confidence for each variation, in order.
+    """
     tally: dict[bytes, list[float]] = {}
     answers: dict[bytes, np.ndarray] = {}
     for answer_S, confidence in votes:

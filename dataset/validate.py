@@ -1,7 +1,7 @@
-"""Checks a dataset in the published format, of any task, and says all that is wrong with it and where.
+"""Check a dataset of any task, and list everything that is wrong, with its place.
 
-Examples are read in chunks. What grows with the data are the index arrays, and eight bytes for each example by which
-those of the test split are found again in the training split.
+Examples are read in chunks. Only the index arrays grow with the data, and a key of eight bytes for
+each example, by which test examples are found in the training split.
 """
 # N = examples (of a set, or of a chunk of it), S = tokens of an example, L = side of a grid
 
@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a script, for which Python looks for modules in dataset/ and not in the folder above
+# A script's modules are looked up in its own folder, dataset/, instead of the folder above.
+if not __package__:
     sys.path[0] = str(Path(__file__).absolute().parents[1])
 
 import numpy as np
@@ -42,42 +43,45 @@ from utils.files import plain
 from utils.shell import run_command
 from utils.text import one_line
 
-# Of the test examples, the share that may stand in the training data before the accuracy on them means little.
+# The largest share of test examples that may occur in the training data. With more the accuracy
+# means little.
 MAX_LEAK = 0.01
-_ARRAYS = {"inputs": 2, "labels": 2, "puzzle_identifiers": 1, "puzzle_indices": 1, "group_indices": 1}  # and their axes
+# The arrays of a set, with their numbers of axes.
+_ARRAYS = {"inputs": 2, "labels": 2, "puzzle_identifiers": 1, "puzzle_indices": 1, "group_indices": 1}
 
 _TASKS = joined([task.plural for task in TASKS], "or")
 _TASK_CHECKS = textwrap.fill(
-    f"{' '.join(task.checked for task in TASKS)} The task is told by its shape (81 tokens of 11 kinds are a Sudoku); "
-    "--any-task leaves this out, for another task that happens to have such a shape",
+    f"{' '.join(task.checked for task in TASKS)} The shape tells the task (81 tokens of 11 kinds are a Sudoku). "
+    "If a new task has the shape of a known task, leave these checks out with --any-task",
     width=102,
     initial_indent="  task      ",
     subsequent_indent=" " * 12,
 )
 _SAME = [
-    "if inputs and labels are",
-    "if the inputs are, where puzzles have no identifiers",
+    "if their inputs and labels are the same",
+    "without puzzle identifiers, if their inputs are the same",
     *(f"and {task.same_examples}" for task in TASKS if task.same_examples),
 ]
 _FOOT = textwrap.fill(
-    f"Examples are the same {'; '.join(_SAME)}. Exit status 2: there is no dataset, or a mistake on the command line. "
-    "Memory: the index arrays, 8 bytes for each example, and some MB.",
+    f"Examples are the same {'; '.join(_SAME)}. The exit status is 2 if there is no dataset, or after a mistake on the "
+    "command line. The program needs memory for the index arrays, 8 bytes for each example, and some MB.",
     width=102,
 )
 
 CHECKS = f"""
 errors (exit status 1):
-  files     missing or damaged, of a wrong type or shape; counts and indices that disagree; train and
-            test that disagree; identifiers.json of another length; another fingerprint than recorded
-  values    tokens, labels or identifiers out of range; a training example without any label; all
-            labels of a set the same as its inputs
-  leak      over {MAX_LEAK:.0%} of the test examples stand in train as well (--allow-leak: a warning)
+  files     a file that is missing or damaged, or has a wrong type or shape; counts, indices or
+            splits that disagree; a wrong number of names in identifiers.json; a fingerprint that
+            differs from the recorded one
+  values    tokens, labels or identifiers out of range; a training example without any label; labels
+            that equal the inputs in all examples of a set
+  leak      over {MAX_LEAK:.0%} of the test examples are in train too (--allow-leak: a warning)
 {_TASK_CHECKS}
 
 warnings (exit status 0):
-  fewer leaks than that; the same test example twice; test examples without any label (they are not
-  scored); some labels the same as their inputs; no test split; no identifiers.json, or a name twice
-  in it; a wrong mean_puzzle_examples; all puzzles in one group (an epoch draws one of each group);
+  fewer leaks; a test example twice; test examples without any label (they are not scored); labels
+  that equal their inputs; no test split; no identifiers.json, or a name that occurs twice in it; a
+  wrong mean_puzzle_examples; all puzzles in one group (an epoch draws one puzzle of each group);
   test puzzles with an identifier that no training puzzle has
 
 {_FOOT}
@@ -86,7 +90,10 @@ warnings (exit status 0):
 
 @dataclass
 class Findings:
-    """What was found, in that order: lines that begin with a file or folder."""
+    """The errors and warnings, in the order in which they were found.
+
+    Each is a line that begins with a file or folder.
+    """
 
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -102,13 +109,14 @@ class Findings:
 
 @dataclass
 class Split:
-    """As much of a split as could be opened."""
+    """The part of a split that could be opened."""
 
     name: SplitName
     folder: Path
     metadata: DatasetMetadata
-    sets: dict[str, dict[str, np.ndarray]]  # arrays by name; inputs and labels are memory maps, the others int64
-    whole: bool  # everything is there, and no count, index or value is wrong so far
+    # The arrays of each set by name. Inputs and labels are memory maps, the others int64.
+    sets: dict[str, dict[str, np.ndarray]]
+    whole: bool  # no file is missing, and no count, index or value was found to be wrong so far
 
     def file(self, set_name: str, array: str) -> Path:
         return array_file(self.folder, set_name, array)
@@ -118,9 +126,18 @@ class Split:
 
 
 def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) -> tuple[Findings, str]:
-    """Checks the dataset at `path`; returns what is wrong with it, and some lines about what is in it.
+    """Check a dataset.
 
-    Raises UserError, one line, where there is no dataset.
+    Args:
+        path: the folder that holds train and test.
+        allow_leak: report leaks as warnings.
+        any_task: leave out the checks of known tasks.
+
+    Returns:
+        The findings, and some lines that describe the dataset.
+
+    Raises:
+        UserError: There is no dataset at `path`.
     """
     findings = Findings()
     splits = _open_splits(path, findings)
@@ -138,11 +155,11 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
             task = None if any_task else task_of_shape(split.metadata.seq_len, split.metadata.vocab_size)
             parts = [_scan_set(split, set_name, task, findings, bar.update) for set_name in split.sets]
             keys[name] = np.concatenate(parts)
-            # Only now, because the first value out of range would end it.
+            # The fingerprint comes after the scan, because the first value out of range ends it.
             fingerprint = findings.collect(partial(_fingerprint, path, name)) if split.whole else None
             lines += _describe(split, task, fingerprint)
     if not all(split.whole for split in splits.values()):
-        lines.append("leaks and duplicates were not looked for: there are errors to be corrected first")
+        lines.append("leaks and duplicates were not looked for; correct the errors first")
     elif "test" in splits:
         _check_duplicates(splits["test"], keys["test"], findings)
         if "train" in splits:
@@ -150,17 +167,17 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
     return findings, "\n".join(lines)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Files, shapes, indices
 
 
 def _open_splits(path: Path, findings: Findings) -> dict[SplitName, Split]:
-    """The splits that have a readable dataset.json."""
+    """Open the splits that have a readable dataset.json."""
     described = [name for name in SPLITS if (path / name / "dataset.json").is_file()]
     if not described:
         if (path / "dataset.json").is_file():
             raise UserError(f"{path} is a split of a dataset; give the folder above it, {path.parent}")
-        what = "holds neither train/dataset.json nor test/dataset.json" if path.exists() else "is not there"
+        what = "holds neither train/dataset.json nor test/dataset.json" if path.exists() else "does not exist"
         raise UserError(f"no dataset at {path}: it {what}; correct the path")
     if "train" not in described:
         findings.errors.append(f"{path}: has no train/dataset.json; rebuild the dataset")
@@ -171,14 +188,18 @@ def _open_splits(path: Path, findings: Findings) -> dict[SplitName, Split]:
 
 
 def _open(path: Path, name: SplitName, findings: Findings) -> Split:
-    """Raises UserError only if dataset.json is wrong; of all else that is, each is a finding."""
+    """Open as much of a split as possible, and add its faults to the findings.
+
+    Raises:
+        UserError: dataset.json is wrong.
+    """
     folder = path / name
     split = Split(name, folder, read_metadata(path, folder), {}, whole=True)
     num_before = len(findings.errors)
     for set_name in dict.fromkeys(split.metadata.sets):
         split.sets[set_name] = _open_set(split, set_name, findings)
     if len(findings.errors) == num_before:
-        # What training opens has the last word; also about what concerns several sets.
+        # The function with which training opens a split decides. It also compares the sets.
         findings.collect(partial(open_split, path, name))
     split.whole = len(findings.errors) == num_before
     return split
@@ -219,7 +240,7 @@ def _fingerprint(path: Path, name: SplitName) -> str:
 
 
 def _check_puzzles(split: Split, findings: Findings) -> None:
-    """Identifiers, groups, and the counts that say how long an epoch is."""
+    """Check the identifiers, the groups, and the counts that decide the length of an epoch."""
     limit = split.metadata.num_puzzle_identifiers
     for set_name, arrays in split.sets.items():
         identifiers_P = arrays.get("puzzle_identifiers", np.zeros(0, np.int64))
@@ -238,17 +259,17 @@ def _check_puzzles(split: Split, findings: Findings) -> None:
     if not math.isclose(mean, split.metadata.mean_puzzle_examples, rel_tol=1e-3):
         findings.warnings.append(
             f"{split.folder / 'dataset.json'}: mean_puzzle_examples is {split.metadata.mean_puzzle_examples:.6g}, but "
-            f"{num_examples:,} examples of {num_puzzles:,} puzzles are {mean:.6g}; other trainers count steps with it"
+            f"{num_examples:,} examples of {num_puzzles:,} puzzles are {mean:.6g}; other trainers count steps by it"
         )
     if split.name == "train" and split.metadata.total_groups == 1 and num_puzzles > 1:
         findings.warnings.append(
-            f"{split.folder}: one group holds all {num_puzzles:,} puzzles, and an epoch visits one of each group; "
+            f"{split.folder}: one group holds all {num_puzzles:,} puzzles, but an epoch visits one of each group; "
             "give a group to each puzzle and its augmentations"
         )
 
 
 def _compare(train: Split, test: Split, findings: Findings) -> None:
-    """A model trained on one split must be able to read the other."""
+    """Check that a model that was trained on one split can read the other split."""
     for key in (
         "seq_len",
         "vocab_size",
@@ -275,7 +296,7 @@ def _compare(train: Split, test: Split, findings: Findings) -> None:
 
 
 def _check_names(file: Path, metadata: DatasetMetadata, findings: Findings) -> None:
-    """identifiers.json: the name of each identifier."""
+    """Check identifiers.json, which holds the name of each identifier."""
     try:
         names = json.loads(plain(file).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -302,20 +323,30 @@ def _others(num: int) -> str:
     return "" if num == 1 else f" (and so {num - 1:,} others)"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Examples
 
 
 def _scan_set(
     split: Split, set_name: str, task: BoardTask | None, findings: Findings, advance: Callable[[int], object]
 ) -> np.ndarray:
-    """Reads every example once. Returns a key for each, (N,) uint64, equal for equal examples."""
+    """Read and check every example of a set once.
+
+    Args:
+        split, set_name: the set.
+        task: the task whose rules are checked; None: no rules are.
+        findings: the list to which faults are added.
+        advance: called with the number of examples after each chunk.
+
+    Returns:
+        A key for each example, (N,) uint64. Equal examples have equal keys.
+    """
     arrays, metadata = split.sets[set_name], split.metadata
     if "inputs" not in arrays or "labels" not in arrays:
         return np.zeros(0, np.uint64)
     inputs, labels = arrays["inputs"], arrays["labels"]
-    first: dict[Fault, str] = {}  # the first row with each fault,
-    num: Counter[Fault] = Counter()  # and how many rows have it
+    first: dict[Fault, str] = {}  # the message about the first row with each fault
+    num: Counter[Fault] = Counter()  # the number of rows with each fault
 
     def note(kind: Fault, rows_N: np.ndarray, detail: str = "") -> None:
         if rows_N.any():
@@ -328,7 +359,8 @@ def _scan_set(
     keys = []
     num_rows = max(1, CHUNK_BYTES // max(array.nbytes // len(array) for array in (inputs, labels)))
     for start in range(0, len(inputs), num_rows):
-        # Mapped anew for every chunk: pages that were read would otherwise stay with the process.
+        # The files are mapped again for every chunk, because pages that were read stay with the
+        # process as long as their map does.
         mapped = (open_array(split.file(set_name, array), 2) for array in ("inputs", "labels"))
         inputs_NS, labels_NS = (np.asarray(array[start : start + num_rows]) for array in mapped)
         labelled_NS = np.ones(labels_NS.shape, bool)
@@ -345,7 +377,8 @@ def _scan_set(
             note((array, what), np.logical_or.reduce(wrong_NS, axis=1), f", {value}")
             right_N1 &= ~wrong_NS.any(axis=1, keepdims=True)
             split.whole = False
-        if not right_N1.all():  # what follows looks up tokens in tables
+        if not right_N1.all():
+            # The checks below look up tokens in tables, so wrong rows become zeros.
             inputs_NS, labels_NS, labelled_NS = inputs_NS * right_N1, labels_NS * right_N1, labelled_NS & right_N1
         note(unlabelled, right_N1[:, 0] & (~labelled_NS).all(axis=1))
         note(same, right_N1[:, 0] & np.logical_and.reduce(inputs_NS == labels_NS, axis=1))
@@ -365,8 +398,12 @@ def _scan_set(
 def _keys(
     inputs_NS: np.ndarray, labels_NS: np.ndarray, metadata: DatasetMetadata, task: BoardTask | None
 ) -> np.ndarray:
-    """(N,) uint64, equal for equal examples and hardly ever for others: in one ARC dataset of ten million."""
-    # Where puzzles have no identifiers, the input is the whole question, and which answer it has doesn't matter.
+    """Return a key for each example, (N,) uint64.
+
+    Equal examples have equal keys. Two different examples of an ARC dataset have equal keys in one
+    of ten million datasets.
+    """
+    # Without identifiers the input is the whole question, so the label does not matter.
     parts = (inputs_NS,) if metadata.num_puzzle_identifiers == 1 else (inputs_NS, labels_NS)
     dtype = np.uint8 if metadata.vocab_size <= 256 else np.int32
     texts = zip(*(_texts(part_NS.astype(dtype, copy=False), task) for part_NS in parts), strict=True)
@@ -381,12 +418,17 @@ def _texts(tokens_NS: np.ndarray, task: BoardTask | None) -> list[bytes]:
     return texts if task is None else [task.identity(text) for text in texts]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What the splits hold twice
+# --------------------------------------------------------------------------------------------------
+# Duplicates and leaks
 
 
 def _place(split: Split, example: int) -> str:
-    """Where an example stands, from its number among those of all sets."""
+    """Return the row and the file of an example.
+
+    Args:
+        split: the split.
+        example: the number of the example, counted over all sets.
+    """
     ends = np.cumsum([len(arrays["inputs"]) for arrays in split.sets.values()])
     number = int(np.searchsorted(ends, example, side="right"))
     row = example - (ends[number - 1] if number else 0)
@@ -394,17 +436,21 @@ def _place(split: Split, example: int) -> str:
 
 
 def _check_duplicates(test: Split, keys_N: np.ndarray, findings: Findings) -> None:
-    """The same example under another identifier is another question: augmentations vote, each for itself."""
+    """Warn of test examples that occur twice.
+
+    The same example with another identifier is not a duplicate, because each augmentation has its
+    own vote.
+    """
     identifiers_N = np.concatenate(
         [np.repeat(arrays["puzzle_identifiers"], np.diff(arrays["puzzle_indices"])) for arrays in test.sets.values()]
     )
-    order_N = np.lexsort((identifiers_N, keys_N))  # stable: of equal ones the first comes first
+    order_N = np.lexsort((identifiers_N, keys_N))  # stable, so duplicates stay in the order of rows
     same_N = (np.diff(keys_N[order_N]) == 0) & (np.diff(identifiers_N[order_N]) == 0)
     if same_N.any():
         at = int(same_N.argmax())
         findings.warnings.append(
-            f"{_place(test, order_N[at + 1])} is the example of {_place(test, order_N[at])} again "
-            f"({int(same_N.sum()):,} of {len(keys_N):,} are such copies); each counts in the accuracy"
+            f"{_place(test, order_N[at + 1])} repeats {_place(test, order_N[at])} "
+            f"({int(same_N.sum()):,} of {len(keys_N):,} test examples are such copies); each counts in the accuracy"
         )
 
 
@@ -418,17 +464,17 @@ def _check_leaks(
     in_train = int((train_keys_N == test_keys_N[in_test]).argmax())
     share = float(leaked_N.mean())
     line = (
-        f"{_place(test, in_test)} stands in the training data, {_place(train, in_train)} "
-        f"({int(leaked_N.sum()):,} of {len(leaked_N):,} test examples do, {share:.2%})"
+        f"{_place(test, in_test)} is in the training data too, {_place(train, in_train)} "
+        f"({int(leaked_N.sum()):,} of {len(leaked_N):,} test examples are, {share:.2%})"
     )
     if share > MAX_LEAK and not allowed:
-        findings.errors.append(f"{line}; leave them out of one of the two, or allow it with --allow-leak")
+        findings.errors.append(f"{line}; leave them out of train or test, or add --allow-leak")
     else:
         findings.warnings.append(line)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What the user sees
+# --------------------------------------------------------------------------------------------------
+# The report
 
 
 def _describe(split: Split, task: BoardTask | None, fingerprint: str | None) -> list[str]:
@@ -454,12 +500,12 @@ def _count(num: int, what: str) -> str:
 def _program(argv: list[str] | None) -> tuple[str, int]:
     parser = Parser(
         "python -m dataset.validate",
-        "Check a dataset in the published format, of any task: all that is wrong with it, line by line, and where.",
+        "Check a dataset of any task. Each line of the report names a fault and its place.",
         CHECKS,
     )
     parser.add_argument("path", type=typed_path, metavar="PATH", help="the folder that holds train and test")
-    parser.add_argument("--allow-leak", action="store_true", help="test examples may stand in the training data")
-    parser.add_argument("--any-task", action="store_true", help=f"check nothing that only {_TASKS} have")
+    parser.add_argument("--allow-leak", action="store_true", help="only warn if test examples are in the training data")
+    parser.add_argument("--any-task", action="store_true", help=f"leave out the checks of {_TASKS}")
     args = parser.parse_args(argv)
     findings, summary = validate(args.path, allow_leak=args.allow_leak, any_task=args.any_task)
     lines = [f"error: {line}" for line in findings.errors] + [f"warning: {line}" for line in findings.warnings]
@@ -469,7 +515,11 @@ def _program(argv: list[str] | None) -> tuple[str, int]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Return the exit status: 0 for a dataset in order, 1 for one that is not, 2 after a mistake, 130 after Ctrl-C."""
+    """Run the program and return its exit status.
+
+    The status is 0 for a correct dataset, 1 for a wrong dataset, 2 after a mistake of the user, and
+    130 after Ctrl-C.
+    """
     return run_command(_program, argv, interrupted="interrupted; not all was checked")
 
 

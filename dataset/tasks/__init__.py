@@ -1,4 +1,4 @@
-"""The table of tasks. Whatever depends on the kind of puzzle is asked of the task that `task_of_shape` finds here."""
+"""List the tasks. A task is a kind of puzzle; the class of a task holds all that depends on it."""
 
 from dataset.tasks.arc import ArcTask
 from dataset.tasks.base import BoardTask
@@ -6,7 +6,8 @@ from dataset.tasks.lights_out import LightsOutTask
 from dataset.tasks.maze import MazeTask
 from dataset.tasks.sudoku import SudokuTask
 
-# In this order: a Sudoku of 4x4 cells has the shape of a maze as well.
+# The order counts, because the first task with a matching shape is taken: a Sudoku of 4x4 cells has
+# the shape of a maze of 4x4 cells.
 TASKS: tuple[type[BoardTask], ...] = (
     SudokuTask,
     MazeTask,
@@ -18,11 +19,16 @@ TASKS: tuple[type[BoardTask], ...] = (
 _MOST_KINDS = 256
 
 KNOWN_SHAPES = "; ".join(task.shapes for task in TASKS)
-"""How many tokens of how many kinds the tasks have, for messages."""
+"""The shapes of all tasks, for messages."""
 
 
 def task_of_shape(seq_len: int, vocab_size: int) -> BoardTask | None:
-    """Return the task of examples with so many tokens of so many kinds. None: it is in no line of the table."""
+    """Return the first task in the table whose examples have this shape; None if there is none.
+
+    Args:
+        seq_len: the number of tokens of an example.
+        vocab_size: the number of kinds of tokens.
+    """
     for task in TASKS:
         found = task.of_shape(seq_len, vocab_size)
         if found is not None:

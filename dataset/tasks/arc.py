@@ -1,4 +1,4 @@
-"""ARC as a task."""
+"""Define ARC as a task: boards, verdicts, checks, symmetries. dataset/arc_votes.py counts votes."""
 # N = examples, S = cells of the canvas, L = its side, hw = rows and columns of a grid
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from dataset.arc_votes import ArcVotes
     from utils.batch import Batch
 
-# All but black, which stays what it is.
+# All colours but black, which is never permuted.
 _NUM_PERMUTED = arc.NUM_COLOURS - 1
 _WITHOUT_ENDS = bytes(arc.PADDING if token == arc.END else token for token in range(256))
 
-# Of the 256 colours of a terminal the nearest to those in which ARC is usually shown: background, then text.
+# The background and the text colour of each ARC colour. The numbers are the nearest of a terminal's
+# 256 colours to the colours in which ARC is usually shown.
 _ARC_COLORS = (
     *((16, 240), (26, 231), (160, 231), (34, 16), (220, 16)),
     *((246, 16), (163, 231), (208, 16), (117, 16), (88, 231)),
@@ -31,13 +32,16 @@ _ARC_COLORS = (
 
 
 class ArcTask(BoardTask):
-    """Tokens are those of dataset/arc.py. What counts of an answer is the grid that is cropped from it."""
+    """ARC grids on a canvas. dataset/arc.py lists the tokens.
+
+    Only the grid that is cropped from an answer counts.
+    """
 
     kind = "arc"
     singular, plural = "an ARC grid", "ARC"
     shapes = f"ARC: {arc.SEQ_LEN} of {arc.VOCAB_SIZE}"
     wrong_shape = f"but ARC {arc.SEQ_LEN} of {arc.VOCAB_SIZE}; leave the votes out"
-    checked = "ARC: what is no rectangle of colours with end markers, or input and label in different places."
+    checked = "ARC: grids that are no rectangle of colours with end markers; input and label in different places."
     same_examples = "in ARC wherever on the canvas the grids stand"
     lets_vote = True
     name, title, side = "arc", "ARC", arc.SIDE
@@ -69,7 +73,11 @@ class ArcTask(BoardTask):
         return np.zeros(len(answer_S), dtype=bool)
 
     def _lines(self, tokens_S: np.ndarray, cell: Cell) -> list[str]:
-        """The cropped grid; of a canvas whose grid begins elsewhere, as in training, the part that has colours."""
+        """Return the lines of the cropped grid.
+
+        The grid of a training example may begin anywhere on the canvas. Then these are the lines of
+        the rectangle that holds all colours.
+        """
         canvas_LL = tokens_S.reshape(self.side, self.side)
         height, width = arc.crop(tokens_S[None])[0].shape
         rows, columns = range(height), range(width)
@@ -96,12 +104,13 @@ class ArcTask(BoardTask):
         return ArcSymmetries()
 
     def scores(self, split: Split) -> bool:
-        # Votes need the names of tasks and augmentations, which datasets of several parts and of other builders lack.
+        # Votes need the file test_puzzles.json, which merged datasets and the datasets of other
+        # builders lack.
         return (split.path.parent / "test_puzzles.json").is_file()
 
     @classmethod
     def votes(cls, split: Split) -> ArcVotes:
-        from dataset.arc_votes import ArcVotes  # which needs PyTorch
+        from dataset.arc_votes import ArcVotes  # imported only here, because it imports PyTorch
 
         return ArcVotes(split)
 
@@ -118,18 +127,23 @@ class ArcTask(BoardTask):
         }
 
     def identity(self, tokens: bytes) -> bytes:
-        # From its first cell to its last, a grid is the same wherever it stands. Its end markers are not, because they
-        # are left out where the canvas ends.
+        # The tokens from the first cell of a grid to its last do not depend on its place on the
+        # canvas. End markers do, because the edge of the canvas cuts them off, so they are removed.
         return tokens.translate(_WITHOUT_ENDS).strip(bytes([arc.PADDING]))
 
 
 def _grids(tokens_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether each canvas holds one grid with its end markers, (N,) bool, and the grid's first cell, (N,)."""
+    """Find the grid on each canvas.
+
+    Returns:
+        Whether the canvas holds exactly one grid with correct end markers, (N,) bool, and the
+        number of the grid's first cell, (N,).
+    """
     tokens_NLL = tokens_NS.reshape(-1, arc.SIDE, arc.SIDE)
     is_grid_NLL = tokens_NLL >= arc.FIRST_COLOUR
     rows_NL, columns_NL = (np.logical_or.reduce(is_grid_NLL, axis=axis) for axis in (2, 1))
     below_NL, right_NL = _line_after(rows_NL), _line_after(columns_NL)
-    # Without gaps there is one line after the grid, or none where it ends with the canvas.
+    # Without gaps one line follows the grid, or none if the grid reaches the edge of the canvas.
     right_N = (_num_runs(rows_NL) == 1) & (_num_runs(columns_NL) == 1)
     right_N &= (is_grid_NLL == (rows_NL[:, :, None] & columns_NL[:, None, :])).all(axis=(1, 2))
     ends_NLL = (below_NL[:, :, None] & columns_NL[:, None, :]) | (rows_NL[:, :, None] & right_NL[:, None, :])
@@ -138,7 +152,7 @@ def _grids(tokens_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _line_after(lines_NL: np.ndarray) -> np.ndarray:
-    """Return the lines that come right after one of `lines_NL` and are not among them, (N, L) bool."""
+    """Return which lines follow a marked line directly but are not marked, (N, L) bool."""
     after_NL = np.zeros_like(lines_NL)
     after_NL[:, 1:] = lines_NL[:, :-1] & ~lines_NL[:, 1:]
     return after_NL
@@ -148,17 +162,17 @@ def _num_runs(lines_NL: np.ndarray) -> np.ndarray:
     return lines_NL[:, 0] + (lines_NL[:, 1:] & ~lines_NL[:, :-1]).sum(axis=1)
 
 
-# ---- symmetries --------------------------------------------------------------------------------------------------
+# ---- symmetries ----
 
 
 class ArcSymmetries(Symmetries):
-    """A permutation of the colours but black, and one of the eight transforms of each grid inside its own box.
+    """Permutations of all colours but black, and the eight transforms of a grid inside its own box.
 
-    Example by example: a puzzle's identifier does not say which were drawn, as it does where a builder gives every
-    augmentation an identifier of its own.
+    Each example draws its own symmetry, so the puzzle's identifier does not tell which symmetry was
+    drawn. A builder, in contrast, gives every augmentation an identifier of its own.
     """
 
-    description = "symmetries of ARC (which puzzle embeddings know nothing of)"
+    description = "symmetries of ARC (unknown to the puzzle embeddings)"
     num_draws = _NUM_PERMUTED + 1
 
     def choose(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> dict[str, np.ndarray]:
@@ -176,14 +190,15 @@ class ArcSymmetries(Symmetries):
 def _transform_grid(tokens_BS: torch.Tensor, transform_B: torch.Tensor, names_BV: torch.Tensor) -> torch.Tensor:
     """Return canvases whose grids are transformed and have new colours, (B, S).
 
-    The end of a grid is marked as published: below it over its columns, right of it over its rows, where the canvas
-    goes on.
+    End markers stand below the grid over its columns, and right of it over its rows, as published.
+    Markers beyond the edge of the canvas are left out.
     """
-    import torch  # only here: see dataset/tasks/base.py
+    import torch  # only here, because most programs that import the tasks do not need it
 
     is_grid_BLL = (tokens_BS >= arc.FIRST_COLOUR).view(-1, arc.SIDE, arc.SIDE)
     in_row_BL, in_column_BL = is_grid_BLL.any(2), is_grid_BLL.any(1)
-    # Grids have no holes: sums are sizes. argmax gives the first of equals; without a grid all sizes are 0.
+    # Sums are sizes, because grids have no holes. argmax returns the first of equal values. Without
+    # a grid all sizes are 0.
     top_B, height_B = in_row_BL.int().argmax(1), in_row_BL.sum(1)
     left_B, width_B = in_column_BL.int().argmax(1), in_column_BL.sum(1)
     transposed_B, _, _ = _transform_bits(transform_B)
@@ -200,13 +215,14 @@ def _transform_grid(tokens_BS: torch.Tensor, transform_B: torch.Tensor, names_BV
     below_BL, right_BL = down_BL == height_B[:, None], across_BL == width_B[:, None]
     inside_BS = (in_row_BL[:, :, None] & in_column_BL[:, None, :]).flatten(1)
     end_BLL = (below_BL[:, :, None] & in_column_BL[:, None, :]) | (in_row_BL[:, :, None] & right_BL[:, None, :])
-    # Around it lies padding, which labels may ignore: the least token there is, for colours and markers are above it.
+    # The rest of the canvas is padding, or in labels the negative number that the loader gives to
+    # ignored labels. Both are the smallest token of the canvas.
     around_B1 = tokens_BS.amin(1, keepdim=True).clamp(max=arc.PADDING)
     return torch.where(inside_BS, grid_BS, torch.where(end_BLL.flatten(1), arc.END, around_B1))
 
 
 def _transform_bits(transforms_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return whether each transform transposes, turns upside down, and mirrors."""
+    """Return whether each transform transposes, turns upside down, and mirrors, (B,) bool each."""
     return transforms_B // 4 % 2 == 1, transforms_B // 2 % 2 == 1, transforms_B % 2 == 1
 
 
@@ -217,13 +233,14 @@ def _box_sources(
     height_B: torch.Tensor,
     width_B: torch.Tensor,
 ) -> torch.Tensor:
-    """Return for each cell of a canvas, whose grid is transformed in its own box, the original's cell, (B, S) int64.
+    """Return for each cell of a transformed canvas the number of the original cell, (B, S) int64.
+
+    Only the cells inside the grid's box are transformed. The values outside of it mean nothing.
 
     Args:
-        transform_B, top_B, left_B, height_B, width_B: The transform and the transformed box, int64. Transposed, a box
-            lies where rows and columns have changed places, so that it fits.
-
-    The values outside of the box mean nothing.
+        transform_B: the number of the transform, int64.
+        top_B, left_B, height_B, width_B: the box after the transform, int64. A transposed box has
+            its row and column exchanged, so that it stays on the canvas.
     """
     import torch
 

@@ -1,8 +1,10 @@
-"""What a task can say of its boards. Each kind of task has a file of its own beside this one.
+"""Define the interface of a task. Each task has a file of its own beside this file.
 
-A task is a kind of puzzle in one size, told by the shape of a dataset: the number of tokens and of their kinds.
+A task is a kind of puzzle, such as Sudoku. A `BoardTask` is a task with boards of one size. The
+shape of a dataset, its number of tokens and of kinds of tokens, tells which task it holds.
 """
-# B, N = examples, S = cells of a board, L = side of a board, U = random numbers for a symmetry, V = vocabulary
+# B, N = examples, S = cells of a board, L = side of a board, U = random numbers for a symmetry,
+# V = vocabulary
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ import numpy as np
 from dataset.schema import PuzzleSet, Split
 from utils.errors import UserError
 
-if TYPE_CHECKING:  # dataset.validate and other programs import all tasks, and start much faster without PyTorch
+# dataset.validate and other programs import all tasks. They start much faster without PyTorch.
+if TYPE_CHECKING:
     import torch
 
     from utils.batch import Batch
@@ -27,22 +30,28 @@ Plain = str | list[list[int]]
 """A board for programs: a text with a character for each cell, or the rows of a grid of numbers."""
 
 Cell = Callable[[int, str, str], str]
-"""Writes a cell, two columns wide, from its number, its text and a colour of its own ("": none)."""
+"""A function that formats a cell, two columns wide.
+
+Its arguments are the cell's number, its text, and its own colour as an ANSI code ("": none).
+"""
 
 Fault = tuple[str, str]
-"""The array in which something is wrong ("inputs" or "labels"), and a phrase: "has padding inside the board"."""
+"""The name of the wrong array ("inputs" or "labels"), and a phrase such as "has no path"."""
 
-# ANSI codes of cells that were given, that the answer adds, that are wrong, that changed, and of the background.
+# ANSI codes for given cells, cells that the answer adds, wrong cells, changed cells, and the
+# background.
 _GIVEN, _ADDED, _WRONG, _CHANGED, GREY = "1", "36", "31", "7", "90"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of an answer.
+    """The judgement of one answer.
 
-    `valid`: whether the answer has the form that the task asks for, such as one path through the maze.
-    `solved`: whether the answer is right; None where nobody can tell.
-    `reason`: a phrase for people.
+    Attributes:
+        valid: whether the answer has the form that the task asks for, such as one path through the
+            maze.
+        solved: whether the answer is right; None if that can't be decided.
+        reason: a phrase that explains the judgement to people.
     """
 
     valid: bool
@@ -51,47 +60,56 @@ class Verdict:
 
 
 class Symmetries(ABC):
-    """The symmetries of a task, of which augmentation draws one for every visit of an example.
+    """The symmetries of a task. Augmentation draws one of them at every visit of an example.
 
-    On the host, `choose` says what random numbers mean, in NumPy. On the device, `apply` moves the tokens.
+    `choose` runs on the host, in NumPy, and turns random numbers into symmetries. `apply` runs on
+    the device, and transforms the tokens.
     """
 
-    description: str  # for the head of a run, such as "symmetries of Sudoku 3x3"
+    description: str  # for the first lines of a run's log, such as "symmetries of Sudoku 3x3"
     num_draws: int  # U
 
     @abstractmethod
     def choose(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what `apply` needs, as small arrays: unless that is another one, "cells" and "names" as in `move`.
+        """Return the drawn symmetries, as small arrays for `apply`.
+
+        The arrays are "cells" and "names" as in `move`, unless a subclass overrides `apply`.
 
         Args:
-            uniform_BU: Random numbers in [0, 1).
-            examples_B: The numbers of the examples.
+            uniform_BU: random numbers in [0, 1).
+            examples_B: the numbers of the examples.
         """
 
     def apply(self, batch: Batch, chosen: Batch) -> Batch:
-        """Return the batch with inputs and labels transformed alike. Ignored labels, below 0, keep their value."""
+        """Return the batch with inputs and labels transformed by the same symmetries.
+
+        Ignored labels, which are negative, keep their values.
+        """
         return {**batch, **{name: move(batch[name], chosen) for name in ("inputs", "labels")}}
 
 
 def move(tokens_BS: torch.Tensor, chosen: Batch) -> torch.Tensor:
-    """Return boards whose cells have changed places and whose tokens have new names.
+    """Return boards with moved cells and renamed tokens, (B, S).
 
     Args:
-        chosen: "cells" (B, S): for each cell of the result the cell of the original that it shows. And "names" (B, V),
-            if tokens are renamed: what each token becomes.
+        chosen: "cells" (B, S) holds for each cell of the result the number of the original cell.
+            "names" (B, V) holds the new value of each token; without it tokens keep their values.
     """
     moved_BS = tokens_BS.gather(1, chosen["cells"].long())
     return rename(moved_BS, chosen["names"]) if "names" in chosen else moved_BS
 
 
 def rename(tokens_BS: torch.Tensor, names_BV: torch.Tensor) -> torch.Tensor:
-    """Return each token's new name in the table of its row. Ignored labels, below 0, keep their value."""
+    """Replace each token by its new value in the table of its row, (B, S).
+
+    Ignored labels, which are negative, keep their values.
+    """
     renamed_BS = names_BV.to(tokens_BS.dtype).gather(1, tokens_BS.clamp(min=0).long())
     return renamed_BS.where(tokens_BS >= 0, tokens_BS)
 
 
 class Votes(Protocol):
-    """Counts the answers to several versions of a puzzle as votes. dataset/arc_votes.py has an example."""
+    """Counts the answers to several versions of a puzzle as votes, as dataset/arc_votes.py does."""
 
     metrics: tuple[str, ...]
 
@@ -108,49 +126,55 @@ class Votes(Protocol):
 
 
 class BoardTask(ABC):
-    """A kind of puzzle in one size. Boards are arrays of tokens (S,), row by row."""
+    """A task with boards of one size. Boards are arrays of tokens (S,), row by row."""
 
     kind: ClassVar[str]  # one word, such as "sudoku"
     singular: ClassVar[str]  # for messages, such as "a Sudoku"
     plural: ClassVar[str]  # for messages, such as "Sudokus"
-    shapes: ClassVar[str]  # for messages, such as "Sudoku: 81 of 11": how many tokens of how many kinds
-    wrong_shape: ClassVar[str]  # how a message ends about data of another shape, where this kind of task was asked for
-    checked: ClassVar[str]  # for the help of dataset.validate: which faults are found
-    same_examples: ClassVar[str] = ""  # for that help too: when examples with other tokens are the same (`identity`)
-    metrics: ClassVar[tuple[str, ...]] = ()  # what `judge` finds out
-    most_variations: ClassVar[float] = 0  # how many `variations` a puzzle has
-    lets_vote: ClassVar[bool] = False  # if so, `votes` counts answers, and nothing is judged
+    # For messages: the numbers of tokens and of kinds of tokens, such as "Sudoku: 81 of 11".
+    shapes: ClassVar[str]
+    # The end of the message when the task's evaluator is asked for data of another shape.
+    wrong_shape: ClassVar[str]
+    checked: ClassVar[str]  # for the help of dataset.validate: the faults that are found
+    # For that help too: which examples with different tokens count as the same (`identity`).
+    same_examples: ClassVar[str] = ""
+    metrics: ClassVar[tuple[str, ...]] = ()  # the names of the metrics that `judge` returns
+    most_variations: ClassVar[float] = 0  # the largest number of `variations` of a puzzle
+    lets_vote: ClassVar[bool] = False  # true: `votes` counts the answers, and `judge` is not called
 
     name: str  # such as "sudoku 3x3"
     title: str  # the name in reports, such as "Sudoku 3x3"
     tokens: tuple[str, ...] = ()  # what each token is called, such as "wall"; empty if tokens are just numbers
     side: int  # L
-    has_one_solution = True  # if so, a cell that differs from the solution is wrong
-    _added_mark = ""
-    _colors_are_marks = True
+    has_one_solution = True  # true: a cell that differs from the solution is wrong
+    _added_mark = ""  # the mark behind a cell that the answer adds
+    _colors_are_marks = True  # false: colours show the tokens, so that marks must show the rest
 
     @classmethod
     @abstractmethod
     def of_shape(cls, seq_len: int, vocab_size: int) -> BoardTask | None:
-        """Return the task whose examples have this shape. None: it is no shape of this kind of task."""
+        """Return the task for examples of this shape; None if the task has no such shape."""
 
-    # ---- boards for programs and people ------------------------------------------------------------------
+    # ---- boards for programs and people ----
 
     @abstractmethod
     def plain(self, tokens_S: np.ndarray) -> Plain:
-        """Return the board as programs take it. Any tokens are allowed; "?" stands for one that no board has."""
+        """Return the board in the form for programs.
+
+        Any tokens are allowed. "?" stands for a token that no board has.
+        """
 
     @abstractmethod
     def verdict(self, question_S: np.ndarray, answer_S: np.ndarray, solution_S: np.ndarray | None = None) -> Verdict:
-        """Judge an answer by the rules of the task or, where there are none, by the solution."""
+        """Judge an answer by the rules of the task or, if it has no rules, by the solution."""
 
     @abstractmethod
     def _against_rules(self, question_S: np.ndarray, answer_S: np.ndarray) -> np.ndarray:
-        """Return which cells are wrong by the rules alone, (S,) bool."""
+        """Return which cells break the rules, without knowing the solution, (S,) bool."""
 
     @abstractmethod
     def _lines(self, tokens_S: np.ndarray, cell: Cell) -> list[str]:
-        """Return the board for a terminal, line by line."""
+        """Return the lines of a board for a terminal."""
 
     def show(
         self,
@@ -161,13 +185,16 @@ class BoardTask(ABC):
         solution_S: np.ndarray | None = None,
         color: bool,
     ) -> str:
-        """Return a board for a terminal, without a line end behind the last line.
+        """Return a board for a terminal, without a newline at the end.
 
         Args:
-            question_S: The puzzle that the tokens answer. Cells that differ from it are shown as the answer's.
-            previous_S: An earlier answer. Cells that differ from it are marked.
-            solution_S: Cells that differ from it are marked as wrong. Without it, those against the rules are.
-            color: Show this by ANSI colours instead of marks behind the cells.
+            tokens_S: the board.
+            question_S: the puzzle, if the board is an answer. Cells that differ from the puzzle are
+                shown as added by the answer.
+            previous_S: an earlier answer. Cells that differ from it are marked as changed.
+            solution_S: the solution. Cells that differ from it are marked as wrong; without a
+                solution, cells that break the rules are.
+            color: mark cells by ANSI colours instead of characters behind them.
         """
         none_S = np.zeros(len(tokens_S), dtype=bool)
         added_S = none_S if question_S is None else tokens_S != question_S
@@ -194,7 +221,7 @@ class BoardTask(ABC):
         return "\n".join(self._lines(tokens_S, cell))
 
     def legend(self, *, color: bool) -> str:
-        """Return what the marks of `show` mean."""
+        """Return a line that explains the marks of `show`."""
         if color and self._colors_are_marks:
             return "bold: given, cyan: the model's, reversed: changed, red: wrong"
         added = f"{self._added_mark} the model's, " if self._added_mark else ""
@@ -202,97 +229,110 @@ class BoardTask(ABC):
 
     @property
     def drawing(self) -> dict[str, Any]:
-        """What the viewer's page has to know to draw a board, as JSON."""
+        """The data, as JSON, with which the viewer's page draws a board."""
         return {"kind": self.kind, "rows": self.side, "columns": self.side, "tokens": list(self.tokens)}
 
-    # ---- symmetries --------------------------------------------------------------------------------------
+    # ---- symmetries ----
 
     def symmetries(self, sets: Sequence[PuzzleSet]) -> Symmetries | None:
-        """Return the symmetries for augmentation on the fly. None: they are not known.
+        """Return the symmetries for augmentation on the fly; None if the task has none.
 
         Args:
-            sets: The training sets, whose examples are numbered one set after the other.
+            sets: the training sets. Their examples are numbered consecutively, set after set.
         """
         return None
 
     def variations(self, numbers_N: np.ndarray, count: int) -> dict[str, np.ndarray]:
-        """Return symmetries that can be undone, for answers that vote: "cells" and "names" as `move` takes them.
+        """Return symmetries that can be undone, for votes: "cells" and "names" as in `move`.
+
+        A variation depends only on the example's row r in the dataset and on its number k among the
+        variations of the example. Variation 0 is the example itself.
 
         Args:
-            numbers_N: Variation k of the example in row r of the dataset has the number r * count + k. What it is
-                depends on r and k alone, and the first variation is the example itself.
-            count: How many variations every example has.
+            numbers_N: r * count + k for each variation.
+            count: the number of variations of each example.
         """
         raise NotImplementedError(f"answers of {self.kind} can't be turned back")
 
-    # ---- evaluation --------------------------------------------------------------------------------------
+    # ---- evaluation ----
 
     def judge(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return what holds of each answer, (B,) bool on the same device for every name in `metrics`.
+        """Judge many answers at once.
 
         Args:
-            inputs_BS, predictions_BS: Tokens, integers of any type.
+            inputs_BS, predictions_BS: tokens, integers of any type.
+
+        Returns:
+            For every name in `metrics` whether it holds of each answer, (B,) bool on the device of
+            the arguments.
         """
         return {}
 
     def scores(self, split: Split) -> bool:
-        """Return whether an evaluation of the split makes use of this task unless told otherwise."""
+        """Return whether an evaluation of the split uses this task's evaluator by default."""
         return bool(self.metrics)
 
     @classmethod
     def votes(cls, split: Split) -> Votes:
-        """Return what counts the answers to a split as votes.
+        """Return an object that counts the answers to a split as votes.
 
         Raises:
-            UserError: If something is missing in the dataset, or wrong.
+            UserError: Something in the dataset is missing or wrong.
         """
         raise NotImplementedError(f"answers of {cls.kind} don't vote")
 
-    # ---- validation --------------------------------------------------------------------------------------
+    # ---- validation ----
 
     @abstractmethod
     def faults(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray) -> dict[Fault, np.ndarray]:
-        """Return for each fault that examples can have which examples have it, (N,) bool.
+        """Return for each possible fault which examples have it, (N,) bool.
 
         Args:
-            inputs_NS, labels_NS: Tokens within the vocabulary; ignored labels are 0.
-            labelled_NS: Which labels are not ignored, bool.
+            inputs_NS, labels_NS: tokens within the vocabulary; ignored labels are 0.
+            labelled_NS: whether each label counts, bool; an ignored label does not.
         """
 
     def identity(self, tokens: bytes) -> bytes:
-        """Return what tells an input or a label from others, of its tokens as bytes."""
+        """Return a key that is equal for inputs, or labels, that count as the same.
+
+        Args:
+            tokens: an input or a label, as the bytes of its tokens.
+        """
         return tokens
 
-    # ---- for subclasses ----------------------------------------------------------------------------------
+    # ---- for subclasses ----
 
     def _row(self, row: int) -> range:
         return range(row * self.side, (row + 1) * self.side)
 
 
 class TextTask(BoardTask):
-    """A task whose boards are texts with a character for each cell."""
+    """A task whose boards can be written as texts with one character for each cell."""
 
     @abstractmethod
     def parse(self, text: str, where: str) -> np.ndarray:
         """Return the tokens of a puzzle, (S,) uint8.
 
         Raises:
-            UserError: If the text is no puzzle. The message begins with `where`.
+            UserError: The text is not a puzzle. The message begins with `where`.
         """
 
     @abstractmethod
     def parse_solution(self, text: str, where: str, question_S: np.ndarray) -> np.ndarray:
-        """Return the tokens of a solution of the question, (S,) uint8.
+        """Return the tokens of a solution, (S,) uint8.
 
         Raises:
-            UserError: If the text is no such solution. The message begins with `where`.
+            UserError: The text is not a solution of the question. The message begins with `where`.
         """
 
     def split(self, text: str, where: str) -> Iterator[tuple[str, str]]:
-        """Yield where each puzzle of a text begins, and its cells. A puzzle takes a line, or L lines of L characters.
+        """Split a text into puzzles. A puzzle takes one line, or L lines of L characters.
+
+        Yields:
+            The place where the puzzle begins, as <where>:<line>, and the characters of its cells.
 
         Raises:
-            UserError: If a line is neither.
+            UserError: A board of L lines is incomplete, or one of its lines has another length.
         """
         rows: list[str] = []
         for number, line in enumerate(text.splitlines(), start=1):
@@ -304,16 +344,16 @@ class TextTask(BoardTask):
                     rows = []
             elif rows:
                 raise UserError(
-                    f"{where}:{number} has {len(line)} characters, but is row {len(rows) + 1} of a board whose rows "
-                    f"have {self.side}; correct it, or give a puzzle on each line"
+                    f"{where}:{number} has {len(line)} characters, but row {len(rows) + 1} of this board needs "
+                    f"{self.side}; correct the row, or give each puzzle on one line"
                 )
             elif line:
                 yield f"{where}:{number}", line
         if rows:
-            raise UserError(f"{where} ends after row {len(rows)} of a board of {self.side} rows; give the others too")
+            raise UserError(f"{where} ends after row {len(rows)} of a board of {self.side} rows; add the missing rows")
 
     def _clean(self, line: str) -> str:
-        """Return a line without the characters around its cells."""
+        """Return the line without characters that are not cells, such as spaces at its ends."""
         return line
 
     def _parse_cells(self, text: str, where: str, token_of: dict[str, int], only: str) -> np.ndarray:
@@ -327,7 +367,7 @@ class TextTask(BoardTask):
             if symbol not in token_of:
                 raise UserError(
                     f"{where} has {symbol!r} in cell {number + 1} (row {number // self.side + 1}, column "
-                    f"{number % self.side + 1}), where only {only} can be; correct it"
+                    f"{number % self.side + 1}), where only {only} can be; correct the cell"
                 )
         return np.array([token_of[symbol] for symbol in cells], dtype=np.uint8)
 
@@ -338,7 +378,7 @@ def joined(names: Sequence[str], last: str = "and") -> str:
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """Return "a, b and c", or the first names and how many more there are."""
+    """Return "a, b and c", or for many names "a, b, c and 4 more"."""
     return f"{', '.join(names[:most])} and {len(names) - most} more" if len(names) > most else joined(names)
 
 

@@ -1,9 +1,11 @@
-"""Lights Out as a task: a press toggles a lamp and its neighbours above, below, left and right; turn every lamp off.
+"""Define the task Lights Out: turn every lamp off by presses.
 
-The label is the set of presses that turns every lamp off with the fewest of them. Of several such sets, it is the one
-that presses the first cell, row by row, in which they differ. So the label is a function of the board.
+A press toggles a lamp and its neighbours above, below, left and right. The label is the solution
+with the fewest presses. If several solutions have equally few, the label is the solution that
+presses the first cell, row by row, in which they differ. So the board alone decides the label.
 """
-# B, N = boards, L = side of a board, S = cells (L * L), K = press sets that toggle nothing, T = 8 transforms
+# B, N = boards, L = side of a board, S = cells (L * L), T = 8 transforms,
+# K = sets of presses that toggle nothing
 
 from __future__ import annotations
 
@@ -25,12 +27,16 @@ VOCAB_SIZE = 5
 SYMBOLS = "?.*-x"
 MIN_SIDE, MAX_SIDE = 3, 7
 _TERMINAL = ("? ", "· ", "● ", "· ", "x ")
-# Boards that are solved at a time, so that memory does not grow with their number.
+# The number of boards that are solved at a time, so that memory does not grow with the dataset.
 _SOLVED_AT_ONCE = 4096
 
 
 class LightsOutTask(SquareTask):
-    """Tokens: 0 padding; of a puzzle 1 a dark lamp, 2 a lit one; of an answer 3 a cell left alone, 4 a press."""
+    """Lights Out boards of one size.
+
+    Token 0 is padding. In a puzzle 1 is a dark lamp and 2 a lit lamp. In an answer 3 is a cell that
+    is left alone and 4 a press.
+    """
 
     kind, noun = "lights_out", "Lights Out"
     singular, plural = "a Lights Out board", "Lights Out boards"
@@ -38,7 +44,8 @@ class LightsOutTask(SquareTask):
     shapes = f"Lights Out: {_SHAPES}"
     wrong_shape = f"which is no Lights Out board ({_SHAPES} is); leave the evaluator lights_out out"
     checked = "Lights Out: labels that leave a lamp on, or are not the fewest presses."
-    # Whether the presses turn every lamp off, whatever the label says, and whether no fewer presses do.
+    # Whether the presses turn every lamp off, and whether fewer presses could not. The label does
+    # not matter, because a board can have several solutions.
     metrics = ("lamps_off", "fewest_presses")
     has_one_solution = False
     tokens = ("padding", "dark", "lit", "leave", "press")
@@ -48,13 +55,13 @@ class LightsOutTask(SquareTask):
         sides = {side * side: side for side in range(MIN_SIDE, MAX_SIDE + 1)}
         return cls(sides[seq_len]) if vocab_size == VOCAB_SIZE and seq_len in sides else None
 
-    # ---- boards for programs and people ------------------------------------------------------------------
+    # ---- boards for programs and people ----
 
     def parse(self, text: str, where: str) -> np.ndarray:
         token_of = {".": DARK, "0": DARK, "*": LIT, "1": LIT}
         tokens_S = self._parse_cells(text, where, token_of, "* or 1 for a lit lamp, and . or 0 for a dark one,")
         if not solve((tokens_S == LIT)[None])[1][0]:
-            raise UserError(f"{where} has no solution: no presses turn all of these lamps off; correct it")
+            raise UserError(f"{where} has no solution: no presses turn all of these lamps off; correct the board")
         return tokens_S
 
     def parse_solution(self, text: str, where: str, question_S: np.ndarray) -> np.ndarray:
@@ -87,12 +94,12 @@ class LightsOutTask(SquareTask):
         rows = ["".join(cell(i, _TERMINAL[tokens_S[i]], "") for i in self._row(row)) for row in range(self.side)]
         return [f"┌{edge}┐", *(f"│{row}│" for row in rows), f"└{edge}┘"]
 
-    # ---- symmetries --------------------------------------------------------------------------------------
+    # ---- symmetries ----
 
     def _allowed_transforms(self, inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
         return allowed_transforms(inputs_NS, labels_NS)
 
-    # ---- evaluation and validation -----------------------------------------------------------------------
+    # ---- evaluation and validation ----
 
     def judge(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
         questions_BS, answers_BS = inputs_BS.cpu().numpy(), predictions_BS.cpu().numpy()
@@ -117,11 +124,15 @@ class LightsOutTask(SquareTask):
         }
 
 
-# ---- the puzzle ------------------------------------------------------------------------------------------
+# ---- the puzzle ----
 
 
 def toggled(presses_NS: np.ndarray) -> np.ndarray:
-    """Return which lamps change if these cells are pressed, (N, S) bool."""
+    """Return which lamps change if these cells are pressed, (N, S) bool.
+
+    Args:
+        presses_NS: whether each cell is pressed, bool.
+    """
     side = int(presses_NS.shape[1] ** 0.5)
     presses_NLL = presses_NS.reshape(-1, side, side)
     lamps_NLL = presses_NLL.copy()
@@ -133,23 +144,36 @@ def toggled(presses_NS: np.ndarray) -> np.ndarray:
 
 
 def _left_on(questions_NS: np.ndarray, answers_NS: np.ndarray) -> np.ndarray:
-    """Return which lamps are on after the presses of the answers, (N, S) bool. Both are tokens."""
+    """Return which lamps are on after the presses, (N, S) bool.
+
+    Args:
+        questions_NS, answers_NS: tokens of boards and of their answers.
+    """
     return (questions_NS == LIT) ^ toggled(answers_NS == PRESS)
 
 
 def solve(lit_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the presses of the labels, (N, S) bool, and whether each board has a solution at all, (N,) bool."""
+    """Return the labels of boards, and whether each board has a solution.
+
+    Args:
+        lit_NS: whether each lamp is lit, bool.
+
+    Returns:
+        Whether the label presses each cell, (N, S) bool, and whether the board has a solution, (N,)
+        bool. The presses of a board without a solution mean nothing.
+    """
     num_cells = lit_NS.shape[1]
     algebra = _algebra(num_cells)
-    # Sums of up to S ones, modulo 2. Where there is no solution, these presses turn other lamps off.
+    # These presses solve the boards that have a solution, and leave lamps on in the others. The
+    # sums have at most 49 terms, so uint8 holds them.
     some_NS = (lit_NS.astype(np.uint8) @ algebra.inverse_SS % 2).astype(bool)
     is_solved_N = (toggled(some_NS) == lit_NS).all(1)
     presses_NS = np.empty_like(lit_NS)
     for start in range(0, len(lit_NS), _SOLVED_AT_ONCE):
-        # All solutions of a board differ by presses that toggle nothing.
+        # Two solutions of a board differ by presses that toggle nothing.
         all_NKS = some_NS[start : start + _SOLVED_AT_ONCE, None, :] ^ algebra.idle_KS
-        # A number that is larger for fewer presses and, among as many, for an earlier first difference. It fits into
-        # 55 bits.
+        # The label has the largest of these numbers. The upper bits grow as presses get fewer. The
+        # lower bits list the pressed cells, the first cell first. The numbers fit into 55 bits.
         in_order_NK = all_NKS @ (1 << np.arange(num_cells)[::-1])
         best_N = (((num_cells - all_NKS.sum(2)) << num_cells) + in_order_NK).argmax(1)
         presses_NS[start : start + _SOLVED_AT_ONCE] = all_NKS[np.arange(len(all_NKS)), best_N]
@@ -157,7 +181,13 @@ def solve(lit_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def allowed_transforms(inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
-    """Return after which transforms the label is still the label, (N, T) bool. The identity always counts."""
+    """Return for each transform whether it turns the label into the transformed board's label.
+
+    The identity is always allowed, even if the label is wrong.
+
+    Returns:
+        (N, T) bool.
+    """
     lit_NS, presses_NS = inputs_NS == LIT, labels_NS == PRESS
     sources_TS = transform_sources(int(lit_NS.shape[1] ** 0.5))
     allowed_TN = [(solve(lit_NS[:, cells_S])[0] == presses_NS[:, cells_S]).all(1) for cells_S in sources_TS]
@@ -166,16 +196,18 @@ def allowed_transforms(inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarr
 
 
 class _Algebra(NamedTuple):
-    """Which presses toggle which lamps, as linear equations modulo 2."""
+    """The solutions of the linear equations modulo 2 that say which presses toggle which lamps."""
 
-    inverse_SS: np.ndarray  # uint8: lamps times this are presses that solve the board, if it has a solution
-    idle_KS: np.ndarray  # bool: every set of presses that toggles nothing, the empty one first
+    # uint8: lit_NS @ inverse_SS is a solution of each board that has one.
+    inverse_SS: np.ndarray
+    # bool: every set of presses that toggles nothing. The first set is empty.
+    idle_KS: np.ndarray
 
 
 @cache
 def _algebra(num_cells: int) -> _Algebra:
     effects_SS = toggled(np.eye(num_cells, dtype=bool))
-    # Gauss-Jordan elimination; the right half keeps account of which rows were added up.
+    # Gauss-Jordan elimination. The right half records which rows were added to each row.
     rows = np.concatenate([effects_SS, np.eye(num_cells, dtype=bool)], axis=1)
     pivots: list[int] = []
     for column in range(num_cells):

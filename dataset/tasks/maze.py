@@ -1,4 +1,4 @@
-"""Mazes as a task."""
+"""Define the maze task. The rules and the search for paths are in dataset/maze.py."""
 # B, N = mazes, S = cells of a maze, L = side
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class MazeTask(SquareTask):
-    """Tokens and characters are those of dataset/maze.py."""
+    """Mazes of one size. dataset/maze.py lists the tokens and the characters."""
 
     kind = noun = "maze"
     singular, plural = "a maze", "mazes"
     shapes = f"maze: a square of {maze.VOCAB_SIZE}"
     wrong_shape = f"which is no maze (a square of {maze.VOCAB_SIZE} kinds is); leave the evaluator maze out"
     checked = "Maze: labels that are no shortest path."
-    # Whether an answer is a path from S to G, and whether none is shorter, whatever the label says: there are many
-    # shortest paths, and the label is one of them.
+    # Whether an answer is a path from S to G, and whether no path is shorter. The label does not
+    # matter, because there are many shortest paths and the label is only one of them.
     metrics = ("path_valid", "path_optimal")
     has_one_solution = False
     tokens = ("padding", "wall", "free", "start", "goal", "path")
@@ -89,13 +89,13 @@ class MazeTask(SquareTask):
         return [*lines, f"└{edge}┘"]
 
     def _allowed_transforms(self, inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
-        # A maze has millions of shortest paths, and its label is the one that breadth-first search from S finds: of the
-        # sequences of directions the first, where down comes before left, right and up. Turned, most paths are the
-        # label no more.
+        # A maze can have millions of shortest paths. The label is the path that breadth-first
+        # search finds if it tries down, left, right and up in this order. A turned label is still
+        # a shortest path, but mostly not the path that the search finds in the turned maze.
         return maze.allowed_transforms(inputs_NS, labels_NS)
 
     def judge(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
-        # A breadth-first search on the host.
+        # The breadth-first search runs on the host.
         found = maze.judge_paths(inputs_BS.cpu().numpy(), predictions_BS.cpu().numpy())
         return {name: inputs_BS.new_tensor(found[name]).bool() for name in self.metrics}
 

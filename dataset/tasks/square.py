@@ -1,4 +1,4 @@
-"""What tasks share whose boards are squares without a direction: symmetries by the eight transforms of the square."""
+"""Share the code of tasks whose boards may be turned and mirrored, such as mazes and Lights Out."""
 # B = slots, N = examples, L = side of a board, S = cells (L * L), T = 8 transforms, U = 1
 
 from abc import abstractmethod
@@ -11,15 +11,18 @@ from dataset.schema import PuzzleSet, unchanged
 from dataset.tasks.base import Symmetries, TextTask
 from dataset.transforms import NUM_TRANSFORMS, transform_sources
 
-# Examples whose transforms are checked at a time, so that memory does not grow with the dataset.
+# The number of examples that are checked at a time, so that memory does not grow with the dataset.
 _CHECKED_AT_ONCE = 1024
 
 Allowed = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""From inputs and labels, (N, S) each, to the transforms after which the label is still the answer, (N, T) bool."""
+"""A function from inputs and labels, (N, S) each, to the allowed transforms, (N, T) bool.
+
+A transform is allowed for an example if it turns the label into the label of the transformed input.
+"""
 
 
 class SquareTask(TextTask):
-    """A task whose boards may be turned and mirrored. A subclass adds the rules."""
+    """A task whose symmetries are the eight transforms of a square. A subclass adds the rules."""
 
     noun: ClassVar[str]  # the name of the task in titles, such as "Lights Out"
     most_variations = NUM_TRANSFORMS
@@ -30,22 +33,24 @@ class SquareTask(TextTask):
 
     @abstractmethod
     def _allowed_transforms(self, inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
-        """Return the transforms after which the label is still the answer, (N, T) bool."""
+        """Return the allowed transforms (`Allowed`), (N, T) bool."""
 
     def symmetries(self, sets: Sequence[PuzzleSet]) -> "SquareSymmetries":
         return SquareSymmetries(sets, self.plural, self.side, self._allowed_transforms)
 
     def variations(self, numbers_N: np.ndarray, count: int) -> dict[str, np.ndarray]:
-        # Variation k is transform k.
+        # Variation k of an example is transform k.
         return {"cells": transform_sources(self.side)[numbers_N % count]}
 
 
 class SquareSymmetries(Symmetries):
-    """The transforms of the square after which the label of an example is still the answer, each equally often.
+    """Symmetries that draw uniformly from the allowed transforms of each example.
 
     Args:
-        sets: All examples, which are checked once.
-        plural: What the boards are called, such as "mazes".
+        sets: the training sets. The constructor checks each of their examples once.
+        plural: the word for the boards, such as "mazes".
+        side: L.
+        allowed: the function that returns the allowed transforms.
     """
 
     num_draws = 1
@@ -60,14 +65,14 @@ class SquareSymmetries(Symmetries):
                 ]
             )
         self._count_N = allowed_NT.sum(axis=1)
-        # The allowed ones of each example come first, in order.
+        # The allowed transforms of each example come first, in order.
         self._transforms_NT = np.argsort(~allowed_NT, axis=1, kind="stable").astype(np.uint8)
         self._sources_TS = transform_sources(side)
         kept = f"{allowed_NT.sum():,} of {len(allowed_NT) * NUM_TRANSFORMS:,} keep the label"
         self.description = f"symmetries of {plural} {side}x{side} ({kept})"
 
     def transforms(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> np.ndarray:
-        """Return the transform that is drawn for each slot, (B,)."""
+        """Return the number of the transform that is drawn for each slot, (B,) uint8."""
         nth_B = (uniform_BU[:, 0] * self._count_N[examples_B]).astype(np.intp)
         return self._transforms_NT[examples_B, nth_B]
 

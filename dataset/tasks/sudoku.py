@@ -1,6 +1,6 @@
-"""Sudoku as a task."""
+"""Define the Sudoku task. The solver and the symmetries are in dataset/sudoku.py and augment.py."""
 # B, N = boards, S = cells of a board, L = side of a board, D = digits, V = vocabulary
-# U = rows, columns, boxes; of symmetries: random numbers for one
+# U = the three kinds of units (row, column, box); in symmetries: random numbers for one symmetry
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     import torch
 
 _FIRST_DIGIT = 2
-# Tells the random stream of variations from others.
+# Keeps the random numbers of variations independent of other random numbers.
 _VARIATIONS_STREAM = 0x77A
 _UNITS = ("row", "column", "box")
 _SHAPES = ", ".join(f"{box.num_cells} of {box.side + 2}" for box in BOXES.values())
 
 
 class SudokuTask(TextTask):
-    """Tokens: 0 padding, 1 a blank, 2 the digit 1."""
+    """Sudokus of one size. Token 0 is padding, 1 a blank, and d + 1 the digit d."""
 
     kind = "sudoku"
     singular, plural = "a Sudoku", "Sudokus"
     shapes = f"Sudoku: {_SHAPES}"
     wrong_shape = f"which is no Sudoku ({_SHAPES} are); leave the evaluator sudoku out"
     checked = "Sudoku: labels that are no valid board or change a clue."
-    # Whether an answer is a valid board, whatever the label says, and whether it leaves the clues alone. An answer that
-    # is both solves the puzzle.
+    # Whether an answer is a valid board, and whether it keeps the clues. An answer with both
+    # properties solves the puzzle, even if it differs from the label.
     metrics = ("valid_boards", "clues_kept")
     most_variations = math.inf
     _added_mark = "'"
@@ -44,7 +44,7 @@ class SudokuTask(TextTask):
         self.name, self.title, self.side, self._box = f"sudoku {box}", f"Sudoku {box}", box.side, box
         self._symbols = "?." + "123456789"[: box.side]
         self.tokens = ("padding", "blank", *self._symbols[2:])
-        # The cells of every row, column and box.
+        # The numbers of the cells in every row, column and box.
         self._cells_ULL = unit_ids(box).argsort(1, kind="stable").reshape(len(_UNITS), box.side, box.side)
 
     @classmethod
@@ -87,7 +87,12 @@ class SudokuTask(TextTask):
         return Verdict(True, True, "every row, column and box holds each digit once, and the clues are kept")
 
     def _repeated(self, tokens_S: np.ndarray) -> list[tuple[str, int, int, list[str]]]:
-        """Digits that a unit holds more than once: the unit, its number, the digit, its places there, all from 1."""
+        """Return the digits that a row, column or box holds more than once.
+
+        Returns:
+            For each of them the kind of the unit, the unit's number, the digit, and the digit's
+            places in the unit. Numbers and places count from 1.
+        """
         units_ULL = tokens_S[self._cells_ULL]
         num_ULD = (units_ULL[:, :, :, None] == np.arange(2, self.side + 2)).sum(2)
         found = []
@@ -100,7 +105,7 @@ class SudokuTask(TextTask):
         wrong_S = (question_S > 1) & (answer_S != question_S)
         for unit, number, digit, _ in self._repeated(answer_S):
             cells_L = self._cells_ULL[_UNITS.index(unit), number - 1]
-            # The clue that a digit repeats is right.
+            # If the answer repeats a clue, the clue itself is not wrong.
             wrong_S[cells_L] |= (answer_S[cells_L] == digit + 1) & (answer_S[cells_L] != question_S[cells_L])
         return wrong_S
 
@@ -146,17 +151,18 @@ class SudokuTask(TextTask):
     def judge(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
         rows, columns = self._box
         bits_BS = (1 << (predictions_BS.int() - _FIRST_DIGIT).clamp(min=0)) * (predictions_BS >= _FIRST_DIGIT)
-        # A sum of L or fewer powers of two has L bits only if it has L different ones: no carry, nothing twice.
+        # A sum of at most L powers of two has L bits only if the powers are L different ones.
         every_digit = (1 << self.side) - 1
-        bands = bits_BS.view(-1, columns, rows, rows, columns)  # band, row in it, stack, column in it
-        sums = (bands.sum((3, 4)), bands.sum((1, 2)), bands.sum((2, 4)))  # of rows, columns and boxes
+        # The axes are: board, band, row in the band, stack, column in the stack.
+        bands = bits_BS.view(-1, columns, rows, rows, columns)
+        sums = (bands.sum((3, 4)), bands.sum((1, 2)), bands.sum((2, 4)))  # rows, columns, boxes
         of_rows_B, of_columns_B, of_boxes_B = ((unit_sums == every_digit).flatten(1).all(1) for unit_sums in sums)
         kept_B = ((inputs_BS < _FIRST_DIGIT) | (predictions_BS == inputs_BS)).all(1)
         return {"valid_boards": of_rows_B & of_columns_B & of_boxes_B, "clues_kept": kept_B}
 
     def faults(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray) -> dict[Fault, np.ndarray]:
         complete_N = labelled_NS.all(axis=1)
-        # Token 1 is a blank, 2 the digit 1; where a label does not count, anything may stand.
+        # Blanks, padding and ignored labels become 0, which is no digit of a valid board.
         digits_NS = np.where(labelled_NS & (labels_NS > 0), labels_NS - 1, 0)
         changed_NS = (inputs_NS > 1) & labelled_NS & (inputs_NS != labels_NS)
         return {
@@ -168,7 +174,7 @@ class SudokuTask(TextTask):
 
 
 class SudokuSymmetries(Symmetries):
-    """Digits, bands, rows in bands, stacks, columns in stacks, transposition: as the builder draws them."""
+    """The symmetries that the builder draws too: see dataset/augment.py."""
 
     def __init__(self, box: Box) -> None:
         self._box = box
@@ -178,7 +184,7 @@ class SudokuSymmetries(Symmetries):
     def choose(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> dict[str, np.ndarray]:
         drawn = symmetries_from(uniform_BU, self._box)
         padding_B1 = np.zeros((len(uniform_BU), 1), np.uint8)
-        # Tokens are digit + 1; bytes, because they travel.
+        # Digit d has token d + 1. The arrays are uint8, because they are copied to the device.
         return {
             "cells": drawn.cells_NS.astype(np.uint8),
             "names": np.concatenate([padding_B1, drawn.digits_ND + np.uint8(1)], axis=1),

@@ -87,7 +87,7 @@ def _with(part: str, pair: Any) -> dict[str, Any]:
         ("9" * 5000, "t.json: is no JSON"),
         ("[]", "t.json: holds an empty list, no ARC task"),
         ("3", "t.json: holds a number, no ARC task"),
-        ("{}", "t.json: holds no task"),
+        ("{}", "t.json: holds no ARC task"),
         ({"train": [SMALL]}, "t.json: test is missing"),
         ({"train": [], "test": [SMALL]}, "t.json: train is an empty list"),
         ({"a": TASK, "b": 3}, "t.json: task b: is a number, no ARC task"),

@@ -319,7 +319,7 @@ def test_files_that_do_not_belong_to_the_split(tmp_path: Path, data: Path) -> No
     assert "two is not in test_puzzles.json" in mistake("test_puzzles.json", json.dumps(puzzles)).replace(
         "identifiers.json", ""
     )
-    assert "holds one task without its name" in mistake("test_puzzles.json", json.dumps(puzzles["one"]))
+    assert "holds one ARC task without its name" in mistake("test_puzzles.json", json.dumps(puzzles["one"]))
 
 
 def test_a_malformed_version_name(tmp_path: Path, data: Path) -> None:

@@ -242,7 +242,7 @@ def test_a_hidden_test_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         Path(f"{prefix}_{subset}_solutions.json.gz").unlink()
     options = ("--subsets", "training", "evaluation", "--test-set-name", "evaluation", "--num-aug", 2)
     splits = _build(tmp_path / "data", "--input-file-prefix", prefix, *options)
-    assert "note: test pairs of training tasks that have no output are left out: 3" in capsys.readouterr().err
+    assert "note: test pairs of training tasks without output are left out: 3" in capsys.readouterr().err
     assert np.diff(splits["train"].sets["all"].puzzle_indices)[::3].tolist() == [2, 3, 3, 2]
     assert (splits["test"].sets["all"].labels == 0).all() and (splits["test"].sets["all"].inputs != 0).any(1).all()
     test_puzzles = json.loads((tmp_path / "data" / "test_puzzles.json").read_text())
@@ -254,7 +254,7 @@ def test_tasks_with_few_versions_are_named(tmp_path: Path, capsys: pytest.Captur
     black = {"train": [{"input": [[0]], "output": [[0]]}], "test": [{"input": [[0]], "output": [[0, 0]]}]}
     tasks = _write_folders(tmp_path / "tasks", training={"black": black}, evaluation=EVALUATION)
     _build(tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 5)
-    assert "note: not 5 different versions were found of black\n" in capsys.readouterr().err
+    assert "note: fewer than 5 different versions were found of black\n" in capsys.readouterr().err
     assert "black" in _names(tmp_path / "data")
     assert len(_names(tmp_path / "data")) == 1 + 2 * 6 + 2
 
@@ -304,13 +304,13 @@ def test_the_same_task_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     again = {"train": TRAINING["b"]["train"][::-1], "test": TRAINING["b"]["test"][::-1]}
     tasks = _write_folders(tmp_path / "tasks", training=TRAINING, copy={"b": again}, evaluation=EVALUATION)
     splits = _build(tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 1)
-    assert "note: tasks that are there more than once are built once: b\n" in capsys.readouterr().err
+    assert "note: ARC tasks that occur more than once are built once: b\n" in capsys.readouterr().err
     assert splits["train"].metadata.total_groups == 4
     assert sorted(_names(tmp_path / "data")[1::2]) == ["a", "b", "c", "d"]
 
     (tasks / "copy" / "b.json").write_text(json.dumps(_task(77)))
     message = _error(capsys, tmp_path / "other", "--dataset-dirs", tasks, "--num-aug", 1)
-    assert "training and " in message and "copy hold different tasks called b; rename one" in message
+    assert "training and " in message and "copy hold different ARC tasks called b; rename one" in message
 
 
 def test_a_task_both_trained_on_and_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -333,7 +333,7 @@ def test_a_task_both_trained_on_and_tested(tmp_path: Path, capsys: pytest.Captur
 def test_another_task_of_the_same_name_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tasks = _write_folders(tmp_path / "tasks", evaluation=EVALUATION, training={"c": TRAINING["a"]})
     message = _error(capsys, tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 1)
-    assert "hold different tasks called c" in message
+    assert "hold different ARC tasks called c" in message
 
 
 @needs_real_tasks
@@ -378,7 +378,7 @@ def test_leaks_in_the_real_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[s
             ["--input-file-prefix", "x", "--subsets", "a", "a", "--test-set-name", "a"],
             "--subsets names a twice",
         ),
-        (["--dataset-dirs", "missing"], "there is no folder missing; get the tasks or correct --dataset-dirs"),
+        (["--dataset-dirs", "missing"], "there is no folder missing; get the ARC tasks or correct --dataset-dirs"),
         (["--input-file", "x"], "unrecognized arguments"),
     ],
 )
@@ -411,7 +411,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert "build although more than 1 % of the test pairs" in text and "--test-set-name evaluation" in text
+    assert "build even if over 1 % of the test pairs" in text and "--test-set-name evaluation" in text
 
 
 def test_more_versions_than_can_be_indexed(tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path) -> None:

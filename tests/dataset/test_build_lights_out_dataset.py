@@ -80,7 +80,7 @@ def test_options_change_what_they_are_about(tmp_path: Path) -> None:
     [
         (["--side", 2], "--side is 2; it must be 3 to 7"),
         (["--side", 8], "--side is 8; it must be 3 to 7"),
-        (["--num-aug", 8], "--num-aug is 8; a board has 7 other images at most"),
+        (["--num-aug", 8], "--num-aug is 8; it must be at most 7"),
         (["--num-aug", -1], "--num-aug is -1; it must be at least 0"),
         (["--max-presses", 0], "--max-presses is 0; it must be at least 1"),
         (["--max-presses", 26], "--max-presses is 26, but a board has 25 cells; lower it"),

@@ -164,13 +164,13 @@ def test_wrong_options(
         ("S  ##   \u0130", "So ##o oG", "the question has '\u0130' in cell 9"),
         ("S  ##    ", "So ##o oG", "the question has 0 G, not one"),
         ("S S##   G", "So ##o oG", "the question has 2 S, not one"),
-        ("S  ##   G", "Soo##oo G", "what the answer shows is not one path from S to G"),
-        ("S  ##   G", "So ##o  G", "what the answer shows is not one path from S to G"),
-        ("S  ##   G", "S  ##   G", "what the answer shows is not one path from S to G"),
-        ("S  ##   G", "So o#o  G", "the answer has 'o' in cell 4, the question '#'"),
-        ("S  ##   G", "S  ##   o", "the answer has 'o' in cell 9, the question 'G'"),
-        ("S     G  ", "Soo  oGoo", "what the answer shows is no shortest path from S to G"),
-        ("S###### G", "S###### G", "what the answer shows is not one path from S to G"),
+        ("S  ##   G", "Soo##oo G", "the answer is not one path from S to G"),
+        ("S  ##   G", "So ##o  G", "the answer is not one path from S to G"),
+        ("S  ##   G", "S  ##   G", "the answer is not one path from S to G"),
+        ("S  ##   G", "So o#o  G", "the answer has 'o' in cell 4, but the question has '#'"),
+        ("S  ##   G", "S  ##   o", "the answer has 'o' in cell 9, but the question has 'G'"),
+        ("S     G  ", "Soo  oGoo", "the answer is no shortest path from S to G"),
+        ("S###### G", "S###### G", "the answer is not one path from S to G"),
     ],
 )
 @pytest.mark.parametrize("before", [0, 3])
@@ -199,7 +199,7 @@ def test_both_files_have_mazes_of_one_size(
     (tmp_path / "train.csv").write_text(f"{HEADER}\nx,S      G ,S  o  oG ,3\n")
     (tmp_path / "test.csv.gz").write_bytes((source_dir / "test.csv.gz").read_bytes())
     message = _error(capsys, tmp_path / "data", "--source-dir", tmp_path)
-    assert "test.csv.gz: mazes have 25 cells, those of" in message and "train.csv 9; give both the same" in message
+    assert "test.csv.gz: mazes have 25 cells, but those" in message and "train.csv have 9;" in message
 
 
 def test_asking_for_more_than_the_file_has(

@@ -206,7 +206,7 @@ GOOD_ROW = f"x,{QUESTION},{ANSWER},3"
         ),
         (f"{HEADER}\nx,{QUESTION[:-1]}\u0664,{ANSWER},3\n", "train.csv:2: the question has '\u0664' in cell 16"),
         (f"{HEADER}\nx,{QUESTION},{ANSWER[:-1]}.,3\n", "train.csv:2: the answer has '.' in cell 16"),
-        (f"{HEADER}\nx,{QUESTION},2134342112434312,3\n", "train.csv:2: the answer has 2 in cell 1, the question 1"),
+        (f"{HEADER}\nx,{QUESTION},2134342112434312,3\n", "train.csv:2: the answer has 2 in cell 1, but the question"),
         (f"{HEADER}\n{GOOD_ROW}\nx,{'.' * 16},{'1234' * 4},3\n", "train.csv:3: the answer is no valid Sudoku"),
         (f"{HEADER}\nx,{QUESTION},{ANSWER},hard\n", "train.csv:2: the rating is 'hard', no integer"),
         (f"{HEADER}\nx,{QUESTION},{ANSWER},1.5\n", "train.csv:2: the rating is '1.5', no integer"),

@@ -82,7 +82,7 @@ def test_the_arrays_stay_as_they_are() -> None:
         (16, 6, "symmetries of Sudoku 2x2"),
         (36, 8, "symmetries of Sudoku 2x3"),
         (81, 11, "symmetries of Sudoku 3x3"),
-        (900, 12, "symmetries of ARC (which puzzle embeddings know nothing of)"),
+        (900, 12, "symmetries of ARC (unknown to the puzzle embeddings)"),
         (900, 6, "symmetries of mazes 30x30 (2 of 16 keep the label)"),
         (81, 6, "symmetries of mazes 9x9 (2 of 16 keep the label)"),
     ],

@@ -259,9 +259,9 @@ def test_leaks(tmp_path: Path, capsys: pytest.CaptureFixture[str], num_leaked: i
     (line,) = report.errors if is_error else report.warnings
     assert len(report.errors + report.warnings) == 1
     assert line.startswith(
-        f"row {leaked[0]} of {path / 'test/all__inputs.npy'} stands in the training data, row {at[0]} "
+        f"row {leaked[0]} of {path / 'test/all__inputs.npy'} is in the training data too, row {at[0]} "
     )
-    assert f"({num_leaked:,} of 200 test examples do, {num_leaked / 200:.2%})" in line
+    assert f"({num_leaked:,} of 200 test examples are, {num_leaked / 200:.2%})" in line
     assert _Report(capsys, path, "--allow-leak").status == 0
 
 
@@ -282,13 +282,13 @@ def test_duplicates_in_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         test_NS[[50, 150, 199]] = test_NS[20]
     path = _write(tmp_path / "one", arrays)
     (line,) = _Report(capsys, path).warnings
-    assert line.startswith(f"row 50 of {path / 'test/all__inputs.npy'} is the example of row 20 of ")
-    assert "(3 of 200 are such copies)" in line
+    assert line.startswith(f"row 50 of {path / 'test/all__inputs.npy'} repeats row 20 of ")
+    assert "(3 of 200 test examples are such copies)" in line
     # 20, 50, 150 and 199 have the identifiers 0, 2, 2, 3 of 4: other questions, but for one.
     path = _write(tmp_path / "four", arrays, num_identifiers=4)
     (line,) = _Report(capsys, path).warnings
-    assert line.startswith(f"row 150 of {path / 'test/all__inputs.npy'} is the example of row 50 of ")
-    assert "(1 of 200 are such copies)" in line
+    assert line.startswith(f"row 150 of {path / 'test/all__inputs.npy'} repeats row 50 of ")
+    assert "(1 of 200 test examples are such copies)" in line
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------

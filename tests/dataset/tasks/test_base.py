@@ -24,7 +24,7 @@ def test_puzzles_of_a_text() -> None:
         ("stdin:9", SOLUTION),
     ]
     assert list(SUDOKU.split("", "stdin")) == []
-    with pytest.raises(ValueError, match="stdin:3 has 3 characters, but is row 3 of a board whose rows have 4"):
+    with pytest.raises(ValueError, match="stdin:3 has 3 characters, but row 3 of this board needs 4"):
         list(SUDOKU.split("....\n....\n...", "stdin"))
     with pytest.raises(ValueError, match="stdin ends after row 2 of a board of 4 rows"):
         list(SUDOKU.split("....\n....\n", "stdin"))
