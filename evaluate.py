@@ -25,17 +25,17 @@ from models.base import RecursiveModel
 from training.data import require_same_sizes
 from training.evaluation import EvalOptions, evaluate, evaluate_votes
 from training.trained import TrainedConfig, open_trained
+from utils.checkpoint.reader import open_checkpoint
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import Bool, Int
 from utils.dist.config import DeviceName, DistConfig
-from utils.dist.setup import use_device
+from utils.dist.setup import connect_devices
 from utils.dist.world import World
 from utils.drawing import draw_accuracy_over_steps, pyplot
 from utils.errors import UserError
 from utils.files import file_errors, refuse_links, write_atomically
 from utils.program import run
 from utils.run.folder import run_folder_of
-from utils.run.resume import open_checkpoint
 from utils.saved_outputs import SavedOutput
 
 USAGE = """
@@ -103,22 +103,24 @@ def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
     )
     if trained.config is None or trained.checkpoint is None:  # a file of weights
         assert config.data_path is not None
-        with world.agree():
+        with world.shared_errors():
             split = open_split(config.data_path, "test")
         return Loaded(trained.name, trained.load_model(world), split, batch_size=768, out=None)
-    run = trained.config
+    of_run = trained.config
     out = run_folder_of(trained.checkpoint.path) / "eval_outputs" / trained.checkpoint.path.name
-    with world.agree():
-        same_folder = {Path(path).resolve(): path for path in run.train_paths}
+    with world.shared_errors():
+        same_folder = {Path(path).resolve(): path for path in of_run.train_paths}
         if config.data_path is None:
-            split = open_datasets(run.test_paths, "test", numbered_by=run.train_paths)
+            split = open_datasets(of_run.test_paths, "test", numbered_by=of_run.train_paths)
         elif trained_on := same_folder.get(Path(config.data_path).resolve()):
-            split = open_datasets([trained_on], "test", numbered_by=run.train_paths)
+            split = open_datasets([trained_on], "test", numbered_by=of_run.train_paths)
         else:  # the user who names other data promises that its puzzles have the same numbers
             split = open_split(config.data_path, "test")
             out = out.with_name(f"{out.name}_{Path(config.data_path).resolve().name}")
-        require_same_sizes(trained.sizes, split, run.arch)
-    return Loaded(trained.name, trained.load_model(world), split, run.eval_batch_size or run.global_batch_size, out)
+        require_same_sizes(trained.sizes, split, of_run.arch)
+    return Loaded(
+        trained.name, trained.load_model(world), split, of_run.eval_batch_size or of_run.global_batch_size, out
+    )
 
 
 # ---- results ---------------------------------------------------------------------------------------------
@@ -184,7 +186,7 @@ def evaluators_of(config: EvaluateConfig, split: Split, world: World) -> Evaluat
 def main(world: World) -> None:
     """Run the program. Every rank."""
     config: EvaluateConfig | None = None
-    with world.agree():
+    with world.shared_errors():
         if world.is_main:
             command = CommandLine.parse(sys.argv[1:], "evaluate", USAGE)
             if command.page:
@@ -194,11 +196,11 @@ def main(world: World) -> None:
     config = world.broadcast_object(config)
     if config is None:
         return
-    world = use_device(world, config.device, config.dist)
+    world = connect_devices(world, config.device, config.dist)
     loaded = load(config, config.checkpoint, world)
     split, model = loaded.split, loaded.model
     out = Path(config.out) if config.out is not None else loaded.out
-    with world.agree():
+    with world.shared_errors():
         evaluators = evaluators_of(config, split, world)
         if config.vote_with and not evaluators.let_vote:
             raise UserError(f"vote_with={config.vote_with}, but only answers of ARC vote; leave it out")
@@ -227,7 +229,7 @@ def main(world: World) -> None:
     )
     for other in config.vote_with:
         voter = load(config, other, world)
-        with world.agree():
+        with world.shared_errors():
             # In other data the same numbers mean other puzzles.
             if voter.split.path.resolve() != split.path.resolve():
                 raise UserError(
@@ -243,7 +245,7 @@ def main(world: World) -> None:
     seconds = time.perf_counter() - began
     if variations is not None:
         metrics |= evaluate_votes(model, split, world, options, evaluators=evaluators, variations=variations)
-    with world.agree():
+    with world.shared_errors():
         if world.is_main:
             report(config, loaded, metrics, evaluators, seconds, out)
 

@@ -1,15 +1,15 @@
 """Train a hierarchical reasoning model: the whole run, in the order in which it happens.
 
 main             read the config on rank 0, broadcast it, open the data
-build_state      the model with broadcast weights, its optimizers, and perhaps a checkpoint
+build_state      the model with broadcast weights, its optimizers, and what a checkpoint has of both
 train            the loop: a step, and what is due after it
 train_step       one segment of every slot and one update of every weight
-finish_step      evaluate, log, save, stop
+after_step       evaluate, log, save, stop
 
 Every rank runs this file. The objects that it makes hide how many ranks there are. A docstring that
 says "Every rank." marks a function that all ranks must call together.
 """
-# B = slots of this rank (of the global batch where so named), S = tokens of a puzzle, V = vocabulary
+# B = slots of this rank, S = tokens of a puzzle, V = vocabulary
 
 import sys
 import uuid
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dataset.loader import IGNORE_LABEL, Batch
+from dataset.loader import IGNORE_LABEL
 from models import ArchConfig, build_arch
 from models.base import RecursiveModel
 from models.depth import Depth
@@ -31,16 +31,17 @@ from optim.loss_scale import LossScale
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from training.config import PretrainConfig
 from training.data import Data, Sizes, open_data
-from training.plan import Plan, exploration
+from training.plan import Plan, draw_exploration
 from training.precision import with_forward_dtype
 from training.recovery import Recovery
 from training.session import Session
 from training.state import TrainState, fresh_carry, require_same_run
 from training.trained import load_weights, load_weights_from
 from training.watch import NumberWatch
+from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.command_line import CommandLine
-from utils.dist.setup import use_device
+from utils.dist.setup import connect_devices
 from utils.dist.world import World
 from utils.metrics import Row
 from utils.program import run
@@ -65,25 +66,30 @@ Any key below is set with key=value, also inside groups (arch.hidden_size=128).
 
 
 def main(world: World) -> None:
-    """Train, and start again from the last good checkpoint if a step goes wrong. Every rank."""
-    # A signal that comes while the data are read stops the run after its first step.
+    """Train from a fresh state or from a checkpoint. Every rank.
+
+    If a step goes wrong, the run ends with an error; with on_nonfinite=rewind it starts again from
+    the last good checkpoint, without the batch of that step.
+    """
+    # From here on a signal only asks the run to stop, which it does after a step.
     with StopSignal() as stop, RunLock() as lock:
         start = read_config_and_checkpoint(lock, world)
         if start is None:
             return
         config = start.config
-        with world.agree():
+        with world.shared_errors():
             axes = config.parallel.axes(world.size)
-        world = use_device(world, config.device, config.dist, axes=axes, deterministic=config.deterministic)
+        world = connect_devices(world, config.device, config.dist, axes=axes, deterministic=config.deterministic)
+        # forward_dtype=auto is decided once: a resumed run keeps the dtype of its checkpoint.
         before = start.checkpoint.state.config["arch"]["forward_dtype"] if start.checkpoint else None
         start.config = config.model_copy(update={"arch": with_forward_dtype(config.arch, world, before=before)})
         data = open_data(start.config, world)
         recovery = Recovery(start, world)
         while not recovery.is_done:
-            with recovery.next_start() as start:
-                state = recovery.adopt(build_state(start, data, world))
+            with recovery.next_start() as start:  # which catches the error of a step that went wrong
+                state = recovery.with_history(build_state(start, data, world))
                 train(start, data, state, stop, lock, world)
-            del state  # before the next state takes as much memory
+            del state  # a state for the next start needs as much memory
 
 
 def read_config_and_checkpoint(lock: RunLock, world: World) -> Start[PretrainConfig] | None:
@@ -99,7 +105,7 @@ def read_config_and_checkpoint(lock: RunLock, world: World) -> Start[PretrainCon
         UserError: The command line, the YAML or the checkpoint is wrong.
     """
     start: Start[PretrainConfig] | None = None
-    with world.agree():
+    with world.shared_errors():
         if world.is_main:
             command = CommandLine.parse(sys.argv[1:], "pretrain", USAGE)
             if command.page:
@@ -114,7 +120,7 @@ def read_config_and_checkpoint(lock: RunLock, world: World) -> Start[PretrainCon
 
 def build_model(arch: ArchConfig, sizes: Sizes, world: World, seed: int) -> RecursiveModel:
     """Build the whole model on the host, with rank 0's initial weights everywhere. Every rank."""
-    with world.agree():
+    with world.shared_errors():
         model = build_arch(arch, **sizes.as_dict())
     model.init_weights(torch.Generator().manual_seed(seed))
     world.broadcast_(model.state_dict().values())
@@ -130,7 +136,7 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
     config, checkpoint = start.config, start.checkpoint
     model = build_model(config.arch, data.sizes, world, config.seed)
     if checkpoint is not None:
-        with world.agree():
+        with world.shared_errors():
             start.notes.extend(require_same_run(checkpoint, config, data))
             load_weights(model, checkpoint.weights(), checkpoint, config.arch)
     elif config.initial_weights:
@@ -186,16 +192,16 @@ def train(
             clear_stopped(run_path)
         return
     with Session(start, data, state, plan, stop, lock, world) as session:
-        # A row that waits in the progress is of a step whose evaluation a stop interrupted.
-        if progress.pending_row is not None and finish_step(session, progress.pending_row):
+        # The progress holds a row if a stop or an error interrupted the evaluation of its step.
+        if progress.pending_row is not None and after_step(session, progress.pending_row):
             return
-        for batch in session.batches():  # which moves the progress on by a step
+        for batch in session.batches():  # which adds 1 to progress.step
             if progress.step not in progress.skipped_steps:
                 with session.measuring_communication():
                     result = train_step(state, batch, StepSettings.at(progress.step, plan, world), world)
                     session.add_to_sums(result.sums, result.grad_norm)
             row = session.end_step()
-            if finish_step(session, row):
+            if after_step(session, row):
                 break
 
 
@@ -210,7 +216,7 @@ class StepSettings:
     loss: LossConfig
     global_batch_size: int
     min_halt_steps_B: Tensor  # drawn for exploration; a slot with 0 does not explore
-    lr_multiplier: float  # factor of every optimizer's own rate: the schedule times lr_scaling
+    lr_factor: float  # factor of every optimizer's own rate: the schedule times lr_scaling
     puzzle_emb_lr: float  # the rate itself, times the schedule
     puzzle_emb_weight_decay: float
     grad_clip: float | None
@@ -223,8 +229,8 @@ class StepSettings:
             depth=config.arch.depth_at(step, plan.last_step),
             loss=config.arch.loss,
             global_batch_size=config.global_batch_size,
-            min_halt_steps_B=exploration(config, step, world),
-            lr_multiplier=multiplier * plan.lr_scale,
+            min_halt_steps_B=draw_exploration(config, step, world),
+            lr_factor=multiplier * plan.lr_scale,
             puzzle_emb_lr=config.puzzle_emb_lr * multiplier,
             puzzle_emb_weight_decay=config.puzzle_emb_weight_decay,
             grad_clip=config.grad_clip,
@@ -234,16 +240,19 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one training step found out, on the device."""
+    """What one training step found out, on the device. The loop uses the sums and the norm."""
 
-    outputs: list[Outputs]  # of each microbatch
+    outputs: list[Outputs]  # of each microbatch, for python -m tests.parity
     sums: Tensor  # this rank's, in the order of METRICS
-    grad_norm: Tensor  # of the global batch before clipping, over all parameters; NaN also for NaN in puzzle rows
+    grad_norm: Tensor  # of the global batch before clipping, over all parameters; NaN if puzzle rows are not finite
     was_taken: bool  # False: float16 overflowed, and nothing was updated
 
 
 def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: World) -> StepResult:
     """Run one segment of every slot, and update every weight and the moving average (EMA) once. Every rank.
+
+    A slot takes its example of the batch only if its sequence halted in the step before
+    (models.act.segment decides that). The loss is models.losses.act_loss.
 
     The gradients are of the loss summed over the global batch and divided by its number of slots,
     so that each slot counts the same, however many a rank holds.
@@ -252,13 +261,13 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
     decide whether the step is taken.
 
     Args:
-        state: everything but its progress is changed in place.
-        batch: for each slot of this rank the example that it takes if its sequence has halted.
+        state: its weights, optimizers, average, loss scale and carry change.
+        batch: the next example for each slot of this rank.
     """
     layout, loss_scale = state.layout, state.loss_scale
     scale = 1.0 if loss_scale is None else loss_scale.factor
-    # Forward and backward: gradients, summed over the ranks, are left in `.grad`.
-    state.carry, outputs, sums = layout.gradients(
+    # Leaves the gradients in `.grad`, summed over the ranks; those of puzzle rows are summed below.
+    state.carry, outputs, sums = layout.forward_backward(
         state.carry,
         batch,
         depth=settings.depth,
@@ -267,7 +276,7 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
     )
     rows = [part.puzzle_rows_BE for part in outputs if part.puzzle_rows_BE is not None]
     rows_grads = [part_BE.grad for part_BE in rows if part_BE.grad is not None]
-    if loss_scale is not None:  # puzzle rows stay as they are: their update takes only the signs
+    if loss_scale is not None:  # gradients of puzzle rows stay scaled: only their signs are used
         loss_scale.unscale_(weight.grad for weight in layout.model.parameters() if weight.grad is not None)
     grad_norm = layout.grad_norm()
     was_taken = loss_scale is None or loss_scale.update([grad_norm, *rows_grads], world)
@@ -278,7 +287,7 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
         if table is not None and table.trainable:
             rows_are_finite = sparse_sign_sgd_(
                 table.weight,
-                state.carry.current["puzzle_identifiers"],
+                state.carry.current["puzzle_identifiers"],  # of the examples that the slots now hold
                 torch.cat(rows_grads),
                 lr=settings.puzzle_emb_lr,
                 weight_decay=settings.puzzle_emb_weight_decay,
@@ -287,7 +296,7 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
             )
             # With freeze_weights, the rows have the only gradients: NaN in them must not go unnoticed.
             grad_norm = torch.where(rows_are_finite, grad_norm, torch.nan)
-        state.optimizers.step(settings.lr_multiplier)
+        state.optimizers.step(settings.lr_factor)
         if state.ema is not None:
             state.ema.update(settings.ema_rate)
     else:
@@ -299,14 +308,14 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
 # ---- what may follow a step ------------------------------------------------------------------------------
 
 
-def finish_step(session: Session, row: Row) -> bool:
+def after_step(session: Session, row: Row) -> bool:
     """Evaluate, log, save and stop, whatever is due after the step. Every rank.
 
     Args:
         row: what is to be logged of the step; empty for nothing.
 
     Returns:
-        Whether the run ends here.
+        Whether somebody asked to stop or patience is worn out. After its last step a run ends by itself.
 
     Raises:
         BadStep: A step since the last log, evaluation or save went wrong.
@@ -314,7 +323,7 @@ def finish_step(session: Session, row: Row) -> bool:
     """
     plan, progress = session.plan, session.state.progress
     was_pending = progress.pending_row is not None
-    progress.pending_row = None  # until a stop interrupts this evaluation, too
+    progress.pending_row = None  # session.evaluate sets it again if the evaluation is interrupted
     with session.clock.paused():
         is_best = evaluated = False
         if plan.evaluation_due(progress.step):

@@ -1,4 +1,4 @@
-r"""Solve puzzles with a trained model and show how it reaches its answer: Sudoku, mazes, ARC tasks.
+r"""Solve puzzles with a trained model and show how it reaches its answer. dataset/tasks/ has the kinds.
 
 python solve.py checkpoint=checkpoints/<project>/<run> \
     puzzle=53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79
@@ -47,7 +47,7 @@ from training.trained import Trained, TrainedConfig, open_trained
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import Int
 from utils.dist.config import DeviceName
-from utils.dist.setup import use_device
+from utils.dist.setup import connect_devices
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.program import run
@@ -236,7 +236,7 @@ class Solver:
         """
         # Hydra needs quotes around paths with special characters, so it gets a placeholder instead.
         typed = read_config("solve", ["checkpoint=_", *overrides]) | {"checkpoint": str(checkpoint), "device": device}
-        world = use_device(World.single(), device)
+        world = connect_devices(World.single(), device)
         source = Source.look_at(validate(SolveConfig, typed), world)
         return cls(source, source.trained.load_model(world), world)
 
@@ -306,7 +306,7 @@ class Source:
             config.checkpoint, world, arch=config.arch, data_path=config.data_path, puzzle_table=config.puzzle_table
         )
         sizes = trained.sizes
-        with world.agree():
+        with world.shared_errors():
             if config.data_path and trained.config is not None:
                 require_same_sizes(sizes, open_split(config.data_path, "test"), trained.arch)
             board = task_of_shape(sizes.seq_len, sizes.vocab_size)
@@ -602,7 +602,7 @@ def read_command_line(argv: Sequence[str]) -> Typed:
 
 def main(world: World) -> None:
     """Run the program."""
-    with world.agree():
+    with world.shared_errors():
         if world.size > 1:
             raise UserError(f"solve.py is one process, not {world.size}; start it without torchrun")
         typed = read_command_line(sys.argv[1:])
@@ -611,9 +611,9 @@ def main(world: World) -> None:
         return
     config = typed.config
     source = Source.look_at(config, world)
-    with world.agree():
+    with world.shared_errors():
         puzzles = source.puzzles()
-    world = use_device(world, config.device)
+    world = connect_devices(world, config.device)
     solver = Solver(source, source.trained.load_model(world), world)
 
     try:

@@ -41,7 +41,7 @@ from utils.checkpoint.format import RunState, step_folders
 from utils.checkpoint.reader import Checkpoint
 from utils.checkpoint.writer import Checkpointer, Snapshot
 from utils.command_line import read_config, validate
-from utils.dist.setup import use_device
+from utils.dist.setup import connect_devices
 from utils.dist.world import World
 
 VOCAB_SIZE = 11
@@ -50,7 +50,7 @@ VOCAB_SIZE = 11
 def main() -> None:
     options = _options()
     config = validate(PretrainConfig, read_config("pretrain", [*options.overrides, f"optim={options.optim}"]))
-    world = use_device(World.single(), options.device)
+    world = connect_devices(World.single(), options.device)
     training = _Training(config, options, world)
     training.step()  # the first step is slower because it allocates
     step_s = statistics.median(_timed(training.step, world) for _ in range(options.num_steps))
@@ -130,7 +130,7 @@ class _Training:
         return {"inputs": tokens_BS, "labels": tokens_BS.clone(), "puzzle_identifiers": ids_B}
 
     def step(self) -> None:
-        self._carry, _, _ = self._layout.gradients(
+        self._carry, _, _ = self._layout.forward_backward(
             self._carry,
             self._batch,
             depth=self._config.arch.depth_at(1, 2),

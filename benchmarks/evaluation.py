@@ -21,7 +21,7 @@ import torch
 from dataset.schema import open_datasets
 from training.evaluation import EvalOptions, evaluate
 from training.trained import open_trained
-from utils.dist.setup import use_device
+from utils.dist.setup import connect_devices
 from utils.dist.world import World
 
 
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    world = use_device(World.single(), options.device)
+    world = connect_devices(World.single(), options.device)
     trained = open_trained(options.run, world)
     config, checkpoint, model = trained.config, trained.checkpoint, trained.load_model(world)
     assert config is not None and checkpoint is not None

@@ -150,7 +150,7 @@ class ArcVotes:
         Raises:
             UserError: A vote was invalid (see `add`), or a file can't be written.
         """
-        with world.agree():
+        with world.shared_errors():
             if self._mistake:
                 raise UserError(self._mistake)
         sums = np.zeros(len(KS))
@@ -174,7 +174,7 @@ class ArcVotes:
                     _report(pair.input, pair.output, candidates[slot], num_empty[slot])
                     for pair, slot in zip(task.test, of_test, strict=True)
                 ]
-        with world.agree(), file_errors():
+        with world.shared_errors(), file_errors():
             if world.is_main and save_to is not None:
                 save_to.mkdir(parents=True, exist_ok=True)
                 write_atomically(save_to / "submission.json", json.dumps(submission) + "\n")

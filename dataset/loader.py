@@ -15,7 +15,7 @@ import torch
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
 from dataset.schema import CHUNK_BYTES, PuzzleSet, Split, unchanged
-from utils.batch import Batch as Batch
+from utils.batch import Batch
 from utils.dist.world import World
 from utils.errors import UserError
 

@@ -1,8 +1,10 @@
-"""Decide which example each slot gets at each step: a pure function of (seed, step, slot).
+"""Decide which example each slot is offered at each step: a pure function of (seed, step, slot).
 
 The function does not depend on the number of ranks. All epochs together are one stream of examples.
-Step s = 1, 2, ... takes the draws (s-1)*B .. s*B-1 of the stream, and slot i of the global batch
-gets the i-th of them. So a run resumes from a number, and no rank has a random state of its own.
+Step s = 1, 2, ... takes the draws (s-1)*B .. s*B-1 of the stream, as long as the global batch B stays
+the same, and slot i of the global batch is offered the i-th of them. A slot whose sequence goes on
+refuses its draw, and the draw is lost. So a run resumes from a number, and no rank has a random state
+of its own.
 """
 # G = groups, E = epochs, B = global batch
 
@@ -21,7 +23,7 @@ _CHOICE, _ORDER = 0, 1
 class Sampler:
     """The training stream: which example each draw gives.
 
-    An epoch visits each group once, in random order. It draws one puzzle of the group, and puts the
+    An epoch offers each group once, in random order. It draws one puzzle of the group, and puts the
     puzzle's examples into the stream in random order. The examples of all sets are numbered
     consecutively in the order of `sets`; `locate` returns the set of a number.
 

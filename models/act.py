@@ -14,7 +14,7 @@ import torch
 from models.base import RecursiveModel, SegmentOutput, State
 from models.depth import Depth
 from models.losses import Outputs
-from utils.batch import Batch as Batch
+from utils.batch import Batch
 
 # Tells the exploration's random stream from other streams made of (seed, step).
 _EXPLORATION_STREAM = 0xE7
@@ -83,8 +83,8 @@ def segment(
     Slots that halted take their example of `batch` and start anew; the others go on.
 
     Args:
-        training: halt early by the Q values, and compute the target of q_continue. Without
-            training every slot runs halt_max_steps segments.
+        training: halt early by the Q values, and compute the target of q_continue. Otherwise
+            `halted_B` of the new carry says only which slots have run halt_max_steps segments.
         depth: how deep the segment recurses; None: the whole depth, as in evaluation.
         min_halt_steps_B: exploration: the Q values can't halt a slot before this many steps; 0: no
             minimum.

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from models.published import Weights, to_ours, to_published
 from utils.arguments import Parser, typed_path
+from utils.checkpoint.reader import open_checkpoint
 from utils.errors import UserError
 from utils.files import file_errors
-from utils.run.resume import open_checkpoint
 from utils.shell import run_command
 from utils.weights_file import read_weights, write_weights
 

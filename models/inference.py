@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.act import Batch, Carry, empty_batch, initial_carry, segment, wants_to_halt
+from models.act import Carry, empty_batch, initial_carry, segment, wants_to_halt
 from models.base import RecursiveModel
 from models.losses import Outputs
+from utils.batch import Batch
 
 Examples = tuple[np.ndarray, Batch]
 """Row numbers in a dataset (N,), and the batch of these rows on the model's device."""

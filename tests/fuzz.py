@@ -605,7 +605,7 @@ class Outcome:
 
 def _read_one(kind: Kind, folder: Path, rng: Random) -> tuple[str, str]:
     try:
-        with SINGLE.agree():
+        with SINGLE.shared_errors():
             kind.read(folder, rng)
     except UserError as error:
         return "refused", str(error)

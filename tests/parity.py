@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from dataset.loader import IGNORE_LABEL
 from models import ArchConfig, build_arch
-from models.act import Batch, initial_carry, segment
+from models.act import initial_carry, segment
 from models.hrm import HRMConfig
 from models.layers import RMS_EPS
 from models.losses import METRICS, act_loss
@@ -32,6 +32,7 @@ from optim.build import AdamATan2Config, build_optimizers
 from pretrain import StepSettings, train_step
 from training.state import TrainState
 from training.watch import NumberWatch
+from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.command_line import validate
 from utils.dist.world import World
@@ -227,7 +228,7 @@ def replay(recording: Recording) -> Report:
             loss=config.loss,
             global_batch_size=recording.sizes["batch_size"],
             min_halt_steps_B=torch.zeros(recording.sizes["batch_size"], dtype=torch.int32),
-            lr_multiplier=lr_multiplier,
+            lr_factor=lr_multiplier,
             puzzle_emb_lr=optim["puzzle_emb_lr"] * lr_multiplier,
             puzzle_emb_weight_decay=optim["puzzle_emb_weight_decay"],
             grad_clip=None,

@@ -24,7 +24,7 @@ from dataset.build_arc_dataset import main as build
 from dataset.evaluators import build_evaluators
 from dataset.schema import open_split
 from models import inference
-from models.act import Batch, Carry, segment
+from models.act import Carry, segment
 from models.base import RecursiveModel, SegmentOutput, State
 from models.depth import Depth
 from models.losses import Outputs
@@ -33,6 +33,7 @@ from tests.in_process import mistake, train_here
 from tests.models.helpers import small_config
 from tests.spawn import run_ranks
 from training.evaluation import EvalOptions, evaluate
+from utils.batch import Batch
 from utils.dist.world import World
 from utils.errors import UserError
 

@@ -20,7 +20,7 @@ from tests.spawn import world_of
 from training.config import PretrainConfig
 from training.data import Sizes, open_data, require_same_sizes
 from utils.dist.launch import Launch
-from utils.dist.setup import use_device
+from utils.dist.setup import connect_devices
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.run.lock import RunLock
@@ -404,6 +404,6 @@ def test_mistakes_reach_the_program_as_user_errors(data: Path, tmp_path: Path) -
 
 def test_a_missing_device_is_refused() -> None:
     if not torch.cuda.is_available():
-        assert _mistake(lambda: use_device(SINGLE, "cuda")).startswith("device=cuda, but PyTorch finds no")
+        assert _mistake(lambda: connect_devices(SINGLE, "cuda")).startswith("device=cuda, but PyTorch finds no")
     if not torch.backends.mps.is_available():
-        assert _mistake(lambda: use_device(SINGLE, "mps")).startswith("device=mps, but PyTorch finds no")
+        assert _mistake(lambda: connect_devices(SINGLE, "mps")).startswith("device=mps, but PyTorch finds no")

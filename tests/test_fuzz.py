@@ -114,7 +114,7 @@ def test_the_fuzzer_notices_what_happens_to_its_process(
 def _refused(read: Callable[[], object]) -> str:
     """Return the one line of the refusal. It must come within 5 seconds."""
     began = time.monotonic()
-    with pytest.raises(UserError) as caught, SINGLE.agree():
+    with pytest.raises(UserError) as caught, SINGLE.shared_errors():
         read()
     assert time.monotonic() - began < 5
     return str(caught.value)

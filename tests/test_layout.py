@@ -215,7 +215,7 @@ STEP_PATH = {
     "models/urm.py": ("URM.forward",),
     "models/puzzle_embedding.py": ("PuzzleEmbedding.rows", "ShardedPuzzleEmbedding.rows"),
     "optim/sparse_sign_sgd.py": ("sparse_sign_sgd_", "_update_own_"),
-    "models/parallel/layout.py": ("Layout.gradients", "Layout.grad_norm", "loss_of_slots"),
+    "models/parallel/layout.py": ("Layout.forward_backward", "Layout.grad_norm", "loss_of_slots"),
     "models/parallel/dtensor.py": ("DTensorLayout.grad_norm", "DTensorLayout.clip_"),
     "models/parallel/ddp.py": ("DDPLayout._sum",),
     "optim/adam_atan2.py": ("AdamATan2.step",),

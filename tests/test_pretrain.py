@@ -20,7 +20,7 @@ from models.inference import trace
 from models.losses import act_loss
 from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
-from pretrain import StepResult, StepSettings, build_model, build_state, finish_step, train, train_step
+from pretrain import StepResult, StepSettings, after_step, build_model, build_state, train, train_step
 from tests import runs
 from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START, begin
 from training.config import PretrainConfig
@@ -493,7 +493,7 @@ def test_the_settings_of_a_step_follow_the_config(data: Path, tmp_path: Path) ->
         assert (found.depth.H_cycles, found.depth.L_cycles) == ((1, 1) if step <= 6 else (2, 2)), step
         assert (found.loss, found.global_batch_size, found.grad_clip) == (arch.loss, 16, 2.0)
         multiplier = lr_multiplier(step, 12, 4, begun.start.config.lr_min_ratio)
-        assert found.lr_multiplier == pytest.approx(2 * multiplier)
+        assert found.lr_factor == pytest.approx(2 * multiplier)
         assert (found.puzzle_emb_lr, found.puzzle_emb_weight_decay) == (pytest.approx(0.5 * multiplier), 0.25)
         assert found.ema_rate == (0.75 if step > 6 else 0.0)
         assert found.min_halt_steps_B is not None
@@ -609,6 +609,6 @@ def test_what_follows_a_step(evaluation: str | None, step: int) -> None:
             expected.append("mark")
         row = {"train/lr": 1.0} if has_row else {}
         with pytest.raises(UserError) if unreadable else nullcontext():
-            assert finish_step(session, row) == (stopping or ends_early)  # type: ignore[arg-type]
+            assert after_step(session, row) == (stopping or ends_early)  # type: ignore[arg-type]
         assert session.done == expected
         assert session.progress.pending_row == (row if is_interrupted else None)

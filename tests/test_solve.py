@@ -22,12 +22,13 @@ import solve as program
 from dataset import arc, maze, sudoku
 from dataset.augment import BOXES
 from dataset.builder import SPLITS, SplitWriter
-from models.act import Batch, initial_carry, segment
+from models.act import initial_carry, segment
 from models.inference import Trace
 from solve import Solver, Source
 from tests import runs
 from tests.in_process import load_run, train_here
 from training.trained import Trained
+from utils.batch import Batch
 from utils.dist.world import World
 from utils.errors import UserError
 

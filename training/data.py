@@ -57,7 +57,7 @@ def open_data(config: PretrainConfig, world: World) -> Data:
             cannot share the batch.
     """
     fingerprint: dict[str, str] = {}
-    with world.agree():
+    with world.shared_errors():
         train = open_datasets(config.train_paths, "train", numbered_by=config.train_paths)
         test = None
         if config.evaluates:

@@ -130,7 +130,7 @@ class _SetEvaluation:
             if ended == "late":
                 deadline.was_met = False
                 break
-        with world.agree():
+        with world.shared_errors():
             loader.require_all_read()
         found = self._sums.reduce()
         if found:  # at least one example
@@ -255,7 +255,7 @@ def evaluate_votes(
             done = slots.advance().finished if slots.busy else None
             if done is not None:
                 sums += _sums_of_votes(done, ballots, variations, evaluators)
-        with world.agree():
+        with world.shared_errors():
             loader.require_all_read()
         count, *rest = world.sum_(sums.to(world.device)).tolist()
         if count:

@@ -20,7 +20,10 @@ from utils.errors import UserError
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will do. Its answers are pure functions of the config, the data and the step."""
+    """What a run will do, and what is due after each of its steps.
+
+    The plan itself never changes. What changes is in the Progress that some methods are given.
+    """
 
     config: PretrainConfig
     sampler: Sampler
@@ -47,7 +50,7 @@ class Plan:
             repeat_first_batch=config.overfit_one_batch,
         )
         last_step = min(sampler.last_step, config.max_steps or sampler.last_step)
-        with world.agree():
+        with world.shared_errors():
             _require_steps(config, sampler, last_step)
             evaluators = build_evaluators(config.evaluators, data.test) if data.test is not None else NO_EVALUATORS
             best_metric = full_best_metric(config, data, evaluators)
@@ -100,8 +103,8 @@ class Plan:
 
     # ---- the best evaluation ----
 
-    def note_evaluation(self, metrics: dict[str, float], progress: Progress) -> bool:
-        """Count an evaluation in the progress. Returns whether it is the best so far."""
+    def update_best(self, metrics: dict[str, float], progress: Progress) -> bool:
+        """Note in the progress whether an evaluation is the best so far, and return that."""
         value = metrics.get(self.best_metric)
         is_best = improves(value, progress.best, self.config.best_mode)
         if is_best:
@@ -127,7 +130,7 @@ def improves(value: float | None, best: float | None, mode: Literal["max", "min"
     return value > best if mode == "max" else value < best
 
 
-def exploration(config: PretrainConfig, step: int, world: World) -> Tensor:
+def draw_exploration(config: PretrainConfig, step: int, world: World) -> Tensor:
     """Return the minimal halting step of each slot of this rank, drawn for this step; (B,)."""
     arch = config.arch
     drawn = draw_min_halt_steps(

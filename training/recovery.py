@@ -56,7 +56,7 @@ class Recovery:
                 error.add_note(self._memory_advice())
             raise
 
-    def adopt(self, state: TrainState) -> TrainState:
+    def with_history(self, state: TrainState) -> TrainState:
         """Add to a new state what is known since its checkpoint (skipped steps, the W&B run), and return it."""
         self._state, progress = weakref.ref(state), state.progress
         progress.skipped_steps = sorted({*progress.skipped_steps, *self._skipped})
@@ -77,7 +77,7 @@ class Recovery:
     def _go_back(self, what: str) -> None:
         """Find the last good checkpoint. Every rank."""
         start = self._start
-        with self._world.agree():
+        with self._world.shared_errors():
             if self._world.is_main:
                 num, most = len(self._skipped), self._config.max_rewinds
                 notes = [f"{what}: going back (rewind {num} of {most} at most)"]

@@ -1,4 +1,4 @@
-"""What a run has open while it trains: folder, data loader, sinks, clocks, and every way in which it can end."""
+"""What a run has open while it trains (folder, data loader, sinks, clocks), and what closes at its end."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -7,13 +7,14 @@ from types import TracebackType
 
 from torch import Tensor
 
-from dataset.loader import Batch, TrainLoader
+from dataset.loader import TrainLoader
 from training.config import PretrainConfig
 from training.data import Data
 from training.evaluation import EvalOptions, evaluate
 from training.plan import Plan
 from training.state import TrainState
 from training.watch import BadStep
+from utils.batch import Batch
 from utils.checkpoint.writer import Checkpointer
 from utils.dist.replicas import require_same_replicas
 from utils.dist.world import World
@@ -60,7 +61,7 @@ class Session:
         self.config, self.state, self.plan = start.config, state, plan
         self._data, self._stop, self._world = data, stop, world
         config, progress = start.config, state.progress
-        with world.agree():
+        with world.shared_errors():
             self._loader = TrainLoader(
                 data.train, plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on
             )
@@ -101,7 +102,7 @@ class Session:
         """
         progress = self.state.progress
         batches = self._loader.batches(range(progress.step + 1, self.plan.last_step + 1))
-        with self.clock.waiting_for_data(), self._world.agree():
+        with self.clock.waiting_for_data(), self._world.shared_errors():
             if (mistake := self._loader.next_mistake()) is not None:
                 raise mistake
         for batch in self.clock.timing_data(batches):
@@ -137,7 +138,7 @@ class Session:
 
     def _row(self) -> Row:
         config, state, progress = self.config, self.state, self.state.progress
-        state.watch.require_finite(self._checkpointer.settled_last_good)
+        state.watch.require_finite(self._checkpointer.last_good_after_save)
         row = state.sums.reduce(progress.open_steps, progress.open_slots)
         progress.open_steps = progress.open_slots = 0
         row["train/lr"] = config.lr * self.plan.lr_multiplier(progress.step) * self.plan.lr_scale
@@ -163,7 +164,7 @@ class Session:
         """
         config, state, progress, world = self.config, self.state, self.state.progress, self._world
         assert self._data.test is not None
-        state.watch.require_finite(self._checkpointer.settled_last_good)
+        state.watch.require_finite(self._checkpointer.last_good_after_save)
         options = EvalOptions(
             config.eval_batch_size or config.global_batch_size,
             adaptive=config.eval_adaptive,
@@ -194,11 +195,11 @@ class Session:
         if not deadline.was_met:  # a result on some of the examples may be luck
             self.say(f"step {progress.step}: no time for all of the evaluation (eval_max_share)")
             return Evaluation(row, is_done=True)
-        return Evaluation(row, is_done=True, is_best=self.plan.note_evaluation(metrics, progress))
+        return Evaluation(row, is_done=True, is_best=self.plan.update_best(metrics, progress))
 
     def log(self, row: Row) -> None:
         """Write a row to all sinks. Every rank. Raises UserError if the disk refuses it."""
-        with self._world.agree():
+        with self._world.shared_errors():
             self._metrics.write(self.state.progress.step, row)
 
     def vote_to_end(self) -> tuple[bool, bool]:
@@ -213,7 +214,7 @@ class Session:
             UserError: A step went wrong, or the save before this one failed.
             RuntimeError: Ranks that should hold the same tensors do not.
         """
-        self.state.watch.require_finite(self._checkpointer.settled_last_good)
+        self.state.watch.require_finite(self._checkpointer.last_good_after_save)
         self.check_replicas()  # a checkpoint of one rank's tensors would make its errors everybody's
         snapshot = self.state.snapshot(self.config, self._data, self._world)
         self._checkpointer.save(snapshot, is_best=is_best)
@@ -225,7 +226,7 @@ class Session:
 
     def raise_data_error(self) -> None:
         """Raise what keeps a rank from its next batch as a UserError on all ranks. Every rank."""
-        with self._world.agree():
+        with self._world.shared_errors():
             if self._data_error is not None:
                 raise self._data_error
 
@@ -234,7 +235,7 @@ class Session:
         reason = self._stop.name or "a signal to another rank"
         self._checkpointer.wait()
         self.say(f"stopped by {reason} at step {self.state.progress.step}; resume=auto goes on from here")
-        with self._world.agree():
+        with self._world.shared_errors():
             if self._world.is_main:
                 mark_stopped(self.config.run_path, reason)
 

@@ -89,7 +89,7 @@ class TrainState:
         saved, live, tensors = checkpoint.state, _live_tensors(self), _portable(self)
         own = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
         own = {key: shape for part in world.gather_objects(own) for key, shape in part.items()}  # of all stages
-        with world.agree():
+        with world.shared_errors():
             require_same_state(checkpoint.sizes("optimizer"), _without_prefix("optimizer.", own))
             kept = [prefix for prefix in ("ema", "loss_scale") if checkpoint.has(prefix)]  # others begin here
             if "ema" in kept and self.ema is not None:
@@ -101,7 +101,7 @@ class TrainState:
         self.progress = saved.progress()
         if (saved.config["best_metric"], saved.config["best_mode"]) != (config.best_metric, config.best_mode):
             self.progress.best, self.progress.evaluations_since_best = None, 0  # of another metric
-        with world.agree():
+        with world.shared_errors():
             progress_tensors = checkpoint.load("progress")
             self.sums.restore(progress_tensors)
             self.watch.restore(progress_tensors)
@@ -158,7 +158,7 @@ def _restored_carry(fresh: Carry, checkpoint: Checkpoint, slots: slice, world: W
 
 
 def _live_tensors(state: TrainState) -> dict[str, tuple[str, Tensor]]:
-    """Return what a step changes beside weights and slots, by its name in a checkpoint.
+    """Return the state of the optimizers, the average and the loss scale, by names in a checkpoint.
 
     Each tensor comes with the name of the parameter as which it lies over the ranks. That name is
     empty for a tensor that lies whole on all ranks.

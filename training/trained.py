@@ -15,12 +15,12 @@ from models.published import PuzzleTable, fit_weights, to_ours
 from training.config import PretrainConfig
 from training.data import Sizes
 from training.precision import with_forward_dtype
-from utils.checkpoint.reader import Checkpoint
+from utils.checkpoint.reader import Checkpoint, open_checkpoint
 from utils.command_line import differences, validate
 from utils.config import StrictModel
 from utils.dist.world import World
 from utils.errors import UserError
-from utils.run.resume import completed, open_checkpoint
+from utils.run.resume import completed
 from utils.shapes import compare_shapes, shapes_of
 from utils.terminal import tell
 from utils.weights_file import read_weights
@@ -72,7 +72,7 @@ class Trained:
             UserError: The weights are missing, damaged or of another architecture.
         """
         arch = with_forward_dtype(self.arch, world)
-        with world.agree():
+        with world.shared_errors():
             model = build_arch(arch, **self.sizes.as_dict())
             if self.checkpoint is not None:
                 load_weights(model, self.checkpoint.trained_weights(), self.checkpoint, self.arch)
@@ -101,11 +101,11 @@ def open_trained(
     """
     if arch is not None:
         assert data_path is not None, "a file of weights does not say how large its data are"
-        with world.agree():
+        with world.shared_errors():
             sizes = Sizes.of(open_split(data_path, "test"))
         return Trained(str(source), arch, sizes, None, None, puzzle_table)
     found: tuple[Checkpoint, PretrainConfig] | None = None
-    with world.agree():
+    with world.shared_errors():
         if world.is_main:
             checkpoint = open_checkpoint(Path(source), tell)
             found = checkpoint, validate(PretrainConfig, completed(checkpoint.state.config, "pretrain"))
@@ -140,7 +140,7 @@ def load_weights_from(source: str, model: RecursiveModel, puzzle_table: PuzzleTa
     Raises:
         UserError: The weights do not fit the model; the message names what does not.
     """
-    with world.agree():
+    with world.shared_errors():
         if world.is_main:  # one download, one reading
             path = Path(source)
             if os.path.isdir(path):

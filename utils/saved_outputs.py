@@ -49,7 +49,7 @@ class OutputWriter:
         Readers would otherwise count their rows twice.
         """
         ours = re.compile(rf"({'|'.join(map(re.escape, set_names))})_rank\d+_\d{{4,}}\.safetensors")
-        with world.agree(), file_errors():
+        with world.shared_errors(), file_errors():
             if world.is_main and folder.is_dir():
                 for file in folder.iterdir():
                     if ours.fullmatch(file.name):
@@ -85,7 +85,7 @@ class OutputWriter:
         Raises:
             UserError: A file could not be written.
         """
-        with world.agree():
+        with world.shared_errors():
             if self._pending:
                 self._write()
             if self._failure is not None:

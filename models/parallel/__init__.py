@@ -10,7 +10,7 @@ fsdp_tp   tp inside groups of ranks, fsdp between the groups                    
 pipeline  every rank has some blocks, of all slots                                     pipeline.py
 """
 
-from typing import Annotated
+from typing import Annotated, assert_never
 
 from pydantic import Field
 
@@ -66,8 +66,10 @@ def parallelize(
         layout = FSDPLayout(model, world, num_microbatches=num_microbatches)
     elif isinstance(config, DDPConfig):
         layout = DDPLayout(model, config, world, num_microbatches=num_microbatches, sharded_table=sharded_table)
-    else:
+    elif isinstance(config, TPConfig):
         layout = DTensorLayout(model, world, num_microbatches=num_microbatches, lockstep=True)
+    else:  # without a branch of its own a strategy would train without summing gradients
+        assert_never(config)
     if compile:
         model.compile_levels()
     return layout

@@ -14,11 +14,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.act import Batch, Carry, segment
+from models.act import Carry, segment
 from models.base import RecursiveModel, SegmentOutput
 from models.depth import Depth
 from models.losses import LossSpec, Outputs, act_loss
 from models.parallel.requirements import nearest_divisors
+from utils.batch import Batch
 from utils.config import StrictModel
 from utils.dist.config import Axes
 from utils.dist.world import World
@@ -64,8 +65,8 @@ class LayoutConfig(StrictModel):
 class Layout:
     """A model on the device of this rank, with its gradients, their norm and its weights.
 
-    Methods marked "Every rank." are collectives where the strategy makes them so. In this class no
-    method is one.
+    Call the methods marked "Every rank." on all ranks together: in most strategies they are
+    collectives.
     """
 
     lockstep = False
@@ -75,7 +76,7 @@ class Layout:
         """Keep the model, which must be on its device already.
 
         Args:
-            num_microbatches: in how many parts `gradients` takes the slots of this rank, one after another.
+            num_microbatches: in how many parts `forward_backward` takes the slots of this rank, one after another.
         """
         self.model = model
         self._called: Callable[..., SegmentOutput] = model  # for a forward with gradient
@@ -83,12 +84,14 @@ class Layout:
         self._num_microbatches = num_microbatches
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    def gradients(
+    def forward_backward(
         self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss: LossSpec
     ) -> tuple[Carry, list[Outputs], Tensor]:
         """Run one segment for each slot of this rank, and its backward pass. Every rank.
 
-        Afterwards the `.grad` of a parameter is the sum over all ranks.
+        Afterwards the `.grad` of a parameter is the sum over all slots of the global batch, or this
+        rank's part of that sum if the rank holds a part of the parameter. The gradients of puzzle
+        rows are those of this rank's slots; sparse_sign_sgd_ sums them.
 
         Args:
             carry, batch, depth, min_halt_steps_B: as for models.act.segment, of all slots of this rank.

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from models.act import Batch, Carry
+from models.act import Carry
 from models.base import RecursiveModel, SegmentOutput, State
 from models.block import Block, Level
 from models.depth import Depth
@@ -24,6 +24,7 @@ from models.losses import METRICS, LossSpec, Outputs, widest_float
 from models.parallel.layout import Layout, LayoutConfig, loss_of_slots
 from models.parallel.requirements import nearest_divisors
 from models.transformer import Transformer, TransformerConfig
+from utils.batch import Batch
 from utils.config import Int
 from utils.dist.config import Axes
 from utils.dist.world import World
@@ -179,7 +180,7 @@ class PipelineLayout(Layout):
         """Take the model apart, in place. `config.require_support` must have accepted the model.
 
         Args:
-            num_microbatches: in how many parts `gradients` takes the slots, one after another. Each part
+            num_microbatches: in how many parts `forward_backward` takes the slots, one after another. Each part
                 is split into `config.microbatches` for the schedule.
             compile: whether to torch.compile the stacks of blocks.
         """
@@ -220,7 +221,7 @@ class PipelineLayout(Layout):
 
     # ---- training --------------------------------------------------------------------------------
 
-    def gradients(
+    def forward_backward(
         self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss: LossSpec
     ) -> tuple[Carry, list[Outputs], Tensor]:
         """As in the base class. Only the rank of the last stage returns logits and Q values.
@@ -237,11 +238,11 @@ class PipelineLayout(Layout):
         for first in range(0, num_slots, num_slots // self._num_microbatches):
             part = slice(first, first + num_slots // self._num_microbatches)
             tensors = {name: tensor[part] for name, tensor in carry.tensors().items()}
-            outputs.append(self._gradients_of_part(Carry.from_tensors(tensors), loss))
+            outputs.append(self._forward_backward_of_part(Carry.from_tensors(tensors), loss))
         dist.broadcast(self._sums, group=self._group, group_src=self._world.size - 1)
         return carry, outputs, self._sums
 
-    def _gradients_of_part(self, carry: Carry, loss: LossSpec) -> Outputs:
+    def _forward_backward_of_part(self, carry: Carry, loss: LossSpec) -> Outputs:
         """Run the schedule once over the slots of one part."""
         inputs_BS, ids_B = carry.current["inputs"], carry.current["puzzle_identifiers"]
         num_slots = len(ids_B)

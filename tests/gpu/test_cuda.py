@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.act import Batch, initial_carry
+from models.act import initial_carry
 from models.hrm import HRM
 from models.inference import Slots
 from models.metric_sums import OpenSums
@@ -23,6 +23,7 @@ from tests import runs
 from tests.models.helpers import random_batch, small_hrm
 from training.state import TrainState
 from training.watch import NumberWatch
+from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.dist.world import World
 from utils.out_of_memory import advice, is_out_of_memory
@@ -92,7 +93,7 @@ class _Training:
             loss=self.model.config.loss,
             global_batch_size=BATCH_SIZE,
             min_halt_steps_B=minimum_B,
-            lr_multiplier=1.0,
+            lr_factor=1.0,
             puzzle_emb_lr=1e-3,
             puzzle_emb_weight_decay=0.1,
             grad_clip=1.0,

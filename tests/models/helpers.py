@@ -12,13 +12,13 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from models import ArchConfig, build_arch
-from models.act import Batch
 from models.attention import Attention
 from models.base import RecursiveModel, SegmentOutput, State
 from models.block import Block, Level
 from models.depth import Depth
 from models.hrm import HRM
 from models.layers import ConvSwiGLU, NormalizedSwiGLU, SwiGLU
+from utils.batch import Batch
 
 SEQ_LEN, VOCAB_SIZE, NUM_PUZZLES = 9, 7, 5  # SEQ_LEN is a square, because rope_2d needs a grid
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from models.act import Batch, Carry, draw_min_halt_steps, initial_carry, segment, wants_to_halt
+from models.act import Carry, draw_min_halt_steps, initial_carry, segment, wants_to_halt
 from models.base import RecursiveModel
 from tests.models.helpers import ARCH_NAMES, fresh_state, random_batch, run, small_model
+from utils.batch import Batch
 
 BATCH = 4
 

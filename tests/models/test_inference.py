@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from models.act import Batch, initial_carry, segment
+from models.act import initial_carry, segment
 from models.hrm import HRM
 from models.inference import Finished, Slots, trace
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_hrm
+from utils.batch import Batch
 
 # N = sequences, T = segments, S = tokens
 NUM, STEPS = 17, 5

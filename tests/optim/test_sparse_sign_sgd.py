@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from tests.spawn import run_ranks
 from utils.dist.config import DistConfig
-from utils.dist.setup import use_device
+from utils.dist.setup import connect_devices
 from utils.dist.world import World
 
 LR, WEIGHT_DECAY = 0.5, 0.25
@@ -53,7 +53,7 @@ def test_update_is_independent_of_world_size(world_size: int) -> None:
 def _check_uneven_shares(world: World) -> None:
     weights = [3.0, 1.0, 2.0, 2.0][: world.size]
     config = DistConfig(backend="auto", init_method="env", timeout_s=60.0, num_threads=None, rank_weights=weights)
-    world = use_device(world, "cpu", config)
+    world = connect_devices(world, "cpu", config)
     _, ids_B, grad_BE = _problem()
     mine = world.slice_of(BATCH)
     for num_rows in (NUM_ROWS, 11, 2):  # 4 ranks share 20 rows evenly and 11 unevenly; with 2 rows some ranks have none

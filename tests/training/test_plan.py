@@ -24,7 +24,7 @@ from models.act import draw_min_halt_steps
 from tests.spawn import world_of
 from training.config import PretrainConfig
 from training.data import open_data
-from training.plan import Plan, exploration, full_best_metric, improves, online_augmentation
+from training.plan import Plan, draw_exploration, full_best_metric, improves, online_augmentation
 from utils.checkpoint.format import Progress
 from utils.command_line import read_config, validate
 from utils.dist.world import World
@@ -193,7 +193,7 @@ def test_of_equal_best_evaluations_the_first_counts(values: list[float | None], 
         earlier = [known for known in values[:n] if known is not None]
         expected = value is not None and all(value > old if mode == "max" else value < old for old in earlier)
         metrics = {"eval/all/lm_loss": 9.0} | ({} if value is None else {plan.best_metric: value})
-        assert plan.note_evaluation(metrics, progress) == expected
+        assert plan.update_best(metrics, progress) == expected
         known = [each for each in values[: n + 1] if each is not None]
         assert progress.best == (None if not known else max(known) if mode == "max" else min(known))
         first_of_best = values.index(progress.best) if known else -1
@@ -325,5 +325,5 @@ def test_all_ranks_together_explore_like_one_process() -> None:
     for step in (1, 2, 40):
         expected_B = draw_min_halt_steps(3, step, 12, 0.5, arch.halt_max_steps)
         for size in (1, 2, 3):
-            parts = [exploration(config, step, world_of(rank, size)) for rank in range(size)]
+            parts = [draw_exploration(config, step, world_of(rank, size)) for rank in range(size)]
             assert torch.equal(torch.cat(parts), expected_B)

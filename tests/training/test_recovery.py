@@ -349,7 +349,7 @@ def _bad(step: int) -> BadStep:
 def _fails(recovery: Recovery, state: TrainState, error: Exception) -> Start[PretrainConfig]:
     """Make the run after a start end with an error. Return the start."""
     with recovery.next_start() as start:
-        recovery.adopt(state)
+        recovery.with_history(state)
         raise error
     return start
 
@@ -364,7 +364,7 @@ def _fresh(begun: Begun) -> TrainState:
 def test_a_start_that_ends_well_is_the_last(begun: Begun) -> None:
     recovery = Recovery(begun.start, SINGLE)
     with recovery.next_start() as start:
-        assert start is begun.start and recovery.adopt(begun.state) is begun.state
+        assert start is begun.start and recovery.with_history(begun.state) is begun.state
         assert not recovery.is_done
     assert recovery.is_done
 
@@ -379,7 +379,7 @@ def test_the_next_start_knows_all_steps_that_are_left_out(begun: Begun) -> None:
     _fails(recovery, begun.state, _bad(5))
     assert begun.state.progress.skipped_steps == [8] and not recovery.is_done
     with recovery.next_start() as start:
-        state = recovery.adopt(_fresh(begun))
+        state = recovery.with_history(_fresh(begun))
         assert (state.progress.skipped_steps, state.progress.wandb_run_id) == ([5, 8], "first")
     assert start.checkpoint is None and start.config is begun.start.config
     assert start.notes == [
@@ -392,7 +392,7 @@ def test_a_resumed_run_still_leaves_steps_out(begun: Begun) -> None:
     begun.state.progress.skipped_steps = [8, 3]
     recovery = Recovery(begun.start, SINGLE)
     with recovery.next_start():
-        assert recovery.adopt(begun.state).progress.skipped_steps == [3, 8]
+        assert recovery.with_history(begun.state).progress.skipped_steps == [3, 8]
 
 
 def test_max_rewinds_limits_the_starts(begun: Begun) -> None:

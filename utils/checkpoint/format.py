@@ -6,7 +6,7 @@
     state/rank_0000.safetensors ... all other tensors, as torch.distributed.checkpoint divides them:
                                     optimizer.*, ema.*, progress.*, slots.<first>_<end>.* (rows of
                                     the carry), rank_<r>_of_<n>.*
-    state.json                      step, cursor, config, fingerprints, open metrics, W&B run, best
+    state.json                      step, draws, config, fingerprints, W&B run, best, other counters
     manifest.json                   size and sha256 of each file; written last
 """
 
@@ -46,19 +46,19 @@ class Manifest(BaseModel):
 class Progress(BaseModel):
     """How far a run has come.
 
-    The loop changes these counters, a checkpoint stores them, and a resumed run has them again. A
-    new counter is one more field with a default.
+    Session and Plan change these counters, a checkpoint stores them, and a resumed run has them
+    again. A new counter is one more field with a default.
     """
 
     model_config = ConfigDict(extra="forbid")
     step: int = 0
-    draws: int = 0  # examples taken from the stream; a resumed run continues with the next one
+    draws: int = 0  # examples that the stream has offered; a resumed run continues with the next
     skipped_steps: list[int] = []  # went wrong, and are left out after the run went back
     open_steps: int = 0  # steps and slots that the open metric sums cover
     open_slots: int = 0
     best: float | None = None
     evaluations_since_best: int = 0
-    pending_row: dict[str, float] | None = None  # metrics of this step if a stop cut its evaluation
+    pending_row: dict[str, float] | None = None  # metrics of this step if its evaluation was interrupted
     wandb_run_id: str = ""
 
     def of_branch(self, wandb_run_id: str) -> "Progress":

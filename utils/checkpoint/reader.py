@@ -231,6 +231,19 @@ def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None
     )
 
 
+@file_errors()
+def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
+    """Open the checkpoint that a path names: a step folder, or the newest whole one of a run.
+
+    Raises:
+        UserError: There is no checkpoint, or it is damaged.
+    """
+    checkpoint = Checkpoint.open(path) if path in step_folders(path.parent) else find_checkpoint(path, warn)
+    if checkpoint is None:
+        raise UserError(f"there is no checkpoint at {path}; give the folder of a run or of one of its steps")
+    return checkpoint
+
+
 def put_back(run: Path) -> None:
     """Undo the first half of replacing a step, if the writer was killed before the second half.
 

@@ -100,7 +100,7 @@ class Checkpointer:
     """
 
     def __init__(self, run: Path, world: World, keep_last_k: int | None) -> None:
-        assert world.size == 1 or world.thread_group is not None, "ranks save once use_device has made their groups"
+        assert world.size == 1 or world.thread_group is not None, "call connect_devices first: ranks need its groups"
         self.run, self._world, self._keep_last_k = run, world, keep_last_k
         self._writer_id = ""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -119,7 +119,7 @@ class Checkpointer:
         name = read_name(self.run / "latest")
         return f"the last good checkpoint is {self.run / name}" if name else "there is no checkpoint yet"
 
-    def settled_last_good(self) -> str:
+    def last_good_after_save(self) -> str:
         """Return `last_good` after a running save has finished. Every rank."""
         self.wait()
         return self.last_good
@@ -135,7 +135,7 @@ class Checkpointer:
                 raises it.
         """
         self.wait()
-        with self._world.agree():
+        with self._world.shared_errors():
             if self._world.is_main:
                 require_finite_weights(snapshot, self.last_good)
         if not self._writer_id:
@@ -208,7 +208,7 @@ class Checkpointer:
         rest = {name: tensor for name, tensor in staged.items() if not name.startswith("model.")}
         try:
             world.wait_for_device()  # for the copies
-            with world.agree(), file_errors():
+            with world.shared_errors(), file_errors():
                 if world.is_main:
                     shutil.rmtree(temporary, ignore_errors=True)
                     temporary.mkdir()
@@ -222,14 +222,14 @@ class Checkpointer:
                     raise UserError(" ".join(str(cause).split())) from error
                 raise RuntimeError(repr(cause)) from error
             written = writer.written
-            with world.agree(), file_errors():
+            with world.shared_errors(), file_errors():
                 if world.is_main:
                     written["model.safetensors"] = _write_tensors(temporary / "model.safetensors", weights)
                     written["state.json"] = _write_bytes(
                         temporary / "state.json", state.model_dump_json(indent=1).encode()
                     )
             files = {name: entry for part in world.gather_objects(written) for name, entry in part.items()}
-            with world.agree(), file_errors():
+            with world.shared_errors(), file_errors():
                 if world.is_main:
                     _write_bytes(temporary / "manifest.json", Manifest(files=files).model_dump_json(indent=1).encode())
                     self._publish(temporary, folder, is_best=is_best)

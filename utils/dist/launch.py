@@ -50,7 +50,7 @@ class Place:
 class Launch:
     """This attempt of a launch: torchrun starts a new attempt after a fault."""
 
-    restarts: int = 0  # earlier attempts; on torchrun's rank 0 only those that began to train
+    restarts: int = 0  # on rank 0: how often training began before; elsewhere torchrun's own count
     identity: str | None = None  # the same for all attempts of a launch; None without torchrun
 
     @staticmethod

@@ -20,7 +20,7 @@ _THREAD_TIMEOUT = timedelta(minutes=30)
 
 
 def join_ranks(init_method: str = "env") -> World:
-    """Connect to the other ranks on the host. `use_device` connects the devices afterwards.
+    """Connect to the other ranks on the host. `connect_devices` connects the devices afterwards.
 
     The environment, as torchrun sets it, holds the rank and the number of ranks.
 
@@ -67,7 +67,7 @@ def join_ranks(init_method: str = "env") -> World:
     )
 
 
-def use_device(
+def connect_devices(
     world: World,
     name: DeviceName,
     config: DistConfig | None = None,
@@ -85,7 +85,7 @@ def use_device(
         UserError: The device or backend is not available, or `config` does not fit the ranks.
     """
     config = config or DistConfig(backend="auto", init_method="env", timeout_s=600, num_threads=None, rank_weights=[])
-    with world.agree():
+    with world.shared_errors():
         if world.size > 1 and config.init_method != (typed_init_method() or "env"):
             raise UserError(
                 f"dist.init_method={config.init_method}, but ranks have to meet before any YAML is read; type it "

@@ -27,7 +27,7 @@ from utils.text import for_a_terminal
 
 T = TypeVar("T")
 
-BEGUN = "begun"  # key in torchrun's store: the number of attempts that have begun to train
+BEGUN = "begun"  # key in torchrun's store: how often ranks have begun to train in this launch
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class World:
             dist.barrier(group=self.host_group)
 
     @contextmanager
-    def agree(self) -> Iterator[None]:
+    def shared_errors(self) -> Iterator[None]:
         """Raise a UserError on all ranks if one rank raises it inside. Every rank.
 
         Any other error is a fault. It leaves this rank alone, with its traceback, and the others

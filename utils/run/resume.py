@@ -1,7 +1,6 @@
 """Decide how a run begins: its config, and the checkpoint that it resumes, if any. For rank 0."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -12,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from utils.checkpoint.format import step_folders
-from utils.checkpoint.reader import Checkpoint, find_checkpoint, put_back
+from utils.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
 from utils.command_line import (
     Container,
     choices,
@@ -228,19 +227,6 @@ def _named_as(config: C, where: RunConfig) -> C:
     return config.model_copy(
         update={key: getattr(where, key) for key in ("project_name", "run_name", "checkpoint_path")}
     )
-
-
-@file_errors()
-def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
-    """Open the checkpoint that a path names: a step folder, or the newest whole one of a run.
-
-    Raises:
-        UserError: There is no checkpoint, or it is damaged.
-    """
-    checkpoint = Checkpoint.open(path) if run_folder_of(path) != path else find_checkpoint(path, warn)
-    if checkpoint is None:
-        raise UserError(f"there is no checkpoint at {path}; give the folder of a run or of one of its steps")
-    return checkpoint
 
 
 @file_errors()

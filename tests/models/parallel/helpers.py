@@ -14,15 +14,16 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from models.act import Batch, Carry, draw_min_halt_steps, initial_carry
+from models.act import Carry, draw_min_halt_steps, initial_carry
 from models.base import RecursiveModel
 from models.losses import LossSpec
 from models.parallel import ParallelConfig, parallelize
 from models.parallel.layout import Layout
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_model
+from utils.batch import Batch
 from utils.dist.config import DistConfig
-from utils.dist.setup import use_device
+from utils.dist.setup import connect_devices
 from utils.dist.world import World
 
 CONFIGS = Path(__file__).resolve().parents[3] / "config" / "parallel"
@@ -84,7 +85,7 @@ def train(
     config = model.config
 
     for step in steps:
-        carry, outputs, sums = layout.gradients(
+        carry, outputs, sums = layout.forward_backward(
             carry,
             {name: tensor[mine] for name, tensor in batch_at(step).items()},
             depth=config.depth,
@@ -128,7 +129,7 @@ def layout_of(world: World, name: str, arch: str = "hrm", num_parts: int = 1, **
     An option that the strategy does not have is an option of the architecture.
     """
     config = config_of(name, **{key: options.pop(key) for key in list(options) if key in KEYS[name]})
-    world = use_device(world, "cpu", DIST, axes=config.axes(world.size))
+    world = connect_devices(world, "cpu", DIST, axes=config.axes(world.size))
     return parallelize(model_of(arch, **options), config, world, num_microbatches=num_parts), world
 
 

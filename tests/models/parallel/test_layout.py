@@ -37,7 +37,7 @@ def test_a_step_equals_its_slots_computed_one_by_one(arch: str, num_parts: int) 
     ]
     for step in range(2):
         batch, minimum_B = batch_at(step), (torch.arange(BATCH, dtype=torch.int32) + step) % 4
-        carry, outputs, sums = layout.gradients(carry, batch, depth=depth, min_halt_steps_B=minimum_B, loss=loss)
+        carry, outputs, sums = layout.forward_backward(carry, batch, depth=depth, min_halt_steps_B=minimum_B, loss=loss)
         expected_sums, expected_rows = torch.zeros(len(METRICS), dtype=torch.float64), []
         for b in range(BATCH):
             slot = {name: tensor[b : b + 1] for name, tensor in batch.items()}
@@ -66,7 +66,7 @@ def test_a_step_equals_its_slots_computed_one_by_one(arch: str, num_parts: int) 
 def test_outputs_and_carry_hold_no_graph() -> None:
     """Only the puzzle rows have a gradient. A graph that stayed alive would take memory."""
     layout, model = _layout(2), model_of("hrm")
-    carry, outputs, sums = layout.gradients(
+    carry, outputs, sums = layout.forward_backward(
         start(layout.model, World.single()),
         batch_at(0),
         depth=model.config.depth,

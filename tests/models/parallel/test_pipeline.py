@@ -11,14 +11,15 @@ import torch
 import yaml
 from torch import Tensor
 
-from models.act import Batch, Carry, initial_carry, segment
+from models.act import Carry, initial_carry, segment
 from models.base import RecursiveModel
 from models.losses import LossSpec, act_loss
 from models.parallel.pipeline import PipelineConfig, PipelineLayout
 from tests.models.helpers import SEQ_LEN, VOCAB_SIZE, random_batch, small_config, small_model
 from tests.spawn import run_ranks
+from utils.batch import Batch
 from utils.dist.config import Axes, DistConfig
-from utils.dist.setup import use_device
+from utils.dist.setup import connect_devices
 from utils.dist.world import World
 
 BATCH, STEPS, LR, CLIP = 8, 30, 1e-3, 0.05
@@ -50,7 +51,7 @@ def _stack(**changes: Any) -> RecursiveModel:
 
 def _on_cpu(world: World, config: PipelineConfig) -> World:
     dist = DistConfig(backend="auto", init_method="env", timeout_s=60.0, num_threads=None, rank_weights=[])
-    return use_device(world, "cpu", dist, axes=config.axes(world.size))
+    return connect_devices(world, "cpu", dist, axes=config.axes(world.size))
 
 
 def _layout(
@@ -95,7 +96,7 @@ def _plain_step(model: RecursiveModel, batch: Batch) -> _Step:
 
 def _pipeline_step(layout: PipelineLayout, batch: Batch) -> _Step:
     """Compute a step with a pipeline. The gradients are those of the stages of this rank."""
-    carry, outputs, sums = layout.gradients(
+    carry, outputs, sums = layout.forward_backward(
         initial_carry(layout.model, batch),
         batch,
         depth=layout.model.config.depth,

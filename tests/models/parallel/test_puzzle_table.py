@@ -12,12 +12,12 @@ from optim.sparse_sign_sgd import sparse_sign_sgd_
 from tests.models.parallel.helpers import BATCH, DIST, model_of
 from tests.spawn import run_ranks
 from utils.dist.config import DistConfig
-from utils.dist.setup import use_device
+from utils.dist.setup import connect_devices
 from utils.dist.world import World
 
 
 def _check_table(world: World) -> None:
-    world = use_device(
+    world = connect_devices(
         world, "cpu", DistConfig.model_validate({**DIST.model_dump(), "rank_weights": [3.0, 1.0, 2.0, 2.0]})
     )
     for num_rows in (2, 5, 8):  # with 2 rows there are more ranks than rows

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from utils.checkpoint.format import RunState
 from utils.checkpoint.writer import Checkpointer, Snapshot
 from utils.dist.config import Axes, DistConfig
-from utils.dist.setup import use_device
+from utils.dist.setup import connect_devices
 from utils.dist.world import World
 
 SLOTS = 7
@@ -67,7 +67,7 @@ def snapshot_at(step: int, world: World, **changes: Any) -> Snapshot:
 
 def save_step(run: Path, step: int, world: World, *, keep_last_k: int | None = None, is_best: bool = False) -> None:
     run.mkdir(exist_ok=True, parents=True)
-    checkpointer = Checkpointer(run, use_device(world, "cpu"), keep_last_k)
+    checkpointer = Checkpointer(run, connect_devices(world, "cpu"), keep_last_k)
     checkpointer.save(snapshot_at(step, world), is_best=is_best)
     checkpointer.wait()
 
@@ -96,7 +96,7 @@ def placed(world: World, tensor: Tensor, *, by_column: bool = False) -> DTensor:
 
 
 def save_shards(world: World, run: Path, axes: Axes) -> None:
-    world = use_device(world, "cpu", CONFIG, axes=axes)
+    world = connect_devices(world, "cpu", CONFIG, axes=axes)
     stage = world.rank % axes.model
     shared = {
         "optimizer.avg": placed(world, WHOLE_RC),

@@ -32,7 +32,7 @@ from tests.utils.checkpoint.helpers import (
 )
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, put_back
 from utils.dist.config import Axes
-from utils.dist.setup import use_device
+from utils.dist.setup import connect_devices
 from utils.dist.world import World
 from utils.errors import UserError
 
@@ -97,7 +97,7 @@ def test_load_into_names_what_does_not_fit(run: Path) -> None:
 
 
 def _loads_shards(world: World, folder: Path, axes: Axes, by_column: bool = False) -> None:
-    world = use_device(world, "cpu", CONFIG, axes=axes)
+    world = connect_devices(world, "cpu", CONFIG, axes=axes)
     _assert_whole(folder)
     checkpoint = Checkpoint.open(folder)
     average, half = (
@@ -105,7 +105,7 @@ def _loads_shards(world: World, folder: Path, axes: Axes, by_column: bool = Fals
         for dtype in (torch.float32, torch.bfloat16)
     )
     step = torch.zeros(())
-    with world.agree():
+    with world.shared_errors():
         checkpoint.load_into({"optimizer.avg": average, "ema.half": half, "optimizer.step": step})
     expected = placed(world, WHOLE_RC, by_column=by_column)
     assert torch.equal(average.to_local(), expected.to_local()) and step == 3

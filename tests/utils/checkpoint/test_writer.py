@@ -24,7 +24,7 @@ from utils.checkpoint.format import step_folders
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, put_back
 from utils.checkpoint.writer import Checkpointer
 from utils.dist.config import Axes
-from utils.dist.setup import use_device
+from utils.dist.setup import connect_devices
 from utils.dist.world import World
 from utils.errors import UserError
 
@@ -68,7 +68,7 @@ def test_keep_last_k_never_removes_the_step_just_written(run: Path) -> None:
 
 
 def _saves_weights_that_are_not_finite(world: World, run: Path) -> list[str]:
-    checkpointer = Checkpointer(run, use_device(world, "cpu"), None)
+    checkpointer = Checkpointer(run, connect_devices(world, "cpu"), None)
     checkpointer.save(snapshot_at(8, world), is_best=False)  # integers pass the check, too
     messages = []
     for value in (float("nan"), float("inf"), -float("inf")):
@@ -166,7 +166,7 @@ def test_a_tensor_of_another_dtype_is_saved_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_a_save_copies_before_later_work_of_the_stream(tmp_path: Path) -> None:
     """This holds for whole and sharded tensors, and when a second save reuses the pinned memory."""
-    world = use_device(World.single(), "cuda", CONFIG, axes=Axes())
+    world = connect_devices(World.single(), "cuda", CONFIG, axes=Axes())
     checkpointer = Checkpointer(tmp_path, world, None)
     for step in (1, 2):
         plain = torch.full((10_000_000,), float(step), device="cuda")
@@ -318,7 +318,7 @@ def _fails_at(world: World, run: Path, fail_on: str) -> str:
 
     writer_module._write_tensors = refusing(write_tensors)
     writer_module.write_synced = files.write_synced = refusing(write_synced)  # type: ignore[attr-defined]
-    checkpointer = Checkpointer(run, use_device(world, "cpu"), None)
+    checkpointer = Checkpointer(run, connect_devices(world, "cpu"), None)
     checkpointer.save(snapshot_at(6, world), is_best=False)
     with pytest.raises(UserError) as caught:
         if world.rank % 2:
@@ -344,7 +344,7 @@ def test_disk_full_at_each_file(tmp_path: Path, fail_on: str) -> None:
 
 
 def _full_disk(world: World, run: Path) -> str:
-    checkpointer = Checkpointer(run, use_device(world, "cpu"), None)
+    checkpointer = Checkpointer(run, connect_devices(world, "cpu"), None)
     if world.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
     checkpointer.save(snapshot_at(6, world), is_best=False)
@@ -369,7 +369,7 @@ def _breaks(world: World, run: Path) -> str:
 
     if world.rank == 1:
         writer_module._write_tensors = broken  # type: ignore[assignment]
-    checkpointer = Checkpointer(run, use_device(world, "cpu"), None)
+    checkpointer = Checkpointer(run, connect_devices(world, "cpu"), None)
     checkpointer.save(snapshot_at(6, world), is_best=False)
     with pytest.raises(Exception, match="a bug") as caught:
         checkpointer.wait()
@@ -385,7 +385,7 @@ def _breaks_before_it_writes(world: World, run: Path) -> str:
     def broken(*args: Any) -> None:
         raise KeyError("a bug")
 
-    checkpointer = Checkpointer(run, use_device(world, "cpu"), None)
+    checkpointer = Checkpointer(run, connect_devices(world, "cpu"), None)
     if world.rank == 1:
         checkpointer._write = broken  # type: ignore[method-assign,assignment]
     checkpointer.save(snapshot_at(6, world), is_best=False)

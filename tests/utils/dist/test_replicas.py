@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from tests.spawn import run_ranks
 from utils.dist.config import Axes
 from utils.dist.replicas import require_same_replicas
-from utils.dist.setup import use_device
+from utils.dist.setup import connect_devices
 from utils.dist.world import World
 
 
@@ -61,7 +61,7 @@ def test_shards_may_differ_but_copies_of_a_shard_may_not() -> None:
 
 
 def _parts(world: World) -> tuple[str, str]:
-    world = use_device(world, "cpu", axes=Axes(replicate=2, shard=2))
+    world = connect_devices(world, "cpu", axes=Axes(replicate=2, shard=2))
     assert world.mesh is not None
     mesh = world.mesh["replicate", "shard"]
     shard = world.rank % 2

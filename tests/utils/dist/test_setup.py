@@ -10,7 +10,7 @@ import torch
 
 from tests.spawn import free_port, run_ranks
 from tests.utils.dist.helpers import dist_config
-from utils.dist.setup import join_ranks, use_device
+from utils.dist.setup import connect_devices, join_ranks
 from utils.dist.world import World
 from utils.errors import UserError
 
@@ -37,7 +37,7 @@ def test_ranks_meet_at_the_given_address(kind: str, tmp_path: Path) -> None:
 
 def _elsewhere(world: World) -> str:
     with pytest.raises(UserError) as caught:
-        use_device(world, "cpu", dist_config(init_method="tcp://10.0.0.1:1"))
+        connect_devices(world, "cpu", dist_config(init_method="tcp://10.0.0.1:1"))
     return str(caught.value)
 
 
@@ -48,8 +48,8 @@ def test_a_meeting_point_in_yaml_is_refused() -> None:
 
 def _use_device(world: World) -> str:
     with pytest.raises(UserError, match=r"device=cuda, but PyTorch finds no CUDA device.*device=cpu"):
-        use_device(world, "cuda")
-    ready = use_device(world, "cpu")
+        connect_devices(world, "cuda")
+    ready = connect_devices(world, "cpu")
     assert ready.sum_(torch.ones(1)).item() == world.size
     return str(ready.device)
 
@@ -64,7 +64,7 @@ def _backends(world: World) -> list[str]:
     said = []
     for changes in ({"backend": "nccl"}, {"backend": "mpi"}, {"rank_weights": [1.0, 1.0, 1.0]}):
         with pytest.raises(UserError) as caught:
-            use_device(world, "cpu", dist_config(**changes))
+            connect_devices(world, "cpu", dist_config(**changes))
         said.append(str(caught.value))
     return said
 
@@ -87,14 +87,14 @@ def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     try:
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        use_device(World.single(), "cpu", dist_config(num_threads=3))
+        connect_devices(World.single(), "cpu", dist_config(num_threads=3))
         assert torch.get_num_threads() == 3
         torch.set_num_threads(4)
-        use_device(World.single(), "cpu", dist_config())
+        connect_devices(World.single(), "cpu", dist_config())
         assert torch.get_num_threads() == 4, "with OMP_NUM_THREADS set, PyTorch's number of threads must stay"
         monkeypatch.delenv("OMP_NUM_THREADS")
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-        use_device(World.single(), "cpu", dist_config())
+        connect_devices(World.single(), "cpu", dist_config())
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.spawn import run_ranks
 from tests.utils.dist.helpers import dist_config
 from utils.dist.config import Axes
-from utils.dist.setup import use_device
+from utils.dist.setup import connect_devices
 from utils.dist.world import World, shares
 from utils.errors import UserError
 
@@ -70,7 +70,7 @@ def test_equal_weights_give_the_same_shares_as_no_weights() -> None:
 
 
 def _uneven(world: World) -> list[list[int]]:
-    world = use_device(world, "cpu", dist_config(rank_weights=[3.0, 1.0, 2.0, 1.0][: world.size]))
+    world = connect_devices(world, "cpu", dist_config(rank_weights=[3.0, 1.0, 2.0, 1.0][: world.size]))
     mine = torch.arange(10)[world.slice_of(10)]
     torch.testing.assert_close(world.gather_rows(mine, 10), torch.arange(10), rtol=0, atol=0)
     rows = torch.stack([mine, -mine], 1).bfloat16()
@@ -83,7 +83,7 @@ def test_shares_in_proportion_are_gathered_in_the_order_of_slots() -> None:
 
 
 def _axes(world: World) -> tuple[int, list[int], int, list[int] | None, list[list[int]]]:
-    world = use_device(world, "cpu", dist_config(), axes=Axes(replicate=1, shard=2, model=2))
+    world = connect_devices(world, "cpu", dist_config(), axes=Axes(replicate=1, shard=2, model=2))
     assert world.mesh is not None and world.mesh.mesh_dim_names == ("replicate", "shard", "model")
     shape = [world.mesh[name].mesh.tolist() for name in ("replicate", "shard", "model")]
     total = world.sum_(torch.tensor(10**world.rank))
@@ -110,7 +110,7 @@ def _agreement(world: World) -> list[str]:
     ]
     for mistake in mistakes:
         try:
-            with world.agree():
+            with world.shared_errors():
                 if world.rank in mistake:
                     raise mistake[world.rank]
             said.append("")
@@ -126,5 +126,5 @@ def test_all_ranks_raise_the_mistake_of_one_rank() -> None:
 
 
 def test_agree_does_not_change_a_fault() -> None:
-    with pytest.raises(KeyError, match="ours"), World.single().agree():
+    with pytest.raises(KeyError, match="ours"), World.single().shared_errors():
         raise KeyError("ours")
