@@ -37,6 +37,7 @@ from utils.files import file_errors, refuse_links, write_atomically
 from utils.program import run
 from utils.run.folder import run_folder_of
 from utils.saved_outputs import SavedOutput
+from utils.terminal import show
 
 USAGE = """
 evaluate.py: score a checkpoint.
@@ -190,7 +191,7 @@ def main(world: World) -> None:
         if world.is_main:
             command = CommandLine.parse(sys.argv[1:], "evaluate", USAGE)
             if command.page:
-                print(command.page)
+                show(command.page)
             else:
                 config = validate(EvaluateConfig, read_config("evaluate", command.overrides))
     config = world.broadcast_object(config)

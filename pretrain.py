@@ -49,7 +49,7 @@ from utils.run.folder import clear_stopped
 from utils.run.lock import RunLock
 from utils.run.resume import Start, read_start
 from utils.run.stop import StopSignal
-from utils.terminal import tell
+from utils.terminal import show, tell
 
 USAGE = """
 pretrain.py: train a hierarchical reasoning model.
@@ -109,7 +109,7 @@ def read_config_and_checkpoint(lock: RunLock, world: World) -> Start[PretrainCon
         if world.is_main:
             command = CommandLine.parse(sys.argv[1:], "pretrain", USAGE)
             if command.page:
-                print(command.page)
+                show(command.page)
             else:
                 start = read_start(PretrainConfig, "pretrain", command.overrides, lock, world.launch)
     return world.broadcast_object(start)

@@ -22,7 +22,6 @@ From Python, with any number of puzzles at once:
 import csv
 import gzip
 import json
-import os
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -51,6 +50,7 @@ from utils.dist.setup import connect_devices
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.program import run
+from utils.terminal import leave, show
 
 USAGE = """
 solve.py: solve puzzles with a trained model, and show how it reaches its answer.
@@ -607,7 +607,8 @@ def main(world: World) -> None:
             raise UserError(f"solve.py is one process, not {world.size}; start it without torchrun")
         typed = read_command_line(sys.argv[1:])
     if typed.config is None:
-        print(typed.page)
+        assert typed.page is not None
+        show(typed.page)
         return
     config = typed.config
     source = Source.look_at(config, world)
@@ -618,9 +619,8 @@ def main(world: World) -> None:
 
     try:
         num_solved = report(solver, puzzles, as_json=typed.as_json)
-    except BrokenPipeError:  # the reader closed the pipe; redirect stdout so that Python's exit doesn't write to it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    except BrokenPipeError:  # the reader of the solutions has left
+        leave(1)
     if num_solved < len(puzzles):
         sys.exit(1)
 

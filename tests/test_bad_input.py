@@ -94,6 +94,17 @@ def test_all_ranks_together_give_one_line(folder: Path) -> None:
     assert [path.name for path in folder.rglob("*")] == ["a_file"]
 
 
+@pytest.mark.parametrize("program", ["pretrain.py --help", "-m dataset.show {data} --num 5"])
+def test_a_reader_that_leaves_early_is_no_fault(data: Path, tmp_path: Path, program: str) -> None:
+    """As in `python pretrain.py --help | head -1`, where the rest of the page finds no reader."""
+    command = [sys.executable, *program.format(data=data).split()]
+    process = subprocess.Popen(command, cwd=runs.REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert process.stderr.read() == ""
+
+
 class _SlowTerminal:
     """A stderr that takes half a second for each write."""
 

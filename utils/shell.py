@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 
 from utils.errors import UserError
-from utils.terminal import tell
+from utils.terminal import show, tell
 from utils.text import one_line
 
 
@@ -49,5 +49,5 @@ def run_command(
         tell(f"error: {interrupted}")
         return 130
     summary, status = (done, 0) if isinstance(done, str) else done
-    print(summary)
+    show(summary)
     return status

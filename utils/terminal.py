@@ -3,7 +3,7 @@
 import os
 import sys
 from contextlib import suppress
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 
 def tell(text: str) -> None:
@@ -16,6 +16,19 @@ def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def show(text: str) -> bool:
+    """Print a page on stdout, and return whether somebody reads it.
+
+    A reader that leaves early, such as `head`, is no fault.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _close(sys.stdout)
+        return False
+    return True
+
+
 def leave(status: int) -> NoReturn:
     """Exit with a status, even if the rest of the output can't be written.
 
@@ -25,5 +38,10 @@ def leave(status: int) -> NoReturn:
         try:
             stream.flush()
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            _close(stream)
     sys.exit(status)
+
+
+def _close(stream: TextIO) -> None:
+    """Lead the rest of a stream nowhere. Otherwise Python would fail again when it flushes the stream at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
