@@ -373,7 +373,7 @@ def rewind(run: Path, step: int) -> Path:
         if int(folder.name[5:]) > step:
             shutil.rmtree(folder)
     (run / "latest").write_text(f"step_{step:08d}\n")
-    (run / "best").unlink()
+    (run / "best").unlink(missing_ok=True)
     return run
 
 
