@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,8 @@ class Running:
     def signal(self, number: signal.Signals, ranks: Iterable[int] | None = None) -> None:
         for rank in ranks if ranks is not None else range(len(self.processes)):
             if self.processes[rank].is_alive():
-                os.kill(self.processes[rank].pid, number)
+                with suppress(ProcessLookupError):  # the process has ended since
+                    os.kill(self.processes[rank].pid, number)
 
     def wait(self, timeout_s: float = 180) -> Finished:
         """Wait for the end and return the status of the run.
