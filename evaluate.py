@@ -124,7 +124,7 @@ def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
     )
 
 
-# ---- results ---------------------------------------------------------------------------------------------
+# ---- results -----------------------------------------------------------------------------------
 
 
 def intervals(metrics: dict[str, float], evaluators: Evaluators) -> dict[str, tuple[float, float]]:
@@ -165,7 +165,7 @@ def table(metrics: dict[str, float], found: dict[str, tuple[float, float]]) -> I
             yield f"  {name:<44}{value:>10.4f}{low_high}"
 
 
-# ---- the program -----------------------------------------------------------------------------------------
+# ---- the program -------------------------------------------------------------------------------
 
 
 def evaluators_of(config: EvaluateConfig, split: Split, world: World) -> Evaluators:
@@ -270,12 +270,12 @@ def report(
     num_examples = {name: min(size, config.max_examples or size) for name, size in sizes.items()}
     total = sum(num_examples.values())
     found = intervals(metrics, evaluators)
-    print(
+    show(
         f"{loaded.name} on {split.path}: {total:,} examples in {seconds:.1f} s ({total / seconds:,.1f} per second), "
         "95 % intervals"
     )
     for line in table(metrics, found):
-        print(line)
+        show(line)
     if out is not None:
         results = {
             "checkpoint": loaded.name,
@@ -295,10 +295,10 @@ def report(
             with file_errors():
                 draw_accuracy_over_steps(with_labels, trained_steps, out / "accuracy_over_steps.png")
         elif config.plot:
-            print("nothing is drawn: no example has a label")
-        print(f"written to {out}")
+            show("nothing is drawn: no example has a label")
+        show(f"written to {out}")
     first_set = next(iter(split.sets))
-    print(f"exact_accuracy={metrics.get(f'eval/{first_set}/exact_accuracy', float('nan')):.4f}")
+    show(f"exact_accuracy={metrics.get(f'eval/{first_set}/exact_accuracy', float('nan')):.4f}")
 
 
 if __name__ == "__main__":

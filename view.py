@@ -55,7 +55,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         metavar="RUN_OR_DATASET",
         help="folder of a run, of what evaluate.py saved, or of a dataset in the published format",
     )
-    add("-o", "--output", type=typed_path, metavar="FILE", default=Path("view.html"), help="default: %(default)s")
+    add("-o", "--output", type=Path, metavar="FILE", default=Path("view.html"), help="default: %(default)s")
     add("--max-examples", type=int, metavar="N", default=200, help="of each set, evenly spread (default: %(default)s)")
     add("--step", type=int, metavar="N", help="outputs saved at this training step (default: the newest)")
     add("--set", metavar="NAME", help="show this set only (default: all)")
@@ -97,7 +97,8 @@ def view(argv: list[str] | None = None) -> str:
 def pictures_of_dataset(page: Page, settings: Settings) -> list[str]:
     """Draw examples of a dataset, and return the lines that report the picture.
 
-    The picture lies beside the page: a builder refuses to replace a dataset with foreign files in it.
+    The picture lies beside the page: a builder refuses to replace a dataset with foreign files in
+        it.
     """
     path = settings.output.with_suffix(".png")
     draw_examples(page, path)

@@ -126,7 +126,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         epilog=EXAMPLES,
     )
     add = parser.add_argument
-    add("--output-dir", type=typed_path, metavar="DIR", default=Path("data/arc-aug-1000"), help="default: %(default)s")
+    add("--output-dir", type=Path, metavar="DIR", default=Path("data/arc-aug-1000"), help="default: %(default)s")
     add("--num-aug", type=int, metavar="N", default=1000, help="augmented versions of each ARC task (default: 1000)")
     add("--seed", type=int, metavar="N", default=42, help="seed of all random choices (default: 42)")
     add(

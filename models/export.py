@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.published import Weights, to_ours, to_published
-from utils.arguments import Parser, typed_path
+from utils.arguments import Parser
 from utils.checkpoint.reader import open_checkpoint
 from utils.errors import UserError
 from utils.files import file_errors
@@ -49,7 +49,7 @@ def parse_settings(argv: list[str] | None) -> Settings:
         "-o",
         "--output",
         required=True,
-        type=typed_path,
+        type=Path,
         metavar="FILE",
         help="safetensors if it ends so, else torch.save",
     )

@@ -1,6 +1,7 @@
 """A user's mistake gives one line with the value and the correction, and leaves no file behind."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from utils.run.stop import StopSignal
 SINGLE = World.single()
 
 
-# ---- as the user meets it: real processes --------------------------------------------------------------------
+# ---- as the user meets it: real processes ------------------------------------------------------
 
 
 # The arguments of a program, and the beginning of its error line.
@@ -105,6 +106,15 @@ def test_a_reader_that_leaves_early_is_no_fault(data: Path, tmp_path: Path, prog
     assert process.stderr.read() == ""
 
 
+@pytest.mark.parametrize(("redirected", "status"), [(">&-", 0), (">/dev/full", 2)])
+def test_a_page_that_cannot_be_printed(tmp_path: Path, redirected: str, status: int) -> None:
+    command = f"{shlex.quote(sys.executable)} pretrain.py --help {redirected}"
+    ended = subprocess.run(["bash", "-c", command], cwd=runs.REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == status, ended.stderr
+    expected = "error: the output can't be written (No space left on device); free its disk, or send it elsewhere\n"
+    assert ended.stderr == (expected if status else "")
+
+
 class _SlowTerminal:
     """A stderr that takes half a second for each write."""
 
@@ -137,7 +147,7 @@ def test_no_rank_exits_before_the_line_is_printed(log: Path) -> None:
     assert said.startswith("error: no dataset"), "rank 1 exited before rank 0 had printed the error"
 
 
-# ---- in this process -----------------------------------------------------------------------------------------
+# ---- in this process ---------------------------------------------------------------------------
 
 
 def _start(data: Path, run: Path, **changes: object) -> PretrainConfig:
@@ -272,7 +282,7 @@ def test_a_best_metric_of_training_is_refused(data: Path, tmp_path: Path) -> Non
     assert message.startswith("best_metric is 'train/lm_loss'; name one of evaluation")
 
 
-# ---- data that disagrees with dataset.json -------------------------------------------------------------------
+# ---- data that disagrees with dataset.json -----------------------------------------------------
 
 
 @pytest.fixture
@@ -354,7 +364,7 @@ def test_only_evaluation_needs_a_test_split(copied_data: Path, tmp_path: Path) -
     assert opened.test is None and list(opened.fingerprint) == ["train"]
 
 
-# ---- checkpoints of something else ---------------------------------------------------------------------------
+# ---- checkpoints of something else -------------------------------------------------------------
 
 
 def test_scoring_data_of_another_task_is_refused(quiet: Path, data: Path, copied_data: Path, tmp_path: Path) -> None:

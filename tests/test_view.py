@@ -205,8 +205,7 @@ def write_arc(folder: Path) -> tuple[Path, Path]:
     return data, run
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What the page holds
+# ---- what the page holds -------------------------------------------------------------------------
 
 
 def test_a_dataset_is_shown_with_its_groups_and_names(tmp_path: Path) -> None:
@@ -377,6 +376,17 @@ def test_a_run_without_predictions_names_the_command(tmp_path: Path) -> None:
     assert "q_halt" in page_of(run, tmp_path / "view.html")["notes"][0]
 
 
+def test_curves_need_no_dataset(tmp_path: Path) -> None:
+    """Without saved answers nothing of the dataset is drawn, so that it may be damaged."""
+    data = write_sudoku(tmp_path / "data", ["a puzzle"])
+    run = write_run(tmp_path / "run", data)
+    shutil.rmtree(run / "eval_outputs")
+    assert page_of(run, tmp_path / "view.html")["facts"]["task"] == "Sudoku 2x2"
+    (data / "test" / "all__inputs.npy").unlink()
+    page = page_of(run, tmp_path / "view.html")
+    assert len(page["curves"]) == 3 and "task" not in page["facts"]
+
+
 def test_a_line_that_the_run_is_writing_is_left_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", None)
     with (run / "metrics.jsonl").open("a") as file:
@@ -409,8 +419,7 @@ def test_arc_votes_come_with_the_tasks_own_pairs(tmp_path: Path) -> None:
     assert page_of(run, tmp_path / "view.html")["votes"][0]["train"] == []
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Pictures
+# ---- pictures ------------------------------------------------------------------------------------
 
 
 def colours_of(file: Path) -> set[str]:
@@ -586,8 +595,7 @@ def test_pictures_that_cannot_be_drawn_are_refused(
     assert not output.exists() and not list(tmp_path.rglob("*.png")) and not (tmp_path / "elsewhere").exists()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Mistakes
+# ---- mistakes ------------------------------------------------------------------------------------
 
 
 def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -675,8 +683,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert done.returncode == 0 and done.stdout.startswith("wrote view.html") and (tmp_path / "view.html").is_file()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# In a browser
+# ---- in a browser --------------------------------------------------------------------------------
 
 
 class Browser:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from utils.errors import UserError
-from utils.files import file_errors
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,10 +32,9 @@ def typed_path(text: str) -> Path:
     """
     path = Path(text)
     try:
-        with file_errors():
-            path.exists()
-    except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        path.exists()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} can't be used ({error.strerror}); give another path") from error
     return path
 
 

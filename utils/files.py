@@ -81,13 +81,16 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def file_errors() -> Iterator[None]:
-    """Turn an OSError inside into a UserError with the same text. Use it for file access only.
+    """Turn an OSError inside into a UserError with its reason. Use it for file access only.
 
     Names that no file can have count as well: those that cannot be encoded or hold a null byte.
     """
     try:
         yield
     except (OSError, UnicodeError) as error:
+        if isinstance(error, OSError) and error.filename is not None and error.strerror:
+            name = os.fsdecode(error.filename)
+            raise UserError(f"{name} can't be used ({error.strerror}); check this path and its permissions") from error
         raise UserError(one_line(error)) from error
     except ValueError as error:
         if isinstance(error, UserError) or "null byte" not in str(error):

@@ -42,12 +42,12 @@ def run_command(
     """
     try:
         done = program(argv)
+        summary, status = (done, 0) if isinstance(done, str) else done
+        show(summary)
     except UserError as error:
         tell_mistake(error)
         return 2
     except KeyboardInterrupt:
         tell(f"error: {interrupted}")
         return 130
-    summary, status = (done, 0) if isinstance(done, str) else done
-    show(summary)
     return status

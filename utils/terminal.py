@@ -5,6 +5,8 @@ import sys
 from contextlib import suppress
 from typing import NoReturn, TextIO
 
+from utils.errors import UserError
+
 
 def tell(text: str) -> None:
     """Print a line on stderr.
@@ -16,17 +18,23 @@ def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def show(text: str) -> bool:
-    """Print a page on stdout, and return whether somebody reads it.
+def show(text: str) -> None:
+    """Print a page on stdout.
 
     A reader that leaves early, such as `head`, is no fault.
+
+    Raises:
+        UserError: stdout can't be written, for instance because its disk is full.
     """
     try:
         print(text, flush=True)
     except BrokenPipeError:
         _close(sys.stdout)
-        return False
-    return True
+    except OSError as error:
+        _close(sys.stdout)
+        raise UserError(
+            f"the output can't be written ({error.strerror}); free its disk, or send it elsewhere"
+        ) from error
 
 
 def leave(status: int) -> NoReturn:
@@ -34,7 +42,7 @@ def leave(status: int) -> NoReturn:
 
     Python would exit with status 120 in that case.
     """
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # a stream that is closed from the start is None
         try:
             stream.flush()
         except OSError:
@@ -43,5 +51,8 @@ def leave(status: int) -> NoReturn:
 
 
 def _close(stream: TextIO) -> None:
-    """Lead the rest of a stream nowhere. Otherwise Python would fail again when it flushes the stream at exit."""
+    """Lead the rest of a stream nowhere.
+
+    Otherwise Python would fail again when it flushes the stream at exit.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

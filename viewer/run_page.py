@@ -121,9 +121,18 @@ def data_of(config: Page, results: Page | None) -> Path | None:
 
 
 def task_of_run(examples: list[Page], data: Path | None) -> BoardTask | None:
-    """Return the task that the dataset's metadata tells, or the examples' tokens if it is gone."""
+    """Return the task that the dataset's metadata tells, or the examples' tokens if it is gone.
+
+    Raises:
+        UserError: The dataset is damaged, and there are examples, which need its names.
+    """
     if data is not None:
-        metadata = open_split(data, "test").metadata
+        try:
+            metadata = open_split(data, "test").metadata
+        except UserError:
+            if examples:
+                raise
+            return None
         if not examples or metadata.seq_len == len(examples[0]["input"]):
             return task_of_shape(metadata.seq_len, metadata.vocab_size)
     if not examples:

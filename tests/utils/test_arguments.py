@@ -20,11 +20,9 @@ from utils.shell import run_command
 TOO_LONG = "a" * 300
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "view": (lambda argv: run_command(view.view, argv), TOO_LONG),
-    "view -o": (lambda argv: run_command(view.view, argv), f". -o {TOO_LONG}"),
     "validate": (dataset.validate.main, TOO_LONG),
     "show": (dataset.show.main, TOO_LONG),
     "export": (models.export.main, f"{TOO_LONG} --format hrm -o out"),
-    "export -o": (models.export.main, f"run --format hrm -o {TOO_LONG}"),
     "build sudoku": (dataset.build_sudoku_dataset.main, f"--output-dir {TOO_LONG} --generate 1"),
     "build sudoku from": (dataset.build_sudoku_dataset.main, f"--output-dir out --source-dir {TOO_LONG}"),
     "build maze": (dataset.build_maze_dataset.main, f"--output-dir {TOO_LONG} --generate 1"),
