@@ -9,7 +9,7 @@ after_step       evaluate, log, save, stop
 Every rank runs this file. The objects that it makes hide how many ranks there are. A docstring that
 says "Every rank." marks a function that all ranks must call together.
 """
-# B = slots of this rank, S = tokens of a puzzle, V = vocabulary
+# B = slots of this rank, E = puzzle embedding size
 
 import sys
 import uuid
@@ -62,7 +62,7 @@ pretrain.py: train a hierarchical reasoning model.
 Any key below is set with key=value, also inside groups (arch.hidden_size=128).
 """
 
-# ---- the run ---------------------------------------------------------------------------------------------
+# ---- the run ------------------------------------------------------------------------------------
 
 
 def main(world: World) -> None:
@@ -86,7 +86,8 @@ def main(world: World) -> None:
         data = open_data(start.config, world)
         recovery = Recovery(start, world)
         while not recovery.is_done:
-            with recovery.next_start() as start:  # which catches the error of a step that went wrong
+            # If a step goes wrong, the context catches its error, and the next start follows.
+            with recovery.next_start() as start:
                 state = recovery.with_history(build_state(start, data, world))
                 train(start, data, state, stop, lock, world)
             del state  # a state for the next start needs as much memory
@@ -115,7 +116,7 @@ def read_config_and_checkpoint(lock: RunLock, world: World) -> Start[PretrainCon
     return world.broadcast_object(start)
 
 
-# ---- the state -------------------------------------------------------------------------------------------
+# ---- the state ---------------------------------------------------------------------------------
 
 
 def build_model(arch: ArchConfig, sizes: Sizes, world: World, seed: int) -> RecursiveModel:
@@ -171,7 +172,7 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
     return state
 
 
-# ---- the loop --------------------------------------------------------------------------------------------
+# ---- the loop ----------------------------------------------------------------------------------
 
 
 def train(
@@ -195,17 +196,17 @@ def train(
         # The progress holds a row if a stop or an error interrupted the evaluation of its step.
         if progress.pending_row is not None and after_step(session, progress.pending_row):
             return
-        for batch in session.batches():  # which adds 1 to progress.step
+        for batch in session.batches():  # which adds 1 to progress.step, and its size to the draws
             if progress.step not in progress.skipped_steps:
                 with session.measuring_communication():
                     result = train_step(state, batch, StepSettings.at(progress.step, plan, world), world)
                     session.add_to_sums(result.sums, result.grad_norm)
-            row = session.end_step()
+            row = session.end_step()  # raises BadStep at a log if a step since the last log went wrong
             if after_step(session, row):
                 break
 
 
-# ---- one step --------------------------------------------------------------------------------------------
+# ---- one step ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -249,10 +250,10 @@ class StepResult:
 
 
 def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: World) -> StepResult:
-    """Run one segment of every slot, and update every weight and the moving average (EMA) once. Every rank.
+    """Run one segment of every slot, and update all weights and their average once. Every rank.
 
     A slot takes its example of the batch only if its sequence halted in the step before
-    (models.act.segment decides that). The loss is models.losses.act_loss.
+    (models.act.segment decides that). The loss is loss_of_slots in models/parallel/layout.py.
 
     The gradients are of the loss summed over the global batch and divided by its number of slots,
     so that each slot counts the same, however many a rank holds.
@@ -294,7 +295,8 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
                 num_slots=settings.global_batch_size,
                 world=world,
             )
-            # With freeze_weights, the rows have the only gradients: NaN in them must not go unnoticed.
+            # With freeze_weights, the rows have the only gradients: NaN in them must not go
+            # unnoticed.
             grad_norm = torch.where(rows_are_finite, grad_norm, torch.nan)
         state.optimizers.step(settings.lr_factor)
         if state.ema is not None:
@@ -305,7 +307,7 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
     return StepResult(outputs, sums, grad_norm, was_taken)
 
 
-# ---- what may follow a step ------------------------------------------------------------------------------
+# ---- what may follow a step --------------------------------------------------------------------
 
 
 def after_step(session: Session, row: Row) -> bool:
@@ -315,7 +317,7 @@ def after_step(session: Session, row: Row) -> bool:
         row: what is to be logged of the step; empty for nothing.
 
     Returns:
-        Whether somebody asked to stop or patience is worn out. After its last step a run ends by itself.
+        Whether the run was asked to stop, or is out of patience.
 
     Raises:
         BadStep: A step since the last log, evaluation or save went wrong.

@@ -1,4 +1,5 @@
-r"""Solve puzzles with a trained model and show how it reaches its answer. dataset/tasks/ has the kinds.
+r"""Solve puzzles with a trained model and show how it reaches its answer. dataset/tasks/ has the
+kinds.
 
 python solve.py checkpoint=checkpoints/<project>/<run> \
     puzzle=53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79
@@ -100,7 +101,7 @@ class SolveConfig(TrainedConfig):
     device: DeviceName
 
 
-# ---- puzzles and solutions -------------------------------------------------------------------------------
+# ---- puzzles and solutions ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -506,7 +507,7 @@ def _read_csv(file: Path, board: TextTask) -> list[Puzzle]:
     return puzzles
 
 
-# ---- text for people -------------------------------------------------------------------------------------
+# ---- text for people ---------------------------------------------------------------------------
 
 
 def describe_steps(solution: Solution, *, color: bool) -> Iterator[str]:
@@ -559,7 +560,7 @@ def _outcome(solution: Solution) -> str:
     return {True: "solved", False: "not solved", None: "answered"}[solution.solved]
 
 
-# ---- the program -----------------------------------------------------------------------------------------
+# ---- the program -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

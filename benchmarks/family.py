@@ -107,7 +107,8 @@ def main() -> None:
             builder = ["dataset/build_sudoku_dataset.py", "--output-dir", str(data), "--box", box]
             builder += ["--generate", "1000", "--generate-test", "500"]
             subprocess.run([sys.executable, *builder], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
-            # Time each architecture twice, in two rounds, so that a busy minute doesn't slow only one.
+            # Time each architecture twice, in two rounds, so that a busy minute doesn't slow only
+            # one.
             timings = [{name: fastest_step_ms(name, data, args.overrides) for name in args.arms} for _ in range(2)]
             for name in args.arms:
                 step_ms, num_parameters = min(timing[name] for timing in timings)

@@ -146,7 +146,7 @@ def _contents(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
 
 
-# ---- killed --------------------------------------------------------------------------------------------
+# ---- killed ------------------------------------------------------------------------------------
 
 
 def kill_worker(trial: Trial) -> Ending:
@@ -230,7 +230,7 @@ def kill_agent(trial: Trial) -> Ending:
     return trial.resume()
 
 
-# ---- stopped -------------------------------------------------------------------------------------------
+# ---- stopped -----------------------------------------------------------------------------------
 
 
 def signal_rank(trial: Trial) -> Ending:
@@ -260,7 +260,7 @@ def signal_torchrun(trial: Trial) -> Ending:
     return trial.resume()
 
 
-# ---- a disk that is full -------------------------------------------------------------------------------
+# ---- a disk that is full -----------------------------------------------------------------------
 
 
 def file_limit(trial: Trial) -> Ending:
@@ -311,7 +311,7 @@ def can_mount() -> bool:
         return False
 
 
-# ---- damaged -------------------------------------------------------------------------------------------
+# ---- damaged -----------------------------------------------------------------------------------
 
 
 def truncate(trial: Trial) -> Ending:
@@ -384,7 +384,7 @@ def flip_data(trial: Trial) -> Ending:
     return "refused"
 
 
-# ---- silent ranks, and two runs at once ----------------------------------------------------------------
+# ---- silent ranks, and two runs at once --------------------------------------------------------
 
 
 def pause(trial: Trial) -> Ending:
@@ -435,7 +435,7 @@ def second_run(trial: Trial) -> Ending:
     return "refused"
 
 
-# ---- the campaign --------------------------------------------------------------------------------------
+# ---- the campaign ------------------------------------------------------------------------------
 
 
 @dataclass

@@ -66,7 +66,7 @@ _TOLERATED_PER_HOUR = {"rss_mb": 1500}
 Row = dict[str, Any]
 
 
-# ---- the training and its faults -----------------------------------------------------------------------
+# ---- the training and its faults ---------------------------------------------------------------
 
 
 @dataclass
@@ -269,7 +269,7 @@ def _next_fault(soak: Soak, fault_every: float) -> float:
     return soak.minutes + fault_every * soak.draw.uniform(0.5, 1.5)
 
 
-# ---- checks at the end ---------------------------------------------------------------------------------
+# ---- checks at the end -------------------------------------------------------------------------
 
 
 def problems(soak: Soak, lines: list[Row]) -> Iterator[str]:
@@ -353,7 +353,7 @@ def _events(lines: list[Row], name: str) -> list[Row]:
     return [line for line in lines if line.get("event") == name]
 
 
-# ---- summary and figure --------------------------------------------------------------------------------
+# ---- summary and figure ------------------------------------------------------------------------
 
 
 def series(lines: list[Row]) -> dict[tuple[str, str], list[tuple[float, float, int]]]:
@@ -449,7 +449,7 @@ def draw_figure(lines: list[Row], path: Path) -> None:
     plt.close(figure)
 
 
-# ---- the program ---------------------------------------------------------------------------------------
+# ---- the program -------------------------------------------------------------------------------
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ class Evaluators:
             self._votes.add(*(tensor.cpu().numpy() for tensor in tensors))
 
     def results(self, world: World, save_to: Path | None) -> dict[str, float]:
-        """Return the metrics of the votes, the same on all ranks. Every rank must call this.
+        """Return the metrics of the votes, the same on all ranks. Every rank.
 
         Args:
             save_to: the folder for files about the votes; None: no files.

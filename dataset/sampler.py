@@ -1,10 +1,10 @@
 """Decide which example each slot is offered at each step: a pure function of (seed, step, slot).
 
-The function does not depend on the number of ranks. All epochs together are one stream of examples.
-Step s = 1, 2, ... takes the draws (s-1)*B .. s*B-1 of the stream, as long as the global batch B stays
-the same, and slot i of the global batch is offered the i-th of them. A slot whose sequence goes on
-refuses its draw, and the draw is lost. So a run resumes from a number, and no rank has a random state
-of its own.
+The function does not depend on the number of ranks. All epochs together are one stream of
+examples. As long as the global batch B stays the same, step s = 1, 2, ... takes the draws
+(s-1)*B .. s*B-1 of the stream, and slot i is offered the i-th of them. A slot whose sequence goes
+on refuses its draw, and the draw is lost. So a run resumes from a number, and no rank has a random
+state of its own.
 """
 # G = groups, E = epochs, B = global batch
 

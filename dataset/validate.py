@@ -53,7 +53,7 @@ _TASKS = joined([task.plural for task in TASKS], "or")
 _TASK_CHECKS = textwrap.fill(
     f"{' '.join(task.checked for task in TASKS)} The shape tells the task (81 tokens of 11 kinds are a Sudoku). "
     "If a new task has the shape of a known task, leave these checks out with --any-task",
-    width=102,
+    width=100,
     initial_indent="  task      ",
     subsequent_indent=" " * 12,
 )
@@ -65,7 +65,7 @@ _SAME = [
 _FOOT = textwrap.fill(
     f"Examples are the same {'; '.join(_SAME)}. The exit status is 2 if there is no dataset, or after a mistake on the "
     "command line. The program needs memory for the index arrays, 8 bytes for each example, and some MB.",
-    width=102,
+    width=100,
 )
 
 CHECKS = f"""

@@ -22,7 +22,7 @@ from utils.config import Float, Int, StrictModel
 from utils.errors import UserError
 from utils.shapes import Shapes, compare_shapes
 
-# ---- one class for each optimizer ------------------------------------------------------------------------
+# ---- one class for each optimizer ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class OptimizerConfig(StrictModel):
         return left
 
     def for_the_rest(self) -> "OptimizerConfig | None":
-        """Return the optimizer of the parameters that this optimizer does not take, if there is one."""
+        """Return the optimizer of the parameters that are left after this one, if there is one."""
         return None
 
     @abstractmethod
@@ -184,11 +184,12 @@ def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
 
 
 OptimConfig = Annotated[AdamATan2Config | AdamWConfig | MuonConfig, Field(discriminator="name")]
-"""Every optimizer of the project. A new one is a class above, its name here, and config/optim/<name>.yaml."""
+"""Every optimizer. A new one is a class above, its name here, and config/optim/<name>.yaml."""
 
+# {"adam_atan2", "adamw", "muon"}
 _NAMES = {get_args(config.model_fields["name"].annotation)[0] for config in get_args(get_args(OptimConfig)[0])}
 
-# ---- the optimizers of a run -----------------------------------------------------------------------------
+# ---- the optimizers of a run --------------------------------------------------------------------
 
 
 class Optimizers:
@@ -294,7 +295,7 @@ def _options(owners: set[str]) -> str:
     return f"optim=muon optim.rest={rest}" if "muon" in owners else f"optim={rest}"
 
 
-# ---- who gets what ---------------------------------------------------------------------------------------
+# ---- who gets what -----------------------------------------------------------------------------
 
 
 def build_optimizers(

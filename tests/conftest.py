@@ -23,12 +23,21 @@ hypothesis_settings.load_profile("calm")
 
 # pytest gives whole files to its processes (--dist loadfile), in the order of collection
 # (--no-loadscope-reorder). A file that takes minutes must not start last.
-LONG_FILES = ("test_resume.py", "test_recovery.py", "test_lost_ranks.py", "test_readme.py", "test_elastic.py")
+LONG_FILES = [
+    Path(__file__).parent / name
+    for name in (
+        "test_resume.py",
+        "training/test_recovery.py",
+        "test_lost_ranks.py",
+        "test_readme.py",
+        "test_elastic.py",
+    )
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session")

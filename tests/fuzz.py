@@ -75,7 +75,7 @@ _FILES_OF_A_WORKER = 2000
 
 Reader = Callable[[Path, Random], None]
 
-# ---- kinds: a valid example, and its reader ----------------------------------------------------------------
+# ---- kinds: a valid example, and its reader -----------------------------------------------------
 
 
 def _sudoku(folder: Path) -> Path:
@@ -288,7 +288,7 @@ def _altered(folder: Path) -> list[Path]:
     return [Path(line) for line in note.read_text().splitlines()] if note.exists() else []
 
 
-# ---- alterations -------------------------------------------------------------------------------------------
+# ---- alterations -------------------------------------------------------------------------------
 
 
 class _Trap:
@@ -590,7 +590,7 @@ def alter(folder: Path, kind: Kind, rng: Random) -> None:
     (folder.parent / "altered").write_text("\n".join(map(str, chosen)))
 
 
-# ---- the process that reads --------------------------------------------------------------------------------
+# ---- the process that reads --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -696,7 +696,7 @@ class Worker:
         self._pipe.close()
 
 
-# ---- the program -------------------------------------------------------------------------------------------
+# ---- the program -------------------------------------------------------------------------------
 
 
 @dataclass

@@ -324,7 +324,7 @@ def until(condition: Callable[[], bool], running: Running | Torchrun, *, timeout
         time.sleep(0.003)
 
 
-# ---- what a run left behind ----------------------------------------------------------------------------
+# ---- what a run left behind --------------------------------------------------------------------
 
 
 def rows(run: Path) -> list[Row]:
@@ -379,7 +379,7 @@ def rewind(run: Path, step: int) -> Path:
     return run
 
 
-# ---- hooks, which disturb a run from inside ------------------------------------------------------------
+# ---- hooks, which disturb a run from inside ----------------------------------------------------
 
 
 def before_step(action: Callable[[int], None]) -> None:

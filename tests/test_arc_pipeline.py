@@ -50,7 +50,7 @@ Tasks = dict[str, dict[str, Any]]
 Segment = Callable[..., tuple[Carry, Outputs]]
 
 
-# ---- tasks and data --------------------------------------------------------------------------------------
+# ---- tasks and data ----------------------------------------------------------------------------
 
 
 def _pairs(rng: np.random.Generator, *shapes: tuple[tuple[int, int], tuple[int, int]]) -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ def _solutions(tasks: Tasks) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-# ---- predictors ------------------------------------------------------------------------------------------
+# ---- predictors --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _scores(metrics: dict[str, float]) -> dict[int, float]:
     return {k: metrics[f"pass@{k}"] for k in KS}
 
 
-# ---- predictors through evaluate -------------------------------------------------------------------------
+# ---- predictors through evaluate ---------------------------------------------------------------
 
 
 def test_the_data_have_every_version_of_every_task(data: Path) -> None:
@@ -317,7 +317,7 @@ def test_votes_are_dropped_after_an_evaluation_unless_kept(data: Path, tmp_path:
     assert judge(unsure)["pass@1"] == 1.0
 
 
-# ---- training and evaluate.py ----------------------------------------------------------------------------
+# ---- training and evaluate.py ------------------------------------------------------------------
 
 
 def _settings(data: Path, run: Path, *typed: str) -> list[str]:
@@ -470,7 +470,7 @@ def test_a_submission_of_few_examples_has_all_tasks(
     assert json.loads((tmp_path / "results.json").read_text())["num_examples"] == {"all": 2}
 
 
-# ---- mistakes --------------------------------------------------------------------------------------------
+# ---- mistakes ----------------------------------------------------------------------------------
 
 
 def test_data_without_the_list_of_tasks_cannot_be_voted_on(
@@ -515,7 +515,7 @@ def test_an_unknown_best_metric_is_refused(data: Path, tmp_path: Path, metric: s
     assert f"best_metric={metric} is no metric of this data" in message and "eval/all/pass@1000" in message
 
 
-# ---- the real tasks --------------------------------------------------------------------------------------
+# ---- the real tasks ----------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not REAL_TASKS.is_dir(), reason="needs the published tasks in shared/data/arc")

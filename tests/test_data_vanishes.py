@@ -73,7 +73,7 @@ def own_data(data: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(data, tmp_path / "own"))
 
 
-# ---- real runs, real files -----------------------------------------------------------------------------------
+# ---- real runs, real files ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case, ranks", [*((case, 1) for case in CASES), ("emptied", 2), ("rewritten", 2)])

@@ -1,4 +1,5 @@
-"""Check that the links of docs/architecture.md lead to the lines on which the named things are defined.
+"""Check that the links of docs/architecture.md lead to the lines on which the named things are
+defined.
 
 python -m tests.test_docs_architecture     correct the line numbers in the page
 """

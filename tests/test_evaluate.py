@@ -128,7 +128,7 @@ def _results(folder: Path) -> dict[str, Any]:
     return results
 
 
-# ---- puzzles answered one by one -------------------------------------------------------------------------
+# ---- puzzles answered one by one ---------------------------------------------------------------
 
 
 @dataclass
@@ -303,7 +303,7 @@ def test_an_evaluation_may_have_more_steps_than_training(
     assert longer["eval/all/exact_accuracy"] == longer[at_step[-1]] == _shares(known, last)["exact_accuracy"]
 
 
-# ---- what it prints and writes ---------------------------------------------------------------------------
+# ---- what it prints and writes -----------------------------------------------------------------
 
 
 def test_the_results_file_equals_the_printed_table(run: Path, puzzles: Path, evaluated: Evaluate) -> None:
@@ -466,7 +466,7 @@ def test_the_viewer_reads_what_was_saved(known: Known, run: Path, tmp_path: Path
     )
 
 
-# ---- the picture -----------------------------------------------------------------------------------------
+# ---- the picture -------------------------------------------------------------------------------
 
 
 def _drawn(file: Path) -> np.ndarray:
@@ -515,7 +515,7 @@ def test_a_plot_without_matplotlib_is_refused_before_any_work(
     assert not (tmp_path / "out").exists()
 
 
-# ---- mistakes --------------------------------------------------------------------------------------------
+# ---- mistakes ----------------------------------------------------------------------------------
 
 
 def test_tta_needs_a_task_with_known_symmetries(
@@ -559,7 +559,7 @@ def test_mistakes_are_noticed_before_any_work(
         assert expected in refused(*of_file, option)
 
 
-# ---- scores of training ----------------------------------------------------------------------------------
+# ---- scores of training ------------------------------------------------------------------------
 
 
 def _score(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *typed: str) -> dict[str, float]:
@@ -605,7 +605,7 @@ def test_the_loaded_weights_are_the_saved_weights(quiet: Path) -> None:
     assert (checkpoint.state.step, config.arch.hidden_size) == (12, 32)
 
 
-# ---- a file of weights -----------------------------------------------------------------------------------
+# ---- a file of weights -------------------------------------------------------------------------
 
 TRM_SIZES = ["hidden_size=32", "num_heads=2", "H_cycles=2", "L_cycles=2", "L_layers=1", "halt_max_steps=3"]
 TRM_ARCH = ["arch=trm_mlp", *(f"arch.{size}" for size in TRM_SIZES), "arch.forward_dtype=float32"]
@@ -689,7 +689,7 @@ def test_puzzle_table_chooses_the_rows_for_other_puzzles(
     assert loss["mean"] == own["eval/all/lm_loss"] and len(set(loss.values())) == 3
 
 
-# ---- pages and mistakes ----------------------------------------------------------------------------------
+# ---- pages and mistakes ------------------------------------------------------------------------
 
 
 def test_help_and_cfg_print_pages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

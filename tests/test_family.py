@@ -35,7 +35,7 @@ def test_every_architecture_trains_with_every_optimizer(data: Path, tmp_path: Pa
     assert changed(before, weights_of(state)) == set(state.model.trained_tensors())
 
 
-# ---- options that cut across -----------------------------------------------------------------------------
+# ---- options that cut across -------------------------------------------------------------------
 
 
 def _rows(data: Path, run: Path, *more: str) -> list[Row]:

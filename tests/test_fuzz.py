@@ -38,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 LAST = "step_00000012"
 
 
-# ---- altered files, by chance ------------------------------------------------------------------------------
+# ---- altered files, by chance ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", fuzz.KINDS)
@@ -108,7 +108,7 @@ def test_the_fuzzer_notices_what_happens_to_its_process(
     worker.close()
 
 
-# ---- what has no end, or says that it is larger than it is -------------------------------------------------
+# ---- what has no end, or says that it is larger than it is -------------------------------------
 
 
 def _refused(read: Callable[[], object]) -> str:
@@ -234,7 +234,7 @@ def test_a_checkpoint_too_large_for_any_machine_is_refused(copied: Path) -> None
     assert "takes 238,419 GB, but this machine has" in _refused(lambda: load_run(copied, SINGLE))
 
 
-# ---- YAML --------------------------------------------------------------------------------------------------
+# ---- YAML --------------------------------------------------------------------------------------
 
 LAUGHS = (
     "a: &a0 [lol]\n" + "".join(f"b{n}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(12)) + "lr: *a12\n"
@@ -288,7 +288,7 @@ def test_a_stored_config_interpolates_nothing(copied: Path, where: str, value: s
     assert f"the stored config is no run's: best_metric is '{value}'" in message or "can't be read as YAML" in message
 
 
-# ---- names and links ---------------------------------------------------------------------------------------
+# ---- names and links ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ["project_name", "run_name"])
@@ -419,7 +419,7 @@ def test_datasets_may_be_linked(data: Path, tmp_path: Path) -> None:
         assert open_split(tmp_path / folder, "test").sets
 
 
-# ---- what view.py shows ------------------------------------------------------------------------------------
+# ---- what view.py shows ------------------------------------------------------------------------
 
 
 def test_view_accepts_tokens_of_any_integer_type() -> None:

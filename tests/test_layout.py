@@ -264,7 +264,7 @@ def test_pytest_looks_into_every_folder_of_tests(request: pytest.FixtureRequest)
         )
 
 
-# ---- sizes -----------------------------------------------------------------------------------------------
+# ---- sizes -------------------------------------------------------------------------------------
 
 MOST_LINES, MOST_PARAMETERS, MOST_LINES_OF_PRETRAIN = 80, 8, 500
 
@@ -332,7 +332,7 @@ def test_the_story_is_short() -> None:
     )
 
 
-# ---- what has one place ----------------------------------------------------------------------------------
+# ---- what has one place ------------------------------------------------------------------------
 
 TEST_MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py"))
 

@@ -57,7 +57,7 @@ def every_step(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row
     return _run(data, tmp_path_factory.mktemp("loop") / "run", log_interval=1)[1]
 
 
-# ---- what is logged --------------------------------------------------------------------------------------
+# ---- what is logged ----------------------------------------------------------------------------
 
 
 def test_step_1_and_every_interval_are_logged(quiet: Path) -> None:
@@ -149,7 +149,7 @@ def test_losses_and_rates_equal_those_of_a_loop_written_out(data: Path, tmp_path
         optimizer.zero_grad()
 
 
-# ---- where it ends ---------------------------------------------------------------------------------------
+# ---- where it ends -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_steps", [None, 1000])
@@ -218,7 +218,7 @@ def test_eval_max_share_limits_and_reports_the_time_of_evaluations(
     assert (tmp_path / "1e-09" / "step_00000010").is_dir() and not (tmp_path / "1e-09" / "best").exists()
 
 
-# ---- halting ---------------------------------------------------------------------------------------------
+# ---- halting -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -292,7 +292,7 @@ def test_adaptive_evaluation_in_training(data: Path, tmp_path: Path, eager: Path
     assert rows[-1]["eval/all/halt_step"] == 1, "the Q head must want to halt after the first segment"
 
 
-# ---- that it learns --------------------------------------------------------------------------------------
+# ---- that it learns ----------------------------------------------------------------------------
 
 
 def test_one_batch_can_be_overfitted(data: Path, tmp_path: Path) -> None:
@@ -426,7 +426,7 @@ def test_training_leaves_global_random_states_alone(data: Path, tmp_path: Path) 
     assert torch.equal(before, torch.get_rng_state())
 
 
-# ---- what a person sees ----------------------------------------------------------------------------------
+# ---- what a person sees ------------------------------------------------------------------------
 
 
 def test_the_log_begins_with_the_run_and_its_sizes(
@@ -466,7 +466,7 @@ def test_a_compiled_model_has_the_losses_of_the_eager_one(data: Path, tmp_path: 
     assert not [name for name in state.model.state_dict() if "_orig_mod" in name]
 
 
-# ---- what the config says about a step -------------------------------------------------------------------
+# ---- what the config says about a step ---------------------------------------------------------
 
 
 def test_the_settings_of_a_step_follow_the_config(data: Path, tmp_path: Path) -> None:
@@ -500,7 +500,7 @@ def test_the_settings_of_a_step_follow_the_config(data: Path, tmp_path: Path) ->
         assert torch.equal(found.min_halt_steps_B, draw_min_halt_steps(3, step, 16, 0.5, arch.halt_max_steps))
 
 
-# ---- what follows a step ---------------------------------------------------------------------------------
+# ---- what follows a step -----------------------------------------------------------------------
 
 LAST = 9
 

@@ -32,7 +32,7 @@ def _evaluated(run: Path) -> list[float]:
     return [row["step"] for row in rows(run) if "eval/all/exact_accuracy" in row]
 
 
-# ---- the average -----------------------------------------------------------------------------------------
+# ---- the average -------------------------------------------------------------------------------
 
 RATE = 0.9
 # The steps are so large that the average differs clearly from the weights.
@@ -104,7 +104,7 @@ def test_the_average_can_begin_later(data: Path, averaged: Path, tmp_path: Path)
     assert early["eval/all/lm_loss"] != other["eval/all/lm_loss"]
 
 
-# ---- when it evaluates, and when it has seen enough ------------------------------------------------------
+# ---- when it evaluates, and when it has seen enough --------------------------------------------
 
 
 def test_patience_ends_a_run(data: Path, tmp_path: Path, log: Path) -> None:
@@ -165,7 +165,7 @@ def test_min_eval_interval_leaves_out_the_first_evaluations(
     assert _evaluated(tmp_path / "run") == evaluated
 
 
-# ---- several datasets, and where they lie ----------------------------------------------------------------
+# ---- several datasets, and where they lie ------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_augmentation_shows_other_boards(data: Path, tmp_path: Path) -> None:
     assert plain[-1]["eval/all/lm_loss"] == augmented[-1]["eval/all/lm_loss"]
 
 
-# ---- TRM's published command -----------------------------------------------------------------------------
+# ---- TRM's published command -------------------------------------------------------------------
 
 
 def test_the_published_command_of_trm_trains(data: Path, tmp_path: Path, log: Path) -> None:
@@ -304,7 +304,7 @@ def test_the_sudoku_evaluator_joins_the_metrics(data: Path, tmp_path: Path) -> N
     assert (run / "best").exists()
 
 
-# ---- recipes that contradict themselves ------------------------------------------------------------------
+# ---- recipes that contradict themselves --------------------------------------------------------
 
 MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     "one batch, augmented": (
@@ -368,7 +368,7 @@ def test_cycles_without_recurrence_are_refused(data: Path, tmp_path: Path) -> No
     assert "recurrent is false, so that H_cycles 2 would compute the same again; set it to 1" in message
 
 
-# ---- data that a recipe can't be for ---------------------------------------------------------------------
+# ---- data that a recipe can't be for -----------------------------------------------------------
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def _gone(processes: list[psutil.Process], timeout_s: float) -> bool:
     return not psutil.wait_procs(processes, timeout=timeout_s)[1]
 
 
-# ---- kill -9 -------------------------------------------------------------------------------------------
+# ---- kill -9 -----------------------------------------------------------------------------------
 
 
 def test_killed_between_changes_on_disk(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
@@ -99,7 +99,7 @@ def test_killed_while_the_only_checkpoint_was_being_replaced(quiet: Path, copied
     assert_same_run(copied, quiet)
 
 
-# ---- a graceful stop -----------------------------------------------------------------------------------
+# ---- a graceful stop ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_resuming_a_finished_run_removes_the_marker_of_a_stop(data: Path, copied
     assert not (copied / "stopped").exists()
 
 
-# ---- torchrun ------------------------------------------------------------------------------------------
+# ---- torchrun ----------------------------------------------------------------------------------
 
 
 def test_torchrun_stops_on_sigusr1(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
@@ -288,7 +288,7 @@ def test_torchrun_ends_if_a_worker_is_killed(data: Path, quiet_2: Path, tmp_path
     assert_same_run(run, quiet_2)
 
 
-# ---- faults --------------------------------------------------------------------------------------------
+# ---- faults ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("ranks", "on_rank"), [(1, 0), (2, 0), (2, 1)])
@@ -363,7 +363,7 @@ def _files_of_steps(run: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.glob("step_*/**/*") if path.is_file()}
 
 
-# ---- what resume means ---------------------------------------------------------------------------------
+# ---- what resume means -------------------------------------------------------------------------
 
 
 def test_resume_auto_without_a_checkpoint_starts_fresh(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
@@ -496,7 +496,7 @@ def test_another_architecture_or_dataset(data: Path, copied: Path, tmp_path: Pat
     _resume(other, copied, log, max_steps=10).ok()
 
 
-# ---- a recipe with everything on -----------------------------------------------------------------------
+# ---- a recipe with everything on ---------------------------------------------------------------
 
 # Every option that has a state, and a patience that ends the run before its last step. In `max`
 # mode the falling loss is best at the first evaluation.
@@ -611,7 +611,7 @@ def test_an_option_of_the_stored_optimizer_can_be_typed_alone(data: Path, tmp_pa
     assert (optim["name"], optim["muon_lr"], optim["muon_momentum"]) == ("muon", 0.01, 0.8)
 
 
-# ---- what is kept --------------------------------------------------------------------------------------
+# ---- what is kept ------------------------------------------------------------------------------
 
 
 def test_keep_last_k_and_the_best(data: Path, tmp_path: Path, log: Path) -> None:
@@ -666,7 +666,7 @@ def test_evaluations_at_intervals_of_epochs(data: Path, tmp_path: Path, log: Pat
     assert evaluated == [4, 8, 9]
 
 
-# ---- what was pending, with another config ---------------------------------------------------------------
+# ---- what was pending, with another config -----------------------------------------------------
 
 
 @pytest.mark.parametrize("changes", [{"eval_every_n_steps": None}, {"global_batch_size": 8}, {"eval_max_share": 1e-9}])

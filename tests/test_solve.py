@@ -142,7 +142,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run_main
 
 
-# ---- the API ---------------------------------------------------------------------------------------------
+# ---- the API -----------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -203,7 +203,7 @@ def test_mistakes_in_python_are_value_errors(run: Path) -> None:
         Solver.from_checkpoint(run, device="cpu").solve([QUESTION, "123"])
 
 
-# ---- one puzzle ------------------------------------------------------------------------------------------
+# ---- one puzzle --------------------------------------------------------------------------------
 
 
 def test_every_step_is_shown(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +300,7 @@ def test_a_maze_can_be_typed_in_rows(maze_run: Path, call: Call, monkeypatch: py
     assert (status, found["solved"], found["question"], found["answer"]) == (1, False, MAZE, astray)
 
 
-# ---- many puzzles ----------------------------------------------------------------------------------------
+# ---- many puzzles ------------------------------------------------------------------------------
 
 
 def test_the_puzzles_of_a_csv_are_solved(
@@ -343,7 +343,7 @@ def test_standard_input(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-# ---- ARC -------------------------------------------------------------------------------------------------
+# ---- ARC ---------------------------------------------------------------------------------------
 
 
 def _arc_answers(monkeypatch: pytest.MonkeyPatch, *grids: list[list[int]]) -> None:
@@ -429,7 +429,7 @@ def test_rows_of_several_datasets_are_numbered_in_sequence(tmp_path: Path) -> No
         program._rows_of_names(paths)
 
 
-# ---- mistakes --------------------------------------------------------------------------------------------
+# ---- mistakes ----------------------------------------------------------------------------------
 
 FILES = {
     "empty.csv": "",
@@ -557,7 +557,7 @@ def test_wrong_models_are_refused(run: Path, call: Call, tmp_path: Path) -> None
             call(*typed)
 
 
-# ---- as the user meets it: real processes ----------------------------------------------------------------
+# ---- as the user meets it: real processes ------------------------------------------------------
 
 
 def _solves(rank: int) -> None:

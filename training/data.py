@@ -1,4 +1,4 @@
-"""The data of a run: its splits, their sizes, and how the slots of a batch are shared over ranks."""
+"""The data of a run: its splits, their sizes, and the slots of a batch that each rank has."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -26,7 +26,10 @@ class Sizes:
 
     @staticmethod
     def of_checkpoint(checkpoint: Checkpoint) -> "Sizes":
-        """Return the sizes of the data that a checkpoint was trained on. Raise UserError if it lacks one."""
+        """Return the sizes of the data that a checkpoint was trained on.
+
+        Raise UserError if it lacks one.
+        """
         try:
             return Sizes(**checkpoint.state.task)
         except TypeError as error:

@@ -31,7 +31,8 @@ class EvalOptions:
     Attributes:
         batch_size: slots over all ranks together. Only speed and memory depend on this number.
         num_steps: segments of an example; None for halt_max_steps.
-        adaptive: examples that are settled leave, and others take their slots (models/inference.py).
+        adaptive: examples that are settled leave, and others take their slots
+            (models/inference.py).
         max_examples: of each larger set only so many, evenly spread.
         keep_votes: add to the votes of the evaluation before, for checkpoints that vote together.
         save_outputs: what to write of each example, beside its row in the dataset.
@@ -140,7 +141,7 @@ class _SetEvaluation:
         return found
 
     def _next_lap(self, examples: Iterator[Examples], deadline: Deadline) -> Slots | None:
-        """Return the slots of the next lap; None if no examples are left, or no time. Every rank."""
+        """Return the slots of the next lap; None if no examples or no time is left. Every rank."""
         slots = Slots(
             self._model,
             islice(examples, 1) if deadline.is_set else examples,
@@ -155,7 +156,10 @@ class _SetEvaluation:
     def _run_lap(
         self, slots: Slots, deadline: Deadline, stop: StopSignal | None, *, lockstep: bool
     ) -> Literal["done", "stopped", "late"]:
-        """Run the examples of a lap until they have left. A lap that ends too late is not counted. Every rank."""
+        """Run the examples of a lap until they have left. Every rank.
+
+        A lap that ends too late is not counted.
+        """
         world, model = self._world, self._model
         deadline.begin_lap()
         of_lap, finished = self._new_sums(), list[Finished]()
@@ -219,7 +223,7 @@ def _outputs_to_save(names: Sequence[SavedOutput], done: Finished) -> dict[str, 
     return {name: possible[name] for name in names}
 
 
-# ---- test-time augmentation ------------------------------------------------------------------------------
+# ---- test-time augmentation --------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -232,7 +236,8 @@ def evaluate_votes(
     evaluators: Evaluators,
     variations: Variations,
 ) -> dict[str, float]:
-    """Let the variations of each example vote for its answer. All ranks get the same metrics. Every rank.
+    """Let the variations of each example vote for its answer. All ranks get the same metrics. Every
+    rank.
 
     Returns:
         eval/<set>/tta/<name> for exact_accuracy and for what the evaluators judge, over the

@@ -65,12 +65,15 @@ class Plan:
 
     @property
     def lr_scale(self) -> float:
-        """Return what the global batch size makes of the learning rate of the weights (lr_scaling)."""
+        """Return the factor of the learning rate for this global batch size (lr_scaling)."""
         config = self.config
         return batch_scale(config.lr_scaling, config.global_batch_size, config.lr_scaling_reference)
 
     def ema_rate(self, step: int) -> float:
-        """Return the rate of the moving average. It is 0, a copy of the weights, until ema_start of the run."""
+        """Return the rate of the moving average.
+
+        It is 0, a copy of the weights, until ema_start of the run.
+        """
         return self.config.ema_rate if step / self.last_step > self.config.ema_start else 0.0
 
     # ---- what is due after a step ----
@@ -79,7 +82,7 @@ class Plan:
         return step == 1 or step % self.config.log_interval == 0
 
     def evaluation_due(self, step: int) -> bool:
-        """Return whether the step is the last, or the first after an interval of steps or epochs."""
+        """Return whether the step is the last, or the first after an interval."""
         if not self.evaluates:
             return False
         config, sampler = self.config, self.sampler

@@ -26,7 +26,10 @@ def with_forward_dtype(arch: A, world: World, *, before: str | None = None) -> A
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Return whether a device multiplies bfloat16 in hardware. A CPU that emulates it takes many times as long."""
+    """Return whether a device multiplies bfloat16 in hardware.
+
+    A CPU that emulates it takes many times as long.
+    """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu":

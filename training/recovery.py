@@ -1,4 +1,4 @@
-"""Recovery from a step that went wrong: back to the last good checkpoint, and on without that step."""
+"""Recovery from a step that went wrong: go back to a good checkpoint, and on without the step."""
 
 import gc
 import math
@@ -20,14 +20,15 @@ from utils.run.resume import Start
 class Recovery:
     """Starts a run, and starts it again from its last good checkpoint when a step went wrong.
 
-    After each start the state is built as in any resumed run, so that a rewind gives the same bits as
-    a restart. The batches of the steps that went wrong are left out.
+    After each start the state is built as in any resumed run, so that a rewind gives the same bits
+    as a restart. The batches of the steps that went wrong are left out.
     """
 
     def __init__(self, start: Start[PretrainConfig], world: World) -> None:
         self._start, self._config, self._world = start, start.config, world
         self._skipped: list[int] = []
-        # A weak reference, so that a state that went wrong frees its memory before the next state is built.
+        # A weak reference, so that a state that went wrong frees its memory before the next state
+        # is built.
         self._state: weakref.ref[TrainState] | None = None
         self._wandb_run_id = ""
         self.is_done = False
@@ -36,8 +37,8 @@ class Recovery:
     def next_start(self) -> Iterator[Start[PretrainConfig]]:
         """Give the checkpoint and the config to go on from. The run goes on inside. Every rank.
 
-        With on_nonfinite=rewind, a step that went wrong does not end the run: the caller asks for the
-        next start until `is_done`.
+        With on_nonfinite=rewind, a step that went wrong does not end the run: the caller asks for
+        the next start until `is_done`.
 
         Raises:
             UserError: A step went wrong, and on_nonfinite=stop or there were max_rewinds before it.
@@ -57,7 +58,9 @@ class Recovery:
             raise
 
     def with_history(self, state: TrainState) -> TrainState:
-        """Add to a new state what is known since its checkpoint (skipped steps, the W&B run), and return it."""
+        """Add to a new state what is known since its checkpoint (skipped steps, the W&B run), and
+        return it.
+        """
         self._state, progress = weakref.ref(state), state.progress
         progress.skipped_steps = sorted({*progress.skipped_steps, *self._skipped})
         progress.wandb_run_id = self._wandb_run_id = self._wandb_run_id or progress.wandb_run_id

@@ -1,4 +1,6 @@
-"""What a run has open while it trains (folder, data loader, sinks, clocks), and what closes at its end."""
+"""What a run has open while it trains (folder, data loader, sinks, clocks), and what closes at its
+end.
+"""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -95,7 +97,8 @@ class Session:
     # ---- one step ----
 
     def batches(self) -> Iterator[Batch]:
-        """Give this rank's slots of each batch until the last step, and move the progress on. Every rank.
+        """Give this rank's slots of each batch until the last step, and move the progress on. Every
+        rank.
 
         Raises:
             UserError: The first batch cannot be read.
@@ -111,7 +114,10 @@ class Session:
             yield batch
 
     def measuring_communication(self) -> AbstractContextManager[None]:
-        """Put a training step inside. In one step of every few, the time of its communication is measured."""
+        """Put a training step inside.
+
+        In one step of every few, the time of its communication is measured.
+        """
         return self._comm.step(self.state.progress.step)
 
     def add_to_sums(self, metric_sums: Tensor, grad_norm: Tensor) -> None:
@@ -138,7 +144,7 @@ class Session:
 
     def _row(self) -> Row:
         config, state, progress = self.config, self.state, self.state.progress
-        state.watch.require_finite(self._checkpointer.last_good_after_save)
+        state.watch.require_no_bad_step(self._checkpointer.last_good_after_save)
         row = state.sums.reduce(progress.open_steps, progress.open_slots)
         progress.open_steps = progress.open_slots = 0
         row["train/lr"] = config.lr * self.plan.lr_multiplier(progress.step) * self.plan.lr_scale
@@ -151,7 +157,8 @@ class Session:
     # ---- what may follow a step ----
 
     def evaluate(self, row: Row, *, limited: bool) -> Evaluation:
-        """Evaluate the test split at this step, with the averaged weights if there are any. Every rank.
+        """Evaluate the test split at this step, with the averaged weights if there are any. Every
+        rank.
 
         Args:
             row: what is logged of this step already.
@@ -159,12 +166,12 @@ class Session:
                 this process has no training time yet to take a share of.
 
         Raises:
-            UserError: The data or the disk failed. The step is saved first, so that no work is lost;
-                the resumed run makes up for the evaluation.
+            UserError: The data or the disk failed. The step is saved first, so that no work is
+                lost; the resumed run makes up for the evaluation.
         """
         config, state, progress, world = self.config, self.state, self.state.progress, self._world
         assert self._data.test is not None
-        state.watch.require_finite(self._checkpointer.last_good_after_save)
+        state.watch.require_no_bad_step(self._checkpointer.last_good_after_save)
         options = EvalOptions(
             config.eval_batch_size or config.global_batch_size,
             adaptive=config.eval_adaptive,
@@ -203,7 +210,7 @@ class Session:
             self._metrics.write(self.state.progress.step, row)
 
     def vote_to_end(self) -> tuple[bool, bool]:
-        """Return whether any rank was asked to stop, and whether any has no next batch. Every rank."""
+        """Return whether any rank was asked to stop, and whether any lacks a batch. Every rank."""
         stopping, data_failed = self._world.any_of(self._stop.requested(), self._data_error is not None)
         return stopping, data_failed
 
@@ -214,13 +221,15 @@ class Session:
             UserError: A step went wrong, or the save before this one failed.
             RuntimeError: Ranks that should hold the same tensors do not.
         """
-        self.state.watch.require_finite(self._checkpointer.last_good_after_save)
+        self.state.watch.require_no_bad_step(self._checkpointer.last_good_after_save)
         self.check_replicas()  # a checkpoint of one rank's tensors would make its errors everybody's
         snapshot = self.state.snapshot(self.config, self._data, self._world)
         self._checkpointer.save(snapshot, is_best=is_best)
 
     def check_replicas(self) -> None:
-        """Compare the tensors that ranks hold alike, if check_replicas_every_n_steps asks for it. Every rank."""
+        """Compare the tensors that ranks hold alike, if check_replicas_every_n_steps asks for it.
+        Every rank.
+        """
         if self.config.check_replicas_every_n_steps is not None:
             require_same_replicas(self.state.replicated_tensors(), self.state.progress.step, self._world)
 
@@ -273,7 +282,10 @@ class Session:
             self._metrics.close(failed=not rewinds, at_most_s=at_most_s)
 
     def _end_after_fault(self, error: Exception) -> None:
-        """Prepare for the end of the process after a fault. Sinks stay open: nobody would wait for them."""
+        """Prepare for the end of the process after a fault.
+
+        Sinks stay open: nobody would wait for them.
+        """
         self._checkpointer.settle(error)
         error.add_note(f"at step {self.state.progress.step}; {self._checkpointer.last_good}")
 

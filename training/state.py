@@ -45,17 +45,19 @@ class TrainState:
         return self.layout.model
 
     def own_tensors(self) -> list[Tensor]:
-        """Return what takes memory on this rank: weights, as many gradients, buffers, optimizer state, average."""
+        """Return what takes memory on this rank: weights, as many gradients, buffers, optimizer
+        state, average.
+        """
         weights = list(self.model.parameters())
         return [*weights, *weights, *self.model.buffers(), *(tensor for _, tensor in _live_tensors(self).values())]
 
     def replicated_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that ranks with the same part of the model hold alike, by their names."""
+        """Return by name the tensors that ranks with the same part of the model hold alike."""
         return self.model.state_dict() | {key: tensor for key, (_, tensor) in _live_tensors(self).items()}
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """Give the model the moving average for weights inside, if the run keeps one. Every rank."""
+        """Inside, the model has its averaged weights, if the run keeps an average. Every rank."""
         try:
             with self.ema.swapped() if self.ema is not None else nullcontext():
                 self.layout.values_changed()
@@ -106,7 +108,8 @@ class TrainState:
             self.sums.restore(progress_tensors)
             self.watch.restore(progress_tensors)
             self.layout.load_compression_state(checkpoint.load_by_rank(world.rank, world.size))
-            # With another batch size there are other slots: sequences start anew, and the draws go on.
+            # With another batch size there are other slots: sequences start anew, and the draws go
+            # on.
             if saved.config["global_batch_size"] == config.global_batch_size:
                 self.carry = _restored_carry(self.carry, checkpoint, world.slice_of(config.global_batch_size), world)
 

@@ -27,7 +27,9 @@ from utils.weights_file import read_weights
 
 
 class TrainedConfig(StrictModel):
-    """The keys that name a trained model: a run, or a file of weights with its architecture and its data."""
+    """The keys that name a trained model: a run, or a file of weights with its architecture and its
+    data.
+    """
 
     checkpoint: str
     arch: ArchConfig | None
@@ -56,7 +58,7 @@ class TrainedConfig(StrictModel):
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model of which only the description has been read. `load_model` reads the weights."""
+    """The description of a trained model. `load_model` reads its weights."""
 
     name: str  # the step folder, or the file of weights
     arch: ArchConfig
@@ -135,7 +137,8 @@ def load_weights(
 
 
 def load_weights_from(source: str, model: RecursiveModel, puzzle_table: PuzzleTable | None, world: World) -> None:
-    """Load weights that were trained elsewhere: published, of another run, or on other puzzles. Every rank.
+    """Load weights that were trained elsewhere: published, of another run, or on other puzzles.
+    Every rank.
 
     Raises:
         UserError: The weights do not fit the model; the message names what does not.

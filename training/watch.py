@@ -37,7 +37,8 @@ class NumberWatch:
         """Watch the gradients and, where `loss_spike` is given, the loss.
 
         Args:
-            loss_spike: how many times the median of the steps before it the lm_loss of a step may be.
+            loss_spike: how many times the median of the steps before it the lm_loss of a step may
+                be.
         """
         self._world, self._loss_spike = world, loss_spike
         # Steps whose loss nobody has looked at yet: per slot, this rank's share.
@@ -52,7 +53,7 @@ class NumberWatch:
         if self._loss_spike is not None:
             self._unread.append((step, metric_sums[METRICS.index("lm_loss")] / global_batch_size))
 
-    def require_finite(self, last_good: Callable[[], str]) -> None:
+    def require_no_bad_step(self, last_good: Callable[[], str]) -> None:
         """Wait for the device and raise BadStep, on every rank, if a step went wrong. Every rank.
 
         Args:
@@ -67,7 +68,8 @@ class NumberWatch:
         if step := int(self._first_bad_step):
             found.append((step, f"the gradients are not finite (NaN or infinite) since step {step}"))
         if self._world.any(bool(found)):
-            # Ranks that went back to different steps would leave out different batches, and wait for one another.
+            # Ranks that went back to different steps would leave out different batches, and wait
+            # for one another.
             step, what = min(bad for of_rank in self._world.gather_objects(found) for bad in of_rank)
             raise BadStep(step, what, last_good())
 
@@ -92,7 +94,10 @@ class NumberWatch:
         return None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return, for a checkpoint, the losses that later ones are compared with. After `require_finite`."""
+        """Return, for a checkpoint, the losses that later ones are compared with.
+
+        After `require_no_bad_step`.
+        """
         return {"losses": torch.tensor(self._losses, dtype=torch.float64)} if self._losses else {}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:

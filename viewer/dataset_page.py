@@ -69,8 +69,8 @@ def examples_of_set(name: str, split: Split, puzzle_set: PuzzleSet, names: list[
         first_puzzle = int(puzzle_set.group_indices[group])
         for place in spread(int(puzzles_G[group]), MAX_PUZZLES_OF_GROUP):
             puzzle = first_puzzle + int(place)
-            # The first puzzle shows its examples, such as the pairs of an ARC task. Each of the other
-            # puzzles shows one.
+            # The first puzzle shows its examples, such as the pairs of an ARC task. Each of the
+            # other puzzles shows one.
             shown = MAX_EXAMPLES_OF_PUZZLE if place == 0 else 1
             first_row = int(puzzle_set.puzzle_indices[puzzle])
             for row in range(first_row, first_row + min(int(examples_P[puzzle]), shown)):

@@ -31,8 +31,7 @@ _MOST_CHANGES = 5
 _NUM_EXAMPLES = 4
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Cells, by kind of board
+# ---- cells, by kind of board ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,8 @@ class Cell:
         text: the text in the cell.
         ground: the colour of the cell.
         is_given: whether the puzzle has the same text in this cell.
-        is_outside: whether the cell does not belong to the board. A board is cropped to its other cells.
+        is_outside: whether the cell does not belong to the board. A board is cropped to its other
+            cells.
     """
 
     text: str = ""
@@ -95,8 +95,7 @@ KINDS: dict[str, tuple[Callable[[int, int], Cell], str]] = {
 """For each kind of board, the look of a cell (from its token, and the puzzle's), and a legend."""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Boards
+# ---- boards --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -252,8 +251,7 @@ def _save(figure: Any, path: Path) -> None:
         pyplot().close(figure)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The pictures
+# ---- the pictures --------------------------------------------------------------------------------
 
 
 def draw_curves(page: Page, path: Path) -> bool:

@@ -37,11 +37,11 @@ def task_of_shape(seq_len: int, vocab_size: int) -> BoardTask | None:
 
 
 def task_of_tokens(seq_len: int, largest: int) -> BoardTask | None:
-    """Return the task that has the fewest kinds of tokens among those whose examples can hold the largest token.
+    """Return the task with the smallest vocabulary that holds `largest`; None if there is none.
 
     Args:
-        seq_len: The number of tokens of an example.
-        largest: The largest token in the examples.
+        seq_len: the number of tokens of an example.
+        largest: the largest token in the examples.
     """
     tasks = (task_of_shape(seq_len, vocab_size) for vocab_size in range(largest + 1, _MOST_KINDS + 1))
     return next((task for task in tasks if task is not None), None)

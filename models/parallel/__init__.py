@@ -36,7 +36,7 @@ def parallelize(
 
     The order matters:
 
-    1. The puzzle table is sharded while it is on the host, since no device may have room for all of it.
+    1. The puzzle table is sharded while it is on the host, since no device may have room for it.
     2. Tensors are split (tp) before the parts are sharded (fsdp).
     3. FSDP and DDP register hooks on parameters, and the caller makes optimizers of them. Both come
        after the steps above, which replace parameters.

@@ -76,7 +76,8 @@ class Layout:
         """Keep the model, which must be on its device already.
 
         Args:
-            num_microbatches: in how many parts `forward_backward` takes the slots of this rank, one after another.
+            num_microbatches: in how many parts `forward_backward` takes the slots of this rank, one
+                after another.
         """
         self.model = model
         self._called: Callable[..., SegmentOutput] = model  # for a forward with gradient
@@ -94,12 +95,14 @@ class Layout:
         rows are those of this rank's slots; sparse_sign_sgd_ sums them.
 
         Args:
-            carry, batch, depth, min_halt_steps_B: as for models.act.segment, of all slots of this rank.
+            carry, batch, depth, min_halt_steps_B: as for models.act.segment, of all slots of this
+                rank.
             loss: what to differentiate.
 
         Returns:
             The new carry of all slots; the outputs of each part, detached except for the puzzle
-            rows, which are leaves with a `.grad`; and the sums of METRICS over the slots of this rank.
+            rows, which are leaves with a `.grad`; and the sums of METRICS over the slots of this
+            rank.
         """
         num_slots, num_parts = len(carry.steps_B), self._num_microbatches
         assert num_slots % num_parts == 0, "the config asks for whole parts"
@@ -186,8 +189,8 @@ def loss_of_slots(outputs: Outputs, carry: Carry, loss: LossSpec) -> tuple[Tenso
         outputs, carry: what `segment` returned for these slots.
 
     Returns:
-        A scalar to differentiate. These scalars add up to the loss of the step over microbatches and
-        ranks. Then the detached sums, in the order of METRICS.
+        A scalar to differentiate. These scalars add up to the loss of the step over microbatches
+        and ranks. Then the detached sums, in the order of METRICS.
     """
     loss_sum, sums = act_loss(
         outputs,

@@ -1,9 +1,9 @@
 """Pipeline parallelism: blocks lie on several ranks in a row, and microbatches pass along it.
 
 Every rank is given the same slots. The first stage embeds them, each stage hands its activations to
-the next, and the last stage has the heads and the loss. A pipeline pays only where a slot passes each
-stage once. The state of a recurrent architecture would go through all stages again and again, with
-one stage at work while the others wait.
+the next, and the last stage has the heads and the loss. A pipeline pays only where a slot passes
+each stage once. The state of a recurrent architecture would go through all stages again and again,
+with one stage at work while the others wait.
 """
 
 # B = slots (of a microbatch inside a stage), S = tokens, T = positions (prefix and tokens),
@@ -132,8 +132,8 @@ class _Stage(nn.Module):
     def forward(self, x: Tensor, ids_B: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Run the stage on a microbatch. A schedule calls this in training.
 
-        Unlike `run`, the first stage looks its puzzle rows up itself, so that the rows are leaves and
-        keep their gradient. A schedule would hand on pieces of a larger tensor.
+        Unlike `run`, the first stage looks its puzzle rows up itself, so that the rows are leaves
+        and keep their gradient. A schedule would hand on pieces of a larger tensor.
         """
         rows_BE = None
         if ids_B is not None:
@@ -180,8 +180,8 @@ class PipelineLayout(Layout):
         """Take the model apart, in place. `config.require_support` must have accepted the model.
 
         Args:
-            num_microbatches: in how many parts `forward_backward` takes the slots, one after another. Each part
-                is split into `config.microbatches` for the schedule.
+            num_microbatches: in how many parts `forward_backward` takes the slots, one after
+                another. Each part is split into `config.microbatches` for the schedule.
             compile: whether to torch.compile the stacks of blocks.
         """
         assert isinstance(model, Transformer) and world.mesh is not None
@@ -219,7 +219,7 @@ class PipelineLayout(Layout):
         self._in_schedule: tuple[Carry, LossSpec] | None = None  # what `_loss` is about
         self._sums = self._zero_sums()
 
-    # ---- training --------------------------------------------------------------------------------
+    # ---- training -------------------------------------------------------------------------------
 
     def forward_backward(
         self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss: LossSpec
@@ -340,7 +340,7 @@ class PipelineLayout(Layout):
         dist.all_reduce(square, group=self._group)
         return square.sqrt()
 
-    # ---- without gradient ------------------------------------------------------------------------
+    # ---- without gradient -----------------------------------------------------------------------
 
     @torch.no_grad()
     def _infer(self, state: State, inputs_BS: Tensor, puzzle_rows_BE: Tensor | None, depth: Depth) -> SegmentOutput:

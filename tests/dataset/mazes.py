@@ -11,7 +11,9 @@ Cell = tuple[int, int]
 
 
 def search(maze_LL: list[list[int]]) -> list[Cell] | None:
-    """The path from S to G that breadth-first search finds: down, left, right, up; the first parent is kept."""
+    """The path from S to G that breadth-first search finds: down, left, right, up; the first parent
+    is kept.
+    """
     side = len(maze_LL)
     cells = [(row, column) for row in range(side) for column in range(side)]
     (start,) = [(r, c) for r, c in cells if maze_LL[r][c] == START]

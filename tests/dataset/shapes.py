@@ -64,7 +64,7 @@ def maze_split() -> Split:
     return split_with(np.stack([m for m, _ in mazes]), np.stack([label for _, label in mazes]), MAZE_VOCAB)
 
 
-# ---- ARC -------------------------------------------------------------------------------------------------
+# ---- ARC ---------------------------------------------------------------------------------------
 
 
 def on_canvas(grid: np.ndarray, top: int, left: int) -> np.ndarray:
@@ -83,7 +83,9 @@ def on_canvas(grid: np.ndarray, top: int, left: int) -> np.ndarray:
 
 
 def arc_grids(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Two grids of different sizes, often as wide or high as the canvas, and where on it both begin."""
+    """Two grids of different sizes, often as wide or high as the canvas, and where on it both
+    begin.
+    """
     sizes = rng.choice([1, 2, 3, 7, 18, 29, 30], size=(2, 2))
     top, left = (int(rng.integers(0, SIDE - sizes[:, axis].max() + 1)) for axis in (0, 1))
     one, other = (rng.integers(0, 10, size) for size in sizes)
@@ -101,7 +103,7 @@ def arc_split() -> Split:
     return split_with(np.stack([p[0] for p in pairs]), np.stack([p[1] for p in pairs]), ARC_VOCAB)
 
 
-# ---- batches ---------------------------------------------------------------------------------------------
+# ---- batches -----------------------------------------------------------------------------------
 
 
 def augmented_batches(

@@ -1,4 +1,6 @@
-"""Tasks as JSON and what is wrong with them, grids as tokens and back, symmetries, and the score of a vote."""
+"""Tasks as JSON and what is wrong with them, grids as tokens and back, symmetries, and the score of
+a vote.
+"""
 # N = examples, S = cells of the canvas, hw = rows and columns of a grid
 
 import gzip
@@ -50,7 +52,7 @@ def _random_grid(rng: np.random.Generator, height: int, width: int) -> np.ndarra
     return rng.integers(10, size=(height, width), dtype=np.uint8)
 
 
-# ---- tasks as JSON ---------------------------------------------------------------------------------------------------
+# ---- tasks as JSON -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
@@ -147,7 +149,7 @@ def test_wrong_solutions(tmp_path: Path, solutions: Any, expected: str) -> None:
     assert expected in str(error.value)
 
 
-# ---- grids and tokens ------------------------------------------------------------------------------------------------
+# ---- grids and tokens --------------------------------------------------------------------------
 
 
 def _canvas(grid_hw: np.ndarray, top: int, left: int) -> list[list[int]]:
@@ -230,7 +232,7 @@ def test_keys_tell_shapes_apart() -> None:
     assert len({grid_key(cells.reshape(shape)) for shape in ((1, 6), (6, 1), (2, 3), (3, 2))}) == 4
 
 
-# ---- augmentation ----------------------------------------------------------------------------------------------------
+# ---- augmentation ------------------------------------------------------------------------------
 
 
 def test_transforms_are_numbered_as_published() -> None:
@@ -305,7 +307,8 @@ def test_versions_differ_by_content_and_keep_black() -> None:
         (([[1]], [[0]]), 9),
         # All black: only the shape is left, and it is 1x2 or 2x1.
         (([[0, 0]], [[0]]), 2),
-        # The first colour can be any of 9 and the second of the others; at one end or the other, lying or standing.
+        # The first colour can be any of 9 and the second of the others; at one end or the other,
+        # lying or standing.
         (([[1, 2]], [[0]]), 9 * 8 * 2),
     ],
 )
@@ -322,7 +325,7 @@ def test_pairs_in_another_order_are_the_same_version() -> None:
     assert len(found.transforms_A) == 9 * 2
 
 
-# ---- the score -------------------------------------------------------------------------------------------------------
+# ---- the score ---------------------------------------------------------------------------------
 
 # Tests of the score name answers by letters; their keys are only compared.
 

@@ -1,4 +1,6 @@
-"""From predictions for versions of a task to votes on it, their score and a submission; on any number of ranks."""
+"""From predictions for versions of a task to votes on it, their score and a submission; on any
+number of ranks.
+"""
 # N = examples, S = cells of the canvas
 
 import json
@@ -68,7 +70,9 @@ def _copy_dataset(data: Path, folder: Path) -> Path:
 
 
 def _version(task: dict[str, Any], test: int, name: str) -> tuple[np.ndarray, Any]:
-    """Tokens of a test input of the task's version `name`, and what makes tokens of an answer to it."""
+    """Tokens of a test input of the task's version `name`, and what makes tokens of an answer to
+    it.
+    """
     _, number, permutation_C = parse_name(name)
 
     def tokens(grid: list[list[int]]) -> np.ndarray:
@@ -103,7 +107,10 @@ class _Ballot:
 
 
 def test_a_perfect_predictor(tmp_path: Path, data: Path) -> None:
-    """The label of every version, cropped and undone, is the task's solution. Twins keep one of two equal pairs."""
+    """The label of every version, cropped and undone, is the task's solution.
+
+    Twins keep one of two equal pairs.
+    """
     split = open_split(data, "test")
     votes = ArcVotes(split)
     assert votes.metrics == tuple(f"pass@{k}" for k in KS)
@@ -222,11 +229,13 @@ def test_tasks_with_a_hidden_output_are_not_scored(tmp_path: Path, data: Path) -
     assert votes.result(World.single())["pass@1"] == 1.0
 
 
-# ---- several ranks ---------------------------------------------------------------------------------------------------
+# ---- several ranks -----------------------------------------------------------------------------
 
 
 def _election(data: Path) -> _Ballot:
-    """Answers that tie in number and in confidence, given on different ranks and in different order."""
+    """Answers that tie in number and in confidence, given on different ranks and in different
+    order.
+    """
     tasks = _evaluation()
     ballot = _Ballot(data)
     rng = np.random.default_rng(3)
@@ -279,7 +288,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, data: Path) -> None:
         ArcVotes(open_split(data, "test")).result(World.single(), tmp_path / "file")
 
 
-# ---- mistakes --------------------------------------------------------------------------------------------------------
+# ---- mistakes ----------------------------------------------------------------------------------
 
 
 def _edit(folder: Path, name: str, text: str) -> Path:

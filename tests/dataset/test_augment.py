@@ -1,4 +1,6 @@
-"""Symmetries keep a Sudoku a Sudoku, reach all that they should, and depend on the place in the random stream alone."""
+"""Symmetries keep a Sudoku a Sudoku, reach all that they should, and depend on the place in the
+random stream alone.
+"""
 # N = boards, L = side of a board, S = cells of a board
 
 import math

@@ -42,7 +42,9 @@ EVALUATION = {"c": _task(3, num_train=3), "d": _task(4, num_train=2, num_test=2)
 
 
 def _write_combined(folder: Path, **subsets: dict[str, Any]) -> Path:
-    """Kaggle's layout, with the outputs of test pairs in a file of their own; the prefix of its files."""
+    """Kaggle's layout, with the outputs of test pairs in a file of their own; the prefix of its
+    files.
+    """
     prefix = folder / "arc-agi"
     for subset, tasks in subsets.items():
         challenges = {
@@ -144,7 +146,9 @@ def test_format(tmp_path: Path, tasks_dir: Path) -> None:
 
 
 def test_every_example_can_be_undone(tmp_path: Path, tasks_dir: Path) -> None:
-    """Every version of every pair is that pair again, after what its name says; train and test pairs are in place."""
+    """Every version of every pair is that pair again, after what its name says; train and test
+    pairs are in place.
+    """
     splits = _build(tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 20)
     names = _names(tmp_path / "data")
     expected = {
@@ -259,7 +263,7 @@ def test_tasks_with_few_versions_are_named(tmp_path: Path, capsys: pytest.Captur
     assert len(_names(tmp_path / "data")) == 1 + 2 * 6 + 2
 
 
-# ---- leaks and repetitions -------------------------------------------------------------------------------------------
+# ---- leaks and repetitions ---------------------------------------------------------------------
 
 
 def _many(num: int) -> dict[str, Any]:
@@ -357,7 +361,7 @@ def test_leaks_in_the_real_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(puzzles) == 1000 + 400 - 376
 
 
-# ---- mistakes --------------------------------------------------------------------------------------------------------
+# ---- mistakes ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

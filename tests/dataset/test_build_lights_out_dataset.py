@@ -1,4 +1,7 @@
-"""What the Lights Out builder writes and what it refuses. How it is stopped: as the Sudoku builder."""
+"""What the Lights Out builder writes and what it refuses.
+
+How it is stopped: as the Sudoku builder.
+"""
 # N = boards, S = cells of a board
 
 import json

@@ -1,4 +1,7 @@
-"""What the maze builder writes and what it refuses. How it is stopped and replaces folders: as the Sudoku builder."""
+"""What the maze builder writes and what it refuses.
+
+How it is stopped and replaces folders: as the Sudoku builder.
+"""
 # N = mazes, S = cells of a maze
 
 import gzip

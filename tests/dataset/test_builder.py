@@ -1,4 +1,6 @@
-"""What all builders share: the arrays as a stream, the folder that appears when it is whole, mistakes as one line."""
+"""What all builders share: the arrays as a stream, the folder that appears when it is whole,
+mistakes as one line.
+"""
 # N = examples, S = tokens, P = puzzles, G = groups
 
 import json
@@ -16,7 +18,9 @@ from utils.shell import run_command
 
 
 def _write(folder: Path, cuts: list[int], **options: str) -> None:
-    """A split of 5 puzzles with 1, 3, 2, 1 and 1 examples, added in parts that end at `cuts` puzzles."""
+    """A split of 5 puzzles with 1, 3, 2, 1 and 1 examples, added in parts that end at `cuts`
+    puzzles.
+    """
     sizes_P, identifiers_P = np.array([1, 3, 2, 1, 1]), np.array([1, 0, 3, 2, 2])
     inputs_NS = np.arange(8 * 4, dtype=np.uint8).reshape(8, 4) % 7
     labels_NS = inputs_NS[::-1]  # not contiguous

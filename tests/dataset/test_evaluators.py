@@ -1,4 +1,7 @@
-"""Evaluators by their names, and what data they refuse. How answers are judged: tests/dataset/tasks/."""
+"""Evaluators by their names, and what data they refuse.
+
+How answers are judged: tests/dataset/tasks/.
+"""
 # B = boards, S = cells of a board
 
 from typing import get_args

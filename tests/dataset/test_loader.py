@@ -1,4 +1,6 @@
-"""From arrays to batches: the right labels and identifiers, in order, each example of an evaluation exactly once."""
+"""From arrays to batches: the right labels and identifiers, in order, each example of an evaluation
+exactly once.
+"""
 
 import threading
 from collections.abc import Generator
@@ -24,8 +26,8 @@ DATA_ON: tuple[DataOn, ...] = ("host", "device")
 
 
 def _split(sizes: list[list[int]], *, dtype: Any = np.uint8, ignore: int | None = 0) -> Split:
-    """Sets whose puzzles have these numbers of examples, each puzzle a group and with an identifier that tells it;
-    every row differs from every other.
+    """Sets whose puzzles have these numbers of examples, each puzzle a group and with an identifier
+    that tells it; every row differs from every other.
     """
     sets = {}
     for index, puzzles in enumerate(sizes):
@@ -91,7 +93,9 @@ def test_batches_hold_the_examples_that_the_sampler_names(dtype: Any, ignore: in
 
 
 def test_an_ignored_label_outside_of_the_vocabulary() -> None:
-    """Published folders mark ignored labels with -100 or with the padding, whichever dataset.json names."""
+    """Published folders mark ignored labels with -100 or with the padding, whichever dataset.json
+    names.
+    """
     split = _split([[4]], dtype=np.int64, ignore=-100)
     split.sets["set0"].labels[1, 2] = -100
     (_, batch), *_ = EvalLoader(split, "set0", 4).batches(World.single())

@@ -35,7 +35,7 @@ def _is_solved(maze_S: np.ndarray, label_S: np.ndarray) -> bool:
     return expected_S is not None and np.array_equal(expected_S, label_S)
 
 
-# ---- text --------------------------------------------------------------------------------------------------
+# ---- text --------------------------------------------------------------------------------------
 
 
 def test_text_and_tokens() -> None:
@@ -53,11 +53,13 @@ def test_other_characters_are_a_mistake(text: str, expected: str) -> None:
         to_tokens(text)
 
 
-# ---- paths -------------------------------------------------------------------------------------------------
+# ---- paths -------------------------------------------------------------------------------------
 
 
 def _all_paths(maze_LL: np.ndarray) -> list[list[int]]:
-    """Every way from S to G that enters no cell twice, as directions: 0 down, 1 left, 2 right, 3 up."""
+    """Every way from S to G that enters no cell twice, as directions: 0 down, 1 left, 2 right, 3
+    up.
+    """
     steps = ((1, 0), (0, -1), (0, 1), (-1, 0))
     found = []
 
@@ -77,7 +79,9 @@ def _all_paths(maze_LL: np.ndarray) -> list[list[int]]:
 
 @pytest.mark.parametrize("side", [2, 3, 4])
 def test_the_label_is_the_first_of_all_shortest_paths(side: int) -> None:
-    """Among all paths, the shortest, and of these the first in the order of directions: down, left, right, up."""
+    """Among all paths, the shortest, and of these the first in the order of directions: down, left,
+    right, up.
+    """
     rng = np.random.default_rng(side)
     num_choices = num_without = 0
     for _ in range(100):
@@ -240,7 +244,7 @@ def test_answers_of_any_numbers() -> None:
     assert judged["path_optimal"].tolist() == [True, False, False]
 
 
-# ---- transforms --------------------------------------------------------------------------------------------
+# ---- transforms --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", [2, 3, 5, 8])
@@ -281,7 +285,7 @@ def test_labels_of_another_rule_stay_as_they_are_unless_they_follow_itturned() -
     assert allowed_NT[1, 4] and not allowed_NT[0, 4] and not allowed_NT[3:, 1:].any()
 
 
-# ---- new mazes ---------------------------------------------------------------------------------------------
+# ---- new mazes ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("side", "num"), [(6, 40), (13, 20), (30, 6), (40, 2)])
@@ -321,7 +325,9 @@ def test_mazes_that_were_seen_are_passed_over(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_new_mazes_look_like_the_published_ones() -> None:
-    """Published: 37 % walls (standard deviation 2.7 %), at least 109 steps, half of them at most 112."""
+    """Published: 37 % walls (standard deviation 2.7 %), at least 109 steps, half of them at most
+    112.
+    """
     mazes_NLL = maze._hard_mazes(30, np.random.default_rng(0))
     assert len(mazes_NLL) > 30
     steps_N = np.where(mazes_NLL == GOAL, distances(mazes_NLL != WALL, mazes_NLL == START), -1).max((1, 2))

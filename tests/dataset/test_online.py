@@ -1,4 +1,7 @@
-"""Augmentation on the fly: the same for any number of ranks. What symmetries of a task are: tests/dataset/tasks/."""
+"""Augmentation on the fly: the same for any number of ranks.
+
+What symmetries of a task are: tests/dataset/tasks/.
+"""
 # N = examples, S = tokens
 
 from collections.abc import Callable

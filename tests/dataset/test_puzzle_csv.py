@@ -1,4 +1,7 @@
-"""CSV files of puzzles: found, read row by row, and refused with the line. Downloads: test_build_sudoku_dataset.py."""
+"""CSV files of puzzles: found, read row by row, and refused with the line.
+
+Downloads: test_build_sudoku_dataset.py.
+"""
 
 import gzip
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The stream of examples: what an epoch holds, and that it is a pure function of (seed, step, slot)."""
+"""The stream of examples: what an epoch holds, and that it is a pure function of (seed, step,
+slot).
+"""
 
 from collections import Counter
 from typing import Any
@@ -49,7 +51,9 @@ def _stream(sampler: Sampler) -> list[int]:
 
 
 def _groups_of_puzzles(data: list[Layout]) -> list[list[range]]:
-    """Of each group, over all sets, the example numbers of each of its puzzles: plain loops, as a reference."""
+    """Of each group, over all sets, the example numbers of each of its puzzles: plain loops, as a
+    reference.
+    """
     groups, number = [], 0
     for layout in data:
         for group in layout:
@@ -87,8 +91,8 @@ def test_an_epoch_takes_every_group_once_and_one_whole_puzzle_of_it(
             position += len(expected)
             visited.append(group)
         assert sorted(visited) == list(range(len(groups)))
-    # Batches run on from one epoch into the next: nothing was dropped or added at an epoch's end, and the count is
-    # exact though puzzles differ in size.
+    # Batches run on from one epoch into the next: nothing was dropped or added at an epoch's end,
+    # and the count is exact though puzzles differ in size.
     assert position == len(stream) == sampler.num_draws
     assert sampler.last_step == sampler.num_draws // size
 
@@ -228,7 +232,9 @@ def test_locate_names_set_and_row(data: list[Layout]) -> None:
 
 
 def test_published_size_is_counted_at_once() -> None:
-    """8-GPU Sudoku: 1,000 groups of 1,001 puzzles, 20,000 epochs; an epoch draws one example of each group."""
+    """8-GPU Sudoku: 1,000 groups of 1,001 puzzles, 20,000 epochs; an epoch draws one example of
+    each group.
+    """
     num_groups, group_size = 1000, 1001
     puzzle_set = PuzzleSet(
         "all",

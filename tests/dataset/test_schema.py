@@ -1,4 +1,6 @@
-"""Folders in the published format open unchanged; each way in which one can be wrong is a line that names the file."""
+"""Folders in the published format open unchanged; each way in which one can be wrong is a line that
+names the file.
+"""
 
 import json
 import os

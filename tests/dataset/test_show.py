@@ -1,4 +1,6 @@
-"""What is shown of a dataset is what is in it, and every program of dataset/ starts as a script and as a module."""
+"""What is shown of a dataset is what is in it, and every program of dataset/ starts as a script and
+as a module.
+"""
 # N = examples, S = tokens of an example
 
 import json
@@ -34,7 +36,7 @@ def sudoku(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """3x3 tokens of 12 kinds: puzzles of two examples in groups of three, identifiers of their own."""
+    """Build puzzles of two examples in groups of three: 3x3 tokens of 12 kinds, own identifiers."""
     path = tmp_path_factory.mktemp("show") / "data"
     path.mkdir()
     inputs_NS = np.arange(12 * 9, dtype=np.uint8).reshape(12, 9) % 11 + 1
@@ -215,7 +217,7 @@ def test_a_token_that_does_not_exist(own_task: Path, tmp_path: Path, capsys: pyt
     assert "row 4 of all has tokens outside of 0 to 11; python -m dataset.validate" in capsys.readouterr().err
 
 
-# ---- how programs start ----------------------------------------------------------------------------------
+# ---- how programs start ------------------------------------------------------------------------
 
 
 def test_the_programs_are_found() -> None:

@@ -1,4 +1,6 @@
-"""The solver against brute force, the generator's promises, and the key by which symmetric puzzles are recognised."""
+"""The solver against brute force, the generator's promises, and the key by which symmetric puzzles
+are recognised.
+"""
 # S = cells of a board, N = boards
 
 import csv
@@ -96,7 +98,8 @@ def test_solve_finds_a_solution_that_keeps_the_clues(box: Box, seed: int, share:
 def test_contradictions_have_no_solution(box: Box) -> None:
     twice_S = np.zeros(box.num_cells, dtype=np.uint8)
     twice_S[:2] = 1
-    # The last cell of the first row has no candidate left: the row holds all digits but one, its column that one.
+    # The last cell of the first row has no candidate left: the row holds all digits but one, its
+    # column that one.
     stuck_S = np.zeros(box.num_cells, dtype=np.uint8)
     stuck_S[: box.side - 1] = np.arange(1, box.side)
     stuck_S[-1] = box.side
@@ -156,7 +159,9 @@ def test_symmetries_have_the_same_key(box: Box, seed: int, share: float) -> None
 
 @pytest.mark.parametrize("box", BOXES.values(), ids=str)
 def test_other_puzzles_have_other_keys(box: Box) -> None:
-    """Moving one clue to a blank nearly always leaves the class; no key may be blind to where clues stand."""
+    """Moving one clue to a blank nearly always leaves the class; no key may be blind to where clues
+    stand.
+    """
     puzzles = [puzzle_S for puzzle_S, _ in generate(30, box, np.random.default_rng(3))]
     rng = np.random.default_rng(4)
     changed = 0

@@ -1,4 +1,4 @@
-"""The table of tasks: which task a shape is, and published puzzles through the task that it finds."""
+"""The table of tasks: which task a shape stands for, and published puzzles of these tasks."""
 
 import ast
 import csv

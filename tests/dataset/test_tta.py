@@ -1,4 +1,6 @@
-"""Which tasks have variations, and how these vote: votes count, and confidence decides between equals."""
+"""Which tasks have variations, and how these vote: votes count, and confidence decides between
+equals.
+"""
 
 import itertools
 
@@ -50,7 +52,10 @@ def test_ballots_come_in_any_order() -> None:
 
 
 def test_ballots_are_counted_in_the_order_of_variations() -> None:
-    """Ballots arrive in an order that depends on the batch size. Between equal answers the earlier variation wins."""
+    """Ballots arrive in an order that depends on the batch size.
+
+    Between equal answers the earlier variation wins.
+    """
     for arrival in itertools.permutations(range(3)):
         ballots = Ballots(3)
         decided = []

@@ -1,4 +1,6 @@
-"""A dataset in order passes; each thing that is wrong with another is a line that says where, hiding nothing else."""
+"""A dataset in order passes; each thing that is wrong with another is a line that says where,
+hiding nothing else.
+"""
 # N = examples, S = tokens of an example, L = side of a grid
 
 import json
@@ -244,7 +246,7 @@ def test_labels_that_teach_nothing(data: Path, capsys: pytest.CaptureFixture[str
     assert error.endswith("row 0 is the same as its input (400 rows of 400 in all)")
 
 
-# ---- what the splits hold twice --------------------------------------------------------------------------
+# ---- what the splits hold twice ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_leaked, is_error", [(1, False), (2, False), (3, True), (200, True)])
@@ -269,7 +271,9 @@ def test_leaks(tmp_path: Path, capsys: pytest.CaptureFixture[str], num_leaked: i
 def test_another_answer_to_the_same_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], num_identifiers: int, is_leak: bool
 ) -> None:
-    """Without identifiers the input is the question; with them two tasks may begin with the same grid."""
+    """Without identifiers the input is the question; with them two tasks may begin with the same
+    grid.
+    """
     arrays = _random()
     arrays["train"][0][5] = arrays["test"][0][6]
     report = _Report(capsys, _write(tmp_path / "data", arrays, num_identifiers=num_identifiers))
@@ -291,7 +295,7 @@ def test_duplicates_in_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "(1 of 200 test examples are such copies)" in line
 
 
-# ---- tasks -----------------------------------------------------------------------------------------------
+# ---- tasks -------------------------------------------------------------------------------------
 
 
 def test_sudoku(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -373,7 +377,8 @@ def test_arc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     train, test = draw(300), draw(200)
     train[17], test[60] = (test[30][0], test[30][1]), (test[60][0], np.zeros((0, 0), np.uint8))
-    # Moved to the lower edge, where the end markers are left out; and a test pair whose answer is hidden.
+    # Moved to the lower edge, where the end markers are left out; and a test pair whose answer is
+    # hidden.
     hidden = split(test[:60] + test[61:], 0, 0)
     arrays = {
         "train": split(train, 27, 26),
@@ -398,7 +403,7 @@ def test_arc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "train/all__labels.npy: row 12 is no rectangle of colours" in no_grid
 
 
-# ---- the command line ------------------------------------------------------------------------------------
+# ---- the command line --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arguments", [[], ["{data}/nowhere"], ["{data}/train"], ["{data}", "--quick"], ["{data}/.."]])

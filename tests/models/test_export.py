@@ -82,7 +82,7 @@ def _mistake(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return said.err
 
 
-# ---- round trips ---------------------------------------------------------------------------------------
+# ---- round trips -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -124,7 +124,7 @@ def test_a_published_file_can_be_converted(tmp_path: Path) -> None:
     assert read_weights(str(tmp_path / "out.safetensors")).keys() == {"model.inner.H_init", "model.inner.L_init"}
 
 
-# ---- checkpoints of runs -------------------------------------------------------------------------------
+# ---- checkpoints of runs -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ["hrm", "trm"])
@@ -173,7 +173,7 @@ def test_models_that_the_published_code_lacks_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-# ---- mistakes ------------------------------------------------------------------------------------------
+# ---- mistakes ----------------------------------------------------------------------------------
 
 
 def test_tensors_that_the_published_code_lacks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ IGNORE = 0
 NUM_STEPS, SLOTS_PER_RANK = 3, 4
 
 
-# ---- open sums -------------------------------------------------------------------------------------------
+# ---- open sums ---------------------------------------------------------------------------------
 
 
 def _sums_of(step: int, rank: int) -> dict[str, float]:
@@ -113,7 +113,7 @@ def test_open_sums_of_another_version_are_refused() -> None:
         OpenSums(SINGLE).restore({"open_sums": torch.zeros(1, 3)})
 
 
-# ---- sums of an evaluation -------------------------------------------------------------------------------
+# ---- sums of an evaluation ---------------------------------------------------------------------
 
 CONFIG = LossConfig(loss_type="softmax_cross_entropy", label_smoothing=0.0, halt_weight=0.5)
 NUM_EXAMPLES, NUM_SEGMENTS, SEQ_LEN, VOCAB_SIZE = 23, 5, 2, 3

@@ -57,7 +57,7 @@ MODELS = [
 ]
 
 
-# ---- names ---------------------------------------------------------------------------------------------
+# ---- names -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_weights_that_the_published_code_lacks_have_no_published_name(name: str,
         to_published(weights, compiled=False)
 
 
-# ---- fitting -------------------------------------------------------------------------------------------
+# ---- fitting -----------------------------------------------------------------------------------
 
 
 def _fit(weights: dict[str, Tensor], model: RecursiveModel, choice: PuzzleTable | None = None) -> dict[str, Tensor]:
@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_architecture_is_refused() -> None:
     assert "unexpected H_level.layers.0" in _refusal(_random(build("hrm")), build("trm"))
 
 
-# ---- the puzzle table ----------------------------------------------------------------------------------
+# ---- the puzzle table --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_loaded", [2, 9])

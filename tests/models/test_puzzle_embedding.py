@@ -38,7 +38,7 @@ def _looked_up(values_KE: Tensor, ids: list[int]) -> list[list[float]]:
     return [[float(value) for value in values_KE[puzzle]] for puzzle in ids]
 
 
-# ---- whole -----------------------------------------------------------------------------------------------
+# ---- whole -------------------------------------------------------------------------------------
 
 
 def test_a_new_table_is_zero_and_a_buffer() -> None:
@@ -86,7 +86,7 @@ def test_rows_require_a_gradient_only_if_it_is_used(trainable: bool, with_gradie
         assert table.rows(torch.tensor([1])).requires_grad == (trainable and with_gradient)
 
 
-# ---- sharded ---------------------------------------------------------------------------------------------
+# ---- sharded -----------------------------------------------------------------------------------
 
 
 def _looks_up(world: World, rows_of_ranks: list[int], num_ids_of_ranks: list[int]) -> None:

@@ -100,7 +100,7 @@ def _same(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-# ---- updates ---------------------------------------------------------------------------------------------
+# ---- updates -----------------------------------------------------------------------------------
 
 
 def _adamw(p: float, gradients: list[float], rates: list[float], eps: float) -> float:
@@ -158,7 +158,7 @@ def test_zero_grad_leaves_no_gradients() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-# ---- exact cover -----------------------------------------------------------------------------------------
+# ---- exact cover -------------------------------------------------------------------------------
 
 
 def test_each_parameter_must_have_exactly_one_optimizer() -> None:
@@ -211,7 +211,7 @@ def test_a_model_that_is_all_frozen_has_an_empty_optimizer(name: str, tmp_path: 
     _load(optimizers, model, load_file(tmp_path / "optimizer.safetensors"))
 
 
-# ---- checkpoints -----------------------------------------------------------------------------------------
+# ---- checkpoints -------------------------------------------------------------------------------
 
 
 @each_config
@@ -319,7 +319,7 @@ def test_step_counts_are_on_the_host_because_torch_needs_them_there() -> None:
     assert all(value.device.type == "meta" for value in state.values() if value.ndim > 0)
 
 
-# ---- sharded parameters ----------------------------------------------------------------------------------
+# ---- sharded parameters ------------------------------------------------------------------------
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -387,7 +387,7 @@ def test_sharded_parameters_get_the_same_update(num_ranks: int) -> None:
     run_ranks(_check_rank, num_ranks)
 
 
-# ---- config ----------------------------------------------------------------------------------------------
+# ---- config ------------------------------------------------------------------------------------
 
 
 def _defaults(path: Path) -> dict[str, object]:

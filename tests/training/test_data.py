@@ -41,7 +41,7 @@ def test_a_run_that_does_not_evaluate_opens_no_test_split(data: Path) -> None:
     assert opened.sizes == Sizes.of(opened.train)
 
 
-# ---- slots of ranks --------------------------------------------------------------------------------------
+# ---- slots of ranks ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_ranks", range(1, 9))
@@ -81,7 +81,7 @@ def test_microbatches_must_divide_the_slots_of_every_rank(parts: int, is_fine: b
             require_whole_shares(_config(*typed), _weighted(3, 1, 2))
 
 
-# ---- other data ------------------------------------------------------------------------------------------
+# ---- other data --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 11), (81, 12), (82, 11)])

@@ -58,7 +58,7 @@ def _plan(sampler: Sampler | None = None, *, last_step: int = 1000, evaluates: b
     return Plan(_config(**changes), sampler or _sampler(1, 1, 1), last_step, evaluates, NO_EVALUATORS, metric, None)
 
 
-# ---- what is due -----------------------------------------------------------------------------------------
+# ---- what is due -------------------------------------------------------------------------------
 
 
 def test_the_first_step_and_every_interval_are_logged() -> None:
@@ -159,7 +159,7 @@ def test_replicas_are_compared_at_intervals() -> None:
     assert [step for step in range(1, 30) if plan.replicas_check_due(step)] == [7, 14, 21, 28]
 
 
-# ---- rates -----------------------------------------------------------------------------------------------
+# ---- rates -------------------------------------------------------------------------------------
 
 
 def test_the_schedule_ends_at_the_last_step_of_the_run() -> None:
@@ -182,7 +182,7 @@ def test_the_average_equals_the_weights_until_its_start() -> None:
         ]
 
 
-# ---- the best evaluation ---------------------------------------------------------------------------------
+# ---- the best evaluation -----------------------------------------------------------------------
 
 
 @given(values=st.lists(st.none() | st.integers(0, 5).map(float), max_size=12), mode=st.sampled_from(["max", "min"]))
@@ -221,7 +221,7 @@ def test_a_missing_value_is_no_improvement() -> None:
     assert not improves(1.0, 1.0, "max") and not improves(1.0, 1.0, "min")
 
 
-# ---- the plan of a run -----------------------------------------------------------------------------------
+# ---- the plan of a run -------------------------------------------------------------------------
 
 
 def _small(data: Path, **changes: object) -> PretrainConfig:

@@ -186,7 +186,7 @@ def test_a_loss_that_overflows_is_no_spike() -> None:
         values[METRICS.index("lm_loss")] = loss
         watch.add(step, 1, values, torch.zeros(()))
     with pytest.raises(BadStep, match=r"lm_loss is 3 at step 16, 3 times the 1 of the steps before it"):
-        watch.require_finite(lambda: "nothing")
+        watch.require_no_bad_step(lambda: "nothing")
 
 
 def _a_bit_flips(at_step: int, on_rank: int, rank: int) -> None:
@@ -228,7 +228,7 @@ def _finds_a_bad_step_of_its_own(world: World) -> str:
     for step in range(1, 5):
         watch.add(step, 2, values, torch.tensor(1.0 if step < 4 - world.rank else float("inf")))
     with pytest.raises(BadStep) as caught:
-        watch.require_finite(lambda: "nothing")
+        watch.require_no_bad_step(lambda: "nothing")
     assert caught.value.step == 3
     return str(caught.value)
 
@@ -332,7 +332,7 @@ def test_a_rewind_keeps_the_wandb_run(data: Path, tmp_path: Path, log: Path) -> 
     assert len(folders) == 2 and len({name.split("-")[3] for name in folders}) == 1, folders
 
 
-# ---- starts, one by one ----------------------------------------------------------------------------------
+# ---- starts, one by one ------------------------------------------------------------------------
 
 
 @pytest.fixture

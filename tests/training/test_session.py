@@ -53,7 +53,7 @@ def _run(session: Session) -> Path:
     return session.config.run_path
 
 
-# ---- the beginning ---------------------------------------------------------------------------------------
+# ---- the beginning -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("pending", "kept"), [(None, [1, 3, 4]), ({}, [1, 3])])
@@ -85,7 +85,7 @@ def test_communication_is_sampled_unless_a_trace_is_taken(
     assert given == [every]
 
 
-# ---- steps -----------------------------------------------------------------------------------------------
+# ---- steps -------------------------------------------------------------------------------------
 
 
 def test_each_batch_advances_the_progress(open_session: Open) -> None:
@@ -158,7 +158,7 @@ def test_a_vote_distinguishes_a_stop_from_missing_data(open_session: Open, monke
             session.raise_data_error()
 
 
-# ---- evaluation ------------------------------------------------------------------------------------------
+# ---- evaluation --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("eval_batch_size", "expected"), [(5, 5), (None, BATCH)])
@@ -236,7 +236,7 @@ def test_an_evaluation_cut_off_by_its_deadline_cannot_be_the_best(
         assert (progress.best, progress.evaluations_since_best, progress.pending_row) == (None, 0, None)
 
 
-# ---- saving ----------------------------------------------------------------------------------------------
+# ---- saving ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["save", "evaluate"])
@@ -269,7 +269,7 @@ def test_replicas_are_compared_before_they_are_saved(
     assert (_run(session) / "best").read_text() == (_run(session) / "latest").read_text() == "step_00000004\n"
 
 
-# ---- the ways out ----------------------------------------------------------------------------------------
+# ---- the ways out ------------------------------------------------------------------------------
 
 
 @pytest.fixture

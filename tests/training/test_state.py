@@ -48,7 +48,7 @@ def _scramble(state: TrainState) -> None:
         state.sums.add(torch.arange(1.0, 9.0, dtype=torch.float64), torch.tensor(3.0))
         for step in range(1, 4):
             state.watch.add(step, 16, torch.full((8,), float(step), dtype=torch.float64), torch.tensor(1.0))
-    state.watch.require_finite(lambda: "nothing")
+    state.watch.require_no_bad_step(lambda: "nothing")
 
 
 def _saved(begun: Begun, run: Path) -> Checkpoint:
@@ -158,7 +158,7 @@ def test_memory_counts_weights_twice_for_their_gradients(begun: Begun) -> None:
     assert sum(tensor.nbytes for tensor in state.own_tensors()) == expected
 
 
-# ---- whether a run may go on -----------------------------------------------------------------------------
+# ---- whether a run may go on -------------------------------------------------------------------
 
 
 def test_a_run_resumes_only_with_its_own_data(begun: Begun, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def _source(kind: str, trained: Path, folder: Path) -> str:
     return str(file)
 
 
-# ---- the same weights ------------------------------------------------------------------------------------
+# ---- the same weights --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_resumed_run_keeps_its_own_weights(puzzles: Path, average: Tensors, tm
     runs.assert_same_run(tmp_path / "run", tmp_path / "whole", metrics=False)
 
 
-# ---- a puzzle table of another size ----------------------------------------------------------------------
+# ---- a puzzle table of another size ------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def test_without_puzzle_table_another_number_of_puzzles_is_a_mistake(
     assert not (tmp_path / "run").exists()
 
 
-# ---- what doesn't fit ------------------------------------------------------------------------------------
+# ---- what doesn't fit --------------------------------------------------------------------------
 
 
 def test_another_architecture_is_named(puzzles: Path, trained: Path, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_wrong_sources_are_refused(puzzles: Path, data: Path, trained: Path, tmp
     assert not run.exists()
 
 
-# ---- freezing --------------------------------------------------------------------------------------------
+# ---- freezing ----------------------------------------------------------------------------------
 
 
 def _moved(data: Path, run: Path, **changes: object) -> tuple[set[str], set[str], set[str]]:

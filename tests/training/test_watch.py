@@ -30,11 +30,11 @@ def test_good_steps_pass_and_the_first_bad_step_is_named() -> None:
     watch = NumberWatch(SINGLE)
     for step, norm in enumerate([1.0, 0.0, 2.0], start=1):
         watch.add(step, 1, _with_loss(1.0), torch.tensor(norm))
-    watch.require_finite(_never_asked)
+    watch.require_no_bad_step(_never_asked)
     for step, norm in enumerate([1.0, math.inf, math.nan, 1.0], start=4):
         watch.add(step, 1, _with_loss(1.0), torch.tensor(norm))
     with pytest.raises(BadStep, match=r"since step 5; the last one; go on with a lower lr") as caught:
-        watch.require_finite(lambda: "the last one")
+        watch.require_no_bad_step(lambda: "the last one")
     assert caught.value.step == 5
 
 
@@ -45,7 +45,7 @@ def test_the_earlier_step_of_a_spike_and_bad_gradients_is_named() -> None:
             loss, norm = (9.0 if step == spike_at else 1.0), (math.nan if step == bad_at else 1.0)
             watch.add(step, 1, _with_loss(loss), torch.tensor(norm))
         with pytest.raises(BadStep, match="lm_loss is 9" if spike_at < bad_at else "not finite") as caught:
-            watch.require_finite(lambda: "nothing")
+            watch.require_no_bad_step(lambda: "nothing")
         assert caught.value.step == min(spike_at, bad_at)
 
 
@@ -56,7 +56,7 @@ def _differs_by_rank(world: World) -> int:
         is_bad = world.rank > 0 and step >= 7 - world.rank
         watch.add(step, 1, _with_loss(1.0), torch.tensor(math.nan if is_bad else 1.0))
     with pytest.raises(BadStep, match="since step 5") as caught:
-        watch.require_finite(lambda: "nothing")
+        watch.require_no_bad_step(lambda: "nothing")
     return caught.value.step
 
 
@@ -83,7 +83,7 @@ def _found_spike(losses: list[float], factor: float, *, look_every: int) -> int 
         watch.add(step, 2, _with_loss(2 * loss), torch.tensor(1.0))
         if step % look_every == 0 or step == len(losses):
             try:
-                watch.require_finite(lambda: "nothing")
+                watch.require_no_bad_step(lambda: "nothing")
             except BadStep as found:
                 return found.step
     return None
@@ -112,7 +112,7 @@ def test_a_restored_window_judges_the_next_step() -> None:
     watch = NumberWatch(SINGLE, 3.0)
     for step in range(1, 111):
         watch.add(step, 1, _with_loss(float(step)), torch.tensor(1.0))
-    watch.require_finite(_never_asked)
+    watch.require_no_bad_step(_never_asked)
     saved = watch.tensors()
     assert saved["losses"].tolist() == [float(step) for step in range(11, 111)]
     resumed = NumberWatch(SINGLE, 3.0)
@@ -120,7 +120,7 @@ def test_a_restored_window_judges_the_next_step() -> None:
     assert torch.equal(resumed.tensors()["losses"], saved["losses"])
     resumed.add(111, 1, _with_loss(3.01 * 60.5), torch.tensor(1.0))
     with pytest.raises(BadStep, match=r"at step 111, 3.01 times the 60.5 of the steps before it \(loss_spike=3\)"):
-        resumed.require_finite(lambda: "nothing")
+        resumed.require_no_bad_step(lambda: "nothing")
 
 
 def test_a_checkpoint_without_losses_leaves_the_window_empty() -> None:
@@ -134,7 +134,7 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_window() -> None:
     watch = NumberWatch(SINGLE, 3.0)
     for step, loss in enumerate([1.0, math.inf, 2.0, math.nan], start=1):
         watch.add(step, 1, _with_loss(loss), torch.tensor(1.0))
-    watch.require_finite(_never_asked)
+    watch.require_no_bad_step(_never_asked)
     assert watch.tensors()["losses"].tolist() == [1.0, 2.0]
 
 
@@ -142,7 +142,7 @@ def test_without_loss_spike_no_losses_are_kept() -> None:
     watch = NumberWatch(SINGLE)
     for step in range(1, 20):
         watch.add(step, 1, _with_loss(10.0**step), torch.tensor(1.0))
-    watch.require_finite(_never_asked)
+    watch.require_no_bad_step(_never_asked)
     assert watch.tensors() == {}
 
 
@@ -156,7 +156,7 @@ def _sees_a_part(world: World) -> int:
         own = 2 * world.size if step == 12 and world.rank == world.size - 1 else 0
         watch.add(step, world.size, _with_loss(1.0 + own * 1.5), torch.tensor(1.0))
     with pytest.raises(BadStep, match="lm_loss is 4 at step 12, 4 times the 1 of the steps") as caught:
-        watch.require_finite(lambda: "nothing")
+        watch.require_no_bad_step(lambda: "nothing")
     return caught.value.step
 
 

@@ -38,7 +38,7 @@ def _mistake(*typed: str) -> str:
     return message
 
 
-# ---- pages -----------------------------------------------------------------------------------------------
+# ---- pages -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
@@ -79,7 +79,7 @@ def test_flags_may_stand_between_overrides() -> None:
     assert command.overrides == ["lr=1", "epochs=3"]
 
 
-# ---- mistakes --------------------------------------------------------------------------------------------
+# ---- mistakes ----------------------------------------------------------------------------------
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "unknown flag": (["--foo"], r"unrecognized arguments: --foo; .*key=value.*--help"),
@@ -190,7 +190,7 @@ def test_any_text_is_accepted_or_refused_in_one_line(text: str, key: str) -> Non
         assert len(" ".join(str(error).split()).splitlines()) == 1
 
 
-# ---- what is fine ----------------------------------------------------------------------------------------
+# ---- what is fine ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text, value", [("1e-4", 1e-4), ("0", 0.0), ("3", 3.0), ("1E-3", 1e-3), (".5", 0.5)])
@@ -220,7 +220,7 @@ def test_reading_leaves_no_trace_of_hydra(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- resuming --------------------------------------------------------------------------------------------
+# ---- resuming ----------------------------------------------------------------------------------
 
 
 def test_the_changes_are_the_typed_values() -> None:

@@ -30,7 +30,7 @@ def _rows(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-# ---- metrics.jsonl ---------------------------------------------------------------------------------------
+# ---- metrics.jsonl -----------------------------------------------------------------------------
 
 
 def test_a_row_is_a_line_of_scalars(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_row_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
         metrics.write(1, {"a": 1.0})
 
 
-# ---- the log ---------------------------------------------------------------------------------------------
+# ---- the log -----------------------------------------------------------------------------------
 
 
 def _shown(progress: "_Progress", stream: io.StringIO) -> list[str]:
@@ -191,7 +191,7 @@ def test_a_closed_terminal_does_not_end_the_run() -> None:
         progress.close()
 
 
-# ---- W&B -------------------------------------------------------------------------------------------------
+# ---- W&B ---------------------------------------------------------------------------------------
 
 
 class _WandbError(Exception):

@@ -56,7 +56,7 @@ def _one_line(path: Path | str, match: str) -> str:
     return message
 
 
-# ---- what is read --------------------------------------------------------------------------------------
+# ---- what is read ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["step_21700", "checkpoint.pt", "model.safetensors"])
@@ -78,7 +78,7 @@ def test_parameters_are_read_without_gradient(tmp_path: Path) -> None:
     assert not read_weights(str(tmp_path / "w"))["w"].requires_grad
 
 
-# ---- what is refused -----------------------------------------------------------------------------------
+# ---- what is refused ---------------------------------------------------------------------------
 
 
 class _Payload:
@@ -182,7 +182,7 @@ def test_contents_other_than_tensors_are_refused(contents: object, match: str, t
     _one_line(tmp_path / "step_5", match)
 
 
-# ---- the hub -------------------------------------------------------------------------------------------
+# ---- the hub -----------------------------------------------------------------------------------
 
 
 def test_file_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_a_missing_hub_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     _one_line("hf://owner/repo/file", "needs huggingface_hub, which is missing")
 
 
-# ---- writing -------------------------------------------------------------------------------------------
+# ---- writing -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "step_5"])

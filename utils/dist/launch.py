@@ -48,7 +48,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Launch:
-    """This attempt of a launch: torchrun starts a new attempt after a fault."""
+    """The launch by torchrun that this process belongs to, and how often it began before."""
 
     restarts: int = 0  # on rank 0: how often training began before; elsewhere torchrun's own count
     identity: str | None = None  # the same for all attempts of a launch; None without torchrun

@@ -88,7 +88,10 @@ class World:
 
     @property
     def is_first_of_share(self) -> bool:
-        """Whether this rank is the first of the ranks with its slots. The first writes for all of them."""
+        """Whether this rank is the first of the ranks with its slots.
+
+        The first writes for all of them.
+        """
         return self.rank % self.ranks_per_share == 0
 
     def slice_of(self, num_slots: int) -> slice:

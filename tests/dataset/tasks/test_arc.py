@@ -59,7 +59,7 @@ def test_grids_for_programs_and_people() -> None:
     assert task.legend(color=True) == task.legend(color=False)
 
 
-# ---- validation ------------------------------------------------------------------------------------------
+# ---- validation --------------------------------------------------------------------------------
 
 
 def _canvases() -> list[np.ndarray]:
@@ -104,7 +104,7 @@ def test_arc_canvases_that_are_wrong(cell: tuple[int, int], token: int) -> None:
     assert right_N.tolist() == [True, False, False]
 
 
-# ---- symmetries -----------------------------------------------------------------------------------------
+# ---- symmetries --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("around", [0, IGNORE_LABEL])

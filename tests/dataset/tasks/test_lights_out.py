@@ -1,4 +1,6 @@
-"""Lights Out as a task: labels against all press sets, text, verdicts, symmetries, judge, and a run on two ranks."""
+"""Lights Out as a task: labels against all press sets, text, verdicts, symmetries, judge, and a run
+on two ranks.
+"""
 # B, N = boards, S = cells of a board, L = side, T = transforms
 
 import itertools
@@ -49,7 +51,7 @@ def _boards(side: int, num: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]
     return np.where(lit_NS, LIT, DARK).astype(np.uint8), np.where(solve(lit_NS)[0], PRESS, LEAVE).astype(np.uint8)
 
 
-# ---- labels ----------------------------------------------------------------------------------------------
+# ---- labels ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", range(3, 8))
@@ -60,7 +62,9 @@ def test_presses_toggle_a_plus(side: int) -> None:
 
 @pytest.mark.parametrize("side", [3, 4])
 def test_labels_are_the_first_of_the_fewest_presses(side: int) -> None:
-    """Against every set of presses, in the order of their number and then of the first cell that is pressed."""
+    """Against every set of presses, in the order of their number and then of the first cell that is
+    pressed.
+    """
     every_NS = np.array(list(itertools.product([True, False], repeat=side * side)))
     every_NS = every_NS[np.argsort(every_NS.sum(1), kind="stable")]
     expected: dict[bytes, np.ndarray] = {}
@@ -78,14 +82,16 @@ def test_labels_are_the_first_of_the_fewest_presses(side: int) -> None:
 
 @pytest.mark.parametrize(("side", "share"), [(3, 1.0), (4, 1 / 16), (5, 1 / 4), (6, 1.0), (7, 1.0)])
 def test_labels_solve_their_boards(side: int, share: float) -> None:
-    """The boards with a solution are all of 3x3, 6x6 and 7x7, one in 16 of 4x4, and one in 4 of 5x5."""
+    """The boards with a solution are all of 3x3, 6x6 and 7x7, one in 16 of 4x4, and one in 4 of
+    5x5.
+    """
     questions_NS, labels_NS = _boards(side, 5000)  # more than are solved at a time
     np.testing.assert_array_equal(toggled(labels_NS == PRESS), questions_NS == LIT)
     is_solved_N = solve(np.random.default_rng(1).random((4000, side * side)) < 0.5)[1]
     assert abs(is_solved_N.mean() - share) < 0.03
 
 
-# ---- boards for programs and people ----------------------------------------------------------------------
+# ---- boards for programs and people ------------------------------------------------------------
 
 
 def test_shapes() -> None:
@@ -157,12 +163,15 @@ def test_a_board_as_text() -> None:
     assert shown.splitlines()[1:4] == ["│x×x!· │", "│·!· · │", "│· · · │"]
 
 
-# ---- symmetries ------------------------------------------------------------------------------------------
+# ---- symmetries --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", range(3, 8))
 def test_transforms_that_keep_the_label(side: int) -> None:
-    """All eight where a board has one solution. Elsewhere those after which the label solves by the same rule."""
+    """All eight where a board has one solution.
+
+    Elsewhere those after which the label solves by the same rule.
+    """
     inputs_NS, labels_NS = _boards(side, 60)
     allowed_NT = allowed_transforms(inputs_NS, labels_NS)
     for n, transform in np.ndindex(60, 8):
@@ -195,7 +204,7 @@ def test_variations_are_the_eight_of_the_square() -> None:
         Variations.of(split_of(25, 5), 9)
 
 
-# ---- evaluation and validation ---------------------------------------------------------------------------
+# ---- evaluation and validation -----------------------------------------------------------------
 
 
 def test_any_presses_that_turn_all_lamps_off_are_right() -> None:
@@ -239,7 +248,9 @@ def test_faults() -> None:
 
 
 def test_train_and_evaluate_on_two_ranks(tmp_path: Path) -> None:
-    """Symmetries on the fly in training; then the judge and eight votes, whose metrics are those of the answers."""
+    """Symmetries on the fly in training; then the judge and eight votes, whose metrics are those of
+    the answers.
+    """
     data, run, log = tmp_path / "data", tmp_path / "run", tmp_path / "log"
     assert build(["--output-dir", str(data), "--side", "4", "--generate", "24", "--generate-test", "20"]) == 0
     arguments = runs.settings(data, run, augment="online", evaluators="[lights_out]", best_metric="lamps_off")

@@ -89,7 +89,7 @@ def test_a_maze_as_text() -> None:
     assert "\x1b[36;7mo \x1b[0m" in colored and "\x1b[31;7m  \x1b[0m" in colored and "\x1b[90m██\x1b[0m" in colored
 
 
-# ---- evaluation ------------------------------------------------------------------------------------------
+# ---- evaluation --------------------------------------------------------------------------------
 
 
 def test_mazes_are_judged_by_the_path_alone() -> None:
@@ -112,7 +112,7 @@ def test_mazes_are_judged_by_the_path_alone() -> None:
     assert found["path_valid"].dtype == torch.bool
 
 
-# ---- symmetries -----------------------------------------------------------------------------------------
+# ---- symmetries --------------------------------------------------------------------------------
 
 
 def _symmetries(*sets: PuzzleSet) -> SquareSymmetries:

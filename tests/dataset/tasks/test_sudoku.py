@@ -166,7 +166,7 @@ def test_colours_say_what_marks_say() -> None:
         assert "changed" in SUDOKU.legend(color=color) and "wrong" in SUDOKU.legend(color=color)
 
 
-# ---- evaluation ------------------------------------------------------------------------------------------
+# ---- evaluation --------------------------------------------------------------------------------
 
 
 def _is_valid(tokens_S: list[int], box: Box) -> bool:
@@ -221,7 +221,7 @@ def test_clues_are_kept_where_the_input_has_a_digit() -> None:
     assert not found["valid_boards"].any()
 
 
-# ---- symmetries -----------------------------------------------------------------------------------------
+# ---- symmetries --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("box", BOXES.values(), ids=str)

@@ -50,7 +50,7 @@ def test_only_the_name_of_a_step_folder_is_accepted(tmp_path: Path, text: str, e
     assert read_name(tmp_path / "latest") == expected
 
 
-# ---- progress --------------------------------------------------------------------------------------------
+# ---- progress ----------------------------------------------------------------------------------
 
 
 def test_every_number_of_the_progress_is_stored_and_read() -> None:

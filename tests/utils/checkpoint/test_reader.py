@@ -40,7 +40,7 @@ from utils.errors import UserError
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-# ---- what is read ----------------------------------------------------------------------------------------
+# ---- what is read ------------------------------------------------------------------------------
 
 
 def test_what_was_saved_is_loaded(run: Path) -> None:
@@ -93,7 +93,7 @@ def test_load_into_names_what_does_not_fit(run: Path) -> None:
         checkpoint.load("muon")
 
 
-# ---- layouts ---------------------------------------------------------------------------------------------
+# ---- layouts -----------------------------------------------------------------------------------
 
 
 def _loads_shards(world: World, folder: Path, axes: Axes, by_column: bool = False) -> None:
@@ -152,7 +152,7 @@ def test_any_layout_can_read_any_other(tmp_path: Path, layout: str) -> None:
         run_ranks(_loads_shards, 4, folder, Axes(shard=2, model=2))
 
 
-# ---- the newest whole step -------------------------------------------------------------------------------
+# ---- the newest whole step ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["", "step_00000099\n", "../../etc", "step_00000006/..", "\x00\xff", None])
@@ -190,7 +190,7 @@ def test_a_reader_changes_nothing(run: Path) -> None:
     assert found is not None and found.state.step == 6
 
 
-# ---- damage ----------------------------------------------------------------------------------------------
+# ---- damage ------------------------------------------------------------------------------------
 
 
 def _truncate(folder: Path) -> None:

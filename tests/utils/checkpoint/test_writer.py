@@ -32,7 +32,7 @@ from utils.errors import UserError
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-# ---- what is written -------------------------------------------------------------------------------------
+# ---- what is written ---------------------------------------------------------------------------
 
 
 def test_weights_are_plain_safetensors(quiet: Path) -> None:
@@ -102,7 +102,7 @@ def test_ranks_share_the_writing_of_replicated_tensors(num_ranks: int) -> None:
     assert len({*itertools.chain(*names)}) == sum(map(len, names))
 
 
-# ---- in the background -----------------------------------------------------------------------------------
+# ---- in the background -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_half_written_files_of_an_earlier_save_do_not_enter_a_step(tmp_path: Pat
     assert [path.name for path in (tmp_path / "step_00000001" / "state").iterdir()] == ["rank_0000.safetensors"]
 
 
-# ---- death at any moment ---------------------------------------------------------------------------------
+# ---- death at any moment -----------------------------------------------------------------------
 
 
 def _save_and_die(run: str, step: int, moment: int) -> None:
@@ -299,7 +299,7 @@ def test_best_is_written_before_latest(run: Path, monkeypatch: pytest.MonkeyPatc
     assert written == ["best", "latest"]
 
 
-# ---- a disk that refuses ---------------------------------------------------------------------------------
+# ---- a disk that refuses -----------------------------------------------------------------------
 
 
 def _fails_at(world: World, run: Path, fail_on: str) -> str:

@@ -10,7 +10,7 @@ from utils.run.folder import claim_fresh, run_folder_of
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
-# ---- names -----------------------------------------------------------------------------------------------
+# ---- names -------------------------------------------------------------------------------------
 
 
 def test_missing_names_are_filled_in() -> None:
@@ -65,7 +65,7 @@ def test_a_run_with_a_path_of_its_own_leaves_no_note(monkeypatch: pytest.MonkeyP
     assert Path("elsewhere/mine/config.yaml").is_file() and not Path("checkpoints").exists()
 
 
-# ---- the folder ------------------------------------------------------------------------------------------
+# ---- the folder --------------------------------------------------------------------------------
 
 
 def test_run_folder_of(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from utils.run.folder import mark_stopped
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
-# ---- the checkpoint --------------------------------------------------------------------------------------
+# ---- the checkpoint ----------------------------------------------------------------------------
 
 
 def test_resume_of_a_run_takes_the_newest_step(quiet: Path) -> None:
@@ -73,7 +73,7 @@ def test_relative_and_absolute_paths_name_one_run(copied: Path, monkeypatch: pyt
     assert start.checkpoint is not None and not start.branches_off
 
 
-# ---- the config ------------------------------------------------------------------------------------------
+# ---- the config --------------------------------------------------------------------------------
 
 
 def test_typed_values_win_over_stored_values_and_stored_values_over_yaml(quiet: Path) -> None:
@@ -144,7 +144,7 @@ def test_typed_null_names_are_filled_in_again(quiet: Path) -> None:
     assert config.run_name == "run" and config.project_name is not None
 
 
-# ---- the folder ------------------------------------------------------------------------------------------
+# ---- the folder --------------------------------------------------------------------------------
 
 
 def test_prepare_writes_the_config_and_clears_the_marker(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_branch_of_a_run_without_metrics(copied: Path, tmp_path: Path) -> None:
     assert (tmp_path / "branch" / "config.yaml").exists()
 
 
-# ---- the lock --------------------------------------------------------------------------------------------
+# ---- the lock ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["auto", "path", "restart", "afresh"])
