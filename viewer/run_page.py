@@ -62,7 +62,7 @@ def page_of_run(settings: Settings) -> Page:
         "over_steps": curves["over_steps"],
         "results": results,
         "votes": votes,
-        "summary": f"{len(curves['metrics'])} curves, votes on {len(votes)} tasks",
+        "summary": f"{len(curves['metrics'])} curves" + (f", votes on {len(votes)} ARC tasks" if votes else ""),
     }
 
 
