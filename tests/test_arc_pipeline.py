@@ -238,7 +238,7 @@ def _on_rank(world: World, data: Path, predictor: Predictor, folder: Path) -> di
 def test_the_number_of_ranks_changes_no_score(
     data: Path, tmp_path: Path, predictor: Predictor, world_size: int
 ) -> None:
-    """The ranks get shares of different sizes of a batch of 7 rows, and the last batch is short."""
+    """The ranks get unequal shares of each batch of 7 rows, and the last batch is short."""
     expected = Judge(data)(predictor, save_to=tmp_path / "one")
     assert expected["pass@1"] == 1.0
     for metrics in run_ranks(_on_rank, world_size, data, predictor, tmp_path / "many"):
@@ -303,7 +303,10 @@ def test_a_task_that_is_half_solved_counts_half(data: Path, tmp_path: Path) -> N
 
 
 def test_votes_are_dropped_after_an_evaluation_unless_kept(data: Path, tmp_path: Path) -> None:
-    """A sure wrong predictor comes before an unsure right one. Each has 11 votes."""
+    """A sure wrong predictor votes before an unsure right predictor.
+
+    Each predictor gives 11 votes to every test input.
+    """
     judge = Judge(data)
     sure, unsure = Predictor(num_right=0, q_wrong=3.0), Predictor(q_right=-3.0)
     assert judge(sure)["pass@1000"] == 0.0
@@ -350,7 +353,7 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_evaluation_in_training_has_only_its_own_votes(run: Path) -> None:
-    """Otherwise the sure wrong votes of step 2 would win at step 4, too."""
+    """The sure wrong votes of step 2 would also win at step 4 if the votes were kept."""
     first, second = (row for row in runs.rows(run) if "eval/all/pass@1" in row)
     for row, step, expected in ((first, 2, 0.0), (second, 4, 1.0)):
         assert row["step"] == step
@@ -365,7 +368,7 @@ def test_an_evaluation_in_training_has_only_its_own_votes(run: Path) -> None:
 
 
 def test_an_evaluation_without_time_has_no_score(data: Path, tmp_path: Path) -> None:
-    """Early stopping would take a score of 0 for a real score."""
+    """A score of 0 would mislead early stopping, which would take it for a real score."""
     run = tmp_path / "run"
     train_here(_settings(data, run, "best_metric=pass@2", "early_stop_patience=1", "eval_max_share=1e-9"))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -429,7 +432,10 @@ def _tally(folder: Path) -> Tally:
 def test_checkpoints_vote_together(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The model's own answers are used. The votes must equal those of both, added by hand."""
+    """The joint votes equal the votes of both checkpoints, added by hand.
+
+    The answers are those of the model itself, without a predictor.
+    """
     monkeypatch.setattr("dataset.arc_votes.NUM_SHOWN", 10**6)
     steps = [run / f"step_0000000{step}" for step in (2, 4)]
     for step in steps:
@@ -451,7 +457,7 @@ def test_checkpoints_vote_together(
         order = list(candidates.values())
         assert order == sorted(order, reverse=True), "candidates must be sorted by votes, then by confidence"
     assert num_shared, "the checkpoints have no answer in common, so that the test proves little"
-    # Metrics without votes are those of the one checkpoint.
+    # Metrics without votes must be those of the later checkpoint alone.
     together, one = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("both", steps[1].name))
     for name, value in one["metrics"].items():
         assert "pass@" in name or together["metrics"][name] == value
@@ -496,7 +502,7 @@ def test_data_without_the_list_of_tasks_cannot_be_voted_on(
 def test_a_voter_trained_on_other_data_is_refused(
     run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rows of its puzzle table belong to other puzzles."""
+    """The rows of the voter's puzzle table belong to other puzzles."""
     other, voter = tmp_path / "other", tmp_path / "voter"
     shutil.copytree(data, other)
     train_here(_settings(other, voter, "max_steps=1", "eval_every_n_steps=null"))
@@ -505,7 +511,7 @@ def test_a_voter_trained_on_other_data_is_refused(
         _evaluate_run(monkeypatch, capsys, *typed)
     assert f"vote_with={voter} was trained on {other}, but the votes are on {data}" in str(caught.value)
     assert "\n" not in str(caught.value)
-    # A user who names the data asserts that both number their puzzles alike.
+    # A user who names the data asserts that both runs number their puzzles alike.
     _evaluate_run(monkeypatch, capsys, *typed, f"data_path={data}")
 
 

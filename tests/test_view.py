@@ -128,7 +128,7 @@ def predictions() -> np.ndarray:
 
 
 def write_run(run: Path, data: Path | None) -> Path:
-    """Write a run whose predictions are saved in two files, as by two ranks."""
+    """Write a run. Its predictions are in two files, as two ranks would save them."""
     outputs = run / "eval_outputs" / "step_00000500"
     outputs.mkdir(parents=True)
     config = {"data_path": str(data), "arch": {"name": "trm", "hidden_size": 64}, "lr": 0.001, "seed": 0}
@@ -308,7 +308,7 @@ def test_the_sizes_of_the_data_decide_the_board(
 
 
 class UndrawnTask(LightsOutTask):
-    """A task that somebody has just added: the viewer has no drawing for its kind."""
+    """A new task. The viewer has no drawing for its kind."""
 
     kind = "undrawn"
 
@@ -318,7 +318,7 @@ def test_a_task_without_a_drawing_keeps_its_names(monkeypatch: pytest.MonkeyPatc
     task = task_of_shape(25, 5)
     names = ["padding", "dark", "lit", "leave", "press"]
     assert board_of(task, 25) == {"kind": "undrawn", "rows": 5, "columns": 5, "tokens": names}
-    # Its class says a square of `side` cells, because nobody has overridden `drawing`.
+    # The class does not override `drawing`, which describes a square. 20 cells form no square.
     assert board_of(task, 20) == {"kind": "numbers", "rows": 2, "columns": 16, "tokens": names, "wrapped": True}
 
 
@@ -377,7 +377,7 @@ def test_a_run_without_predictions_names_the_command(tmp_path: Path) -> None:
 
 
 def test_curves_need_no_dataset(tmp_path: Path) -> None:
-    """Without saved answers nothing of the dataset is drawn, so that it may be damaged."""
+    """Without saved answers the page draws no puzzle, so that the dataset may be damaged."""
     data = write_sudoku(tmp_path / "data", ["a puzzle"])
     run = write_run(tmp_path / "run", data)
     shutil.rmtree(run / "eval_outputs")
@@ -450,7 +450,10 @@ def write_other_run(run: Path, inputs_NS: np.ndarray, labels_NS: np.ndarray, wro
 
 
 def write_undrawn(folder: Path) -> tuple[Path, Path]:
-    """A dataset of `UndrawnTask`, and a run on it whose first answer has a wrong cell."""
+    """Write a dataset of `UndrawnTask`, and a run on it.
+
+    At the first step of the run, one cell of every answer is wrong.
+    """
     inputs_NS = np.random.default_rng(0).integers(1, 3, (2, 25))
     labels_NS = inputs_NS + 2
     data = write_dataset(folder / "undrawn", inputs_NS, labels_NS, 5, ["<blank>"])
@@ -458,7 +461,10 @@ def write_undrawn(folder: Path) -> tuple[Path, Path]:
 
 
 def write_any_run(folder: Path, kind: str) -> Path:
-    """Write a run on a kind of board. Its dataset is gone, so that the tokens decide the kind."""
+    """Write a run on a kind of board.
+
+    The run has no dataset, so that the tokens decide the kind.
+    """
     if kind == "sudoku":
         return write_run(folder, None)
     if kind == "maze":
@@ -472,7 +478,7 @@ def write_any_run(folder: Path, kind: str) -> Path:
     return write_other_run(folder, np.arange(50)[None], np.arange(50)[None] * 3, wrong=88)
 
 
-# Colours that only this kind of board has, or that mark its cells.
+# For each kind of board: colours that only this kind has, or that mark its wrong cells.
 MARKS = {
     "sudoku": {pictures._WRONG_GROUND},
     "maze": {pictures._MAZE_GROUNDS[1], pictures._MAZE_GROUNDS[5], pictures._RED},
@@ -573,7 +579,7 @@ def test_without_saved_outputs_the_curve_is_drawn_and_the_command_named(tmp_path
 
 
 def test_the_picture_of_a_dataset_is_written_beside_the_page(tmp_path: Path) -> None:
-    """A builder refuses to replace a dataset folder with other files."""
+    """A picture in the dataset folder would keep a builder from replacing the folder."""
     data = write_sudoku(tmp_path / "$data", ["<blank>"], group_size=3)
     before = sorted(data.rglob("*"))
     said = view.view([str(data), "-o", str(tmp_path / "page.html"), "--png"])
@@ -666,7 +672,7 @@ def test_arrays_that_contradict_one_another_are_refused(tmp_path: Path, capsys: 
     assert "labels has shape (16,), but 2 axes" in mistake(capsys, run)
 
 
-def test_a_missing_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_in_a_missing_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_sudoku(tmp_path / "data")
     assert "cannot write" in mistake(capsys, data, "-o", tmp_path / "no" / "view.html")
 
@@ -715,7 +721,7 @@ class Browser:
         return str(self.get(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def click(self, selector: str) -> None:
-        """Click like a person: only on elements that are visible."""
+        """Click on an element. Selenium refuses to click on an invisible element."""
         from selenium.webdriver.common.by import By
 
         self._driver.find_element(By.CSS_SELECTOR, selector).click()
@@ -733,7 +739,7 @@ class Browser:
         self.run(f"const e = document.querySelector('{select}'); e.value = {json.dumps(value)}; e.{change}")
 
     def cell_title(self, selector: str, columns: int, row: int, column: int) -> str:
-        """What the pointer is told of a cell."""
+        """Return the tooltip of a cell."""
         at = f"{{offsetX: ({column} + .5) * c, offsetY: ({row} + .5) * c}}"
         canvas = f"const e = document.querySelector('{selector}'); const c = e.clientWidth / {columns}; "
         return str(self.run(f"{canvas} e.onpointermove({at}); return e.title"))
@@ -834,7 +840,7 @@ def test_reasoning_plays_and_can_be_stepped_through(browser: Browser, pages: dic
     assert browser.get("document.querySelector('#play').ariaLabel") == "Pause"
     browser.wait("document.querySelector('#slider').value === '4'")
     browser.wait("document.querySelector('#play').ariaLabel === 'Play'")
-    browser.click("#play")  # plays from the beginning, and is paused on the way
+    browser.click("#play")  # starts from the beginning, and is paused below
     browser.wait("document.querySelector('#slider').value === '1'")
     browser.click("#play")
     assert browser.get("document.querySelector('#play').ariaLabel") == "Play"
@@ -1002,8 +1008,10 @@ def test_tokens_of_an_unknown_task_are_numbers(browser: Browser, pages: dict[str
     browser.open(pages["other"])
     assert browser.picture("#question") != browser.picture("#solution")
     assert browser.get("document.querySelector('#question').width > document.querySelector('#question').height")
-    assert not browser.get("document.querySelector('#legend').checkVisibility()"), "numbers need no names"
-    assert browser.cell_title("#question", 16, 1, 1) == "token 18: 3", "rows and columns mean nothing"
+    assert not browser.get("document.querySelector('#legend').checkVisibility()"), (
+        "a board of numbers must have no legend"
+    )
+    assert browser.cell_title("#question", 16, 1, 1) == "token 18: 3", "the tooltip must not name rows and columns"
 
 
 def test_a_task_without_a_drawing_is_shown_by_its_tokens(browser: Browser, pages: dict[str, Path]) -> None:
@@ -1020,7 +1028,9 @@ def test_a_task_without_a_drawing_is_shown_by_its_tokens(browser: Browser, pages
     for key in ("\ue012", "\ue012"):  # the left arrow
         browser.keys(key)
         pictures_T.append(browser.picture())
-    assert len(set(pictures_T)) == 3, "the answer, the wrong answer before it, and the puzzle"
+    assert len(set(pictures_T)) == 3, (
+        "the last answer, the wrong answer before it and the puzzle must be three pictures"
+    )
     browser.keys("t")
     assert browser.picture() != pictures_T[-1]
     browser.run("localStorage.clear()")

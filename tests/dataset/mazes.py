@@ -1,4 +1,4 @@
-"""What the tests of mazes share: a slow search, random mazes, and transforms of one grid."""
+"""Helpers for tests of mazes: a slow search, random mazes, and transforms of one grid."""
 # S = cells of a maze, L = side
 
 from collections import deque
@@ -11,8 +11,9 @@ Cell = tuple[int, int]
 
 
 def search(maze_LL: list[list[int]]) -> list[Cell] | None:
-    """The path from S to G that breadth-first search finds: down, left, right, up; the first parent
-    is kept.
+    """Return the path from S to G that breadth-first search finds, or None.
+
+    The search goes down, left, right and up in this order. A cell keeps the first parent.
     """
     side = len(maze_LL)
     cells = [(row, column) for row in range(side) for column in range(side)]
@@ -37,7 +38,7 @@ def search(maze_LL: list[list[int]]) -> list[Cell] | None:
 
 
 def solved(maze_S: np.ndarray) -> np.ndarray | None:
-    """The label of a maze, None where there is no way."""
+    """Return the label of a maze, or None if no path leads from S to G."""
     side = int(len(maze_S) ** 0.5)
     path = search(maze_S.reshape(side, side).tolist())
     if path is None:
@@ -55,7 +56,7 @@ def any_maze(rng: np.random.Generator, side: int) -> np.ndarray:
 
 
 def random_maze(rng: np.random.Generator, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """A maze that has a way, and its label."""
+    """Return a maze with a path from S to G, and its label."""
     while True:
         maze_S = any_maze(rng, side)
         label_S = solved(maze_S)
@@ -64,7 +65,11 @@ def random_maze(rng: np.random.Generator, side: int) -> tuple[np.ndarray, np.nda
 
 
 def turned(grid_LL: np.ndarray, transform: int) -> np.ndarray:
-    """Transform 4 * transposed + 2 * upside down + mirrored, transposed first."""
+    """Return the transformed grid.
+
+    The bits of `transform` are 4 for transpose, 2 for upside down and 1 for mirror. The grid is
+    transposed first.
+    """
     grid_LL = grid_LL.T if transform & 4 else grid_LL
     grid_LL = grid_LL[::-1] if transform & 2 else grid_LL
     return grid_LL[:, ::-1] if transform & 1 else grid_LL

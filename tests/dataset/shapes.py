@@ -1,4 +1,4 @@
-"""Splits for tests: one of which only the sizes matter, and some in memory with known examples."""
+"""Splits for tests: empty splits with given sizes, and splits in memory with known examples."""
 # N = examples, S = tokens of an example, B = slots, L = side of a grid
 
 from pathlib import Path
@@ -21,12 +21,12 @@ from utils.dist.world import World
 
 
 def split_of(seq_len: int, vocab_size: int) -> Split:
-    """A split of which only the sizes matter."""
+    """Return a split with these sizes and without sets."""
     return Split(Path("data/test"), _metadata(seq_len, vocab_size, 0, 1), {})
 
 
 def split_with(inputs_NS: np.ndarray, labels_NS: np.ndarray, vocab_size: int, ignore: int | None = 0) -> Split:
-    """A split in memory whose puzzles have one example each."""
+    """Return a split in memory. Each puzzle has one example."""
     num, seq_len = inputs_NS.shape
     puzzle_set = PuzzleSet("all", inputs_NS, labels_NS, np.zeros(num, np.int64), np.arange(num + 1), np.arange(num + 1))
     return Split(Path("data/train"), _metadata(seq_len, vocab_size, ignore, num), {"all": puzzle_set})
@@ -68,7 +68,7 @@ def maze_split() -> Split:
 
 
 def on_canvas(grid: np.ndarray, top: int, left: int) -> np.ndarray:
-    """A grid of colours on the canvas as published: (900,) tokens."""
+    """Return the canvas with a grid of colours, in the published format: (900,) tokens."""
     canvas_LL = np.zeros((SIDE, SIDE), np.uint8)
     for row in range(len(grid)):
         for column in range(len(grid[0])):
@@ -83,8 +83,9 @@ def on_canvas(grid: np.ndarray, top: int, left: int) -> np.ndarray:
 
 
 def arc_grids(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Two grids of different sizes, often as wide or high as the canvas, and where on it both
-    begin.
+    """Return two grids, and the row and column of the canvas where both grids begin.
+
+    The sizes of the grids are random. A grid is often as wide or as high as the canvas.
     """
     sizes = rng.choice([1, 2, 3, 7, 18, 29, 30], size=(2, 2))
     top, left = (int(rng.integers(0, SIDE - sizes[:, axis].max() + 1)) for axis in (0, 1))

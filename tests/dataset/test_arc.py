@@ -1,6 +1,4 @@
-"""Tasks as JSON and what is wrong with them, grids as tokens and back, symmetries, and the score of
-a vote.
-"""
+"""ARC: tasks in JSON and their mistakes, grids and tokens, symmetries, and the score of a vote."""
 # N = examples, S = cells of the canvas, hw = rows and columns of a grid
 
 import gzip
@@ -56,7 +54,7 @@ def _random_grid(rng: np.random.Generator, height: int, width: int) -> np.ndarra
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_one_task_is_called_as_its_file(tmp_path: Path, suffix: str) -> None:
+def test_one_task_has_the_name_of_its_file(tmp_path: Path, suffix: str) -> None:
     (task,) = read_tasks(_write(tmp_path / f"0a1b{suffix}", TASK))
     assert task.name == "0a1b"
     assert (len(task.train), len(task.test)) == (1, 2)
@@ -67,7 +65,7 @@ def test_one_task_is_called_as_its_file(tmp_path: Path, suffix: str) -> None:
 
 def test_many_tasks_with_solutions_and_without(tmp_path: Path) -> None:
     hidden = {"train": [SMALL], "test": [{"input": [[7]]}]}
-    # A task may be called train.
+    # A task may have the name "train", which is also a key of a task.
     file = _write(tmp_path / "x_challenges.json", {"train": hidden, "b": hidden})
     assert [(task.name, task.test[0].output) for task in read_tasks(file)] == [("train", None), ("b", None)]
     solutions = _write(tmp_path / "x_solutions.json.gz", {"b": [[[1]]], "train": [[[2, 2]]], "other": []})
@@ -114,14 +112,14 @@ def _with(part: str, pair: Any) -> dict[str, Any]:
         (_with("test", {"input": [["1"]], "output": [[1]]}), 'input: row 1, column 1 is "1"; colours are'),
     ],
 )
-def test_what_is_no_task(tmp_path: Path, value: Any, expected: str) -> None:
+def test_malformed_tasks_are_refused(tmp_path: Path, value: Any, expected: str) -> None:
     with pytest.raises(ValueError) as error:
         read_tasks(_write(tmp_path / "t.json", value))
     message = str(error.value)
     assert expected in message and message.startswith(str(tmp_path)) and "\n" not in message and ";" in message
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no file .*none\.json"):
         read_tasks(tmp_path / "none.json")
     whole = _write(tmp_path / "t.json.gz", TASK).read_bytes()
@@ -142,7 +140,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ({"a": [[[1]], [[10]]]}, "s.json: task a: output 2: row 1, column 1 is 10"),
     ],
 )
-def test_wrong_solutions(tmp_path: Path, solutions: Any, expected: str) -> None:
+def test_wrong_solutions_are_refused(tmp_path: Path, solutions: Any, expected: str) -> None:
     file = _write(tmp_path / "t.json", {"a": TASK})
     with pytest.raises(ValueError) as error:
         read_tasks(file, _write(tmp_path / "s.json", solutions))
@@ -153,7 +151,7 @@ def test_wrong_solutions(tmp_path: Path, solutions: Any, expected: str) -> None:
 
 
 def _canvas(grid_hw: np.ndarray, top: int, left: int) -> list[list[int]]:
-    """The published format, cell by cell."""
+    """Return the canvas in the published format, built cell by cell."""
     height, width = grid_hw.shape
     canvas = [[0] * SIDE for _ in range(SIDE)]
     for r in range(height):
@@ -179,13 +177,16 @@ def test_tokens_are_those_of_the_published_format(grid_hw: np.ndarray, data: st.
 
 
 @pytest.mark.parametrize(("top", "left"), [(-1, 0), (0, 29), (29, 0)])
-def test_grids_stay_on_the_canvas(top: int, left: int) -> None:
+def test_a_grid_that_leaves_the_canvas_is_refused(top: int, left: int) -> None:
     with pytest.raises(ValueError, match="goes over the edge"):
         to_tokens(np.zeros((2, 2), dtype=np.uint8), top, left)
 
 
 def _largest_rectangle(canvas_RC: np.ndarray) -> tuple[int, int]:
-    """Every rectangle from the first cell, fewer rows first."""
+    """Return the height and width of the largest rectangle of colours at the first cell.
+
+    The search tries every rectangle, fewer rows first.
+    """
     best = (0, 0)
     for height in range(1, SIDE + 1):
         for width in range(1, SIDE + 1):
@@ -210,10 +211,12 @@ def test_crop_is_the_largest_rectangle_of_colours() -> None:
         np.testing.assert_array_equal(grid_hw, tokens_S.reshape(SIDE, SIDE)[:height, :width] - 2)
         assert grid_hw.dtype == np.uint8
     assert grids[0].shape == (30, 30) and grids[-1].shape == (0, 0)
-    assert len({grid_hw.shape for grid_hw in grids}) > 10, "the cases must differ"
+    assert len({grid_hw.shape for grid_hw in grids}) > 10, (
+        "too few grids have different shapes, so that the test proves little"
+    )
 
 
-def test_of_two_rectangles_as_large_the_flatter_one_is_taken() -> None:
+def test_crop_takes_the_flatter_of_two_equally_large_rectangles() -> None:
     canvas_RC = np.zeros((SIDE, SIDE), dtype=np.uint8)
     canvas_RC[0, :4] = 2
     canvas_RC[1, :2] = 3
@@ -222,12 +225,12 @@ def test_of_two_rectangles_as_large_the_flatter_one_is_taken() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(grid_hw=_grids())
-def test_crop_takes_back_what_tokens_are_made_of(grid_hw: np.ndarray) -> None:
+def test_crop_is_the_inverse_of_to_tokens(grid_hw: np.ndarray) -> None:
     np.testing.assert_array_equal(crop(to_tokens(grid_hw)[None])[0], grid_hw)
     np.testing.assert_array_equal(grid_of(grid_key(grid_hw)), grid_hw)
 
 
-def test_keys_tell_shapes_apart() -> None:
+def test_grids_of_different_shapes_have_different_keys() -> None:
     cells = np.zeros(6, dtype=np.uint8)
     assert len({grid_key(cells.reshape(shape)) for shape in ((1, 6), (6, 1), (2, 3), (3, 2))}) == 4
 
@@ -251,14 +254,14 @@ def test_transforms_are_numbered_as_published() -> None:
 
 @settings(deadline=None)
 @given(grid_hw=_grids(), number=st.integers(0, 7), seed=st.integers(0, 2**32))
-def test_undo(grid_hw: np.ndarray, number: int, seed: int) -> None:
+def test_undo_restores_the_grid(grid_hw: np.ndarray, number: int, seed: int) -> None:
     permutation_C = np.random.default_rng(seed).permutation(10).astype(np.uint8)
     again_hw = undo(permutation_C[transform(grid_hw, number)], number, permutation_C)
     assert again_hw.dtype == np.uint8
     np.testing.assert_array_equal(again_hw, grid_hw)
 
 
-def test_names() -> None:
+def test_a_name_has_the_transform_and_the_colours() -> None:
     permutation_C = np.array([0, 1, 9, 2, 8, 3, 7, 4, 6, 5], dtype=np.uint8)
     name = augmented_name("0a_b", 3, permutation_C)
     assert name == "0a_b|||t3|||0192837465"
@@ -271,7 +274,7 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize("rest", ["", "t3", "t8|||0123456789", "t3|||012345678", "t3|||0123456788", "t3|||012345678x"])
-def test_malformed_names(rest: str) -> None:
+def test_malformed_names_are_refused(rest: str) -> None:
     with pytest.raises(ValueError, match="rebuild the dataset"):
         parse_name(f"x|||{rest}")
 
@@ -303,23 +306,25 @@ def test_versions_differ_by_content_and_keep_black() -> None:
 @pytest.mark.parametrize(
     ("grids", "num_versions"),
     [
-        # A single cell looks alike from all sides: 9 colours.
+        # No transform changes a single cell. Only its 9 colours are left.
         (([[1]], [[0]]), 9),
-        # All black: only the shape is left, and it is 1x2 or 2x1.
+        # All cells are black, so that only the shape differs: 1x2 or 2x1.
         (([[0, 0]], [[0]]), 2),
-        # The first colour can be any of 9 and the second of the others; at one end or the other,
-        # lying or standing.
+        # 9 first colours and 8 second colours, in a row or in a column. A mirrored grid only
+        # exchanges the two colours.
         (([[1, 2]], [[0]]), 9 * 8 * 2),
     ],
 )
-def test_tasks_with_few_versions(grids: tuple[list[list[int]], list[list[int]]], num_versions: int) -> None:
+def test_each_version_of_a_small_task_is_drawn_once(
+    grids: tuple[list[list[int]], list[list[int]]], num_versions: int
+) -> None:
     pair = Pair(*(np.array(grid, dtype=np.uint8) for grid in grids))
     found = draw_augmentations([pair], 300, np.random.default_rng(0))
     assert len(found.transforms_A) == num_versions
 
 
 def test_pairs_in_another_order_are_the_same_version() -> None:
-    """Each pair is the other upside down, so that turning the task by half changes nothing."""
+    """Each pair is the mirror image of the other, so that mirroring only exchanges the pairs."""
     pairs = [Pair(np.array(grid, dtype=np.uint8), np.zeros((1, 1), np.uint8)) for grid in ([[1, 0]], [[0, 1]])]
     found = draw_augmentations(pairs, 300, np.random.default_rng(0))
     assert len(found.transforms_A) == 9 * 2
@@ -327,7 +332,7 @@ def test_pairs_in_another_order_are_the_same_version() -> None:
 
 # ---- the score ---------------------------------------------------------------------------------
 
-# Tests of the score name answers by letters; their keys are only compared.
+# These tests use letters as the keys of answers, because the score only compares keys.
 
 
 def _votes(**votes: list[float]) -> dict[bytes, tuple[int, int]]:
@@ -341,7 +346,7 @@ def _order(**votes: list[float]) -> str:
     return "".join(candidate.key.decode() for candidate in rank(_votes(**votes)))
 
 
-def test_the_number_of_votes_comes_before_confidence() -> None:
+def test_the_number_of_votes_counts_before_confidence() -> None:
     assert _order(a=[0.99], b=[0.1, 0.1]) == "ba"
 
 
@@ -351,7 +356,7 @@ def test_confidence_breaks_ties() -> None:
     assert (first.num_votes, first.confidence, second.confidence) == (2, 0.5, 0.375)
 
 
-def test_bytes_break_what_is_left_whatever_came_first() -> None:
+def test_bytes_break_the_remaining_ties_in_any_order_of_votes() -> None:
     assert _order(c=[0.5], a=[0.5], b=[0.5]) == _order(a=[0.5], b=[0.5], c=[0.5]) == "abc"
 
 
@@ -363,10 +368,10 @@ RIGHT, WRONG = b"r", b"w"
     [
         ([_votes(r=[0.5])], [1, 2], [1, 1]),
         ([_votes(w=[0.5])], [1, 2], [0, 0]),
-        # The solution is second, then third.
+        # The solution is second in the first case, and third in the next case.
         ([_votes(w=[0.5, 0.5], r=[0.9])], [1, 2, 5], [0, 1, 1]),
         ([_votes(v=[0.5, 0.5], w=[0.6], r=[0.5])], [1, 2, 3], [0, 0, 1]),
-        # Two test inputs, of which one is right, and one without any vote.
+        # Several test inputs: some are wrong, and some have no vote.
         ([_votes(r=[0.5]), _votes(w=[0.5])], [1, 2], [0.5, 0.5]),
         ([_votes(r=[0.5]), {}], [1, 1000], [0.5, 0.5]),
         ([_votes(r=[0.5]), _votes(w=[0.9], r=[0.1])], [1, 2], [0.5, 1]),

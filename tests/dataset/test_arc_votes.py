@@ -1,5 +1,6 @@
-"""From predictions for versions of a task to votes on it, their score and a submission; on any
-number of ranks.
+"""Predictions for the versions of an ARC task become votes, a score and a submission.
+
+The results do not depend on the number of ranks.
 """
 # N = examples, S = cells of the canvas
 
@@ -29,7 +30,7 @@ def _pair(rng: np.random.Generator, height: int, width: int) -> dict[str, Any]:
 
 
 def _evaluation() -> dict[str, Any]:
-    """Tasks with one test input, with two, and with two that are equal."""
+    """Return three ARC tasks: with one test input, with two, and with two equal test inputs."""
     rng = np.random.default_rng(0)
     train = [_pair(rng, 3, 4), _pair(rng, 2, 2)]
     twin = _pair(rng, 3, 3)
@@ -52,14 +53,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _rows(split: Split) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Identifiers, inputs and labels of every example, as an evaluation sees them."""
+    """Return the identifiers, inputs and labels of all examples, as an evaluation reads them."""
     puzzle_set = split.sets["all"]
     identifiers_N = np.repeat(puzzle_set.puzzle_identifiers, np.diff(puzzle_set.puzzle_indices)).astype(np.int32)
     return identifiers_N, np.array(puzzle_set.inputs, dtype=np.int32), np.array(puzzle_set.labels, dtype=np.int32)
 
 
 def _copy_dataset(data: Path, folder: Path) -> Path:
-    """With files of its own beside the splits, whose arrays stay where they are."""
+    """Copy the files beside the splits into a new folder, and link to the splits."""
     folder.mkdir()
     for entry in data.iterdir():
         if entry.is_dir():
@@ -70,8 +71,9 @@ def _copy_dataset(data: Path, folder: Path) -> Path:
 
 
 def _version(task: dict[str, Any], test: int, name: str) -> tuple[np.ndarray, Any]:
-    """Tokens of a test input of the task's version `name`, and what makes tokens of an answer to
-    it.
+    """Return the tokens of a test input in the version `name` of a task, and a function.
+
+    The function makes the tokens of an answer to this version from a grid of the task itself.
     """
     _, number, permutation_C = parse_name(name)
 
@@ -82,14 +84,14 @@ def _version(task: dict[str, Any], test: int, name: str) -> tuple[np.ndarray, An
 
 
 class _Ballot:
-    """Hand-made votes: answers are given as grids of the task itself, for any of its versions."""
+    """Collects votes of a test. Their answers are grids of the task itself, for any version."""
 
     def __init__(self, data: Path) -> None:
         self.names = json.loads((data / "identifiers.json").read_text())
         self.rows: list[tuple[int, np.ndarray, np.ndarray, float]] = []
 
     def vote(self, task: str, test: int, version: int, answer: list[list[int]] | None, confidence: float) -> None:
-        """An answer of None is no grid."""
+        """Add a vote. An answer of None becomes tokens that form no grid."""
         identifiers = [number for number, name in enumerate(self.names) if parse_name(name)[0] == task]
         identifier = identifiers[version]
         input_S, tokens = _version(_evaluation()[task], test, self.names[identifier])
@@ -107,10 +109,7 @@ class _Ballot:
 
 
 def test_a_perfect_predictor(tmp_path: Path, data: Path) -> None:
-    """The label of every version, cropped and undone, is the task's solution.
-
-    Twins keep one of two equal pairs.
-    """
+    """The label of every version, cropped and undone, is the solution of the task."""
     split = open_split(data, "test")
     votes = ArcVotes(split)
     assert votes.metrics == tuple(f"pass@{k}" for k in KS)
@@ -135,7 +134,7 @@ def test_a_perfect_predictor(tmp_path: Path, data: Path) -> None:
 WRONG, WORSE = [[1, 2]], [[3], [4]]
 
 
-def test_votes_by_hand(tmp_path: Path, data: Path) -> None:
+def test_votes_are_counted_as_by_hand(tmp_path: Path, data: Path) -> None:
     tasks = _evaluation()
     ballot = _Ballot(data)
     right = tasks["one"]["test"][0]["output"]
@@ -148,7 +147,7 @@ def test_votes_by_hand(tmp_path: Path, data: Path) -> None:
     ballot.vote("twins", 0, 5, None, 1.0)
     votes = ArcVotes(open_split(data, "test"))
     ballot.cast(votes)
-    # The solution of `one` is second; half of `two` was answered; nobody has a grid for `twins`.
+    # The solution of `one` is second. Half of `two` was answered. No vote for `twins` is a grid.
     expected = {k: ((k >= 2) + 0.5 + 0) / 3 for k in KS}
     assert votes.result(World.single(), tmp_path) == {f"pass@{k}": pytest.approx(expected[k]) for k in KS}
 
@@ -176,7 +175,7 @@ def test_votes_by_hand(tmp_path: Path, data: Path) -> None:
     assert [(test["num_votes"], test["num_empty"], test["candidates"]) for test in report["twins"]] == [(0, 1, [])] * 2
 
 
-def test_only_the_first_candidates_are_shown(tmp_path: Path, data: Path) -> None:
+def test_the_report_has_only_the_first_ten_candidates(tmp_path: Path, data: Path) -> None:
     ballot = _Ballot(data)
     for answer in range(15):
         ballot.vote("one", 0, answer, [[answer % 10, answer // 10]], 1 - answer / 32)
@@ -188,7 +187,7 @@ def test_only_the_first_candidates_are_shown(tmp_path: Path, data: Path) -> None
     assert [found["grid"] for found in one["candidates"]] == [[[answer, 0]] for answer in range(10)]
 
 
-def test_votes_are_forgotten(data: Path) -> None:
+def test_clear_forgets_the_votes(data: Path) -> None:
     votes = ArcVotes(open_split(data, "test"))
     ballot = _Ballot(data)
     ballot.vote("one", 0, 0, _evaluation()["one"]["test"][0]["output"], 0.5)
@@ -233,8 +232,9 @@ def test_tasks_with_a_hidden_output_are_not_scored(tmp_path: Path, data: Path) -
 
 
 def _election(data: Path) -> _Ballot:
-    """Answers that tie in number and in confidence, given on different ranks and in different
-    order.
+    """Return votes in a random order.
+
+    For each test input three answers tie, in the number of votes and in confidence.
     """
     tasks = _evaluation()
     ballot = _Ballot(data)
@@ -252,20 +252,22 @@ def _election(data: Path) -> _Ballot:
 
 def _vote_on_rank(world: World, data: Path, save_to: Path) -> dict[str, float]:
     votes = ArcVotes(open_split(data, "test"))
-    arc_votes.TASKS_AT_A_TIME = 2  # of three: the last lot is smaller
+    arc_votes.TASKS_AT_A_TIME = 2  # of three tasks, so that the last part is smaller
     ballot = _election(data)
     ballot.cast(votes, world.slice_of(len(ballot.rows)))
     return votes.result(world, save_to)
 
 
-def test_ranks_agree(tmp_path: Path, data: Path) -> None:
+def test_four_ranks_have_the_results_of_one(tmp_path: Path, data: Path) -> None:
     alone = _vote_on_rank(World.single(), data, tmp_path / "1")
     assert run_ranks(_vote_on_rank, 4, data, tmp_path / "4") == [alone] * 4
     for name in ("submission.json", "arc_votes.json"):
         assert (tmp_path / "4" / name).read_text() == (tmp_path / "1" / name).read_text()
     (one,) = json.loads((tmp_path / "1" / "arc_votes.json").read_text())["one"]
     assert [found["count"] for found in one["candidates"]] == [21, 21, 21]
-    assert len({found["confidence"] for found in one["candidates"]}) == 1, "they must tie"
+    assert len({found["confidence"] for found in one["candidates"]}) == 1, (
+        "the three answers do not tie, so that the test proves little"
+    )
 
 
 def _vote_only_on_the_second(world: World, data: Path) -> dict[str, float]:
@@ -282,7 +284,7 @@ def test_a_rank_without_votes(data: Path) -> None:
     assert run_ranks(_vote_only_on_the_second, 2, data) == [expected] * 2
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path, data: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, data: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="file"):
         ArcVotes(open_split(data, "test")).result(World.single(), tmp_path / "file")
@@ -296,7 +298,7 @@ def _edit(folder: Path, name: str, text: str) -> Path:
     return folder
 
 
-def test_files_that_do_not_belong_to_the_split(tmp_path: Path, data: Path) -> None:
+def test_files_that_do_not_belong_to_the_split_are_refused(tmp_path: Path, data: Path) -> None:
     names = json.loads((data / "identifiers.json").read_text())
     puzzles = _evaluation()
 
@@ -331,14 +333,14 @@ def test_files_that_do_not_belong_to_the_split(tmp_path: Path, data: Path) -> No
     assert "holds one ARC task without its name" in mistake("test_puzzles.json", json.dumps(puzzles["one"]))
 
 
-def test_a_malformed_version_name(tmp_path: Path, data: Path) -> None:
+def test_a_malformed_version_name_is_refused(tmp_path: Path, data: Path) -> None:
     folder = _copy_dataset(data, tmp_path / "x")
     _edit(folder, "identifiers.json", (data / "identifiers.json").read_text().replace("|||t", "|||z"))
     with pytest.raises(ValueError, match="rebuild the dataset"):
         ArcVotes(open_split(folder, "test"))
 
 
-def test_rows_that_do_not_belong_to_the_tasks(tmp_path: Path, data: Path) -> None:
+def test_rows_that_do_not_belong_to_the_tasks_are_refused(tmp_path: Path, data: Path) -> None:
     split = open_split(data, "test")
     identifiers_N, inputs_NS, labels_NS = (array[:1] for array in _rows(split))
     confidence_N = np.ones(1, dtype=np.float32)
@@ -347,7 +349,7 @@ def test_rows_that_do_not_belong_to_the_tasks(tmp_path: Path, data: Path) -> Non
     folder = _copy_dataset(data, tmp_path / "x")
     votes = ArcVotes(open_split(_edit(folder, "test_puzzles.json", json.dumps(puzzles)), "test"))
     votes.add(identifiers_N, inputs_NS, labels_NS, confidence_N)
-    # Not before: other ranks may have rows that do.
+    # `add` raises nothing, because the rows of other ranks may be right.
     with pytest.raises(UserError, match=r"test_puzzles\.json: task one has no test input like that of an example"):
         votes.result(World.single())
     votes.clear()
@@ -359,7 +361,7 @@ def test_rows_that_do_not_belong_to_the_tasks(tmp_path: Path, data: Path) -> Non
             votes.result(World.single())
 
 
-def test_splits_that_are_not_one_arc_dataset(tmp_path: Path, data: Path) -> None:
+def test_splits_that_are_not_one_arc_dataset_are_refused(tmp_path: Path, data: Path) -> None:
     other = _copy_dataset(data, tmp_path / "other")
     both = [open_split(folder, "test") for folder in (data, other)]
     merged = merge_splits(both, [0, both[0].metadata.num_puzzle_identifiers])

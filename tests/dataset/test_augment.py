@@ -1,5 +1,6 @@
-"""Symmetries keep a Sudoku a Sudoku, reach all that they should, and depend on the place in the
-random stream alone.
+"""Symmetries of Sudokus: boards stay valid, and every symmetry can be drawn.
+
+A draw depends only on its place in the random stream.
 """
 # N = boards, L = side of a board, S = cells of a board
 
@@ -40,7 +41,7 @@ def test_puzzle_and_solution_move_together(box: Box, seed: int) -> None:
 
 @settings(deadline=None)
 @given(box=boxes, seed=seeds, sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4))
-def test_draws_do_not_depend_on_how_they_are_cut(box: Box, seed: int, sizes: list[int]) -> None:
+def test_draws_in_pieces_equal_draws_at_once(box: Box, seed: int, sizes: list[int]) -> None:
     rng = np.random.default_rng(seed)
     pieces = [draw_symmetries(rng, size, box) for size in sizes]
     whole = draw_symmetries(np.random.default_rng(seed), sum(sizes), box)
@@ -49,14 +50,14 @@ def test_draws_do_not_depend_on_how_they_are_cut(box: Box, seed: int, sizes: lis
 
 
 @pytest.mark.parametrize("box", BOXES.values(), ids=str)
-def test_orders_of_lines_are_all_and_distinct(box: Box) -> None:
+def test_every_order_of_lines_occurs_once(box: Box) -> None:
     for orders, num_groups, size in (
         (row_orders(box), box.columns, box.rows),
         (column_orders(box), box.rows, box.columns),
     ):
         assert len({tuple(order) for order in orders.tolist()}) == len(orders)
         assert len(orders) == math.factorial(num_groups) * math.factorial(size) ** num_groups
-        # Lines of one band (or stack) stay side by side.
+        # The lines of one band, or of one stack, stay side by side.
         groups = orders.reshape(len(orders), num_groups, size) // size
         assert (groups == groups[:, :, :1]).all()
 
@@ -76,11 +77,11 @@ def test_every_4x4_symmetry_is_drawn_about_equally_often() -> None:
     for table, expected in ((symmetries.cells_NS, 128), (symmetries.digits_ND, 24)):
         _, counts = np.unique(table, axis=0, return_counts=True)
         assert len(counts) == expected
-        # Six standard deviations of a binomial count.
+        # The bound is six standard deviations of a binomial count.
         assert abs(counts - num / expected).max() < 6 * math.sqrt(num / expected)
 
 
-def test_boards_that_are_not_square_are_never_transposed() -> None:
+def test_boards_with_boxes_that_are_not_square_are_never_transposed() -> None:
     box = BOXES["2x3"]
     cells_NLL = draw_symmetries(np.random.default_rng(0), 200, box).cells_NS.reshape(-1, box.side, box.side)
     rows_NLL = cells_NLL // box.side

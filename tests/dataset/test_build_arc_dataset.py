@@ -1,4 +1,4 @@
-"""What the ARC builder writes, that it can be undone, what it refuses and what it warns of."""
+"""The ARC builder: the dataset that it writes, its warnings, and the mistakes that it refuses."""
 # A = versions of a task, E = examples in one version, S = cells of the canvas
 
 import gzip
@@ -42,8 +42,9 @@ EVALUATION = {"c": _task(3, num_train=3), "d": _task(4, num_train=2, num_test=2)
 
 
 def _write_combined(folder: Path, **subsets: dict[str, Any]) -> Path:
-    """Kaggle's layout, with the outputs of test pairs in a file of their own; the prefix of its
-    files.
+    """Write tasks in Kaggle's layout, and return the prefix of the files.
+
+    The outputs of test pairs are in a file of their own.
     """
     prefix = folder / "arc-agi"
     for subset, tasks in subsets.items():
@@ -76,11 +77,14 @@ def _build(output_dir: Path, *options: object) -> dict[SplitName, Split]:
 
 
 def _error(capsys: pytest.CaptureFixture[str], output_dir: Path, *options: object) -> str:
-    """Runs the builder into a mistake: status 2, one line, nothing left behind."""
+    """Return the line with which the builder refuses the options.
+
+    The exit status must be 2, and the builder must leave no file behind.
+    """
     before = sorted(output_dir.parent.iterdir())
     assert main(["--output-dir", str(output_dir), *map(str, options)]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert ";" in line, "it must say what to do"
+    assert ";" in line, "the error must say what to do"
     assert sorted(output_dir.parent.iterdir()) == before
     return line
 
@@ -92,7 +96,7 @@ def _names(output_dir: Path) -> list[str]:
 
 
 def _puzzles(puzzle_set: PuzzleSet) -> list[tuple[int, np.ndarray, np.ndarray]]:
-    """Identifier, (E, S) inputs and labels of every puzzle."""
+    """Return the identifier, the (E, S) inputs and the (E, S) labels of every puzzle."""
     starts = puzzle_set.puzzle_indices.tolist()
     return [
         (identifier, np.array(puzzle_set.inputs[start:end]), np.array(puzzle_set.labels[start:end]))
@@ -101,7 +105,7 @@ def _puzzles(puzzle_set: PuzzleSet) -> list[tuple[int, np.ndarray, np.ndarray]]:
 
 
 def _start(tokens_S: np.ndarray) -> tuple[int, int]:
-    """Row and column of the first cell that is no padding, which is a grid's first cell."""
+    """Return the row and column of the grid's first cell, the first cell without padding."""
     row, column = divmod(int(np.flatnonzero(tokens_S)[0]), SIDE)
     return row, column
 
@@ -127,7 +131,7 @@ def test_format(tmp_path: Path, tasks_dir: Path) -> None:
             "sets": ["all"],
         }
     train, test = splits["train"].sets["all"], splits["test"].sets["all"]
-    # Folders and files in the order of their names: evaluation comes before training.
+    # The builder sorts folders and files by name, so that evaluation comes before training.
     assert train.inputs.shape == (4 * 13, 900) and train.inputs.dtype == np.uint8
     assert train.puzzle_identifiers.tolist() == list(range(1, 17))
     assert np.diff(train.puzzle_indices).tolist() == [3] * 4 + [2] * 4 + [3] * 4 + [5] * 4
@@ -139,15 +143,18 @@ def test_format(tmp_path: Path, tasks_dir: Path) -> None:
     assert len(names) == len(set(names)) == 17
     assert names[1::4] == ["c", "d", "a", "b"]
     assert [parse_name(name)[0] for name in names[1:]] == [task for task in "cdab" for _ in range(4)]
-    assert [name[1:] for name in names[1:5]] != [name[1:] for name in names[5:9]], "every task has draws of its own"
+    assert [name[1:] for name in names[1:5]] != [name[1:] for name in names[5:9]], (
+        "every task must have draws of its own"
+    )
     assert json.loads((tmp_path / "data" / "test_puzzles.json").read_text()) == EVALUATION
     recorded = json.loads((tmp_path / "data" / "fingerprint.json").read_text())
     assert recorded["builder"]["num_aug"] == 3 and recorded["builder"]["program"] == "build_arc_dataset"
 
 
 def test_every_example_can_be_undone(tmp_path: Path, tasks_dir: Path) -> None:
-    """Every version of every pair is that pair again, after what its name says; train and test
-    pairs are in place.
+    """Undoing a version, as its name says, restores the pair.
+
+    Every split holds the pairs of its tasks, in order.
     """
     splits = _build(tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 20)
     names = _names(tmp_path / "data")
@@ -166,7 +173,7 @@ def test_every_example_can_be_undone(tmp_path: Path, tasks_dir: Path) -> None:
                 top, left = _start(input_S)
                 num_at_start += (top, left) == (0, 0)
                 for grid, tokens_S in ((pair["input"], input_S), (pair["output"], label_S)):
-                    assert _start(tokens_S) == (top, left), "input and output are moved alike"
+                    assert _start(tokens_S) == (top, left), "input and output must be moved alike"
                     found_hw = _grid_at(tokens_S, top, left)
                     assert undo(found_hw, number, permutation_C).tolist() == grid
                     np.testing.assert_array_equal(tokens_S, to_tokens(found_hw, top, left))
@@ -175,7 +182,10 @@ def test_every_example_can_be_undone(tmp_path: Path, tasks_dir: Path) -> None:
 
 
 def test_grids_are_moved_over_the_whole_canvas(tmp_path: Path) -> None:
-    """A grid of 29x28 has 2 x 3 places, lying or standing, and each is taken about as often."""
+    """A pair of 29x28 cells has 2 x 3 places on the canvas. All places occur about equally often.
+
+    A transposed pair has 3 x 2 places.
+    """
     rng = np.random.default_rng(0)
     task = {"train": [_pair(rng, 29, 27), _pair(rng, 29, 27)], "test": [_pair(rng, 29, 27)]}
     tasks = _write_folders(tmp_path / "tasks", training={"a": task}, evaluation={"c": EVALUATION["c"]})
@@ -193,13 +203,13 @@ def test_grids_are_moved_over_the_whole_canvas(tmp_path: Path) -> None:
             place = start[::-1] if number in (1, 3, 6, 7) else start
             moved[place] = moved.get(place, 0) + 1
     assert sorted(moved) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
-    # 601 examples stay, and a sixth of the other 1,202 is at (0, 0) by chance.
+    # 601 examples are not moved. A sixth of the other 1,202 examples is at (0, 0) by chance.
     assert 720 < moved.pop((0, 0)) < 880
     assert all(140 < num < 260 for num in moved.values())
-    assert (num_stays > 200).all(), "each of the three must stay at times"
+    assert (num_stays > 200).all(), "each of the three pairs must stay unmoved in some versions"
 
 
-def test_combined_files_and_folders_are_the_same_tasks(tmp_path: Path, tasks_dir: Path) -> None:
+def test_combined_files_and_folders_give_the_same_dataset(tmp_path: Path, tasks_dir: Path) -> None:
     prefix = _write_combined(tmp_path, evaluation=EVALUATION, training=TRAINING)
     options = ("--subsets", "evaluation", "training", "--test-set-name", "evaluation", "--num-aug", 4)
     _build(tmp_path / "files", "--input-file-prefix", prefix, *options)
@@ -224,7 +234,7 @@ def test_a_build_is_a_function_of_the_seed(tmp_path: Path, tasks_dir: Path, monk
     assert _fingerprints(tmp_path / "a")[0] != _fingerprints(tmp_path / "c")[0]
 
 
-def test_what_a_task_becomes_does_not_depend_on_the_others(tmp_path: Path, tasks_dir: Path) -> None:
+def test_the_versions_of_a_task_do_not_depend_on_other_tasks(tmp_path: Path, tasks_dir: Path) -> None:
     alone = _write_folders(tmp_path / "alone", evaluation={"d": EVALUATION["d"]})
     found = []
     for output_dir, source in ((tmp_path / "x", alone), (tmp_path / "y", tasks_dir)):
@@ -240,7 +250,7 @@ def test_what_a_task_becomes_does_not_depend_on_the_others(tmp_path: Path, tasks
     assert found[0] == found[1] and len(found[0]) == 6
 
 
-def test_a_hidden_test_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_test_set_without_outputs_is_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prefix = _write_combined(tmp_path, training=TRAINING, evaluation=EVALUATION)
     for subset in ("training", "evaluation"):
         Path(f"{prefix}_{subset}_solutions.json.gz").unlink()
@@ -270,7 +280,7 @@ def _many(num: int) -> dict[str, Any]:
     return {f"many{seed:03}": _task(1000 + seed, num_train=1) for seed in range(num)}
 
 
-def test_test_pairs_among_the_training_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_test_pair_among_the_training_pairs_is_a_leak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     leaking = {"train": TRAINING["a"]["train"], "test": EVALUATION["c"]["test"]}
     tasks = _write_folders(tmp_path / "tasks", training={**TRAINING, "leaking": leaking}, evaluation=EVALUATION)
     options = ("--dataset-dirs", tasks, "--num-aug", 1)
@@ -290,7 +300,7 @@ def test_a_test_pair_that_demonstrates_its_own_task_is_a_leak(
 
 
 @pytest.mark.parametrize(("num_test", "status"), [(99, 2), (100, 0)])
-def test_up_to_one_in_a_hundred_is_a_warning(
+def test_leaks_of_up_to_one_percent_are_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], num_test: int, status: int
 ) -> None:
     evaluation = _many(num_test)
@@ -303,8 +313,8 @@ def test_up_to_one_in_a_hundred_is_a_warning(
     assert ("warning: " in messages) == (status == 0)
 
 
-def test_the_same_task_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Revisions of ARC have the same pairs in another order.
+def test_a_task_that_occurs_twice_is_built_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Some revisions of ARC have the same pairs in another order.
     again = {"train": TRAINING["b"]["train"][::-1], "test": TRAINING["b"]["test"][::-1]}
     tasks = _write_folders(tmp_path / "tasks", training=TRAINING, copy={"b": again}, evaluation=EVALUATION)
     splits = _build(tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 1)
@@ -318,7 +328,10 @@ def test_the_same_task_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_task_both_trained_on_and_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With --allow-leak it is one puzzle; another revision of it is then trained on as well."""
+    """With --allow-leak the two revisions of the task become one puzzle.
+
+    The training split then has the pairs of both revisions.
+    """
     task = EVALUATION["c"]
     revised = {**task, "train": [*task["train"][1:], TRAINING["a"]["train"][0]]}
     tasks = _write_folders(tmp_path / "tasks", evaluation=EVALUATION, training={"c": revised})
@@ -334,7 +347,7 @@ def test_a_task_both_trained_on_and_tested(tmp_path: Path, capsys: pytest.Captur
     assert json.loads((tmp_path / "data" / "test_puzzles.json").read_text()) == EVALUATION
 
 
-def test_another_task_of_the_same_name_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_tasks_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tasks = _write_folders(tmp_path / "tasks", evaluation=EVALUATION, training={"c": TRAINING["a"]})
     message = _error(capsys, tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 1)
     assert "hold different ARC tasks called c" in message
@@ -347,7 +360,7 @@ def test_leaks_in_the_real_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[s
     _build(tmp_path / "arc-1", *options, "--subsets", "training", "evaluation", "concept")
     messages = capsys.readouterr()
     assert "warning: 1 of 419 test pairs are among the training pairs: 070dd51e (in 40853293)" in messages.err
-    # 1302 + 416 pairs of training, 1363 of evaluation, 427 + 480 of ConceptARC.
+    # The sum of 1302 + 416 training pairs, 1363 evaluation pairs and 427 + 480 pairs of ConceptARC.
     assert "3,988 examples of 960 versions of 960 tasks" in messages.out
     assert "419 examples of 400 versions of 400 tasks" in messages.out
 
@@ -386,13 +399,13 @@ def test_leaks_in_the_real_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--input-file", "x"], "unrecognized arguments"),
     ],
 )
-def test_wrong_options(
+def test_wrong_options_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[object], expected: str
 ) -> None:
     assert expected in _error(capsys, tmp_path / "data", *options)
 
 
-def test_published_command_lines() -> None:
+def test_published_command_lines_are_understood() -> None:
     hrm = parse_settings([])
     assert [str(folder) for folder in hrm.dataset_dirs or []] == [
         "dataset/raw-data/ARC-AGI/data",
@@ -418,12 +431,16 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "build even if over 1 % of the test pairs" in text and "--test-set-name evaluation" in text
 
 
-def test_more_versions_than_can_be_indexed(tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path) -> None:
+def test_more_versions_than_can_be_indexed_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path
+) -> None:
     message = _error(capsys, tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 10**9)
     assert "13,000,000,013 examples are more than a dataset can index, 2,147,483,647; lower --num-aug" in message
 
 
-def test_missing_files_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path) -> None:
+def test_missing_files_and_folders_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path
+) -> None:
     prefix = _write_combined(tmp_path, training=TRAINING)
     options = ("--input-file-prefix", prefix, "--test-set-name", "evaluation")
     message = _error(capsys, tmp_path / "data", *options, "--subsets", "training", "evaluation")
@@ -455,7 +472,7 @@ def test_missing_files_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture
         (json.dumps({**_task(9), "test": [{"input": [[10]], "output": [[1]]}]}), "row 1, column 1 is 10"),
     ],
 )
-def test_a_bad_file_leaves_nothing(
+def test_a_malformed_file_is_named_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path, text: str, expected: str
 ) -> None:
     (tasks_dir / "training" / "b.json").write_text(text)
@@ -463,7 +480,9 @@ def test_a_bad_file_leaves_nothing(
 
 
 @pytest.mark.parametrize("name", ["", "a|||b"])
-def test_names_that_identifiers_cannot_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_task_names_that_identifiers_cannot_hold_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     prefix = _write_combined(tmp_path, e={name: EVALUATION["c"]})
     options = ("--input-file-prefix", prefix, "--subsets", "e", "--test-set-name", "e")
     assert f"a task is called {name!r}" in _error(capsys, tmp_path / "data", *options)
@@ -475,7 +494,7 @@ def test_as_a_script_and_as_a_module(tmp_path: Path, tasks_dir: Path, how: list[
     done = subprocess.run([sys.executable, *how, *options], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "39 examples of 12 versions of 4 tasks" in done.stdout and "vocab_size 12, seq_len 900" in done.stdout
-    assert "\r" not in done.stderr, "a redirected progress bar must be made of lines"
+    assert "\r" not in done.stderr, "a redirected progress bar must consist of lines"
     options[1] = str(tmp_path / "other")
     bad = subprocess.run(
         [sys.executable, *how, *options, "--seed", "-1"], cwd=REPOSITORY, capture_output=True, text=True

@@ -1,6 +1,6 @@
-"""What the Lights Out builder writes and what it refuses.
+"""The Lights Out builder: the dataset that it writes, and the mistakes that it refuses.
 
-How it is stopped: as the Sudoku builder.
+test_build_sudoku_dataset.py tests how builders react to an interruption.
 """
 # N = boards, S = cells of a board
 
@@ -23,7 +23,7 @@ def _build(output_dir: Path, *options: object) -> dict[SplitName, Split]:
 
 
 def _keys(split: Split) -> list[bytes]:
-    """Equal for boards that are symmetries of one another."""
+    """Return a key of each board. Symmetries of one board have the same key."""
     inputs_NS = np.array(split.sets["all"].inputs)
     return [min(turned_row(board_S, transform).tobytes() for transform in range(8)) for board_S in inputs_NS]
 
@@ -45,32 +45,32 @@ def test_format(tmp_path: Path, capsys: pytest.CaptureFixture[str], side: int) -
     assert [len(splits[name].sets["all"].inputs) for name in ("train", "test")] == [160, 4]
     assert splits["train"].sets["all"].group_indices.tolist() == list(range(0, 161, 4))
     assert "train  160 boards = 40 x (1 + 3 images)\n  test   4 boards\n  labels " in capsys.readouterr().out
-    # The check judges every label.
+    # `validate` judges every label.
     assert validate.main([str(tmp_path / "data")]) == 0
     assert capsys.readouterr().out.endswith("ok: 0 errors, 0 warnings\n")
 
 
-def test_no_board_is_there_twice_in_any_form(tmp_path: Path) -> None:
+def test_no_two_boards_are_symmetries_of_one_another(tmp_path: Path) -> None:
     splits = _build(tmp_path / "data", "--side", 3, "--generate", 80, "--generate-test", 21)
     keys = _keys(splits["train"]) + _keys(splits["test"])
-    assert len(set(keys)) == 101, "all that there are"
+    assert len(set(keys)) == 101, "the splits must hold all 101 boards of 3x3"
 
 
-def test_groups_are_images_of_their_first_board(tmp_path: Path) -> None:
+def test_a_group_holds_the_images_of_one_board(tmp_path: Path) -> None:
     splits = _build(tmp_path / "data", "--side", 4, "--generate", 30, "--num-aug", 7)
     keys = _keys(splits["train"])
     assert [len(set(keys[start : start + 8])) for start in range(0, 240, 8)] == [1] * 30
     assert len(set(keys)) == 30 and not set(keys) & set(_keys(splits["test"]))
 
 
-def test_options_change_what_they_are_about(tmp_path: Path) -> None:
+def test_num_aug_seed_and_max_presses_change_the_boards(tmp_path: Path) -> None:
     def contents(name: str, *options: object) -> list[str]:
         splits = _build(tmp_path / name, "--side", 5, "--generate", 30, *options)
         return [check_contents(splits[split]) for split in ("train", "test")]
 
     first = contents("a")
     assert contents("b") == first
-    assert contents("c", "--num-aug", 2)[1] == first[1], "test boards are not augmented"
+    assert contents("c", "--num-aug", 2)[1] == first[1], "test boards must not be augmented"
     assert not set(contents("d", "--seed", 1)) & set(first)
     few = _build(tmp_path / "e", "--generate", 50, "--max-presses", 3)
     num_presses_N = (np.array(few["train"].sets["all"].labels) == PRESS).sum(1)

@@ -1,6 +1,6 @@
-"""What the maze builder writes and what it refuses.
+"""The maze builder: the dataset that it writes, and the mistakes that it refuses.
 
-How it is stopped and replaces folders: as the Sudoku builder.
+test_build_sudoku_dataset.py tests how builders react to an interruption and replace folders.
 """
 # N = mazes, S = cells of a maze
 
@@ -21,13 +21,13 @@ from tests.dataset.mazes import random_maze, turned_row
 REPOSITORY = Path(__file__).resolve().parents[2]
 REAL_MAZES = REPOSITORY.parent / "shared" / "data" / "maze-30x30-hard-1k"
 HEADER = "source,question,answer,rating"
-# A way round the walls: right, right, down, down.
+# The path goes right, right, down, down around the walls.
 GOOD_ROW = "x,S  ##   G,Soo##o  G,4"
 
 
 @pytest.fixture(scope="module")
 def source_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of 5x5 mazes: 12 for training, 5 for test (compressed)."""
+    """Return a folder with 12 training mazes of 5x5, and 5 test mazes in a compressed file."""
     folder = tmp_path_factory.mktemp("source")
     rng = np.random.default_rng(0)
     rows = [f"x,{','.join(map(maze.to_text, random_maze(rng, 5)))},3" for _ in range(17)]
@@ -48,11 +48,14 @@ def _arrays(split: Split) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _error(capsys: pytest.CaptureFixture[str], output_dir: Path, *options: object) -> str:
-    """Runs the builder into a mistake: status 2, one line, nothing left behind."""
+    """Return the line with which the builder refuses the options.
+
+    The exit status must be 2, and the builder must leave no file behind.
+    """
     before = sorted(output_dir.parent.iterdir())
     assert main(["--output-dir", str(output_dir), *map(str, options)]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert ";" in line, "it must say what to do"
+    assert ";" in line, "the error must say what to do"
     assert sorted(output_dir.parent.iterdir()) == before
     return line
 
@@ -85,7 +88,7 @@ def test_format(tmp_path: Path, source_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [["--aug"], ["--aug", "true"], ["--aug", "True"]])
-def test_images_are_in_the_group_of_their_maze(
+def test_the_eight_images_of_a_maze_form_a_group(
     tmp_path: Path, source_dir: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ) -> None:
     plain = _build(tmp_path / "plain", "--source-dir", source_dir, "--aug", "false")
@@ -99,7 +102,7 @@ def test_images_are_in_the_group_of_their_maze(
     assert check_contents(augmented["test"]) == check_contents(plain["test"])
 
 
-def test_subsampling_is_of_train_only_and_without_replacement(tmp_path: Path, source_dir: Path) -> None:
+def test_only_train_is_subsampled_and_without_replacement(tmp_path: Path, source_dir: Path) -> None:
     whole = _build(tmp_path / "whole", "--source-dir", source_dir)
     part, same, other = (
         _build(tmp_path / name, "--source-dir", source_dir, "--subsample-size", 7, "--seed", seed)
@@ -112,7 +115,7 @@ def test_subsampling_is_of_train_only_and_without_replacement(tmp_path: Path, so
     assert check_contents(part["test"]) == check_contents(whole["test"])
 
 
-def test_generated_mazes(tmp_path: Path) -> None:
+def test_generated_mazes_have_shortest_paths(tmp_path: Path) -> None:
     splits = _build(tmp_path / "data", "--generate", 21, "--size", 7, "--seed", 4)
     assert [split.metadata.total_groups for split in splits.values()] == [21, 2]
     inputs_NS, labels_NS = (
@@ -125,7 +128,7 @@ def test_generated_mazes(tmp_path: Path) -> None:
     assert check_contents(splits["train"]) == check_contents(same["train"]) != check_contents(other["train"])
 
 
-def test_one_maze_of_the_published_size(tmp_path: Path) -> None:
+def test_one_generated_maze_has_the_published_size(tmp_path: Path) -> None:
     splits = _build(tmp_path / "data", "--generate", 1)
     assert [split.metadata.total_groups for split in splits.values()] == [1, 1]
     assert splits["train"].metadata.seq_len == 900
@@ -148,7 +151,7 @@ def test_one_maze_of_the_published_size(tmp_path: Path) -> None:
         (["--source-dir", "x"], "x: holds neither train.csv nor train.csv.gz"),
     ],
 )
-def test_wrong_options(
+def test_wrong_options_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[object], expected: str
 ) -> None:
     assert expected in _error(capsys, tmp_path / "data", *options)
@@ -177,7 +180,7 @@ def test_wrong_options(
     ],
 )
 @pytest.mark.parametrize("before", [0, 3])
-def test_bad_rows(
+def test_malformed_rows_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], question: str, answer: str, expected: str, before: int
 ) -> None:
     rows = [GOOD_ROW] * before + [f"x,{question},{answer},4"]
@@ -189,14 +192,14 @@ def test_bad_rows(
     assert f"train.csv:{before + 2}: {expected}" in message
 
 
-def test_another_shortest_path_is_no_mistake(tmp_path: Path) -> None:
+def test_any_shortest_path_is_accepted(tmp_path: Path) -> None:
     for split, answer in (("train", "S  o  oG "), ("test", "So  o  G ")):
         (tmp_path / f"{split}.csv").write_text(f"{HEADER}\nx,S      G ,{answer},3\n")
     splits = _build(tmp_path / "data", "--source-dir", tmp_path)
     assert [maze.to_text(_arrays(split)[1][0]) for split in splits.values()] == ["S  o  oG ", "So  o  G "]
 
 
-def test_both_files_have_mazes_of_one_size(
+def test_files_with_mazes_of_different_sizes_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path
 ) -> None:
     (tmp_path / "train.csv").write_text(f"{HEADER}\nx,S      G ,S  o  oG ,3\n")
@@ -205,7 +208,7 @@ def test_both_files_have_mazes_of_one_size(
     assert "test.csv.gz: mazes have 25 cells, but those" in message and "train.csv have 9;" in message
 
 
-def test_asking_for_more_than_the_file_has(
+def test_a_subsample_larger_than_the_file_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path
 ) -> None:
     message = _error(capsys, tmp_path / "data", "--source-dir", source_dir, "--subsample-size", 13)

@@ -1,4 +1,4 @@
-"""What the builder writes, what it refuses, and what is left when it is stopped."""
+"""The Sudoku builder: its dataset, the mistakes that it refuses, and interruptions."""
 # N = boards, S = cells of a board
 
 import gzip
@@ -30,7 +30,10 @@ QUESTION, ANSWER = "1...3..2.14.4...", "1234341221434321"
 
 @pytest.fixture(scope="module")
 def source_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of 4x4 puzzles rated 0, 1, 2, ...: 12 for training, 5 for test (compressed)."""
+    """Return a folder with 12 training puzzles of 4x4, and 5 test puzzles in a compressed file.
+
+    The puzzles of each file have the ratings 0, 1, 2, ...
+    """
     folder = tmp_path_factory.mktemp("source")
     pairs = list(generate(17, BOX, np.random.default_rng(0)))
     rows = [
@@ -54,11 +57,14 @@ def _boards(split: Split) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _error(capsys: pytest.CaptureFixture[str], output_dir: Path, *options: object) -> str:
-    """Runs the builder into a mistake: status 2, one line, nothing left behind."""
+    """Return the line with which the builder refuses the options.
+
+    The exit status must be 2, and the builder must leave no file behind.
+    """
     before = sorted(output_dir.parent.iterdir())
     assert main(["--output-dir", str(output_dir), *map(str, options)]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert ";" in line, "it must say what to do"
+    assert ";" in line, "the error must say what to do"
     assert sorted(output_dir.parent.iterdir()) == before
     return line
 
@@ -90,7 +96,7 @@ def test_format(tmp_path: Path, source_dir: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
 
 
-def test_originals_come_first_and_in_order(tmp_path: Path, source_dir: Path) -> None:
+def test_the_original_comes_first_in_each_group(tmp_path: Path, source_dir: Path) -> None:
     questions_NS, solutions_NS = _boards(_build(tmp_path / "data", "--source-dir", source_dir, "--num-aug", 2)["train"])
     rows = [line.split(",") for line in (source_dir / "train.csv").read_text().splitlines()[1:]]
     for row, question_S, solution_S in zip(rows, questions_NS[::3], solutions_NS[::3], strict=True):
@@ -100,7 +106,9 @@ def test_originals_come_first_and_in_order(tmp_path: Path, source_dir: Path) -> 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(box=st.sampled_from(list(BOXES)), num_aug=st.integers(0, 4), seed=st.integers(0, 2**40))
-def test_augmented_boards(tmp_path_factory: pytest.TempPathFactory, box: str, num_aug: int, seed: int) -> None:
+def test_augmented_boards_are_symmetries_of_their_puzzle(
+    tmp_path_factory: pytest.TempPathFactory, box: str, num_aug: int, seed: int
+) -> None:
     folder = tmp_path_factory.mktemp("build")
     options = ("--generate", 3, "--box", box, "--num-aug", num_aug, "--seed", seed)
     questions_NS, solutions_NS = _boards(_build(folder / "data", *options)["train"])
@@ -129,7 +137,7 @@ def test_a_build_is_a_function_of_the_seed(tmp_path: Path, source_dir: Path, mon
     assert _fingerprints(tmp_path / "a")[0] != _fingerprints(tmp_path / "c")[0]
 
 
-def test_subsampling_is_of_train_only_and_without_replacement(tmp_path: Path, source_dir: Path) -> None:
+def test_only_train_is_subsampled_and_without_replacement(tmp_path: Path, source_dir: Path) -> None:
     whole = _build(tmp_path / "whole", "--source-dir", source_dir)
     part = _build(tmp_path / "part", "--source-dir", source_dir, "--subsample-size", 7)
     drawn = [question_S.tobytes() for question_S in _boards(part["train"])[0]]
@@ -138,14 +146,14 @@ def test_subsampling_is_of_train_only_and_without_replacement(tmp_path: Path, so
     np.testing.assert_array_equal(_boards(part["test"])[0], _boards(whole["test"])[0])
 
 
-def test_min_difficulty_is_for_both_splits(tmp_path: Path, source_dir: Path) -> None:
+def test_min_difficulty_selects_puzzles_of_both_splits(tmp_path: Path, source_dir: Path) -> None:
     splits = _build(tmp_path / "data", "--source-dir", source_dir, "--min-difficulty", 3)
     assert splits["train"].metadata.total_groups == 9  # rated 3 to 11
     assert splits["test"].metadata.total_groups == 2  # rated 3 and 4
 
 
 @pytest.mark.parametrize(("box", "vocab_size"), [("2x2", 6), ("2x3", 8), ("3x3", 11)])
-def test_generated_splits_share_no_class(tmp_path: Path, box: str, vocab_size: int) -> None:
+def test_generated_splits_share_no_symmetry_class(tmp_path: Path, box: str, vocab_size: int) -> None:
     splits = _build(tmp_path / "data", "--generate", 20, "--generate-test", 5, "--box", box)
     assert splits["train"].metadata.vocab_size == vocab_size
     classes = [
@@ -155,7 +163,7 @@ def test_generated_splits_share_no_class(tmp_path: Path, box: str, vocab_size: i
     assert len({*classes[0], *classes[1]}) == 25
 
 
-def test_a_tenth_is_generated_for_test(tmp_path: Path) -> None:
+def test_the_generated_test_split_is_a_tenth_of_the_training_split(tmp_path: Path) -> None:
     assert _build(tmp_path / "a", "--generate", 21, "--box", "2x2")["test"].metadata.total_groups == 2
     assert _build(tmp_path / "b", "--generate", 3, "--box", "2x2")["test"].metadata.total_groups == 1
 
@@ -181,7 +189,7 @@ def test_a_tenth_is_generated_for_test(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_options(
+def test_wrong_options_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[object], expected: str
 ) -> None:
     assert expected in _error(capsys, tmp_path / "data", *options)
@@ -213,7 +221,9 @@ GOOD_ROW = f"x,{QUESTION},{ANSWER},3"
         (f'{HEADER}\n"{"x" * 200_000}",{QUESTION},{ANSWER},3\n', "train.csv:1: cannot be read on (field larger"),
     ],
 )
-def test_bad_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str) -> None:
+def test_malformed_csv_files_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str
+) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "train.csv").write_text(text, encoding="utf-8")
@@ -221,13 +231,13 @@ def test_bad_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, 
     assert expected in _error(capsys, tmp_path / "data", "--source-dir", source)
 
 
-def test_byte_order_mark_and_windows_line_ends_are_fine(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / f"{split}.csv").write_bytes(f"\ufeff{HEADER}\r\n{GOOD_ROW}\r\n".encode())
     assert _build(tmp_path / "data", "--source-dir", tmp_path)["train"].metadata.total_groups == 1
 
 
-def test_bad_source_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path) -> None:
+def test_wrong_source_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path) -> None:
     source = tmp_path / "source"
     assert "holds neither train.csv nor train.csv.gz" in _error(capsys, tmp_path / "data", "--source-dir", source)
     source.mkdir()
@@ -246,7 +256,7 @@ def test_bad_source_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert "test.csv.gz: boards have side 4" in _error(capsys, tmp_path / "data", "--source-dir", source)
 
 
-def test_asking_for_more_than_the_file_has(
+def test_more_puzzles_than_the_file_has_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path
 ) -> None:
     options = ("--source-dir", source_dir, "--subsample-size", 10)
@@ -283,7 +293,7 @@ def test_download(
     assert "downloading needs huggingface_hub" in _error(capsys, tmp_path / "other")
 
 
-def test_a_dataset_is_replaced_and_nothing_else_is(
+def test_a_build_replaces_a_dataset_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path
 ) -> None:
     data = tmp_path / "data"
@@ -307,7 +317,7 @@ def test_a_dataset_is_replaced_and_nothing_else_is(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_full_disk(
+def test_a_full_disk_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write_header(*_: object) -> None:
@@ -326,7 +336,7 @@ def _start(*options: object) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Whoever runs the tests in a shell's background hands an ignored SIGINT down to them.
+        # Tests that run in the background of a shell inherit an ignored SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
@@ -334,13 +344,13 @@ def _start(*options: object) -> subprocess.Popen[str]:
 def _wait_for(path: Path) -> None:
     deadline = time.monotonic() + 60
     while not path.exists():
-        assert time.monotonic() < deadline, f"{path} does not appear"
+        assert time.monotonic() < deadline, f"{path} did not appear within a minute"
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize("replacing", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_an_interrupted_build_leaves_nothing_that_looks_whole(
+def test_an_interrupted_build_leaves_no_dataset_that_opens(
     tmp_path: Path, source_dir: Path, number: signal.Signals, replacing: bool
 ) -> None:
     data, building = tmp_path / "data", tmp_path / ".data.building"
@@ -348,7 +358,7 @@ def test_an_interrupted_build_leaves_nothing_that_looks_whole(
     if replacing:
         _build(data, "--source-dir", source_dir)
         before = _fingerprints(data)
-    # Minutes of work, so that the signal comes in the middle of it.
+    # The build takes minutes, so that the signal interrupts it.
     process = _start("--output-dir", data, "--source-dir", source_dir, "--num-aug", 5_000_000)
     _wait_for(building / "train" / "all__labels.npy")
     process.send_signal(number)
@@ -369,7 +379,7 @@ def test_an_interrupted_build_leaves_nothing_that_looks_whole(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
 
 
-def test_a_build_killed_between_the_renames_is_taken_back(
+def test_a_kill_between_the_renames_loses_no_dataset(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path
 ) -> None:
     data = tmp_path / "data"
@@ -381,7 +391,9 @@ def test_a_build_killed_between_the_renames_is_taken_back(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
 
 
-def test_two_builds_of_the_same_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path) -> None:
+def test_a_second_build_of_the_same_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path
+) -> None:
     data = tmp_path / "data"
     process = _start("--output-dir", data, "--source-dir", source_dir, "--num-aug", 5_000_000)
     try:
@@ -400,7 +412,7 @@ def test_as_a_script_and_as_a_module(tmp_path: Path, how: list[str]) -> None:
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "20 boards" in done.stdout and "vocab_size 6, seq_len 16" in done.stdout
-    assert "\r" not in done.stderr, "a redirected progress bar must be made of lines"
+    assert "\r" not in done.stderr, "a redirected progress bar must consist of lines"
     bad = subprocess.run([*command, "--seed", "-1"], cwd=REPOSITORY, capture_output=True, text=True)
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr == "error: --seed is -1; it must be at least 0\n"

@@ -1,5 +1,7 @@
-"""What all builders share: the arrays as a stream, the folder that appears when it is whole,
-mistakes as one line.
+"""The parts that all builders share.
+
+A builder writes arrays as a stream, shows the folder only when it is complete, and reports a
+mistake in one line.
 """
 # N = examples, S = tokens, P = puzzles, G = groups
 
@@ -18,8 +20,9 @@ from utils.shell import run_command
 
 
 def _write(folder: Path, cuts: list[int], **options: str) -> None:
-    """A split of 5 puzzles with 1, 3, 2, 1 and 1 examples, added in parts that end at `cuts`
-    puzzles.
+    """Write a split of 5 puzzles with 1, 3, 2, 1 and 1 examples.
+
+    The puzzles are added in parts. `cuts` has the number of puzzles before each part but the first.
     """
     sizes_P, identifiers_P = np.array([1, 3, 2, 1, 1]), np.array([1, 0, 3, 2, 2])
     inputs_NS = np.arange(8 * 4, dtype=np.uint8).reshape(8, 4) % 7
@@ -35,7 +38,7 @@ def _write(folder: Path, cuts: list[int], **options: str) -> None:
 
 
 @pytest.mark.parametrize("cuts", [[], [2], [1, 2, 2, 4]])
-def test_a_stream_gives_the_arrays_that_numpy_would_write(tmp_path: Path, cuts: list[int]) -> None:
+def test_a_stream_writes_the_same_bytes_as_numpy(tmp_path: Path, cuts: list[int]) -> None:
     _write(tmp_path / "train", cuts)
     inputs_NS = np.arange(8 * 4, dtype=np.uint8).reshape(8, 4) % 7
     expected: dict[str, np.ndarray] = {
@@ -67,7 +70,7 @@ def test_a_set_has_the_name_it_is_given(tmp_path: Path) -> None:
     assert list(open_split(tmp_path, "train").sets) == ["evaluation"]
 
 
-def test_a_split_that_was_not_finished_is_none(tmp_path: Path) -> None:
+def test_an_unfinished_split_cannot_be_opened(tmp_path: Path) -> None:
     one = np.zeros((1, 4), np.uint8)
     with (
         pytest.raises(KeyboardInterrupt),
@@ -80,7 +83,7 @@ def test_a_split_that_was_not_finished_is_none(tmp_path: Path) -> None:
         open_split(tmp_path, "train")
 
 
-def test_more_rows_than_the_indices_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_rows_than_the_indices_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "MAX_ROWS", 7)
     with pytest.raises(ValueError, match="train: a dataset indexes 7 examples at most"):
         _write(tmp_path / "train", [2, 4])
@@ -88,7 +91,7 @@ def test_more_rows_than_the_indices_hold(tmp_path: Path, monkeypatch: pytest.Mon
     _write(tmp_path / "other", [2, 4])
 
 
-def test_what_was_built_is_read_back_and_recorded(tmp_path: Path) -> None:
+def test_finish_reads_the_dataset_back_and_records_it(tmp_path: Path) -> None:
     for split in ("train", "test"):
         _write(tmp_path / split, [])
     names = ["<blank>", 'a "name"', "naïve", "</script>"]
@@ -99,7 +102,7 @@ def test_what_was_built_is_read_back_and_recorded(tmp_path: Path) -> None:
     assert fingerprints["train"] == fingerprints["test"] == check_contents(open_split(tmp_path, "train"))
 
 
-def test_a_wrong_token_is_found_when_it_is_read_back(tmp_path: Path) -> None:
+def test_finish_finds_a_wrong_token(tmp_path: Path) -> None:
     seven = np.full((1, 4), 7, np.uint8)
     for split in ("train", "test"):
         with SplitWriter(tmp_path / split, seq_len=4, vocab_size=7, num_puzzle_identifiers=1) as writer:
@@ -117,7 +120,7 @@ def _build(output_dir: Path) -> None:
         (folder / "test_puzzles.json").write_text("{}")
 
 
-def test_a_dataset_takes_the_place_of_another_and_of_nothing_else(tmp_path: Path) -> None:
+def test_a_new_dataset_replaces_a_dataset_and_nothing_else(tmp_path: Path) -> None:
     _build(tmp_path / "a" / "data")
     before = (tmp_path / "a" / "data" / "train").stat().st_ino
     _build(tmp_path / "a" / "data")
@@ -145,7 +148,7 @@ class _Settings:
     third = "x"
 
 
-def test_options_are_checked_by_the_names_they_have_on_the_command_line() -> None:
+def test_errors_about_options_use_the_names_of_the_command_line() -> None:
     assert given(_Settings, "one_number", "other", "third") == ["--one-number", "--third"]
     check_at_least(_Settings, one_number=0, other=5)
     with pytest.raises(ValueError, match="--one-number is 0; it must be at least 1"):
@@ -164,7 +167,7 @@ def test_options_are_checked_by_the_names_they_have_on_the_command_line() -> Non
         (KeyboardInterrupt(), 130, "", "error: interrupted; nothing was written\n"),
     ],
 )
-def test_the_exit_status(
+def test_the_exit_status_and_the_message(
     capsys: pytest.CaptureFixture[str], outcome: str | BaseException, status: int, out: str, err: str
 ) -> None:
     def program(argv: list[str] | None) -> str:

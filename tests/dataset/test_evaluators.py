@@ -1,6 +1,6 @@
-"""Evaluators by their names, and what data they refuse.
+"""Evaluators by their names, and the data that they refuse.
 
-How answers are judged: tests/dataset/tasks/.
+The tests in tests/dataset/tasks/ prove how evaluators judge answers.
 """
 # B = boards, S = cells of a board
 
@@ -23,19 +23,19 @@ def test_names_and_metrics() -> None:
     assert nothing.metrics == () and nothing.judge(tokens_BS, tokens_BS) == {}
 
 
-def test_the_task_says_who_knows_it() -> None:
-    """Of an ARC dataset its builder's list of tasks: without it nobody could vote."""
+def test_the_sizes_of_a_dataset_choose_its_evaluators() -> None:
+    """An ARC dataset also needs the file test_puzzles.json. Here the file is missing."""
     sizes = [(36, 8), (900, 6), (25, 6), (24, 6), (900, 12), (100, 10)]
     assert [fitting_evaluators(split_of(*size)) for size in sizes] == [["sudoku"], ["maze"], ["maze"], [], [], []]
 
 
 @pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 11), (24, 6), (900, 12), (16, 6)])
-def test_what_is_no_maze_is_a_mistake(seq_len: int, vocab_size: int) -> None:
+def test_the_maze_evaluator_refuses_other_data(seq_len: int, vocab_size: int) -> None:
     with pytest.raises(ValueError, match=f"data/test has {seq_len} tokens of {vocab_size} kinds, which is no maze"):
         build_evaluators(["maze"], split_of(seq_len, vocab_size))
 
 
 @pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 10), (36, 6), (900, 6), (64, 10)])
-def test_what_is_no_sudoku_is_a_mistake(seq_len: int, vocab_size: int) -> None:
+def test_the_sudoku_evaluator_refuses_other_data(seq_len: int, vocab_size: int) -> None:
     with pytest.raises(ValueError, match=f"data/test has {seq_len} tokens of {vocab_size} kinds, which is no Sudoku"):
         build_evaluators(["sudoku"], split_of(seq_len, vocab_size))

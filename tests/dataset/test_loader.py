@@ -1,5 +1,6 @@
-"""From arrays to batches: the right labels and identifiers, in order, each example of an evaluation
-exactly once.
+"""Loaders turn arrays into batches, with the right labels and identifiers and in the right order.
+
+An evaluation reads each example exactly once.
 """
 
 import threading
@@ -26,8 +27,9 @@ DATA_ON: tuple[DataOn, ...] = ("host", "device")
 
 
 def _split(sizes: list[list[int]], *, dtype: Any = np.uint8, ignore: int | None = 0) -> Split:
-    """Sets whose puzzles have these numbers of examples, each puzzle a group and with an identifier
-    that tells it; every row differs from every other.
+    """Return a split with a set for each list. The list has the number of examples of each puzzle.
+
+    Each puzzle is a group, and has an identifier of its own. No two rows are equal.
     """
     sets = {}
     for index, puzzles in enumerate(sizes):
@@ -60,7 +62,7 @@ def _sampler(split: Split, size: int, **options: Any) -> Sampler:
 
 
 def _rows_by_hand(split: Split, examples: np.ndarray) -> list[tuple[list[int], list[int], int]]:
-    """(inputs, labels, identifier) of examples numbered over all sets, one at a time."""
+    """Return (inputs, labels, identifier) of the examples. Their numbers count through all sets."""
     everything = []
     for puzzle_set in split.sets.values():
         for puzzle, identifier in enumerate(puzzle_set.puzzle_identifiers.tolist()):
@@ -92,10 +94,8 @@ def test_batches_hold_the_examples_that_the_sampler_names(dtype: Any, ignore: in
     assert ignored > 0 if ignore is not None else ignored == 0
 
 
-def test_an_ignored_label_outside_of_the_vocabulary() -> None:
-    """Published folders mark ignored labels with -100 or with the padding, whichever dataset.json
-    names.
-    """
+def test_evaluation_ignores_a_label_outside_of_the_vocabulary() -> None:
+    """The file dataset.json of a published folder names the ignored label: -100 or the padding."""
     split = _split([[4]], dtype=np.int64, ignore=-100)
     split.sets["set0"].labels[1, 2] = -100
     (_, batch), *_ = EvalLoader(split, "set0", 4).batches(World.single())
@@ -103,7 +103,7 @@ def test_an_ignored_label_outside_of_the_vocabulary() -> None:
 
 
 def test_reading_leaves_the_arrays_alone() -> None:
-    """They may be maps of a file that others read, opened read-only."""
+    """The arrays may be read-only maps of a file that other processes read."""
     split = _split([[3, 3]], dtype=np.int32)
     for array in (split.sets["set0"].inputs, split.sets["set0"].labels):
         array.setflags(write=False)
@@ -115,7 +115,7 @@ def test_reading_leaves_the_arrays_alone() -> None:
 
 
 def test_sets_of_different_types_lie_on_the_device_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "CHUNK_BYTES", 11)  # two rows at a time, and not all sets begin at a multiple of it
+    monkeypatch.setattr(loader, "CHUNK_BYTES", 11)  # copies two rows of uint8 at a time, or one row of int64
     split = _split([[1, 3, 2], [2, 2]])
     for name, dtype in (("inputs", np.int64), ("labels", np.uint8)):
         array = getattr(split.sets["set1"], name)
@@ -131,7 +131,7 @@ def test_sets_of_different_types_lie_on_the_device_together(monkeypatch: pytest.
 
 @pytest.mark.parametrize("data_on", DATA_ON)
 @pytest.mark.parametrize("ignore", [-100, -1, 200])
-def test_an_ignored_label_outside_of_the_vocabulary_wherever_the_arrays_lie(data_on: DataOn, ignore: int) -> None:
+def test_training_ignores_a_label_outside_of_the_vocabulary(data_on: DataOn, ignore: int) -> None:
     split = _split([[4]], dtype=np.int64, ignore=ignore)
     split.sets["set0"].labels[1, 2] = ignore
     sampler = _sampler(split, 4)
@@ -140,13 +140,13 @@ def test_an_ignored_label_outside_of_the_vocabulary_wherever_the_arrays_lie(data
     assert (batch["labels"] == IGNORE_LABEL).nonzero().tolist() == [[row, 2]]
 
 
-def test_nothing_moves_to_a_cpu_by_itself() -> None:
+def test_on_a_cpu_the_default_is_data_on_host() -> None:
     split = _split([[4]])
     assert TrainLoader(split, _sampler(split, 4), World.single()).data_on == "host"
 
 
 @pytest.mark.parametrize(("free_bytes", "expected"), [(8 * 5 * 2 * 4 - 1, "host"), (8 * 5 * 2 * 4, "device")])
-def test_arrays_that_take_a_quarter_of_the_free_memory_go_to_the_device(
+def test_arrays_of_at_most_a_quarter_of_the_free_memory_go_to_the_device(
     monkeypatch: pytest.MonkeyPatch, free_bytes: int, expected: str
 ) -> None:
     split = _split([[4, 4]])
@@ -248,7 +248,7 @@ def test_a_failure_while_reading_reaches_the_loop(monkeypatch: pytest.MonkeyPatc
     assert _loader_threads() == []
 
 
-def test_leaving_early_ends_the_thread() -> None:
+def test_closing_the_batches_ends_the_thread() -> None:
     split = _split([[1] * 30])
     steps = TrainLoader(split, _sampler(split, 3), World.single()).batches(range(1, 21))
     next(steps)
@@ -282,7 +282,7 @@ def test_an_evaluation_covers_every_row_exactly_once(puzzles: list[int], batch_s
 def test_no_rank_gets_more_than_its_share_of_an_evaluation_batch() -> None:
     split = _split([[1] * 10])
     sizes = [[len(rows) for rows, _ in EvalLoader(split, "set0", 4).batches(world_of(rank, 3))] for rank in range(3)]
-    assert sizes == [[1, 1], [1, 1, 1], [2, 2, 1]]  # of 4, 4 and 2
+    assert sizes == [[1, 1], [1, 1, 1], [2, 2, 1]]  # the batches have 4, 4 and 2 rows
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_part_of_an_evaluation_is_spread_evenly(max_examples: int, expected: l
 
 
 def test_every_batch_can_be_spread_over_the_file() -> None:
-    """So that an evaluation that ends early has not seen its beginning only."""
+    """An evaluation that ends early has then seen rows of the whole file."""
     loader = EvalLoader(_split([[1] * 10]), "set0", 3, spread=True)
     batches = [rows.tolist() for rows, _ in loader.batches(World.single())]
     assert batches == [[0, 4, 8], [1, 5, 9], [2, 6, 3], [7]]

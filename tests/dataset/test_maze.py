@@ -1,4 +1,4 @@
-"""Mazes: the label's path, judging other paths, transforms and new mazes, against slow searches."""
+"""Mazes: labels, verdicts on paths, transforms and new mazes equal those of slow searches."""
 # N = mazes, S = cells of a maze, L = side, T = transforms
 
 import itertools
@@ -40,7 +40,7 @@ def _is_solved(maze_S: np.ndarray, label_S: np.ndarray) -> bool:
 
 def test_text_and_tokens() -> None:
     assert to_tokens("# SGo").tolist() == [1, 2, 3, 4, 5]
-    assert to_tokens(" S \n".strip("\n")).tolist() == [2, 3, 2], "blanks at the ends are cells"
+    assert to_tokens(" S \n".strip("\n")).tolist() == [2, 3, 2], "blanks at both ends must be cells"
     maze_S, label_S = random_maze(np.random.default_rng(0), 7)
     for tokens_S in (maze_S, label_S):
         np.testing.assert_array_equal(to_tokens(to_text(tokens_S)), tokens_S)
@@ -57,8 +57,9 @@ def test_other_characters_are_a_mistake(text: str, expected: str) -> None:
 
 
 def _all_paths(maze_LL: np.ndarray) -> list[list[int]]:
-    """Every way from S to G that enters no cell twice, as directions: 0 down, 1 left, 2 right, 3
-    up.
+    """Return every path from S to G that enters no cell twice, as lists of directions.
+
+    The directions are 0 for down, 1 for left, 2 for right and 3 for up.
     """
     steps = ((1, 0), (0, -1), (0, 1), (-1, 0))
     found = []
@@ -79,9 +80,7 @@ def _all_paths(maze_LL: np.ndarray) -> list[list[int]]:
 
 @pytest.mark.parametrize("side", [2, 3, 4])
 def test_the_label_is_the_first_of_all_shortest_paths(side: int) -> None:
-    """Among all paths, the shortest, and of these the first in the order of directions: down, left,
-    right, up.
-    """
+    """Shortest paths are compared by their directions, in the order down, left, right, up."""
     rng = np.random.default_rng(side)
     num_choices = num_without = 0
     for _ in range(100):
@@ -102,14 +101,14 @@ def test_the_label_is_the_first_of_all_shortest_paths(side: int) -> None:
 
 
 @pytest.mark.parametrize("side", [9, 30])
-def test_the_label_is_what_the_search_finds(side: int) -> None:
+def test_the_label_is_the_path_of_the_search(side: int) -> None:
     rng = np.random.default_rng(side)
     for _ in range(30):
         maze_LL = any_maze(rng, side).reshape(side, side)
         assert shortest_path(maze_LL) == search(maze_LL.tolist())
 
 
-def test_distances() -> None:
+def test_distances_equal_those_of_a_plain_search() -> None:
     rng = np.random.default_rng(0)
     open_NLL = rng.random((40, 7, 7)) < 0.65
     from_NLL = rng.random((40, 7, 7)) < 0.05
@@ -128,7 +127,7 @@ def test_distances() -> None:
 
 
 def _judge(maze_LL: np.ndarray, answer_LL: np.ndarray) -> tuple[bool, bool]:
-    """Whether the answer is one path, and a shortest one: walks along it from S to G."""
+    """Walk along the answer from S to G. Return whether it is one path, and a shortest path."""
     side = len(maze_LL)
     cells = [(row, column) for row in range(side) for column in range(side)]
     for cell in cells:
@@ -175,19 +174,19 @@ def _grid(text: str) -> np.ndarray:
     [
         ("S../.#./..G", "S../o#./ooG", True, True),
         ("S../.#./..G", "Soo/.#o/..G", True, True),
-        ("S../.../..G", "Soo/.oo/..G", False, False),  # a square: which way?
-        ("S.../..../..../G...", "Sooo/...o/...o/Gooo", True, False),  # a way round
+        ("S../.../..G", "Soo/.oo/..G", False, False),  # a square of marks leaves two ways
+        ("S.../..../..../G...", "Sooo/...o/...o/Gooo", True, False),  # a detour
         ("SG/..", "SG/..", True, True),
-        ("SG/..", "SG/oo", False, False),  # S and G have a second neighbour
-        ("SG./..#/...", "SG./..#/..o", False, False),  # astray
+        ("SG/..", "SG/oo", False, False),  # S and G have a second marked neighbour
+        ("SG./..#/...", "SG./..#/..o", False, False),  # a mark away from the path
         ("S../.#./..G", "S../o#./o.G", False, False),  # a gap
         ("S../.#./..G", "S../.../..G", False, False),  # a wall is gone
-        ("S../.#./..G", "So./.o./.oG", False, False),  # over the wall
+        ("S../.#./..G", "So./.o./.oG", False, False),  # a path through the wall
         ("S../.#./..G", "S#./o#./ooG", False, False),  # a new wall
         ("S../.#./..G", "o../o#./ooG", False, False),  # S is gone
         ("S../.#./..G", "S../o#./ooo", False, False),  # G is gone
         ("S../.#./..G", "S../S#./ooG", False, False),  # a second S
-        ("S#./##./..G", "S#./##./..G", False, False),  # no way, and none drawn
+        ("S#./##./..G", "S#./##./..G", False, False),  # no path exists, and none is marked
         (
             "SG..../....../....../....../....../......",
             "SG..../....../..ooo./..o.o./..ooo./......",
@@ -199,17 +198,17 @@ def _grid(text: str) -> np.ndarray:
         ("...G/..../..../....", "...G/..../..../....", False, False),
     ],
 )
-def test_answers_of_all_kinds(question: str, answer: str, valid: bool, optimal: bool) -> None:
+def test_verdicts_on_answers_of_all_kinds(question: str, answer: str, valid: bool, optimal: bool) -> None:
     assert _compare([_grid(question)], [_grid(answer)]).tolist() == [[valid, optimal]]
 
 
-def test_damaged_answers_are_judged_as_a_walk_along_them_judges() -> None:
+def test_verdicts_on_damaged_answers_equal_those_of_a_walk() -> None:
     rng = np.random.default_rng(0)
     mazes, answers = [], []
     for _ in range(1500):
         maze_S, answer_S = random_maze(rng, 5)
         for cell in rng.choice(25, rng.integers(0, 4), replace=False):
-            if rng.random() < 0.8:  # a path cell more or less, else anything
+            if rng.random() < 0.8:  # add or remove a mark, else write any token
                 answer_S[cell] = {BLANK: PATH, PATH: BLANK}.get(int(answer_S[cell]), answer_S[cell])
             else:
                 answer_S[cell] = rng.integers(0, 7)
@@ -219,8 +218,8 @@ def test_damaged_answers_are_judged_as_a_walk_along_them_judges() -> None:
     assert 0.2 < found_N2[:, 0].mean() < 0.8
 
 
-def test_every_drawing_on_a_small_maze() -> None:
-    """All 2^7 ways to mark the blanks of 3x3 mazes: loose ends and ways round among them."""
+def test_verdicts_on_all_answers_to_small_mazes() -> None:
+    """The answers are all ways to mark the blanks of 3x3 mazes, with loose ends and detours."""
     longer = 0
     for question in ("S......G.", ".S.....G.", "S...G....", "....S...G", "S...#...G"):
         maze_S = to_tokens(question.replace(".", " "))
@@ -236,7 +235,7 @@ def test_every_drawing_on_a_small_maze() -> None:
     assert longer > 0
 
 
-def test_answers_of_any_numbers() -> None:
+def test_answers_may_hold_any_integers() -> None:
     maze_S, label_S = random_maze(np.random.default_rng(0), 5)
     wide_S = label_S.astype(np.int64)
     wide_S[0] = -100
@@ -257,21 +256,24 @@ def test_a_transform_is_allowed_where_the_search_finds_its_label(side: int) -> N
     ]
     np.testing.assert_array_equal(allowed_NT, expected_NT)
     assert allowed_NT[:, 0].all()
-    assert not allowed_NT.all() and allowed_NT[:, 1:].any(axis=0).all(), "the mazes must tell the transforms apart"
+    assert not allowed_NT.all() and allowed_NT[:, 1:].any(axis=0).all(), (
+        "the mazes do not tell the transforms apart, so that the test proves little"
+    )
 
 
-def test_labels_of_another_rule_stay_as_they_are_unless_they_follow_itturned() -> None:
+def test_a_label_that_breaks_the_rule_allows_only_transforms_that_mend_it() -> None:
+    """The rule is that the label is the path of the search. The identity is always allowed."""
     maze = "S.#...#.G"  # the search goes down first
     tokens_S = np.array([{"#": WALL, ".": BLANK, "S": START, "G": GOAL}[c] for c in maze], np.uint8)
     unreachable_S = tokens_S.copy()
     unreachable_S[[5, 7]] = WALL
     mazes, labels = [], []
     for maze_S, path in (
-        (tokens_S, [3, 4, 7]),  # as the search has it
-        (tokens_S, [1, 4, 5]),  # what it finds in the transposed maze
+        (tokens_S, [3, 4, 7]),  # the path of the search
+        (tokens_S, [1, 4, 5]),  # the path of the search in the transposed maze
         (tokens_S, [3, 4, 5]),  # another shortest path
-        (tokens_S, [1, 3, 4, 7]),  # more than a path
-        (tokens_S, [3, 4]),  # less
+        (tokens_S, [1, 3, 4, 7]),  # a path and one more cell
+        (tokens_S, [3, 4]),  # a part of a path
         (unreachable_S, []),
     ):
         mazes.append(maze_S)
@@ -312,7 +314,7 @@ def test_a_longer_stream_begins_with_the_shorter_one(monkeypatch: pytest.MonkeyP
     assert one == other[:10] and one != third
 
 
-def test_mazes_that_were_seen_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_symmetries_of_earlier_mazes_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def hard_mazes(side: int, rng: np.random.Generator) -> np.ndarray:
         return np.stack([turned(drawn[i], t) for i, t in next(order)])
 
@@ -325,8 +327,9 @@ def test_mazes_that_were_seen_are_passed_over(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_new_mazes_look_like_the_published_ones() -> None:
-    """Published: 37 % walls (standard deviation 2.7 %), at least 109 steps, half of them at most
-    112.
+    """The published mazes have 37 % walls, with a standard deviation of 2.7 %.
+
+    Their paths have at least 109 steps, and half of the paths have at most 112.
     """
     mazes_NLL = maze._hard_mazes(30, np.random.default_rng(0))
     assert len(mazes_NLL) > 30
@@ -337,7 +340,7 @@ def test_new_mazes_look_like_the_published_ones() -> None:
 
 
 @pytest.mark.parametrize("side", [6, 40])
-def test_the_fast_search_agrees(side: int) -> None:
+def test_the_fast_search_agrees_with_distances(side: int) -> None:
     rng = np.random.default_rng(side)
     open_KLL = rng.random((200, side, side)) < rng.uniform(0.3, 1, (200, 1, 1))
     from_KLL = maze._one_of(open_KLL, rng)
@@ -350,7 +353,7 @@ def test_the_fast_search_agrees(side: int) -> None:
 
 @pytest.mark.skipif(not REAL_MAZES.exists(), reason="the shared mazes are not here")
 @pytest.mark.parametrize(("split", "num", "num_allowed"), [("train", 1000, 1938), ("test", 500, 951)])
-def test_the_published_labels(split: str, num: int, num_allowed: int) -> None:
+def test_published_labels_are_the_paths_of_the_search(split: str, num: int, num_allowed: int) -> None:
     mazes = read_csv(REAL_MAZES / f"{split}.csv.gz")
     assert mazes.questions_NS.shape == mazes.answers_NS.shape == (num, 900)
     for question_S, answer_S in zip(*mazes, strict=True):

@@ -1,6 +1,6 @@
-"""Augmentation on the fly: the same for any number of ranks.
+"""Augmentation during training is the same for any number of ranks.
 
-What symmetries of a task are: tests/dataset/tasks/.
+The tests in tests/dataset/tasks/ prove the symmetries of each task.
 """
 # N = examples, S = tokens
 
@@ -30,7 +30,7 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("task", SPLITS)
 @pytest.mark.parametrize("num_ranks", [2, 4, 3])
-def test_any_number_of_ranks_makes_the_sameaugmented_batches(task: str, num_ranks: int) -> None:
+def test_any_number_of_ranks_makes_the_same_augmented_batches(task: str, num_ranks: int) -> None:
     split = SPLITS[task]()
     whole = augmented_batches(split, World.single(), range(1, 5))
     parts = [augmented_batches(split, world_of(rank, num_ranks), range(1, 5)) for rank in range(num_ranks)]
@@ -39,7 +39,7 @@ def test_any_number_of_ranks_makes_the_sameaugmented_batches(task: str, num_rank
 
 
 @pytest.mark.parametrize("task", SPLITS)
-def test_a_run_that_goes_on_in_the_middle_sees_the_sameaugmented_batches(task: str) -> None:
+def test_a_resumed_run_and_data_on_the_device_see_the_same_augmented_batches(task: str) -> None:
     split = SPLITS[task]()
     whole = augmented_batches(split, World.single(), range(1, 9))
     assert all(map(_same, augmented_batches(split, World.single(), range(5, 9)), whole[4:]))
@@ -50,7 +50,7 @@ def test_a_run_that_goes_on_in_the_middle_sees_the_sameaugmented_batches(task: s
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device here")
 @pytest.mark.parametrize("task", SPLITS)
 @pytest.mark.parametrize("data_on", ["host", "device"])
-def test_a_gpu_sees_the_sameaugmented_batches(task: str, data_on: str) -> None:
+def test_a_gpu_sees_the_same_augmented_batches(task: str, data_on: str) -> None:
     split = SPLITS[task]()
     on_gpu = augmented_batches(split, World.single("cuda"), range(1, 9), data_on=data_on)
     expected = augmented_batches(split, World.single(), range(1, 9))
@@ -71,7 +71,7 @@ def test_steps_slots_and_seeds_draw_differently() -> None:
     assert len(set(drawn)) == len(drawn) == 2 * 4 * 8
 
 
-def test_the_arrays_stay_as_they_are() -> None:
+def test_augmentation_does_not_change_the_arrays() -> None:
     split = sudoku_split(BOXES["2x2"], 12)
     before = split.sets["all"].inputs.copy()
     for data_on in ("host", "device"):
@@ -97,7 +97,7 @@ def test_the_shape_tells_the_task(seq_len: int, vocab_size: int, description: st
 
 
 @pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 12), (80, 6), (64, 10), (900, 11), (16, 12)])
-def test_other_shapes_are_a_mistake(seq_len: int, vocab_size: int) -> None:
+def test_unknown_shapes_are_refused(seq_len: int, vocab_size: int) -> None:
     split = split_with(np.ones((2, seq_len), np.uint8), np.ones((2, seq_len), np.uint8), vocab_size)
     with pytest.raises(ValueError, match=f"has {seq_len} tokens of {vocab_size} kinds.*augment=none"):
         OnlineAugmentation.build(split, seed=0, global_batch_size=2, slots=slice(0, 2))

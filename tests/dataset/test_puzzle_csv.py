@@ -1,6 +1,6 @@
-"""CSV files of puzzles: found, read row by row, and refused with the line.
+"""CSV files of puzzles: how they are found and read, and errors that name the line.
 
-Downloads: test_build_sudoku_dataset.py.
+test_build_sudoku_dataset.py tests downloads.
 """
 
 import gzip
@@ -49,13 +49,13 @@ def test_rows_keep_their_blanks_and_their_lines(
         (f"{HEADER}\nx,a,b,\n", "train.csv:2: the rating is '', no integer"),
     ],
 )
-def test_bad_files(tmp_path: Path, text: str, expected: str) -> None:
+def test_malformed_files_are_refused(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         list(read_rows(_file(tmp_path, text)))
     assert expected in str(caught.value)
 
 
-def test_truncated_and_missing_files(tmp_path: Path) -> None:
+def test_truncated_and_missing_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "train.csv.gz"
     file.write_bytes(gzip.compress(f"{HEADER}\n{'x,a,b,1' * 100}".encode())[:-9])
     with pytest.raises(ValueError, match=r"train\.csv\.gz:1: cannot be read on \(Compressed file ended"):
@@ -64,7 +64,7 @@ def test_truncated_and_missing_files(tmp_path: Path) -> None:
         list(read_rows(tmp_path / "none.csv"))
 
 
-def test_which_file_is_taken(tmp_path: Path) -> None:
+def test_a_folder_has_one_file_for_a_split(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds neither test\.csv nor test\.csv\.gz"):
         find_csv(tmp_path, "test")
     compressed = _file(tmp_path, HEADER, "test.csv.gz")

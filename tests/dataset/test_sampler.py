@@ -1,5 +1,6 @@
-"""The stream of examples: what an epoch holds, and that it is a pure function of (seed, step,
-slot).
+"""The stream of examples is a pure function of (seed, step, slot).
+
+Every epoch takes one puzzle of every group.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ from dataset.sampler import Sampler
 from dataset.schema import PuzzleSet
 from tests.spawn import world_of
 
-# Of a set: for each group, the number of examples of each of its puzzles.
+# The groups of a set. A group lists the number of examples of each of its puzzles.
 Layout = list[list[int]]
 
 LAYOUTS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=4)
@@ -41,7 +42,7 @@ def _sampler(data: list[Layout], **options: Any) -> Sampler:
 
 
 def _stream(sampler: Sampler) -> list[int]:
-    """All draws of the run, read through its steps, and the rest that fills no batch."""
+    """Return all draws of the run: those of its steps, and the rest that fills no batch."""
     size = sampler.global_batch_size
     steps = range(sampler.first_step, sampler.last_step + 1)
     draws = [int(example) for step in steps for example in sampler.examples(step, slice(0, size))]
@@ -51,8 +52,9 @@ def _stream(sampler: Sampler) -> list[int]:
 
 
 def _groups_of_puzzles(data: list[Layout]) -> list[list[range]]:
-    """Of each group, over all sets, the example numbers of each of its puzzles: plain loops, as a
-    reference.
+    """Return for each group of all sets the example numbers of each of its puzzles.
+
+    Plain loops serve as a reference.
     """
     groups, number = [], 0
     for layout in data:
@@ -86,13 +88,13 @@ def test_an_epoch_takes_every_group_once_and_one_whole_puzzle_of_it(
         while len(visited) < len(groups):
             group, puzzle = owner[stream[position]]
             expected = groups[group][puzzle]
-            # The puzzle's examples stand together, in any order.
+            # The examples of a puzzle are neighbours in the stream, in any order.
             assert sorted(stream[position : position + len(expected)]) == list(expected)
             position += len(expected)
             visited.append(group)
         assert sorted(visited) == list(range(len(groups)))
-    # Batches run on from one epoch into the next: nothing was dropped or added at an epoch's end,
-    # and the count is exact though puzzles differ in size.
+    # A batch may continue in the next epoch. Therefore the end of an epoch drops and adds nothing,
+    # and the count is exact although puzzles differ in size.
     assert position == len(stream) == sampler.num_draws
     assert sampler.last_step == sampler.num_draws // size
 
@@ -113,7 +115,7 @@ def test_ranks_together_draw_the_global_batch(data: list[Layout], seed: int, siz
 
 @given(data=DATA, seed=SEEDS, size=st.integers(1, 5), order=st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
-def test_what_was_asked_before_changes_nothing(data: list[Layout], seed: int, size: int, order: Any) -> None:
+def test_earlier_calls_change_no_batch(data: list[Layout], seed: int, size: int, order: Any) -> None:
     in_order = _sampler(data, seed=seed, global_batch_size=size)
     steps = list(range(1, in_order.last_step + 1))
     expected = {step: in_order.examples(step, slice(0, size)) for step in steps}
@@ -144,10 +146,10 @@ def test_a_group_draws_its_puzzles_evenly() -> None:
     sampler = _sampler([[[1, 1, 1]]], epochs=3000)
     counts = Counter(_stream(sampler))
     assert sorted(counts) == [0, 1, 2]
-    assert all(900 <= count <= 1100 for count in counts.values())  # 1000 expected, standard deviation 26
+    assert all(900 <= count <= 1100 for count in counts.values())  # expected: 1000, with a standard deviation of 26
 
 
-def test_the_order_within_a_puzzle_is_drawn() -> None:
+def test_the_order_of_examples_within_a_puzzle_is_random() -> None:
     stream = _stream(_sampler([[[3]]], epochs=200))
     orders = Counter(tuple(stream[i : i + 3]) for i in range(0, 600, 3))
     assert len(orders) == 6
@@ -155,7 +157,7 @@ def test_the_order_within_a_puzzle_is_drawn() -> None:
 
 @given(data=DATA, seed=SEEDS, old=st.integers(1, 5), new=st.integers(1, 5), share=st.floats(0, 1))
 @settings(max_examples=40, deadline=None)
-def test_another_batch_size_goes_on_at_the_draw_where_the_first_stopped(
+def test_a_resumed_run_with_another_batch_size_continues_at_the_same_draw(
     data: list[Layout], seed: int, old: int, new: int, share: float
 ) -> None:
     before = _sampler(data, seed=seed, epochs=5, global_batch_size=old)
@@ -177,7 +179,7 @@ def test_another_batch_size_goes_on_at_the_draw_where_the_first_stopped(
 
 @given(data=DATA, seed=SEEDS, epochs=st.integers(1, 5), size=st.integers(1, 6))
 @settings(max_examples=40, deadline=None)
-def test_epochs_are_done_with_their_last_draw(data: list[Layout], seed: int, epochs: int, size: int) -> None:
+def test_an_epoch_is_done_after_its_last_draw(data: list[Layout], seed: int, epochs: int, size: int) -> None:
     sampler = _sampler(data, seed=seed, epochs=epochs, global_batch_size=size)
     ends = [_sampler(data, seed=seed, epochs=n + 1).num_draws for n in range(epochs)]
     assert sampler.epochs_done(0) == 0
@@ -185,7 +187,7 @@ def test_epochs_are_done_with_their_last_draw(data: list[Layout], seed: int, epo
         assert sampler.epochs_done(step) == sum(end <= step * size for end in ends)
 
 
-def test_epochs_at_a_boundary() -> None:
+def test_an_epoch_may_end_within_a_step_or_at_its_end() -> None:
     sampler = _sampler([[[2], [2]]], epochs=3, global_batch_size=2)
     assert [sampler.epochs_done(step) for step in range(7)] == [0, 0, 1, 1, 2, 2, 3]
     assert (sampler.num_draws, sampler.last_step) == (12, 6)
@@ -204,13 +206,13 @@ def test_a_batch_may_span_several_epochs() -> None:
     assert [sorted(batch[i : i + 2]) for i in (0, 2, 4)] == [[0, 1]] * 3
 
 
-def test_too_few_draws_make_no_step() -> None:
+def test_draws_that_fill_no_batch_make_no_step() -> None:
     assert _sampler([[[1]]], epochs=3, global_batch_size=4).last_step == 0
     with pytest.raises(AssertionError, match="outside"):
         _sampler([[[1]]], epochs=3, global_batch_size=4).examples(1, slice(0, 4))
 
 
-def test_the_first_batch_repeats_for_overfitting() -> None:
+def test_repeat_first_batch_repeats_it_after_a_resume_too() -> None:
     data = [[[2], [2], [3]]]
     plain = _sampler(data, epochs=4)
     repeating = _sampler(data, epochs=4, repeat_first_batch=True)
@@ -224,16 +226,17 @@ def test_the_first_batch_repeats_for_overfitting() -> None:
 
 @given(data=DATA)
 @settings(max_examples=30, deadline=None)
-def test_locate_names_set_and_row(data: list[Layout]) -> None:
+def test_locate_returns_the_set_and_the_row(data: list[Layout]) -> None:
     sizes = [sum(sum(group) for group in layout) for layout in data]
     expected = [(index, row) for index, size in enumerate(sizes) for row in range(size)]
     index, row = _sampler(data).locate(np.arange(sum(sizes)))
     assert list(zip(index.tolist(), row.tolist(), strict=True)) == expected
 
 
-def test_published_size_is_counted_at_once() -> None:
-    """8-GPU Sudoku: 1,000 groups of 1,001 puzzles, 20,000 epochs; an epoch draws one example of
-    each group.
+def test_the_steps_of_the_published_run_are_counted() -> None:
+    """The published Sudoku run on 8 GPUs has 20,000 epochs of 1,000 groups of 1,001 puzzles.
+
+    An epoch draws one puzzle, which is one example, of each group.
     """
     num_groups, group_size = 1000, 1001
     puzzle_set = PuzzleSet(
@@ -246,7 +249,8 @@ def test_published_size_is_counted_at_once() -> None:
     )
     sampler = Sampler([puzzle_set], seed=0, epochs=20_000, global_batch_size=768)
     assert sampler.num_draws == 20_000_000
-    assert sampler.last_step == 26_041  # the published trainer's estimate drops a partial batch at every evaluation
+    # The published trainer makes fewer steps, because it drops a partial batch at every evaluation.
+    assert sampler.last_step == 26_041
     batch = sampler.examples(26_041, slice(0, 768))
     assert batch.min() >= 0 and batch.max() < num_groups * group_size
     assert sampler.epochs_done(26_041) == 19_999

@@ -1,5 +1,6 @@
-"""Folders in the published format open unchanged; each way in which one can be wrong is a line that
-names the file.
+"""Folders in the published format open unchanged.
+
+An error about a malformed folder is one line, which names the file.
 """
 
 import json
@@ -29,7 +30,7 @@ METADATA: dict[str, Any] = {
 
 
 def _write(data_path: Path, dtype: type = np.int64, **changes: object) -> Path:
-    """A dataset as the published builders leave it: int64 examples, int32 indices."""
+    """Write a dataset as the published builders do, with int64 examples and int32 indices."""
     folder = data_path / "train"
     folder.mkdir(parents=True)
     metadata = {**METADATA, **changes}
@@ -81,19 +82,19 @@ def test_published_folders_open(tmp_path: Path, dtype: type) -> None:
     assert len(check_contents(split)) == 64
 
 
-def test_several_sets(tmp_path: Path) -> None:
+def test_a_split_may_have_several_sets(tmp_path: Path) -> None:
     _write(tmp_path, sets=["all", "more"], total_groups=2 * NUM_GROUPS)
     for file in list((tmp_path / "train").glob("all__*")):
         file.with_name(file.name.replace("all", "more")).write_bytes(file.read_bytes())
     assert list(open_split(tmp_path, "train").sets) == ["all", "more"]
 
 
-def test_one_dataset_stays_as_it_is(tmp_path: Path) -> None:
+def test_the_sets_of_a_single_dataset_keep_their_names(tmp_path: Path) -> None:
     path = str(_write(tmp_path))
     assert list(open_datasets([path], "train", numbered_by=[path]).sets) == list(open_split(path, "train").sets)
 
 
-def test_several_datasets_as_one(tmp_path: Path) -> None:
+def test_merged_datasets_share_arrays_and_number_puzzles_anew(tmp_path: Path) -> None:
     splits = [
         open_split(_write(tmp_path / folder, np.uint8, num_puzzle_identifiers=num), "train")
         for folder, num in (("a/one", 4), ("two", 9), ("three", 5))
@@ -114,7 +115,7 @@ def test_several_datasets_as_one(tmp_path: Path) -> None:
     assert all(str(split.path) in str(merged.path) for split in splits)
 
 
-def test_a_test_split_of_one_dataset_among_several_keeps_its_identifiers(tmp_path: Path) -> None:
+def test_one_test_split_keeps_the_identifiers_of_the_merged_training_data(tmp_path: Path) -> None:
     split = open_split(_write(tmp_path / "two"), "train")
     merged = merge_splits([split], [10])
     np.testing.assert_array_equal(merged.sets["two.all"].puzzle_identifiers, split.sets["all"].puzzle_identifiers + 10)
@@ -136,13 +137,13 @@ def test_datasets_of_different_tasks_are_not_merged(tmp_path: Path, changes: dic
         merge_splits(splits, [0, 4])
 
 
-def test_datasets_in_folders_of_one_name_are_not_merged(tmp_path: Path) -> None:
+def test_datasets_in_folders_of_equal_names_are_not_merged(tmp_path: Path) -> None:
     splits = [open_split(_write(tmp_path / folder / "same"), "train") for folder in ("a", "b")]
     with pytest.raises(ValueError, match=r"a/same/train and .*b/same/train would both be the set same\.all;"):
         merge_splits(splits, [0, 4])
 
 
-def test_the_fingerprint_of_several_datasets_is_of_all_and_of_their_places(tmp_path: Path) -> None:
+def test_the_fingerprint_of_merged_datasets_depends_on_contents_order_and_offsets(tmp_path: Path) -> None:
     one, two = (open_split(_write(tmp_path / folder), "train") for folder in ("one", "two"))
     before = check_contents(merge_splits([one, two], [0, 4]))
     assert check_contents(merge_splits([one, two], [0, 4])) == before
@@ -161,14 +162,14 @@ def test_every_merged_dataset_is_checked_by_itself(tmp_path: Path) -> None:
     _edit(tmp_path / "two", "inputs", lambda array: (array + 1) % VOCAB)
     with pytest.raises(ValueError, match="two/train changed after it was built"):
         check_contents(merge_splits([one, open_split(tmp_path / "two", "train")], [0, 4]))
-    # Within the merged table, but not within its own.
+    # Identifier 4 is possible in the merged data, but not in this dataset.
     _edit(tmp_path / "one", "puzzle_identifiers", _set(1, 4))
     with pytest.raises(ValueError, match=r"one/train/all__puzzle_identifiers.npy: row 1 has puzzle identifier 4"):
         check_contents(merge_splits([open_split(tmp_path / "one", "train"), two], [0, 4]))
 
 
 @pytest.mark.parametrize("name", ["inputs", "labels", "puzzle_identifiers"])
-def test_fingerprint_follows_the_contents(tmp_path: Path, name: str) -> None:
+def test_the_fingerprint_depends_on_the_contents(tmp_path: Path, name: str) -> None:
     def fingerprint() -> str:
         return check_contents(open_split(tmp_path, "train"))
 
@@ -178,7 +179,7 @@ def test_fingerprint_follows_the_contents(tmp_path: Path, name: str) -> None:
     assert fingerprint() != before
 
 
-def test_fingerprint_does_not_depend_on_the_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_does_not_depend_on_the_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = check_contents(open_split(_write(tmp_path), "train"))
     monkeypatch.setattr(schema, "CHUNK_BYTES", 1)
     assert check_contents(open_split(tmp_path, "train")) == before
@@ -186,7 +187,7 @@ def test_fingerprint_does_not_depend_on_the_chunks(tmp_path: Path, monkeypatch: 
     assert "row 11 has token 7" in _error(tmp_path)
 
 
-def test_a_changed_dataset_is_not_the_one_that_was_built(tmp_path: Path) -> None:
+def test_a_change_after_the_build_is_found(tmp_path: Path) -> None:
     fingerprint = check_contents(open_split(_write(tmp_path), "train"))
     (tmp_path / "fingerprint.json").write_text(json.dumps({"train": fingerprint}))
     check_contents(open_split(tmp_path, "train"))
@@ -196,7 +197,7 @@ def test_a_changed_dataset_is_not_the_one_that_was_built(tmp_path: Path) -> None
     assert "fingerprint.json: cannot be read" in _error(tmp_path)
 
 
-def test_missing_dataset_says_how_to_build_it(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_dataset_names_the_command_that_builds_it(tmp_path: Path) -> None:
     for folder in (tmp_path / "nowhere", tmp_path):
         message = _error(folder)
         assert "no dataset at" in message
@@ -221,12 +222,12 @@ def test_missing_dataset_says_how_to_build_it(tmp_path: Path) -> None:
         ({"sets": ["other"]}, "other__inputs.npy is missing"),
     ],
 )
-def test_wrong_metadata(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+def test_wrong_metadata_are_refused(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
     assert expected in _error(_write(tmp_path, **changes))
 
 
 @pytest.mark.parametrize("text", ["{", "", "[1]", "\udc80", "[" * 100_000])
-def test_dataset_json_that_is_none(tmp_path: Path, text: str) -> None:
+def test_a_malformed_dataset_json_is_named(tmp_path: Path, text: str) -> None:
     file = _write(tmp_path) / "train" / "dataset.json"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
     assert str(file) in _error(tmp_path)
@@ -254,12 +255,14 @@ def test_dataset_json_that_is_none(tmp_path: Path, text: str) -> None:
         ("inputs", lambda a: a > 2, "holds bool, not integers"),
     ],
 )
-def test_wrong_arrays(tmp_path: Path, name: str, change: Callable[[np.ndarray], np.ndarray], expected: str) -> None:
+def test_wrong_arrays_are_named(
+    tmp_path: Path, name: str, change: Callable[[np.ndarray], np.ndarray], expected: str
+) -> None:
     _edit(_write(tmp_path), name, change)
     assert expected in _error(tmp_path)
 
 
-def test_labels_may_be_the_ignored_one(tmp_path: Path) -> None:
+def test_a_label_may_be_the_ignored_id(tmp_path: Path) -> None:
     _edit(_write(tmp_path, ignore_label_id=-100), "labels", _set((4, 0), -100))
     check_contents(open_split(tmp_path, "train"))
     _edit(tmp_path, "labels", _set((5, 0), -99))
@@ -272,20 +275,20 @@ def test_ignore_label_id_may_be_null(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["inputs", "puzzle_indices"])
 @pytest.mark.parametrize("length", [0, 4, 40, 129, -1])
-def test_truncated_array(tmp_path: Path, name: str, length: int) -> None:
+def test_a_truncated_array_is_named(tmp_path: Path, name: str, length: int) -> None:
     file = _write(tmp_path) / "train" / f"all__{name}.npy"
     os.truncate(file, length if length >= 0 else file.stat().st_size + length)
     assert f"{file}: cannot be mapped as a plain array" in _error(tmp_path)
 
 
-def test_missing_array(tmp_path: Path) -> None:
+def test_a_missing_array_is_named(tmp_path: Path) -> None:
     file = _write(tmp_path) / "train" / "all__labels.npy"
     file.unlink()
     assert f"{file} is missing" in _error(tmp_path)
 
 
 class _Payload:
-    """Unpickling it leaves a trace."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -308,7 +311,7 @@ def test_no_code_runs_from_a_dataset(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "header", [b"{'descr': '<i8', 'fortran_order': False, 'shape': (12, -5), }", b"(" * 60, b"{'a", b"\xff" * 60]
 )
-def test_garbled_header(tmp_path: Path, header: bytes) -> None:
+def test_a_garbled_header_is_named(tmp_path: Path, header: bytes) -> None:
     file = _write(tmp_path) / "train" / "all__inputs.npy"
     contents = bytearray(file.read_bytes())
     contents[10 : 10 + 117] = header.ljust(117)

@@ -1,5 +1,6 @@
-"""What is shown of a dataset is what is in it, and every program of dataset/ starts as a script and
-as a module.
+"""dataset/show.py shows the contents of a dataset.
+
+Every program of dataset/ starts as a script and as a module.
 """
 # N = examples, S = tokens of an example
 
@@ -36,7 +37,10 @@ def sudoku(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build puzzles of two examples in groups of three: 3x3 tokens of 12 kinds, own identifiers."""
+    """Return a dataset of an unknown task: 3x3 tokens of 12 kinds.
+
+    A group has three puzzles with identifiers of their own, and a puzzle has two examples.
+    """
     path = tmp_path_factory.mktemp("show") / "data"
     path.mkdir()
     inputs_NS = np.arange(12 * 9, dtype=np.uint8).reshape(12, 9) % 11 + 1
@@ -57,7 +61,7 @@ def _shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_counts(sudoku: Path, own_task: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_are_counted(sudoku: Path, own_task: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = _shown(capsys, sudoku, "--num", 0)
     assert lines[1] == "  task     sudoku 2x2: 16 tokens of 6 kinds, padding 0, label 0 is ignored"
     assert lines[3].split() == ["train/all", "8", "24", "24", "1", "to", "1", "1", "of", "1"]
@@ -68,7 +72,7 @@ def test_counts(sudoku: Path, own_task: Path, capsys: pytest.CaptureFixture[str]
     assert lines[-1] == "  built by by_hand n=3"
 
 
-def test_fingerprints(
+def test_the_fingerprint_is_recorded_or_computed(
     sudoku: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded = json.loads((sudoku / "fingerprint.json").read_text())
@@ -96,7 +100,7 @@ def test_a_board_beside_its_solution(sudoku: Path, capsys: pytest.CaptureFixture
     np.testing.assert_array_equal(shown[:, 4:].ravel(), puzzle_set.labels[3] - 1)
 
 
-def test_a_task_that_nobody_knows(own_task: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_task_is_shown_as_numbers(own_task: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = _shown(capsys, own_task, "--row", 8, "--num", 1)
     assert lines[-4:] == [
         "train/all row 8: group 1, puzzle 4, identifier 5 rule e",
@@ -108,7 +112,7 @@ def test_a_task_that_nobody_knows(own_task: Path, capsys: pytest.CaptureFixture[
     assert colored[0].endswith("   \x1b[36m 8\x1b[0m  8  9") and colored[2].endswith(" 3 \x1b[90m -\x1b[0m")
 
 
-def test_which_rows(own_task: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_choose_the_rows(own_task: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def rows(*arguments: object) -> list[str]:
         return [line.split(":")[0] for line in _shown(capsys, own_task, *arguments) if " row " in line]
 
@@ -119,7 +123,7 @@ def test_which_rows(own_task: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows("--num", 1, "--split", "test")[0].startswith("test/all row ")
 
 
-def test_rows_of_several_sets(own_task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_continue_in_the_next_set(own_task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "data"
     shutil.copytree(own_task, path)
     (path / "fingerprint.json").unlink()
@@ -137,7 +141,7 @@ def test_rows_of_several_sets(own_task: Path, tmp_path: Path, capsys: pytest.Cap
     ]
 
 
-def test_colours_are_for_terminals(
+def test_terminals_and_the_option_color_get_colours(
     sudoku: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "\x1b" not in "".join(_shown(capsys, sudoku))
@@ -164,7 +168,7 @@ def test_arc(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert [line.split() for line in lines[first + 1 : first + 4]] == [list("11122"), list("11122"), list("22")]
     assert lines[first + 6].startswith("1 1 1 ") and lines[first + 6].endswith(" (no label counts)")
     assert len(re.findall(r"\x1b\[48;5;", "".join(_shown(capsys, path, "--row", 0, "--num", 1, "--color")))) == 12
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda *_, **__: terminal_size((10, 24)))  # pytest asks too
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda *_, **__: terminal_size((10, 24)))  # pytest calls it too
     lines = _shown(capsys, path, "--row", 0, "--num", 1)
     assert lines[-6:] == ["1 1 1", "1 1 1", "", "2 2", "2 2", "2 2"]
 
@@ -196,7 +200,7 @@ def test_mistakes_are_one_line(
         ("train/all__inputs.npy", "", "cannot be mapped"),
     ],
 )
-def test_damaged_files(
+def test_damaged_files_are_named(
     own_task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, content: str, expected: str
 ) -> None:
     path = tmp_path / "data"
@@ -207,7 +211,9 @@ def test_damaged_files(
     assert line.startswith("error: ") and file in line and expected in line
 
 
-def test_a_token_that_does_not_exist(own_task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_token_outside_of_the_vocabulary_is_named(
+    own_task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "data"
     shutil.copytree(own_task, path)
     array = np.load(path / "train/all__labels.npy")
@@ -227,7 +233,7 @@ def test_the_programs_are_found() -> None:
 @pytest.mark.parametrize("how", ["script", "module"])
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_program_starts_both_ways(name: str, how: str) -> None:
-    """As a script, a program has to find the folder above dataset/ by itself."""
+    """A script must find the folder above dataset/ by itself."""
     program = [f"dataset/{name}.py"] if how == "script" else ["-m", f"dataset.{name}"]
     done = subprocess.run(
         [sys.executable, *program, "--help"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60

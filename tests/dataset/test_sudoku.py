@@ -1,5 +1,6 @@
-"""The solver against brute force, the generator's promises, and the key by which symmetric puzzles
-are recognised.
+"""Sudoku: the solver agrees with brute force, and the generator makes puzzles with one solution.
+
+Symmetric puzzles have the same key.
 """
 # S = cells of a board, N = boards
 
@@ -25,7 +26,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def _is_valid(board_S: np.ndarray, box: Box) -> bool:
-    """The rules, as slowly and plainly as possible."""
+    """Return whether the board obeys the rules, written out slowly."""
     board = board_S.reshape(box.side, box.side).tolist()
     everything = set(range(1, box.side + 1))
     rows_and_columns = [*map(set, board), *map(set, zip(*board, strict=True))]
@@ -39,7 +40,7 @@ def _is_valid(board_S: np.ndarray, box: Box) -> bool:
 
 @cache
 def _all_4x4() -> np.ndarray:
-    """All 288 solutions of side 4: (288, 16)."""
+    """Return all 288 solutions of side 4, with shape (288, 16)."""
     rows = list(itertools.permutations(range(1, 5)))
     boards = [
         np.array(board, dtype=np.uint8).ravel()
@@ -98,8 +99,8 @@ def test_solve_finds_a_solution_that_keeps_the_clues(box: Box, seed: int, share:
 def test_contradictions_have_no_solution(box: Box) -> None:
     twice_S = np.zeros(box.num_cells, dtype=np.uint8)
     twice_S[:2] = 1
-    # The last cell of the first row has no candidate left: the row holds all digits but one, its
-    # column that one.
+    # The last cell of the first row has no candidate left: the row holds all digits but one, and
+    # the column holds the missing digit.
     stuck_S = np.zeros(box.num_cells, dtype=np.uint8)
     stuck_S[: box.side - 1] = np.arange(1, box.side)
     stuck_S[-1] = box.side
@@ -119,7 +120,7 @@ def test_real_hard_puzzles_have_one_solution() -> None:
 
 
 @pytest.mark.parametrize(("box", "num"), [("2x2", 300), ("2x3", 60), ("3x3", 25)])
-def test_generated_puzzles(box: str, num: int) -> None:
+def test_generated_puzzles_have_one_solution_and_differ(box: str, num: int) -> None:
     shape = BOXES[box]
     pairs = list(generate(num, shape, np.random.default_rng(0)))
     assert len(pairs) == num
@@ -129,7 +130,7 @@ def test_generated_puzzles(box: str, num: int) -> None:
         np.testing.assert_array_equal(solve(puzzle_S, shape), solution_S)
     assert len({symmetry_class(puzzle_S, shape) for puzzle_S, _ in pairs}) == num
     shares = [np.count_nonzero(puzzle_S) / shape.num_cells for puzzle_S, _ in pairs]
-    assert min(shares) < 0.35 and max(shares) > 0.6, "from hard to easy"
+    assert min(shares) < 0.35 and max(shares) > 0.6, "the puzzles must range from hard to easy"
 
 
 def test_generation_is_a_function_of_the_seed() -> None:
@@ -140,7 +141,7 @@ def test_generation_is_a_function_of_the_seed() -> None:
     assert first_puzzles(1) != first_puzzles(2)
 
 
-def test_asking_for_more_than_there_are_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_refuses_more_puzzles_than_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sudoku, "MAX_DUPLICATES", 10)
     with pytest.raises(
         ValueError, match=r"found only [\d,]+ puzzles with boxes of 2x2 .* 100,000 are needed; ask for fewer"
@@ -159,8 +160,9 @@ def test_symmetries_have_the_same_key(box: Box, seed: int, share: float) -> None
 
 @pytest.mark.parametrize("box", BOXES.values(), ids=str)
 def test_other_puzzles_have_other_keys(box: Box) -> None:
-    """Moving one clue to a blank nearly always leaves the class; no key may be blind to where clues
-    stand.
+    """Moving one clue to a blank nearly always changes the symmetry class.
+
+    Therefore the key must depend on the places of the clues.
     """
     puzzles = [puzzle_S for puzzle_S, _ in generate(30, box, np.random.default_rng(3))]
     rng = np.random.default_rng(4)
@@ -175,14 +177,14 @@ def test_other_puzzles_have_other_keys(box: Box) -> None:
 
 
 def test_keys_of_side_4_count_the_classes_of_solutions() -> None:
-    """Known: the 288 solutions of side 4 are two classes (of 96 and 192 boards)."""
+    """It is known that the 288 solutions of side 4 form two classes, of 96 and 192 boards."""
     keys = [symmetry_class(board_S, BOXES["2x2"]) for board_S in _all_4x4()]
     assert sorted(keys.count(key) for key in set(keys)) == [96, 192]
 
 
 @pytest.mark.skipif(not REAL_PUZZLES.exists(), reason="the shared Sudoku-Extreme puzzles are not here")
 def test_keys_of_side_9_tell_real_puzzles_apart() -> None:
-    """No two of these are symmetries of one another, which was checked with a canonical form."""
+    """No two of these puzzles are symmetries of one another. A canonical form confirmed this."""
     with gzip.open(REAL_PUZZLES, "rt") as stream:
         questions = [row["question"].replace(".", "0") for row in csv.DictReader(stream)]
     puzzles_NS = np.array([[int(c) for c in question] for question in questions], dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""The table of tasks: which task a shape stands for, and published puzzles of these tasks."""
+"""The table of tasks: the shape of the data tells the task, and published answers are right."""
 
 import ast
 import csv
@@ -14,7 +14,7 @@ from dataset.tasks.base import TextTask
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REAL_DATA = REPOSITORY.parent / "shared" / "data"
-# What knows all tasks by the table, and none by its name.
+# These modules find tasks in the table, and import no task.
 GENERAL = (
     "evaluators",
     "loader",
@@ -32,7 +32,7 @@ GENERAL = (
 @pytest.mark.parametrize(
     ("shape", "name"),
     [
-        ((16, 6), "sudoku 2x2"),  # a maze of 4x4 has the same shape; nobody trains on that
+        ((16, 6), "sudoku 2x2"),  # a maze of 4x4 has the same shape, but nobody trains on such mazes
         ((36, 8), "sudoku 2x3"),
         ((81, 11), "sudoku 3x3"),
         ((36, 6), "maze 6x6"),
@@ -43,7 +43,7 @@ GENERAL = (
         ((900, 11), None),
     ],
 )
-def test_tasks_are_told_by_their_shapes(shape: tuple[int, int], name: str | None) -> None:
+def test_the_shape_tells_the_task(shape: tuple[int, int], name: str | None) -> None:
     task = task_of_shape(*shape)
     assert name == (task and task.name)
     assert task is None or task.side**2 == shape[0]
@@ -68,7 +68,7 @@ def test_published_answers_are_right(folder: str, shape: tuple[int, int]) -> Non
 
 
 @pytest.mark.parametrize("module", GENERAL)
-def test_what_is_general_knows_no_task_by_name(module: str) -> None:
+def test_general_modules_import_no_task(module: str) -> None:
     imported: set[str] = set()
     for node in ast.walk(ast.parse((REPOSITORY / "dataset" / f"{module}.py").read_text())):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -79,8 +79,8 @@ def test_what_is_general_knows_no_task_by_name(module: str) -> None:
     assert not imported & (modules - general)
 
 
-def test_no_shape_belongs_to_two_tasks_but_for_the_smallest_sudoku() -> None:
-    """A maze of 4x4 has its shape, and nobody trains on that."""
+def test_only_the_shape_of_the_smallest_sudoku_belongs_to_two_tasks() -> None:
+    """A maze of 4x4 has the shape of a 4x4 Sudoku, but nobody trains on such mazes."""
     shared = [
         (seq_len, vocab_size)
         for seq_len in range(1, 1000)
@@ -90,7 +90,7 @@ def test_no_shape_belongs_to_two_tasks_but_for_the_smallest_sudoku() -> None:
     assert shared == [(16, 6)]
 
 
-def test_all_tasks_are_known_without_pytorch() -> None:
-    """Importing it takes longer than most of what these programs do."""
+def test_the_table_of_tasks_does_not_import_pytorch() -> None:
+    """The import of PyTorch would take longer than most work of these programs."""
     code = "import sys, dataset.validate, dataset.show, view; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=60).returncode == 0

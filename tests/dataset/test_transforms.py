@@ -1,4 +1,4 @@
-"""The eight transforms of a square against transforms of one grid at a time."""
+"""The eight transforms of a square equal slow transforms of one grid at a time."""
 # N = grids, L = side, S = cells, T = transforms
 
 import numpy as np
@@ -8,7 +8,7 @@ from dataset.transforms import transform_sources, transformed
 from tests.dataset.mazes import turned
 
 
-def test_transforms() -> None:
+def test_the_eight_transforms_equal_the_slow_ones() -> None:
     grids_NLL = np.arange(2 * 16).reshape(2, 4, 4)
     for transform in range(8):
         expected = [turned(grid_LL, transform) for grid_LL in grids_NLL]
@@ -16,10 +16,11 @@ def test_transforms() -> None:
     assert len({transformed(grids_NLL, transform).tobytes() for transform in range(8)}) == 8
 
 
-def test_sources_say_which_cell_is_shown() -> None:
+def test_a_source_is_the_cell_that_moves_to_a_place() -> None:
     for side in (3, 11, 12, 30):
         sources_TS = transform_sources(side)
         grid_LL = np.random.default_rng(side).integers(0, 99, (side, side))
         for transform, sources_S in enumerate(sources_TS):
             np.testing.assert_array_equal(grid_LL.ravel()[sources_S], turned(grid_LL, transform).ravel())
-        torch.arange(side * side).gather(0, torch.from_numpy(sources_TS).long()[3])  # a type that PyTorch can read
+        # PyTorch raises an error here if it cannot read the type of the table.
+        torch.arange(side * side).gather(0, torch.from_numpy(sources_TS).long()[3])

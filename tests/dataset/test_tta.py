@@ -1,5 +1,6 @@
-"""Which tasks have variations, and how these vote: votes count, and confidence decides between
-equals.
+"""Test-time augmentation: the tasks that have variations, and how the variations vote.
+
+The answer with the most votes wins. The confidence decides between answers with equal votes.
 """
 
 import itertools
@@ -19,7 +20,7 @@ from tests.dataset.shapes import split_of
         ((10, 3), 4, "10 tokens of 3 kinds, whose answers can't be turned back"),
     ],
 )
-def test_tasks_without(sizes: tuple[int, int], count: int, expected: str) -> None:
+def test_tasks_without_variations_are_refused(sizes: tuple[int, int], count: int, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         Variations.of(split_of(*sizes), count)
 
@@ -31,12 +32,13 @@ def _answer(*tokens: int) -> np.ndarray:
 def test_votes_count_before_confidence() -> None:
     few, many = _answer(1, 2), _answer(1, 3)
     assert winner([(few, 0.99), (many, 0.1), (many, 0.2)]).tolist() == [1, 3]
-    assert winner([(few, 0.2), (many, 0.1), (few, 0.2), (many, 0.4)]).tolist() == [1, 3]  # mean 0.25 against 0.2
-    assert winner([(few, 0.3), (many, 0.3)]).tolist() == [1, 2]  # the single pass, among equals
+    assert winner([(few, 0.2), (many, 0.1), (few, 0.2), (many, 0.4)]).tolist() == [1, 3]  # a mean of 0.25 beats 0.2
+    # In a tie the first answer wins, which is the answer to the puzzle itself.
+    assert winner([(few, 0.3), (many, 0.3)]).tolist() == [1, 2]
     assert winner([(many, 0.3)]).tolist() == [1, 3]
 
 
-def test_ballots_come_in_any_order() -> None:
+def test_ballots_may_arrive_in_any_order() -> None:
     ballots = Ballots(3)
     answers = {6: _answer(7), 7: _answer(8), 8: _answer(8), 30: _answer(1), 31: _answer(1), 32: _answer(2)}
 
@@ -48,19 +50,19 @@ def test_ballots_come_in_any_order() -> None:
     assert cast(31, 8, 6) == []
     assert cast(32, 7) == [(1, [8])]
     assert cast(30) == [(0, [1])]
-    assert ballots._cast == {}, "nothing is kept of what is decided"
+    assert ballots._cast == {}, "the ballots of decided puzzles must be dropped"
 
 
 def test_ballots_are_counted_in_the_order_of_variations() -> None:
     """Ballots arrive in an order that depends on the batch size.
 
-    Between equal answers the earlier variation wins.
+    If answers tie, the earlier variation wins.
     """
     for arrival in itertools.permutations(range(3)):
         ballots = Ballots(3)
         decided = []
         for variation in arrival:
-            answer_S = _answer(variation)  # three answers, of one vote and of one confidence each
+            answer_S = _answer(variation)  # the three answers have one vote each and the same confidence
             decided += ballots.cast(np.array([15 + variation]), answer_S[None], np.array([0.5]))
         ((_, winner_S),) = decided
         assert winner_S.tolist() == [0], f"the ballots that arrived as {arrival} were counted in another order"

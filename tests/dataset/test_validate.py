@@ -1,5 +1,6 @@
-"""A dataset in order passes; each thing that is wrong with another is a line that says where,
-hiding nothing else.
+"""A correct dataset passes the validation.
+
+Each mistake in a dataset is one line, which says where it is. One mistake hides no other.
 """
 # N = examples, S = tokens of an example, L = side of a grid
 
@@ -19,7 +20,7 @@ from dataset.schema import check_contents, open_split
 from dataset.sudoku import valid_solutions
 from dataset.validate import main
 
-SEQ_LEN, VOCAB = 6, 9  # no task that is known
+SEQ_LEN, VOCAB = 6, 9  # the sizes of no known task
 NUM = {"train": 400, "test": 200}
 
 
@@ -30,7 +31,10 @@ def _write(
     vocab_size: int = VOCAB,
     num_identifiers: int = 1,
 ) -> Path:
-    """Inputs and labels of each split; identifiers 0, 1, ... in turn."""
+    """Write a dataset with these inputs and labels of each split.
+
+    The puzzles get the identifiers 0, 1, ... in turn.
+    """
     path.mkdir()
     for split, (inputs_NS, labels_NS) in arrays.items():
         num, seq_len = inputs_NS.shape
@@ -45,7 +49,7 @@ def _write(
 
 
 def _random(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Examples of which no two are the same, and no label is its input."""
+    """Return examples without duplicates. No label equals its input."""
     rows = np.random.default_rng(seed).permutation(VOCAB**4)[: sum(NUM.values())]
     inputs_NS = np.stack([rows // VOCAB**place % VOCAB for place in range(SEQ_LEN)], axis=1).astype(np.uint8)
     labels_NS = (inputs_NS % (VOCAB - 1) + 1).astype(np.uint8)
@@ -71,7 +75,10 @@ def _put(at: int | tuple[int, int] | slice, value: int) -> Callable[[np.ndarray]
 
 
 class _Report:
-    """What the program printed: its errors and warnings without that word, and its exit status."""
+    """The errors, the warnings, the summary and the exit status of the program.
+
+    The words "error" and "warning" are removed from the lines.
+    """
 
     def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: object) -> None:
         self.status = main([str(argument) for argument in arguments])
@@ -80,18 +87,21 @@ class _Report:
         self.warnings = [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")]
         self.summary = lines[len(self.errors) + len(self.warnings) :]
         assert self.status == (1 if self.errors else 0)
-        assert all(str(arguments[0]) in line for line in self.errors + self.warnings), "each says where"
+        assert all(str(arguments[0]) in line for line in self.errors + self.warnings), "each line must name the dataset"
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """In order, without a recorded fingerprint: its change is tested by itself."""
+    """Return a correct dataset without a recorded fingerprint.
+
+    With a fingerprint, every edit of a test would cause a second error.
+    """
     path = _write(tmp_path / "data", _random())
     (path / "fingerprint.json").unlink()
     return path
 
 
-def test_a_dataset_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_correct_dataset_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _write(tmp_path / "data", _random())
     report = _Report(capsys, path)
     assert (report.errors, report.warnings) == ([], [])
@@ -120,7 +130,7 @@ ERRORS: list[tuple[str, Callable[[np.ndarray], np.ndarray | None], str]] = [
 
 
 @pytest.mark.parametrize("array, change, expected", ERRORS)
-def test_what_is_wrong_with_an_array(
+def test_a_wrong_array_is_named(
     data: Path,
     capsys: pytest.CaptureFixture[str],
     array: str,
@@ -131,11 +141,11 @@ def test_what_is_wrong_with_an_array(
     report = _Report(capsys, data)
     assert [line for line in report.errors if expected in line], report.errors
     split, name = array.split("/")
-    assert all(str(data / split) in line for line in report.errors), "the other split is in order"
+    assert all(str(data / split) in line for line in report.errors), "no error may name the correct split"
     assert any(name.split("__")[1].split("_")[0] in line for line in report.errors)
 
 
-def test_nothing_hides_anything_else(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_error_hides_no_other(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _edit(data / "train/all__inputs.npy", _put((slice(3, 6), 0), 77))  # type: ignore[arg-type]
     _edit(data / "train/all__labels.npy", _put(20, 0))
     _edit(data / "train/all__puzzle_indices.npy", _put(4, 0))
@@ -172,7 +182,7 @@ def test_rows_are_numbered_through_all_chunks(
         assert error.endswith("row 389 has a token outside of 0 to 8, 9 (2 rows of 400 in all)")
 
 
-def test_wrong_metadata(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_metadata_are_named(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _edit_json(data / "train/dataset.json", vocab_size=0, seq_len="many")
     (error,) = _Report(capsys, data).errors
     assert "vocab_size" in error and "seq_len" in error
@@ -183,7 +193,7 @@ def test_wrong_metadata(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"vocab_size is {VOCAB}, but {VOCAB + 3} in train" in report.errors[1]
 
 
-def test_a_change_after_the_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_change_after_the_build_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _write(tmp_path / "data", _random())
     _edit(path / "test/all__labels.npy", lambda array: np.where(array == 3, 4, array).astype(np.uint8))
     (error,) = _Report(capsys, path).errors
@@ -191,7 +201,9 @@ def test_a_change_after_the_build(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("text, expected", [("", "cannot be read"), ("{}", "no list of names"), ("[1]", "no list")])
-def test_wrong_names(data: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str) -> None:
+def test_wrong_lists_of_names_are_refused(
+    data: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str
+) -> None:
     (data / "identifiers.json").write_text(text)
     (error,) = _Report(capsys, data).errors
     assert expected in error
@@ -200,7 +212,7 @@ def test_wrong_names(data: Path, capsys: pytest.CaptureFixture[str], text: str, 
     assert report.status == 0 and "identifiers.json: is missing" in report.warnings[0]
 
 
-def test_identifiers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_names_and_unseen_identifiers_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _write(tmp_path / "data", _random(), num_identifiers=5)
     (path / "fingerprint.json").unlink()
     assert _Report(capsys, path).warnings == []
@@ -211,7 +223,9 @@ def test_identifiers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "puzzle 3 has identifier 3, which no training puzzle has (and so 39 others)" in names + unseen
 
 
-def test_a_missing_split(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_test_split_is_a_warning_and_a_missing_training_split_an_error(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (data / "test").rename(data / "elsewhere")
     report = _Report(capsys, data)
     assert report.errors == [] and "no test split" in report.warnings[0]
@@ -220,7 +234,7 @@ def test_a_missing_split(data: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "has no train/dataset.json" in _Report(capsys, data).errors[0]
 
 
-def test_one_group_for_everything(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_group_for_all_puzzles_is_a_warning(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _edit(data / "train/all__group_indices.npy", lambda array: np.array([0, 400]))
     _edit_json(data / "train/dataset.json", total_groups=1, mean_puzzle_examples=3.5)
     report = _Report(capsys, data)
@@ -230,7 +244,9 @@ def test_one_group_for_everything(data: Path, capsys: pytest.CaptureFixture[str]
     assert "one group holds all 400 puzzles" in group
 
 
-def test_labels_that_teach_nothing(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_few_labels_that_teach_nothing_are_a_warning_and_all_an_error(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _edit(data / "test/all__labels.npy", _put(slice(10, 13), 0))
     _edit(
         data / "train/all__labels.npy",
@@ -246,11 +262,13 @@ def test_labels_that_teach_nothing(data: Path, capsys: pytest.CaptureFixture[str
     assert error.endswith("row 0 is the same as its input (400 rows of 400 in all)")
 
 
-# ---- what the splits hold twice ----------------------------------------------------------------
+# ---- leaks and duplicates ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_leaked, is_error", [(1, False), (2, False), (3, True), (200, True)])
-def test_leaks(tmp_path: Path, capsys: pytest.CaptureFixture[str], num_leaked: int, is_error: bool) -> None:
+def test_a_few_leaks_are_a_warning_and_many_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_leaked: int, is_error: bool
+) -> None:
     arrays = _random()
     rng = np.random.default_rng(num_leaked)
     at, leaked = rng.permutation(400)[:num_leaked], np.sort(rng.permutation(200)[:num_leaked])
@@ -268,11 +286,12 @@ def test_leaks(tmp_path: Path, capsys: pytest.CaptureFixture[str], num_leaked: i
 
 
 @pytest.mark.parametrize("num_identifiers, is_leak", [(1, True), (3, False)])
-def test_another_answer_to_the_same_input(
+def test_an_input_with_two_labels_is_a_leak_unless_identifiers_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], num_identifiers: int, is_leak: bool
 ) -> None:
-    """Without identifiers the input is the question; with them two tasks may begin with the same
-    grid.
+    """Without identifiers an equal input is a leak, because the input alone is the question.
+
+    With identifiers two puzzles may share an input.
     """
     arrays = _random()
     arrays["train"][0][5] = arrays["test"][0][6]
@@ -280,7 +299,7 @@ def test_another_answer_to_the_same_input(
     assert len(report.warnings) == is_leak and report.errors == []
 
 
-def test_duplicates_in_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_duplicates_in_the_test_split_are_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arrays = _random()
     for test_NS in arrays["test"]:
         test_NS[[50, 150, 199]] = test_NS[20]
@@ -288,7 +307,8 @@ def test_duplicates_in_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (line,) = _Report(capsys, path).warnings
     assert line.startswith(f"row 50 of {path / 'test/all__inputs.npy'} repeats row 20 of ")
     assert "(3 of 200 test examples are such copies)" in line
-    # 20, 50, 150 and 199 have the identifiers 0, 2, 2, 3 of 4: other questions, but for one.
+    # Rows 20, 50, 150 and 199 have the identifiers 0, 2, 2 and 3. Rows 50 and 150
+    # are duplicates, because only they share an identifier.
     path = _write(tmp_path / "four", arrays, num_identifiers=4)
     (line,) = _Report(capsys, path).warnings
     assert line.startswith(f"row 150 of {path / 'test/all__inputs.npy'} repeats row 50 of ")
@@ -312,7 +332,7 @@ def test_sudoku(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _edit(path / "train/all__inputs.npy", _put((9, 0), 0))
 
     def other_board(labels_NS: np.ndarray) -> None:
-        """Digits renamed: a valid board, but not of these clues."""
+        """Rename the digits of row 7: the board stays valid, but loses the clues."""
         names = np.array([0, 1, 3, 4, 5, 2], np.uint8)
         labels_NS[7] = names[labels_NS[7]]
         assert valid_solutions(labels_NS[7:8] - 1, BOXES["2x2"]) and labels_NS[7, clue] != inputs_NS[7, clue]
@@ -327,7 +347,7 @@ def test_sudoku(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _Report(capsys, path, "--any-task").errors == []
 
 
-def test_a_sudoku_of_which_only_some_cells_are_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sudoku_may_be_labelled_in_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "data"
     assert build_sudoku(["--output-dir", str(path), "--generate", "30", "--box", "2x2"]) == 0
     capsys.readouterr()
@@ -349,7 +369,7 @@ def test_mazes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (path / "fingerprint.json").unlink()
     gap = int(np.flatnonzero(answers_NS[5] == 5)[2])
     _edit(path / "train/all__labels.npy", _put((5, gap), 2))
-    # A maze without walls has many paths; this one goes round.
+    # A maze without walls has many paths. This path is a detour.
     maze_LL, answer_LL = np.full((8, 8), 2, np.uint8), np.full((8, 8), 2, np.uint8)
     maze_LL[0, 0], maze_LL[0, 2] = 3, 4
     answer_LL[0, 0], answer_LL[0, 2], answer_LL[1, :3] = 3, 4, 5
@@ -377,8 +397,8 @@ def test_arc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     train, test = draw(300), draw(200)
     train[17], test[60] = (test[30][0], test[30][1]), (test[60][0], np.zeros((0, 0), np.uint8))
-    # Moved to the lower edge, where the end markers are left out; and a test pair whose answer is
-    # hidden.
+    # The training inputs touch the lower right corner, where end markers do not fit. One test pair
+    # has a hidden answer.
     hidden = split(test[:60] + test[61:], 0, 0)
     arrays = {
         "train": split(train, 27, 26),

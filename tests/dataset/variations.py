@@ -1,4 +1,4 @@
-"""What the tests of variations share."""
+"""A helper for tests of variations."""
 # N = boards, K = variations, S = tokens
 
 import numpy as np
@@ -8,6 +8,10 @@ from dataset.tta import Variations
 
 
 def spread(variations: Variations, rows: list[int], boards_NS: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
+    """Return the numbers and the inputs of all variations of the boards.
+
+    The labels and identifiers of the variations must be those of their boards.
+    """
     batch = {"inputs": boards_NS, "labels": boards_NS + 100, "puzzle_identifiers": torch.arange(len(rows))}
     ((numbers, varied),) = variations.spread(iter([(np.array(rows), batch)]))
     count = variations.count

@@ -1,4 +1,4 @@
-"""ARC as a task: grids for programs and people, and verdicts."""
+"""ARC as a task: grids as text and JSON, verdicts, validation and symmetries."""
 # B = examples, S = cells of the canvas
 
 import json
@@ -40,7 +40,7 @@ def test_verdicts_on_arc(
     assert (verdict.valid, verdict.solved, verdict.reason) == (valid, solved, reason)
 
 
-def test_grids_for_programs_and_people() -> None:
+def test_grids_as_text_and_as_json() -> None:
     task = ArcTask()
     tokens_S, other_S = arc.to_tokens(GRID), arc.to_tokens(OTHER)
     assert json.loads(json.dumps(task.plain(tokens_S))) == GRID.tolist()
@@ -55,7 +55,7 @@ def test_grids_for_programs_and_people() -> None:
     assert task.show(gap_S, color=False) == "0 · 2\n3 4 5"
     colored = task.show(other_S, question_S=tokens_S, previous_S=tokens_S, color=True)
     assert ANSI.sub("", colored) == "0 1 2 \n3 4 9*"
-    assert len(set(re.findall(r"48;5;\d+", colored))) == 6, "every colour has its own"
+    assert len(set(re.findall(r"48;5;\d+", colored))) == 6, "each of the six colours must have its own code"
     assert task.legend(color=True) == task.legend(color=False)
 
 
@@ -63,7 +63,7 @@ def test_grids_for_programs_and_people() -> None:
 
 
 def _canvases() -> list[np.ndarray]:
-    """Grids of all kinds of sizes in all kinds of places."""
+    """Return canvases with grids of many sizes in many places."""
     rng = np.random.default_rng(0)
     found = []
     for height, width in [(1, 1), (30, 30), (30, 1), (1, 30), (29, 30), (3, 5), *rng.integers(1, 31, (20, 2)).tolist()]:
@@ -73,7 +73,7 @@ def _canvases() -> list[np.ndarray]:
     return found
 
 
-def test_arc_grids_of_all_sizes_are_right() -> None:
+def test_arc_grids_of_all_sizes_are_accepted() -> None:
     right_N, corner_N = _grids(np.stack(_canvases()))
     assert right_N.all()
     assert corner_N.tolist() == [int(np.flatnonzero(tokens_S > 1)[0]) for tokens_S in _canvases()]
@@ -86,17 +86,17 @@ FRAMED = arc.to_tokens(np.arange(6, dtype=np.uint8).reshape(2, 3), 4, 7)
     "cell, token",
     [
         ((4, 8), 0),  # a hole
-        ((5, 9), 1),  # a marker in place of a colour
-        ((4, 10), 0),  # no marker on the right
-        ((4, 10), 3),  # a colour there
-        ((6, 8), 0),  # no marker below
-        ((6, 10), 1),  # a marker where the two lines of markers would meet
-        ((3, 7), 1),  # one above
-        ((20, 20), 4),  # a second grid
+        ((5, 9), 1),  # an end marker in place of a colour
+        ((4, 10), 0),  # a missing end marker on the right
+        ((4, 10), 3),  # a colour in place of an end marker
+        ((6, 8), 0),  # a missing end marker below
+        ((6, 10), 1),  # an end marker where the two lines of end markers would meet
+        ((3, 7), 1),  # an end marker above
+        ((20, 20), 4),  # a cell of a second grid
         ((20, 20), 1),
     ],
 )
-def test_arc_canvases_that_are_wrong(cell: tuple[int, int], token: int) -> None:
+def test_malformed_arc_canvases_are_found(cell: tuple[int, int], token: int) -> None:
     tokens_LL = FRAMED.reshape(30, 30).copy()
     assert tokens_LL[cell] != token
     tokens_LL[cell] = token
@@ -137,7 +137,7 @@ def test_grids_are_transformed_inside_their_boxes(transform: int, around: int) -
             np.testing.assert_array_equal(batch[name][index].numpy(), expected_S, err_msg=f"{name} {index}")
 
 
-def test_an_example_without_an_answer_has_none_afterwards() -> None:
+def test_an_example_without_an_answer_stays_without() -> None:
     inputs_S, _ = random_arc(np.random.default_rng(0))
     symmetries = ArcSymmetries()
     chosen = symmetries.choose(np.random.default_rng(0).random((8, symmetries.num_draws)), np.arange(8))
@@ -153,7 +153,7 @@ def test_an_ignored_cell_of_a_grid_stays_ignored() -> None:
     chosen = symmetries.choose(np.random.default_rng(0).random((8, symmetries.num_draws)), np.arange(8))
     inputs_S = on_canvas(np.full((3, 3), 5), 0, 0)
     labels_S = inputs_S.astype(np.int32)
-    labels_S[31] = IGNORE_LABEL  # the middle
+    labels_S[31] = IGNORE_LABEL  # the cell in the middle
     batch = symmetries.apply(
         tensors(np.tile(inputs_S, (8, 1)), np.tile(labels_S, (8, 1))),
         {name: torch.from_numpy(array) for name, array in chosen.items()},

@@ -1,4 +1,4 @@
-"""What all tasks whose boards are texts share: the puzzles of a text."""
+"""Tasks whose boards are texts split a text into puzzles."""
 
 import pytest
 
@@ -13,14 +13,14 @@ MAZE = "S   G" + " ### " * 3 + "     "
 MAZE_5 = MazeTask(5)
 
 
-def test_puzzles_of_a_text() -> None:
+def test_a_text_is_split_into_puzzles() -> None:
     rows = [QUESTION[start : start + 4] for start in range(0, 16, 4)]
     text = "\n".join([QUESTION, "", *rows, SOLUTION, "123", "  " + SOLUTION]) + "\n"
     assert list(SUDOKU.split(text, "stdin")) == [
         ("stdin:1", QUESTION),
         ("stdin:3", QUESTION),
         ("stdin:7", SOLUTION),
-        ("stdin:8", "123"),  # which `parse` refuses
+        ("stdin:8", "123"),  # `parse` refuses this line later
         ("stdin:9", SOLUTION),
     ]
     assert list(SUDOKU.split("", "stdin")) == []

@@ -1,6 +1,4 @@
-"""Lights Out as a task: labels against all press sets, text, verdicts, symmetries, judge, and a run
-on two ranks.
-"""
+"""Lights Out as a task: labels, text, verdicts, symmetries, the judge, and a run on two ranks."""
 # B, N = boards, S = cells of a board, L = side, T = transforms
 
 import itertools
@@ -26,15 +24,15 @@ from tests.dataset.variations import spread
 from utils.dist.world import World
 
 TASK = LightsOutTask(3)
-# The middle lamp of the upper row and its neighbours: one press turns them off.
+# The lit lamps are the middle lamp of the upper row and its neighbours. One press turns them off.
 QUESTION = "***.*...."
 SOLUTION = "-x-------"
-# On 5x5, these presses toggle nothing.
+# On a 5x5 board, these presses together change no lamp.
 IDLE_5 = "x-x-xx-x-x-----x-x-xx-x-x"
 
 
 def _toggled(presses_S: list[bool]) -> list[bool]:
-    """The rule, press by press."""
+    """Return the lamps after all presses, applied one by one to a dark board."""
     side = int(len(presses_S) ** 0.5)
     lamps_S = [False] * len(presses_S)
     for cell, is_pressed in enumerate(presses_S):
@@ -46,7 +44,7 @@ def _toggled(presses_S: list[bool]) -> list[bool]:
 
 
 def _boards(side: int, num: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Random boards that have a solution, and their labels: tokens."""
+    """Return the tokens of random boards that have a solution, and the tokens of their labels."""
     lit_NS = toggled(np.random.default_rng(seed).random((num, side * side)) < 0.5)
     return np.where(lit_NS, LIT, DARK).astype(np.uint8), np.where(solve(lit_NS)[0], PRESS, LEAVE).astype(np.uint8)
 
@@ -62,8 +60,10 @@ def test_presses_toggle_a_plus(side: int) -> None:
 
 @pytest.mark.parametrize("side", [3, 4])
 def test_labels_are_the_first_of_the_fewest_presses(side: int) -> None:
-    """Against every set of presses, in the order of their number and then of the first cell that is
-    pressed.
+    """A search of all sets of presses finds the expected labels.
+
+    Smaller sets come first. Among equally large sets, the set with the earliest pressed cell comes
+    first.
     """
     every_NS = np.array(list(itertools.product([True, False], repeat=side * side)))
     every_NS = every_NS[np.argsort(every_NS.sum(1), kind="stable")]
@@ -82,19 +82,17 @@ def test_labels_are_the_first_of_the_fewest_presses(side: int) -> None:
 
 @pytest.mark.parametrize(("side", "share"), [(3, 1.0), (4, 1 / 16), (5, 1 / 4), (6, 1.0), (7, 1.0)])
 def test_labels_solve_their_boards(side: int, share: float) -> None:
-    """The boards with a solution are all of 3x3, 6x6 and 7x7, one in 16 of 4x4, and one in 4 of
-    5x5.
-    """
-    questions_NS, labels_NS = _boards(side, 5000)  # more than are solved at a time
+    """All boards of 3x3, 6x6 and 7x7 have a solution, but only 1 in 16 of 4x4 and 1 in 4 of 5x5."""
+    questions_NS, labels_NS = _boards(side, 5000)  # more boards than `solve` solves at a time
     np.testing.assert_array_equal(toggled(labels_NS == PRESS), questions_NS == LIT)
     is_solved_N = solve(np.random.default_rng(1).random((4000, side * side)) < 0.5)[1]
     assert abs(is_solved_N.mean() - share) < 0.03
 
 
-# ---- boards for programs and people ------------------------------------------------------------
+# ---- boards as text ----------------------------------------------------------------------------
 
 
-def test_shapes() -> None:
+def test_the_shape_tells_the_side_of_the_board() -> None:
     for side in range(3, 8):
         task = task_of_shape(side * side, 5)
         assert isinstance(task, LightsOutTask) and task.side == side
@@ -121,7 +119,7 @@ def _tokens(text: str) -> np.ndarray:
         (5, "*" + "." * 24, "here has no solution: no presses turn all of these lamps off"),
     ],
 )
-def test_what_is_no_puzzle(side: int, text: str, expected: str) -> None:
+def test_malformed_boards_are_refused(side: int, text: str, expected: str) -> None:
     with pytest.raises(ValueError, match=re.escape(expected)):
         LightsOutTask(side).parse(text, "here")
 
@@ -144,7 +142,7 @@ def test_verdicts(answer: str, valid: bool, solved: bool, reason: str) -> None:
             TASK.parse_solution(answer, "there", _tokens(QUESTION))
 
 
-def test_more_presses_than_needed_are_right_too() -> None:
+def test_a_solution_may_have_more_presses_than_needed() -> None:
     verdict = LightsOutTask(5).verdict(_tokens("." * 25), _tokens(IDLE_5))
     assert verdict.solved and verdict.reason == "every lamp is off after 12 presses, but 0 would do"
 
@@ -168,9 +166,9 @@ def test_a_board_as_text() -> None:
 
 @pytest.mark.parametrize("side", range(3, 8))
 def test_transforms_that_keep_the_label(side: int) -> None:
-    """All eight where a board has one solution.
+    """All eight transforms are allowed if boards of the size have only one solution.
 
-    Elsewhere those after which the label solves by the same rule.
+    On other sizes, the transformed label must be the label of the transformed board.
     """
     inputs_NS, labels_NS = _boards(side, 60)
     allowed_NT = allowed_transforms(inputs_NS, labels_NS)
@@ -236,7 +234,7 @@ def test_faults() -> None:
     labels_NS[2, 0] = PRESS + LEAVE - labels_NS[2, 0]
     idle_S = _tokens(IDLE_5) == PRESS
     labels_NS[3] = np.where((labels_NS[3] == PRESS) ^ idle_S, PRESS, LEAVE)
-    labels_NS[4, 0], labelled_NS[4] = 0, False  # ignored
+    labels_NS[4, 0], labelled_NS[4] = 0, False  # row 4 has no label
     faults = task.faults(inputs_NS, labels_NS, labelled_NS)
     found = {what: np.flatnonzero(rows_N).tolist() for (_, what), rows_N in faults.items()}
     assert found.pop("leaves a lamp on")[-1] == 2
@@ -248,8 +246,9 @@ def test_faults() -> None:
 
 
 def test_train_and_evaluate_on_two_ranks(tmp_path: Path) -> None:
-    """Symmetries on the fly in training; then the judge and eight votes, whose metrics are those of
-    the answers.
+    """Training augments the boards. The evaluation judges the answers after eight votes.
+
+    The metrics must equal those of the saved answers.
     """
     data, run, log = tmp_path / "data", tmp_path / "run", tmp_path / "log"
     assert build(["--output-dir", str(data), "--side", "4", "--generate", "24", "--generate-test", "20"]) == 0

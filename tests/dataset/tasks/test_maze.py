@@ -1,4 +1,4 @@
-"""Mazes as a task: text to tokens and back, boards for people, and verdicts."""
+"""Mazes as a task: text and tokens, boards as text, verdicts and symmetries."""
 # B, N = mazes, S = cells of a maze, T = transforms
 
 import re
@@ -20,7 +20,7 @@ from tests.dataset.variations import spread
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
-# Four steps along the top, or twelve around the walls.
+# The path along the top has four steps, and the path around the walls has twelve.
 MAZE = "S   G" + " ### " * 3 + "     "
 SHORT = "SoooG" + " ### " * 3 + "     "
 LONG = "S   G" + "o###o" * 3 + "ooooo"
@@ -47,7 +47,7 @@ def test_maze_text_and_tokens() -> None:
         ("S#  G" + "#### " + MAZE[10:], "here has no way from S to G"),
     ],
 )
-def test_what_is_no_maze(text: str, expected: str) -> None:
+def test_malformed_mazes_are_refused(text: str, expected: str) -> None:
     with pytest.raises(ValueError, match=re.escape(expected)):
         MAZE_5.parse(text, "here")
 
@@ -93,15 +93,15 @@ def test_a_maze_as_text() -> None:
 
 
 def test_mazes_are_judged_by_the_path_alone() -> None:
-    """There are two shortest ones, of which a label would be one."""
+    """The maze has two shortest paths. A label would be only one of them."""
     question = "S   #   G"
     answers = {
-        question: (False, False),  # no path
+        question: (False, False),  # no path is marked
         "Soo #o  G": (True, True),
         "S  o# ooG": (True, True),
-        "Soo #ooG ": (False, False),  # another goal
-        "Sooo#oooG": (False, False),  # both, which is a ring
-        "Soo  o  G": (False, False),  # without the wall
+        "Soo #ooG ": (False, False),  # another cell is the goal
+        "Sooo#oooG": (False, False),  # both paths together form a ring
+        "Soo  o  G": (False, False),  # the wall is missing
     }
     inputs_BS = torch.from_numpy(np.stack([maze.to_tokens(question)] * len(answers))).int()
     predictions_BS = torch.from_numpy(np.stack([maze.to_tokens(answer) for answer in answers])).long()

@@ -1,4 +1,4 @@
-"""Sudoku as a task: text to tokens and back, boards for people, and verdicts against slow rules."""
+"""Sudoku as a task: text and tokens, boards as text, verdicts and symmetries."""
 # B = boards, S = cells of a board
 
 import re
@@ -58,12 +58,12 @@ def test_sudoku_text_and_tokens(box: Box) -> None:
         ("3333............", "here has the digit 3 twice in row 1 (columns 1, 2, 3 and 1 more); correct it"),
     ],
 )
-def test_what_is_no_sudoku(text: str, expected: str) -> None:
+def test_malformed_sudokus_are_refused(text: str, expected: str) -> None:
     with pytest.raises(ValueError, match=re.escape(expected)):
         SUDOKU.parse(text, "here")
 
 
-def test_what_is_no_solution_of_a_sudoku() -> None:
+def test_wrong_solutions_of_a_sudoku_are_refused() -> None:
     question_S = SUDOKU.parse(QUESTION, "puzzle")
     for text, expected in (
         (SOLUTION[:-1] + ".", "there has '.' in cell 16"),
@@ -77,7 +77,7 @@ def test_what_is_no_solution_of_a_sudoku() -> None:
 
 
 def _is_solved(question_S: np.ndarray, answer_S: np.ndarray, box: Box) -> bool:
-    """The rules, cell by cell."""
+    """Return whether the answer solves the question, by the rules for each pair of cells."""
     side = box.side
     for a in range(side * side):
         if answer_S[a] < 2 or (question_S[a] > 1 and answer_S[a] != question_S[a]):
@@ -134,7 +134,8 @@ def test_a_sudoku_as_text() -> None:
         "│ .  3  │ .  1  │",
         "└───────┴───────┘",
     ]
-    # Twice in a row, column or box, and not given: wrong. So is a clue that was altered.
+    # A digit is wrong if it occurs twice in a row, column or box and is not a clue. An altered clue
+    # is wrong, too.
     shown = SUDOKU.show(answer_S, question_S=question_S, previous_S=before_S, color=False).splitlines()
     assert [shown[row] for row in (1, 2, 4, 5)] == [
         "│ 1  2' │ 3' 4  │",
@@ -152,7 +153,7 @@ def test_a_sudoku_as_text() -> None:
     ]
 
 
-def test_colours_say_what_marks_say() -> None:
+def test_colours_replace_the_marks() -> None:
     question_S, before_S, answer_S = (_sudoku(text) for text in (QUESTION, "13" + SOLUTION[2:], SOLUTION[:-1] + "4"))
     options = {"question_S": question_S, "previous_S": before_S, "solution_S": _sudoku(SOLUTION)}
     shown = SUDOKU.show(answer_S, color=True, **options)
@@ -181,7 +182,7 @@ def _is_valid(tokens_S: list[int], box: Box) -> bool:
 
 
 @pytest.mark.parametrize("box", BOXES.values(), ids=str)
-def test_boards_are_valid_as_each_unit_says(box: Box) -> None:
+def test_a_board_is_valid_if_every_row_column_and_box_is(box: Box) -> None:
     rng = np.random.default_rng(0)
     boards = [random_solution(box, rng).astype(np.int64) + 1 for _ in range(8)]
     for solution_S in boards[:8]:
@@ -189,12 +190,13 @@ def test_boards_are_valid_as_each_unit_says(box: Box) -> None:
             changed_S = solution_S.copy()
             changed_S[rng.integers(box.num_cells)] = rng.integers(0, box.side + 2)
             boards.append(changed_S)
-        swapped_S = solution_S.copy()  # every digit as often as before
+        swapped_S = solution_S.copy()  # each digit occurs as often as before
         swapped_S[[0, 1]] = swapped_S[[1, 0]]
         boards.append(swapped_S)
     side = box.side
-    latin_S = [(row + column) % side + 2 for row in range(side) for column in range(side)]  # boxes repeat digits
-    # All of one digit: in a sum of powers of two they carry.
+    # In this Latin square, digits occur twice in a box.
+    latin_S = [(row + column) % side + 2 for row in range(side) for column in range(side)]
+    # Boards of one digit would deceive a judge that adds powers of two, because the sums carry.
     boards += [np.array(latin_S), *(np.full(box.num_cells, token) for token in range(side + 2))]
     boards_BS = np.stack(boards)
     expected = [_is_valid(board_S.tolist(), box) for board_S in boards_BS]
@@ -205,7 +207,7 @@ def test_boards_are_valid_as_each_unit_says(box: Box) -> None:
         found = task.judge(torch.ones_like(predictions_BS, dtype=torch.int32), predictions_BS)
         assert found["valid_boards"].tolist() == expected
         assert found["valid_boards"].dtype == torch.bool
-        assert found["clues_kept"].all(), "where nothing is given, nothing is changed"
+        assert found["clues_kept"].all(), "a board without clues must keep all clues"
 
 
 def test_clues_are_kept_where_the_input_has_a_digit() -> None:
@@ -248,7 +250,7 @@ def test_ignored_labels_and_padding_move_but_keep_their_value() -> None:
     for value in (0, 1):
         assert torch.equal(batch["inputs"] == value, batch["labels"] == value)
         assert (batch["inputs"] == value).sum(1).tolist() == [int((inputs_BS[0] == value).sum())] * 50
-    # The cells of one digit, wherever they went and whatever it is now called.
+    # The ignored cells are still the cells of one digit, at other places and under another name.
     ignored_BS = batch["labels"] == IGNORE_LABEL
     assert ignored_BS.sum(1).tolist() == [3] * 50
     assert all(len(set(row[hidden].tolist())) == 1 for row, hidden in zip(batch["inputs"], ignored_BS, strict=True))
@@ -259,15 +261,15 @@ def test_ignored_labels_and_padding_move_but_keep_their_value() -> None:
 def test_variations_of_a_sudoku_are_sudokus_and_come_back(box: Box) -> None:
     rng = np.random.default_rng(1)
     boards_NS = torch.from_numpy(np.stack([random_solution(box, rng) for _ in range(3)]).astype(np.int64)) + 1
-    boards_NS[1, :5] = 1  # blanks stay blanks
+    boards_NS[1, :5] = 1  # a blank must stay a blank
     boards_NS[2, 7] = 0
     variations = Variations.of(split_of(box.num_cells, box.side + 2), 6)
     numbers, varied_NS = spread(variations, [4, 9, 1000], boards_NS)
     assert torch.equal(variations.undo(numbers, varied_NS), boards_NS.repeat_interleave(6, 0))
-    assert torch.equal(varied_NS[::6], boards_NS), "the first is the puzzle itself"
+    assert torch.equal(varied_NS[::6], boards_NS), "the first variation must be the puzzle itself"
     assert len({tuple(board) for board in varied_NS[:6].tolist()}) == 6
     assert valid_solutions((varied_NS[:6] - 1).numpy().astype(np.uint8), box).all()
     assert ((varied_NS == 1).sum(1) == torch.tensor([0, 5, 0]).repeat_interleave(6)).all()
-    # Of any order and company.
+    # Variations can be undone in any order, and one at a time.
     for index in (17, 3, 8):
         assert torch.equal(variations.undo(numbers[[index]], varied_NS[[index]])[0], boards_NS[index // 6])
