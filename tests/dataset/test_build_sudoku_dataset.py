@@ -387,6 +387,7 @@ def test_a_kill_between_the_renames_loses_no_dataset(
     before = _fingerprints(data)
     os.rename(data, tmp_path / ".data.replaced")
     assert main(["--output-dir", str(data), "--source-dir", str(source_dir), "--subsample-size", "400"]) == 2
+    assert "--subsample-size is 400" in capsys.readouterr().err
     assert _fingerprints(data) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
 

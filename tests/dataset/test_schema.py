@@ -66,7 +66,7 @@ def _error(data_path: Path) -> str:
         check_contents(open_split(data_path, "train"))
     message = str(caught.value)
     assert "\n" not in message
-    assert ";" in message or ":" in message
+    assert ";" in message, f"no advice after a semicolon: {message}"
     return message
 
 
