@@ -29,7 +29,10 @@ T = TypeVar("T")
 
 @dataclass
 class TrainState:
-    """Everything that a training step changes, and so everything that a checkpoint holds."""
+    """Everything that a training step changes, and so everything that a checkpoint holds.
+
+    The counters are in `progress` (utils/checkpoint/format.py).
+    """
 
     layout: Layout  # the model, and how it lies over the ranks
     optimizers: Optimizers
