@@ -179,7 +179,10 @@ def test_data_that_are_read_whole_must_be_unchanged(own_data: Path, case: str) -
 
 
 def _emptied_amid_an_evaluation(file: str, rank: int) -> None:
-    """Make rank 1 empty the file between two of its batches."""
+    """Make rank 1 empty the file between two of its batches.
+
+    Rank 0 waits for that before it reads on. A file that shrinks during a read kills the reader.
+    """
     batches = EvalLoader.batches
 
     def emptied(*args: Any) -> Any:
@@ -187,6 +190,8 @@ def _emptied_amid_an_evaluation(file: str, rank: int) -> None:
             yield batch
             if index == 0 and rank == 1:
                 os.truncate(file, 0)
+            while os.path.getsize(file) > 0:
+                time.sleep(0.001)
 
     EvalLoader.batches = emptied  # type: ignore[method-assign,assignment]
 
