@@ -59,7 +59,8 @@ pretrain.py: train a hierarchical reasoning model.
   python pretrain.py resume=auto checkpoint_path=checkpoints/<project>/<run>                      go on after a stop
   python pretrain.py --cfg job experiment=sudoku_extreme_1k                                       show, don't run
 
-Any key below is set with key=value, also inside groups (arch.hidden_size=128).
+Any key below is set with key=value, also inside groups (arch.hidden_size=128). experiment=path/to/my.yaml takes a
+recipe from anywhere, and --config-dir DIR takes configs from a folder like config/.
 """
 
 # ---- the run ------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from models.transformer import TransformerConfig
 from optim.build import OptimConfig
 from solve import SolveConfig
 from training.config import PretrainConfig
-from utils.command_line import CONFIG_DIR, differences, read_config, validate
+from utils.command_line import differences, read_config, validate
+from utils.config_files import CONFIG_DIR
 
 PROGRAMS: dict[str, type[BaseModel]] = {
     "pretrain": PretrainConfig,

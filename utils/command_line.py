@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from hydra import compose, initialize_config_dir
@@ -21,11 +20,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
+from yaml import MarkedYAMLError, YAMLError
 
+from utils.config_files import CONFIG_DIR, choices, from_folder, in_quotes, is_group, names_file, placed, quoted
 from utils.errors import UserError
 from utils.secrets import secret_in
-
-CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
 
 Container = dict[str, Any]
 C = TypeVar("C", bound=BaseModel)
@@ -49,7 +48,11 @@ class CommandLine:
         parser.add_argument("overrides", nargs="*")
         parser.add_argument("--help", "-h", action="store_true")
         parser.add_argument("--cfg", "-c", choices=["job"])
-        arguments = parser.parse_intermixed_args(argv)
+        parser.add_argument("--config-dir")
+        arguments = parser.parse_intermixed_args([_without_dashes(typed) for typed in argv])
+        if arguments.config_dir is not None and not arguments.help:
+            arguments.overrides = from_folder(arguments.config_dir, arguments.overrides)
+        arguments.overrides = [in_quotes(typed) for typed in arguments.overrides]
         if arguments.help:
             return CommandLine(arguments.overrides, page=_help_page(config_name, usage))
         if arguments.cfg:
@@ -57,6 +60,12 @@ class CommandLine:
                 arguments.overrides, page=OmegaConf.to_yaml(read_config(config_name, arguments.overrides))
             )
         return CommandLine(arguments.overrides)
+
+
+def _without_dashes(typed: str) -> str:
+    """Return --key=value, the form in which an agent of W&B passes overrides, as key=value."""
+    match = re.fullmatch(r"--(?!cfg=|config-dir=|help=)([\w.]+=.*)", typed, re.DOTALL)
+    return match[1] if match else typed
 
 
 def read_config(config_name: str, overrides: list[str]) -> Container:
@@ -83,7 +92,7 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
                 for key in options.keys() - own.keys():
                     if f"{group}.{key}" not in keys:
                         del options[key]
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         message = _in_one_line(error, config_name)
         try:
             _require_no_secret("what is wrong with the config", f"{error} {message}")
@@ -109,6 +118,10 @@ def _require_no_secret(where: str, text: str) -> None:
 
 
 def _compose(config_name: str, overrides: list[str]) -> Container:
+    if any(map(names_file, overrides)):  # a file may change between two calls
+        with placed(overrides) as (by_name, folders):
+            paths = ",".join(quoted(f"file://{folder}") for folder in folders)
+            return _composed.__wrapped__(config_name, (f"hydra.searchpath=[{paths}]", *by_name))
     return deepcopy(_composed(config_name, tuple(overrides)))
 
 
@@ -147,7 +160,7 @@ def typed_changes(config_name: str, overrides: list[str], given: Sequence[str] =
             in front of its option arch.L_layers=1.
     """
     parsed = OverridesParser.create().parse_overrides([typed.lstrip("+") for typed in overrides])
-    groups = [o.input_line or "" for o in parsed if (CONFIG_DIR / o.key_or_group).is_dir()]
+    groups = [o.input_line or "" for o in parsed if is_group(o.key_or_group)]
     # A typed dictionary is merged into the config, so only its own keys count as typed.
     typed = {o.key_or_group: o.value() for o in parsed if not o.is_delete()}
     typed_keys = [
@@ -208,7 +221,7 @@ def validate(config_class: type[C], container: Container) -> C:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; overrides are written key=value, flags are --help and --cfg job")
+        raise UserError(f"{message}; overrides are written key=value, flags are --help, --cfg job and --config-dir DIR")
 
 
 def flatten(container: Container, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -243,13 +256,8 @@ def _require_single_value(typed: str) -> None:
         raise UserError(
             f"{typed!r} asks for several runs, but this is one; give one value, [a,b] for a list, or quotes for text"
         )
-    if (CONFIG_DIR / key).is_dir() and equals and not isinstance(override.value(), str | list | dict):
+    if is_group(key) and equals and not isinstance(override.value(), str | list | dict):
         raise UserError(f"{typed!r} names no config of the group {key}; choose one of {_choices(key)}")
-
-
-def choices(group: str) -> list[str]:
-    """Return the names in a group. Files that start with an underscore are parts of other files."""
-    return sorted(path.stem for path in (CONFIG_DIR / group).glob("[!_]*.yaml"))
 
 
 def _choices(group: str) -> str:
@@ -261,7 +269,11 @@ def _help_page(config_name: str, usage: str) -> str:
 
     The YAML is shown as text, because OmegaConf would drop the comments.
     """
-    lines = [usage.strip(), "", "Groups, chosen with group=name (config/<group>/<name>.yaml):"]
+    lines = [
+        usage.strip(),
+        "",
+        "Groups, chosen with group=name (config/<group>/<name>.yaml) or group=path/to/file.yaml:",
+    ]
     main, groups = CONFIG_DIR / f"{config_name}.yaml", default_groups(config_name)
     for group, default in groups:
         entry = f"{_choices(group)}  (default: {default})"
@@ -282,6 +294,9 @@ def _in_one_line(error: Exception, config_name: str) -> str:
     The messages of Hydra and OmegaConf have several lines and talk about internals.
     """
     text = str(error)
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        place = f"{error.problem_mark.name}:{error.problem_mark.line + 1}"
+        return f"{place}: this is no YAML ({error.problem}); correct the line, or the one before it"
     if unknown := re.search(
         r"Could not override '([^']+)'|is not in struct\s+full_key: (\S+)|Could not delete from config. '([^']+)'", text
     ):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pretrain import USAGE
 from training.config import PretrainConfig
 from utils.command_line import (
-    CONFIG_DIR,
     CommandLine,
     differences,
     read_config,
@@ -20,6 +19,7 @@ from utils.command_line import (
     validate,
     with_changes,
 )
+from utils.config_files import CONFIG_DIR
 
 
 def _read(*typed: str) -> PretrainConfig:

@@ -14,7 +14,6 @@ from utils.checkpoint.format import step_folders
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
 from utils.command_line import (
     Container,
-    choices,
     default_groups,
     differences,
     flatten,
@@ -24,6 +23,7 @@ from utils.command_line import (
     validate,
     with_changes,
 )
+from utils.config_files import choices
 from utils.dist.launch import Launch
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically

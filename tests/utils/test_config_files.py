@@ -1,0 +1,116 @@
+"""YAML files outside of config/ can be chosen by their path, or with --config-dir."""
+
+from pathlib import Path
+
+import pytest
+
+from pretrain import USAGE
+from tests import runs
+from training.config import PretrainConfig
+from utils.command_line import CommandLine, read_config, validate
+from utils.errors import UserError
+
+EXPERIMENT = """# @package _global_
+defaults:
+  - override /arch: small
+
+lr: 3e-4
+"""
+ARCH = """defaults:
+  - trm
+  - _self_
+
+hidden_size: 64
+num_heads: 2
+"""
+
+
+@pytest.fixture(params=["configs", "my configs, 'new'"])
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Return a folder like config/, with an experiment that chooses an architecture beside it."""
+    root = tmp_path / str(request.param)
+    for group, name, text in (("experiment", "mine", EXPERIMENT), ("arch", "small", ARCH)):
+        (root / group).mkdir(parents=True)
+        (root / group / f"{name}.yaml").write_text(text)
+    return root
+
+
+def _read(*typed: str) -> PretrainConfig:
+    command = CommandLine.parse(list(typed), "pretrain", USAGE)
+    return validate(PretrainConfig, read_config("pretrain", command.overrides))
+
+
+def _mistake(*typed: str) -> str:
+    with pytest.raises(UserError) as caught:
+        _read(*typed)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_an_experiment_by_its_path_refers_to_files_beside_it(folder: Path) -> None:
+    config = _read(f"experiment={folder}/experiment/mine.yaml")
+    assert (config.lr, config.arch.name, config.arch.hidden_size) == (3e-4, "trm", 64)
+    config = _read(f"experiment={folder}/experiment/mine.yaml", "lr=1e-2", "arch.hidden_size=32")
+    assert (config.lr, config.arch.hidden_size) == (1e-2, 32), "what is typed comes last"
+
+
+def test_a_folder_of_configs(folder: Path) -> None:
+    by_path = _read(f"experiment={folder}/experiment/mine.yaml")
+    assert _read("--config-dir", str(folder), "experiment=mine") == by_path
+    assert _read("experiment=mine", f"--config-dir={folder}") == by_path
+    own, known = _read(f"--config-dir={folder}", "arch=small", "experiment=demo"), _read("experiment=demo")
+    assert own.arch.hidden_size == 64 and own.lr == known.lr
+
+
+def test_a_file_may_lie_anywhere_and_is_read_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    Path("loose.yml").write_text(ARCH)
+    assert _read("arch=loose.yml").arch.hidden_size == 64
+    Path("loose.yml").write_text(ARCH.replace("64", "128"))
+    assert _read("arch=loose.yml").arch.hidden_size == 128
+
+
+def test_the_form_in_which_an_agent_of_wandb_passes_overrides() -> None:
+    assert _read("--lr=1e-2", "--arch=trm", "--arch.hidden_size=64") == _read(
+        "lr=1e-2", "arch=trm", "arch.hidden_size=64"
+    )
+    assert "unknown key 'bogus'" in _mistake("--bogus=3")
+    assert CommandLine.parse(["--cfg=job", "--lr=1e-2"], "pretrain", USAGE).page is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("none.yaml", None, "there is no such file; correct the path"),
+        ("demo.yaml", EXPERIMENT, "config/experiment has a demo.yaml, or no file may be called so; rename the file"),
+        ("_mine.yaml", EXPERIMENT, "rename the file"),
+        ("keys.yaml", "lr: 3e-4\n", "the first line has to be '# @package _global_'"),
+        ("bad.yaml", "# @package _global_\nlr: [3\nb: 2\n", "bad.yaml:3: this is no YAML (expected ',' or ']'"),
+        ("more.yaml", "# @package _global_\nlrr: 3\n", "unknown key 'lrr'"),
+        ("text.yaml", "# @package _global_\nlr: fast\n", "lr: input should be a valid number"),
+        ("other.yaml", "# @package _global_\ndefaults:\n  - override /arch: nope\n", "'arch/nope'; choose one of hrm"),
+        ("b" * 300 + ".yaml", None, "can't be used (File name too long)"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line(tmp_path: Path, name: str, text: str | None, message: str) -> None:
+    file = tmp_path / name
+    if text is not None:
+        file.write_text(text)
+    assert message in _mistake(f"experiment={file}")
+
+
+def test_a_folder_that_is_of_no_use_is_refused(folder: Path, tmp_path: Path) -> None:
+    assert "it has arch=small, experiment=mine" in _mistake("--config-dir", str(folder), "experiment=demo")
+    assert "it needs folders like those of config/" in _mistake("--config-dir", str(tmp_path / "none"))
+
+
+def test_a_run_by_an_own_experiment_resumes_without_the_file(folder: Path, data: Path, tmp_path: Path) -> None:
+    run, file = tmp_path / "run", folder / "experiment" / "mine.yaml"
+    tiny = ["arch.hidden_size=32", "arch.H_cycles=1", "arch.L_cycles=1", "global_batch_size=16", "lr_warmup_steps=0"]
+    typed = [f"experiment={file}", f"data_path={data}", f"checkpoint_path={run}", "device=cpu", *tiny]
+    typed = CommandLine.parse(
+        [*typed, "arch.forward_dtype=float32", "wandb.mode=disabled"], "pretrain", USAGE
+    ).overrides
+    runs.train([*typed, "max_steps=2"], tmp_path / "log").ok()
+    file.unlink()
+    assert "at step 2" in runs.train([f"resume={run}", "max_steps=3"], tmp_path / "log").ok()
