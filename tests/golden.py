@@ -62,8 +62,8 @@ def overflowed(rows: list[runs.Row]) -> bool:
 
 def left_examples_out(rows: list[runs.Row]) -> bool:
     """Return whether no evaluation scored all examples."""
-    scored = [row["eval/all/num_examples"] for row in rows if "eval/all/num_examples" in row]
-    return bool(scored) and max(scored) < NUM_TEST_PUZZLES
+    evaluated = [row for row in rows if "perf/eval_share" in row]
+    return bool(evaluated) and all(row.get("eval/all/num_examples", 0) < NUM_TEST_PUZZLES for row in evaluated)
 
 
 @dataclass(frozen=True)
