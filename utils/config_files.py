@@ -8,9 +8,11 @@ from tempfile import TemporaryDirectory
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from yaml import MarkedYAMLError, YAMLError
 
 from utils.errors import UserError
-from utils.files import file_errors
+from utils.files import file_errors, read_plain_yaml
+from utils.text import one_line
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
 
@@ -90,8 +92,7 @@ def placed(overrides: Iterable[str]) -> Iterator[tuple[list[str], list[Path]]]:
     A file in a folder that is called like its group may refer to the files around it.
 
     Raises:
-        UserError: A file is missing, or can't be used under its name or in its group.
-        yaml.YAMLError: A file is no YAML.
+        UserError: A file is missing or no YAML, or can't be used under its name or in its group.
     """
     with TemporaryDirectory(prefix="config_") as temporary:
         by_name, folders = [], list[Path]()
@@ -120,8 +121,17 @@ def _require_use(group: str, file: Path) -> None:
         raise UserError(
             f"{group}={file}: config/{group} has a {file.stem}.yaml, or no file may be called so; rename the file"
         )
-    with file.open(encoding="utf-8") as stream:  # a mistake is named by this file, and not by a copy of it
-        for _ in yaml.parse(stream):
-            pass
-    if group in _GLOBAL_GROUPS and _GLOBAL not in file.read_text(encoding="utf-8"):
+    try:
+        text = read_plain_yaml(file)  # a mistake is named by this file, and not by a copy of it
+        keys = yaml.safe_load(text)
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
+        raise UserError(
+            f"{file}:{line}: this is no YAML ({error.problem}); correct the line, or the one before it"
+        ) from error
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} can't be read as YAML ({one_line(error)}); correct the file") from error
+    if not isinstance(keys, dict | None):
+        raise UserError(f"{file} holds no keys; write lines such as lr: 1e-4")
+    if group in _GLOBAL_GROUPS and _GLOBAL not in text:
         raise UserError(f"{group}={file}: the first line has to be '{_GLOBAL}', as in config/{group}/; add it")

@@ -24,6 +24,11 @@ hidden_size: 64
 num_heads: 2
 """
 
+# These few lines stand for 10^12 numbers.
+BOMB = "# @package _global_\na0: &a0 [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
+)
+
 
 @pytest.fixture(params=["configs", "my configs, 'new'"])
 def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
@@ -86,6 +91,9 @@ def test_the_form_in_which_an_agent_of_wandb_passes_overrides() -> None:
         ("_mine.yaml", EXPERIMENT, "rename the file"),
         ("keys.yaml", "lr: 3e-4\n", "the first line has to be '# @package _global_'"),
         ("bad.yaml", "# @package _global_\nlr: [3\nb: 2\n", "bad.yaml:3: this is no YAML (expected ',' or ']'"),
+        ("empty.yaml", "", "the first line has to be '# @package _global_'"),
+        ("list.yaml", "# @package _global_\n- 1\n", "list.yaml holds no keys; write lines such as lr: 1e-4"),
+        ("bomb.yaml", BOMB, "bomb.yaml can't be read as YAML (has anchors, or is nested deeper than any config)"),
         ("more.yaml", "# @package _global_\nlrr: 3\n", "unknown key 'lrr'"),
         ("text.yaml", "# @package _global_\nlr: fast\n", "lr: input should be a valid number"),
         ("other.yaml", "# @package _global_\ndefaults:\n  - override /arch: nope\n", "'arch/nope'; choose one of hrm"),
