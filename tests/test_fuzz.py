@@ -101,7 +101,8 @@ def _eats(folder: Path, rng: Random) -> None:
 def test_the_fuzzer_notices_what_happens_to_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: fuzz.Reader, expected: str
 ) -> None:
-    monkeypatch.setattr(fuzz, "LIMIT_S", 2)
+    if expected == "hang":  # the others may take longer than this on a busy machine
+        monkeypatch.setattr(fuzz, "LIMIT_S", 2)
     fuzz.write_example("metrics", tmp_path)
     worker = fuzz.Worker("metrics", dataclasses.replace(fuzz.KINDS["metrics"], read=read), tmp_path / "worker", 0)
     assert worker.read(0).how == expected
