@@ -76,7 +76,7 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
     """
     # The published commands put a plus in front of new keys. Here every key is in the YAML, so the
     # plus means nothing.
-    overrides = [typed.lstrip("+") for typed in overrides]
+    overrides = [in_quotes(typed.lstrip("+")) for typed in overrides]
     for typed in overrides:
         _require_no_secret("the command line", typed)
         _require_single_value(typed)
@@ -92,7 +92,9 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
                 for key in options.keys() - own.keys():
                     if f"{group}.{key}" not in keys:
                         del options[key]
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+    except UserError:
+        raise
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
         message = _in_one_line(error, config_name)
         try:
             _require_no_secret("what is wrong with the config", f"{error} {message}")
@@ -293,10 +295,12 @@ def _in_one_line(error: Exception, config_name: str) -> str:
 
     The messages of Hydra and OmegaConf have several lines and talk about internals.
     """
-    text = str(error)
+    text = str(error) or type(error).__name__
+    if isinstance(error, RecursionError):
+        return "a file of the config refers to itself, or is nested too deeply; correct its defaults"
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         place = f"{error.problem_mark.name}:{error.problem_mark.line + 1}"
-        return f"{place}: this is no YAML ({error.problem}); correct the line, or the one before it"
+        return f"{place}: can't be read as YAML ({error.problem}); correct this line or the one before"
     if unknown := re.search(
         r"Could not override '([^']+)'|is not in struct\s+full_key: (\S+)|Could not delete from config. '([^']+)'", text
     ):

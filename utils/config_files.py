@@ -1,13 +1,15 @@
 """The YAML files of config/, and files of the user that take a place among them."""
 
-import shutil
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from utils.errors import UserError
@@ -24,7 +26,7 @@ _GLOBAL = "# @package _global_"
 
 def is_group(name: str) -> bool:
     """Return whether config/ has such a group."""
-    return bool(name) and (CONFIG_DIR / name).is_dir()
+    return re.fullmatch(r"\w+", name) is not None and (CONFIG_DIR / name).is_dir()
 
 
 def choices(group: str) -> list[str]:
@@ -50,8 +52,8 @@ def in_quotes(override: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text as Hydra reads it in an override."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    """Return a text in the quotes of an override, where only backslashes before a quote count."""
+    escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + match[2].replace("'", "\\'"), text)
     return f"'{escaped}'"
 
 
@@ -66,10 +68,12 @@ def from_folder(folder: str, overrides: list[str]) -> list[str]:
     """
     root, found = Path(folder), []
     with file_errors():
+        if not root.is_dir():
+            raise UserError(f"--config-dir {folder!r} is no folder; give one that holds experiment/, arch/ or the like")
         for typed in overrides:
             group, _, name = typed.lstrip("+").partition("=")
             file = root / group / f"{name}.yaml"
-            found.append(f"{group}={file}" if is_group(group) and name and file.is_file() else typed)
+            found.append(f"{group}={file}" if is_group(group) and "/" not in name and file.is_file() else typed)
         if found == overrides:
             held = sorted(
                 f"{file.parent.name}={file.stem}" for file in root.glob("*/[!_]*.yaml") if is_group(file.parent.name)
@@ -89,49 +93,54 @@ def from_folder(folder: str, overrides: list[str]) -> list[str]:
 def placed(overrides: Iterable[str]) -> Iterator[tuple[list[str], list[Path]]]:
     """Give overrides that choose files by name, and the folders in which Hydra finds the files.
 
-    A file in a folder that is called like its group may refer to the files around it.
+    Each file is copied under a name that no other file has. If its folder is named after its group,
+    the file may refer to files beside it and in the folders of other groups.
 
     Raises:
-        UserError: A file is missing or no YAML, or can't be used under its name or in its group.
+        UserError: A file is missing or no YAML, or does not suit its group.
     """
     with TemporaryDirectory(prefix="config_") as temporary:
-        by_name, folders = [], list[Path]()
-        for typed in overrides:
+        by_name, folders = [], [Path(temporary)]
+        for number, typed in enumerate(overrides):
             if not names_file(typed):
                 by_name.append(typed)
                 continue
             override = OverridesParser.create().parse_override(typed.lstrip("+"))
-            group, file = override.key_or_group, Path(str(override.value())).absolute()
+            group = override.key_or_group
             with file_errors():
-                _require_use(group, file)
-                if file.parent.name == group and file.suffix == ".yaml":
+                file = Path(str(override.value())).expanduser().absolute()
+                text = _contents(group, file)
+                (folders[0] / group).mkdir(exist_ok=True)
+                (folders[0] / group / f"file_{number}.yaml").write_text(text, encoding="utf-8")
+                if file.parent.name == group:
                     folders.append(file.parent.parent)
-                else:
-                    folders.append(Path(temporary))
-                    (folders[-1] / group).mkdir(exist_ok=True)
-                    shutil.copyfile(file, folders[-1] / group / f"{file.stem}.yaml")
-            by_name.append(f"{group}='{file.stem}'")
+            by_name.append(f"{group}=file_{number}")
         yield by_name, folders
 
 
-def _require_use(group: str, file: Path) -> None:
+def _contents(group: str, file: Path) -> str:
+    """Return the text of a file that is to be read as a config of this group."""
     if not file.is_file():
-        raise UserError(f"{group}={file}: there is no such file; correct the path")
-    if file.stem in choices(group) or file.stem.startswith("_") or "'" in file.stem:
-        raise UserError(
-            f"{group}={file}: config/{group} has a {file.stem}.yaml, or no file may be called so; rename the file"
-        )
+        raise UserError(f"{group}={file} is not there, or is no regular file; correct the path")
     try:
-        text = read_plain_yaml(file)  # a mistake is named by this file, and not by a copy of it
-        keys = yaml.safe_load(text)
+        text = read_plain_yaml(file)
+        config = OmegaConf.load(StringIO(text))
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
         raise UserError(
-            f"{file}:{line}: this is no YAML ({error.problem}); correct the line, or the one before it"
+            f"{file}:{line}: can't be read as YAML ({error.problem}); correct this line or the one before"
         ) from error
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, UnicodeDecodeError, OmegaConfBaseException, RecursionError) as error:
         raise UserError(f"{file} can't be read as YAML ({one_line(error)}); correct the file") from error
-    if not isinstance(keys, dict | None):
+    except OSError:  # OmegaConf's answer to a text or a number
+        config = None
+    if not isinstance(config, DictConfig):
         raise UserError(f"{file} holds no keys; write lines such as lr: 1e-4")
-    if group in _GLOBAL_GROUPS and _GLOBAL not in text:
+    if "hydra" in config:
+        raise UserError(f"{file} has settings of Hydra's own, which have no effect here; remove hydra: from it")
+    if not isinstance(config.get("defaults", []), ListConfig | list):
+        raise UserError(f"{file}: defaults is no list; write a line such as - override /arch: trm for each choice")
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    if group in _GLOBAL_GROUPS and first != _GLOBAL:
         raise UserError(f"{group}={file}: the first line has to be '{_GLOBAL}', as in config/{group}/; add it")
+    return text

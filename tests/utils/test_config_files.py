@@ -30,7 +30,7 @@ BOMB = "# @package _global_\na0: &a0 [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
 )
 
 
-@pytest.fixture(params=["configs", "my configs, 'new'"])
+@pytest.fixture(params=["configs", "my configs, 'new' ${x} \\"])
 def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """Return a folder like config/, with an experiment that chooses an architecture beside it."""
     root = tmp_path / str(request.param)
@@ -86,11 +86,25 @@ def test_the_form_in_which_an_agent_of_wandb_passes_overrides() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("none.yaml", None, "there is no such file; correct the path"),
-        ("demo.yaml", EXPERIMENT, "config/experiment has a demo.yaml, or no file may be called so; rename the file"),
-        ("_mine.yaml", EXPERIMENT, "rename the file"),
+        ("none.yaml", None, "is not there, or is no regular file; correct the path"),
+        ("late.yaml", "lr: 3e-4\n# @package _global_\n", "the first line has to be '# @package _global_'"),
+        ("hydra.yaml", "# @package _global_\nhydra: {job: {name: x}}\n", "hydra.yaml has settings of Hydra's own"),
+        ("defaults.yaml", "# @package _global_\ndefaults: 3\n", "defaults.yaml: defaults is no list"),
+        (
+            "twice.yaml",
+            "# @package _global_\nlr: 1\nlr: 2\n",
+            "twice.yaml:3: can't be read as YAML (found duplicate key lr)",
+        ),
+        ("open.yaml", "# @package _global_\nlr: ${\n", "open.yaml can't be read as YAML"),
+        (
+            "bytes.yaml",
+            "# @package _global_\nlr: \udcff\n",
+            "bytes.yaml can't be read as YAML ('utf-8' codec can't decode",
+        ),
+        ("deep.yaml", "# @package _global_\nlr: " + "[" * 5000 + "\n", "deep.yaml can't be read as YAML"),
+        ("code.yaml", "# @package _global_\nlr: !!python/object/apply:os.getpid []\n", "code.yaml:2: can't be read"),
         ("keys.yaml", "lr: 3e-4\n", "the first line has to be '# @package _global_'"),
-        ("bad.yaml", "# @package _global_\nlr: [3\nb: 2\n", "bad.yaml:3: this is no YAML (expected ',' or ']'"),
+        ("bad.yaml", "# @package _global_\nlr: [3\nb: 2\n", "bad.yaml:3: can't be read as YAML (expected ',' or ']'"),
         ("empty.yaml", "", "the first line has to be '# @package _global_'"),
         ("list.yaml", "# @package _global_\n- 1\n", "list.yaml holds no keys; write lines such as lr: 1e-4"),
         ("bomb.yaml", BOMB, "bomb.yaml can't be read as YAML (has anchors, or is nested deeper than any config)"),
@@ -103,13 +117,33 @@ def test_the_form_in_which_an_agent_of_wandb_passes_overrides() -> None:
 def test_a_mistake_in_a_file_is_one_line(tmp_path: Path, name: str, text: str | None, message: str) -> None:
     file = tmp_path / name
     if text is not None:
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
     assert message in _mistake(f"experiment={file}")
 
 
 def test_a_folder_that_is_of_no_use_is_refused(folder: Path, tmp_path: Path) -> None:
     assert "it has arch=small, experiment=mine" in _mistake("--config-dir", str(folder), "experiment=demo")
-    assert "it needs folders like those of config/" in _mistake("--config-dir", str(tmp_path / "none"))
+    assert "it needs folders like those of config/" in _mistake("--config-dir", str(tmp_path), "lr=1")
+    assert "is no folder; give one that holds experiment/" in _mistake("--config-dir", str(tmp_path / "none"), "lr=1")
+
+
+def test_files_of_one_name_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    """Whatever the order of the words, the file that was typed is taken."""
+    (tmp_path / "small.yaml").write_text(ARCH.replace("64", "128"))
+    (tmp_path / "demo.yaml").write_text("# @package _global_\nlr: 0.25\n")
+    typed = [f"experiment={folder}/experiment/mine.yaml", f"arch={tmp_path}/small.yaml"]
+    for words in (typed, typed[::-1]):
+        assert _read(*words).arch.hidden_size == 128, words
+    assert _read(f"experiment={tmp_path}/demo.yaml").lr == 0.25, "the name of a file of config/ is free"
+
+
+def test_a_file_that_refers_to_itself_is_refused(folder: Path) -> None:
+    (folder / "arch" / "small.yaml").write_text("defaults: [small]\n")
+    assert "refers to itself" in _mistake(f"arch={folder}/arch/small.yaml")
+
+
+def test_paths_need_no_quotes_from_python(folder: Path) -> None:
+    assert read_config("pretrain", [f"arch={folder}/arch/small.yaml"])["arch"]["hidden_size"] == 64
 
 
 def test_a_run_by_an_own_experiment_resumes_without_the_file(folder: Path, data: Path, tmp_path: Path) -> None:
