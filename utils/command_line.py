@@ -22,9 +22,20 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from yaml import MarkedYAMLError, YAMLError
 
-from utils.config_files import CONFIG_DIR, choices, from_folder, in_quotes, is_group, names_file, placed, quoted
+from utils.config_files import (
+    CONFIG_DIR,
+    choices,
+    from_folder,
+    in_quotes,
+    is_group,
+    malformed,
+    names_file,
+    placed,
+    quoted,
+)
 from utils.errors import UserError
 from utils.secrets import secret_in
+from utils.text import one_line
 
 Container = dict[str, Any]
 C = TypeVar("C", bound=BaseModel)
@@ -92,9 +103,7 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
                 for key in options.keys() - own.keys():
                     if f"{group}.{key}" not in keys:
                         del options[key]
-    except UserError:
-        raise
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, RecursionError) as error:
         message = _in_one_line(error, config_name)
         try:
             _require_no_secret("what is wrong with the config", f"{error} {message}")
@@ -132,7 +141,12 @@ def _composed(config_name: str, overrides: tuple[str, ...]) -> Container:
     # In YAML ${when:${.recurrent},6,1} is 6 if recurrent is true, else 1.
     OmegaConf.register_new_resolver("when", lambda condition, then, other: then if condition else other, replace=True)
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        composed = compose(config_name, overrides=list(overrides))
+        try:
+            composed = compose(config_name, overrides=list(overrides))
+        except ValueError as error:  # Hydra's answer to a defaults list that is none
+            if isinstance(error, HydraException | OmegaConfBaseException):
+                raise
+            raise UserError(f"{one_line(error)}; correct the defaults of this file") from error
     container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     assert isinstance(container, dict)
     return container  # type: ignore[return-value]
@@ -298,9 +312,8 @@ def _in_one_line(error: Exception, config_name: str) -> str:
     text = str(error) or type(error).__name__
     if isinstance(error, RecursionError):
         return "a file of the config refers to itself, or is nested too deeply; correct its defaults"
-    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
-        place = f"{error.problem_mark.name}:{error.problem_mark.line + 1}"
-        return f"{place}: can't be read as YAML ({error.problem}); correct this line or the one before"
+    if isinstance(error, MarkedYAMLError):
+        return malformed(error)
     if unknown := re.search(
         r"Could not override '([^']+)'|is not in struct\s+full_key: (\S+)|Could not delete from config. '([^']+)'", text
     ):

@@ -57,6 +57,13 @@ def quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
+def malformed(error: MarkedYAMLError, file: str | None = None) -> str:
+    """Return a message with the file and the line; None: the file that the error itself names."""
+    mark = error.problem_mark
+    file, line = file or (mark.name if mark is not None else "a file of the config"), mark.line + 1 if mark else 1
+    return f"{file}:{line}: can't be read as YAML ({error.problem}); correct this line or the one before"
+
+
 def from_folder(folder: str, overrides: list[str]) -> list[str]:
     """Return the overrides with the path of each chosen file that lies in a folder like config/.
 
@@ -126,10 +133,7 @@ def _contents(group: str, file: Path) -> str:
         text = read_plain_yaml(file)
         config = OmegaConf.load(StringIO(text))
     except MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
-        raise UserError(
-            f"{file}:{line}: can't be read as YAML ({error.problem}); correct this line or the one before"
-        ) from error
+        raise UserError(malformed(error, str(file))) from error
     except (YAMLError, UnicodeDecodeError, OmegaConfBaseException, RecursionError) as error:
         raise UserError(f"{file} can't be read as YAML ({one_line(error)}); correct the file") from error
     except OSError:  # OmegaConf's answer to a text or a number

@@ -142,6 +142,11 @@ def test_a_file_that_refers_to_itself_is_refused(folder: Path) -> None:
     assert "refers to itself" in _mistake(f"arch={folder}/arch/small.yaml")
 
 
+def test_defaults_that_are_no_list_are_refused_in_a_file_beside_it_as_well(folder: Path) -> None:
+    (folder / "arch" / "small.yaml").write_text("defaults: 3\n")
+    assert "defaults must be a list" in _mistake(f"experiment={folder}/experiment/mine.yaml")
+
+
 def test_paths_need_no_quotes_from_python(folder: Path) -> None:
     assert read_config("pretrain", [f"arch={folder}/arch/small.yaml"])["arch"]["hidden_size"] == 64
 
