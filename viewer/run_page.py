@@ -1,6 +1,5 @@
 """Collect the data for the page of a run: its curves, reasoning, results and votes."""
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -13,7 +12,8 @@ from dataset.schema import open_split
 from dataset.tasks import TASKS, task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
 from utils.errors import UserError
-from utils.files import plain, read_plain_yaml
+from utils.files import read_plain_yaml
+from utils.run.history import History
 from utils.text import one_line
 from viewer.arc_votes import read_votes
 from viewer.pages import ALPHABET, Page, Settings, board_of, finite, names_of, read_json
@@ -158,24 +158,14 @@ def read_curves(file: Path) -> Page:
     """
     if not file.exists():
         return {"metrics": [], "over_steps": []}
-    try:
-        lines = plain(file).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read ({one_line(error)}); get the file again") from None
+    history = History(file)
+    history.refresh()
+    if not history.rows:
+        raise UserError(f"{file}: is empty, so the run has logged nothing; train it for some steps first")
     points: dict[str, list[tuple[int, float]]] = {}
     over_steps: list[Page] = []
-    num_rows = 0
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            step = int(row["step"])
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            if number == len(lines):  # the run is writing this line, or was killed while writing
-                continue
-            raise UserError(f"{file}:{number}: is no JSON object with a step; correct or remove the line") from None
-        num_rows += 1
+    for row in history.rows:
+        step = row["step"]
         at_step: dict[str, dict[int, float]] = {}
         for name, value in row.items():
             if name == "step" or isinstance(value, bool) or not isinstance(value, int | float):
@@ -190,8 +180,6 @@ def read_curves(file: Path) -> Page:
             over_steps.append(
                 {"set": set_name, "step": step, "counts": counts, "values": [finite(values[count]) for count in counts]}
             )
-    if not num_rows:
-        raise UserError(f"{file}: is empty, so the run has logged nothing; train it for some steps first")
     metrics: dict[str, list[Page]] = {}
     for name, pairs in points.items():
         parts = name.split("/")

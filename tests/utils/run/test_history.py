@@ -1,0 +1,49 @@
+"""A run's rows are read while it writes them, and again from the start after it was resumed."""
+
+from pathlib import Path
+
+import pytest
+
+from utils.errors import UserError
+from utils.run.history import History
+
+
+def _steps(history: History) -> list[int]:
+    return [row["step"] for row in history.rows]
+
+
+def test_rows_are_read_as_they_are_written(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    history = History(file)
+    assert not history.refresh(), "there is no file yet"
+    file.write_text('{"step": 1, "train/lr": 0.5}\n{"step": 2')
+    assert history.refresh() and history.rows == [{"step": 1, "train/lr": 0.5}], "the torn line is no row yet"
+    assert not history.refresh()
+    file.write_text(file.read_text() + '}\n\n{"step": 3}\n')
+    assert history.refresh() and _steps(history) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("rows_after", ["", '{"step": 1}\n{"step": 3, "a": 1}\n', '{"step": 9}\n' * 9])
+def test_a_replaced_file_is_read_from_its_start(tmp_path: Path, rows_after: str) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2}\n')
+    history = History(file)
+    history.refresh()
+    file.write_text(rows_after)
+    assert history.refresh()
+    assert len(history.rows) == len(rows_after.splitlines())
+
+
+@pytest.mark.parametrize("line", ["[1]", "{}", '{"step": "a"}', "{", '{"step": null}', "[" * 100_000])
+def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(f'{{"step": 1}}\n{line}\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl:2: is no JSON object with a step; correct or remove"):
+        History(file).refresh()
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b"\xff\xfe\n")
+    with pytest.raises(UserError, match=r"metrics.jsonl: cannot be read"):
+        History(file).refresh()

@@ -1,0 +1,68 @@
+"""Read what a run has logged, also while the run writes it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from utils.errors import UserError
+from utils.files import plain
+from utils.text import one_line
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class History:
+    """The rows of a metrics.jsonl.
+
+    Attributes:
+        rows: a dict for each logged step, in the order of the file. Each has an int under `step`.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.rows: list[dict[str, Any]] = []
+        self._num_bytes = self._num_lines = 0
+        self._last_line = b""
+
+    def refresh(self) -> bool:
+        """Read the lines that were added since the last call. A missing file has no rows.
+
+        A line without a line break at its end is left for the next call: the run is writing it, or
+        was killed while writing.
+
+        Returns:
+            Whether the rows have changed.
+
+        Raises:
+            UserError: The file can't be read, or a line of it (which the message names) is no row.
+        """
+        try:
+            if not plain(self.file).exists():
+                return False
+            with open(self.file, "rb") as file:
+                file.seek(self._num_bytes - len(self._last_line))
+                replaced = file.read(len(self._last_line)) != self._last_line
+                if replaced:  # a resumed run drops the rows of the steps that it repeats
+                    self.rows, self._num_bytes, self._num_lines, self._last_line = [], 0, 0, b""
+                    file.seek(0)
+                text = file.read()
+            added = [line + b"\n" for line in text.split(b"\n")[:-1]]
+            for line in added:
+                self._num_lines += 1
+                if line.strip():
+                    self.rows.append(self._row(line.decode("utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{self.file}: cannot be read ({one_line(error)}); get the file again") from None
+        if added:
+            self._num_bytes += sum(map(len, added))
+            self._last_line = added[-1]
+        return replaced or bool(added)
+
+    def _row(self, line: str) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+            return row | {"step": int(row["step"])}
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            raise UserError(
+                f"{self.file}:{self._num_lines}: is no JSON object with a step; correct or remove the line"
+            ) from None
