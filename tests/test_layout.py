@@ -76,11 +76,12 @@ MAY_STRIKE_RUNS = {Path("benchmarks/faults.py"), Path("benchmarks/elastic.py"), 
 
 # entrypoints -> training -> {models, dataset, optim} -> utils; entrypoints do not import one
 # another.
-BELOW_ENTRYPOINTS = {"training", *SIBLINGS, "utils", "viewer"}
+BELOW_ENTRYPOINTS = {"search", "training", *SIBLINGS, "utils", "viewer"}
 MAY_IMPORT = {
     "training": {*SIBLINGS, "utils"},
     **{sibling: {"utils"} for sibling in SIBLINGS},
     "viewer": {"dataset", "utils"},
+    "search": {"training", *SIBLINGS, "utils", "viewer"},
     "utils": set[str](),
     "benchmarks": BELOW_ENTRYPOINTS,
     "launch": BELOW_ENTRYPOINTS,
@@ -134,6 +135,7 @@ def test_wandb_stays_behind_the_metrics(path: Path) -> None:
 MAY_READ_ENVIRONMENT = {
     *(path for path in SOURCES if path.is_relative_to("utils/dist")),
     *(Path("utils/program.py"), Path("utils/shell.py"), Path("utils/secrets.py")),
+    Path("search/launchers.py"),  # a run of a sweep gets the environment of the sweep, and the number of its threads
 }
 
 

@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 OWN = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/*.py")}
 # Some sources need more than requirements.txt.
-PICTURES, CHECKS = "requirements-demo.txt", "requirements-dev.txt"
-NEEDS = {"utils/drawing.py": PICTURES, "tests": CHECKS, "benchmarks": CHECKS}
+PICTURES, SWEEPS, CHECKS = "requirements-demo.txt", "requirements-sweep.txt", "requirements-dev.txt"
+NEEDS = {"utils/drawing.py": PICTURES, "search": SWEEPS, "tests": CHECKS, "benchmarks": CHECKS}
 
 
 def _required(file: str) -> dict[str, str]:

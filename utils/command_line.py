@@ -7,6 +7,7 @@ import argparse
 import difflib
 import re
 import reprlib
+import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -60,7 +61,10 @@ class CommandLine:
         parser.add_argument("--help", "-h", action="store_true")
         parser.add_argument("--cfg", "-c", choices=["job"])
         parser.add_argument("--config-dir")
+        parser.add_argument("--multirun", "-m", action="store_true")
         arguments = parser.parse_intermixed_args([_without_dashes(typed) for typed in argv])
+        if arguments.multirun:
+            _require_one_run(config_name, "-m", arguments.overrides)
         if arguments.config_dir is not None and not arguments.help:
             arguments.overrides = from_folder(arguments.config_dir, arguments.overrides)
         arguments.overrides = [in_quotes(typed) for typed in arguments.overrides]
@@ -90,7 +94,7 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
     overrides = [in_quotes(typed.lstrip("+")) for typed in overrides]
     for typed in overrides:
         _require_no_secret("the command line", typed)
-        _require_single_value(typed)
+        _require_single_value(typed, config_name, overrides)
     try:
         container = _compose(config_name, overrides)
         # In experiment=x arch=y the experiment may set options of its own architecture that y does
@@ -132,7 +136,13 @@ def _compose(config_name: str, overrides: list[str]) -> Container:
     if any(map(names_file, overrides)):  # a file may change between two calls
         with placed(overrides) as (by_name, folders):
             paths = ",".join(quoted(f"file://{folder}") for folder in folders)
-            return _composed.__wrapped__(config_name, (f"hydra.searchpath=[{paths}]", *by_name))
+            try:
+                return _composed.__wrapped__(config_name, (f"hydra.searchpath=[{paths}]", *by_name))
+            except HydraException as error:
+                text = str(error)
+                for typed, placed_as in zip(overrides, by_name, strict=True):  # name the file as it was typed
+                    text = text.replace(f"'{placed_as.replace('=', '/')}'", typed)
+                raise HydraException(text) from error
     return deepcopy(_composed(config_name, tuple(overrides)))
 
 
@@ -232,7 +242,7 @@ def validate(config_class: type[C], container: Container) -> C:
         by_key: dict[str, list[Any]] = {}
         for each in error.errors():
             by_key.setdefault(_key_of(each["loc"], container, missing=each["type"] == "missing"), []).append(each)
-        raise UserError("; ".join(_describe(key, errors) for key, errors in by_key.items())) from error
+        raise UserError("; ".join(_describe(key, errors, container) for key, errors in by_key.items())) from error
 
 
 class _Parser(argparse.ArgumentParser):
@@ -249,7 +259,18 @@ def flatten(container: Container, prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{key}", value
 
 
-def _require_single_value(typed: str) -> None:
+def _require_one_run(config_name: str, typed: str, overrides: list[str]) -> NoReturn:
+    """Raise UserError for what asks for several runs. It names the command that runs them."""
+    if config_name == "pretrain":
+        raise UserError(
+            f"{typed} asks for several runs, and this is one; python sweep.py {shlex.join(overrides)} runs them"
+        )
+    raise UserError(
+        f"{typed} asks for several runs, but this is one; give one value, [a,b] for a list, or quotes for text"
+    )
+
+
+def _require_single_value(typed: str, config_name: str, overrides: list[str]) -> None:
     """Raise UserError if this is not an override, or an override with several values.
 
     Unlike Hydra's messages, these quote the override.
@@ -268,10 +289,9 @@ def _require_single_value(typed: str) -> None:
         raise UserError(
             f"{typed!r} is a setting of Hydra's own, which has no effect here; --help lists the keys that do"
         )
-    if override.is_sweep_override():
-        raise UserError(
-            f"{typed!r} asks for several runs, but this is one; give one value, [a,b] for a list, or quotes for text"
-        )
+    is_sweep = config_name != "sweep" and (key == "sweep" or key.startswith("sweep."))
+    if override.is_sweep_override() or is_sweep:
+        _require_one_run(config_name, repr(typed), overrides)
     if is_group(key) and equals and not isinstance(override.value(), str | list | dict):
         raise UserError(f"{typed!r} names no config of the group {key}; choose one of {_choices(key)}")
 
@@ -332,6 +352,8 @@ def _in_one_line(error: Exception, config_name: str) -> str:
         return f"there is no config {choice[1]!r}; " + (
             f"choose one of {_choices(group)}" if choice[2] and choice[2].strip() else "--help lists the groups"
         )
+    if merging := re.search(r"In (.*?): .*Cannot merge DictConfig with ListConfig", text, re.DOTALL):
+        return f"{merging[1]}: a list stands where keys belong, or keys where a list belongs; compare it with --help"
     if missing := re.search(r"Missing mandatory value: (\S+)", text):
         return f"{missing[1]} is not set; give {missing[1]}=..."
     if interpolation := re.match(r"(.*nterpolation.*)\s+full_key: (\S+)", text):
@@ -361,12 +383,17 @@ def _key_of(location: Sequence[Any], container: Any, *, missing: bool) -> str:
     return ".".join(parts)
 
 
-def _describe(key: str, errors: list[Any]) -> str:
+def _describe(key: str, errors: list[Any], container: Container) -> str:
     """Say what is wrong with a key. A union of types says for each type what it accepts."""
     error = errors[0]
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        return f"unknown key {key!r}; --help lists the keys"
+        group, _, last = key.rpartition(".")
+        beside: Any = container
+        for part in filter(None, group.split(".")):
+            beside = beside[int(part) if isinstance(beside, list) else part]
+        close = [f"{group}.{name}".lstrip(".") for name in difflib.get_close_matches(last, set(beside) - {last})]
+        return f"unknown key {key!r}; " + (f"did you mean {' or '.join(close)}?" if close else "--help lists the keys")
     if error["type"] == "missing":
         return f"{key} is not set; give {key}=..."
     if error["type"] == "union_tag_invalid":

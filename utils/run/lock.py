@@ -75,3 +75,20 @@ class RunLock:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         self._file = file
+
+
+def is_held(run: Path) -> bool:
+    """Return whether a process holds the lock of a run's folder. Nothing is written."""
+    try:
+        descriptor = os.open(run / ".lock", os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,84 @@
+"""Check before the first trial that the config takes a sweep's points, and runs log its metric."""
+
+import difflib
+from functools import cache
+
+from dataset.evaluators import build_evaluators
+from dataset.schema import open_datasets
+from models.losses import METRICS
+from models.metric_sums import EVAL_METRICS
+from search.space import Point, overrides_of
+from search.sweep import Sweep
+from training.config import PretrainConfig
+from utils.command_line import read_config, validate
+from utils.errors import UserError
+
+
+def check_sweep(sweep: Sweep) -> None:
+    """Check every point of a grid. Of other sweeps, check each value and the ends of each range.
+
+    Raises:
+        UserError: The config refuses a point, or no run logs the metric.
+    """
+    if sweep.config.sampler.name == "grid":
+        keys = {parameter.name: parameter.key for parameter in sweep.space.parameters}
+        points = [{keys[name]: value for name, value in point.items()} for point in sweep.space.grid()]
+    else:
+        points = [*sweep.space.probes()]
+    for point in points or [{}]:
+        check_point(sweep, point)
+
+
+def check_point(sweep: Sweep, point: Point) -> str:
+    """Return the metric of the runs at a point, with its set.
+
+    Raises:
+        UserError: The config refuses the point, or runs there do not log the metric.
+    """
+    typed = " ".join(overrides_of(point)) or "the sweep's overrides"
+    try:
+        config = validate(PretrainConfig, read_config("pretrain", sweep.overrides(point, sweep.config.seeds[0])))
+    except UserError as error:
+        raise UserError(f"the config refuses {typed}: {error}") from error
+    return full_metric(sweep.config.metric, config)
+
+
+def full_metric(metric: str, config: PretrainConfig) -> str:
+    """Return the name under which a run logs a metric.
+
+    Raises:
+        UserError: The run does not log it, or its test data are missing.
+    """
+    if metric.startswith("perf/"):  # which of them a run logs depends on the machine
+        return metric
+    known = [f"train/{name}" for name in (*METRICS, "grad_norm", "lr") if name != "count"]
+    if metric.startswith("train/"):
+        name = metric
+    else:
+        if not config.evaluates:
+            raise UserError(
+                f"sweep.metric={metric} is one of evaluation, but the runs never evaluate; give eval_every_n_steps=..."
+            )
+        sets, names = _evaluated(
+            tuple(config.test_paths),
+            tuple(config.train_paths),
+            tuple(config.evaluators),
+            config.arch.halt_max_steps,
+        )
+        known += [f"eval/{each}/{name}" for each in sets for name in names]
+        name = metric if "/" in metric else f"eval/{sets[0]}/{metric}"
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        possible = f"did you mean {' or '.join(close)}?" if close else f"take one of {', '.join(known)}"
+        raise UserError(f"sweep.metric={metric} is no metric of these runs; {possible}")
+    return name
+
+
+@cache
+def _evaluated(
+    paths: tuple[str, ...], train_paths: tuple[str, ...], evaluators: tuple[str, ...], halt_max_steps: int
+) -> tuple[list[str], list[str]]:
+    """Return the test sets of a run, and the names of the metrics that it logs for each."""
+    split = open_datasets(paths, "test", numbered_by=train_paths)
+    at_steps = [f"exact_accuracy_at_step/{n}" for n in range(1, halt_max_steps + 1)]
+    return list(split.sets), [*EVAL_METRICS, *build_evaluators(evaluators, split).metrics, *at_steps]

@@ -1,0 +1,234 @@
+"""The config of a sweep: config/sweep.yaml says what each key means."""
+
+import difflib
+import math
+import re
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from utils.config import Float, Int, StrictModel
+from utils.config_files import quoted
+
+Value: TypeAlias = bool | int | float | str | None
+
+# Keys of a run that sweep.py sets itself.
+OWN_KEYS = ("checkpoint_path", "resume", "run_name")
+
+
+def _as_entries(given: Any) -> Any:
+    """Return what stands under a parameter as a list of entries.
+
+    In YAML it is a list of values, one entry, or a list of entries.
+    """
+    if isinstance(given, dict):
+        return [given]
+    if isinstance(given, list) and given and not all(isinstance(entry, dict) for entry in given):
+        return [{"values": given}]
+    return given
+
+
+class Entry(StrictModel):
+    """The values that a parameter may take, and the condition under which it takes them."""
+
+    values: list[Value] | None = Field(None, min_length=1)
+    range: tuple[Float, Float] | None = None
+    log_range: tuple[Float, Float] | None = None
+    int_range: tuple[Int, Int] | None = None
+    num: Int | None = Field(None, ge=2)  # of range and log_range
+    step: Int | None = Field(None, ge=1)  # of int_range
+    when: dict[str, list[Value]] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_are_known(cls, given: Any) -> Any:
+        """Name the nearest key, which `validate` finds only among the keys that are there."""
+        if isinstance(given, dict) and (unknown := next((key for key in given if key not in cls.model_fields), None)):
+            close = difflib.get_close_matches(str(unknown), cls.model_fields) or [*cls.model_fields]
+            raise ValueError(f"unknown key {unknown!r}; did you mean {' or '.join(close)}?")
+        return given
+
+    @field_validator("when", mode="before")
+    @classmethod
+    def _one_value_is_a_list(cls, when: Any) -> Any:
+        if not isinstance(when, dict):
+            return when
+        return {key: value if isinstance(value, list) else [value] for key, value in when.items()}
+
+    @field_validator("values", mode="before")
+    @classmethod
+    def _lists_become_text(cls, values: Any) -> Any:
+        """Turn a list or a dict among the values, such as betas, into the text of an override."""
+        if not isinstance(values, list):
+            return values
+        return [as_override(value) if isinstance(value, list | dict) else value for value in values]
+
+    @model_validator(mode="after")
+    def _has_one_kind(self) -> "Entry":
+        kinds = {name: getattr(self, name) for name in ("values", "range", "log_range", "int_range")}
+        given = {name: value for name, value in kinds.items() if value is not None}
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            raise ValueError(f"give one of values, range, log_range and int_range, not {found}")
+        ((kind, value),) = given.items()
+        if kind != "values" and not value[0] < value[1]:
+            raise ValueError(f"{kind} is {list(value)}; its first number must be below its second")
+        if kind == "log_range" and value[0] <= 0:
+            raise ValueError(f"log_range is {list(value)}; numbers with a logarithm are above 0")
+        if self.num is not None and kind not in ("range", "log_range"):
+            raise ValueError(f"num is for range and log_range, not for {kind}; leave it out")
+        if self.step is not None and kind != "int_range":
+            raise ValueError(f"step is for int_range, not for {kind}; leave it out, or give num")
+        if kind == "values" and len({repr(one) for one in value}) < len(value):
+            raise ValueError(f"values is {value}; name each value once")
+        return self
+
+    def listed(self) -> list[Value] | None:
+        """Return the values if there are finitely many of them, else None."""
+        if self.values is not None:
+            return self.values
+        if self.int_range is not None:
+            return [*range(self.int_range[0], self.int_range[1] + 1, self.step or 1)]
+        if self.num is None:
+            return None
+        low, high = self.range or self.log_range or (0.0, 0.0)
+        parts = [index / (self.num - 1) for index in range(self.num)]
+        if self.range is not None:
+            return [low + (high - low) * part for part in parts]
+        return [float(f"{low * math.pow(high / low, part):.12g}") for part in parts]
+
+
+class SamplerConfig(StrictModel):
+    name: Literal["grid", "random", "tpe"]
+    seed: Int = Field(ge=0, lt=2**31)
+    startup_trials: Int | None = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _startup_is_for_tpe(self) -> "SamplerConfig":
+        if self.startup_trials is not None and self.name != "tpe":
+            raise ValueError(f"startup_trials is for the sampler tpe, not for {self.name}; leave it out")
+        return self
+
+
+class PrunerConfig(StrictModel):
+    name: Literal["none", "median", "successive_halving"]
+    warmup_steps: Int | None = Field(ge=0)
+    startup_trials: Int | None = Field(ge=0)
+    reduction_factor: Int | None = Field(ge=2)
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> "PrunerConfig":
+        users = {
+            "warmup_steps": ("median", "successive_halving"),
+            "startup_trials": ("median",),
+            "reduction_factor": ("successive_halving",),
+        }
+        for option, names in users.items():
+            if getattr(self, option) is not None and self.name not in names:
+                raise ValueError(f"{option} is for the pruner {' and '.join(names)}, not for {self.name}; leave it out")
+        if self.name == "successive_halving" and self.warmup_steps == 0:
+            raise ValueError("warmup_steps is 0, but the first rung of successive_halving is at step 1 or later")
+        return self
+
+
+class LauncherConfig(StrictModel):
+    name: Literal["local", "torchrun"]
+    at_once: Int | None = Field(ge=1)
+    threads: Int = Field(ge=1)
+    ranks: Int = Field(ge=1)
+    gpus: list[Int]
+
+    @model_validator(mode="after")
+    def _ranks_have_a_launcher(self) -> "LauncherConfig":
+        if self.name == "local" and self.ranks > 1:
+            raise ValueError(f"ranks is {self.ranks}, but the launcher local starts one process; give name=torchrun")
+        if self.gpus and (self.at_once or 1) * self.ranks > len(self.gpus):
+            raise ValueError(
+                f"gpus has {len(self.gpus)} devices, too few for {self.at_once or 1} runs of {self.ranks} ranks at "
+                "once; lower at_once or ranks"
+            )
+        return self
+
+
+class SweepConfig(StrictModel):
+    name: str | None
+    path: str | None
+    storage: str | None
+    overrides: list[str]
+    parameters: dict[str, Annotated[list[Entry], BeforeValidator(_as_entries), Field(min_length=1)]]
+    seeds: list[Int] = Field(min_length=1)
+    metric: str = Field(min_length=1)
+    direction: Literal["maximize", "minimize"]
+    trials: Int | None = Field(ge=1)
+    hours: Float | None = Field(gt=0)
+    steps: Int | None = Field(ge=1)
+    sampler: SamplerConfig
+    pruner: PrunerConfig
+    launcher: LauncherConfig
+
+    @field_validator("name")
+    @classmethod
+    def _names_one_folder(cls, name: str | None) -> str | None:
+        if name is not None and (name in ("", ".", "..") or "/" in name or "\0" in name or len(name) > 200):
+            raise ValueError(f"{name[:80]!r} can't name a folder; give a name without / (sweep.path is for paths)")
+        return name
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds) or min(seeds) < 0:
+            raise ValueError(f"{seeds} are no seeds; give each once, 0 or above")
+        return seeds
+
+    @model_validator(mode="after")
+    def _parameters_are_free(self) -> "SweepConfig":
+        for key in self.parameters:
+            if key in OWN_KEYS:
+                raise ValueError(f"parameters.{key}: sweep.py gives every run its own; leave it out")
+            if key == "seed":
+                raise ValueError("parameters.seed: give sweep.seeds instead; a trial's value is the mean over them")
+        return self
+
+    @model_validator(mode="after")
+    def _conditions_refer_to_parameters_above(self) -> "SweepConfig":
+        above: dict[str, list[Entry]] = {}
+        for key, entries in self.parameters.items():
+            for entry in entries:
+                if len(entries) > 1 and not entry.when:
+                    raise ValueError(f"parameters.{key} has several entries; each needs a `when` of its own")
+                for parent, wanted in entry.when.items():
+                    if parent not in above:
+                        raise ValueError(
+                            f"parameters.{key}: `when` names {parent!r}, which is no parameter above it; "
+                            f"above are {', '.join(above) or 'none'}"
+                        )
+                    known = [value for other in above[parent] for value in other.listed() or []]
+                    if unknown := [value for value in wanted if value not in known]:
+                        raise ValueError(
+                            f"parameters.{key}: {parent} is never {unknown[0]!r}; it is one of "
+                            f"{', '.join(map(str, known)) or 'infinitely many values'}"
+                        )
+            above[key] = entries
+        return self
+
+    @model_validator(mode="after")
+    def _a_grid_is_finite(self) -> "SweepConfig":
+        if self.sampler.name == "grid":
+            for key, entries in self.parameters.items():
+                if any(entry.listed() is None for entry in entries):
+                    raise ValueError(f"parameters.{key} has infinitely many values; give num, how many of them to try")
+        return self
+
+
+def as_override(value: Any) -> str:
+    """Return a value as it is typed after the equals sign of an override."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{','.join(map(as_override, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{as_override(inner)}" for key, inner in value.items()) + "}"
+    text = str(value)
+    return text if re.fullmatch(r"[\w./:+-]+|[\[{].*", text) else quoted(text)

@@ -1,0 +1,162 @@
+"""The space that a sweep searches: parameters, their values, and when they are there.
+
+A point is a dict {key: value} of the parameters that are there. Whether a parameter is there may
+depend on the values of those before it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import FrozenTrial, Trial
+
+from search.config import Entry, Value, as_override
+
+Point = dict[str, Value]
+
+
+@dataclass(frozen=True, eq=False)
+class Parameter:
+    """One key of the config, or one group, under one condition.
+
+    Attributes:
+        key: the key as it is typed.
+        name: the name in the study. Optuna allows one distribution for each name, so a key with
+            several conditions has several names.
+    """
+
+    key: str
+    name: str
+    entry: Entry
+
+    def is_in(self, point: Point) -> bool:
+        """Return whether the parameter is there, given the values of the parameters above it."""
+        if self.key in point:  # an entry before it has given the key its value
+            return False
+        return all(key in point and point[key] in wanted for key, wanted in self.entry.when.items())
+
+    def distribution(self) -> BaseDistribution:
+        entry, listed = self.entry, self.entry.listed()
+        if entry.int_range is not None:
+            return IntDistribution(*entry.int_range, step=entry.step or 1)
+        if listed is not None:
+            return CategoricalDistribution(listed)
+        low, high = entry.log_range or entry.range or (0.0, 0.0)
+        return FloatDistribution(low, high, log=entry.log_range is not None)
+
+    def suggest(self, trial: Trial) -> Value:
+        """Return the value of a trial, which the sampler draws on the first call."""
+        distribution = self.distribution()
+        if isinstance(distribution, CategoricalDistribution):
+            return trial.suggest_categorical(self.name, distribution.choices)
+        if isinstance(distribution, IntDistribution):
+            return trial.suggest_int(self.name, distribution.low, distribution.high, step=distribution.step)
+        assert isinstance(distribution, FloatDistribution)
+        return trial.suggest_float(self.name, distribution.low, distribution.high, log=distribution.log)
+
+    def candidates(self) -> list[Value]:
+        """Return all values, or the two ends of a range."""
+        listed = self.entry.listed()
+        if listed is not None:
+            return listed
+        return [*(self.entry.range or self.entry.log_range or ())]
+
+
+class Space:
+    """The parameters of a sweep, in the order of the file."""
+
+    def __init__(self, parameters: dict[str, list[Entry]]) -> None:
+        self.parameters: list[Parameter] = []
+        for key, entries in parameters.items():
+            for entry in entries:
+                name = key if len(entries) == 1 else f"{key} ({_condition(entry)})"
+                self.parameters.append(Parameter(key, name, entry))
+        self._keys = {parameter.name: parameter.key for parameter in self.parameters}
+
+    @property
+    def is_finite(self) -> bool:
+        return all(parameter.entry.listed() is not None for parameter in self.parameters)
+
+    def suggest(self, trial: Trial) -> Point:
+        """Return the point of a trial. The sampler draws what the trial does not have yet."""
+        point: Point = {}
+        for parameter in self.parameters:
+            if parameter.is_in(point):
+                point[parameter.key] = parameter.suggest(trial)
+        return point
+
+    def point_of(self, trial: FrozenTrial) -> Point:
+        """Return the point of a trial in the study, as far as it has been drawn."""
+        return {self._keys[name]: value for name, value in trial.params.items() if name in self._keys}
+
+    def grid(self) -> Iterator[dict[str, Value]]:
+        """Yield every point of a finite space by names of the study, the last parameter fastest."""
+        for pairs in self._points(lambda parameter: parameter.entry.listed() or []):
+            yield {parameter.name: value for parameter, value in pairs}
+
+    def probes(self) -> Iterator[Point]:
+        """Yield points in which every value of a list, and both ends of a range, occur.
+
+        The other parameters have their first value, or the first one that the conditions allow. The
+        points of a finite space with a few parameters are not all among them.
+        """
+        seen: list[Point] = []
+        for wanted in self.parameters:
+            ancestors = self._ancestors(wanted)
+            for value in wanted.candidates():
+
+                def choices(parameter: Parameter, wanted: Parameter = wanted, value: Value = value) -> list[Value]:
+                    if parameter is wanted:
+                        return [value]
+                    return parameter.candidates()[: None if parameter.key in ancestors else 1]  # noqa: B023
+
+                found = (pairs for pairs in self._points(choices) if (wanted, value) in pairs)
+                point = {parameter.key: value for parameter, value in next(found, [])}
+                if point and point not in seen:
+                    seen.append(point)
+                    yield point
+
+    def _points(
+        self,
+        choices: Callable[[Parameter], list[Value]],
+        begun: list[tuple[Parameter, Value]] | None = None,
+        at: int = 0,
+    ) -> Iterator[list[tuple[Parameter, Value]]]:
+        """Yield every combination of the choices that the conditions allow."""
+        begun = begun or []
+        point = {parameter.key: value for parameter, value in begun}
+        for index in range(at, len(self.parameters)):
+            parameter = self.parameters[index]
+            if parameter.is_in(point):
+                for value in choices(parameter):
+                    yield from self._points(choices, [*begun, (parameter, value)], index + 1)
+                return
+        yield begun
+
+    def _ancestors(self, parameter: Parameter) -> set[str]:
+        """Return the keys that decide whether a parameter is there."""
+        keys = set(parameter.entry.when)
+        for above in reversed(self.parameters[: self.parameters.index(parameter)]):
+            if above.key in keys:
+                keys |= set(above.entry.when)
+        return keys
+
+
+def overrides_of(point: Point) -> list[str]:
+    """Return a point as it is typed on a command line."""
+    return [f"{key}={as_override(value)}" for key, value in point.items()]
+
+
+def shown_point(point: Point) -> str:
+    """Return a point for a person, with numbers of four digits."""
+    shown = {key: f"{value:.4g}" if isinstance(value, float) else as_override(value) for key, value in point.items()}
+    return " ".join(f"{key}={value}" for key, value in shown.items())
+
+
+def _condition(entry: Entry) -> str:
+    return ", ".join(f"{key}={'|'.join(map(as_override, values))}" for key, values in entry.when.items())

@@ -1,0 +1,227 @@
+"""What a sweep is: its config, with what was typed, and the command line of each of its runs."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from search.config import OWN_KEYS, SweepConfig, as_override
+from search.space import Point, Space, overrides_of
+from utils.command_line import Container, read_config, validate
+from utils.config import StrictModel
+from utils.config_files import is_group, names_file
+from utils.errors import UserError
+from utils.files import file_errors, read_plain_yaml, write_atomically
+from utils.run.folder import CHECKPOINTS
+
+SWEEPS = CHECKPOINTS / "sweeps"
+_FILE = "sweep.yaml"
+# These make a study what it is. The other keys may change from one start to the next.
+_IDENTITY = ("overrides", "parameters", "seeds", "metric", "direction")
+
+
+class SweepPage(StrictModel):
+    """config/sweep.yaml as a whole, so that messages name its keys as they are typed."""
+
+    sweep: SweepConfig
+
+
+class Sweep:
+    """A sweep, and where it lives.
+
+    Attributes:
+        config: without nulls for the name and the path.
+    """
+
+    def __init__(self, config: SweepConfig) -> None:
+        assert config.name is not None and config.path is not None
+        self.config, self.name, self.path = config, config.name, Path(config.path)
+        self.space = Space(config.parameters)
+
+    @staticmethod
+    def read(typed: list[str]) -> "Sweep":
+        """Read a sweep from what was typed: sweep=..., keys of the sweep, and keys of its runs.
+
+        A key of the runs with several values (lr=1e-4,2e-4) becomes a parameter. With one value it
+        is the same for all trials, also if the file searches it.
+
+        Raises:
+            UserError: A key or a value is wrong, or there is nothing to search.
+        """
+        own = [each for each in typed if re.match(r"\+*sweep[.=]", each)]
+        container = read_config("sweep", own)["sweep"]
+        has_file = any(each.split("=")[0].lstrip("+") == "sweep" for each in own)
+        parameters, seeds, overrides = _of_runs([each for each in typed if each not in own])
+        container["overrides"] = _merged(container["overrides"] or [], overrides)
+        container["parameters"] = _fixed(container["parameters"] or {}, container["overrides"]) | parameters
+        if seeds is not None:
+            container["seeds"] = seeds
+        given = {each.split("=")[0] for each in own}
+        if not has_file and "sweep.sampler.name" not in given:
+            finite = not any(isinstance(each, dict) for each in container["parameters"].values())
+            container["sampler"]["name"] = "grid" if finite else "tpe"
+        config = validate(SweepPage, {"sweep": container}).sweep
+        if not config.parameters and len(config.seeds) == 1:
+            raise UserError("there is nothing to search; give a file (sweep=lr_arch) or several values (lr=1e-4,2e-4)")
+        name = config.name or _name_of_file(own) or "+".join(config.parameters) or "seed"
+        path = config.path or str(SWEEPS / name)
+        return Sweep(config.model_copy(update={"name": name, "path": path}))
+
+    # ---- the folder of the sweep ----
+
+    @staticmethod
+    @file_errors()
+    def open(named: str) -> "Sweep":
+        """Open a sweep by its folder, or by its name in checkpoints/sweeps.
+
+        Raises:
+            UserError: There is no sweep, or its sweep.yaml is damaged.
+        """
+        folders = [Path(named), SWEEPS / named]
+        file = next((folder / _FILE for folder in folders if (folder / _FILE).is_file()), None)
+        if file is None:
+            known = sorted(each.parent.name for each in SWEEPS.glob(f"*/{_FILE}"))
+            raise UserError(
+                f"there is no sweep at {named}; "
+                + (f"{SWEEPS} has {', '.join(known)}" if known else "start one with python sweep.py sweep=...")
+            )
+        try:
+            container = OmegaConf.to_container(OmegaConf.create(read_plain_yaml(file)))
+        except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, RecursionError) as error:
+            raise UserError(f"{file} can't be read as YAML; start the sweep again to write it") from error
+        if not isinstance(container, dict):
+            raise UserError(f"{file} holds no sweep; start the sweep again to write it")
+        config = validate(SweepPage, {"sweep": container}).sweep
+        # The folder may have been moved since.
+        return Sweep(config.model_copy(update={"name": config.name or file.parent.name, "path": str(file.parent)}))
+
+    def write(self) -> None:
+        """Write sweep.yaml, which status, best, plot and export read."""
+        stored = self.config.model_dump(exclude_defaults=True) | {"storage": without_password(self.config.storage)}
+        write_atomically(self.path / _FILE, OmegaConf.to_yaml(OmegaConf.create(stored)))
+
+    @property
+    def identity(self) -> Container:
+        """What another start of the same sweep must have in common with this one."""
+        return {key: value for key, value in self.config.model_dump(mode="json").items() if key in _IDENTITY}
+
+    # ---- its runs ----
+
+    def run_folder(self, number: int, seed: int) -> Path:
+        several = len(self.config.seeds) > 1
+        return self.path / (f"trial_{number:04d}_seed_{seed}" if several else f"trial_{number:04d}")
+
+    def overrides(self, point: Point, seed: int) -> list[str]:
+        """Return what the command line of a run says about its training."""
+        return [*self.config.overrides, *overrides_of(point), f"seed={seed}"]
+
+    def arguments(self, number: int, point: Point, seed: int) -> list[str]:
+        """Return the command line of a run, without the program."""
+        folder = self.run_folder(number, seed)
+        arguments = [*self.overrides(point, seed), f"checkpoint_path={as_override(str(folder))}"]
+        arguments.append(f"run_name={as_override(f'{self.name}_{folder.name}')}")
+        if not any(each.startswith("wandb.group=") for each in arguments):
+            arguments.append(f"wandb.group={as_override(self.name)}")
+        return arguments
+
+
+def without_password(url: str | None) -> str | None:
+    return None if url is None else re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", url)
+
+
+def _of_runs(typed: list[str]) -> tuple[dict[str, Any], list[Any] | None, list[str]]:
+    """Return the parameters, the seeds and the other overrides among the typed keys of runs.
+
+    Raises:
+        UserError: One of them can't be read, or sweep.py gives every run its own.
+    """
+    parameters: dict[str, Any] = {}
+    seeds: list[Any] | None = None
+    overrides = []
+    for each in typed:
+        key = each.lstrip("+").split("=")[0]
+        if key in OWN_KEYS:
+            raise UserError(
+                f"{each!r}: sweep.py gives every run its own {key}; leave it out (sweep.path is for a folder)"
+            )
+        try:
+            override = OverridesParser.create().parse_override(each.lstrip("+"))
+        except (HydraException, ValueError) as error:
+            raise UserError(
+                f"{each!r} can't be read ({' '.join(str(error).split())}); write key=value, or several: key=a,b"
+            ) from error
+        if isinstance(override.value(), IntervalSweep):
+            parameters[key] = _range_of(override)
+            continue
+        values = list(_values(override)) if override.is_sweep_override() else None
+        if key == "seed":
+            seeds = values if values is not None else [override.value()]
+        elif values is not None:
+            parameters[key] = values
+        else:
+            overrides.append(each)
+    return parameters, seeds, overrides
+
+
+def _values(override: Override) -> Iterator[Any]:
+    value = override.value()
+    if not isinstance(value, ChoiceSweep | RangeSweep) or value.shuffle:
+        raise UserError(f"{override.input_line!r} is no list of values; write {override.key_or_group}=a,b or =range(3)")
+    for each in override.sweep_iterator():
+        parsed = OverridesParser.create().parse_override(f"{override.key_or_group}={each}").value()
+        yield parsed if isinstance(parsed, bool | int | float | list | dict) or parsed is None else str(parsed)
+
+
+def _range_of(override: Override) -> dict[str, Any]:
+    sweep = override.value()
+    assert isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None
+    kind = "log_range" if "log" in sweep.tags else "range"
+    return {kind: [float(sweep.start), float(sweep.end)]}
+
+
+def _merged(of_file: list[str], typed: list[str]) -> list[str]:
+    """Return the overrides of a file and the typed ones, which replace those with the same key."""
+    keys = {each.lstrip("+").split("=")[0] for each in typed}
+    return [*(each for each in of_file if str(each).lstrip("+").split("=")[0] not in keys), *typed]
+
+
+def _fixed(parameters: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """Return the parameters that no override fixes, without conditions on those that one fixes."""
+    fixed = dict(str(each).lstrip("+").partition("=")[::2] for each in overrides)
+    left: dict[str, Any] = {}
+    for key, given in parameters.items():
+        if key in fixed:
+            continue
+        entries = given if isinstance(given, list) and given and all(isinstance(e, dict) for e in given) else [given]
+        kept = []
+        for entry in entries:
+            conditions = entry.get("when") if isinstance(entry, dict) else None
+            if not isinstance(conditions, dict) or not conditions.keys() & fixed.keys():
+                kept.append(entry)
+                continue
+            met = all(
+                fixed[parent] in [as_override(value) for value in (wanted if isinstance(wanted, list) else [wanted])]
+                for parent, wanted in conditions.items()
+                if parent in fixed
+            )
+            if met:
+                rest = {parent: wanted for parent, wanted in conditions.items() if parent not in fixed}
+                kept.append({**entry, "when": rest})
+        if kept:
+            left[key] = kept if len(kept) > 1 else kept[0]
+    return left
+
+
+def _name_of_file(typed: list[str]) -> str | None:
+    for each in typed:
+        group, _, value = each.lstrip("+").partition("=")
+        if group == "sweep" and is_group(group):
+            return Path(value.strip("'\"")).stem if names_file(each) else value
+    return None

@@ -1,0 +1,92 @@
+"""Search over the keys of pretrain.py: run many trainings, and find the best.
+
+python sweep.py sweep=lr_arch
+"""
+
+import sys
+from importlib.util import find_spec
+
+from utils.terminal import tell
+
+if find_spec("optuna") is None:
+    tell("error: sweep.py needs optuna; pip install -r requirements-sweep.txt")
+    sys.exit(2)
+
+from search.check import check_sweep
+from search.driver import Driver
+from search.launchers import build_launcher
+from search.report import best_page, finished_page, status_page
+from search.study import dry_points, open_study
+from search.sweep import Sweep
+from utils.arguments import Parser
+from utils.command_line import CommandLine
+from utils.run.stop import StopSignal
+from utils.shell import run_command
+
+USAGE = """
+sweep.py: run many trainings, and find the best.
+
+  python sweep.py sweep=lr_arch                              config/sweep/lr_arch.yaml
+  python sweep.py sweep=path/to/my.yaml max_steps=500        a file of yours; max_steps is the same for all
+  python sweep.py lr=1e-4,2e-4 arch=hrm,trm seed=range(3)    without a file: all combinations
+  python sweep.py --dry-run sweep=lr_arch                    print the command lines, don't run
+
+The same command goes on after a stop. Typed in a second terminal, it joins.
+
+  python sweep.py status lr_arch       a table of its trials           (a name in checkpoints/sweeps, or a folder)
+  python sweep.py best lr_arch         the command line of the best
+
+Keys of the sweep begin with sweep. and stand below. All other keys are those of pretrain.py.
+"""
+
+
+def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
+    """Run a sweep, or show one."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in PAGES:
+        return show_sweep(argv[0], argv[1:])
+    dry_run = "--dry-run" in argv
+    command = CommandLine.parse([each for each in argv if each != "--dry-run"], "sweep", USAGE)
+    if command.page:
+        return command.page
+    found = Sweep.read(command.overrides)
+    check_sweep(found)
+    return command_lines(found) if dry_run else run_sweep(found)
+
+
+def command_lines(sweep: Sweep) -> str:
+    """Return the command lines of the trials that are known before the first has run."""
+    launcher, points = build_launcher(sweep.config.launcher), dry_points(sweep)
+    lines = [
+        launcher.shown(sweep.arguments(number, point, seed))
+        for number, point in enumerate(points.known)
+        for seed in sweep.config.seeds
+    ]
+    if points.num_unknown:
+        lines.append(f"# the other {points.num_unknown} trials depend on the results of these")
+    return "\n".join(lines)
+
+
+def run_sweep(sweep: Sweep) -> tuple[str, int]:
+    """Run trials until the budget is spent or a signal comes, and return what was found."""
+    with StopSignal() as stop, open_study(sweep, create=True) as study:
+        sweep.write()
+        study.enqueue_grid()
+        done = Driver(sweep, study, build_launcher(sweep.config.launcher), stop).run()
+        return finished_page(study, done=done), 0
+
+
+def show_sweep(page: str, argv: list[str]) -> str:
+    """Return a page about a sweep that has begun."""
+    parser = Parser(f"sweep.py {page}", "Show a sweep that has begun.")
+    parser.add_argument("sweep", help="its name in checkpoints/sweeps, or its folder")
+    found = Sweep.open(parser.parse_args(argv).sweep)
+    with open_study(found, create=False) as study:
+        return PAGES[page](study)
+
+
+PAGES = {"status": status_page, "best": best_page}
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(sweep, None))
