@@ -12,13 +12,14 @@ if find_spec("optuna") is None:
     tell("error: sweep.py needs optuna; pip install -r requirements-sweep.txt")
     sys.exit(2)
 
+from search.again import sweep_again
 from search.check import check_sweep
 from search.driver import Driver
 from search.launchers import build_launcher
 from search.report import best_page, finished_page, status_page
 from search.study import dry_points, open_study
 from search.sweep import Sweep
-from utils.arguments import Parser
+from utils.arguments import Parser, check_at_least
 from utils.command_line import CommandLine
 from utils.run.stop import StopSignal
 from utils.shell import run_command
@@ -33,11 +34,15 @@ sweep.py: run many trainings, and find the best.
 
 The same command goes on after a stop. Typed in a second terminal, it joins.
 
+  python sweep.py again lr_arch --best 5 seed=range(3)       its best points again, with other seeds, data or steps
   python sweep.py status lr_arch       a table of its trials           (a name in checkpoints/sweeps, or a folder)
   python sweep.py best lr_arch         the command line of the best
 
 Keys of the sweep begin with sweep. and stand below. All other keys are those of pretrain.py.
 """
+
+
+NAMED = "its name in checkpoints/sweeps, or its folder"
 
 
 def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
@@ -46,12 +51,28 @@ def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
     if argv and argv[0] in PAGES:
         return show_sweep(argv[0], argv[1:])
     dry_run = "--dry-run" in argv
-    command = CommandLine.parse([each for each in argv if each != "--dry-run"], "sweep", USAGE)
-    if command.page:
-        return command.page
-    found = Sweep.read(command.overrides)
+    argv = [each for each in argv if each != "--dry-run"]
+    if argv and argv[0] == "again":
+        found = read_again(argv[1:])
+    else:
+        command = CommandLine.parse(argv, "sweep", USAGE)
+        if command.page:
+            return command.page
+        found = Sweep.read(command.overrides)
     check_sweep(found)
     return command_lines(found) if dry_run else run_sweep(found)
+
+
+def read_again(argv: list[str]) -> Sweep:
+    """Return a sweep over the best points of another."""
+    parser = Parser("sweep.py again", "Run the best points of a sweep again. Overrides are those of a new sweep.")
+    parser.add_argument("sweep", help=NAMED)
+    parser.add_argument("--best", type=int, metavar="N", default=5, help="number of points (default: %(default)s)")
+    parser.add_argument("overrides", nargs="*", help="such as seed=range(3) or max_steps=1000")
+    settings = parser.parse_intermixed_args(argv)
+    check_at_least(settings, best=1)
+    with open_study(Sweep.open(settings.sweep), create=False) as study:
+        return sweep_again(study, settings.best, settings.overrides)
 
 
 def command_lines(sweep: Sweep) -> str:
@@ -79,7 +100,7 @@ def run_sweep(sweep: Sweep) -> tuple[str, int]:
 def show_sweep(page: str, argv: list[str]) -> str:
     """Return a page about a sweep that has begun."""
     parser = Parser(f"sweep.py {page}", "Show a sweep that has begun.")
-    parser.add_argument("sweep", help="its name in checkpoints/sweeps, or its folder")
+    parser.add_argument("sweep", help=NAMED)
     found = Sweep.open(parser.parse_args(argv).sweep)
     with open_study(found, create=False) as study:
         return PAGES[page](study)

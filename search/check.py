@@ -21,8 +21,7 @@ def check_sweep(sweep: Sweep) -> None:
         UserError: The config refuses a point, or no run logs the metric.
     """
     if sweep.config.sampler.name == "grid":
-        keys = {parameter.name: parameter.key for parameter in sweep.space.parameters}
-        points = [{keys[name]: value for name, value in point.items()} for point in sweep.space.grid()]
+        points = [point for _, point in sweep.space.grid()]
     else:
         points = [*sweep.space.probes()]
     for point in points or [{}]:

@@ -156,6 +156,7 @@ class SweepConfig(StrictModel):
     storage: str | None
     overrides: list[str]
     parameters: dict[str, Annotated[list[Entry], BeforeValidator(_as_entries), Field(min_length=1)]]
+    points: list[dict[str, Value]]
     seeds: list[Int] = Field(min_length=1)
     metric: str = Field(min_length=1)
     direction: Literal["maximize", "minimize"]
@@ -172,6 +173,16 @@ class SweepConfig(StrictModel):
         if name is not None and (name in ("", ".", "..") or "/" in name or "\0" in name or len(name) > 200):
             raise ValueError(f"{name[:80]!r} can't name a folder; give a name without / (sweep.path is for paths)")
         return name
+
+    @field_validator("overrides")
+    @classmethod
+    def _own_keys_are_left_out(cls, overrides: list[str]) -> list[str]:
+        for override in overrides:
+            key = override.lstrip("+").split("=")[0]
+            if key in (*OWN_KEYS, "seed"):
+                reason = "give sweep.seeds instead" if key == "seed" else f"sweep.py gives every run its own {key}"
+                raise ValueError(f"{override!r}: {reason}; leave it out")
+        return overrides
 
     @field_validator("seeds")
     @classmethod
@@ -209,6 +220,18 @@ class SweepConfig(StrictModel):
                             f"{', '.join(map(str, known)) or 'infinitely many values'}"
                         )
             above[key] = entries
+        return self
+
+    @model_validator(mode="after")
+    def _points_are_all_there_is(self) -> "SweepConfig":
+        if self.points and self.parameters:
+            raise ValueError(
+                f"points and parameters ({', '.join(self.parameters)}) exclude each other; give one of them"
+            )
+        if self.points and self.sampler.name != "grid":
+            raise ValueError(
+                f"points are taken one after the other; give sweep.sampler.name=grid, not {self.sampler.name}"
+            )
         return self
 
     @model_validator(mode="after")

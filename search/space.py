@@ -4,7 +4,7 @@ A point is a dict {key: value} of the parameters that are there. Whether a param
 depend on the values of those before it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from optuna.distributions import (
@@ -18,6 +18,9 @@ from optuna.trial import FrozenTrial, Trial
 from search.config import Entry, Value, as_override
 
 Point = dict[str, Value]
+
+# The name in the study of the number of a point in a list of points. No key of a config has spaces.
+_POINT = "number of the point"
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +71,17 @@ class Parameter:
 
 
 class Space:
-    """The parameters of a sweep, in the order of the file."""
+    """The parameters of a sweep, in the order of the file, or its points, one after the other.
 
-    def __init__(self, parameters: dict[str, list[Entry]]) -> None:
+    A list of points is one parameter in the study: the number of the point.
+    """
+
+    def __init__(self, parameters: dict[str, list[Entry]], points: Sequence[Point] = ()) -> None:
+        self._listed = points
         self.parameters: list[Parameter] = []
+        if points:
+            entry = Entry.model_validate({"values": [*range(len(points))]})
+            self.parameters.append(Parameter(_POINT, _POINT, entry))
         for key, entries in parameters.items():
             for entry in entries:
                 name = key if len(entries) == 1 else f"{key} ({_condition(entry)})"
@@ -88,16 +98,24 @@ class Space:
         for parameter in self.parameters:
             if parameter.is_in(point):
                 point[parameter.key] = parameter.suggest(trial)
-        return point
+        return self._resolved(point)
+
+    def _resolved(self, point: Point) -> Point:
+        number = point.get(_POINT)
+        return dict(self._listed[number]) if isinstance(number, int) and self._listed else point
 
     def point_of(self, trial: FrozenTrial) -> Point:
         """Return the point of a trial in the study, as far as it has been drawn."""
-        return {self._keys[name]: value for name, value in trial.params.items() if name in self._keys}
+        return self._resolved({self._keys[name]: value for name, value in trial.params.items() if name in self._keys})
 
-    def grid(self) -> Iterator[dict[str, Value]]:
-        """Yield every point of a finite space by names of the study, the last parameter fastest."""
+    def grid(self) -> Iterator[tuple[dict[str, Value], Point]]:
+        """Yield every point of a finite space, the last parameter fastest.
+
+        Each comes as {name in the study: value}, and as the point itself.
+        """
         for pairs in self._points(lambda parameter: parameter.entry.listed() or []):
-            yield {parameter.name: value for parameter, value in pairs}
+            point = self._resolved({parameter.key: value for parameter, value in pairs})
+            yield {parameter.name: value for parameter, value in pairs}, point
 
     def probes(self) -> Iterator[Point]:
         """Yield points in which every value of a list, and both ends of a range, occur.

@@ -160,8 +160,8 @@ class Study:
                 return
             begun = bool(self.optuna.get_trials(deepcopy=False))  # a process was killed here
             number = 0
-            for point in self.sweep.space.grid():
-                self.optuna.enqueue_trial(point, skip_if_exists=begun)
+            for named, _ in self.sweep.space.grid():
+                self.optuna.enqueue_trial(named, skip_if_exists=begun)
                 number += 1
             self.optuna.set_user_attr("grid_points", number)
 
@@ -281,9 +281,7 @@ def dry_points(sweep: Sweep) -> DryPoints:
     """Return the points that a new study would draw first, without a database."""
     config = sweep.config
     if config.sampler.name == "grid":
-        keys = {parameter.name: parameter.key for parameter in sweep.space.parameters}
-        points = [{keys[name]: value for name, value in point.items()} for point in sweep.space.grid()]
-        return DryPoints(points[: config.trials], 0)
+        return DryPoints([point for _, point in sweep.space.grid()][: config.trials], 0)
     num_trials = config.trials or _DEFAULT_TRIALS
     startup = num_trials if config.sampler.name == "random" else config.sampler.startup_trials or 10
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -24,7 +24,7 @@ from utils.run.folder import CHECKPOINTS
 SWEEPS = CHECKPOINTS / "sweeps"
 _FILE = "sweep.yaml"
 # These make a study what it is. The other keys may change from one start to the next.
-_IDENTITY = ("overrides", "parameters", "seeds", "metric", "direction")
+_IDENTITY = ("overrides", "parameters", "points", "seeds", "metric", "direction")
 
 
 class SweepPage(StrictModel):
@@ -43,32 +43,37 @@ class Sweep:
     def __init__(self, config: SweepConfig) -> None:
         assert config.name is not None and config.path is not None
         self.config, self.name, self.path = config, config.name, Path(config.path)
-        self.space = Space(config.parameters)
+        self.space = Space(config.parameters, config.points)
 
     @staticmethod
-    def read(typed: list[str]) -> "Sweep":
+    def read(typed: list[str], again: Container | None = None) -> "Sweep":
         """Read a sweep from what was typed: sweep=..., keys of the sweep, and keys of its runs.
 
         A key of the runs with several values (lr=1e-4,2e-4) becomes a parameter. With one value it
         is the same for all trials, also if the file searches it.
+
+        Args:
+            typed: overrides.
+            again: values for keys of the sweep in place of the defaults.
 
         Raises:
             UserError: A key or a value is wrong, or there is nothing to search.
         """
         own = [each for each in typed if re.match(r"\+*sweep[.=]", each)]
         container = read_config("sweep", own)["sweep"]
+        given = {each.lstrip("+").split("=")[0] for each in own}
+        container |= {key: value for key, value in (again or {}).items() if f"sweep.{key}" not in given}
         has_file = any(each.split("=")[0].lstrip("+") == "sweep" for each in own)
         parameters, seeds, overrides = _of_runs([each for each in typed if each not in own])
         container["overrides"] = _merged(container["overrides"] or [], overrides)
         container["parameters"] = _fixed(container["parameters"] or {}, container["overrides"]) | parameters
         if seeds is not None:
             container["seeds"] = seeds
-        given = {each.split("=")[0] for each in own}
-        if not has_file and "sweep.sampler.name" not in given:
+        if (container["points"] or not has_file) and "sweep.sampler.name" not in given:
             finite = not any(isinstance(each, dict) for each in container["parameters"].values())
             container["sampler"]["name"] = "grid" if finite else "tpe"
         config = validate(SweepPage, {"sweep": container}).sweep
-        if not config.parameters and len(config.seeds) == 1:
+        if not (config.parameters or config.points) and len(config.seeds) == 1:
             raise UserError("there is nothing to search; give a file (sweep=lr_arch) or several values (lr=1e-4,2e-4)")
         name = config.name or _name_of_file(own) or "+".join(config.parameters) or "seed"
         path = config.path or str(SWEEPS / name)
@@ -98,6 +103,8 @@ class Sweep:
             raise UserError(f"{file} can't be read as YAML; start the sweep again to write it") from error
         if not isinstance(container, dict):
             raise UserError(f"{file} holds no sweep; start the sweep again to write it")
+        # Keys that were added since have their defaults.
+        container = read_config("sweep", [])["sweep"] | container
         config = validate(SweepPage, {"sweep": container}).sweep
         # The folder may have been moved since.
         return Sweep(config.model_copy(update={"name": config.name or file.parent.name, "path": str(file.parent)}))

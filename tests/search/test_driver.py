@@ -1,0 +1,210 @@
+"""A sweep runs each trial once, goes on after a stop, retries failures, and prunes what is poor."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+
+from search import driver as driver_module
+from search.driver import Driver
+from search.report import best_of
+from search.study import Study, open_study
+from search.sweep import Sweep
+from tests.search.helpers import Curve, FakeLauncher, rising, sweep_of
+from utils.errors import UserError
+from utils.run.stop import StopSignal
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "_POLL_S", 0.001)
+
+
+def _run(sweep: Sweep, launcher: FakeLauncher, stop: StopSignal | None = None) -> bool:
+    with open_study(sweep, create=True) as study:
+        study.enqueue_grid()
+        return Driver(sweep, study, launcher, stop or StopSignal()).run()
+
+
+def _states(sweep: Sweep) -> list[TrialState]:
+    with open_study(sweep, create=False) as study:
+        return [trial.state for trial in study.trials()]
+
+
+def _trials(sweep: Sweep) -> Study:
+    with open_study(sweep, create=False) as study:
+        return study
+
+
+COMPLETE, PRUNED, FAIL, RUNNING = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL, TrialState.RUNNING
+
+
+def test_every_point_of_a_grid_runs_once_and_the_best_is_found(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-4,1e-3,1e-2", "arch=hrm,trm")
+    launcher = FakeLauncher(rising, at_once=2)
+    assert _run(sweep, launcher)
+    assert sorted(launcher.started) == [f"trial_{number:04d}" for number in range(6)]
+    assert launcher.most_running == 2
+    best = best_of(sweep, _trials(sweep).trials())
+    assert best is not None and best.point == {"lr": 1e-3, "arch": "hrm"} and best.value == pytest.approx(0.4)
+    again = FakeLauncher(rising)
+    assert _run(sweep, again) and again.started == [], "a finished sweep repeats nothing"
+
+
+def test_the_value_of_a_trial_is_the_mean_over_its_seeds(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-2", "seed=range(3)")
+    launcher = FakeLauncher(rising, at_once=4)
+    assert _run(sweep, launcher)
+    assert sorted(launcher.started)[:3] == ["trial_0000_seed_0", "trial_0000_seed_1", "trial_0000_seed_2"]
+    best = best_of(sweep, _trials(sweep).trials())
+    assert best is not None and best.value == pytest.approx(0.401)
+    assert best.values == {0: pytest.approx(0.4), 1: pytest.approx(0.401), 2: pytest.approx(0.402)}
+
+
+class _Stop(StopSignal):
+    """A stop that comes after a number of rows."""
+
+    def __init__(self, launcher: FakeLauncher, rows: int) -> None:
+        super().__init__()
+        self._launcher, self._rows = launcher, rows
+
+    def requested(self) -> bool:
+        if self._launcher.ticks >= self._rows:
+            self.name = signal.Signals.SIGINT.name
+        return super().requested()
+
+
+def test_a_stopped_sweep_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-4,1e-3")
+    first = FakeLauncher(rising)
+    assert not _run(sweep, first, _Stop(first, 6))
+    assert first.started == ["trial_0000", "trial_0001"] and not first.running
+    assert _states(sweep) == [COMPLETE, RUNNING] and (tmp_path / "s/trial_0001/stopped").exists()
+    second = FakeLauncher(rising)
+    assert _run(sweep, second)
+    assert second.started == ["trial_0001"] and second.ticks == 2, "only the rest of the second trial is left"
+    assert _states(sweep) == [COMPLETE, COMPLETE]
+
+
+def _fails(times: int, at_step: int = 2) -> Curve:
+    """Return a curve whose run at lr=1e-3 fails so many times at a step."""
+    left = [times]
+
+    def curve(keys: dict[str, object], step: int) -> float | None:
+        if keys["lr"] == 1e-3 and step == at_step and left[0]:
+            left[0] -= 1
+            return None
+        return rising(keys, step)
+
+    return curve
+
+
+def test_a_failed_run_is_tried_once_more(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
+    launcher = FakeLauncher(_fails(1))
+    assert _run(sweep, launcher)
+    assert launcher.started == ["trial_0000", "trial_0000", "trial_0001"]
+    assert _states(sweep) == [COMPLETE, COMPLETE]
+    assert "trial 0: failed, trying it once more (the ceiling fell down)" in capsys.readouterr().err
+
+
+def test_a_trial_that_fails_twice_is_recorded_with_its_error(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", "seed=range(2)")
+    launcher = FakeLauncher(_fails(5), at_once=2)
+    assert _run(sweep, launcher)
+    assert _states(sweep) == [FAIL, COMPLETE] and not launcher.running
+    assert "trial 0: failed (the ceiling fell down)" in capsys.readouterr().err
+    assert _trials(sweep).trials()[0].user_attrs["error"] == "the ceiling fell down"
+
+
+def test_a_value_that_is_no_number_is_a_failure(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
+    launcher = FakeLauncher(lambda keys, step: float("nan") if keys["lr"] == 1e-3 else rising(keys, step))
+    assert _run(sweep, launcher)
+    assert _states(sweep) == [FAIL, COMPLETE]
+    assert "is nan" in _trials(sweep).trials()[0].user_attrs["error"]
+
+
+def test_a_metric_that_no_run_logs_ends_the_sweep(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
+    launcher = FakeLauncher(rising)
+    launcher.metric = "eval/all/other"
+    with pytest.raises(UserError, match=r"has ended without eval/all/exact_accuracy .*; it logged eval/all/other"):
+        _run(sweep, launcher)
+    assert _states(sweep) == [RUNNING], "the trial is open: with another metric the sweep would be another"
+
+
+def test_poor_trials_are_pruned_by_their_first_seed(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(
+        data,
+        tmp_path / "s",
+        "lr=1e-3,2e-3,1e-6",
+        "seed=range(2)",
+        "sweep.pruner.name=median",
+        "sweep.pruner.startup_trials=2",
+        "sweep.pruner.warmup_steps=2",
+    )
+    launcher = FakeLauncher(rising)
+    assert _run(sweep, launcher)
+    assert _states(sweep) == [COMPLETE, COMPLETE, PRUNED]
+    assert "trial_0002_seed_0" in launcher.started and "trial_0002_seed_1" not in launcher.started
+    pruned = _trials(sweep).trials()[2]
+    assert pruned.user_attrs["pruned_at"] == 2 and max(pruned.intermediate_values) == 2
+    assert (tmp_path / "s/trial_0002_seed_0/stopped").exists(), "the run was stopped, not killed: it can be resumed"
+
+
+def test_successive_halving_prunes_at_its_rungs(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(
+        data,
+        tmp_path / "s",
+        "lr=1e-3,2e-3,1e-5,1e-6,1e-7",
+        "sweep.pruner.name=successive_halving",
+        "sweep.pruner.warmup_steps=1",
+        "sweep.pruner.reduction_factor=2",
+    )
+    assert _run(sweep, FakeLauncher(rising))
+    states = _states(sweep)
+    assert states[0] == COMPLETE and states[2:] == [PRUNED] * 3
+
+
+def test_a_pruned_trial_of_a_killed_process_stays_pruned(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
+    with open_study(sweep, create=True) as study:
+        study.enqueue_grid()
+        claim = study.claim()
+        assert claim is not None
+        claim.trial.set_user_attr("pruned_at", 3)
+    launcher = FakeLauncher(rising)
+    assert _run(sweep, launcher)
+    assert launcher.started == ["trial_0001"] and _states(sweep) == [PRUNED, COMPLETE]
+
+
+@pytest.mark.parametrize(("budget", "expected"), [("sweep.trials=2", 2), ("sweep.steps=5", 2), ("sweep.steps=4", 1)])
+def test_the_budget_ends_a_sweep(data: Path, tmp_path: Path, budget: str, expected: int) -> None:
+    """A run has four steps. The budget of steps is looked at before a trial begins."""
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4,1e-5", budget)
+    assert _run(sweep, FakeLauncher(rising))
+    assert _states(sweep) == [COMPLETE] * expected
+
+
+def test_hours_end_this_start_only(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", "sweep.hours=1e-9")
+    assert not _run(sweep, FakeLauncher(rising)) or _states(sweep) == []
+    longer = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", "sweep.hours=1")
+    assert _run(longer, FakeLauncher(rising))
+    assert _states(sweep) == [COMPLETE, COMPLETE]
+
+
+def test_a_point_that_the_config_refuses_fails_alone(data: Path, tmp_path: Path) -> None:
+    """No probe has both ends of two ranges, so that a combination may turn out wrong later."""
+    points = "[{global_batch_size:16,grad_accumulation:2},{global_batch_size:-1},{global_batch_size:16}]"
+    sweep = sweep_of(data, tmp_path / "s", f"sweep.points={points}")
+    launcher = FakeLauncher(rising)
+    assert _run(sweep, launcher)
+    assert _states(sweep) == [COMPLETE, FAIL, COMPLETE] and len(launcher.started) == 2
+    assert (
+        "the config refuses global_batch_size=-1: global_batch_size: " in _trials(sweep).trials()[1].user_attrs["error"]
+    )

@@ -1,0 +1,155 @@
+"""Processes share a study without taking a trial twice, and take over those of a dead process."""
+
+import multiprocessing as mp
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+
+from search.study import dry_points, open_study
+from search.sweep import Sweep
+from tests.search.helpers import sweep_of
+from utils.errors import UserError
+
+
+def test_a_trial_is_taken_over_only_when_its_process_is_gone(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4,1e-5")
+    with open_study(sweep, create=True) as first:
+        first.enqueue_grid()
+        mine = first.claim()
+        with open_study(sweep, create=True) as second:
+            other = second.claim()
+        assert mine is not None and other is not None and (mine.number, other.number) == (0, 1)
+        with open_study(sweep, create=True) as third:
+            taken = third.claim()
+            assert taken is not None and taken.number == 1, "the second process has left"
+            fresh = third.claim()
+            assert fresh is not None and fresh.number == 2
+            assert third.claim() is None, "the first process is still there"
+
+
+def _claims(typed: list[str], found: "mp.Queue[int]") -> None:
+    sweep = Sweep.read(typed)
+    with open_study(sweep, create=True) as study:
+        study.enqueue_grid()
+        while (claim := study.claim()) is not None:
+            study.optuna.tell(claim.trial, 1.0)
+            found.put(claim.number)
+        found.put(-1)
+
+
+def test_three_processes_share_a_grid_without_gaps_or_repeats(data: Path, tmp_path: Path) -> None:
+    typed = [f"data_path={data}", "debug=tiny", "device=cpu", f"sweep.path={tmp_path / 's'}", "lr=range(1,13)"]
+    context = mp.get_context("spawn")
+    found: mp.Queue[int] = context.Queue()
+    processes = [context.Process(target=_claims, args=(typed, found)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    numbers, left = [], 3
+    while left:
+        number = found.get(timeout=60)
+        left -= number == -1
+        numbers += [number] if number >= 0 else []
+    for process in processes:
+        process.join(60)
+    assert sorted(numbers) == list(range(12))
+    with open_study(Sweep.read(typed), create=False) as study:
+        assert sorted(study.sweep.space.point_of(trial)["lr"] for trial in study.trials()) == list(range(1, 13))  # type: ignore[type-var]
+
+
+def test_a_process_killed_while_it_draws_loses_no_point(data: Path, tmp_path: Path) -> None:
+    """The taken-over trial draws the parameters that it lacks."""
+    sweep = sweep_of(data, tmp_path / "s", "lr=interval(1e-4,1e-2)", "weight_decay=interval(0,1)")
+    with open_study(sweep, create=True) as study:
+        trial = study.optuna.ask()
+        trial.set_user_attr("driver", "a process that is gone")
+        drawn = trial.suggest_float("lr", 1e-4, 1e-2)
+    with open_study(sweep, create=True) as study:
+        claim = study.claim()
+        assert claim is not None and claim.number == 0 and claim.point.keys() == {"lr", "weight_decay"}
+        assert claim.point["lr"] == drawn
+
+
+def test_a_killed_process_leaves_no_hole_in_a_grid(data: Path, tmp_path: Path) -> None:
+    """It was killed while it put the points of the grid into the study."""
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4,1e-5")
+    with open_study(sweep, create=True) as study:
+        study.optuna.enqueue_trial({"lr": 1e-3})
+    with open_study(sweep, create=True) as study:
+        study.enqueue_grid()
+        study.enqueue_grid()
+        claims = [study.claim() for _ in range(3)]
+        assert [claim.point["lr"] for claim in claims if claim is not None] == [1e-3, 1e-4, 1e-5]
+        assert study.claim() is None and study.num_trials == 3
+
+
+@pytest.mark.parametrize("name", ["random", "tpe"])
+def test_a_restarted_process_draws_other_points(data: Path, tmp_path: Path, name: str) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "lr=interval(1e-4,1e-2)", f"sweep.sampler.name={name}", "sweep.trials=6")
+    drawn = []
+    for _ in range(6):
+        with open_study(sweep, create=True) as study:
+            claim = study.claim()
+            assert claim is not None
+            drawn.append(claim.point["lr"])
+            study.optuna.tell(claim.trial, 1.0)
+    assert len(set(drawn)) == 6
+    known = dry_points(sweep).known
+    assert [point["lr"] for point in known] == drawn, "--dry-run shows the points that are drawn"
+    with open_study(sweep, create=True) as study:
+        assert study.claim() is None
+
+
+def test_a_point_is_not_drawn_twice(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4,1e-5", "sweep.sampler.name=random", "sweep.trials=50")
+    with open_study(sweep, create=True) as study:
+        points = []
+        while (claim := study.claim()) is not None:
+            points.append(claim.point["lr"])
+            study.optuna.tell(claim.trial, 1.0)
+        assert sorted(points) == [1e-5, 1e-4, 1e-3]  # type: ignore[type-var]
+        assert len(study.trials()) == 3 and all(trial.state == TrialState.COMPLETE for trial in study.trials())
+
+
+def test_a_folder_with_another_sweep_is_refused(data: Path, tmp_path: Path) -> None:
+    with open_study(sweep_of(data, tmp_path / "s", "lr=1,2", "sweep.name=a"), create=True):
+        pass
+    for typed, key in (
+        (["lr=1,3"], "parameters"),
+        (["lr=1,2", "epochs=3"], "overrides"),
+        (["lr=1,2", "seed=1"], "seeds"),
+    ):
+        with (
+            pytest.raises(UserError, match=rf"holds another sweep, with other {key}; give another sweep.name"),
+            open_study(sweep_of(data, tmp_path / "s", "sweep.name=a", *typed), create=True),
+        ):
+            pass
+    more = sweep_of(data, tmp_path / "s", "lr=1,2", "sweep.name=a", "sweep.trials=1", "sweep.launcher.at_once=3")
+    with open_study(more, create=True) as study:
+        assert study.sweep.config.trials == 1, "the budget and the launcher may change"
+
+
+def test_a_database_that_is_not_there_is_one_line(data: Path, tmp_path: Path) -> None:
+    for url, reason in (
+        ("postgresql://me:hush@localhost:1/db", "needs a Python package for this kind of database; pip install"),
+        ("nonsense", "can't be used"),
+        (f"sqlite:///{tmp_path}/no/folder.db", "unable to open database file"),
+    ):
+        with (
+            pytest.raises(UserError, match=reason) as caught,
+            open_study(sweep_of(data, tmp_path / "s", "lr=1,2", f"sweep.storage='{url}'"), create=True),
+        ):
+            pass
+        assert "hush" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_database_by_its_url_works_like_the_file(data: Path, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", f"sweep.storage='{url}'")
+    with open_study(sweep, create=True) as study:
+        sweep.write()
+        study.enqueue_grid()
+        assert study.claim() is not None
+    assert not (tmp_path / "s/study.db").exists()
+    with open_study(Sweep.open(str(tmp_path / "s")), create=False) as study:
+        assert len(study.trials()) == 1

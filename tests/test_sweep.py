@@ -1,0 +1,337 @@
+"""sweep.py as its users meet it: real processes, killed and stopped, and mistakes in one line."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import sweep as program
+from search.study import open_study
+from search.sweep import Sweep
+from tests import runs
+from tests.runs import REPOSITORY
+from utils.errors import UserError
+
+COMMON = ["debug=tiny", "device=cpu", "max_steps=60", "checkpoint_every_n_steps=10", "log_interval=5"]
+
+
+@pytest.fixture(scope="module")
+def puzzles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a dataset of 4x4 Sudoku."""
+    return runs.build_data(tmp_path_factory.mktemp("sweep") / "data")
+
+
+class Started:
+    """A sweep in a process of its own, and the runs below it."""
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        self.log = log
+        with open(log, "w") as output:
+            command = [sys.executable, str(REPOSITORY / "sweep.py"), *arguments]
+            self._popen = subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT)
+        self.process = psutil.Process(self._popen.pid)
+
+    @property
+    def runs(self) -> list[psutil.Process]:
+        return [each for each in self.process.children() if "pretrain.py" in " ".join(each.cmdline())]
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert self._popen.poll() is None, f"the sweep ended too early:\n{self.log.read_text()}"
+            assert time.monotonic() < end, f"the condition did not become true:\n{self.log.read_text()}"
+            time.sleep(0.01)
+
+    def wait(self) -> str:
+        """Wait for the end and return the output."""
+        status = self._popen.wait(timeout=300)
+        assert status == 0, f"the status is {status}:\n{self.log.read_text()}"
+        return self.log.read_text()
+
+    def kill(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    """Start sweeps, and end what is left of them after the test."""
+    started: list[Started] = []
+
+    def begin(*arguments: str) -> Started:
+        started.append(Started([*arguments, f"sweep.path={tmp_path / 's'}"], tmp_path / f"log_{len(started)}"))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        if each._popen.poll() is None:
+            for process in [*each.process.children(recursive=True), each.process]:
+                process.kill()
+
+
+def _rows(run: Path) -> list[dict[str, float]]:
+    file = run / "metrics.jsonl"
+    return runs.rows(run) if file.exists() and file.read_text().endswith("\n") else []
+
+
+def test_a_sweep_survives_kills_of_itself_and_of_its_runs(
+    puzzles: Path, tmp_path: Path, start: Callable[..., Started]
+) -> None:
+    """Eight trials over HRM and TRM, killed hard twice on the way and joined by a second process."""
+    typed = [*COMMON, f"data_path={puzzles}", "arch=hrm,trm", "lr=1e-3,2e-3", "weight_decay=0.0,0.1"]
+    folder = tmp_path / "s"
+    first = start(*typed, "sweep.launcher.at_once=1")
+    first.until(lambda: len(_rows(folder / "trial_0000")) >= 4 and bool(first.runs))
+    first.runs[0].kill()
+    first.until(lambda: "trial 0: failed, trying it once more (killed by signal 9" in first.log.read_text())
+    first.until(lambda: len(_rows(folder / "trial_0001")) >= 4)
+    (run,) = first.runs
+    first.kill()
+    run.wait(timeout=60)  # a run does not outlive its sweep
+    assert (folder / "trial_0001/stopped").exists() or not (folder / "trial_0001/latest").exists()
+    finished = (folder / "trial_0000/metrics.jsonl").stat().st_mtime_ns
+
+    second, third = (start(*typed, "sweep.launcher.at_once=1") for _ in range(2))
+    third.until(lambda: bool(third.runs))
+    told = [second.wait(), third.wait()]
+    ended = [int(number) for text in told for number in re.findall(r"^trial (\d+): exact_accuracy", text, re.MULTILINE)]
+    assert sorted(ended) == [1, 2, 3, 4, 5, 6, 7], f"trial 0 was finished, and each other one ends once:\n{told}"
+    assert (folder / "trial_0000/metrics.jsonl").stat().st_mtime_ns == finished, "a finished trial is not repeated"
+    found = Sweep.open(str(folder))
+    with open_study(found, create=False) as study:
+        values = [trial.value for trial in study.trials()]
+        points = [found.space.point_of(trial) for trial in study.trials()]
+    assert len(values) == 8 and None not in values
+    assert points[0] == {"arch": "hrm", "lr": 0.001, "weight_decay": 0.0} and points[7]["arch"] == "trm"
+    for number in range(8):
+        steps = [row["step"] for row in _rows(folder / f"trial_{number:04d}")]
+        assert steps == [1, *range(5, 61, 5)], f"trial {number} has logged {steps}"
+
+    # The run that was killed has the bits of the same command line, typed by hand.
+    arguments = found.arguments(0, points[0], 0)
+    runs.train([*arguments, f"checkpoint_path={tmp_path / 'alone'}"], tmp_path / "alone.log").ok()
+    runs.assert_same_run(folder / "trial_0000", tmp_path / "alone")
+    assert values[0] == _rows(tmp_path / "alone")[-1]["eval/all/exact_accuracy"]
+
+
+def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(
+    puzzles: Path, tmp_path: Path, start: Callable[..., Started]
+) -> None:
+    typed = [*COMMON, f"data_path={puzzles}", "max_steps=2000", "log_interval=1", "lr=1e-3,2e-3"]
+    typed.remove("max_steps=60")
+    sweep = start(*typed, "sweep.launcher.at_once=2")
+    sweep.until(lambda: all(len(_rows(tmp_path / f"s/trial_000{n}")) > 5 for n in range(2)))
+    processes = sweep.runs
+    sweep.process.send_signal(signal.SIGINT)
+    sweep.process.send_signal(signal.SIGINT)  # an impatient user
+    text = sweep.wait()
+    assert "SIGINT: stopping 2 runs; the same command goes on with them" in text and "Traceback" not in text
+    assert not any(process.is_running() for process in processes)
+    steps = [runs.latest(tmp_path / f"s/trial_000{n}") for n in range(2)]
+    assert all(0 < step < 2000 for step in steps), "each run has saved its last step"
+    for number in range(2):
+        assert (tmp_path / f"s/trial_000{number}/stopped").read_text() == "SIGTERM\n"
+    # The budget of the next start is so short that it only shows that both go on.
+    again = start(*typed, "sweep.launcher.at_once=2")
+    again.until(lambda: all(runs.latest(tmp_path / f"s/trial_000{n}") > steps[n] for n in range(2)))
+    again.process.send_signal(signal.SIGTERM)
+    assert "SIGTERM: stopping 2 runs" in again.wait()
+    log = (tmp_path / "s/logs/trial_0000.log").read_text()
+    assert f"resuming {tmp_path}/s/trial_0000/step_{steps[0]:08d}" in log
+
+
+def test_a_trial_of_two_ranks_runs_under_torchrun(puzzles: Path, tmp_path: Path, start: Callable[..., Started]) -> None:
+    launcher = ["sweep.launcher.name=torchrun", "sweep.launcher.ranks=2", "sweep.launcher.at_once=1"]
+    text = start(*COMMON, f"data_path={puzzles}", "lr=1e-3,2e-3", "sweep.trials=1", *launcher).wait()
+    assert "OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 pretrain.py debug=tiny" in text
+    assert "ddp, 2 x cpu" in (tmp_path / "s/logs/trial_0000.log").read_text()
+
+
+def test_each_run_gets_its_own_devices(puzzles: Path, tmp_path: Path, start: Callable[..., Started]) -> None:
+    """The runs of one place get one part of launcher.gpus, those of another place another part."""
+    typed = [*COMMON, f"data_path={puzzles}", "max_steps=100000", "lr=1e-3,2e-3", "sweep.launcher.gpus=[3,5]"]
+    typed.remove("max_steps=60")
+    sweep = start(*typed)
+    sweep.until(lambda: len(sweep.runs) == 2)
+    seen = {int(run.environ()["CUDA_VISIBLE_DEVICES"]) for run in sweep.runs}
+    assert seen == {3, 5}
+    sweep.process.send_signal(signal.SIGINT)
+    sweep.wait()
+
+
+# ---- pages -------------------------------------------------------------------------------------
+
+
+def _page(*typed: str) -> str:
+    page = program.sweep(list(typed))
+    return page if isinstance(page, str) else page[0]
+
+
+@pytest.fixture
+def here(puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/4").symlink_to(puzzles)
+    return tmp_path
+
+
+def test_a_dry_run_prints_every_command_line_and_writes_nothing(here: Path) -> None:
+    page = _page("--dry-run", "lr=1e-4,2e-4", "arch=hrm,trm", "seed=range(3)", "data_path=data/4", "debug=tiny")
+    lines = page.splitlines()
+    assert len(lines) == 12 and not Path("checkpoints").exists()
+    first = "checkpoint_path=checkpoints/sweeps/lr+arch/trial_0000_seed_0"
+    assert lines[0] == (
+        f"OMP_NUM_THREADS=1 python pretrain.py data_path=data/4 debug=tiny lr=0.0001 arch=hrm seed=0 {first} "
+        "run_name=lr+arch_trial_0000_seed_0 wandb.group=lr+arch"
+    )
+    environment, *words = shlex.split(lines[-1])
+    assert environment == "OMP_NUM_THREADS=1" and words[4:7] == ["lr=0.0002", "arch=trm", "seed=2"]
+
+
+def test_a_printed_command_line_runs(here: Path) -> None:
+    line = _page("--dry-run", "lr=1e-4,2e-4", "data_path=data/4", "debug=tiny", "max_steps=2").splitlines()[0]
+    ended = runs.command(line.replace("pretrain.py", str(REPOSITORY / "pretrain.py")), here)
+    assert ended.status == 0, ended.stderr
+    assert (here / "checkpoints/sweeps/lr/trial_0000/latest").exists()
+
+
+def test_help_shows_the_commented_keys() -> None:
+    page = _page("--help")
+    assert page.startswith("sweep.py: ") and (REPOSITORY / "config/sweep.yaml").read_text().strip() in page
+
+
+SWEEP_FILE = """
+overrides: [debug=tiny, data_path=data/4]
+parameters:
+  arch: [hrm, trm]
+  lr: {log_range: [1e-4, 1e-2]}
+"""
+MISTAKES = {
+    "nothing to search": ([], "there is nothing to search; give a file (sweep=lr_arch) or several values"),
+    "unknown sweep": (["sweep=nope"], "there is no config 'sweep/nope'; choose one of "),
+    "missing file": (["sweep=nope.yaml"], "nope.yaml is not there"),
+    "unknown key": (["sweep=my.yaml", "sweep.trial=3"], "unknown key 'sweep.trial'; did you mean sweep.trials"),
+    "unknown key in the file": (["sweep=unknown.yaml"], "unknown key 'sweep.trialz'; did you mean sweep.trials?"),
+    "unknown kind of range": (
+        ["sweep=kind.yaml"],
+        "sweep.parameters.lr: unknown key 'log_rang'; did you mean log_range or range?",
+    ),
+    "malformed": (["sweep=malformed.yaml"], "malformed.yaml:3: can't be read as YAML ("),
+    "a list of keys": (["sweep=list.yaml"], "list.yaml': a list stands where keys belong"),
+    "parameter that is no key": (["lrr=1,2"], "the config refuses lrr=1: unknown key 'lrr'; did you mean lr?"),
+    "value that the config refuses": (["lr=1e-3,-2"], "the config refuses lr=-2: lr: input should be greater than"),
+    "last point of a grid": (
+        ["global_batch_size=16,32", "grad_accumulation=1,2,0"],
+        "the config refuses global_batch_size=16 grad_accumulation=0: grad_accumulation: ",
+    ),
+    "choice of a group": (["arch=hrm,tmr"], "the config refuses arch=tmr: there is no config 'arch/tmr'; choose one"),
+    "misspelt metric": (
+        ["lr=1,2", "sweep.metric=exact_acuracy"],
+        "sweep.metric=exact_acuracy is no metric of these runs; did you mean eval/all/exact_accuracy",
+    ),
+    "metric of training": (["lr=1,2", "sweep.metric=train/los"], "is no metric of these runs; did you mean train/"),
+    "metric of an evaluation that never is": (
+        ["lr=1,2", "eval_every_n_steps=null"],
+        "sweep.metric=exact_accuracy is one of evaluation, but the runs never evaluate; give eval_every_n_steps",
+    ),
+    "no data": (["lr=1,2", "data_path=data/no"], "no dataset at data/no: "),
+    "key of sweep.py": (["lr=1,2", "run_name=x"], "'run_name=x': sweep.py gives every run its own run_name"),
+    "seeds that are none": (["seed=a,b"], "sweep.seeds.0: input should be a valid integer, but it is 'a'"),
+    "shuffled": (["lr=shuffle(1,2)"], "'lr=shuffle(1,2)' is no list of values; write lr=a,b or =range(3)"),
+    "glob": (["arch=glob(*)"], "'arch=glob(*)' is no list of values"),
+    "unreadable": (["lr=1,[2"], "'lr=1,[2' can't be read"),
+    "range in a grid": (
+        ["sweep=my.yaml", "sweep.sampler.name=grid"],
+        "parameters.lr has infinitely many values; give num, how many of them to try",
+    ),
+    "database": (
+        ["lr=1,2", "sweep.storage=postgresql://me:hush@localhost:1/x"],
+        "sweep.storage=postgresql://me:***@localhost:1/x needs a Python package",
+    ),
+    "no such sweep to show": (["status", "nope"], "there is no sweep at nope; start one with python sweep.py"),
+    "status of nothing": (["status"], "the following arguments are required: sweep; --help shows the options"),
+    "again of nothing": (["again", "nope", "seed=range(3)"], "there is no sweep at nope"),
+    "again of none": (["again", "nope", "--best", "0"], "--best is 0; it must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_line_before_the_first_trial(here: Path, case: str) -> None:
+    typed, message = MISTAKES[case]
+    Path("my.yaml").write_text(SWEEP_FILE)
+    Path("unknown.yaml").write_text("trialz: 3" + SWEEP_FILE)
+    Path("kind.yaml").write_text(SWEEP_FILE.replace("log_range", "log_rang"))
+    Path("malformed.yaml").write_text("trials: 3\nparameters: {lr: [1, 2\n")
+    Path("list.yaml").write_text("parameters:\n  - lr\n")
+    common = [] if not typed or typed[0] in ("status", "again") or "sweep" in typed[0] else ["debug=tiny"]
+    data = [] if not common or "data_path" in "".join(typed) else ["data_path=data/4"]
+    with pytest.raises(UserError) as caught:
+        _page(*typed, *common, *data)
+    assert message in str(caught.value) and "\n" not in str(caught.value) and "hush" not in str(caught.value)
+    assert not list(Path().rglob("trial_*"))
+
+
+def test_again_runs_the_best_points_with_other_seeds(here: Path) -> None:
+    found = Sweep.read(["lr=1e-3,2e-3,3e-3", "arch=hrm,trm", "debug=tiny", "data_path=data/4", "sweep.name=old"])
+    with open_study(found, create=True) as study:
+        found.write()
+        study.enqueue_grid()
+        for value in (0.1, 0.6, 0.3, 0.2, 0.5, 0.4):
+            claim = study.claim()
+            assert claim is not None
+            study.optuna.tell(claim.trial, value)
+    lines = _page("again", "old", "--best", "2", "--dry-run", "seed=range(2)", "max_steps=7").splitlines()
+    assert [re.findall(r"(?:lr|arch|seed|max_steps)=(\S+)", line) for line in lines] == [
+        ["7", "0.001", "trm", "0"],
+        ["7", "0.001", "trm", "1"],
+        ["7", "0.003", "hrm", "0"],
+        ["7", "0.003", "hrm", "1"],
+    ]
+    assert "checkpoint_path=checkpoints/sweeps/old_again/trial_0001_seed_1" in lines[3]
+
+
+def test_status_and_best_of_a_sweep(here: Path) -> None:
+    found = Sweep.read(["lr=1e-3,2e-3,3e-3", "debug=tiny", "data_path=data/4", "seed=range(2)", "sweep.name=old"])
+    with open_study(found, create=True) as study:
+        found.write()
+        study.enqueue_grid()
+        for value in (0.25, 0.75):
+            claim = study.claim()
+            assert claim is not None
+            claim.trial.set_user_attr("seeds", {"0": value - 0.1, "1": value + 0.1})
+            study.optuna.tell(claim.trial, value)
+        assert study.claim() is not None
+        run = Path("checkpoints/sweeps/old/trial_0002_seed_0")
+        run.mkdir(parents=True)
+        (run / "metrics.jsonl").write_text(json.dumps({"step": 40}) + "\n")
+        table = _page("status", "old")
+    assert re.search(
+        r"^\*?\s*1 .*complete .*0\.7500.* lr=0\.002|^1 +complete +0\.7500 .*0\.002", table, re.MULTILINE
+    ), table
+    assert re.search(r"^\W*2 +begun .*\b40\b", table, re.MULTILINE), table
+    assert "3 of 3 trials; 2 complete, 0 pruned, 0 failed, 1 begun; best 0.7500 (trial 1)" in table
+    best = _page("best", "checkpoints/sweeps/old")
+    assert "trial 1: exact_accuracy 0.7500 ± 0.1414 over 2 seeds (0.6500, 0.8500)" in best
+    assert best.splitlines()[-1] == "OMP_NUM_THREADS=1 python pretrain.py debug=tiny data_path=data/4 lr=0.002 seed=0"
+
+
+def test_without_optuna_the_error_names_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import importlib.util, runpy, sys; found = importlib.util.find_spec;"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'optuna' else found(name, *rest);"
+        f"sys.argv = ['sweep.py']; runpy.run_path({str(REPOSITORY / 'sweep.py')!r}, run_name='__main__')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, env={**os.environ}
+    )
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr == "error: sweep.py needs optuna; pip install -r requirements-sweep.txt\n"
