@@ -86,7 +86,7 @@ def _rows(run: Path) -> list[dict[str, float]]:
 def test_a_sweep_survives_kills_of_itself_and_of_its_runs(
     puzzles: Path, tmp_path: Path, start: Callable[..., Started]
 ) -> None:
-    """Eight trials over HRM and TRM, killed hard twice on the way and joined by a second process."""
+    """Eight trials over HRM and TRM, killed hard twice and joined by a second process."""
     typed = [*COMMON, f"data_path={puzzles}", "arch=hrm,trm", "lr=1e-3,2e-3", "weight_decay=0.0,0.1"]
     folder = tmp_path / "s"
     first = start(*typed, "sweep.launcher.at_once=1")
