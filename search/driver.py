@@ -18,7 +18,7 @@ from search.study import FINISHED, Claim, Study
 from search.sweep import Sweep
 from utils.errors import UserError
 from utils.run.history import History
-from utils.run.lock import is_held
+from utils.run.lock import is_locked
 from utils.run.stop import StopSignal
 
 _POLL_S = 0.5
@@ -129,7 +129,7 @@ class Driver:
         prunes = self._sweep.config.pruner.name != "none"
         runs = trial.runs[:1] if prunes and trial.runs[0].value is None else trial.runs
         # A run whose sweep was killed may still be saving its checkpoint.
-        return [run for run in runs if run.value is None and run.job is None and not is_held(run.folder)]
+        return [run for run in runs if run.value is None and run.job is None and not is_locked(run.folder)]
 
     def _begin(self, claim: Claim) -> None:
         """Begin or go on with a trial. It ends at once if the config refuses its point."""

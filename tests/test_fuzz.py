@@ -368,7 +368,7 @@ def test_an_evaluation_follows_no_link(copied: Path, victim: Path, log: Path, li
 @pytest.mark.parametrize(
     "link",
     [
-        *("metrics.jsonl", "config.yaml", "latest", "best", "stopped", ".lock", ".incomplete_latest"),
+        *("metrics.jsonl", "config.yaml", "launch.json", "latest", "best", "stopped", ".lock", ".incomplete_latest"),
         *(".incomplete_metrics.jsonl", ".incomplete_step_00000014", ".incomplete_replaced_step_00000010"),
         *("step_00000010", "trace.json", "wandb", "eval_outputs/step_00000013/all_rank0_0000.safetensors"),
     ],

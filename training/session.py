@@ -2,6 +2,8 @@
 end.
 """
 
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from training.plan import Plan
 from training.state import TrainState
 from training.watch import BadStep
 from utils.batch import Batch
+from utils.checkpoint.format import Progress
 from utils.checkpoint.writer import Checkpointer
 from utils.dist.replicas import require_same_replicas
 from utils.dist.world import World
@@ -24,6 +27,7 @@ from utils.errors import UserError
 from utils.metrics import Metrics, Row
 from utils.profiling import CommSampler, StepClock, StepProfiler, TimeShare
 from utils.run.folder import mark_stopped
+from utils.run.launched import Launched
 from utils.run.lock import RunLock
 from utils.run.resume import Start, prepare
 from utils.run.stop import StopSignal
@@ -69,6 +73,7 @@ class Session:
             )
             if world.is_main:
                 prepare(start, lock, world.launch)
+                launched(config, progress, plan, world).write(config.run_path)
                 world.note_beginning()
             self._checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)
             # A step whose evaluation is pending has no row yet. If its row is there, the run died
@@ -288,6 +293,19 @@ class Session:
         """
         self._checkpointer.settle(error)
         error.add_note(f"at step {self.state.progress.step}; {self._checkpointer.last_good}")
+
+
+def launched(config: PretrainConfig, progress: Progress, plan: Plan, world: World) -> Launched:
+    """Return what those who watch the run should know about this start. For rank 0."""
+    return Launched(
+        first_step=progress.step + 1,
+        last_step=plan.last_step,
+        global_batch_size=config.global_batch_size,
+        ranks=world.size,
+        device=world.device.type,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+    )
 
 
 def describe(config: PretrainConfig, data: Data, state: TrainState, plan: Plan, world: World) -> str:

@@ -5,16 +5,14 @@ import shlex
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from dataset.builder import SPLITS
 from dataset.schema import open_split
 from dataset.tasks import TASKS, task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
 from utils.errors import UserError
-from utils.files import read_plain_yaml
 from utils.run.history import History
-from utils.text import one_line
+from utils.run.status import read_run_config
 from viewer.arc_votes import read_votes
 from viewer.pages import ALPHABET, Page, Settings, board_of, finite, names_of, read_json
 from viewer.saved_examples import read_examples
@@ -32,7 +30,7 @@ def page_of_run(settings: Settings) -> Page:
         UserError: a file in the folder is damaged.
     """
     run_folder = settings.path
-    config = read_config(run_folder / "config.yaml")
+    config = read_run_config(run_folder)
     curves = read_curves(run_folder / "metrics.jsonl")
     outputs = outputs_folder(run_folder, settings.step)
     results = read_results(outputs)
@@ -64,23 +62,6 @@ def page_of_run(settings: Settings) -> Page:
         "votes": votes,
         "summary": f"{len(curves['metrics'])} curves" + (f", votes on {len(votes)} ARC tasks" if votes else ""),
     }
-
-
-def read_config(file: Path) -> Page:
-    """Read the run's config.yaml. A run without the file has an empty config.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    if not file.exists():
-        return {}
-    try:
-        config = yaml.safe_load(read_plain_yaml(file))
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: an impossible date
-        raise UserError(f"{file}: cannot be read ({one_line(error)}); restore it from the run's checkpoint") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{file}: is no config of a run; restore it from the run's checkpoint")
-    return config
 
 
 def facts_of(config: Page, task: BoardTask | None, outputs: Path | None, results: Page | None) -> Page:

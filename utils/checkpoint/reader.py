@@ -79,11 +79,7 @@ class Checkpoint:
         for file in (path / "state").glob("*.safetensors"):
             if f"state/{file.name}" not in manifest.files:  # torch would read this file as well
                 raise UserError(f"checkpoint {path} is damaged: manifest.json doesn't list state/{file.name}")
-        try:
-            state = RunState.model_validate_json((path / "state.json").read_text())
-        except (ValidationError, UnicodeDecodeError) as error:
-            raise UserError(f"checkpoint {path} is damaged: state.json isn't the state of a run") from error
-        return Checkpoint(path, state, frozenset(manifest.files))
+        return Checkpoint(path, read_state(path), frozenset(manifest.files))
 
     def weights(self) -> Tensors:
         """Return the weights of the whole model, on the CPU."""
@@ -195,6 +191,19 @@ class Checkpoint:
             if sum(chunk.sizes.numel() for chunk in of.chunks) != of.size.numel():
                 raise UserError(f"checkpoint {self.path} is damaged: its files hold not all of {name}")
         return index
+
+
+@file_errors()
+def read_state(step_folder: Path) -> RunState:
+    """Return the state.json of a step folder, whose other files are not looked at.
+
+    Raises:
+        UserError: The file is missing or damaged.
+    """
+    try:
+        return RunState.model_validate_json(plain(step_folder / "state.json").read_text())
+    except (ValidationError, UnicodeDecodeError) as error:
+        raise UserError(f"checkpoint {step_folder} is damaged: state.json isn't the state of a run") from error
 
 
 @file_errors()

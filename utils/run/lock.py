@@ -77,18 +77,25 @@ class RunLock:
         self._file = file
 
 
-def is_held(run: Path) -> bool:
-    """Return whether a process holds the lock of a run's folder. Nothing is written."""
+def is_locked(run: Path) -> bool | None:
+    """Return whether a process holds the lock of a folder. Nothing in the folder changes.
+
+    The lock is tried for an instant, in a way that does not disturb others who look. A run that
+    begins in this instant tries again (see `_PATIENCE_S`).
+
+    Returns:
+        None on a file system without locks, where nobody can tell.
+    """
     try:
-        descriptor = os.open(run / ".lock", os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
+        descriptor = os.open(run / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:  # no run has begun here, or the folder is not for this user to look into
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # a file system without locks
-        return False
+    except OSError as error:
+        return None if error.errno in _WITHOUT_LOCKS else False
     finally:
-        os.close(descriptor)
+        os.close(descriptor)  # which releases the lock
     return False

@@ -1,0 +1,42 @@
+"""What a run notes about its start is read back. Anything else in its place counts as absent."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from utils.errors import UserError
+from utils.run.launched import Launched
+
+START = Launched(first_step=11, last_step=20, global_batch_size=16, ranks=2, device="cuda", host="a", pid=7)
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    assert Launched.read(tmp_path) is None
+    START.model_copy(update={"first_step": 1}).write(tmp_path)
+    START.write(tmp_path)
+    assert Launched.read(tmp_path) == START
+    assert [path.name for path in tmp_path.iterdir()] == ["launch.json"]
+
+
+def test_a_later_version_may_add_keys(tmp_path: Path) -> None:
+    (tmp_path / "launch.json").write_text(START.model_dump_json()[:-1] + ', "colour": "red"}')
+    assert Launched.read(tmp_path) == START
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"{", b'{"last_step": 3}', b"\xff", START.model_dump_json()[:-9].encode()]
+)
+def test_strange_contents_count_as_absent(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "launch.json").write_bytes(text)
+    assert Launched.read(tmp_path) is None
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "launch.json")
+    assert Launched.read(tmp_path) is None
+
+
+def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone/launch.json could not be written: No such file"):
+        START.write(tmp_path / "gone")

@@ -1,0 +1,228 @@
+"""The state of a run is read from the files in its folder, none of which changes.
+
+tests/test_watch.py does the same with runs that were killed, stopped and finished.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import contents
+from utils.run.launched import Launched
+from utils.run.lock import RunLock, is_locked
+from utils.run.status import RunStatus, Watched, in_words, runs_in, seconds_per_step
+
+Row = dict[str, Any]
+
+
+def _row(step: int, **metrics: float) -> Row:
+    return {"step": step, "time_s": 2.0 * step, **metrics}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return the folder of a run that was killed at step 30 of 100."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("lr: 0.1\n")
+    Launched(first_step=1, last_step=100, global_batch_size=8, ranks=2, device="cpu", host="a", pid=7).write(folder)
+    _log(folder, [_row(1), _row(10), _row(20), _row(30)])
+    (folder / "latest").write_text("step_00000020\n")
+    (folder / ".lock").touch()
+    return folder
+
+
+def _log(run: Path, rows: list[Row]) -> None:
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _status(run: Path) -> RunStatus:
+    return Watched(run).status()
+
+
+# ---- states ------------------------------------------------------------------------------------
+
+
+def _stop(run: Path) -> None:
+    (run / "stopped").write_text("SIGTERM\n")
+
+
+def _finish(run: Path) -> None:
+    (run / "latest").write_text("step_00000100\n")
+
+
+def _finish_log(run: Path) -> None:
+    _log(run, [_row(100)])
+
+
+def _lose_launch_file(run: Path) -> None:
+    (run / "launch.json").unlink()
+
+
+def _damage(run: Path) -> None:
+    (run / "metrics.jsonl").write_text("[1]\n")
+
+
+def _only_begin(run: Path) -> None:
+    for name in ("launch.json", "metrics.jsonl", "latest", ".lock"):
+        (run / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "note"),
+    [
+        (lambda run: None, "dead", ""),
+        (_stop, "stopped", "SIGTERM"),
+        (_finish, "finished", ""),
+        (_finish_log, "finished", ""),
+        (_lose_launch_file, "ended", ""),
+        (_damage, "damaged", "metrics.jsonl:1: is no JSON object with a step; correct or remove the line"),
+        (_only_begin, "not begun", ""),
+    ],
+)
+def test_the_state_without_a_living_process(run: Path, change: Callable[[Path], None], state: str, note: str) -> None:
+    change(run)
+    before = contents(run)
+    status = _status(run)
+    assert (status.state, status.note) == (state, note)
+    assert contents(run) == before and status.eta_s is None
+
+
+def test_a_run_is_running_while_its_lock_is_held(run: Path) -> None:
+    _stop(run)
+    with RunLock() as lock:
+        lock.take(run, print)
+        assert _status(run).state == "running"
+        with RunLock() as refused, pytest.MonkeyPatch.context() as patch:
+            patch.setattr("utils.run.lock._PATIENCE_S", 0.0)
+            with pytest.raises(ValueError, match="is in use"):  # looking has not released the lock
+                refused.take(run, print)
+    assert _status(run).state == "stopped"
+
+
+def test_looking_creates_no_lock(run: Path) -> None:
+    (run / ".lock").unlink()
+    assert _status(run).state == "dead" and not (run / ".lock").exists()
+
+
+def test_those_who_look_do_not_take_each_other_for_the_run(run: Path) -> None:
+    descriptor = os.open(run / ".lock", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    assert not is_locked(run)
+    os.close(descriptor)
+
+
+def test_without_locks_a_run_counts_as_running(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert _status(run).state == "running"
+
+
+def test_a_folder_that_vanished_is_no_error(run: Path) -> None:
+    watched = Watched(run)
+    watched.status()
+    run.rename(run.parent / "elsewhere")
+    assert watched.status().state in ("ended", "not begun")
+
+
+def test_a_run_out_of_patience_is_finished(run: Path) -> None:
+    (run / "config.yaml").write_text("early_stop_patience: 2\n")
+    state = {"step": 20, "draws": 0, "wandb_run_id": "", "fingerprint": {}, "task": {}, "config": {}}
+    (run / "step_00000020").mkdir()
+    file = run / "step_00000020" / "state.json"
+    file.write_text(json.dumps(state | {"evaluations_since_best": 1}))
+    assert _status(run).state == "dead"
+    file.write_text(json.dumps(state | {"evaluations_since_best": 2}))
+    assert (_status(run).state, _status(run).note) == ("finished", "out of patience")
+
+
+# ---- numbers -----------------------------------------------------------------------------------
+
+
+def test_the_newest_value_of_each_metric(run: Path) -> None:
+    rows = [
+        _row(10, **{"train/exact_accuracy": 0.1, "eval/a/exact_accuracy": 0.2, "eval/b/exact_accuracy": 0.3}),
+        _row(20, **{"train/exact_accuracy": 0.4, "eval/a/exact_accuracy": 0.5, "perf/examples_per_second": 6.0}),
+        _row(30, **{"train/lm_loss": 0.7, "eval/a/exact_accuracy_at_step/1": 0.8}),
+    ]
+    _log(run, rows)
+    (run / "best").write_text("step_00000010\n")
+    status = _status(run)
+    assert status.train == {"exact_accuracy": 0.4, "lm_loss": 0.7}
+    assert status.test == {"a": 0.5, "b": 0.3}
+    assert (status.step, status.last_step, status.checkpoint, status.best) == (30, 100, 20, 10)
+    assert status.examples_per_second == 6.0
+    assert status.launched is not None and status.launched.ranks == 2
+
+
+def test_the_checkpoint_may_be_ahead_of_the_rows(run: Path) -> None:
+    (run / "latest").write_text("step_00000035\n")
+    assert _status(run).step == 35
+
+
+@pytest.mark.parametrize("seconds_ago", [0, 10])
+def test_the_time_left_follows_from_the_speed(run: Path, seconds_ago: float) -> None:
+    _set_age(run, seconds_ago)
+    with RunLock() as lock:
+        lock.take(run, print)
+        eta_s = _status(run).eta_s
+    assert eta_s == pytest.approx(70 * 2.0 - seconds_ago, abs=2)
+
+
+def test_a_run_is_silent_after_three_of_its_longest_waits(run: Path) -> None:
+    _log(run, [_row(1), _row(10), _row(20), _row(60)])  # the longest wait takes 80 seconds
+    with RunLock() as lock:
+        lock.take(run, print)
+        _set_age(run, 230)
+        assert _status(run).note == ""
+        _set_age(run, 250)
+        assert (_status(run).note, _status(run).eta_s) == ("silent 4 min", None)
+
+
+def _set_age(run: Path, seconds: float) -> None:
+    for name in ("metrics.jsonl", "launch.json"):
+        os.utime(run / name, (time.time() - seconds,) * 2)
+
+
+def test_the_speed_of_rows_without_a_time() -> None:
+    rows = [{"step": 1, "perf/step_ms": 900.0}, {"step": 11, "perf/step_ms": 10.0}, {"step": 31, "perf/step_ms": 25.0}]
+    assert seconds_per_step(rows) == pytest.approx((10 * 0.010 + 20 * 0.025) / 30)
+    assert seconds_per_step(rows[:1]) == pytest.approx(0.9)
+    assert seconds_per_step([{"step": 1}]) is None
+
+
+def test_the_speed_counts_what_happens_between_steps() -> None:
+    assert seconds_per_step([_row(1), _row(11) | {"perf/step_ms": 1.0}]) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0 s"), (59.9, "59 s"), (60, "1 min"), (3599, "59 min"), (7500, "2 h 05"), (302_400, "3.5 d")],
+)
+def test_a_time_in_words(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words and len(words) <= 7
+
+
+# ---- folders -----------------------------------------------------------------------------------
+
+
+def test_the_runs_of_a_folder_are_found_newest_first(run: Path) -> None:
+    for place, name in enumerate(("old", "new", ".hidden", "no_run")):
+        folder = run.parent / name
+        folder.mkdir()
+        if name != "no_run":
+            (folder / "config.yaml").touch()
+            os.utime(folder / "config.yaml", (place, place))
+    (run.parent / "study.db").touch()
+    assert [path.name for path in runs_in(run.parent)] == ["run", "new", "old"]
+    assert runs_in(run) == [run]
+    assert runs_in(run.parent / "no_run") == [] == runs_in(run.parent / "nothing")

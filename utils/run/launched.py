@@ -1,0 +1,43 @@
+"""The file in which a run notes what it set out to do, for those who watch the run."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from utils.files import plain, write_atomically, writing
+
+LAUNCH_FILE = "launch.json"
+
+
+class Launched(BaseModel):
+    """What rank 0 knows when training begins. Each start of a run writes it anew.
+
+    Keys that a later version adds are ignored when the file is read.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True)
+    first_step: int = Field(ge=1)  # the first step of this start; 1 unless the run was resumed
+    last_step: int = Field(ge=1)  # the planned end; early_stop_patience may end the run before it
+    global_batch_size: int = Field(ge=1)
+    ranks: int = Field(ge=1)
+    device: str  # cuda, mps or cpu
+    host: str  # of rank 0
+    pid: int  # of rank 0
+
+    def write(self, run: Path) -> None:
+        """Write the file into the run's folder. Raise UserError if the disk refuses it."""
+        with writing(run / LAUNCH_FILE):
+            write_atomically(run / LAUNCH_FILE, self.model_dump_json(indent=1) + "\n")
+
+    @staticmethod
+    def read(run: Path) -> "Launched | None":
+        """Return what the run noted.
+
+        Returns:
+            None if there is no such file, as in the folder of an older version, or if it holds
+            something else. The run does not need the file, so nobody has to mend it.
+        """
+        try:
+            return Launched.model_validate_json(plain(run / LAUNCH_FILE).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, ValidationError):
+            return None
