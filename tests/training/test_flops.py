@@ -1,0 +1,146 @@
+"""Counted operations equal those of a formula that is written out for a tiny HRM and a tiny TRM."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from models.depth import Depth
+from training.config import PretrainConfig
+from training.data import Sizes
+from training.flops import flops_of_step, flops_until, sizes_of_run
+from utils.command_line import read_config, validate
+from utils.errors import UserError
+from utils.run.launched import Launched
+
+SIZES = Sizes(seq_len=16, vocab_size=7, num_puzzle_identifiers=3)
+BATCH, HIDDEN, WIDTH = 4, 32, 256  # 256: 2/3 of 4 * 32, rounded up
+POSITIONS = 16 + 1  # tokens and one position of the puzzle row
+TINY = ["debug=tiny", "device=cpu", f"global_batch_size={BATCH}", "arch.H_cycles=2", "arch.L_cycles=3"]
+
+
+def _config(*overrides: str) -> PretrainConfig:
+    return validate(PretrainConfig, read_config("pretrain", [*TINY, *overrides]))
+
+
+def _count(*overrides: str) -> int:
+    config = _config(*overrides)
+    return flops_of_step(config, SIZES, config.arch.depth)
+
+
+def _linear(rows: int, num_in: int, num_out: int) -> int:
+    return 2 * rows * num_in * num_out
+
+
+def _block() -> int:
+    """Return the forward operations of a block on the global batch."""
+    rows = BATCH * POSITIONS
+    attention = 2 * BATCH * 2 * POSITIONS * POSITIONS * HIDDEN  # q k^T, and the weighted sum of v
+    projections = _linear(rows, HIDDEN, 3 * HIDDEN) + _linear(rows, HIDDEN, HIDDEN)
+    return attention + projections + _linear(rows, HIDDEN, 2 * WIDTH) + _linear(rows, WIDTH, HIDDEN)
+
+
+def _heads() -> int:
+    return _linear(BATCH * SIZES.seq_len, HIDDEN, SIZES.vocab_size) + _linear(BATCH, HIDDEN, 2)
+
+
+def test_an_hrm() -> None:
+    """Gradient flows through the last call of each network and into the embedding of the input.
+
+    A backward pass costs twice its forward pass: one product for the input, one for the weight.
+    """
+    L_layers, H_layers = 2, 3
+    calls = 2 * (3 * L_layers + H_layers) * _block()
+    with_gradient = (L_layers + H_layers) * _block() + _heads()
+    target = calls + _heads()  # of q_continue: one more segment without gradient
+    expected = calls + _heads() + 2 * with_gradient + target
+    counted = _count("arch=hrm", f"arch.L_layers={L_layers}", f"arch.H_layers={H_layers}")
+    assert counted == expected
+    assert _count("arch=hrm", "arch.L_layers=2", "arch.H_layers=3", "arch.halt_max_steps=1") == expected - target
+
+
+def test_a_trm() -> None:
+    """Gradient flows through the whole last H cycle; there is no target of q_continue."""
+    layers = 2
+    call = layers * _block()
+    expected = 2 * (3 + 1) * call + _heads() + 2 * ((3 + 1) * call + _heads())
+    assert _count("arch=trm", f"arch.L_layers={layers}", "arch.puzzle_emb_len=0") == expected
+
+
+def test_mixing_of_positions() -> None:
+    """The MLP over the 17 positions has one row for each of the hidden components."""
+    rows, width = BATCH * HIDDEN, 256  # 256: 2/3 of 4 * 17, rounded up
+    over_positions = _linear(rows, POSITIONS, 2 * width) + _linear(rows, width, POSITIONS)
+    rows = BATCH * POSITIONS
+    block = over_positions + _linear(rows, HIDDEN, 2 * WIDTH) + _linear(rows, WIDTH, HIDDEN)
+    calls = 2 * (3 + 1)
+    expected = calls * block + _heads() + 2 * (4 * block + _heads())
+    assert _count("arch=trm", "arch.L_layers=1", "arch.puzzle_emb_len=0", "arch.mlp_t=true") == expected
+
+
+@pytest.mark.parametrize("arch", ["urm", "trm_mlp", "transformer arch.recurrent=true"])
+@pytest.mark.parametrize("freeze", ["none", "blocks"])
+def test_every_architecture_counts(arch: str, freeze: str) -> None:
+    assert _count(*f"arch={arch}".split(), f"freeze={freeze}") > 0
+
+
+@pytest.mark.parametrize(
+    "override", ["activation_checkpointing=block", "activation_checkpointing=cycle", "forward_dtype=bfloat16"]
+)
+def test_what_changes_no_result_changes_no_count(override: str) -> None:
+    assert _count("arch=trm", f"arch.{override}") == _count("arch=trm")
+
+
+def test_frozen_weights_need_no_gradient() -> None:
+    assert _count("arch=trm", "freeze_weights=true") < _count("arch=trm")
+
+
+# ---- runs --------------------------------------------------------------------------------------
+
+
+def test_a_run_with_one_depth(quiet: Path) -> None:
+    first, fifth = flops_until(quiet, [1, 5])
+    assert fifth == 5 * first > 0
+
+
+def test_a_run_whose_depth_changes(copied: Path) -> None:
+    """Half of the 12 steps have half of the cycles, and backprop warms up over the first four."""
+    text = (copied / "config.yaml").read_text()
+    stage = "depth_curriculum:\n  - until: 0.5\n    H_cycles: 1\n    L_cycles: 2\n"
+    text = text.replace("depth_curriculum: []\n", stage).replace("backprop: one_step", "backprop: all")
+    (copied / "config.yaml").write_text(text.replace("backprop_warmup_steps: 0", "backprop_warmup_steps: 4"))
+    depths = [Depth(1, 2, 3, 2)] * 3 + [Depth(1, 2, 3, 3)] * 3 + [Depth(2, 2, 6, 6)] * 6
+    config = _config_of(copied)
+    assert [config.arch.depth_at(step, 12) for step in range(1, 13)] == depths
+    counts = [flops_of_step(config, sizes_of_run(copied, config), depth) for depth in depths]
+    assert flops_until(copied, [1, 5, 12]) == [counts[0], sum(counts[:5]), sum(counts)]
+    (copied / "launch.json").unlink()
+    with pytest.raises(UserError, match=r"whose planned last step is not known \(no launch.json, .* give another --x"):
+        flops_until(copied, [1])
+
+
+def _config_of(run: Path) -> PretrainConfig:
+    return validate(PretrainConfig, yaml.safe_load((run / "config.yaml").read_text()))
+
+
+def test_the_sizes_come_from_a_checkpoint_or_the_data(copied: Path) -> None:
+    config = _config_of(copied)
+    steps = sorted(copied.glob("step_*"))
+    sizes = sizes_of_run(copied, config)
+    assert sizes.seq_len == 16
+    (steps[-1] / "state.json").write_text("{}")
+    assert sizes_of_run(copied, config) == sizes, "an older checkpoint serves"
+    for step in steps:
+        shutil.rmtree(step)
+    assert sizes_of_run(copied, config) == sizes, "the data serve"
+    gone = config.model_copy(update={"data_path": str(copied / "gone")})
+    with pytest.raises(UserError, match=r"no checkpoint and its data are gone \(.*; restore one of them") as error:
+        sizes_of_run(copied, gone)
+    assert "\n" not in str(error.value)
+
+
+def test_the_last_step_is_noted_when_training_begins(quiet: Path) -> None:
+    launched = Launched.read(quiet)
+    assert launched is not None
+    assert (launched.first_step, launched.last_step, launched.ranks, launched.device) == (1, 12, 1, "cpu")

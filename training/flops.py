@@ -1,0 +1,126 @@
+"""Count the floating-point operations of training steps, without any arithmetic.
+
+The model runs on the meta device, whose tensors have a shape and no memory. What counts are matrix
+multiplications, attention and convolutions, with two operations for each product that is added up.
+Elementwise work and the optimizer are left out, as is usual.
+"""
+
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from dataset.loader import IGNORE_LABEL
+from dataset.schema import open_datasets
+from models import build_arch
+from models.act import empty_batch, initial_carry
+from models.depth import Depth
+from models.losses import LossSpec
+from models.parallel.layout import Layout
+from training.config import PretrainConfig
+from training.data import Sizes
+from utils.checkpoint.format import step_folders
+from utils.checkpoint.reader import read_state
+from utils.command_line import validate
+from utils.dist.world import World
+from utils.errors import UserError
+from utils.run.launched import Launched
+from utils.run.resume import completed
+from utils.run.status import read_run_config
+
+
+def flops_until(run: Path, steps: list[int]) -> list[float]:
+    """Return the operations that a run had done when each of some steps was over.
+
+    The count follows the config with which the run was started last.
+
+    Args:
+        steps: ascending numbers of steps, from 1.
+
+    Raises:
+        UserError: The config, the sizes of the data or the planned last step are not there to read.
+    """
+    config = validate(PretrainConfig, completed(read_run_config(run), "pretrain"))
+    sizes, launched = sizes_of_run(run, config), Launched.read(run)
+    arch, counted = config.arch, dict[Depth, int]()
+    changes = bool(arch.depth_curriculum or arch.backprop_warmup_steps)
+    if changes and launched is None:
+        raise UserError(
+            f"{run}: its depth changes over the run, whose planned last step is not known (no launch.json, "
+            "because an older version trained it); give another --x"
+        )
+
+    def of(step: int) -> int:
+        depth = arch.depth_at(step, launched.last_step) if changes and launched is not None else arch.depth
+        if depth not in counted:
+            counted[depth] = flops_of_step(config, sizes, depth)
+        return counted[depth]
+
+    if not changes:
+        return [float(step * of(step)) for step in steps]
+    sums = [0, *accumulate(map(of, range(1, max(steps, default=0) + 1)))]
+    return [float(sums[step]) for step in steps]
+
+
+def flops_of_step(config: PretrainConfig, sizes: Sizes, depth: Depth) -> int:
+    """Return the operations of one training step with this depth, over all ranks together.
+
+    A step is one segment of every slot of the global batch with its backward pass and, where
+    q_continue has a target, one more segment without gradient. What activation_checkpointing
+    computes a second time is not counted: it saves memory, and adds nothing to the result.
+    """
+    arch = config.arch.model_copy(update={"activation_checkpointing": "none"})
+    if arch.forward_dtype == "auto":
+        arch = arch.model_copy(update={"forward_dtype": "float32"})  # the dtype changes no count
+    world = World.single("meta")
+    with torch.device("meta"):
+        model = build_arch(arch, **sizes.as_dict())
+        model.freeze("weights" if config.freeze_weights else config.freeze)
+        batch = empty_batch(config.global_batch_size, sizes.seq_len, world.device)
+        loss = LossSpec(arch.loss, IGNORE_LABEL, config.global_batch_size)
+        with _Counter() as counter:
+            Layout(model, world).forward_backward(
+                initial_carry(model, batch), batch, depth=depth, min_halt_steps_B=None, loss=loss
+            )
+    return counter.total
+
+
+class _Counter(TorchDispatchMode):
+    """Adds up the operations of everything that runs inside, by torch's own formulas.
+
+    torch's FlopCounterMode has the same formulas. It also follows the modules, with hooks that fail
+    on a view that was made without gradient, such as the transposed positions of mlp_t.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if (formula := flop_registry.get(func.overloadpacket)) is not None:
+            self.total += int(formula(*args, **(kwargs or {}), out_val=result))
+        return result
+
+
+def sizes_of_run(run: Path, config: PretrainConfig) -> Sizes:
+    """Return the sizes of a run's data as its newest checkpoint tells them, or the data themselves.
+
+    Raises:
+        UserError: Both are gone.
+    """
+    for folder in reversed(step_folders(run)):
+        try:
+            return Sizes(**read_state(folder).task)
+        except (UserError, TypeError):  # damaged: an older one serves as well
+            continue
+    try:
+        return Sizes.of(open_datasets(config.train_paths, "train", numbered_by=config.train_paths))
+    except UserError as error:
+        raise UserError(
+            f"{run}: the sizes of its model are not known, because it has no checkpoint and its data are gone "
+            f"({error}); restore one of them, or give another --x"
+        ) from error
