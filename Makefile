@@ -67,7 +67,7 @@ clean:
 	$(PIP_INSTALL) -r requirements.txt -r requirements-demo.txt
 	touch $@
 
-.venv/.dev: .venv/.created requirements.txt requirements-demo.txt requirements-sweep.txt requirements-dev.txt
+.venv/.dev: .venv/.created requirements.txt requirements-demo.txt requirements-plot.txt requirements-sweep.txt requirements-dev.txt
 	$(PIP_INSTALL) -r requirements-dev.txt
 	touch $@ .venv/.demo
 

@@ -22,7 +22,7 @@ from dataset.augment import BOXES, draw_symmetries
 from tests import runs
 from tests.runs import REPOSITORY
 
-PAGES = ("README.md", "docs/training.md", "docs/evaluation.md", "docs/solving.md")
+PAGES = ("README.md", "docs/training.md", "docs/evaluation.md", "docs/solving.md", "docs/watching.md")
 
 QUESTION = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 ANSWER = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
@@ -70,7 +70,9 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _made_small(command: str) -> str:
-    command = command.replace("<project>/<run>", "p/run").replace("step_00001000", "step_00000003")
+    command = (
+        command.replace("<project>/<run>", "p/run").replace("<project>", "p").replace("step_00001000", "step_00000003")
+    )
     command = command.replace("data/other", "data/sudoku-extreme-1k-aug-1000").replace(
         "--nproc-per-node 8", "--nproc-per-node 2"
     )
@@ -82,7 +84,7 @@ def _made_small(command: str) -> str:
         return f"{command} --generate 10 --size 8"
     if "build_arc_dataset" in command:
         return f"{command} --num-aug 2"
-    if any(program in command for program in ("models.export", "dataset.validate", "view.py")):
+    if any(program in command for program in ("models.export", "dataset.validate", "view.py", "watch.py")):
         return command
     if "dataset.show" in command:
         return f"{command} --num 1"
@@ -122,5 +124,9 @@ def test_command(clone: Path, command: str) -> None:
         assert re.fullmatch(r"exact_accuracy=[01]\.\d{4}", done.stdout.splitlines()[-1]), done.stdout
     if "view.py" in command:
         assert "<html" in (clone / "view.html").read_text()
+    if "watch.py" in command and "--plot" not in command:
+        assert "finished" in done.stdout, "watch.py shows no run"
+    if "--plot" in command:
+        assert (clone / command.split("--plot ")[1].split()[0]).stat().st_size > 0
     if "--png" in command:
         assert (clone / "checkpoints/p/run/curve.png").exists() and (clone / "checkpoints/p/run/puzzle.png").exists()

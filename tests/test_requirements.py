@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 OWN = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/*.py")}
 # Some sources need more than requirements.txt.
-PICTURES, SWEEPS, CHECKS = "requirements-demo.txt", "requirements-sweep.txt", "requirements-dev.txt"
+PICTURES, SWEEPS, CHECKS = "requirements-plot.txt", "requirements-sweep.txt", "requirements-dev.txt"
 NEEDS = {"utils/drawing.py": PICTURES, "search": SWEEPS, "tests": CHECKS, "benchmarks": CHECKS}
 
 

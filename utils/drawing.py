@@ -1,4 +1,4 @@
-"""Draw pictures with matplotlib, an optional package."""
+"""Draw pictures with matplotlib and plotly, two optional packages."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +22,19 @@ def pyplot() -> Any:
     import matplotlib.pyplot
 
     return matplotlib.pyplot
+
+
+def plotly() -> tuple[Any, Any]:
+    """Import plotly, and return its modules graph_objects and subplots.
+
+    Raises:
+        UserError: plotly is not installed.
+    """
+    try:
+        from plotly import graph_objects, subplots
+    except ImportError as error:
+        raise UserError("an HTML plot needs plotly; pip install -r requirements-plot.txt") from error
+    return graph_objects, subplots
 
 
 def draw_accuracy_over_steps(accuracy: Mapping[str, Sequence[float]], trained_steps: int, path: Path) -> None:

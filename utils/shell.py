@@ -33,7 +33,8 @@ def run_command(
     """Run a program and print what it returns.
 
     Args:
-        program: takes the arguments and returns a summary to print, perhaps with an exit status.
+        program: takes the arguments and returns a summary to print, perhaps with an exit status; an
+            empty summary is not printed.
         argv: the arguments; None: those of the process.
         interrupted: the message after Ctrl-C.
 
@@ -43,7 +44,8 @@ def run_command(
     try:
         done = program(argv)
         summary, status = (done, 0) if isinstance(done, str) else done
-        show(summary)
+        if summary:
+            show(summary)
     except UserError as error:
         tell_mistake(error)
         return 2

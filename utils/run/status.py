@@ -192,7 +192,7 @@ def in_words(seconds: float) -> str:
 
 
 def _state_of(run: Path, step: int, latest: int | None, last_step: int | None) -> tuple[State, str]:
-    if is_locked(run):
+    if is_locked(run) is not False:  # a dead run that is taken for a silent one does less harm than the opposite
         return "running", ""
     if (run / "stopped").is_file():
         return "stopped", " ".join(_text(run / "stopped").split())[:40]

@@ -1,0 +1,502 @@
+"""watch.py shows real runs in every state, leaves the terminal as it was, and draws curves."""
+
+import json
+import math
+import os
+import pty
+import re
+import runpy
+import select
+import shutil
+import signal
+import struct
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from fcntl import ioctl
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from rich.cells import cell_len
+from rich.console import Console
+
+import watch as program
+from tests import runs
+from tests.runs import contents
+from utils.errors import UserError
+from utils.run.launched import Launched
+from utils.run.lock import RunLock
+from utils.run.status import Watched
+from viewer import curve_pictures
+from viewer.curves import LoggedRun, choose_metrics, groups_of, panels_of, x_in_seconds, x_in_steps
+from viewer.live import curve, look_at, names_of, screen
+
+Row = dict[str, Any]
+
+
+# ---- runs --------------------------------------------------------------------------------------
+
+
+def make_run(folder: Path, rows: list[Row], *, last_step: int = 100, **config: Any) -> Path:
+    """Write the folder of a run, as pretrain.py would leave it."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"seed": 0, "run_name": folder.name, **config}))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Launched(first_step=1, last_step=last_step, global_batch_size=8, ranks=2, device="cuda", host="a", pid=7).write(
+        folder
+    )
+    return folder
+
+
+def rows_of(num: int, *, pace: float = 1.0, offset: float = 0.0) -> list[Row]:
+    """Return rows of every tenth step: a loss of 1/step, and an accuracy that grows to 1."""
+    return [
+        {
+            "step": step,
+            "time_s": pace * step,
+            "train/lm_loss": 1 / step + offset,
+            "train/exact_accuracy": step / (10 * num),
+            "eval/all/exact_accuracy": step / (20 * num) + offset,
+            "perf/examples_per_second": 1234.5,
+        }
+        for step in range(10, 10 * num + 1, 10)
+    ]
+
+
+@pytest.fixture(scope="module")
+def four(data: Path, quiet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a project with real runs: one that finished, one that was killed, one that stopped."""
+    project = tmp_path_factory.mktemp("runs") / "project"
+    shutil.copytree(quiet, project / "finished")
+    for name, number in (("dead", signal.SIGKILL), ("stopped", signal.SIGTERM)):
+        run = project / name
+        hook = runs.with_arguments(_strike, 7, number)
+        runs.train(runs.settings(data, run, log_interval=1), project.parent / f"{name}.log", hook=hook)
+    return project
+
+
+def _strike(at_step: int, number: signal.Signals, rank: int) -> None:
+    runs.before_step(lambda step: os.kill(os.getpid(), number) if step == at_step else None)
+
+
+def test_the_state_of_real_runs(four: Path, data: Path, tmp_path: Path) -> None:
+    running = runs.start(
+        runs.settings(data, four / "running", log_interval=1), tmp_path / "log", ranks=2, hook=runs.slowly
+    )
+    runs.until(lambda: (four / "running" / "metrics.jsonl").exists(), running)
+    runs.until(lambda: len(runs.rows(four / "running")) > 1, running)
+    statuses = {run.path.name: run.status() for run in map(Watched, program.find_runs([four]))}
+    running.signal(signal.SIGKILL)
+    running.wait()
+    assert {name: status.state for name, status in statuses.items()} == {
+        name: name for name in ("running", "finished", "dead", "stopped")
+    }
+    going = statuses["running"]
+    assert going.launched is not None and (going.launched.ranks, going.launched.device) == (2, "cpu")
+    assert going.last_step == 12 and going.eta_s is not None and going.eta_s < 60
+    assert (going.launched.first_step, going.launched.global_batch_size) == (1, 16)
+    assert statuses["stopped"].note == "SIGTERM" and statuses["stopped"].checkpoint == 7
+    assert statuses["finished"].checkpoint == 12 == statuses["finished"].step
+    assert statuses["dead"].step < 12
+    shutil.rmtree(four / "running")
+
+
+def test_a_snapshot_changes_nothing(four: Path) -> None:
+    before = contents(four)
+    done = runs.command(f"python {runs.REPOSITORY / 'watch.py'} {four}", four)
+    assert done.status == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[:5] == ["run", "state", "step", "of", "loss"]
+    assert {tuple(line.split()[:2]) for line in lines[1:4]} == {
+        (name, name) for name in ("finished", "dead", "stopped")
+    }
+    assert lines[4] == "3 runs  1 finished  1 stopped  1 dead" and "\x1b" not in done.stdout
+    assert contents(four) == before
+
+
+# ---- what is shown -----------------------------------------------------------------------------
+
+
+def shown_at(folder: Path, width: int, height: int) -> list[str]:
+    """Return the lines of a screen of this size."""
+    console = Console(width=width, height=height, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(screen(look_at([Watched(run) for run in program.find_runs([folder])]), width, height))
+    return captured.get().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+@pytest.mark.parametrize("num", [1, 2, 3, 5, 40])
+def test_a_screen_fits_into_its_terminal(tmp_path: Path, width: int, num: int) -> None:
+    for index in range(num):
+        make_run(tmp_path / f"a-long-name-of-a-run-{index:02d}", rows_of(5 + index), last_step=100_000)
+    lines = shown_at(tmp_path, width, 24)
+    assert len(lines) <= 24 and max(map(cell_len, lines)) <= width
+    text = "\n".join(lines)
+    assert "dead" in text and "q or Ctrl-C: leave" in text
+    if num == 40:
+        names = re.findall(r"^\S+", text, re.MULTILINE)[2:-2]
+        assert "40 runs  40 dead" in lines[0] and len(names) == 19 and "and 21 more" in text
+    if width >= 80:
+        assert "0.02" in text or "0.00" in text, "the loss or the accuracy is missing"
+
+
+def test_a_few_runs_stand_side_by_side(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        make_run(tmp_path / name, rows_of(9))
+    lines = shown_at(tmp_path, 80, 24)
+    assert "one dead" in lines[0] and "two dead" in lines[0]
+    text = "\n".join(lines)
+    for part in ("step 90 of 100", "90%", "loss 0.01111", "exact 1.000", "test 0.500", "1,234 examples/s", "2 x cuda"):
+        assert text.count(part) == 2, part
+
+
+def test_running_runs_come_first_and_then_the_newest(tmp_path: Path) -> None:
+    for index, name in enumerate(("old", "middle", "new", "running")):
+        run = make_run(tmp_path / name, rows_of(3))
+        os.utime(run / "config.yaml", (1000 - 1000 * (name == "running") + index,) * 2)
+    with RunLock() as lock:
+        lock.take(tmp_path / "running", print)
+        shown = look_at([Watched(run) for run in program.find_runs([tmp_path])])
+    assert [each.name for each in shown] == ["running", "new", "middle", "old"]
+
+
+def test_what_a_narrow_table_leaves_out(tmp_path: Path) -> None:
+    for index in range(9):
+        (make_run(tmp_path / f"golden-otter-{index}", rows_of(3)) / "stopped").write_text("SIGTERM\n")
+    wide, narrow = shown_at(tmp_path, 200, 20)[1].split(), shown_at(tmp_path, 70, 20)[1].split()
+    assert wide == [
+        "run",
+        "state",
+        "step",
+        "of",
+        "loss",
+        "exact",
+        "test",
+        "ex/s",
+        "ETA",
+        "saved",
+        "best",
+        "ranks",
+        "note",
+    ]
+    assert narrow == ["run", "state", "step", "loss", "exact", "test", "ETA", "note"]
+
+
+def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
+    (make_run(tmp_path / "bad", []) / "metrics.jsonl").write_text("[1]\n")
+    make_run(tmp_path / "good", rows_of(3))
+    text = "\n".join(shown_at(tmp_path, 120, 24))
+    assert "bad damaged" in text and "metrics.jsonl:1: is no JSON object" in text and "good dead" in text
+
+
+def test_names_tell_runs_apart_and_reach_the_terminal_clean(tmp_path: Path) -> None:
+    paths = [tmp_path / "a" / "run", tmp_path / "b" / "run", tmp_path / "b" / "ot\x1b[2Jher"]
+    assert names_of(paths) == ["a/run", "b/run", "ot?[2Jher"]
+
+
+def test_a_curve_of_blocks() -> None:
+    assert curve([0, 1, 2, 3], 4, 1) == ["▁▃▅█"]
+    assert curve([0.0, 0.5, 1.0], 5, 2, least=0, most=1) == ["  █  ", "▁██  "]
+    assert curve([1, 3, 5, 7], 2, 1) == ["▁█"], "two neighbours are averaged"
+    assert curve([5, 5], 3, 2) == ["   ", "▁▁ "] and curve([], 2, 1) == ["  "]
+
+
+# ---- the terminal ------------------------------------------------------------------------------
+
+
+class Terminal:
+    """watch.py in a terminal of its own, of 100 columns and 30 lines."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ours, theirs = pty.openpty()
+        ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        self.theirs, self.before = theirs, termios.tcgetattr(theirs)
+        words = [str(runs.REPOSITORY / "watch.py"), str(folder), "--every", "0.05"]
+        self.process = runs.fork(_in_terminal, os.ttyname(theirs), words)
+        self.output = ""
+
+    def until(self, text: str, timeout_s: float = 60) -> None:
+        """Read the output until a text has come."""
+        end = time.monotonic() + timeout_s
+        while text not in self.output:
+            assert time.monotonic() < end, f"{text!r} has not come:\n{self.output}"
+            self._read()
+
+    def _read(self) -> None:
+        if select.select([self.ours], [], [], 0.05)[0]:
+            with suppress(OSError):
+                self.output += os.read(self.ours, 1 << 16).decode(errors="replace")
+
+    def ended(self, timeout_s: float = 60) -> int:
+        """Wait for the end of the program, and return its exit status."""
+        end = time.monotonic() + timeout_s
+        while self.process.is_alive():
+            assert time.monotonic() < end, f"watch.py goes on:\n{self.output[-2000:]}"
+            self._read()
+        self._read()
+        status = self.process.exitcode
+        assert isinstance(status, int)
+        return status
+
+
+def _in_terminal(name: str, words: list[str]) -> None:
+    os.setsid()
+    for number in range(3):
+        os.dup2(os.open(name, os.O_RDWR), number)  # the first one opened becomes the controlling terminal
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+    os.environ["TERM"] = "xterm-256color"
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    make_run(tmp_path / "project" / "one", rows_of(3))
+    opened = Terminal(tmp_path / "project")
+    yield opened
+    opened.process.kill()
+    opened.process.join()
+    os.close(opened.ours)
+    os.close(opened.theirs)
+
+
+@pytest.mark.parametrize("way", ["q", "Ctrl-C", "SIGTERM"])
+def test_the_terminal_is_left_as_it_was(terminal: Terminal, tmp_path: Path, way: str) -> None:
+    terminal.until("one")
+    terminal.until("leave")
+    during = termios.tcgetattr(terminal.theirs)
+    assert not during[3] & termios.ECHO and not during[3] & termios.ICANON
+    make_run(tmp_path / "project" / "latecomer", rows_of(3))
+    terminal.until("latecomer")
+    if way == "SIGTERM":
+        os.kill(terminal.process.pid, signal.SIGTERM)
+    else:
+        os.write(terminal.ours, {"q": b"q", "Ctrl-C": b"\x03"}[way])
+    assert terminal.ended() == 0, terminal.output[-2000:]
+    assert termios.tcgetattr(terminal.theirs) == terminal.before
+    assert "Traceback" not in terminal.output
+    for entered, left in (("\x1b[?1049h", "\x1b[?1049l"), ("\x1b[?25l", "\x1b[?25h")):  # other screen, hidden cursor
+        assert terminal.output.rfind(left) > terminal.output.rfind(entered) >= 0
+    after = re.sub(r"\x1b\[\??[0-9;]*[a-zA-Z]", "", terminal.output[terminal.output.rfind("\x1b[?1049l") :])
+    assert not after.strip(), "something is printed after the program has left"
+
+
+# ---- curves ------------------------------------------------------------------------------------
+
+
+def seeds(folder: Path, *offsets: float, pace: tuple[float, ...] = (1.0, 1.0, 1.0), **config: Any) -> list[Path]:
+    """Return runs that differ in their seed only. Run i lies higher by offsets[i]."""
+    return [
+        make_run(
+            folder / f"{folder.name}-{seed}",
+            rows_of(5, offset=offset, pace=pace[seed]),
+            **{**config, "seed": seed, "global_batch_size": 8},
+        )
+        for seed, offset in enumerate(offsets)
+    ]
+
+
+def opened(paths: list[Path]) -> list[LoggedRun]:
+    return [LoggedRun.open(path) for path in paths]
+
+
+def test_runs_that_differ_in_the_seed_form_a_group(tmp_path: Path) -> None:
+    hrm, trm = {"name": "hrm", "H_layers": 4}, {"name": "trm", "L_layers": 2}
+    paths = [
+        *seeds(tmp_path / "a", 0, 0, arch=hrm, lr=1e-3, wandb={"tags": ["x"]}),
+        *seeds(tmp_path / "b", 0, 0, 0, arch=trm, lr=1e-3),
+        *seeds(tmp_path / "c", 0, arch=trm, lr=5e-4),
+        *seeds(tmp_path / "d", 0, arch=trm | {"L_layers": 3}, lr=1e-3),
+    ]
+    groups = groups_of(opened(paths))
+    assert [(group.label, len(group.runs)) for group in groups] == [
+        ("arch=hrm, lr=0.001 (2 seeds)", 2),
+        ("arch=trm, arch.L_layers=2, lr=0.0005", 1),
+        ("arch=trm, arch.L_layers=2, lr=0.001 (3 seeds)", 3),
+        ("arch=trm, arch.L_layers=3, lr=0.001", 1),
+    ]
+    assert [group.label for group in groups_of(opened(paths[:2]))] == ["2 seeds"]
+    assert [group.label for group in groups_of(opened(paths[:1]))] == ["a-0"]
+
+
+def test_runs_without_a_config_stay_apart(tmp_path: Path) -> None:
+    paths = [make_run(tmp_path / folder / "run", rows_of(3)) for folder in "ab"]
+    for path in paths:
+        (path / "config.yaml").unlink()
+    assert [group.label for group in groups_of(opened(paths))] == [f"run in {path.parent}" for path in paths]
+
+
+def series_of(paths: list[Path], metric: str, x_of: Any = x_in_steps) -> Any:
+    (panel,) = panels_of(groups_of(opened(paths)), [metric], "x", x_of)
+    (series,) = panel.series
+    return series
+
+
+def test_mean_and_spread_of_equal_steps(tmp_path: Path) -> None:
+    series = series_of(seeds(tmp_path / "a", 0.0, 0.1, 0.5), "train/lm_loss")
+    steps = np.arange(10, 51, 10)
+    np.testing.assert_array_equal(series.x_P, steps)
+    np.testing.assert_allclose(series.mean_P, 1 / steps + 0.2)
+    np.testing.assert_allclose(series.low_P, 1 / steps)
+    np.testing.assert_allclose(series.high_P, 1 / steps + 0.5)
+    assert (series.num_runs, series.num_left_out, series.cut_at, series.is_interpolated) == (3, 0, None, False)
+
+
+def test_unequal_seconds_are_interpolated_where_all_runs_are(tmp_path: Path) -> None:
+    """The accuracy is step/50. At second s the runs have done s, s/2 and s/4 steps."""
+    paths = seeds(tmp_path / "a", 0, 0, 0, pace=(1.0, 2.0, 4.0))
+    series = series_of(paths, "train/exact_accuracy", x_in_seconds)
+    assert series.x_P[0] == 40 and series.x_P[-1] == 50, "the slowest begins at 40, the fastest ends at 50"
+    np.testing.assert_allclose(series.high_P, series.x_P / 50)
+    np.testing.assert_allclose(series.low_P, series.x_P / 4 / 50)
+    np.testing.assert_allclose(series.mean_P, series.x_P * (1 + 1 / 2 + 1 / 4) / 3 / 50)
+    assert series.is_interpolated and series.cut_at == 50
+
+
+def test_a_run_that_ended_early_is_left_out(tmp_path: Path) -> None:
+    paths = seeds(tmp_path / "a", 0, 0, 0)
+    rows = rows_of(5)
+    (paths[0] / "metrics.jsonl").write_text(json.dumps(rows[0] | {"step": 5}) + "\n")
+    series = series_of(paths, "train/lm_loss")
+    assert (series.num_runs, series.num_left_out, len(series.x_P)) == (2, 1, 5)
+    done = program.plot(paths, tmp_path / "a.png", ["train/lm_loss"], "steps")
+    assert done.startswith("3 seeds: 1 of 3 runs ended before the others logged train/lm_loss, and are left out")
+
+
+def test_many_points_are_averaged_and_infinite_ones_left_out(tmp_path: Path) -> None:
+    rows: list[Row] = [{"step": step, "train/lm_loss": float(step)} for step in range(1, 6001)]
+    rows[99]["train/lm_loss"] = math.inf
+    series = series_of([make_run(tmp_path / "run", rows)], "train/lm_loss")
+    assert len(series.x_P) <= 1500 and np.isfinite(series.mean_P).all()
+    np.testing.assert_allclose(series.mean_P, series.x_P)
+
+
+def test_metrics_by_their_short_names(tmp_path: Path) -> None:
+    runs_ = opened(seeds(tmp_path / "a", 0))
+    assert choose_metrics(runs_, []) == ["train/lm_loss", "train/exact_accuracy", "eval/all/exact_accuracy"]
+    assert choose_metrics(runs_, ["exact_accuracy"]) == ["train/exact_accuracy", "eval/all/exact_accuracy"]
+    assert choose_metrics(runs_, ["examples_per_second", "train/lm_loss"]) == [
+        "perf/examples_per_second",
+        "train/lm_loss",
+    ]
+    with pytest.raises(UserError, match=r"no run has logged 'exact_acuracy'; take one of exact_accuracy, "):
+        choose_metrics(runs_, ["exact_acuracy"])
+
+
+@pytest.mark.parametrize(("x", "first", "last"), [("steps", 10, 50), ("examples", 80, 400), ("seconds", 20, 100)])
+def test_the_x_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: Any, first: float, last: float) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(program, "draw_png", lambda panels, path: drawn.extend(panels))
+    program.plot(seeds(tmp_path / "a", 0, pace=(2.0,)), tmp_path / "a.png", [], x)
+    for panel in drawn:
+        assert (panel.series[0].x_P[0], panel.series[0].x_P[-1]) == (first, last)
+
+
+def test_the_axis_of_operations(quiet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(program, "draw_png", lambda panels, path: drawn.extend(panels))
+    program.plot([quiet], tmp_path / "a.png", ["lm_loss"], "flops")
+    x_P = drawn[0].series[0].x_P
+    assert x_P[-1] == pytest.approx(x_P[0] * 10) and x_P[0] > 1e6, "steps 1, 5 and 10 are logged"
+
+
+# ---- pictures ----------------------------------------------------------------------------------
+
+
+def draw(tmp_path: Path, name: str, *options: str) -> str:
+    return program.watch([str(tmp_path / "project"), "--plot", str(tmp_path / name), *options])
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    for group, lr in (("a", 1e-3), ("b", 1e-4)):
+        seeds(tmp_path / "project" / group, 0, 0.1, 0.2, lr=lr)
+    done = program.watch([*(str(tmp_path / "project" / group) for group in "ab"), "--plot", str(tmp_path / "c.png")])
+    assert done == (
+        f"drew {tmp_path / 'c.png'}: train/lm_loss, train/exact_accuracy, eval/all/exact_accuracy "
+        "of 6 runs in 2 groups over steps"
+    )
+    picture = (tmp_path / "c.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n") and len(picture) > 10_000
+
+
+def test_a_page_needs_no_network_and_runs_no_name(tmp_path: Path) -> None:
+    name = "</script><script>document.title='taken over'</script>"
+    for lr in (1e-3, 1e-4):
+        make_run(tmp_path / "project" / f"{lr}", rows_of(5), lr=lr, augment=name + str(lr))
+    draw(tmp_path, "c.html")
+    text = (tmp_path / "c.html").read_text()
+    assert "Plotly.newPlot" in text and name not in text
+    # plotly.js itself mentions addresses, as texts of links that it would show below maps.
+    outside = re.sub(r"<script[^>]*>.*?</script>", "", text, flags=re.DOTALL)
+    assert not re.search(r"(src|href)\s*=", outside) and "http" not in outside
+    assert not re.search(r"<script[^>]*\ssrc=", text) and not re.search(r"<link\b[^>]*href=.https?:", text)
+
+
+def test_a_band_and_a_line_for_each_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = groups_of(opened([*seeds(tmp_path / "a", 0, 0.1, lr=1e-3), *seeds(tmp_path / "b", 0, lr=1e-4)]))
+    panels = panels_of(groups, ["train/lm_loss", "train/exact_accuracy"], "steps", x_in_steps)
+    text = ""
+
+    def keep(path: Path, written: str) -> None:
+        nonlocal text
+        text = written
+
+    monkeypatch.setattr(curve_pictures, "write_atomically", keep)
+    curve_pictures.draw_html(panels, "two", tmp_path / "c.html")
+    traces = json.loads(re.findall(r"Plotly\.newPlot\(\s*\"[^\"]*\",\s*(\[.*?\]),\s*\{\"t", text, re.DOTALL)[0])
+    assert len(traces) == 2 * (1 + 3), "a line, and a line with two edges, in each of two panels"
+    named = [trace["name"] for trace in traces if trace["showlegend"]]
+    assert named == ["lr=0.0001", "lr=0.001 (2 seeds)"]
+    assert "bands: lowest to highest seed" in text
+
+
+# ---- mistakes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "mistake"),
+    [
+        (["{}/gone"], "there is no folder"),
+        (["{}/empty"], "is no run and holds none"),
+        (["{}/project", "--every", "0"], "--every is 0; give a number of seconds"),
+        (["{}/project", "--x", "flops"], "--x says what --plot draws; give --plot FILE too"),
+        (["{}/project", "--metric", "lm_loss"], "--metric says what --plot draws"),
+        (["{}/project", "--plot", "a.pdf"], "--plot is a.pdf; give a file that ends in .png or .html"),
+        (["{}/project", "--plot", "a.png", "--every", "2"], "leave it out"),
+        (["{}/project", "--plot", "a.png", "--x", "hours"], "invalid choice: 'hours'"),
+        (["{}/project", "--plot", "{}/gone/a.png"], "a.png (No such file or directory); choose another file"),
+        (["{}/project", "--plot", "{}/gone/a.html"], "a.html (No such file or directory); choose another file"),
+        (["{}/project", "--plot", "a.png", "--x", "seconds"], "has rows without time_s, which an older version wrote"),
+        (["{}/project", "--plot", "a.png", "--x", "examples"], "has no global_batch_size; give --x steps"),
+    ],
+)
+def test_mistakes(tmp_path: Path, options: list[str], mistake: str) -> None:
+    (tmp_path / "empty").mkdir()
+    make_run(tmp_path / "project" / "run", [{"step": 1, "train/lm_loss": 1.0}])
+    with pytest.raises(UserError) as error:
+        program.watch([option.format(tmp_path) for option in options])
+    assert mistake in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_run_that_has_logged_nothing_is_left_out(tmp_path: Path) -> None:
+    nothing = make_run(tmp_path / "project" / "nothing", [])
+    with pytest.raises(UserError, match="has logged nothing yet"):
+        draw(tmp_path, "a.png")
+    make_run(tmp_path / "project" / "run", rows_of(3))
+    assert draw(tmp_path, "a.png").startswith(f"{nothing} has logged nothing yet, and is left out\ndrew ")
+
+
+@pytest.mark.parametrize(("module", "name", "extra"), [("plotly", "a.html", "plot"), ("matplotlib", "a.png", "demo")])
+def test_a_missing_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, extra: str
+) -> None:
+    make_run(tmp_path / "project" / "run", rows_of(3))
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=f"needs {module}; pip install -r requirements-{extra}.txt"):
+        draw(tmp_path, name)

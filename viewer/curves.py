@@ -1,0 +1,310 @@
+"""The curves of several runs: groups of runs that differ only in their seed, and their spread."""
+# P = points of a curve, R = runs of a group
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils.command_line import flatten
+from utils.errors import UserError
+from utils.run.history import METRICS_FILE, History
+from utils.run.status import is_number, is_run, read_run_config
+
+# No screen shows more points, and a run may have logged a million.
+MAX_POINTS = 1500
+# When a run goes on for this part of its range after another one has ended, a person is told.
+_LONG_AFTER = 0.1
+DEFAULT_METRICS = ("train/lm_loss", "train/exact_accuracy")
+# What tells the runs of a group apart: their seeds, and where they are and report to.
+_OF_ONE_RUN = ("seed", "run_name", "project_name", "checkpoint_path", "resume", "allow_changed_data", "wandb")
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """What a run has logged so far, and its config as {dotted key: value}."""
+
+    path: Path
+    config: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+
+    @staticmethod
+    def open(path: Path) -> "LoggedRun":
+        """Read a run, which may still be training.
+
+        Raises:
+            UserError: The folder is no run, or a file of it can't be read.
+        """
+        if not is_run(path):
+            raise UserError(f"{path} is no run (no config.yaml, no metrics.jsonl); give the folder of a run")
+        history = History(path / METRICS_FILE)
+        history.refresh()
+        return LoggedRun(path, dict(flatten(read_run_config(path))), history.rows)
+
+    @property
+    def steps(self) -> list[int]:
+        return [row["step"] for row in self.rows]
+
+
+XOf = Callable[[LoggedRun], Sequence[float]]
+"""Returns the place of each row of a run on the x axis, ascending."""
+
+
+def x_in_steps(run: LoggedRun) -> Sequence[float]:
+    return run.steps
+
+
+def x_in_examples(run: LoggedRun) -> Sequence[float]:
+    """Return how many slots were trained, with the global batch size of the run's last start."""
+    batch_size = run.config.get("global_batch_size")
+    if not isinstance(batch_size, int):
+        raise UserError(f"{run.path}: config.yaml has no global_batch_size; give --x steps")
+    return [step * batch_size for step in run.steps]
+
+
+def x_in_seconds(run: LoggedRun) -> Sequence[float]:
+    """Return the seconds since the run began, which go on over resumes."""
+    if not all(is_number(row.get("time_s")) for row in run.rows):
+        raise UserError(
+            f"{run.path}: metrics.jsonl has rows without time_s, which an older version wrote; give --x steps"
+        )
+    return [float(row["time_s"]) for row in run.rows]
+
+
+# ---- metrics -----------------------------------------------------------------------------------
+
+
+def choose_metrics(runs: Sequence[LoggedRun], asked: Sequence[str]) -> list[str]:
+    """Return the full names of the metrics to draw, in the order in which they were asked for.
+
+    Args:
+        asked: full names, or names without train/, eval/<set>/ or perf/, which mean all of these;
+            empty: loss and exact accuracy in training, and exact accuracy of every test set.
+
+    Raises:
+        UserError: No run has logged a metric. The message has the most similar names.
+    """
+    logged = list(dict.fromkeys(name for run in runs for row in run.rows for name in row if "/" in name))
+    short = {name: _short(name) for name in logged}
+    if not asked:
+        of_tests = sorted(name for name in logged if name.startswith("eval/") and short[name] == "exact_accuracy")
+        chosen = [name for name in (*DEFAULT_METRICS, *of_tests) if name in short]
+        if not chosen:
+            raise UserError(f"none of the runs has logged {' or '.join(DEFAULT_METRICS)}; name one with --metric")
+        return chosen
+    found: list[str] = []
+    for name in asked:
+        places = ("train", "eval", "perf")
+        matching = [full for place in places for full in logged if full.startswith(place) and short[full] == name]
+        if name not in short and not matching:
+            known = [*logged, *dict.fromkeys(short.values())]
+            similar = difflib.get_close_matches(name, known, n=4, cutoff=0.5) or sorted(set(short.values()))[:8]
+            raise UserError(f"no run has logged {name!r}; take one of {', '.join(similar)}")
+        found += [name] if name in short else matching
+    return list(dict.fromkeys(found))
+
+
+def _short(name: str) -> str:
+    """Return a metric's name without train/, eval/<set>/ or perf/."""
+    first, _, rest = name.partition("/")
+    return rest.partition("/")[2] or rest if first == "eval" else rest
+
+
+# ---- groups ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs whose configs differ in nothing but the seed and names.
+
+    Attributes:
+        label: what tells the group from the others, and how many seeds it has.
+    """
+
+    label: str
+    runs: tuple[LoggedRun, ...]
+
+
+def groups_of(runs: Sequence[LoggedRun]) -> list[Group]:
+    """Return the groups, sorted by their labels."""
+    by_config: dict[str, list[LoggedRun]] = {}
+    for run in runs:
+        shared = {key: value for key, value in run.config.items() if key.split(".")[0] not in _OF_ONE_RUN}
+        # Nobody knows what a run without a config has in common with others.
+        key = json.dumps(shared, sort_keys=True, default=str) if run.config else f"run {run.path}"
+        by_config.setdefault(key, []).append(run)
+    members = list(by_config.values())
+    labels = _labels([group[0] for group in members])
+    groups = [Group(_with_number(label, group), tuple(group)) for label, group in zip(labels, members, strict=True)]
+    return sorted(groups, key=lambda group: _in_order(group.label))
+
+
+def _in_order(label: str) -> list[tuple[float, str]]:
+    """Return what sorts labels by the numbers in them, such as run-9 before run-10."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", label)
+    return [(float(part), "") if place % 2 else (math.inf, part) for place, part in enumerate(parts)]
+
+
+def _labels(runs: list[LoggedRun]) -> list[str]:
+    """Return for one run of each group the keys and values that tell it from the other groups.
+
+    If groups have different architectures, most options of these differ as well. Therefore an
+    option of a config group, such as arch.H_layers, is compared only among equal names, arch.name.
+    """
+    if len(runs) == 1:
+        return [""]
+    keys = list(dict.fromkeys(key for run in runs for key in run.config))
+    tops = list(dict.fromkeys(key.partition(".")[0] for key in keys))
+    # Options of another group's architecture stand beside those of the first, behind their names.
+    keys.sort(key=lambda key: (tops.index(key.partition(".")[0]), not key.endswith(".name")))
+    labels = []
+    for run in runs:
+        parts = []
+        for key in keys:
+            first, dot, rest = key.partition(".")
+            if first in _OF_ONE_RUN or not run.config:
+                continue
+            is_option = bool(dot) and rest != "name" and f"{first}.name" in run.config
+            peers = [
+                other
+                for other in runs
+                if other.config and (not is_option or other.config.get(f"{first}.name") == run.config[f"{first}.name"])
+            ]
+            if any(other.config.get(key) != run.config.get(key) for other in peers):
+                parts.append(f"{first if rest == 'name' else key}={_value(run.config.get(key))}")
+        labels.append(", ".join(parts) or run.path.resolve().name)
+    # Runs without a config may have the same name in different folders.
+    return [
+        label if labels.count(label) == 1 else f"{label} in {run.path.resolve().parent}"
+        for label, run in zip(labels, runs, strict=True)
+    ]
+
+
+def _with_number(label: str, runs: Sequence[LoggedRun]) -> str:
+    if len(runs) == 1:
+        return label or runs[0].path.resolve().name
+    seeds = {run.config.get("seed") for run in runs}
+    number = f"{len(runs)} {'seeds' if len(seeds) == len(runs) else 'runs'}"
+    return f"{label} ({number})" if label else number
+
+
+def _value(value: object) -> str:
+    """Return a value as it is typed on a command line."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    return str(value)
+
+
+# ---- curves ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Series:
+    """The curve of one metric of one group.
+
+    Attributes:
+        x_P, mean_P, low_P, high_P: float64. Low and high are those of the lowest and the highest
+            run at each point.
+        num_runs: how many runs the mean is over.
+        num_left_out: how many other runs ended before these runs logged the metric.
+        cut_at: where the shortest run ends, and with it the mean over all runs, if others go on for
+            long after that; otherwise None.
+        is_interpolated: whether the runs have logged at different places.
+    """
+
+    label: str
+    x_P: np.ndarray
+    mean_P: np.ndarray
+    low_P: np.ndarray
+    high_P: np.ndarray
+    num_runs: int
+    num_left_out: int
+    cut_at: float | None
+    is_interpolated: bool
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The curves of one metric, a series for each group that has logged it."""
+
+    metric: str
+    x_name: str
+    series: tuple[Series, ...]
+
+
+def panels_of(groups: Sequence[Group], metrics: Sequence[str], x_name: str, x_of: XOf) -> list[Panel]:
+    """Return a panel for each metric.
+
+    Args:
+        x_name: what is on the x axis, with its unit.
+
+    Raises:
+        UserError: A run does not tell its places on the x axis.
+    """
+    places = {run.path: np.asarray(x_of(run), dtype=np.float64) for group in groups for run in group.runs}
+    return [
+        Panel(
+            metric,
+            x_name,
+            tuple(found for group in groups if (found := _series(group, metric, places)) is not None),
+        )
+        for metric in metrics
+    ]
+
+
+def _series(group: Group, metric: str, places: Mapping[Path, np.ndarray]) -> Series | None:
+    """Return the curve of a group; None if none of its runs has logged the metric.
+
+    The runs are interpolated to a common grid: the places of all points in the range that all runs
+    share. Where they have logged at the same places, the means are of what they logged. A run that
+    ended before another one's first point shares no range with it, and is left out.
+    """
+    curves = [curve for run in group.runs if len((curve := _points(run, metric, places[run.path]))[0])]
+    if not curves:
+        return None
+    curves.sort(key=lambda curve: float(curve[0][-1]))  # the run that ended first is the first
+    num_logged = len(curves)
+    while (first := max(x_P[0] for x_P, _ in curves)) > (last := curves[0][0][-1]):
+        del curves[0]
+    grid_P = np.unique(np.concatenate([x_P for x_P, _ in curves]))
+    grid_P = grid_P[(grid_P >= first) & (grid_P <= last)]
+    if len(grid_P) > MAX_POINTS:
+        grid_P = np.linspace(first, last, MAX_POINTS)
+    values_RP = np.stack([np.interp(grid_P, x_P, y_P) for x_P, y_P in curves])
+    goes_on = curves[-1][0][-1] - last > _LONG_AFTER * (last - first)
+    is_interpolated = any(np.setdiff1d(grid_P, x_P).size for x_P, _ in curves)
+    return Series(
+        group.label,
+        grid_P,
+        values_RP.mean(axis=0),
+        values_RP.min(axis=0),
+        values_RP.max(axis=0),
+        len(curves),
+        num_logged - len(curves),
+        float(last) if goes_on else None,
+        is_interpolated,
+    )
+
+
+def _points(run: LoggedRun, metric: str, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return x_P and y_P of a run, at most MAX_POINTS: each the mean of its neighbours.
+
+    Values that are not finite leave a point out.
+    """
+    pairs = [(x, float(row[metric])) for x, row in zip(places, run.rows, strict=True) if is_number(row.get(metric))]
+    x_P, y_P = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+    kept_P = np.isfinite(x_P) & np.isfinite(y_P)
+    x_P, y_P = x_P[kept_P], y_P[kept_P]
+    if len(x_P) > MAX_POINTS:
+        begins = np.linspace(0, len(x_P), MAX_POINTS, endpoint=False).astype(np.int64)
+        counts = np.diff(np.append(begins, len(x_P)))
+        x_P, y_P = np.add.reduceat(x_P, begins) / counts, np.add.reduceat(y_P, begins) / counts
+    return x_P, y_P
