@@ -1,9 +1,10 @@
 """What watch.py shows of runs in a terminal: a few runs side by side, or a table of many."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -35,22 +36,23 @@ class Shown:
     """A run as it is shown at one moment.
 
     Attributes:
-        losses, accuracies: the logged values of train/lm_loss and train/exact_accuracy, in order.
+        rows: what the run has logged.
     """
 
     name: str
     status: RunStatus
-    losses: list[float]
-    accuracies: list[float]
+    rows: Sequence[Mapping[str, Any]]
+
+    def logged(self, metric: str) -> list[float]:
+        """Return the finite values of a metric, in order."""
+        found = (row.get(metric) for row in self.rows)
+        return [float(value) for value in found if is_number(value) and math.isfinite(value)]
 
 
 def look_at(runs: Sequence[Watched]) -> list[Shown]:
     """Look at runs, and return them in the order of display: running ones, then the newest."""
     names = names_of([run.path for run in runs])
-    shown = [
-        Shown(name, run.status(), _values(run, "train/lm_loss"), _values(run, "train/exact_accuracy"))
-        for name, run in zip(names, runs, strict=True)
-    ]
+    shown = [Shown(name, run.status(), run.history.rows) for name, run in zip(names, runs, strict=True)]
     return sorted(shown, key=lambda each: (each.status.state != "running", -each.status.began_at, each.name))
 
 
@@ -188,12 +190,15 @@ def panel(shown: Shown, width: int) -> Panel:
         _two_ends(steps, right, width),
         Text.assemble(("━" * done, colour), ("─" * (width - done), "dim")),
         Text(f"loss {_or_dash(status.train.get('lm_loss'), '.4g')}"),
-        *(Text(line, style="cyan") for line in curve(shown.losses, width, _CURVE_LINES)),
+        *(Text(line, style="cyan") for line in curve(shown.logged("train/lm_loss"), width, _CURVE_LINES)),
         _two_ends(exact, tests, width),
-        *(Text(line, style="magenta") for line in curve(shown.accuracies, width, _CURVE_LINES, least=0, most=1)),
+        *(
+            Text(line, style="magenta")
+            for line in curve(shown.logged("train/exact_accuracy"), width, _CURVE_LINES, least=0, most=1)
+        ),
         _two_ends(speed, _machine(status) if status.launched else "", width),
         Text(saved, overflow="ellipsis", no_wrap=True),
-        Text(status.note, style=colour, overflow="ellipsis", no_wrap=True),
+        Text(status.note, style="yellow" if status.state == "running" else colour, overflow="ellipsis", no_wrap=True),
     ]
     room = max(4, width - len(status.state) - 4)
     name = shown.name if len(shown.name) <= room else f"{shown.name[: room - 1]}…"
@@ -228,11 +233,6 @@ def curve(
         "".join(_BLOCKS[max(0, min(8, height - 8 * (num_lines - 1 - line)))] for height in heights).ljust(width)
         for line in range(num_lines)
     ]
-
-
-def _values(run: Watched, metric: str) -> list[float]:
-    found = (row.get(metric) for row in run.history.rows)
-    return [float(value) for value in found if is_number(value) and math.isfinite(value)]
 
 
 def _two_ends(left: str, right: str, width: int) -> Text:

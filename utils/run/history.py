@@ -35,6 +35,7 @@ class History:
 
         Raises:
             UserError: The file can't be read, or a line of it (which the message names) is no row.
+                The rows are those of the last call that could read it.
         """
         try:
             if not plain(self.file).exists():
@@ -47,22 +48,22 @@ class History:
                     file.seek(0)
                 text = file.read()
             added = [line + b"\n" for line in text.split(b"\n")[:-1]]
-            for line in added:
-                self._num_lines += 1
-                if line.strip():
-                    self.rows.append(self._row(line.decode("utf-8")))
+            numbered = enumerate(added, start=self._num_lines + 1)
+            rows = [self._row(line.decode("utf-8"), number) for number, line in numbered if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{self.file}: cannot be read ({one_line(error)}); get the file again") from None
         if added:
+            self.rows += rows
+            self._num_lines += len(added)
             self._num_bytes += sum(map(len, added))
             self._last_line = added[-1]
         return replaced or bool(added)
 
-    def _row(self, line: str) -> dict[str, Any]:
+    def _row(self, line: str, number: int) -> dict[str, Any]:
         try:
             row = json.loads(line)
             return row | {"step": int(row["step"])}
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise UserError(
-                f"{self.file}:{self._num_lines}: is no JSON object with a step; correct or remove the line"
+                f"{self.file}:{number}: is no JSON object with a step; correct or remove the line"
             ) from None
