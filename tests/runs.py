@@ -328,9 +328,12 @@ def until(condition: Callable[[], bool], running: Running | Torchrun, *, timeout
 
 
 def rows(run: Path) -> list[Row]:
-    """Return the rows of metrics.jsonl without the metrics perf/, which differ from run to run."""
+    """Return the rows of metrics.jsonl without time_s and perf/, which differ from run to run."""
     parsed = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if not name.startswith("perf/")} for row in parsed]
+    return [
+        {name: value for name, value in row.items() if name != "time_s" and not name.startswith("perf/")}
+        for row in parsed
+    ]
 
 
 def contents(run: Path) -> dict[Path, bytes]:

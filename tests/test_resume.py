@@ -393,12 +393,20 @@ def test_finished_run_says_so(data: Path, copied: Path, log: Path) -> None:
     assert runs.contents(copied) == before
 
 
+def _times(run: Path) -> dict[int, float]:
+    """Return time_s by step."""
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["time_s"] for row in found}
+
+
 def test_a_branch_starts_from_an_older_step(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
     older, branch = quiet / "step_00000004", tmp_path / "branch"
     before = runs.contents(quiet)
     train([f"resume={older}", f"checkpoint_path={branch}"], log).ok()
     assert_same_run(branch, quiet)  # the stored config wins over the defaults of the YAML files
     assert runs.contents(quiet) == before
+    times, times_of_source = list(_times(branch).values()), _times(quiet)
+    assert times[0] == times_of_source[1] and times == sorted(times), "the clock goes on from the rows that are kept"
 
 
 def test_a_branch_has_no_best_and_no_patience_yet(data: Path, tmp_path: Path) -> None:

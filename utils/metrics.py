@@ -4,6 +4,7 @@ Rank 0 writes. On other ranks every call does nothing.
 """
 
 import json
+import math
 import sys
 import threading
 import time
@@ -35,6 +36,10 @@ class WandbConfig(StrictModel):
 class Metrics:
     """Writes rows of scalars, one row for each logged step.
 
+    A line of `metrics.jsonl` has the step, `time_s` and the row. `time_s` counts the seconds since
+    the run began. A resumed run and a branch go on from the `time_s` of the last line that they
+    keep, so that neither the pause nor the steps that are repeated count.
+
     Args:
         run: the run's folder. Rows of `metrics.jsonl` after `first_step` are removed, because the
             run repeats those steps.
@@ -58,7 +63,8 @@ class Metrics:
             return
         self._path = run / "metrics.jsonl"
         with writing(self._path):
-            _drop_rows_after(self._path, first_step)
+            self._before_s = _drop_rows_after(self._path, first_step)
+        self._began = time.monotonic()
         self._bar = _Progress(first_step, last_step)
         self._wandb = _start_wandb(wandb, wandb_run_id, run, config, say=self.say)
 
@@ -70,8 +76,9 @@ class Metrics:
         """
         if self._bar is None:
             return
+        time_s = round(self._before_s + time.monotonic() - self._began, 3)
         with writing(self._path), open(self._path, "a", opener=without_following) as file:
-            file.write(json.dumps({"step": step, **row}) + "\n")
+            file.write(json.dumps({"step": step, "time_s": time_s, **row}) + "\n")
         self._bar.show(step, row)
         if self._wandb is not None:
             try:
@@ -173,11 +180,15 @@ def _summary(row: Row, *, evaluation: bool = False) -> str:
     return "  ".join(f"{label} {row[name]:{form}}" for label, name, form in shown if name in row)
 
 
-def _drop_rows_after(path: Path, step: int) -> None:
-    """Keep the rows up to a step. Lines that are no whole row are removed too."""
+def _drop_rows_after(path: Path, step: int) -> float:
+    """Keep the rows up to a step. Lines that are no whole row are removed too.
+
+    Returns:
+        The last `time_s` that is kept; 0 if there is none, as in rows of older versions.
+    """
     if not plain(path).exists():
-        return
-    kept = []
+        return 0.0
+    kept, last_s = [], 0.0
     for line in path.read_text(errors="replace").splitlines():
         try:
             row = json.loads(line)
@@ -186,7 +197,11 @@ def _drop_rows_after(path: Path, step: int) -> None:
         logged = row.get("step") if isinstance(row, dict) else None
         if isinstance(logged, int) and logged <= step:
             kept.append(line + "\n")
+            time_s = row.get("time_s")
+            if isinstance(time_s, float) and 0 <= time_s < math.inf:  # the file may be forged
+                last_s = time_s
     write_atomically(path, "".join(kept))
+    return last_s
 
 
 def _start_wandb(config: WandbConfig, run_id: str, run: Path, resolved: dict[str, Any], *, say: Any) -> Any:

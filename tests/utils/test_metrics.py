@@ -27,7 +27,19 @@ def _metrics(run: Path, *, mode: str = "disabled", first: int = 0, last: int = 1
 
 
 def _rows(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return runs.rows(run)
+
+
+def _times(run: Path) -> list[float]:
+    """Return time_s of every row, in seconds."""
+    return [json.loads(line)["time_s"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    now = SimpleNamespace(s=100.0)
+    monkeypatch.setattr("utils.metrics.time.monotonic", lambda: now.s)
+    return now
 
 
 # ---- metrics.jsonl -----------------------------------------------------------------------------
@@ -67,6 +79,42 @@ def test_resuming_completes_a_row_without_its_newline(tmp_path: Path) -> None:
     metrics.close()
 
 
+def test_every_row_says_when_it_was_written(tmp_path: Path, clock: SimpleNamespace) -> None:
+    metrics = _metrics(tmp_path)
+    for step, seconds in ((1, 0.25), (2, 1.0), (3, 0.0004)):
+        clock.s += seconds
+        metrics.write(step, {"a": 1.0})
+    assert _times(tmp_path) == [0.25, 1.25, 1.25], "to the millisecond"
+    assert list(json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])) == ["step", "time_s", "a"]
+
+
+def test_the_time_of_a_resumed_run_goes_on_without_the_pause(tmp_path: Path, clock: SimpleNamespace) -> None:
+    for first, steps in ((0, (1, 2, 3, 4)), (2, (3, 4)), (4, (5,))):
+        clock.s += 1000
+        metrics = _metrics(tmp_path, first=first)
+        for step in steps:
+            clock.s += 10
+            metrics.write(step, {"a": 1.0})
+    # Steps 3 and 4 were computed twice. The first time is gone with its rows.
+    assert _times(tmp_path) == [10.0, 20.0, 30.0, 40.0, 50.0]
+
+
+@pytest.mark.parametrize("time_s", [None, '"3"', "NaN", "-Infinity", "-1.0", "1" * 400], ids=lambda text: str(text)[:9])
+@pytest.mark.parametrize("before_s", [7.5, None])
+def test_the_time_goes_on_from_the_last_row_that_has_one(
+    before_s: float | None, time_s: str | None, tmp_path: Path, clock: SimpleNamespace
+) -> None:
+    """Rows of older versions have none, and a stranger's may hold anything."""
+    first = "" if before_s is None else f', "time_s": {before_s}'
+    second = "" if time_s is None else f', "time_s": {time_s}'
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1{first}}}\n{{"step": 2{second}}}\n')
+    metrics = _metrics(tmp_path, first=2)
+    clock.s += 1
+    metrics.write(3, {"a": 1.0})
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["time_s"] == (before_s or 0) + 1
+
+
 def test_other_ranks_write_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     metrics = _metrics(tmp_path, world=World(rank=1, size=2), mode="online")
     metrics.write(1, {"a": 1.0})
@@ -90,13 +138,6 @@ def _shown(progress: "_Progress", stream: io.StringIO) -> list[str]:
     assert "\r" not in text and "\x1b" not in text
     assert text == "" or text.endswith("\n")
     return text.splitlines()
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    now = SimpleNamespace(s=100.0)
-    monkeypatch.setattr("utils.metrics.time.monotonic", lambda: now.s)
-    return now
 
 
 def _train_row(loss: float) -> dict[str, float]:
