@@ -17,13 +17,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import view
-from dataset import maze, tasks
+from dataset import maze, pictures, tasks
 from dataset.arc import to_tokens
+from dataset.pictures import board_of
 from dataset.tasks import task_of_shape, task_of_tokens
 from dataset.tasks.lights_out import LightsOutTask
+from utils.drawing import BLACK, BLUE, RED
 from utils.shell import run_command as run_program
-from viewer import pictures
-from viewer.pages import ALPHABET, IGNORED, board_of, to_text
+from viewer.pages import ALPHABET, IGNORED, to_text
 from viewer.run_page import MAX_POINTS, rank_of, thinned
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -482,8 +483,8 @@ def write_any_run(folder: Path, kind: str) -> Path:
 # For each kind of board: colours that only this kind has, or that mark its wrong cells.
 MARKS = {
     "sudoku": {pictures._WRONG_GROUND},
-    "maze": {pictures._MAZE_GROUNDS[1], pictures._MAZE_GROUNDS[5], pictures._RED},
-    "arc": {pictures._ARC_GROUNDS[3], pictures._RED},
+    "maze": {pictures._MAZE_GROUNDS[1], pictures._MAZE_GROUNDS[5], RED},
+    "arc": {pictures._ARC_GROUNDS[3], RED},
     "numbers": {pictures._WRONG_GROUND},
 }
 
@@ -495,20 +496,21 @@ def test_pictures_of_a_run_of_every_kind(tmp_path: Path, kind: str) -> None:
     assert shown(tmp_path / "view.html")["board"]["kind"] == kind
     assert said.splitlines()[:2] == [f"drew {run / 'curve.png'}", f"drew {run / 'puzzle.png'}"]
     assert said.splitlines()[2].startswith(f"wrote {tmp_path / 'view.html'}")
-    assert pictures._BLUE in colours_of(run / "curve.png")
+    assert BLUE in colours_of(run / "curve.png")
     assert colours_of(run / "puzzle.png") >= MARKS[kind]
 
 
 def test_a_picture_of_tokens_says_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "TASKS", (UndrawnTask,))
     notes: list[str] = []
-    draw_boards = pictures._draw_boards
+    draw_boards = pictures.draw_boards
 
     def record(shape: Any, boards: Any, title: str, note: str, path: Path, *, in_pairs: bool) -> None:
         notes.append(note)
         draw_boards(shape, boards, title, note, path, in_pairs=in_pairs)
 
-    monkeypatch.setattr(pictures, "_draw_boards", record)
+    monkeypatch.setattr("dataset.pictures.draw_boards", record)
+    monkeypatch.setattr("viewer.pictures.draw_boards", record)
     data, run = write_undrawn(tmp_path)
     page_of(run, tmp_path / "view.html", "--png")
     page_of(data, tmp_path / "view.html", "--png")
@@ -517,14 +519,14 @@ def test_a_picture_of_tokens_says_their_names(tmp_path: Path, monkeypatch: pytes
     assert notes == [f"bold: as in the puzzle, blue: the model's, red: wrong\n{names}", names]
 
 
-def drawn_boards(monkeypatch: pytest.MonkeyPatch, run: Path, output: Path) -> tuple[str, list[pictures._Board]]:
+def drawn_boards(monkeypatch: pytest.MonkeyPatch, run: Path, output: Path) -> tuple[str, list[pictures.Board]]:
     """Return the title and the boards of a run's puzzle.png."""
-    figures: list[tuple[str, list[pictures._Board]]] = []
+    figures: list[tuple[str, list[pictures.Board]]] = []
 
-    def record(shape: object, boards: list[pictures._Board], title: str, *_: object, **__: object) -> None:
+    def record(shape: object, boards: list[pictures.Board], title: str, *_: object, **__: object) -> None:
         figures.append((title, boards))
 
-    monkeypatch.setattr(pictures, "_draw_boards", record)
+    monkeypatch.setattr("dataset.pictures.draw_boards", record)
     page_of(run, output, "--png")
     return figures[0]
 
@@ -568,7 +570,7 @@ def test_an_arc_board_is_cropped_to_the_solution_and_the_wrong_cells(
 ) -> None:
     run = write_any_run(tmp_path / "run", "arc")
     _, boards = drawn_boards(monkeypatch, run, tmp_path / "view.html")
-    assert [board.window for board in boards] == [pictures._Window(0, 0, 2, 3)] * 3
+    assert [board.window for board in boards] == [pictures.Window(0, 0, 2, 3)] * 3
 
 
 def test_without_saved_outputs_the_curve_is_drawn_and_the_command_named(tmp_path: Path) -> None:
@@ -586,7 +588,7 @@ def test_the_picture_of_a_dataset_is_written_beside_the_page(tmp_path: Path) -> 
     said = view.view([str(data), "-o", str(tmp_path / "page.html"), "--png"])
     assert said.startswith(f"drew {tmp_path / 'page.png'}\n")
     colours = colours_of(tmp_path / "page.png")
-    assert pictures._BLACK in colours and pictures._WRONG_GROUND not in colours
+    assert BLACK in colours and pictures._WRONG_GROUND not in colours
     assert sorted(data.rglob("*")) == before
 
 

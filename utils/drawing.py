@@ -5,6 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
+from utils.files import refuse_links
+from utils.text import one_line
+
+BLACK, BLUE, RED, GREY = "#1d2127", "#1f6feb", "#c2410c", "#8a8f98"
+_DPI = 130
 
 
 def pyplot() -> Any:
@@ -35,6 +40,21 @@ def plotly() -> tuple[Any, Any]:
     except ImportError as error:
         raise UserError("an HTML plot needs plotly; pip install -r requirements-plot.txt") from error
     return graph_objects, subplots
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Save and close a figure.
+
+    Raises:
+        UserError: the path is a link or cannot be written.
+    """
+    refuse_links([path])
+    try:
+        figure.savefig(path, dpi=_DPI)
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({one_line(error)}); make the folder writable") from None
+    finally:
+        pyplot().close(figure)
 
 
 def draw_accuracy_over_steps(accuracy: Mapping[str, Sequence[float]], trained_steps: int, path: Path) -> None:

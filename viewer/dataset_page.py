@@ -4,10 +4,11 @@
 import numpy as np
 
 from dataset.builder import SPLITS, size_mb
+from dataset.pictures import board_of
 from dataset.schema import PuzzleSet, Split, open_split
 from dataset.tasks import task_of_shape
 from utils.errors import UserError
-from viewer.pages import Page, Settings, board_of, name_at, names_of, spread, to_text
+from viewer.pages import Page, Settings, name_at, names_of, spread, to_text
 
 # The page shows only a few puzzles of a group, because a group may have a thousand.
 MAX_PUZZLES_OF_GROUP, MAX_EXAMPLES_OF_PUZZLE = 4, 5

@@ -1,4 +1,4 @@
-"""Write a page, and prepare what pages of datasets and runs share: boards, tokens, names."""
+"""Write a page, and prepare what pages of datasets and runs share: tokens and names."""
 
 import base64
 import hashlib
@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from dataset.tasks.base import BoardTask
 from utils.errors import UserError
 from utils.files import plain
 from utils.text import one_line
@@ -24,8 +23,6 @@ FOLDER = Path(__file__).parent
 # vocabularies are lists of numbers.
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 IGNORED = "-"
-# How many tokens stand in a line if their number is no square. A phone has room for as many.
-MAX_COLUMNS = 16
 
 Page = dict[str, Any]
 """The data of a page, which becomes JSON. The comment in viewer/page.html lists the keys."""
@@ -85,23 +82,6 @@ def digest(body: str) -> str:
     The browser runs no other script, even if a name in a dataset contains one.
     """
     return base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
-
-
-def board_of(task: BoardTask | None, seq_len: int) -> Page:
-    """Return how the page draws an example: as its task says, or as a board of its tokens.
-
-    The page draws the tokens too if it has no drawing for the kind of task. If the number of tokens
-    is no square, the key "wrapped" says that their rows and columns mean nothing.
-    """
-    unknown: Page = {"kind": "numbers", "rows": 0, "columns": 0, "tokens": []}
-    drawing = unknown if task is None else task.drawing
-    if drawing["rows"] * drawing["columns"] == seq_len:
-        return drawing
-    side = math.isqrt(seq_len)
-    if side * side == seq_len:
-        return drawing | {"rows": side, "columns": side}
-    columns = min(seq_len, MAX_COLUMNS)
-    return drawing | {"kind": "numbers", "rows": math.ceil(seq_len / columns), "columns": columns, "wrapped": True}
 
 
 def to_text(tokens_S: np.ndarray) -> str | list[int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from dataset.builder import SPLITS
+from dataset.pictures import board_of
 from dataset.schema import open_split
 from dataset.tasks import TASKS, task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
@@ -14,7 +15,7 @@ from utils.errors import UserError
 from utils.run.history import History
 from utils.run.status import read_run_config
 from viewer.arc_votes import read_votes
-from viewer.pages import ALPHABET, Page, Settings, board_of, finite, names_of, read_json
+from viewer.pages import ALPHABET, Page, Settings, finite, names_of, read_json
 from viewer.saved_examples import read_examples
 
 SAVE_OUTPUTS = "[inputs,labels,predictions_at_step,q_halt_at_step]"

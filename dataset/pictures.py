@@ -1,0 +1,311 @@
+"""Draw boards: examples of a dataset, and answers of a model beside them.
+
+To draw a new kind of board, write a function from a token to a `Cell`, and add it to `KINDS`.
+"""
+# S = cells of a board, R = rows, C = columns, T = answers, such as those after each reasoning step
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dataset.tasks.base import BoardTask
+from utils.drawing import BLACK, BLUE, GREY, RED, pyplot, save_figure
+
+Drawing = dict[str, Any]
+"""How a board is drawn, as JSON: kind, rows, columns, tokens, and where they apply box, wrapped."""
+
+_WHITE, _WRONG_GROUND, _OUTSIDE, _LINE = "#ffffff", "#fde4d6", "#eeeeee", "#cfd2d6"
+# Inches: the width of a figure, the smallest board and cells, the gap between boards, the title.
+_MOST_WIDTH, _LEAST_BOARD, _TEXT_CELL, _COLOUR_CELL = 13.0, 2.3, 0.26, 0.1
+_GAP, _HEAD = 0.15, 0.35
+# Inches: the width of a character of the note below the boards.
+_NOTE_CHARACTER = 0.07
+_MOST_CHANGES = 5
+# How many tokens stand in a line if their number is no square. A phone has room for as many.
+_MAX_COLUMNS = 16
+
+
+def board_of(task: BoardTask | None, seq_len: int) -> Drawing:
+    """Return how an example is drawn: as its task says, or as a board of its tokens.
+
+    The tokens are drawn too if there is no drawing for the kind of task. If the number of tokens
+    is no square, the key "wrapped" says that their rows and columns mean nothing.
+    """
+    unknown: Drawing = {"kind": "numbers", "rows": 0, "columns": 0, "tokens": []}
+    drawing = unknown if task is None else task.drawing
+    if drawing["rows"] * drawing["columns"] == seq_len:
+        return drawing
+    side = math.isqrt(seq_len)
+    if side * side == seq_len:
+        return drawing | {"rows": side, "columns": side}
+    columns = min(seq_len, _MAX_COLUMNS)
+    return drawing | {"kind": "numbers", "rows": math.ceil(seq_len / columns), "columns": columns, "wrapped": True}
+
+
+# ---- cells, by kind of board ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The look of a cell.
+
+    Attributes:
+        text: the text in the cell.
+        ground: the colour of the cell.
+        is_given: whether the puzzle has the same text in this cell.
+        is_outside: whether the cell does not belong to the board. A board is cropped to its other
+            cells.
+    """
+
+    text: str = ""
+    ground: str = _WHITE
+    is_given: bool = False
+    is_outside: bool = False
+
+
+def _sudoku_cell(token: int, question: int) -> Cell:
+    return Cell(text=str(token - 1) if token > 1 else "", is_given=question > 1)
+
+
+_MAZE_GROUNDS = {0: _LINE, 1: "#3a4250", 2: _WHITE, 3: "#0b7a55", 4: "#8a3ffc", 5: "#7db4f5"}
+
+
+def _maze_cell(token: int, question: int) -> Cell:
+    return Cell(ground=_MAZE_GROUNDS.get(token, GREY))
+
+
+def _lights_out_cell(token: int, question: int) -> Cell:
+    """Return the lamp as the puzzle has it, with a dot for a press."""
+    return Cell(text="●" if token == 4 else "", ground="#f8d68a" if question == 2 else _WHITE)
+
+
+_ARC_GROUNDS = (
+    *("#000000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00"),
+    *("#aaaaaa", "#f012be", "#ff851b", "#7fdbff", "#870c25"),
+)
+
+
+def _arc_cell(token: int, question: int) -> Cell:
+    """Return a coloured cell; padding and the end of the grid lie outside."""
+    if 2 <= token < 2 + len(_ARC_GROUNDS):
+        return Cell(ground=_ARC_GROUNDS[token - 2])
+    return Cell(is_outside=True)
+
+
+def _number_cell(token: int, question: int) -> Cell:
+    return Cell(text=str(token) if token >= 0 else "", is_given=token == question)
+
+
+KINDS: dict[str, tuple[Callable[[int, int], Cell], str]] = {
+    "sudoku": (_sudoku_cell, "bold: given, blue: the model's, red: wrong"),
+    "maze": (_maze_cell, "green: start, violet: goal, blue: path, ×: wrong"),
+    "lights_out": (_lights_out_cell, "yellow: lit, ●: press, red: wrong"),
+    "arc": (_arc_cell, "×: wrong"),
+    "numbers": (_number_cell, "bold: as in the puzzle, blue: the model's, red: wrong"),
+}
+"""For each kind of board, the look of a cell (from its token, and the puzzle's), and a legend."""
+
+
+# ---- boards --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part of a board that is shown."""
+
+    top: int
+    left: int
+    num_rows: int
+    num_columns: int
+
+
+@dataclass(frozen=True)
+class Board:
+    """A board as it is drawn.
+
+    Attributes:
+        title: the lines above the board.
+        cells: the looks of the cells, row by row.
+        wrong_S: the cells to mark as wrong, bool; None if the board is no answer of the model.
+        window: the part that is shown.
+    """
+
+    title: str
+    cells: list[Cell]
+    wrong_S: np.ndarray | None
+    window: Window
+
+
+def _cells_of(drawing: Drawing, tokens_S: np.ndarray, question_S: np.ndarray) -> list[Cell]:
+    cell_of, _ = KINDS.get(drawing["kind"], KINDS["numbers"])
+    return [cell_of(int(token), int(given)) for token, given in zip(tokens_S, question_S, strict=True)]
+
+
+def names_of_tokens(drawing: Drawing) -> str:
+    """Return the names of the tokens; empty if the board shows no numbers, or has no names."""
+    if drawing["kind"] in KINDS and drawing["kind"] != "numbers":
+        return ""
+    return ", ".join(f"{token}: {name}" for token, name in enumerate(drawing["tokens"]))
+
+
+def _inside(cells: list[Cell]) -> np.ndarray:
+    """Return which cells belong to the board, bool (S,)."""
+    return np.array([not cell.is_outside for cell in cells])
+
+
+def _window_of(drawing: Drawing, shown_S: np.ndarray) -> Window:
+    """Return the smallest part with all cells to show, or the whole board if there are none."""
+    rows_N, columns_N = np.divmod(np.flatnonzero(shown_S), drawing["columns"])
+    if not len(rows_N):
+        return Window(0, 0, drawing["rows"], drawing["columns"])
+    top, left = int(rows_N.min()), int(columns_N.min())
+    return Window(top, left, int(rows_N.max()) - top + 1, int(columns_N.max()) - left + 1)
+
+
+def _draw_board(axis: Any, drawing: Drawing, board: Board, cell_points: float) -> None:
+    """Draw the window of a board from the axis' origin, with lines, texts and marks.
+
+    Args:
+        cell_points: the side of a cell in points.
+    """
+    rows, columns = board.window.num_rows, board.window.num_columns
+    has_text = any(cell.text for cell in board.cells)
+    crosses: list[tuple[float, float]] = []  # (x, y) of cells without text that are wrong
+    grounds_RC3 = np.full((rows, columns, 3), 255, dtype=np.uint8)
+    for s, cell in enumerate(board.cells):
+        row, column = s // drawing["columns"] - board.window.top, s % drawing["columns"] - board.window.left
+        if not (0 <= row < rows and 0 <= column < columns):
+            continue
+        is_wrong = board.wrong_S is not None and bool(board.wrong_S[s])
+        ground = _WRONG_GROUND if is_wrong and has_text else _OUTSIDE if cell.is_outside else cell.ground
+        grounds_RC3[row, column] = list(bytes.fromhex(ground[1:]))
+        if cell.text:
+            is_models = board.wrong_S is not None and not cell.is_given
+            axis.text(
+                column + 0.5,
+                row + 0.5,
+                cell.text,
+                color=RED if is_wrong else BLUE if is_models else BLACK,
+                weight="bold" if cell.is_given else "normal",
+                fontsize=cell_points * min(0.55, 1.2 / len(cell.text)),
+                ha="center",
+                va="center_baseline",
+                parse_math=False,
+            )
+        elif is_wrong and not has_text:
+            crosses.append((column + 0.5, row + 0.5))
+    # A light cross under the red one keeps it visible on every ground.
+    for colour, width in ((_WHITE, 0.24), (RED, 0.11)) if crosses else ():
+        style = {"color": colour, "markersize": cell_points * 0.45, "markeredgewidth": cell_points * width}
+        axis.plot(*zip(*crosses, strict=True), "x", **style)
+    axis.imshow(grounds_RC3, extent=(0, columns, rows, 0), interpolation="nearest")
+    # The edges of the board and of its boxes are strong, and lie above the other lines.
+    box_rows, box_columns = drawing.get("box") or (rows, columns)
+    across = {row: row % box_rows == 0 or row == rows for row in range(rows + 1)}
+    down = {column: column % box_columns == 0 or column == columns for column in range(columns + 1)}
+    for strong in (False, True):
+        style = {"colors": BLACK if strong else _LINE, "linewidth": 1.6 if strong else 0.5, "clip_on": False}
+        axis.hlines([place for place, is_strong in across.items() if is_strong == strong], 0, columns, **style)
+        axis.vlines([place for place, is_strong in down.items() if is_strong == strong], 0, rows, **style)
+
+
+def draw_boards(drawing: Drawing, boards: list[Board], title: str, note: str, path: Path, *, in_pairs: bool) -> None:
+    """Draw boards side by side in as few rows as fit, with cells of one size, and save them."""
+    plt = pyplot()
+    rows = max(board.window.num_rows for board in boards)
+    columns = max(board.window.num_columns for board in boards)
+    has_text = any(cell.text for board in boards for cell in board.cells)
+    smallest = _TEXT_CELL if has_text else _COLOUR_CELL
+    longest = max(rows, columns)
+    cell = min(max(smallest, _LEAST_BOARD / longest), _MOST_WIDTH / longest)  # inches
+    width, height = max(cell * columns, 1.9), cell * rows
+    most = max(1, int(_MOST_WIDTH / (width + _GAP)))
+    if in_pairs:
+        most = max(2, most - most % 2)
+    num_rows = -(-len(boards) // most)
+    num_columns = -(-len(boards) // num_rows)
+    if in_pairs:
+        num_columns += num_columns % 2
+    above = 0.15 + 0.2 * max(board.title.count("\n") + 1 for board in boards)
+    total_width = num_columns * (width + _GAP) + _GAP
+    lines = [part for line in note.splitlines() for part in textwrap.wrap(line, int(total_width / _NOTE_CHARACTER))]
+    below = 0.25 + 0.15 * len(lines) if lines else 0.15
+    total_height = _HEAD + num_rows * (above + height) + below
+    figure = plt.figure(figsize=(total_width, total_height))
+    for number, board in enumerate(boards):
+        row, column = divmod(number, num_columns)
+        left, bottom = _GAP + column * (width + _GAP), total_height - _HEAD - (row + 1) * (above + height)
+        axis = figure.add_axes(
+            (left / total_width, bottom / total_height, width / total_width, height / total_height), frame_on=False
+        )
+        _draw_board(axis, drawing, board, 72 * cell)
+        middle = board.window.num_columns / 2
+        half = width / cell / 2
+        axis.set(xlim=(middle - half, middle + half), ylim=(rows, 0), xticks=[], yticks=[], aspect="auto")
+        axis.set_title(board.title, fontsize=10, parse_math=False)
+    figure.text(0.5, 1 - 0.12 / total_height, title, fontsize=11, ha="center", va="top", parse_math=False)
+    note = "\n".join(lines)
+    figure.text(0.5, 0.1 / total_height, note, fontsize=9, color="#626973", ha="center", va="bottom")
+    save_figure(figure, path)
+
+
+def whole_board(drawing: Drawing, title: str, tokens_S: np.ndarray, question_S: np.ndarray) -> Board:
+    """Return a board that is no answer, cropped to the cells that belong to it."""
+    cells = _cells_of(drawing, tokens_S, question_S)
+    return Board(title, cells, None, _window_of(drawing, _inside(cells)))
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+def wrong_cells(answer_S: np.ndarray, label_S: np.ndarray) -> np.ndarray:
+    """Return which cells of an answer are wrong, bool (S,). Cells without a label are not."""
+    return (label_S >= 0) & (answer_S != label_S)
+
+
+def draw_answers(
+    drawing: Drawing,
+    question_S: np.ndarray,
+    label_S: np.ndarray,
+    answers_TS: np.ndarray,
+    title: str,
+    path: Path,
+    *,
+    confidence_T: Sequence[float | None] | None = None,
+) -> None:
+    """Draw a puzzle, the answers that changed something, and the solution if the last is wrong.
+
+    Args:
+        label_S: the solution, negative where none is known.
+        answers_TS: the model's answers, such as those after each reasoning step.
+        path: the picture's file.
+        confidence_T: for each answer, the probability with which the model would halt.
+
+    Raises:
+        UserError: matplotlib is not installed, or the file cannot be written.
+    """
+    wrong_TS = np.stack([wrong_cells(answer_S, label_S) for answer_S in answers_TS])
+    cells_T = [_cells_of(drawing, answer_S, question_S) for answer_S in answers_TS]
+    solution, num_labels = _cells_of(drawing, label_S, question_S), int((label_S >= 0).sum())
+    # Cells without a label are not scored, so the window may leave their colours out.
+    shown_S = _inside(solution) if num_labels else np.any([_inside(cells) for cells in cells_T], axis=0)
+    window = _window_of(drawing, shown_S | wrong_TS.any(0))
+    boards = [whole_board(drawing, "puzzle", question_S, question_S)]
+    changed = [t for t in range(1, len(answers_TS)) if not np.array_equal(answers_TS[t], answers_TS[t - 1])]
+    for t in sorted({0, *changed[:_MOST_CHANGES], len(answers_TS) - 1}):
+        heading = f"step {t + 1}" if len(answers_TS) > 1 else "answer"
+        if num_labels:
+            heading += f": {num_labels - wrong_TS[t].sum()} of {num_labels} right"
+        if confidence_T is not None:
+            heading += f"\nhalting confidence {confidence_T[t] or 0:.0%}"
+        boards.append(Board(heading, cells_T[t], wrong_TS[t], window))
+    if wrong_TS[-1].any():
+        boards.append(Board("solution", solution, None, window))
+    _, marks = KINDS.get(drawing["kind"], KINDS["numbers"])
+    note = "\n".join(filter(None, [marks, names_of_tokens(drawing)]))
+    draw_boards(drawing, boards, title, note, path, in_pairs=False)
