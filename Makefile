@@ -67,7 +67,8 @@ clean:
 	$(PIP_INSTALL) -r requirements.txt -r requirements-demo.txt
 	touch $@
 
-.venv/.dev: .venv/.created requirements.txt requirements-demo.txt requirements-plot.txt requirements-sweep.txt requirements-dev.txt
+# The requirements refer to one another, and a change in any of them renews the environment.
+.venv/.dev: .venv/.created $(wildcard requirements*.txt)
 	$(PIP_INSTALL) -r requirements-dev.txt
 	touch $@ .venv/.demo
 

@@ -202,14 +202,10 @@ class EvalLoader:
     def batches(self, world: World) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield this rank's share of each batch: its row numbers in the file, and the batch.
 
-        Empty shares are left out. If a file changed since it was opened, the batches end early.
-        `require_all_read` then raises the error, at a point where all ranks can end together.
+        If a file changed since it was opened, the batches end early. `require_all_read` then raises
+        the error, at a point where all ranks can end together.
         """
-        for start in range(0, self.num_examples, self._batch_size):
-            num_rows = min(self._batch_size, self.num_examples - start)
-            rows = self._rows[start : start + num_rows][world.slice_of(num_rows)]
-            if len(rows) == 0:
-                continue
+        for rows in self.shares(world):
             try:
                 arrays = _read(self._set, rows, self._split.metadata.ignore_label_id)
             except UserError as mistake:
@@ -217,6 +213,14 @@ class EvalLoader:
                 return
             batch = _pinned(_as_tensors(arrays), world.device.type == "cuda")
             yield rows, _to_device(batch, world.device)
+
+    def shares(self, world: World) -> Iterator[np.ndarray]:
+        """Yield the row numbers of this rank's share of each batch. Empty shares are left out."""
+        for start in range(0, self.num_examples, self._batch_size):
+            num_rows = min(self._batch_size, self.num_examples - start)
+            rows = self._rows[start : start + num_rows][world.slice_of(num_rows)]
+            if len(rows):
+                yield rows
 
     def require_all_read(self) -> None:
         """Raise UserError if `batches` ended early because a file changed."""

@@ -62,7 +62,7 @@ from training.trained import load_weights_from
 from utils.command_line import read_config, validate
 from utils.dist.launch import Launch
 from utils.errors import UserError
-from utils.metrics import _drop_rows_after
+from utils.metrics.row_file import keep_rows
 from utils.run.lock import RunLock
 from utils.run.resume import prepare, read_start
 from utils.weights_file import write_weights
@@ -259,7 +259,7 @@ def _read_metrics(folder: Path, rng: Random) -> None:
     if rng.random() < 0.5:
         view([str(folder / "run"), "-o", str(folder / "page.html")])
     else:
-        _drop_rows_after(folder / "run" / "metrics.jsonl", 100)
+        keep_rows(folder / "run" / "metrics.jsonl", 100)
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ class PretrainConfig(RunConfig):
 
     log_interval: Int = Positive
     wandb: WandbConfig
+    tensorboard: Bool
     profile: Bool
     perf_every_n_steps: Int | None = Field(gt=0)
 

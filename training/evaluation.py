@@ -25,6 +25,46 @@ from utils.saved_outputs import OutputWriter, SavedOutput
 
 
 @dataclass(frozen=True)
+class SampledAnswer:
+    """The model's answer to an example, on the host."""
+
+    row: int  # of the set
+    question_S: np.ndarray
+    label_S: np.ndarray  # negative where no label is known
+    answer_S: np.ndarray
+
+
+class AnswerSample:
+    """Keeps the answers to the first few of this rank's examples of the first set, to show them.
+
+    Attributes:
+        answers: in the order in which the examples left their slots.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.set_name: str | None = None
+        self.answers: list[SampledAnswer] = []
+        self._most, self._rows = most, np.zeros(0, np.int64)
+
+    def begin(self, set_name: str, share: np.ndarray) -> None:
+        """Choose the rows at the beginning of a set; only the first set counts.
+
+        Args:
+            share: the numbers of the rows that this rank evaluates first.
+        """
+        if self.set_name is None:
+            self.set_name, self._rows = set_name, share[: self._most]
+
+    def take(self, set_name: str, done: Finished, answers_NS: Tensor) -> None:
+        """Keep the answers to the chosen rows."""
+        if set_name != self.set_name:
+            return
+        for n in np.flatnonzero(np.isin(done.rows_N, self._rows)).tolist():
+            tokens = (done.batch["inputs"][n], done.batch["labels"][n], answers_NS[n])
+            self.answers.append(SampledAnswer(int(done.rows_N[n]), *(each_S.cpu().numpy() for each_S in tokens)))
+
+
+@dataclass(frozen=True)
 class EvalOptions:
     """How a split is evaluated.
 
@@ -37,6 +77,7 @@ class EvalOptions:
         keep_votes: add to the votes of the evaluation before, for checkpoints that vote together.
         save_outputs: what to write of each example, beside its row in the dataset.
         save_to: the folder for these outputs and for the evaluators' own files.
+        sample: takes a few answers; None on ranks that show none.
     """
 
     batch_size: int
@@ -46,6 +87,7 @@ class EvalOptions:
     keep_votes: bool = False
     save_outputs: Sequence[SavedOutput] = ()
     save_to: Path | None = None
+    sample: AnswerSample | None = None
 
 
 @torch.no_grad()
@@ -122,6 +164,8 @@ class _SetEvaluation:
             self._split, self._set_name, options.batch_size, options.max_examples, spread=deadline.is_set
         )
         examples = loader.batches(world)
+        if options.sample is not None:
+            options.sample.begin(self._set_name, next(loader.shares(world), np.zeros(0, np.int64)))
         if not options.keep_votes:
             evaluators.clear()
         while (slots := self._next_lap(examples, deadline)) is not None:
@@ -205,6 +249,8 @@ class _SetEvaluation:
             config=self._model.config.loss,
             ignore_label=IGNORE_LABEL,
         )
+        if self._options.sample is not None:
+            self._options.sample.take(self._set_name, done, answers_NS)
         if self._writer is not None:
             rows = {"rows": torch.from_numpy(done.rows_N)}
             self._writer.add(rows | _outputs_to_save(self._options.save_outputs, done))

@@ -7,14 +7,18 @@ import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 from torch import Tensor
 
 from dataset.loader import TrainLoader
+from dataset.pictures import board_of, draw_answers
+from dataset.schema import DatasetMetadata
+from dataset.tasks import task_of_shape
 from training.config import PretrainConfig
 from training.data import Data
-from training.evaluation import EvalOptions, evaluate
+from training.evaluation import AnswerSample, EvalOptions, evaluate
 from training.plan import Plan
 from training.state import TrainState
 from training.watch import BadStep
@@ -24,7 +28,7 @@ from utils.checkpoint.writer import Checkpointer
 from utils.dist.replicas import require_same_replicas
 from utils.dist.world import World
 from utils.errors import UserError
-from utils.metrics import Metrics, Row
+from utils.metrics import Metrics, Picture, Row
 from utils.profiling import CommSampler, StepClock, StepProfiler, TimeShare
 from utils.run.folder import mark_stopped
 from utils.run.launched import Launched
@@ -83,6 +87,7 @@ class Session:
                 world,
                 config.run_path,
                 config.wandb,
+                config.tensorboard,
                 progress.wandb_run_id,
                 config.model_dump(),
                 logged,
@@ -177,12 +182,15 @@ class Session:
         config, state, progress, world = self.config, self.state, self.state.progress, self._world
         assert self._data.test is not None
         state.watch.require_no_bad_step(self._checkpointer.last_good_after_save)
+        num_pictures = self._metrics.num_pictures
+        sample = AnswerSample(num_pictures) if num_pictures else None
         options = EvalOptions(
             config.eval_batch_size or config.global_batch_size,
             adaptive=config.eval_adaptive,
             max_examples=config.eval_max_examples,
             save_outputs=config.eval_save_outputs,
             save_to=config.run_path / "eval_outputs" / f"step_{progress.step:08d}",
+            sample=sample,
         )
         try:
             with self._eval_share.taking(limited=limited) as deadline, state.averaged_weights():
@@ -203,6 +211,8 @@ class Session:
         if metrics is None:
             progress.pending_row = row
             return Evaluation(row, is_done=False)
+        if sample is not None:
+            self._metrics.show(progress.step, pictures_of(sample, self._data.test.metadata))
         row = row | metrics | {"perf/eval_share": self._eval_share.share}
         if not deadline.was_met:  # a result on some of the examples may be luck
             self.say(f"step {progress.step}: no time for all of the evaluation (eval_max_share)")
@@ -229,7 +239,8 @@ class Session:
         self.state.watch.require_no_bad_step(self._checkpointer.last_good_after_save)
         self.check_replicas()  # a checkpoint of one rank's tensors would make its errors everybody's
         snapshot = self.state.snapshot(self.config, self._data, self._world)
-        self._checkpointer.save(snapshot, is_best=is_best)
+        upload = partial(self._metrics.add_checkpoint, is_best=is_best)
+        self._checkpointer.save(snapshot, is_best=is_best, then=upload)
 
     def check_replicas(self) -> None:
         """Compare the tensors that ranks hold alike, if check_replicas_every_n_steps asks for it.
@@ -306,6 +317,17 @@ def launched(config: PretrainConfig, progress: Progress, plan: Plan, world: Worl
         host=socket.gethostname(),
         pid=os.getpid(),
     )
+
+
+def pictures_of(sample: AnswerSample, metadata: DatasetMetadata) -> list[Picture]:
+    """Return a picture for each answer of the sample, in the order of rows."""
+    board = board_of(task_of_shape(metadata.seq_len, metadata.vocab_size), metadata.seq_len)
+    pictures = []
+    for answer in sorted(sample.answers, key=lambda answer: answer.row):
+        title = f"row {answer.row} of {sample.set_name}"
+        tokens = (answer.question_S, answer.label_S, answer.answer_S[None])
+        pictures.append(Picture(title, partial(draw_answers, board, *tokens, title)))
+    return pictures
 
 
 def describe(config: PretrainConfig, data: Data, state: TrainState, plan: Plan, world: World) -> str:

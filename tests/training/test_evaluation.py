@@ -17,7 +17,7 @@ from models.inference import Slots
 from models.losses import act_loss
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_hrm
 from tests.spawn import run_ranks
-from training.evaluation import EvalOptions, evaluate
+from training.evaluation import AnswerSample, EvalOptions, evaluate
 from utils.batch import Batch
 from utils.dist.world import World
 from utils.profiling import Deadline
@@ -126,6 +126,26 @@ def _evaluate(model: HRM, split: Split, batch_size: int, **options: Any) -> dict
     metrics = evaluate(model, split, SINGLE, EvalOptions(batch_size, **options))
     assert metrics is not None
     return metrics
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("batch_size", [2, 5, 23])
+def test_a_sample_has_the_answers_to_the_first_examples(
+    model: HRM, rows: dict[str, np.ndarray], batch_size: int, adaptive: bool, tmp_path: Path
+) -> None:
+    """Halting early changes the order of the answers, and not the examples that they answer."""
+    sample, split = AnswerSample(3), _split(all=rows, more=_rows(5, seed=2))
+    options = EvalOptions(batch_size, adaptive=adaptive, save_outputs=["predictions"], save_to=tmp_path, sample=sample)
+    sampled = evaluate(model, split, SINGLE, options)
+    assert sampled == evaluate(model, split, SINGLE, EvalOptions(batch_size, adaptive=adaptive))
+    saved = load_file(tmp_path / "all_rank0_0000.safetensors")
+    predictions = dict(zip(saved["rows"].tolist(), saved["predictions"].numpy(), strict=True))
+    assert sample.set_name == "all"
+    assert sorted(answer.row for answer in sample.answers) == list(range(min(3, batch_size)))
+    for answer in sample.answers:
+        assert np.array_equal(answer.question_S, rows["inputs"][answer.row])
+        assert np.array_equal(answer.label_S, rows["labels"][answer.row])
+        assert np.array_equal(answer.answer_S, predictions[answer.row])
 
 
 def test_the_metrics_equal_those_of_segments_run_by_hand(model: HRM, rows: dict[str, np.ndarray]) -> None:

@@ -1,29 +1,46 @@
-"""metrics.jsonl has every step once, W&B never stops a run, and a redirected log is readable."""
+"""metrics.jsonl has every step once, no optional sink stops a run, a redirected log is readable."""
 
 import io
 import json
+import math
+import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests import runs
 from utils.dist.world import World
 from utils.errors import UserError
-from utils.metrics import Metrics, WandbConfig, _Progress
+from utils.metrics import Metrics, Picture, WandbConfig
+from utils.metrics.progress import Progress
 
 CONFIG = {"project_name": "p", "run_name": "r", "lr": 1e-4}
 SINGLE = World.single()
+WANDB: dict[str, object] = {"entity": None, "group": None, "tags": [], "pictures": 0, "artifacts": "none"}
 
 
-def _metrics(run: Path, *, mode: str = "disabled", first: int = 0, last: int = 10, world: World = SINGLE) -> Metrics:
-    wandb = WandbConfig.model_validate({"mode": mode, "entity": None, "group": None, "tags": []})
-    return Metrics(world, run, wandb, "abc123", CONFIG, first, last)
+def _metrics(
+    run: Path,
+    *,
+    mode: str = "disabled",
+    first: int = 0,
+    last: int = 10,
+    world: World = SINGLE,
+    tensorboard: bool = False,
+    **options: object,
+) -> Metrics:
+    wandb = WandbConfig.model_validate(WANDB | {"mode": mode, **options})
+    return Metrics(world, run, wandb, tensorboard, "abc123", CONFIG, first, last)
 
 
 def _rows(run: Path) -> list[dict[str, float]]:
@@ -38,7 +55,7 @@ def _times(run: Path) -> list[float]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     now = SimpleNamespace(s=100.0)
-    monkeypatch.setattr("utils.metrics.time.monotonic", lambda: now.s)
+    monkeypatch.setattr("time.monotonic", lambda: now.s)
     return now
 
 
@@ -133,7 +150,7 @@ def test_a_row_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
 # ---- the log -----------------------------------------------------------------------------------
 
 
-def _shown(progress: "_Progress", stream: io.StringIO) -> list[str]:
+def _shown(progress: Progress, stream: io.StringIO) -> list[str]:
     text = stream.getvalue()
     assert "\r" not in text and "\x1b" not in text
     assert text == "" or text.endswith("\n")
@@ -152,28 +169,28 @@ def _train_row(loss: float) -> dict[str, float]:
 
 def test_a_redirected_log_has_lines_with_the_main_figures(clock: SimpleNamespace) -> None:
     stream = io.StringIO()
-    progress = _Progress(0, 100, stream)
+    progress = Progress(0, 100, stream)
     clock.s += 10
     progress.advance(10)
-    progress.show(10, _train_row(1.5))
+    progress.write(10, _train_row(1.5))
     assert _shown(progress, stream) == ["step 10/100  loss 1.5000  acc 0.250  exact 0.125  ex/s 1234  ETA 01:30"]
 
 
 def test_the_eta_of_a_resumed_run_counts_its_own_steps(clock: SimpleNamespace) -> None:
     stream = io.StringIO()
-    progress = _Progress(80, 100, stream)
+    progress = Progress(80, 100, stream)
     clock.s += 10
-    progress.show(90, _train_row(1.5))
+    progress.write(90, _train_row(1.5))
     assert _shown(progress, stream)[0].endswith("ETA 00:10")
 
 
 def test_a_long_run_has_few_lines_up_to_its_end(clock: SimpleNamespace) -> None:
     stream = io.StringIO()
-    progress = _Progress(0, 1000, stream)
+    progress = Progress(0, 1000, stream)
     for step in range(10, 1001, 10):
         clock.s += 1
         progress.advance(step)
-        progress.show(step, _train_row(1.0))
+        progress.write(step, _train_row(1.0))
     lines = _shown(progress, stream)
     assert 10 <= len(lines) <= 12
     assert lines[0].startswith("step 10/1000") and lines[-1].startswith("step 1000/1000")
@@ -181,10 +198,10 @@ def test_a_long_run_has_few_lines_up_to_its_end(clock: SimpleNamespace) -> None:
 
 def test_every_evaluation_is_shown(clock: SimpleNamespace) -> None:
     stream = io.StringIO()
-    progress = _Progress(0, 1000, stream)
+    progress = Progress(0, 1000, stream)
     row = {"eval/all/exact_accuracy": 0.5, "eval/all/accuracy": 0.75, "eval/all/exact_accuracy_at_step/1": 0.1}
     for step in (10, 20, 30):
-        progress.show(step, row | (_train_row(1.0) if step != 20 else {}))
+        progress.write(step, row | (_train_row(1.0) if step != 20 else {}))
     lines = [line for line in _shown(progress, stream) if "eval/" in line]
     assert lines == [
         f"step {step}/1000  eval/all/exact_accuracy 0.5000  eval/all/accuracy 0.7500" for step in (10, 20, 30)
@@ -199,9 +216,9 @@ class _Terminal(io.StringIO):
 
 def test_a_terminal_shows_a_progress_bar() -> None:
     stream = _Terminal()
-    progress = _Progress(5, 20, stream)
+    progress = Progress(5, 20, stream)
     progress.advance(10)
-    progress.show(10, _train_row(1.5))
+    progress.write(10, _train_row(1.5))
     progress.say("a line")
     progress.advance(20)
     progress.close()
@@ -224,10 +241,10 @@ class _TerminalThatGoesAway(_GoesAway, _Terminal):
 
 def test_a_closed_terminal_does_not_end_the_run() -> None:
     for stream in (_GoesAway(), _TerminalThatGoesAway()):
-        progress = _Progress(0, 20, stream)
+        progress = Progress(0, 20, stream)
         stream.gone = True
         progress.advance(10)
-        progress.show(10, _train_row(1.5) | {"eval/all/exact_accuracy": 0.5})
+        progress.write(10, _train_row(1.5) | {"eval/all/exact_accuracy": 0.5})
         progress.say("a line")
         progress.close()
 
@@ -248,6 +265,7 @@ class _FakeWandb(SimpleNamespace):
         super().__init__(
             account=account, reachable=reachable, login_raises=login_raises, inits=[], logged=[], logins=[]
         )
+        self.artifacts: list[tuple[SimpleNamespace, list[str]]] = []
 
     def login(self, **options: Any) -> bool:
         self.logins.append(options)
@@ -260,9 +278,25 @@ class _FakeWandb(SimpleNamespace):
         if options["mode"] == "online" and not self.reachable:
             raise _WandbError("network\nis unreachable")
         return SimpleNamespace(
+            id=options["id"],
             log=lambda row, step: self.logged.append((step, row)),
+            log_artifact=lambda artifact, aliases: self.artifacts.append((artifact, aliases)),
             finish=lambda exit_code: self.logged.append(("finish", exit_code)),
         )
+
+    def Table(self, **table: Any) -> list[dict[str, Any]]:
+        return [dict(zip(table["columns"], line, strict=True)) for line in table["data"]]
+
+    def Image(self, file: str, caption: str) -> tuple[bytes, str]:
+        return Path(file).read_bytes(), caption
+
+    def Artifact(self, name: str, **options: Any) -> SimpleNamespace:
+        files: dict[str, bytes] = {}
+
+        def add_file(path: str, *, name: str, skip_cache: bool) -> None:
+            files[name] = Path(path).read_bytes()
+
+        return SimpleNamespace(name=name, files=files, add_file=add_file, **options)
 
 
 def _install(monkeypatch: pytest.MonkeyPatch, fake: Any) -> Any:
@@ -300,7 +334,7 @@ def test_a_service_that_fails_ends_no_run(
         metrics.write(step, {"a": 1.0})
     metrics.close()
     said = capfd.readouterr().err
-    assert said.count("W&B fails at step 1 (AttributeError: ") == 1 and "metrics.jsonl goes on alone" in said
+    assert said.count("W&B does not take step 1; metrics.jsonl goes on without it (AttributeError: ") == 1, said
     assert [row["step"] for row in _rows(tmp_path)] == [1, 2]
 
 
@@ -359,7 +393,237 @@ def test_without_the_package_only_online_and_offline_are_mistakes(
             _metrics(tmp_path, mode=mode)
 
 
-def test_disabled_never_imports_wandb(quiet: Path, tmp_path: Path) -> None:
+# ---- W&B: the table of evaluations, pictures and checkpoints -----------------------------------
+
+
+def _scores(step: int) -> dict[str, float]:
+    return {"eval/all/accuracy": step / 10, "eval/all/exact_accuracy_at_step/2": 0.5, "eval/hard/accuracy": 0.0}
+
+
+def test_the_table_has_a_line_for_each_set_of_each_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = _install(monkeypatch, _FakeWandb())
+    metrics = _metrics(tmp_path, mode="online")
+    metrics.write(1, _scores(1) | {"train/lm_loss": 1.0})
+    metrics.write(2, {"train/lm_loss": 1.0})
+    metrics.write(3, _scores(3) | {"eval/all/pass@2": 0.25})
+    (_, first), (_, between), (_, last) = fake.logged
+    assert "evaluations" not in between and first["eval/all/accuracy"] == 0.1 and first["train/lm_loss"] == 1.0
+    assert first["evaluations"] == [
+        {"step": 1, "set": "all", "accuracy": 0.1, "exact_accuracy_at_step/2": 0.5},
+        {"step": 1, "set": "hard", "accuracy": 0.0, "exact_accuracy_at_step/2": None},
+    ]
+    assert [(line["step"], line["set"], line["accuracy"], line["pass@2"]) for line in last["evaluations"]] == [
+        (1, "all", 0.1, None),
+        (1, "hard", 0.0, None),
+        (3, "all", 0.3, 0.25),
+        (3, "hard", 0.0, None),
+    ]
+
+
+def test_the_table_of_a_resumed_run_has_the_evaluations_that_it_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = _install(monkeypatch, _FakeWandb())
+    metrics = _metrics(tmp_path)
+    for step in (1, 2, 3):
+        metrics.write(step, _scores(step))
+    forged = {"step": 2, "eval/": 1.0, "eval/all/": 2.0, "eval": 3.0, "eval/all/x": "y", "eval/all/n": 10**400}
+    (tmp_path / "metrics.jsonl").open("a").write(json.dumps(forged) + "\n")
+    _metrics(tmp_path, mode="online", first=2).write(3, _scores(3))
+    (_, sent) = fake.logged[-1]
+    assert [line["step"] for line in sent["evaluations"]] == [1, 1, 2, 2, 3, 3]
+
+
+def _pictures(drawn: list[str], count: int = 3) -> list[Picture]:
+    def draw(file: Path, text: str) -> None:
+        drawn.append(text)
+        file.write_text(text)
+
+    return [Picture(f"puzzle {n}", partial(draw, text=f"drawing {n}")) for n in range(count)]
+
+
+def test_pictures_go_to_wandb_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+    off = _metrics(tmp_path)
+    off.show(5, _pictures(drawn))
+    fake = _install(monkeypatch, _FakeWandb())
+    none = _metrics(tmp_path, mode="online")
+    none.show(5, _pictures(drawn))
+    assert (off.num_pictures, none.num_pictures) == (0, 0) and drawn == [] and fake.logged == []
+    metrics = _metrics(tmp_path, mode="online", pictures=2)
+    assert metrics.num_pictures == 2
+    metrics.show(5, _pictures(drawn))
+    expected = [(b"drawing 0", "puzzle 0"), (b"drawing 1", "puzzle 1")]
+    assert fake.logged == [(5, {"puzzles": expected})]
+
+
+def test_without_matplotlib_a_line_says_that_there_are_no_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake = _install(monkeypatch, _FakeWandb())
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    metrics = _metrics(tmp_path, mode="online", pictures=2)
+    metrics.write(1, {"a": 1.0})
+    assert metrics.num_pictures == 0 and fake.logged == [(1, {"a": 1.0})]
+    assert (
+        "W&B gets no pictures of puzzles: drawing needs matplotlib; pip install -r requirements-demo.txt"
+        in capfd.readouterr().err
+    )
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_the_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake = _install(monkeypatch, _FakeWandb())
+    metrics = _metrics(tmp_path, mode="online", pictures=2)
+
+    def broken(file: Path) -> None:
+        raise OSError("No space left on device")
+
+    metrics.show(1, [Picture("puzzle", broken)])
+    metrics.write(1, {"a": 1.0})
+    assert fake.logged == [(1, {"a": 1.0})]
+    assert "W&B does not take the pictures of step 1 (OSError: No space left on device)" in capfd.readouterr().err
+
+
+def _step_folder(run: Path, step: int) -> Path:
+    folder = run / f"step_{step:08d}"
+    (folder / "state").mkdir(parents=True)
+    (folder / "state" / "rank_0000.safetensors").write_text(f"state {step}")
+    (folder / "model.safetensors").write_text(f"weights {step}")
+    return folder
+
+
+@pytest.mark.parametrize(("artifacts", "uploaded"), [("none", []), ("best", [4]), ("all", [2, 4, 6])])
+def test_checkpoints_are_uploaded_if_the_config_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, artifacts: str, uploaded: list[int]
+) -> None:
+    fake = _install(monkeypatch, _FakeWandb())
+    metrics = _metrics(tmp_path, mode="online", artifacts=artifacts)
+    for step in (2, 4, 6):
+        folder = _step_folder(tmp_path, step)
+        metrics.add_checkpoint(folder, is_best=step == 4)
+        shutil.rmtree(folder)  # as keep_last_k may do
+    metrics.close()
+    assert fake.logged == [("finish", 0)], "the run must end after the uploads"
+    assert [artifact.metadata for artifact, _ in fake.artifacts] == [{"step": step} for step in uploaded]
+    for (artifact, aliases), step in zip(fake.artifacts, uploaded, strict=True):
+        assert (artifact.name, artifact.type) == ("checkpoint-abc123", "checkpoint")
+        assert aliases == ["latest", f"step_{step:08d}", *(["best"] if step == 4 else [])]
+        assert artifact.files == {
+            "model.safetensors": f"weights {step}".encode(),
+            "state/rank_0000.safetensors": f"state {step}".encode(),
+        }
+
+
+def test_a_slow_upload_does_not_delay_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    fake = _install(monkeypatch, _FakeWandb())
+    metrics = _metrics(tmp_path, mode="online", artifacts="all")
+    monkeypatch.setattr(fake, "artifacts", SimpleNamespace(append=lambda _: released.wait(60)))
+    began = time.monotonic()
+    for step in (2, 4):
+        metrics.add_checkpoint(_step_folder(tmp_path, step), is_best=False)
+    metrics.close(failed=True, at_most_s=0.2)
+    assert time.monotonic() - began < 30
+    released.set()
+
+
+def test_a_checkpoint_that_cannot_be_uploaded_leaves_the_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake = _install(monkeypatch, _FakeWandb())
+    metrics = _metrics(tmp_path, mode="online", artifacts="all")
+    monkeypatch.setattr(fake, "artifacts", None)  # every upload raises
+    metrics.add_checkpoint(_step_folder(tmp_path, 2), is_best=False)
+    monkeypatch.setattr(fake, "Artifact", None)  # so does every copy
+    metrics.add_checkpoint(_step_folder(tmp_path, 4), is_best=False)
+    metrics.write(4, {"a": 1.0})
+    metrics.close()
+    said = capfd.readouterr().err
+    assert said.count("W&B does not take step_00000002 (AttributeError: ") == 1, said
+    assert said.count("W&B does not take step_00000004 (TypeError: ") == 1, said
+    assert fake.logged == [(4, {"a": 1.0}), ("finish", 0)]
+
+
+# ---- TensorBoard -------------------------------------------------------------------------------
+
+
+def _curves(run: Path) -> dict[str, dict[int, float]]:
+    """Return what TensorBoard shows of a run: for each name its values by step."""
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    found: dict[str, dict[int, float]] = {}
+    for name in events.Tags()["scalars"]:
+        scalars = events.Scalars(name)
+        found[name] = {one.step: one.value for one in scalars}
+        assert len(found[name]) == len(scalars), f"{name} has a step twice"
+    return found
+
+
+def test_tensorboard_shows_every_row(tmp_path: Path) -> None:
+    metrics = _metrics(tmp_path, tensorboard=True)
+    metrics.write(1, {"train/lm_loss": 1.5, "perf/step_ms": 10.0})
+    metrics.write(2, {"train/lm_loss": float("nan"), "eval/all/exact_accuracy": 0.5})
+    found = _curves(tmp_path)  # at once, so that a kill loses no row
+    assert found.keys() == {"train/lm_loss", "perf/step_ms", "eval/all/exact_accuracy"}
+    assert found["train/lm_loss"][1] == 1.5 and math.isnan(found["train/lm_loss"][2])
+    metrics.close()
+
+
+def test_tensorboard_shows_repeated_steps_once(tmp_path: Path) -> None:
+    for first, steps in ((0, (1, 2, 3, 4)), (2, (3, 4)), (4, (5,)), (0, (1, 2))):
+        metrics = _metrics(tmp_path, first=first, tensorboard=True)
+        for step in steps:
+            metrics.write(step, {"a": 10.0 * first + step})
+        if (first, steps) == (4, (5,)):
+            assert _curves(tmp_path)["a"] == {1: 1.0, 2: 2.0, 3: 23.0, 4: 24.0, 5: 45.0}
+    assert _curves(tmp_path)["a"] == {1: 1.0, 2: 2.0}, "the run began afresh"
+
+
+def test_without_the_package_tensorboard_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    expected = r"^tensorboard=true, but tensorboard isn't installed; pip install -r requirements-tensorboard.txt, or"
+    with pytest.raises(UserError, match=expected):
+        _metrics(tmp_path, tensorboard=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensorboard_on_a_full_disk_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    metrics = _metrics(tmp_path, tensorboard=True)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.write", full)
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+    for step in (1, 2):
+        metrics.write(step, {"a": 1.0})
+    metrics.close()
+    said = capfd.readouterr().err
+    assert said.count("TensorBoard does not take step 1; metrics.jsonl goes on without it (OSError: ") == 1, said
+    assert [row["step"] for row in _rows(tmp_path)] == [1, 2]
+
+
+def test_a_killed_and_resumed_run_has_every_step_once_in_tensorboard(data: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    often = {"tensorboard": "true", "log_interval": 1, "checkpoint_every_n_steps": 5, "eval_every_n_steps": 6}
+    running = runs.start(runs.settings(data, run, **often), log, hook=runs.slowly)
+    runs.until(lambda: runs.latest(run) >= 5 and _rows(run)[-1]["step"] > runs.latest(run), running)
+    running.signal(signal.SIGKILL)
+    running.wait().killed()
+    runs.train(runs.settings(data, run, resume="auto", **often), log).ok()
+    found, logged = _curves(run), _rows(run)
+    assert found["train/lm_loss"].keys() == set(range(1, 13)) and len(list((run / "tensorboard").iterdir())) == 2
+    for name in ("train/lm_loss", "eval/all/accuracy"):
+        assert found[name] == pytest.approx({row["step"]: row[name] for row in logged if name in row}, rel=1e-6), name
+
+
+# ---- the real packages -------------------------------------------------------------------------
+
+
+def test_what_is_off_is_never_imported(quiet: Path, tmp_path: Path) -> None:
     """A new process imports the whole program and writes a row."""
     code = f"""
 import sys
@@ -367,11 +631,11 @@ from pathlib import Path
 import pretrain
 from utils.dist.world import World
 from utils.metrics import Metrics, WandbConfig
-config = WandbConfig(mode="disabled", entity=None, group=None, tags=[])
-metrics = Metrics(World.single(), Path({str(tmp_path)!r}), config, "x", {{}}, 0, 1)
+config = WandbConfig(mode="disabled", **{WANDB!r})
+metrics = Metrics(World.single(), Path({str(tmp_path)!r}), config, False, "x", {{}}, 0, 1)
 metrics.write(1, {{"a": 1.0}})
 metrics.close()
-assert not [name for name in sys.modules if name.split(".")[0] == "wandb"]
+assert not {{"wandb", "tensorboard", "matplotlib"}} & {{name.split(".")[0] for name in sys.modules}}
 """
     subprocess.run([sys.executable, "-c", code], cwd=runs.REPOSITORY, check=True, timeout=120)
     assert not list(quiet.rglob("*wandb*"))
@@ -383,13 +647,67 @@ def test_offline_needs_neither_an_account_nor_a_network(
     """This test uses the real package, without a key and without a network."""
     run = tmp_path / "run"
     hook = runs.with_arguments(_without_account, str(tmp_path / "home"))
-    runs.train(runs.settings(data, run, wandb__mode="offline", max_steps=3), log, hook=hook).ok()
-    assert list(run.glob("wandb/offline-run-*/run-*.wandb"))
-    assert [row["step"] for row in _rows(run)] == [1, 3]
+    options = {"wandb.mode": "offline", "wandb.artifacts": "best", "wandb.pictures": 2, "wandb.group": "sweep-1"}
+    often = {"max_steps": 4, "log_interval": 1, "eval_every_n_steps": 2, "checkpoint_every_n_steps": 1}
+    runs.train(runs.settings(data, run, **options, **often), log, hook=hook).ok()
+    assert [row["step"] for row in _rows(run)] == [1, 2, 3, 4]
+    (file,) = run.glob("wandb/offline-run-*/run-*.wandb")
+    records = list(_records(file))
+    assert [record.run.run_group for record in records if record.HasField("run")] == ["sweep-1"]
+
+    history = [_logged(record.history) for record in records if record.HasField("history")]
+    assert [row["_step"] for row in history] == [1, 2, 3, 4]
+    for row, logged in zip(history, _rows(run), strict=True):
+        assert row["train/lm_loss"] == logged["train/lm_loss"] and "time_s" not in row
+    evaluated = [row for row in history if "eval/all/accuracy" in row]
+    assert [row["_step"] for row in evaluated] == [2, 4]
+    table = json.loads((file.parent / "files" / evaluated[-1]["evaluations.path"]).read_text())
+    lines = [dict(zip(table["columns"], line, strict=True)) for line in table["data"]]
+    assert [(line["step"], line["set"]) for line in lines] == [(2, "all"), (4, "all")]
+    assert [line["accuracy"] for line in lines] == [row["eval/all/accuracy"] for row in evaluated]
+    assert [row["puzzles.captions"] for row in evaluated] == [["row 0 of all", "row 1 of all"]] * 2
+    pictures = [(file.parent / "files" / name).read_bytes() for row in evaluated for name in row["puzzles.filenames"]]
+    assert len(pictures) == 4 and all(picture.startswith(b"\x89PNG") for picture in pictures)
+
+    uploaded = [record.artifact for record in records if record.HasField("artifact")]
+    (checkpoint, *_) = best = [artifact for artifact in uploaded if artifact.type == "checkpoint"]
+    assert {"best", "step_00000002"} <= set(checkpoint.aliases) and len(best) < 4, "only the best checkpoints"
+    staged = {entry.path: Path(entry.local_path) for entry in checkpoint.manifest.contents}
+    step = run / "step_00000002"
+    assert staged.keys() == {str(path.relative_to(step)) for path in step.rglob("*") if path.is_file()}
+    for name, path in staged.items():
+        assert not path.is_relative_to(run) and path.read_bytes() == (step / name).read_bytes()
+
+
+def _records(file: Path) -> Iterator[Any]:
+    """Yield the records of W&B's file. It has the format of LevelDB's log, in blocks of 32 KiB."""
+    from wandb.proto import wandb_internal_pb2
+
+    contents, at, text = file.read_bytes(), 7, b""
+    while at + 7 <= len(contents):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        size, kind = int.from_bytes(contents[at + 4 : at + 6], "little"), contents[at + 6]
+        text += contents[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield wandb_internal_pb2.Record.FromString(text)  # type: ignore[attr-defined]
+            text = b""
+
+
+def _logged(history: Any) -> dict[str, Any]:
+    return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in history.item}
 
 
 def _without_account(home: str, rank: int) -> None:
     import os
 
-    os.environ |= {"HOME": home, "NETRC": home + "/netrc", "WANDB_CONFIG_DIR": home, "WANDB_CACHE_DIR": home}
+    os.environ |= {
+        "HOME": home,
+        "NETRC": home + "/netrc",
+        "WANDB_CONFIG_DIR": home,
+        "WANDB_CACHE_DIR": home,
+        "WANDB_DATA_DIR": home,
+    }
     os.environ.pop("WANDB_API_KEY", None)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
@@ -124,11 +125,14 @@ class Checkpointer:
         self.wait()
         return self.last_good
 
-    def save(self, snapshot: Snapshot, *, is_best: bool) -> None:
+    def save(self, snapshot: Snapshot, *, is_best: bool, then: Callable[[Path], None] | None = None) -> None:
         """Begin to write a step. Every rank.
 
         When the step is whole, `latest` names it, and `best` as well if `is_best`. The snapshot's
         tensors may change as soon as this returns.
+
+        Args:
+            then: called with the step's folder when it is whole, on rank 0 and in the thread.
 
         Raises:
             UserError: A weight is not finite, or the previous save failed (see `wait`). Every rank
@@ -142,7 +146,7 @@ class Checkpointer:
             self._writer_id = self._world.broadcast_object(uuid.uuid4().hex[:8])
         self._staged = self._stage(_named(snapshot, self._world))
         in_thread = replace(self._world, host_group=self._world.thread_group)
-        self._saving = self._thread.submit(self._write, self._staged, snapshot.state, is_best, in_thread)
+        self._saving = self._thread.submit(self._write, self._staged, snapshot.state, is_best, then, in_thread)
 
     def wait(self) -> None:
         """Wait until the last save has finished. Every rank.
@@ -198,7 +202,9 @@ class Checkpointer:
             staged[name] = place
         return staged
 
-    def _write(self, staged: Tensors, state: RunState, is_best: bool, world: World) -> None:
+    def _write(
+        self, staged: Tensors, state: RunState, is_best: bool, then: Callable[[Path], None] | None, world: World
+    ) -> None:
         """Write a step and publish it, in the thread. Every rank."""
         folder = self.run / f"step_{state.step:08d}"
         # The name contains the writer's id, because a rank from before a restart may live a moment
@@ -240,6 +246,8 @@ class Checkpointer:
                 f"the checkpoint of step {state.step} could not be written: {error}; {self.last_good}; "
                 "free the disk, then resume"
             ) from error
+        if then is not None and world.is_main:
+            then(folder)
 
     def _publish(self, temporary: Path, folder: Path, *, is_best: bool) -> None:
         sync_folder(temporary / "state")

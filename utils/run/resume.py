@@ -238,7 +238,7 @@ def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
             process holds the lock.
     """
     if run.is_dir():
-        refuse_links([*run.iterdir(), *(run / "eval_outputs").rglob("*")])
+        refuse_links([*run.iterdir(), *(run / "eval_outputs").rglob("*"), *(run / "tensorboard").rglob("*")])
         lock.take(run, notes.append)
         put_back(run)
 

@@ -59,6 +59,22 @@ def test_keep_last_k_also_keeps_the_best(tmp_path: Path) -> None:
     assert [folder.name[-1] for folder in step_folders(run)] == ["8"]
 
 
+def test_what_follows_a_save_finds_the_step_whole(tmp_path: Path) -> None:
+    found: list[tuple[str, str, bool]] = []
+
+    def then(folder: Path) -> None:
+        Checkpoint.open(folder)
+        on_main_thread = threading.current_thread() is threading.main_thread()
+        found.append((folder.name, (tmp_path / "latest").read_text().strip(), on_main_thread))
+
+    world = connect_devices(World.single(), "cpu")
+    checkpointer = Checkpointer(tmp_path, world, keep_last_k=1)
+    for step in (1, 2):
+        checkpointer.save(snapshot_at(step, world), is_best=False, then=then)
+    checkpointer.wait()
+    assert found == [(f"step_0000000{step}", f"step_0000000{step}", False) for step in (1, 2)]
+
+
 def test_keep_last_k_never_removes_the_step_just_written(run: Path) -> None:
     """A step with a higher number, left by an earlier part of the run, may be damaged."""
     (run / "step_00000006" / "model.safetensors").write_bytes(b"")

@@ -1,0 +1,116 @@
+"""Write a run's metrics to all sinks. Rank 0 writes. On other ranks every call does nothing.
+
+row_file            metrics.jsonl, the truth about the run, which a resumed run reads again
+progress            the terminal, or a log
+weights_and_biases  Weights & Biases: optional
+tensorboard         TensorBoard: optional
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from utils.dist.world import World
+from utils.metrics.progress import Progress
+from utils.metrics.row_file import RowFile
+from utils.metrics.sink import Picture, Row, Sink
+from utils.metrics.tensorboard import TensorBoard
+from utils.metrics.weights_and_biases import WandbConfig, start_wandb
+
+__all__ = ["Metrics", "Picture", "Row", "WandbConfig"]
+
+
+class Metrics:
+    """The sinks of a run.
+
+    Args:
+        run: the run's folder. Rows of `metrics.jsonl` after `first_step` are removed, because the
+            run repeats those steps.
+        tensorboard: also write for TensorBoard.
+        wandb_run_id: lets a resumed run continue the same W&B run.
+        config: the resolved config, for W&B.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        run: Path,
+        wandb: WandbConfig,
+        tensorboard: bool,
+        wandb_run_id: str,
+        config: dict[str, Any],
+        first_step: int,
+        last_step: int,
+    ) -> None:
+        self._rows: RowFile | None = None
+        self._progress: Progress | None = None
+        self._optional: list[Sink] = []
+        if not world.is_main:
+            return
+        if tensorboard:
+            self._optional.append(TensorBoard(run / "tensorboard", first_step))
+        self._rows, self._progress = RowFile(run / "metrics.jsonl", first_step), Progress(first_step, last_step)
+        started = start_wandb(wandb, wandb_run_id, run, config, self._rows.kept, say=self.say)
+        if started is not None:
+            self._optional.append(started)
+
+    @property
+    def num_pictures(self) -> int:
+        """How many pictures the sinks of this rank want at each evaluation."""
+        return max([sink.num_pictures for sink in self._optional], default=0)
+
+    def write(self, step: int, row: Row) -> None:
+        """Write the row of a step, which holds all its metrics.
+
+        Raises:
+            UserError: The row can't be written to metrics.jsonl.
+        """
+        if self._rows is not None and self._progress is not None:
+            self._rows.write(step, row)
+            self._progress.write(step, row)
+            failed = self._try(lambda sink: sink.write(step, row), f"step {step}; metrics.jsonl goes on without it")
+            self._optional = [sink for sink in self._optional if sink not in failed]
+
+    def show(self, step: int, pictures: Sequence[Picture]) -> None:
+        """Show the pictures of a step, before its row is written."""
+        self._try(lambda sink: sink.show(step, pictures[: sink.num_pictures]), f"the pictures of step {step}")
+
+    def add_checkpoint(self, folder: Path, *, is_best: bool) -> None:
+        """Hand a checkpoint that is whole to the sinks that keep checkpoints.
+
+        Called in the thread that wrote it. The folder may be removed as soon as this returns.
+        """
+        self._try(lambda sink: sink.add_checkpoint(folder, is_best=is_best), f"{folder.name}")
+
+    def _try(self, do: Callable[[Sink], None], what: str) -> list[Sink]:
+        """Do something with each optional sink. Say which of them failed, and return these."""
+        failed = []
+        for sink in self._optional:
+            try:
+                do(sink)
+            except Exception as error:  # no failure of a package, a service or the network may end the run
+                self.say(f"{sink.name} does not take {what} ({type(error).__name__}: {error})")
+                failed.append(sink)
+        return failed
+
+    def advance(self, step: int) -> None:
+        """Move the progress bar: this step is done."""
+        if self._progress is not None:
+            self._progress.advance(step)
+
+    def say(self, text: str) -> None:
+        """Show a line of text above the progress bar."""
+        if self._progress is not None:
+            self._progress.say(text)
+
+    def close(self, *, failed: bool = False, at_most_s: float | None = None) -> None:
+        """Close all sinks. Not called after a fault.
+
+        Args:
+            failed: the run ends with a mistake.
+            at_most_s: how long to wait for W&B, whose server may be slow while the other ranks
+                wait; None: as long as it takes.
+        """
+        if self._progress is not None:
+            self._progress.close()
+        self._try(lambda sink: sink.close(failed=failed, at_most_s=at_most_s), "the end of the run")

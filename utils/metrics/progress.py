@@ -1,0 +1,82 @@
+"""Show the progress of a run: a bar on a terminal, or a readable log."""
+
+import sys
+import time
+from contextlib import suppress
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from utils.metrics.sink import Row, Sink
+
+# The shortest time between two lines in a redirected log. A log of a whole night stays readable,
+# and someone who follows the log sees that the run goes on.
+_LINE_EVERY_S = 10.0
+
+
+class Progress(Sink):
+    """Shows a bar on a terminal, and plain lines where the output goes to a file.
+
+    Errors of the output, such as a closed terminal or a full disk, are ignored: they must not end
+    rank 0.
+    """
+
+    name = "the terminal"
+
+    def __init__(self, first_step: int, last_step: int, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._first_step, self._last_step = first_step, last_step
+        self._started, self._last_line = time.monotonic(), float("-inf")
+        self._bar: tqdm[Any] | None = None
+        if self._stream.isatty():
+            self._bar = tqdm(total=last_step, initial=first_step, unit="step", file=self._stream, dynamic_ncols=True)
+
+    def advance(self, step: int) -> None:
+        if self._bar is not None:
+            with suppress(OSError):
+                self._bar.update(step - self._bar.n)
+
+    def write(self, step: int, row: Row) -> None:
+        text = _summary(row)
+        evaluated = any(name.startswith("eval/") for name in row)
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+        if evaluated:
+            self.say(f"step {step}/{self._last_step}  {_summary(row, evaluation=True)}")
+        if self._bar is None and text:
+            now = time.monotonic()
+            if now - self._last_line >= _LINE_EVERY_S or step == self._last_step:
+                self._last_line = now
+                done = max(1, step - self._first_step)
+                left = (now - self._started) / done * (self._last_step - step)
+                self.say(f"step {step}/{self._last_step}  {text}  ETA {tqdm.format_interval(left)}")
+
+    def say(self, text: str) -> None:
+        with suppress(OSError):
+            if self._bar is not None:
+                self._bar.write(text, file=self._stream)
+            else:
+                print(text, file=self._stream, flush=True)
+
+    def close(self, *, failed: bool = False, at_most_s: float | None = None) -> None:
+        if self._bar is not None:
+            with suppress(OSError):
+                self._bar.close()
+
+
+def _summary(row: Row, *, evaluation: bool = False) -> str:
+    """Return the most important metrics of a row as text."""
+    if evaluation:
+        names = [
+            name
+            for name in row
+            if name.startswith("eval/") and name.rsplit("/", 1)[-1] in ("exact_accuracy", "accuracy")
+        ]
+        return "  ".join(f"{name} {row[name]:.4f}" for name in sorted(names, reverse=True))
+    shown = [
+        ("loss", "train/lm_loss", ".4f"),
+        ("acc", "train/accuracy", ".3f"),
+        ("exact", "train/exact_accuracy", ".3f"),
+    ]
+    shown += [("ex/s", "perf/examples_per_second", ".0f")]
+    return "  ".join(f"{label} {row[name]:{form}}" for label, name, form in shown if name in row)

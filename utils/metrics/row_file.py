@@ -1,0 +1,77 @@
+"""Write metrics.jsonl: a line of JSON for each logged step."""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from utils.files import plain, without_following, write_atomically, writing
+from utils.metrics.sink import Row, Sink
+
+
+class RowFile(Sink):
+    """Appends rows to metrics.jsonl.
+
+    A line has the step, `time_s` and the row. `time_s` counts the seconds since the run began. A
+    resumed run and a branch go on from the `time_s` of the last line that they keep, so that
+    neither the pause nor the steps that are repeated count.
+
+    Attributes:
+        kept: the rows that were there already, each with its `step`. A stranger may have written
+            them.
+    """
+
+    name = "metrics.jsonl"
+
+    def __init__(self, path: Path, first_step: int) -> None:
+        """Remove the rows after `first_step`, because the run repeats those steps.
+
+        Raises:
+            UserError: The file can't be written.
+        """
+        self._path = path
+        with writing(path):
+            self.kept = keep_rows(path, first_step)
+        self._before_s, self._began = _last_time(self.kept), time.monotonic()
+
+    def write(self, step: int, row: Row) -> None:
+        """Append a row, which is then on the disk.
+
+        Raises:
+            UserError: The row can't be written.
+        """
+        time_s = round(self._before_s + time.monotonic() - self._began, 3)
+        with writing(self._path), open(self._path, "a", opener=without_following) as file:
+            file.write(json.dumps({"step": step, "time_s": time_s, **row}) + "\n")
+
+    def close(self, *, failed: bool, at_most_s: float | None) -> None:
+        pass
+
+
+def keep_rows(path: Path, last_step: int) -> list[dict[str, Any]]:
+    """Remove the rows after a step, and lines that are no whole row. Return the other rows."""
+    if not plain(path).exists():
+        return []
+    kept, lines = [], []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        logged = row.get("step") if isinstance(row, dict) else None
+        if isinstance(logged, int) and logged <= last_step:
+            kept.append(row)
+            lines.append(line + "\n")
+    write_atomically(path, "".join(lines))
+    return kept
+
+
+def _last_time(rows: Sequence[dict[str, Any]]) -> float:
+    """Return the last `time_s`; 0 if there is none, as in rows of older versions."""
+    for row in reversed(rows):
+        time_s = row.get("time_s")
+        if isinstance(time_s, float) and 0 <= time_s < math.inf:  # the file may be forged
+            return time_s
+    return 0.0

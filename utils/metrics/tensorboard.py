@@ -1,0 +1,41 @@
+"""Write a run's metrics for TensorBoard, an optional package."""
+
+from pathlib import Path
+
+from utils.errors import UserError
+from utils.files import writing
+from utils.metrics.sink import Row, Sink
+
+
+class TensorBoard(Sink):
+    """Writes a curve for each metric into files of a folder, for `tensorboard --logdir`.
+
+    A resumed run writes a file of its own. What earlier files have of the steps after `first_step`
+    is marked as outdated, and TensorBoard leaves it out.
+    """
+
+    name = "TensorBoard"
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        """Open a file.
+
+        Raises:
+            UserError: The package is not installed, or the folder can't be written.
+        """
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UserError(
+                "tensorboard=true, but tensorboard isn't installed; pip install -r requirements-tensorboard.txt, "
+                "or tensorboard=false"
+            ) from error
+        with writing(folder):
+            self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)
+
+    def write(self, step: int, row: Row) -> None:
+        for name, value in row.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()  # after a kill, a resumed run repeats only the steps after its checkpoint
+
+    def close(self, *, failed: bool, at_most_s: float | None) -> None:
+        self._writer.close()
