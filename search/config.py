@@ -196,6 +196,8 @@ class SweepConfig(StrictModel):
         for key in self.parameters:
             if key in OWN_KEYS:
                 raise ValueError(f"parameters.{key}: sweep.py gives every run its own; leave it out")
+            if any(override.lstrip("+").split("=")[0] == key for override in self.overrides):
+                raise ValueError(f"parameters.{key} is searched, and overrides set it too; leave it out of one of them")
             if key == "seed":
                 raise ValueError("parameters.seed: give sweep.seeds instead; a trial's value is the mean over them")
         return self

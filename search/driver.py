@@ -18,6 +18,7 @@ from search.study import FINISHED, Claim, Study
 from search.sweep import Sweep
 from utils.errors import UserError
 from utils.run.history import History
+from utils.run.launched import Launched
 from utils.run.lock import is_locked
 from utils.run.stop import StopSignal
 
@@ -183,7 +184,9 @@ class Driver:
             if step > trial.reported and isinstance(value, int | float):
                 trial.reported = step
                 trial.claim.trial.report(float(value), step)
-                if trial.claim.trial.should_prune():
+                launched = Launched.read(run.folder)
+                is_last = launched is not None and step >= launched.last_step and len(trial.runs) == 1
+                if not is_last and trial.claim.trial.should_prune():
                     self._prune(trial, step)
                     return
 
@@ -195,7 +198,7 @@ class Driver:
         self._note(trial, run)
         is_whole = status == 0 and not (run.folder / "stopped").exists()
         if trial.pruned_at is not None and is_whole and len(trial.runs) == 1:
-            self._prune(trial, None)  # the run was done before it could be stopped: its value counts
+            self._prune(trial, None)  # the run ended before it could be stopped: its value counts
         if trial.is_ending:
             return
         if is_whole:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, QuotedString, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -65,8 +65,13 @@ class Sweep:
         container |= {key: value for key, value in (again or {}).items() if f"sweep.{key}" not in given}
         has_file = any(each.split("=")[0].lstrip("+") == "sweep" for each in own)
         parameters, seeds, overrides = _of_runs([each for each in typed if each not in own])
-        container["overrides"] = _merged(container["overrides"] or [], overrides)
-        container["parameters"] = _fixed(container["parameters"] or {}, container["overrides"]) | parameters
+        container["overrides"] = merged(container["overrides"] or [], overrides)
+        fixed = dict(each.lstrip("+").partition("=")[::2] for each in overrides)
+        container["parameters"] = _without_fixed(container["parameters"] or {}, fixed) | parameters
+        container["points"] = [
+            {key: value for key, value in point.items() if key not in fixed} if isinstance(point, dict) else point
+            for point in container["points"] or []
+        ]
         if seeds is not None:
             container["seeds"] = seeds
         if (container["points"] or not has_file) and "sweep.sampler.name" not in given:
@@ -127,7 +132,7 @@ class Sweep:
 
     def overrides(self, point: Point, seed: int) -> list[str]:
         """Return what the command line of a run says about its training."""
-        return [*self.config.overrides, *overrides_of(point), f"seed={seed}"]
+        return [*merged(self.config.overrides, overrides_of(point)), f"seed={seed}"]
 
     def arguments(self, number: int, point: Point, seed: int) -> list[str]:
         """Return the command line of a run, without the program."""
@@ -182,8 +187,14 @@ def _values(override: Override) -> Iterator[Any]:
     if not isinstance(value, ChoiceSweep | RangeSweep) or value.shuffle:
         raise UserError(f"{override.input_line!r} is no list of values; write {override.key_or_group}=a,b or =range(3)")
     for each in override.sweep_iterator():
-        parsed = OverridesParser.create().parse_override(f"{override.key_or_group}={each}").value()
-        yield parsed if isinstance(parsed, bool | int | float | list | dict) or parsed is None else str(parsed)
+        yield _plain(each)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value without Hydra's mark for text in quotes."""
+    if isinstance(value, list):
+        return [*map(_plain, value)]
+    return value.text if isinstance(value, QuotedString) else value
 
 
 def _range_of(override: Override) -> dict[str, Any]:
@@ -193,15 +204,18 @@ def _range_of(override: Override) -> dict[str, Any]:
     return {kind: [float(sweep.start), float(sweep.end)]}
 
 
-def _merged(of_file: list[str], typed: list[str]) -> list[str]:
-    """Return the overrides of a file and the typed ones, which replace those with the same key."""
-    keys = {each.lstrip("+").split("=")[0] for each in typed}
-    return [*(each for each in of_file if str(each).lstrip("+").split("=")[0] not in keys), *typed]
+def merged(overrides: list[str], later: list[str]) -> list[str]:
+    """Return the overrides without those whose keys come later again, and then the later ones."""
+    keys = {each.lstrip("+").split("=")[0] for each in later}
+    return [*(each for each in overrides if str(each).lstrip("+").split("=")[0] not in keys), *later]
 
 
-def _fixed(parameters: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """Return the parameters that no override fixes, without conditions on those that one fixes."""
-    fixed = dict(str(each).lstrip("+").partition("=")[::2] for each in overrides)
+def _without_fixed(parameters: dict[str, Any], fixed: dict[str, str]) -> dict[str, Any]:
+    """Return the parameters that are not fixed, without conditions on those that are.
+
+    Args:
+        fixed: what was typed, {key: value}.
+    """
     left: dict[str, Any] = {}
     for key, given in parameters.items():
         if key in fixed:

@@ -1,0 +1,122 @@
+"""What is typed after sweep.py: files, values of a key, ranges, and keys of all trials."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search.sweep import Sweep, without_password
+
+FILE = """
+overrides: [debug=tiny, lr_min_ratio=0.5]
+parameters:
+  arch: [hrm, trm]
+  arch.mlp_t: {values: [true, false], when: {arch: trm}}
+  lr: {log_range: [1e-4, 1e-2]}
+trials: 7
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "mine.yaml").write_text(FILE)
+    return f"sweep={tmp_path / 'mine.yaml'}"
+
+
+def _entries(sweep: Sweep) -> dict[str, Any]:
+    return {
+        key: [entry.model_dump(exclude_defaults=True) for entry in entries]
+        for key, entries in sweep.config.parameters.items()
+    }
+
+
+def test_a_file_from_anywhere_names_the_sweep(file: str) -> None:
+    sweep = Sweep.read([file])
+    assert (sweep.name, sweep.path) == ("mine", Path("checkpoints/sweeps/mine"))
+    assert sweep.config.overrides == ["debug=tiny", "lr_min_ratio=0.5"]
+    assert (sweep.config.trials, sweep.config.sampler.name) == (7, "tpe")
+    assert _entries(sweep)["lr"] == [{"log_range": (1e-4, 1e-2)}]
+
+
+def test_what_is_typed_changes_the_file(file: str) -> None:
+    sweep = Sweep.read([file, "lr_min_ratio=0.1", "lr=1e-3", "sweep.trials=3", "beta1=0.8,0.9", "sweep.name=other"])
+    assert sweep.config.overrides == ["debug=tiny", "lr_min_ratio=0.1", "lr=1e-3"]
+    assert _entries(sweep).keys() == {"arch", "arch.mlp_t", "beta1"}
+    assert (sweep.config.trials, sweep.name) == (3, "other")
+
+
+@pytest.mark.parametrize(("arch", "left"), [("trm", {"arch.mlp_t", "lr"}), ("hrm", {"lr"})])
+def test_a_typed_choice_decides_the_conditions_on_it(file: str, arch: str, left: set[str]) -> None:
+    sweep = Sweep.read([file, f"arch={arch}"])
+    assert _entries(sweep).keys() == left
+    assert "when" not in str(_entries(sweep))
+
+
+def test_several_values_need_no_file() -> None:
+    sweep = Sweep.read(["lr=1e-4,2e-4", "arch=hrm,trm", "ema=true,false", "seed=range(3)", "max_steps=5"])
+    assert _entries(sweep) == {
+        "lr": [{"values": [1e-4, 2e-4]}],
+        "arch": [{"values": ["hrm", "trm"]}],
+        "ema": [{"values": [True, False]}],
+    }
+    assert (sweep.config.seeds, sweep.config.sampler.name, sweep.name) == ([0, 1, 2], "grid", "lr+arch+ema")
+    assert sweep.config.overrides == ["max_steps=5"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "entry"),
+    [
+        ("lr=interval(0,1)", {"range": (0.0, 1.0)}),
+        ("lr=tag(log,interval(1e-5,1e-2))", {"log_range": (1e-5, 1e-2)}),
+        ("lr=choice(1,2)", {"values": [1, 2]}),
+        ("lr=range(1,10,3)", {"values": [1, 4, 7]}),
+        ("lr=[1,2],[3,4]", {"values": ["[1,2]", "[3,4]"]}),
+        ("lr=null,1", {"values": [None, 1]}),
+        ("lr='a b',c", {"values": ["a b", "c"]}),
+    ],
+)
+def test_the_forms_of_several_values(typed: str, entry: dict[str, Any]) -> None:
+    sweep = Sweep.read([typed])
+    assert _entries(sweep) == {"lr": [entry]}
+    assert sweep.config.sampler.name == ("grid" if "values" in entry else "tpe")
+
+
+def test_seeds_alone_are_a_sweep_of_one_trial() -> None:
+    sweep = Sweep.read(["lr=1e-3", "seed=4,5"])
+    assert (sweep.config.seeds, sweep.name, sweep.config.parameters) == ([4, 5], "seed", {})
+    assert [point for _, point in sweep.space.grid()] == [{}]
+
+
+def test_a_point_replaces_what_all_trials_have_in_common(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("overrides: [arch=trm, lr=1e-3]\npoints: [{}, {arch: hrm, ema: true}]\n")
+    sweep = Sweep.read([f"sweep={tmp_path / 'p.yaml'}"])
+    points = [point for _, point in sweep.space.grid()]
+    assert [sweep.overrides(point, 0) for point in points] == [
+        ["arch=trm", "lr=1e-3", "seed=0"],
+        ["lr=1e-3", "arch=hrm", "ema=true", "seed=0"],
+    ]
+    typed = Sweep.read([f"sweep={tmp_path / 'p.yaml'}", "arch=urm"])
+    assert [point for _, point in typed.space.grid()] == [{}, {"ema": True}], "what is typed holds for all points"
+
+
+def test_a_group_of_wandb_that_was_typed_stays() -> None:
+    arguments = Sweep.read(["lr=1,2", "wandb.group=mine"]).arguments(0, {"lr": 1}, 0)
+    assert [each for each in arguments if each.startswith("wandb.group")] == ["wandb.group=mine"]
+
+
+def test_a_stored_sweep_opens_as_it_was(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep = Sweep.read([file, "seed=range(2)", "sweep.storage=postgresql://me:hush@host/db"])
+    sweep.path.mkdir(parents=True)
+    sweep.write()
+    assert "hush" not in (sweep.path / "sweep.yaml").read_text()
+    for named in ("mine", "checkpoints/sweeps/mine"):
+        opened = Sweep.open(named)
+        assert opened.identity == sweep.identity and opened.path == sweep.path
+    (sweep.path / "sweep.yaml").write_text("seeds: [0]\n")
+    assert Sweep.open("mine").config.metric == "exact_accuracy", "keys that were added since have their defaults"
+
+
+def test_a_password_is_never_shown() -> None:
+    assert without_password("postgresql://me:hush@host:5432/db") == "postgresql://me:***@host:5432/db"
+    assert without_password("sqlite:////tmp/a.db") == "sqlite:////tmp/a.db" and without_password(None) is None
