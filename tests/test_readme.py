@@ -22,11 +22,17 @@ from dataset.augment import BOXES, draw_symmetries
 from tests import runs
 from tests.runs import REPOSITORY
 
-PAGES = ("README.md", "docs/training.md", "docs/evaluation.md", "docs/solving.md", "docs/watching.md")
+PAGES = (
+    *("README.md", "docs/training.md", "docs/evaluation.md", "docs/solving.md"),
+    *("docs/watching.md", "docs/sweeps.md"),
+)
 
 QUESTION = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 ANSWER = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
 TINY = "debug=tiny device=cpu max_steps=3 eval_every_n_steps=null best_metric=null project_name=p compile=false"
+
+# The dataset that an early command builds.
+DATA = "data/sudoku-extreme-1k-aug-1000"
 
 # The architecture of debug=tiny.
 TINY_ARCH = "arch.hidden_size=32 arch.num_heads=2 arch.H_cycles=1 arch.L_cycles=1 arch.forward_dtype=float32"
@@ -78,6 +84,13 @@ def _made_small(command: str) -> str:
     )
     # With eight threads for each rank, the ranks would compete for the cores of a small machine.
     command = command.replace("OMP_NUM_THREADS=8", "OMP_NUM_THREADS=1")
+    if "sweep.py" in command:
+        if command.split()[2] in ("status", "best"):
+            return command
+        small = f"debug=tiny device=cpu max_steps=3 data_path={DATA} sweep.trials=1"
+        return f"{command.replace('range(3)', 'range(1)')} {small}"
+    if "--generate 1000" in command:
+        return command.replace("--generate 1000 --generate-test 500", "--generate 30 --generate-test 20")
     if "build_sudoku_dataset" in command:
         return f"{command} --source-dir csv --num-aug 10"
     if "build_maze_dataset" in command:
@@ -122,6 +135,8 @@ def test_command(clone: Path, command: str) -> None:
         assert "steps of" in done.stderr, "pretrain.py did not train"
     if "evaluate.py" in command:
         assert re.fullmatch(r"exact_accuracy=[01]\.\d{4}", done.stdout.splitlines()[-1]), done.stdout
+    if "sweep.py" in command and "--dry-run" not in command:
+        assert "trial 0" in done.stdout or "complete" in done.stdout, f"no trial of the sweep has a value:\n{done}"
     if "view.py" in command:
         assert "<html" in (clone / "view.html").read_text()
     if "watch.py" in command and "--plot" not in command:
