@@ -15,11 +15,14 @@ if find_spec("optuna") is None:
 from search.again import sweep_again
 from search.check import check_sweep
 from search.driver import Driver
+from search.export import write_experiment
 from search.launchers import build_launcher
+from search.plots import write_plots
 from search.report import best_page, finished_page, status_page
 from search.study import dry_points, open_study
 from search.sweep import Sweep
-from utils.arguments import Parser, check_at_least
+from search.wandb import wandb_page
+from utils.arguments import Parser, check_at_least, typed_path
 from utils.command_line import CommandLine
 from utils.run.stop import StopSignal
 from utils.shell import run_command
@@ -37,6 +40,9 @@ The same command goes on after a stop. Typed in a second terminal, it joins.
   python sweep.py again lr_arch --best 5 seed=range(3)       its best points again, with other seeds, data or steps
   python sweep.py status lr_arch       a table of its trials           (a name in checkpoints/sweeps, or a folder)
   python sweep.py best lr_arch         the command line of the best
+  python sweep.py plot lr_arch         plots.html and pictures         (-o names a folder for them)
+  python sweep.py export lr_arch       the best as config/experiment/lr_arch_best.yaml       (-o names another file)
+  python sweep.py wandb sweep=lr_arch  print the same as a sweep of Weights & Biases; overrides as in a new sweep
 
 Keys of the sweep begin with sweep. and stand below. All other keys are those of pretrain.py.
 """
@@ -48,10 +54,10 @@ NAMED = "its name in checkpoints/sweeps, or its folder"
 def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
     """Run a sweep, or show one."""
     argv = sys.argv[1:] if argv is None else argv
-    if argv and argv[0] in PAGES:
+    if argv and argv[0] in (*PAGES, *WRITERS):
         return show_sweep(argv[0], argv[1:])
-    dry_run = "--dry-run" in argv
-    argv = [each for each in argv if each != "--dry-run"]
+    dry_run, as_wandb = "--dry-run" in argv, argv[:1] == ["wandb"]
+    argv = [each for each in argv[as_wandb:] if each != "--dry-run"]
     if argv and argv[0] == "again":
         found = read_again(argv[1:])
     else:
@@ -60,6 +66,8 @@ def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
             return command.page
         found = Sweep.read(command.overrides)
     check_sweep(found)
+    if as_wandb:
+        return wandb_page(found)
     return command_lines(found) if dry_run else run_sweep(found)
 
 
@@ -98,15 +106,21 @@ def run_sweep(sweep: Sweep) -> tuple[str, int]:
 
 
 def show_sweep(page: str, argv: list[str]) -> str:
-    """Return a page about a sweep that has begun."""
+    """Return a page about a sweep that has begun, or write files and return their names."""
     parser = Parser(f"sweep.py {page}", "Show a sweep that has begun.")
     parser.add_argument("sweep", help=NAMED)
-    found = Sweep.open(parser.parse_args(argv).sweep)
-    with open_study(found, create=False) as study:
-        return PAGES[page](study)
+    if page in WRITERS:
+        parser.add_argument("-o", "--output", type=typed_path, metavar="PATH", help=WRITERS[page][1])
+    settings = parser.parse_args(argv)
+    with open_study(Sweep.open(settings.sweep), create=False) as study:
+        return WRITERS[page][0](study, settings.output) if page in WRITERS else PAGES[page](study)
 
 
 PAGES = {"status": status_page, "best": best_page}
+WRITERS = {
+    "plot": (write_plots, "folder of plots.html and the pictures (default: that of the sweep)"),
+    "export": (write_experiment, "file to write (default: config/experiment/<name of the sweep>_best.yaml)"),
+}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Say what a sweep has found: a table of its trials, and the best of them."""
 
+import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +12,11 @@ from tqdm import tqdm
 
 from search import study as attributes
 from search.launchers import build_launcher
-from search.space import Point, shown_point
+from search.space import Point, shown_value
 from search.study import Study
 from search.sweep import Sweep
 from utils.errors import UserError
-from utils.run.history import History
+from utils.run.history import METRICS_FILE, History
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,34 @@ def require_best(study: Study) -> Best:
     return best
 
 
+def require_trials(study: Study) -> list[FrozenTrial]:
+    """Return the trials that have begun, or raise UserError if none has."""
+    trials = study.trials()
+    if not trials:
+        raise UserError(f"no trial of {study.sweep.path} has begun yet; start the sweep, or wait for it")
+    return trials
+
+
 def status_page(study: Study) -> str:
-    """Return a table of all trials, the best of them, and how many are left."""
+    """Return a table of all trials, the best of them, and how many are left.
+
+    The complete trials come first, with the best at the top. Those that run now come last, next to
+    where a terminal shows the end of the page.
+    """
     sweep, trials = study.sweep, study.trials()
-    rows = [("trial", "state", sweep.config.metric, "step", "time", "parameters"), *(_row(sweep, t) for t in trials)]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    lines = [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[5]]).rstrip()
-        for row in rows
-    ]
-    states = {state: sum(trial.state == state for trial in trials) for state in TrialState}
     best = best_of(sweep, trials)
+    keys = dict.fromkeys(key for trial in trials for key in sweep.space.point_of(trial))
+    sign = -1 if sweep.config.direction == "maximize" else 1
+    order = [*_STATES]
+    values = {trial.number: _value_of(trial) for trial in trials}
+
+    def place(trial: FrozenTrial) -> tuple[int, float, int]:
+        value = values[trial.number]
+        return order.index(trial.state), math.inf if value is None else sign * value, trial.number
+
+    rows = [_row(sweep, trial, [*keys], best) for trial in sorted(trials, key=place)]
+    lines = _table(["", "trial", "state", sweep.config.metric, "step", "time", *keys], rows)
+    states = {state: sum(trial.state == state for trial in trials) for state in TrialState}
     summary = (
         f"{sweep.path}: {len(trials)} of {study.num_trials} trials; {states[TrialState.COMPLETE]} complete, "
         f"{states[TrialState.PRUNED]} pruned, {states[TrialState.FAIL]} failed, {states[TrialState.RUNNING]} begun; "
@@ -72,42 +91,96 @@ def status_page(study: Study) -> str:
     return "\n".join([*lines, "", summary])
 
 
-def _row(sweep: Sweep, trial: FrozenTrial) -> tuple[str, ...]:
-    noted = trial.user_attrs
-    value, steps = trial.value, noted.get(attributes.STEPS, {}).values()
-    if value is None and trial.intermediate_values:
-        value = trial.intermediate_values[max(trial.intermediate_values)]
+_STATES = {
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+    TrialState.RUNNING: "begun",
+}
+
+
+def _value_of(trial: FrozenTrial) -> float | None:
+    """Return the value of a trial, or the last one that it has reported."""
+    if trial.value is None and trial.intermediate_values:
+        return trial.intermediate_values[max(trial.intermediate_values)]
+    return trial.value
+
+
+def _row(sweep: Sweep, trial: FrozenTrial, keys: list[str], best: Best | None) -> list[str]:
+    """Return the cells of a trial. A failed one has its error behind the last column."""
+    noted, point = trial.user_attrs, sweep.space.point_of(trial)
+    value, steps = _value_of(trial), noted.get(attributes.STEPS, {}).values()
     step = max(steps, default=0)
     if trial.state == TrialState.RUNNING:
         for seed in sweep.config.seeds:
-            history = History(sweep.run_folder(trial.number, seed) / "metrics.jsonl")
+            history = History(sweep.run_folder(trial.number, seed) / METRICS_FILE)
             history.refresh()
             step = max([step, *(row["step"] for row in history.rows[-1:])])
     seconds = noted.get(attributes.SECONDS)
-    return (
+    return [
+        "*" if best is not None and trial.number == best.number else "",
         str(trial.number),
-        {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "begun"}[trial.state.name],
+        _STATES[trial.state],
         "" if value is None else f"{value:.4f}",
         str(step) if step else "",
         "" if seconds is None else tqdm.format_interval(round(seconds)),
-        shown_point(sweep.space.point_of(trial))
-        + (f"  ({noted[attributes.ERROR]})" if attributes.ERROR in noted else ""),
-    )
+        *(shown_value(point[key]) if key in point else "" for key in keys),
+        *([noted[attributes.ERROR]] if attributes.ERROR in noted else []),
+    ]
+
+
+def _table(names: list[str], rows: list[list[str]]) -> list[str]:
+    """Return the lines of a table, in which long names of columns are broken at . and _."""
+    heads = []
+    for column, name in enumerate(names):
+        widest = max((len(row[column]) for row in rows), default=0)
+        heads.append(broken(name, max(widest, 5)))
+    height = max(map(len, heads))
+    padded = [[""] * (height - len(head)) + head for head in heads]
+    above = [[head[line] for head in padded] for line in range(height)]
+    widths = [max(len(row[column]) for row in [*above, *rows]) for column in range(len(names))]
+    lines = []
+    for row in [*above, *rows]:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append("  ".join([*cells, *row[len(widths) :]]).rstrip())
+    return lines
+
+
+def broken(name: str, width: int) -> list[str]:
+    """Return the name of a key in lines of at most this width, broken after . and then after _."""
+    if len(name) <= width:
+        return [name]
+    lines: list[str] = []
+    for group in re.findall(r"[^.]*\.|[^.]+$", name):
+        first, *others = re.findall(r"[^_]*_|[^_]+$", group)
+        lines.append(first)
+        for part in others:
+            if len(lines[-1]) + len(part) <= width:
+                lines[-1] += part
+            else:
+                lines.append(part)
+    return lines
 
 
 def best_page(study: Study) -> str:
     """Return the best trial: its value, its folders, and the command line that trains it again."""
     sweep, best = study.sweep, require_best(study)
     seeds = sweep.config.seeds
-    value = f"{best.value:.4f}"
-    if len(best.values) > 1:
-        each = ", ".join(f"{best.values[seed]:.4f}" for seed in seeds)
-        value = f"{best.value:.4f} ± {statistics.stdev(best.values.values()):.4f} over {len(seeds)} seeds ({each})"
     launcher = build_launcher(sweep.config.launcher)
     command = launcher.shown(sweep.overrides(best.point, seeds[0]))
-    lines = [f"# trial {best.number}: {sweep.config.metric} {value}"]
+    lines = [f"# trial {best.number}: {measured(sweep, best)}"]
     lines += [f"# {sweep.run_folder(best.number, seed)}" for seed in seeds]
     return "\n".join([*lines, command])
+
+
+def measured(sweep: Sweep, best: Best) -> str:
+    """Return the metric and its value, with the spread over seeds and the value of each."""
+    values = [best.values[seed] for seed in sweep.config.seeds if seed in best.values]
+    value = f"{sweep.config.metric} {best.value:.4f}"
+    if len(values) < 2:
+        return value
+    each = ", ".join(f"{one:.4f}" for one in values)
+    return f"{value} ± {statistics.stdev(values):.4f} over {len(values)} seeds ({each})"
 
 
 def described(best: Best | None) -> str:

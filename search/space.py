@@ -172,8 +172,11 @@ def overrides_of(point: Point) -> list[str]:
 
 def shown_point(point: Point) -> str:
     """Return a point for a person, with numbers of four digits."""
-    shown = {key: f"{value:.4g}" if isinstance(value, float) else as_override(value) for key, value in point.items()}
-    return " ".join(f"{key}={value}" for key, value in shown.items())
+    return " ".join(f"{key}={shown_value(value)}" for key, value in point.items())
+
+
+def shown_value(value: Value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else as_override(value)
 
 
 def _condition(entry: Entry) -> str:

@@ -28,7 +28,7 @@ from utils.text import one_line
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 # A sampler that draws known points this often has no new ones to offer.
 _MOST_REPEATS = 100
-_DEFAULT_TRIALS = 50
+DEFAULT_TRIALS = 50
 # SQLite lets one process write at a time; the others wait this long.
 _BUSY_TIMEOUT_S = 60
 
@@ -96,7 +96,7 @@ class Study:
         config = self.sweep.config
         points = self.optuna.user_attrs.get("grid_points")
         limits = [limit for limit in (config.trials, points) if limit is not None]
-        return min(limits, default=_DEFAULT_TRIALS)
+        return min(limits, default=DEFAULT_TRIALS)
 
     # ---- the next trial ----
 
@@ -282,7 +282,7 @@ def dry_points(sweep: Sweep) -> DryPoints:
     config = sweep.config
     if config.sampler.name == "grid":
         return DryPoints([point for _, point in sweep.space.grid()][: config.trials], 0)
-    num_trials = config.trials or _DEFAULT_TRIALS
+    num_trials = config.trials or DEFAULT_TRIALS
     startup = num_trials if config.sampler.name == "random" else config.sampler.startup_trials or 10
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study, points = optuna.create_study(), []

@@ -78,9 +78,14 @@ class CommandLine:
 
 
 def _without_dashes(typed: str) -> str:
-    """Return --key=value, the form in which an agent of W&B passes overrides, as key=value."""
-    match = re.fullmatch(r"--(?!cfg=|config-dir=|help=)([\w.]+=.*)", typed, re.DOTALL)
-    return match[1] if match else typed
+    """Return --key=value, the form in which an agent of W&B passes overrides, as key=value.
+
+    The agent writes values as Python does. Hydra reads True and False, but None only as null.
+    """
+    match = re.fullmatch(r"--(?!cfg=|config-dir=|help=)([\w.]+=)(.*)", typed, re.DOTALL)
+    if match is None:
+        return typed
+    return match[1] + ("null" if match[2] == "None" else match[2])
 
 
 def read_config(config_name: str, overrides: list[str]) -> Container:

@@ -79,6 +79,9 @@ def test_the_form_in_which_an_agent_of_wandb_passes_overrides() -> None:
     assert _read("--lr=1e-2", "--arch=trm", "--arch.hidden_size=64") == _read(
         "lr=1e-2", "arch=trm", "arch.hidden_size=64"
     )
+    # The values are those that Python prints.
+    as_python = _read("--ema=True", "--compile=False", "--grad_clip=None", "--wandb.tags=['a', 'b']")
+    assert as_python == _read("ema=true", "compile=false", "grad_clip=null", "wandb.tags=[a,b]")
     assert "unknown key 'bogus'" in _mistake("--bogus=3")
     assert CommandLine.parse(["--cfg=job", "--lr=1e-2"], "pretrain", USAGE).page is not None
 

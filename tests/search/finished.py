@@ -1,0 +1,70 @@
+"""Write sweeps that look as if their trials had run, without training."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+import yaml
+from optuna.trial import TrialState, create_trial
+
+from search import study as attributes
+from search.study import Study
+from search.sweep import Sweep
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trial that has ended: its parameters by their names, and the value of each seed."""
+
+    params: Mapping[str, Any]
+    values: tuple[float, ...] = ()
+    state: TrialState = TrialState.COMPLETE
+    error: str | None = None
+
+
+def read_sweep(folder: Path, **keys: Any) -> Sweep:
+    """Return the sweep of a file with these keys, whose folder is <folder>/sweep."""
+    file = folder / "mine.yaml"
+    file.write_text(yaml.safe_dump(keys))
+    return Sweep.read([f"sweep={file}", f"sweep.path={folder / 'sweep'}"])
+
+
+def finished(sweep: Sweep, trials: list[Ended], *, steps: tuple[int, ...] = (10, 20)) -> Study:
+    """Return a study of a sweep, in memory, with these trials. Their runs have logged metrics."""
+    study = optuna.create_study(study_name=sweep.name, direction=sweep.config.direction)
+    add_trials(study, sweep, trials)
+    for number, trial in enumerate(trials):
+        for seed, value in zip(sweep.config.seeds, trial.values, strict=False):
+            is_whole = trial.state == TrialState.COMPLETE
+            _write_metrics(sweep.run_folder(number, seed), value, steps if is_whole else steps[:1])
+    return Study(sweep, study, "test")
+
+
+def add_trials(study: optuna.Study, sweep: Sweep, trials: list[Ended]) -> None:
+    distributions = {parameter.name: parameter.distribution() for parameter in sweep.space.parameters}
+    for trial in trials:
+        is_complete = trial.state == TrialState.COMPLETE
+        seeds = dict(zip(map(str, sweep.config.seeds), trial.values, strict=False))
+        error = {} if trial.error is None else {attributes.ERROR: trial.error}
+        study.add_trial(
+            create_trial(
+                state=trial.state,
+                value=sum(trial.values) / len(trial.values) if is_complete else None,
+                params=dict(trial.params),
+                distributions={name: distributions[name] for name in trial.params},
+                user_attrs={attributes.SEEDS: seeds, **error},
+                intermediate_values={10: trial.values[0]} if trial.values else {},
+            )
+        )
+
+
+def _write_metrics(run: Path, value: float, steps: tuple[int, ...]) -> None:
+    run.mkdir(parents=True)
+    rows = [
+        {"step": step, "train/lm_loss": 1 + 1 / step, "eval/all/exact_accuracy": value * step / steps[-1]}
+        for step in steps
+    ]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -1,0 +1,148 @@
+"""An exported experiment trains what the winner's command line trains."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from search.export import EXPERIMENTS, write_experiment
+from search.study import Study, open_study
+from sweep import sweep as main
+from tests.search.finished import Ended, add_trials, finished, read_sweep
+from utils.command_line import Container, flatten, read_config
+from utils.errors import UserError
+
+
+def _exported(study: Study, file: Path) -> tuple[Container, dict[str, Any], str]:
+    """Return the config of the exported file, its own values, and its text."""
+    file.parent.mkdir(exist_ok=True)
+    assert write_experiment(study, file).splitlines()[0] == str(file)
+    text = file.read_text()
+    return read_config("pretrain", [f"experiment={file}"]), yaml.safe_load(text) or {}, text
+
+
+_DEPTH = "arch.depth_curriculum=[{until:0.5,H_cycles:1,L_cycles:1}]"
+CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "defaults": ([], {"lr": 1e-4}),
+    "one key": ([], {"lr": 3.0123456789012345e-05}),
+    "arch and optim": ([], {"arch": "trm_mlp", "optim": "muon", "optim.muon_lr": 0.03, "arch.L_cycles": 3}),
+    "an experiment": (["experiment=demo", "max_steps=7"], {"lr": 1e-3, "arch.H_cycles": 1}),
+    "another arch for an experiment": (["experiment=demo"], {"arch": "hrm", "arch.L_layers": 2}),
+    "an experiment and debug": (["experiment=sudoku_extreme_fast", "debug=tiny"], {"ema_rate": 0.95}),
+    "what equals the default of another group": (["arch=trm"], {"arch.L_cycles": 2}),
+    "what follows from another key": (["arch=transformer"], {"arch.recurrent": True, "arch.hidden_size": 64}),
+    "parallel": (["parallel=fsdp"], {"grad_accumulation": 2}),
+    "lists, nulls and texts": (
+        ["wandb.tags=[a,b c]", "project_name='it is: mine'", _DEPTH],
+        {"data_paths": "[a/b,c]", "grad_clip": None, "eval_interval": None, "evaluators": "[sudoku]"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_the_command_line_of_the_best(tmp_path: Path, case: str) -> None:
+    overrides, point = CASES[case]
+    sweep = read_sweep(tmp_path, overrides=overrides, parameters={key: [value] for key, value in point.items()})
+    study = finished(sweep, [Ended(point, (0.5,))])
+    config, own, _ = _exported(study, tmp_path / "best.yaml")
+    assert config == read_config("pretrain", sweep.overrides(point, 0))
+    groups = [pair for entry in own.pop("defaults", []) for pair in entry.items()]
+    defaults = [f"{key.removeprefix('override /')}={choice}" for key, choice in groups]
+    base = OmegaConf.create(read_config("pretrain", defaults))
+    same = [key for key, value in flatten(own) if OmegaConf.select(base, key) == value]
+    assert same == []
+
+
+def test_a_value_that_follows_from_another_key_still_follows(tmp_path: Path) -> None:
+    sweep = read_sweep(tmp_path, parameters={"arch.hidden_size": [64]})
+    _, own, _ = _exported(finished(sweep, [Ended({"arch.hidden_size": 64}, (0.5,))]), tmp_path / "best.yaml")
+    assert own == {"arch": {"hidden_size": 64}}
+
+
+def test_names_of_the_run_and_the_seed_are_left_out(tmp_path: Path) -> None:
+    sweep = read_sweep(tmp_path, overrides=["wandb.group=mine"], seeds=[3, 4], parameters={"lr": [1e-3]})
+    config, own, _ = _exported(finished(sweep, [Ended({"lr": 1e-3}, (0.5, 0.6))]), tmp_path / "best.yaml")
+    assert own == {"lr": 1e-3} and config["seed"] == 0 and config["wandb"]["group"] is None
+
+
+def test_a_group_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "arch").mkdir()
+    (tmp_path / "arch/small.yaml").write_text("defaults:\n  - trm\n  - _self_\nhidden_size: 48\nnum_heads: 4\n")
+    arch = f"{tmp_path}/arch/small.yaml"
+    sweep = read_sweep(tmp_path, parameters={"arch": [arch, "hrm"]})
+    config, own, _ = _exported(finished(sweep, [Ended({"arch": arch}, (0.5,))]), tmp_path / "best.yaml")
+    assert own == {"defaults": [{"override /arch": "trm"}], "arch": {"hidden_size": 48, "num_heads": 4}}
+    assert config == read_config("pretrain", [f"arch={arch}"])
+
+
+def test_a_condition_takes_part_where_it_is_met(tmp_path: Path) -> None:
+    entries = [{"values": [1e-3], "when": {"arch": "trm"}}, {"values": [1e-2], "when": {"arch": "hrm"}}]
+    sweep = read_sweep(tmp_path, parameters={"arch": ["trm", "hrm"], "lr": entries})
+    worse, better = {"arch": "trm", "lr (arch=trm)": 1e-3}, {"arch": "hrm", "lr (arch=hrm)": 1e-2}
+    trials = [Ended(worse, (0.1,)), Ended(better, (0.9,))]
+    _, own, _ = _exported(finished(sweep, trials), tmp_path / "best.yaml")
+    assert own == {"lr": 1e-2}
+
+
+def test_the_header_says_what_was_measured(tmp_path: Path) -> None:
+    """It has what tests/test_config.py asks of the files in config/experiment."""
+    sweep = read_sweep(tmp_path, name="levers", seeds=[0, 1, 2], parameters={"lr": [1e-4, 1e-3], "ema": [True]})
+    trials = [Ended({"lr": 1e-3, "ema": True}, (0.1,)), Ended({"lr": 1e-4, "ema": True}, (0.5, 0.6, 0.7))]
+    _, _, text = _exported(finished(sweep, trials), tmp_path / "best.yaml")
+    assert text.startswith("# @package _global_\n# The best of 2 trials of the sweep levers, which searched lr, ema.")
+    assert re.search(r"^# Expected:", text, re.MULTILINE) and "dataset/build_" in text and "data/arc-aug-1000" in text
+    assert "Measured here: exact_accuracy 0.6000 ± 0.1000 over 3 seeds (0.5000, 0.6000, 0.7000)" in text
+    assert f"pretrain.py experiment={tmp_path}/best.yaml" in text
+    assert max(len(line) for line in text.splitlines() if "experiment=" not in line) <= 100
+
+
+def test_the_default_file_is_an_experiment_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "experiment"
+    monkeypatch.setattr("search.export.EXPERIMENTS", folder)
+    assert EXPERIMENTS.is_dir() and EXPERIMENTS.name == "experiment"
+    study = finished(read_sweep(tmp_path, name="lr+arch.x", parameters={"lr": [1e-3]}), [Ended({"lr": 1e-3}, (0.5,))])
+    path, command = write_experiment(study, None).splitlines()
+    assert path == str(folder / "lr_arch_x_best.yaml") and command.endswith("experiment=lr_arch_x_best")
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    sweep = read_sweep(tmp_path, parameters={"lr": [1e-3]})
+    study = finished(sweep, [Ended({"lr": 1e-3}, (0.5,))])
+    (tmp_path / "link.yaml").symlink_to(tmp_path / "nowhere.yaml")
+    file = tmp_path / "there.yaml"
+    file.write_text("lr: 1\n")
+    for path, message in (
+        (file, "there.yaml exists; remove it, or name another file with -o"),
+        (tmp_path / "link.yaml", "link.yaml exists; remove it"),
+        (tmp_path / "x.txt", "x.txt can't be chosen as experiment="),
+        (file / "x.yaml", "can't be used"),
+    ):
+        with pytest.raises(UserError, match=message):
+            write_experiment(study, path)
+    assert file.read_text() == "lr: 1\n"
+    with pytest.raises(UserError, match="has ended with a value yet"):
+        write_experiment(finished(sweep, []), tmp_path / "none.yaml")
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    """They open the study from its folder."""
+    sweep = read_sweep(tmp_path, parameters={"lr": [1e-3, 1e-2]})
+    with open_study(sweep, create=True) as study:
+        sweep.write()
+        add_trials(study.optuna, sweep, [Ended({"lr": 1e-2}, (0.5,)), Ended({"lr": 1e-3}, (0.7,))])
+    file = tmp_path / "best.yaml"
+    exported = main(["export", str(sweep.path), "-o", str(file)])
+    assert isinstance(exported, str) and exported.splitlines()[0] == str(file) and "lr: 0.001" in file.read_text()
+    plotted = main(["plot", str(sweep.path), "-o", str(tmp_path)])
+    assert isinstance(plotted, str) and plotted.splitlines()[0] == str(tmp_path / "plots.html")
+    status = main(["status", str(sweep.path)])
+    assert isinstance(status, str)
+    assert [line.split()[:5] for line in status.splitlines()[-4:-2]] == [
+        ["*", "1", "complete", "0.7000", "0.001"],
+        ["0", "complete", "0.5000", "0.01"],
+    ]
+    with pytest.raises(UserError, match="unrecognized arguments: -o"):
+        main(["status", str(sweep.path), "-o", "x"])
