@@ -266,6 +266,10 @@ class _FakeWandb(SimpleNamespace):
             account=account, reachable=reachable, login_raises=login_raises, inits=[], logged=[], logins=[]
         )
         self.artifacts: list[tuple[SimpleNamespace, list[str]]] = []
+        self.sweep_id: str | None = None
+
+    def setup(self) -> Any:
+        return SimpleNamespace(settings=SimpleNamespace(sweep_id=self.sweep_id))
 
     def login(self, **options: Any) -> bool:
         self.logins.append(options)
@@ -315,6 +319,15 @@ def test_auto_with_an_account_goes_online_under_the_run_s_id(tmp_path: Path, mon
     assert (options["project"], options["name"], options["config"]) == ("p", "r", CONFIG)
     assert fake.logins == [{"prompt": False, "verify": False}]
     assert fake.logged == [(3, {"train/lm_loss": 1.0}), ("finish", 0)]
+
+
+def test_a_run_of_a_wandb_agent_keeps_the_id_that_the_agent_gave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = _install(monkeypatch, _FakeWandb())
+    fake.sweep_id = "a sweep"
+    _metrics(tmp_path, mode="online")
+    assert fake.inits[0]["id"] is None
 
 
 def test_a_failed_run_is_reported_to_wandb_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,10 +185,12 @@ def _open(config: WandbConfig, run_id: str, run: Path, resolved: dict[str, Any],
     if config.mode == "auto" and not _has_account(wandb):
         say(f"W&B: no account found; {quiet_hint}")
         return None
+    # A W&B agent waits for the run that it has named. With another id, it would miss its run.
+    has_agent = wandb.setup().settings.sweep_id is not None
     options = {
         "project": resolved["project_name"],
         "name": resolved["run_name"],
-        "id": run_id,
+        "id": None if has_agent else run_id,
         "resume": None if config.mode == "offline" else "allow",
         "entity": config.entity,
         "group": config.group,
