@@ -18,7 +18,7 @@ from search.driver import Driver
 from search.export import write_experiment
 from search.launchers import build_launcher
 from search.plots import write_plots
-from search.report import best_page, finished_page, status_page
+from search.report import best_of, best_page, finished_page, status_page
 from search.study import dry_points, open_study
 from search.sweep import Sweep
 from search.wandb import wandb_page
@@ -100,9 +100,10 @@ def run_sweep(sweep: Sweep) -> tuple[str, int]:
     """Run trials until the budget is spent or a signal comes, and return what was found."""
     with StopSignal() as stop, open_study(sweep, create=True) as study:
         sweep.write()
-        study.enqueue_grid()
+        study.begin()
         done = Driver(sweep, study, build_launcher(sweep.config.launcher), stop).run()
-        return finished_page(study, done=done), 0
+        has_value = best_of(sweep, study.trials()) is not None
+        return finished_page(study, done=done), 0 if has_value or not done else 1
 
 
 def show_sweep(page: str, argv: list[str]) -> str:

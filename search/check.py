@@ -12,6 +12,11 @@ from search.sweep import Sweep
 from training.config import PretrainConfig
 from utils.command_line import read_config, validate
 from utils.errors import UserError
+from utils.terminal import tell
+
+_MANY = 30  # points, whose check takes seconds
+# Of each run, whatever its number of ranks.
+PERF = ("examples_per_second", "step_ms", "data_ms", "max_memory_gb", "eval_share")
 
 
 def check_sweep(sweep: Sweep) -> None:
@@ -24,6 +29,8 @@ def check_sweep(sweep: Sweep) -> None:
         points = [point for _, point in sweep.space.grid()]
     else:
         points = [*sweep.space.probes()]
+    if len(points) >= _MANY:
+        tell(f"checking {len(points)} points before the first trial")
     for point in points or [{}]:
         check_point(sweep, point)
 
@@ -48,10 +55,9 @@ def full_metric(metric: str, config: PretrainConfig) -> str:
     Raises:
         UserError: The run does not log it, or its test data are missing.
     """
-    if metric.startswith("perf/"):  # which of them a run logs depends on the machine
-        return metric
     known = [f"train/{name}" for name in (*METRICS, "grad_norm", "lr") if name != "count"]
-    if metric.startswith("train/"):
+    known += [f"perf/{name}" for name in PERF]
+    if metric.startswith(("train/", "perf/")):
         name = metric
     else:
         if not config.evaluates:

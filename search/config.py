@@ -5,9 +5,11 @@ import math
 import re
 from typing import Annotated, Any, Literal, TypeAlias
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from utils.config import Float, Int, StrictModel
+from utils.config import Bool, Float, Int, StrictModel
 from utils.config_files import quoted
 
 Value: TypeAlias = bool | int | float | str | None
@@ -163,6 +165,7 @@ class SweepConfig(StrictModel):
     trials: Int | None = Field(ge=1)
     hours: Float | None = Field(gt=0)
     steps: Int | None = Field(ge=1)
+    retry_failed: Bool
     sampler: SamplerConfig
     pruner: PrunerConfig
     launcher: LauncherConfig
@@ -173,6 +176,16 @@ class SweepConfig(StrictModel):
         if name is not None and (name in ("", ".", "..") or "/" in name or "\0" in name or len(name) > 200):
             raise ValueError(f"{name[:80]!r} can't name a folder; give a name without / (sweep.path is for paths)")
         return name
+
+    @field_validator("storage")
+    @classmethod
+    def _no_password_is_typed(cls, storage: str | None) -> str | None:
+        if storage is not None and storage != without_password(storage):
+            raise ValueError(
+                f"{without_password(storage)} has a password, which the list of processes and files would show; leave "
+                "it out, and put it where the database's client reads it, such as ~/.pgpass or ~/.my.cnf"
+            )
+        return storage
 
     @field_validator("overrides")
     @classmethod
@@ -256,4 +269,17 @@ def as_override(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{as_override(inner)}" for key, inner in value.items()) + "}"
     text = str(value)
-    return text if re.fullmatch(r"[\w./:+-]+|[\[{].*", text) else quoted(text)
+    if not isinstance(value, str):
+        return text
+    try:
+        read = OverridesParser.create().parse_override(f"key={text}").value()
+    except (HydraException, ValueError):
+        return quoted(text)
+    # A list among the values of a parameter is kept as text (`_lists_become_text`).
+    return text if read == text or isinstance(read, list | dict) else quoted(text)
+
+
+def without_password(url: str) -> str:
+    """Return the URL of a database for a message."""
+    url = re.sub(r"(://[^:/@]*:).*@", r"\1***@", url)
+    return re.sub(r"((?:password|passwd|pwd)=)[^&]*", r"\1***", url, flags=re.IGNORECASE)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from optuna.trial import TrialState
@@ -17,6 +17,7 @@ from search.space import shown_point
 from search.study import FINISHED, Claim, Study
 from search.sweep import Sweep
 from utils.errors import UserError
+from utils.files import file_errors
 from utils.run.history import History
 from utils.run.launched import Launched
 from utils.run.lock import is_locked
@@ -27,7 +28,9 @@ _POLL_S = 0.5
 _STOPS_WITHIN_S = 120.0
 # How often the study is asked for more trials after it had none, and for the state of the bar.
 _CLAIM_EVERY_S, _SHOW_EVERY_S = 5.0, 2.0
-_MOST_FAILURES = 2
+_MOST_FAILURES = 2  # of one run
+# So many trials in a row without a step have a common reason, such as data that are gone.
+_MOST_FAILED_AT_ONCE = 3
 
 
 @dataclass
@@ -43,6 +46,8 @@ class SeedRun:
     value: float | None = None  # of the metric, once the run has ended
     log_begin: int = 0  # where the output of this start begins in the log
     stop_by: float | None = None  # when it is killed if it does not stop
+    error: str | None = None  # why it is stopped although nobody asked for it
+    told_lock: bool = False  # whether a line said that its folder is in use
 
 
 @dataclass
@@ -52,7 +57,6 @@ class RunningTrial:
     claim: Claim
     metric: str
     runs: list[SeedRun]
-    began: float = field(default_factory=time.monotonic)
     error: str | None = None  # why it ends without a value
     pruned_at: int | None = None
     reported: int = -1  # the last step whose value the study knows
@@ -71,6 +75,7 @@ class Driver:
         self._ends = time.monotonic() + 3600 * sweep.config.hours if sweep.config.hours else math.inf
         self._progress = Progress(study.num_trials)
         self._logs = sweep.path / "logs"
+        self._failed_at_once = 0  # trials in a row that failed before they logged a step
         self._claim_at = self._show_at = 0.0  # when to ask the study again
 
     def run(self) -> bool:
@@ -82,20 +87,20 @@ class Driver:
         Raises:
             UserError: The database fails, or a run does not log the metric. Runs are stopped first.
         """
-        self._logs.mkdir(exist_ok=True)
+        with file_errors():
+            self._logs.mkdir(exist_ok=True)
         try:
             while not self._stop.requested() and time.monotonic() < self._ends:
                 self._start_runs()
                 if not self._trials:
-                    break
+                    return True
                 for trial in [*self._trials]:
                     self._follow(trial)
                 self._show()
                 time.sleep(_POLL_S)
-            if self._trials:
-                reason = self._stop.name or f"sweep.hours={self._sweep.config.hours}"
-                self._progress.say(f"{reason}: stopping {len(self._jobs())} runs; the same command goes on with them")
-            return not self._trials
+            reason = self._stop.name or f"sweep.hours={self._sweep.config.hours}"
+            self._progress.say(f"{reason}: stopping {len(self._jobs())} runs; the same command goes on with them")
+            return False
         finally:
             self._stop_runs()
             self._progress.close()
@@ -107,13 +112,15 @@ class Driver:
         while (place := self._free_place()) is not None:
             ready = next((run for trial in self._trials for run in self._ready(trial)), None)
             if ready is None:
-                if time.monotonic() < self._claim_at or (claim := self._study.claim()) is None:
+                waits = self._trials and time.monotonic() < self._claim_at
+                if waits or (claim := self._study.claim(self._stop)) is None:
                     self._claim_at = max(self._claim_at, time.monotonic() + _CLAIM_EVERY_S)
                     return
                 self._begin(claim)
             else:
                 log = self._log_of(ready)
                 ready.place, ready.log_begin = place, log.stat().st_size if log.is_file() else 0
+                ready.stop_by = ready.error = None
                 ready.job = self._launcher.start([*ready.arguments, "resume=auto"], log, place)
 
     def _log_of(self, run: SeedRun) -> Path:
@@ -129,8 +136,14 @@ class Driver:
             return []
         prunes = self._sweep.config.pruner.name != "none"
         runs = trial.runs[:1] if prunes and trial.runs[0].value is None else trial.runs
+        waiting = [run for run in runs if run.value is None and run.job is None]
         # A run whose sweep was killed may still be saving its checkpoint.
-        return [run for run in runs if run.value is None and run.job is None and not is_locked(run.folder)]
+        locked = [run for run in waiting if is_locked(run.folder)]
+        for run in locked:
+            if not run.told_lock:
+                self._progress.say(f"{run.folder} is in use by another process; waiting for its end")
+                run.told_lock = True
+        return [run for run in waiting if run not in locked]
 
     def _begin(self, claim: Claim) -> None:
         """Begin or go on with a trial. It ends at once if the config refuses its point."""
@@ -143,7 +156,6 @@ class Driver:
             history = History(folder / "metrics.jsonl")
             runs.append(SeedRun(seed, folder, arguments, history, value=seeds.get(str(seed))))
         trial = RunningTrial(claim, "", runs, pruned_at=known.get(attributes.PRUNED_AT))
-        trial.began -= known.get(attributes.SECONDS, 0.0)
         trial.reported = claim.reported
         self._trials.append(trial)
         try:
@@ -174,8 +186,9 @@ class Driver:
         """Read what a run has logged since the last time. Report the first seed's to the pruner."""
         try:
             changed = run.history.refresh()
-        except UserError as error:
-            trial.error = str(error)
+        except UserError as error:  # a damaged row; a resumed run drops it
+            run.error = str(error)
+            self._ask_to_stop(run)
             return
         if not (changed and is_first) or trial.is_ending:
             return
@@ -201,29 +214,30 @@ class Driver:
             self._prune(trial, None)  # the run ended before it could be stopped: its value counts
         if trial.is_ending:
             return
-        if is_whole:
-            run.value = self._last_value(trial, run)
-            if math.isfinite(run.value):
-                known = {str(each.seed): each.value for each in trial.runs if each.value is not None}
-                trial.claim.trial.set_user_attr(attributes.SEEDS, known)
+        if is_whole and run.error is None:
+            value = self._last_value(trial, run)
+            if not math.isfinite(value):  # a second start would find the same
+                trial.error = f"{trial.metric} is {value}"
                 return
-            reason = f"{trial.metric} is {run.value}"
-            run.value = None
-        else:
-            reason = _reason(self._log_of(run), run.log_begin, status)
-        failures = trial.claim.trial.user_attrs.get(attributes.FAILURES, 0) + 1
+            run.value = value
+            known = {str(each.seed): each.value for each in trial.runs if each.value is not None}
+            trial.claim.trial.set_user_attr(attributes.SEEDS, known)
+            return
+        reason = run.error or _reason(self._log_of(run), run.log_begin, status)
+        failures = dict(trial.claim.trial.user_attrs.get(attributes.FAILURES, {}))
+        failures[str(run.seed)] = failures.get(str(run.seed), 0) + 1
         trial.claim.trial.set_user_attr(attributes.FAILURES, failures)
-        if failures < _MOST_FAILURES:
+        if failures[str(run.seed)] < _MOST_FAILURES:
             self._progress.say(f"trial {trial.claim.number}: failed, trying it once more ({reason})")
         else:
             trial.error = reason
 
     def _note(self, trial: RunningTrial, run: SeedRun) -> None:
         """Write into the study how far a run has come."""
-        steps = dict(trial.claim.trial.user_attrs.get(attributes.STEPS, {}))
-        steps[str(run.seed)] = run.history.rows[-1]["step"] if run.history.rows else 0
-        trial.claim.trial.set_user_attr(attributes.STEPS, steps)
-        trial.claim.trial.set_user_attr(attributes.SECONDS, time.monotonic() - trial.began)
+        last = run.history.rows[-1] if run.history.rows else {}
+        for attribute, name in ((attributes.STEPS, "step"), (attributes.SECONDS, "time_s")):
+            by_seed = {**trial.claim.trial.user_attrs.get(attribute, {}), str(run.seed): last.get(name, 0)}
+            trial.claim.trial.set_user_attr(attribute, by_seed)
 
     def _last_value(self, trial: RunningTrial, run: SeedRun) -> float:
         """Return the last value of the metric in a run that has ended well.
@@ -248,18 +262,26 @@ class Driver:
             claim.trial.set_user_attr(attributes.ERROR, trial.error)
             self._study.optuna.tell(claim.trial, state=TrialState.FAIL)
             what = f"failed ({trial.error})"
+            never_trained = bool(trial.metric) and not any(run.history.rows for run in trial.runs)
+            self._failed_at_once = self._failed_at_once + 1 if never_trained else 0
         elif trial.pruned_at is not None:
             self._study.optuna.tell(claim.trial, state=TrialState.PRUNED)
             what = f"pruned at step {trial.pruned_at}"
         else:
             self._study.optuna.tell(claim.trial, mean)
             what = f"{trial.metric.rsplit('/', 1)[-1]} {mean:.4f}"
+            self._failed_at_once = 0
         self._trials.remove(trial)
         trials = self._study.trials()
         finished = sum(each.state in FINISHED for each in trials)
-        seconds = tqdm.format_interval(round(time.monotonic() - trial.began))
-        line = f"trial {claim.number}: {what} after {seconds}  {shown_point(claim.point)}"
+        seconds = sum(claim.trial.user_attrs.get(attributes.SECONDS, {}).values())
+        line = f"trial {claim.number}: {what} after {tqdm.format_interval(round(seconds))}  {shown_point(claim.point)}"
         self._progress.trial_ended(line, finished, best_of(self._sweep, trials))
+        if self._failed_at_once >= _MOST_FAILED_AT_ONCE:
+            raise UserError(
+                f"the last {self._failed_at_once} trials failed before they logged a step ({trial.error}); correct "
+                "the reason, and start the sweep again with sweep.retry_failed=true"
+            )
 
     def _show(self) -> None:
         if time.monotonic() < self._show_at:
@@ -295,9 +317,12 @@ class Driver:
 
 def _reason(log: Path, begin: int, status: int) -> str:
     """Return why a run has ended, in one line: what it said last, or its exit status."""
-    with open(log, errors="replace") as file:
-        file.seek(begin)
-        lines = file.read().splitlines()
+    try:
+        with open(log, "rb") as file:
+            file.seek(begin)
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+    except OSError:  # somebody removed it
+        lines = []
     told = [line for line in lines if line.startswith(("error: ", "fault on rank "))]
     if told:
         return told[-1].removeprefix("error: ")[:500]

@@ -13,7 +13,7 @@ from search.report import Best, described
 class Progress:
     """Prints a line for each trial that ends. On a terminal, a bar over all trials stands below.
 
-    Errors of the output are ignored: a closed terminal must not end the sweep.
+    Errors of the output are ignored: a pipe without a reader must not end the sweep.
     """
 
     def __init__(self, num_trials: int) -> None:

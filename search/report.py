@@ -4,6 +4,7 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,16 +115,17 @@ def _row(sweep: Sweep, trial: FrozenTrial, keys: list[str], best: Best | None) -
     if trial.state == TrialState.RUNNING:
         for seed in sweep.config.seeds:
             history = History(sweep.run_folder(trial.number, seed) / METRICS_FILE)
-            history.refresh()
+            with suppress(UserError):  # the run drops a damaged row when it resumes
+                history.refresh()
             step = max([step, *(row["step"] for row in history.rows[-1:])])
-    seconds = noted.get(attributes.SECONDS)
+    seconds = sum(noted.get(attributes.SECONDS, {}).values())
     return [
         "*" if best is not None and trial.number == best.number else "",
         str(trial.number),
         _STATES[trial.state],
         "" if value is None else f"{value:.4f}",
         str(step) if step else "",
-        "" if seconds is None else tqdm.format_interval(round(seconds)),
+        "" if not seconds else tqdm.format_interval(round(seconds)),
         *(shown_value(point[key]) if key in point else "" for key in keys),
         *([noted[attributes.ERROR]] if attributes.ERROR in noted else []),
     ]

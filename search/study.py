@@ -2,11 +2,13 @@
 
 import fcntl
 import os
+import time
 import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +20,34 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from search.config import PrunerConfig, SamplerConfig
+from search.config import PrunerConfig, SamplerConfig, without_password
 from search.space import Point
-from search.sweep import Sweep, without_password
+from search.sweep import Sweep
 from utils.errors import UserError
-from utils.files import file_errors
+from utils.files import file_errors, write_atomically
+from utils.run.stop import StopSignal
 from utils.text import one_line
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-# A sampler that draws known points this often has no new ones to offer.
-_MOST_REPEATS = 100
+# A sampler that draws known points this often gets one of the others instead.
+_MOST_REPEATS = 10
 DEFAULT_TRIALS = 50
 # SQLite lets one process write at a time; the others wait this long.
 _BUSY_TIMEOUT_S = 60
+_LOCKED_AT_MOST_S = 120.0
+
+# Files in the folder of a sweep: the lock for claims, and a folder with a lock for each process.
+_CLAIMS, _DRIVERS = ".claims", "drivers"
+# Attributes of the study: whether all points of a grid are in it, and which trials were run again.
+_GRID, _RETRIED = "grid", "retried"
 
 # What a trial's attributes hold beside its parameters and its value.
 DRIVER = "driver"  # the process that works on the trial
-FAILURES = "failures"  # how often a run of the trial has failed
+FAILURES = "failures"  # {seed: how often its run has failed}
 ERROR = "error"  # why the trial failed in the end
 SEEDS = "seeds"  # {seed: value} of the runs that have ended
 STEPS = "steps"  # {seed: last logged step}
-SECONDS = "seconds"  # from the first start of the trial to its end
+SECONDS = "seconds"  # {seed: seconds of training, over all its starts}
 PRUNED_AT = "pruned_at"  # the training step after which the trial is not worth going on
 REPEATS = "repeats"  # the number of the trial with the same point
 
@@ -78,50 +87,71 @@ class Study:
     def __init__(self, sweep: Sweep, optuna_study: optuna.Study, driver: str) -> None:
         self.sweep, self._driver = sweep, driver
         self.optuna = optuna_study
-        self._drivers = sweep.path / "drivers"
+        self._drivers = sweep.path / _DRIVERS
 
     # ---- reading ----
 
     def trials(self) -> list[FrozenTrial]:
-        """Return the trials that have begun, without those that repeat another trial's point."""
+        """Return the trials that have begun.
+
+        Those that repeat another trial's point, or that were run again, are left out.
+        """
+        retried = self.optuna.user_attrs.get(_RETRIED, [])
         return [
             trial
             for trial in self.optuna.get_trials(deepcopy=False)
-            if trial.state != TrialState.WAITING and REPEATS not in trial.user_attrs
+            if trial.state != TrialState.WAITING and REPEATS not in trial.user_attrs and trial.number not in retried
         ]
 
     @property
     def num_trials(self) -> int:
         """The number of trials after which the sweep is done."""
-        config = self.sweep.config
-        points = self.optuna.user_attrs.get("grid_points")
-        limits = [limit for limit in (config.trials, points) if limit is not None]
-        return min(limits, default=DEFAULT_TRIALS)
+        config, space = self.sweep.config, self.sweep.space
+        most = config.trials
+        if most is None and config.sampler.name != "grid":
+            most = DEFAULT_TRIALS
+        return sum(1 for _ in islice(space.grid(), most)) if space.is_finite else most or DEFAULT_TRIALS
 
     # ---- the next trial ----
 
-    def claim(self) -> Claim | None:
-        """Return a trial whose process is gone, else a new one; None if the budget is spent."""
-        with _exclusive(self.sweep.path / ".claims"):
+    def claim(self, stop: StopSignal | None = None) -> Claim | None:
+        """Return a trial whose process is gone, else a new one.
+
+        Returns:
+            None if the budget is spent, or if the stop was requested meanwhile.
+        """
+        with _exclusive(self.sweep.path / _CLAIMS, stop) as is_mine:
+            if not is_mine:
+                return None
             for begun in self.trials():
                 if begun.state == TrialState.RUNNING and not self._is_alive(begun.user_attrs.get(DRIVER)):
-                    return self._taken(Trial(self.optuna, begun._trial_id), begun)
+                    claim = self._taken(Trial(self.optuna, begun._trial_id), begun)
+                    if not self._is_repeat(claim):
+                        return claim
             repeats = 0
-            while repeats < _MOST_REPEATS and not self._is_spent():
-                config = self.sweep.config.sampler
-                all_trials = self.optuna.get_trials(deepcopy=False)
-                self.optuna.sampler = build_sampler(config, draw=len(all_trials))
-                if config.name == "grid" and not any(trial.state == TrialState.WAITING for trial in all_trials):
-                    return None
-                trial = self.optuna.ask()
-                claim = self._taken(trial, None)
-                if (same := self._same_as(claim, all_trials)) is None:
+            while not self._is_spent():
+                trials = self.optuna.get_trials(deepcopy=False)
+                if repeats >= _MOST_REPEATS and self.sweep.space.is_finite:
+                    self._enqueue_a_new_point(trials)
+                self.optuna.sampler = build_sampler(self.sweep.config.sampler, draw=len(trials))
+                claim = self._taken(self.optuna.ask(), None)
+                if not self._is_repeat(claim):
                     return claim
-                trial.set_user_attr(REPEATS, same.number)
-                complete = same.state == TrialState.COMPLETE
-                self.optuna.tell(trial, same.value if complete else None, None if complete else TrialState.FAIL)
                 repeats += 1
         return None
+
+    def _is_repeat(self, claim: Claim) -> bool:
+        """Return whether another trial has the same point. Then this one is put aside."""
+        same = next((t for t in self.trials() if t.number != claim.number and t.params == claim.trial.params), None)
+        if same is None:
+            return False
+        claim.trial.set_user_attr(REPEATS, same.number)
+        self.optuna.tell(claim.trial, state=TrialState.FAIL)
+        return True
+
+    def _enqueue_a_new_point(self, trials: list[FrozenTrial]) -> None:
+        known = [trial.params for trial in trials]
+        self.optuna.enqueue_trial(next(named for named, _ in self.sweep.space.grid() if named not in known))
 
     def _taken(self, trial: Trial, before: FrozenTrial | None) -> Claim:
         trial.set_user_attr(DRIVER, self._driver)
@@ -131,11 +161,6 @@ class Study:
         reported = max(before.intermediate_values, default=-1)
         return Claim(trial.number, trial, point, dict(before.user_attrs), reported)
 
-    def _same_as(self, claim: Claim, trials: list[FrozenTrial]) -> FrozenTrial | None:
-        names = claim.trial.params
-        others = (t for t in trials if t.number != claim.number and REPEATS not in t.user_attrs)
-        return next((t for t in others if t.state != TrialState.WAITING and t.params == names), None)
-
     def _is_spent(self) -> bool:
         trials, limit = self.trials(), self.sweep.config.steps
         steps = sum(sum(trial.user_attrs.get(STEPS, {}).values()) for trial in trials)
@@ -144,67 +169,80 @@ class Study:
     def _is_alive(self, driver: str | None) -> bool:
         """Return whether a process works on the study. Its lock is free once it has ended."""
         file = self._drivers / str(driver)
-        if driver is None or not file.is_file():
-            return False
-        with open(file) as opened:
-            try:
+        try:
+            with open(file) as opened:
                 fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        file.unlink(missing_ok=True)  # nobody holds it any more
         return False
 
-    def enqueue_grid(self) -> None:
-        """Put all points of a grid into the study, once."""
-        with _exclusive(self.sweep.path / ".claims"):
-            if self.sweep.config.sampler.name != "grid" or "grid_points" in self.optuna.user_attrs:
-                return
-            begun = bool(self.optuna.get_trials(deepcopy=False))  # a process was killed here
-            number = 0
-            for named, _ in self.sweep.space.grid():
-                self.optuna.enqueue_trial(named, skip_if_exists=begun)
-                number += 1
-            self.optuna.set_user_attr("grid_points", number)
+    def begin(self) -> None:
+        """Put the points of a grid into the study, and failed trials that are to run again."""
+        with _exclusive(self.sweep.path / _CLAIMS):
+            if self.sweep.config.sampler.name == "grid" and _GRID not in self.optuna.user_attrs:
+                begun = bool(self.optuna.get_trials(deepcopy=False))  # a process was killed here
+                for named, _ in self.sweep.space.grid():
+                    self.optuna.enqueue_trial(named, skip_if_exists=begun)
+                self.optuna.set_user_attr(_GRID, True)
+            if self.sweep.config.retry_failed:
+                failed = [trial for trial in self.trials() if trial.state == TrialState.FAIL]
+                for trial in failed:
+                    self.optuna.enqueue_trial(trial.params)
+                numbers = [trial.number for trial in failed]
+                self.optuna.set_user_attr(_RETRIED, [*self.optuna.user_attrs.get(_RETRIED, []), *numbers])
 
 
 @contextmanager
 def open_study(sweep: Sweep, *, create: bool) -> Iterator[Study]:
     """Open the study of a sweep, and hold the lock of this process inside.
 
+    Args:
+        create: create the study if there is none, to work on it. Otherwise it is only read.
+
     Raises:
         UserError: The database can't be used, or the folder or the database holds another sweep.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     url = sweep.config.storage or f"sqlite:///{(sweep.path / 'study.db').absolute()}"
-    with file_errors():
-        if create:
-            (sweep.path / "drivers").mkdir(parents=True, exist_ok=True)
-        elif sweep.config.storage is None and not (sweep.path / "study.db").is_file():
-            raise UserError(f"{sweep.path} has no study.db; the sweep has not begun, or the file is gone")
-    options: dict[str, Any] = {"connect_args": {"timeout": _BUSY_TIMEOUT_S}} if url.startswith("sqlite") else {}
+    if not create and url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).is_file():
+        raise UserError(f"{url.removeprefix('sqlite:///')} is not there; the sweep has not begun, or the file is gone")
     with database_errors(url):
-        with _exclusive(sweep.path / ".claims"):
+        if not create:
             try:
-                storage = RDBStorage(url, engine_kwargs=options)
-            except ImportError as error:  # the driver of this kind of database
-                raise UserError(
-                    f"sweep.storage={without_password(url)} needs a Python package for this kind of database; "
-                    "pip install psycopg2-binary for PostgreSQL, pymysql for MySQL (mysql+pymysql://...)"
-                ) from error
-            if create:
-                study = optuna.create_study(
-                    study_name=sweep.name, storage=storage, direction=sweep.config.direction, load_if_exists=True
-                )
-                _require_same_sweep(sweep, study)
-            else:
-                try:
-                    study = optuna.load_study(study_name=sweep.name, storage=storage)
-                except KeyError as error:
-                    raise UserError(
-                        f"{without_password(url)} holds no study {sweep.name!r}; check sweep.name"
-                    ) from error
-            study.pruner = build_pruner(sweep.config.pruner)
-        with _driver_lock(sweep.path / "drivers", held=create) as driver:
-            yield Study(sweep, study, driver)
+                study = optuna.load_study(study_name=sweep.name, storage=_storage(url))
+            except KeyError as error:
+                raise UserError(f"{without_password(url)} holds no study {sweep.name!r}") from error
+            yield Study(sweep, study, "")
+            return
+        with file_errors():
+            (sweep.path / _DRIVERS).mkdir(parents=True, exist_ok=True)
+        with _exclusive(sweep.path / _CLAIMS):  # two processes may not create the tables together
+            study = optuna.create_study(
+                study_name=sweep.name, storage=_storage(url), direction=sweep.config.direction, load_if_exists=True
+            )
+            _require_same_sweep(sweep, study)
+            _require_own_folder(sweep, study, url)
+        study.pruner = build_pruner(sweep.config.pruner)
+        name = f"{os.getpid()}_{uuid.uuid4().hex[:8]}"
+        with _exclusive(sweep.path / _DRIVERS / name):
+            try:
+                yield Study(sweep, study, name)
+            finally:
+                (sweep.path / _DRIVERS / name).unlink(missing_ok=True)
+
+
+def _storage(url: str) -> RDBStorage:
+    options: dict[str, Any] = {"connect_args": {"timeout": _BUSY_TIMEOUT_S}} if url.startswith("sqlite") else {}
+    try:
+        return RDBStorage(url, engine_kwargs=options)
+    except ImportError as error:  # the driver of this kind of database
+        raise UserError(
+            f"sweep.storage={without_password(url)} needs a Python package for this kind of database; "
+            "pip install psycopg2-binary for PostgreSQL, pymysql for MySQL (mysql+pymysql://...)"
+        ) from error
 
 
 def _require_same_sweep(sweep: Sweep, study: optuna.Study) -> None:
@@ -218,6 +256,27 @@ def _require_same_sweep(sweep: Sweep, study: optuna.Study) -> None:
             f"{sweep.path} holds another sweep, with other {' and '.join(different)}; give another sweep.name, "
             "or remove the folder if nobody needs it"
         )
+
+
+def _require_own_folder(sweep: Sweep, study: optuna.Study, url: str) -> None:
+    """Check that the study and the folder belong together. Both have the same random mark.
+
+    A study whose runs lie elsewhere would take this folder's runs for its own, and processes in two
+    folders would not see each other's locks.
+    """
+    mark, file = study.user_attrs.get("folder"), sweep.path / ".study"
+    with file_errors():
+        if mark is None and not file.exists():
+            mark = uuid.uuid4().hex
+            study.set_user_attr("folder", mark)
+        has_runs = any(sweep.path.glob("trial_*")) or study.get_trials(deepcopy=False)
+        if mark is not None and not file.exists() and not has_runs:
+            write_atomically(file, mark + "\n")
+        if mark is None or not file.exists() or file.read_text().strip() != mark:
+            raise UserError(
+                f"{sweep.path} and the study {sweep.name!r} in {without_password(url)} do not belong together; give "
+                "another sweep.name, or the sweep.path and sweep.storage with which the sweep began"
+            )
 
 
 def build_sampler(config: SamplerConfig, draw: int) -> BaseSampler:
@@ -244,29 +303,36 @@ def build_pruner(config: PrunerConfig) -> BasePruner:
 
 
 @contextmanager
-def _exclusive(file: Path) -> Iterator[None]:
-    """Let one process at a time inside. The system releases the lock of a killed process."""
+def _exclusive(file: Path, stop: StopSignal | None = None) -> Iterator[bool]:
+    """Let one process at a time inside. The system releases the lock of a killed process.
+
+    Yields:
+        False if the stop was requested before the lock was free.
+
+    Raises:
+        UserError: The file system has no locks, or another process holds the lock for minutes.
+    """
     with file_errors():
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    end = time.monotonic() + _LOCKED_AT_MOST_S
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        while stop is None or not stop.requested():
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise UserError(f"{file} is locked by another process, which seems to hang; end it") from None
+                time.sleep(0.02)
+            except OSError as error:
+                raise UserError(
+                    f"{file} can't be locked ({error.strerror}); put sweep.path on a file system with locks"
+                ) from error
+            else:
+                yield True
+                return
+        yield False
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _driver_lock(folder: Path, *, held: bool) -> Iterator[str]:
-    """Yield the name of this process, and hold its lock inside."""
-    name = f"{os.getpid()}_{uuid.uuid4().hex[:8]}"
-    if not held:
-        yield name
-        return
-    with _exclusive(folder / name):
-        try:
-            yield name
-        finally:
-            (folder / name).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from utils.command_line import Container, read_config, validate
 from utils.config import StrictModel
 from utils.config_files import is_group, names_file
 from utils.errors import UserError
-from utils.files import file_errors, read_plain_yaml, write_atomically
+from utils.files import file_errors, read_plain_yaml, write_atomically, writing
 from utils.run.folder import CHECKPOINTS
 
 SWEEPS = CHECKPOINTS / "sweeps"
@@ -66,8 +66,11 @@ class Sweep:
         has_file = any(each.split("=")[0].lstrip("+") == "sweep" for each in own)
         parameters, seeds, overrides = _of_runs([each for each in typed if each not in own])
         container["overrides"] = merged(container["overrides"] or [], overrides)
-        fixed = dict(each.lstrip("+").partition("=")[::2] for each in overrides)
-        container["parameters"] = _without_fixed(container["parameters"] or {}, fixed) | parameters
+        fixed = {override.key_or_group: _plain(override.value()) for override in map(_parsed, overrides)}
+        narrowed = {key: values for key, values in parameters.items() if isinstance(values, list)}
+        searched = {key: given for key, given in (container["parameters"] or {}).items() if key not in fixed}
+        possible = {key: [value] for key, value in fixed.items()} | narrowed
+        container["parameters"] = _possible(searched, possible, fixed) | parameters
         container["points"] = [
             {key: value for key, value in point.items() if key not in fixed} if isinstance(point, dict) else point
             for point in container["points"] or []
@@ -82,7 +85,10 @@ class Sweep:
             raise UserError("there is nothing to search; give a file (sweep=lr_arch) or several values (lr=1e-4,2e-4)")
         name = config.name or _name_of_file(own) or "+".join(config.parameters) or "seed"
         path = config.path or str(SWEEPS / name)
-        return Sweep(config.model_copy(update={"name": name, "path": path}))
+        storage = config.storage
+        if storage is not None and (file := re.fullmatch(r"sqlite:///([^/?][^?]*)", storage)):
+            storage = f"sqlite:///{Path(file[1]).absolute()}"  # another working directory would make another file
+        return Sweep(config.model_copy(update={"name": name, "path": path, "storage": storage}))
 
     # ---- the folder of the sweep ----
 
@@ -116,8 +122,9 @@ class Sweep:
 
     def write(self) -> None:
         """Write sweep.yaml, which status, best, plot and export read."""
-        stored = self.config.model_dump(exclude_defaults=True) | {"storage": without_password(self.config.storage)}
-        write_atomically(self.path / _FILE, OmegaConf.to_yaml(OmegaConf.create(stored)))
+        stored = self.config.model_dump(exclude_defaults=True) | {"retry_failed": False}  # it counts for one start
+        with writing(self.path / _FILE):
+            write_atomically(self.path / _FILE, OmegaConf.to_yaml(OmegaConf.create(stored)))
 
     @property
     def identity(self) -> Container:
@@ -139,13 +146,9 @@ class Sweep:
         folder = self.run_folder(number, seed)
         arguments = [*self.overrides(point, seed), f"checkpoint_path={as_override(str(folder))}"]
         arguments.append(f"run_name={as_override(f'{self.name}_{folder.name}')}")
-        if not any(each.startswith("wandb.group=") for each in arguments):
+        if not any(each.lstrip("+").startswith("wandb.group=") for each in arguments):
             arguments.append(f"wandb.group={as_override(self.name)}")
         return arguments
-
-
-def without_password(url: str | None) -> str | None:
-    return None if url is None else re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", url)
 
 
 def _of_runs(typed: list[str]) -> tuple[dict[str, Any], list[Any] | None, list[str]]:
@@ -163,12 +166,7 @@ def _of_runs(typed: list[str]) -> tuple[dict[str, Any], list[Any] | None, list[s
             raise UserError(
                 f"{each!r}: sweep.py gives every run its own {key}; leave it out (sweep.path is for a folder)"
             )
-        try:
-            override = OverridesParser.create().parse_override(each.lstrip("+"))
-        except (HydraException, ValueError) as error:
-            raise UserError(
-                f"{each!r} can't be read ({' '.join(str(error).split())}); write key=value, or several: key=a,b"
-            ) from error
+        override = _parsed(each)
         if isinstance(override.value(), IntervalSweep):
             parameters[key] = _range_of(override)
             continue
@@ -180,6 +178,15 @@ def _of_runs(typed: list[str]) -> tuple[dict[str, Any], list[Any] | None, list[s
         else:
             overrides.append(each)
     return parameters, seeds, overrides
+
+
+def _parsed(typed: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(typed.lstrip("+"))
+    except (HydraException, ValueError) as error:
+        raise UserError(
+            f"{typed!r} can't be read ({' '.join(str(error).split())}); write key=value, or several: key=a,b"
+        ) from error
 
 
 def _values(override: Override) -> Iterator[Any]:
@@ -200,6 +207,8 @@ def _plain(value: Any) -> Any:
 def _range_of(override: Override) -> dict[str, Any]:
     sweep = override.value()
     assert isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None
+    if isinstance(sweep.start, int) and isinstance(sweep.end, int):  # int(interval(1,4))
+        return {"int_range": [sweep.start, sweep.end]}
     kind = "log_range" if "log" in sweep.tags else "range"
     return {kind: [float(sweep.start), float(sweep.end)]}
 
@@ -210,31 +219,29 @@ def merged(overrides: list[str], later: list[str]) -> list[str]:
     return [*(each for each in overrides if str(each).lstrip("+").split("=")[0] not in keys), *later]
 
 
-def _without_fixed(parameters: dict[str, Any], fixed: dict[str, str]) -> dict[str, Any]:
-    """Return the parameters that are not fixed, without conditions on those that are.
+def _possible(parameters: dict[str, Any], possible: dict[str, list[Any]], fixed: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters whose conditions can still be met, without conditions on fixed keys.
 
     Args:
-        fixed: what was typed, {key: value}.
+        possible: the values of the keys that were typed.
+        fixed: those among the keys that have one value.
     """
     left: dict[str, Any] = {}
     for key, given in parameters.items():
-        if key in fixed:
-            continue
         entries = given if isinstance(given, list) and given and all(isinstance(e, dict) for e in given) else [given]
         kept = []
         for entry in entries:
             conditions = entry.get("when") if isinstance(entry, dict) else None
-            if not isinstance(conditions, dict) or not conditions.keys() & fixed.keys():
-                kept.append(entry)
-                continue
-            met = all(
-                fixed[parent] in [as_override(value) for value in (wanted if isinstance(wanted, list) else [wanted])]
-                for parent, wanted in conditions.items()
-                if parent in fixed
-            )
-            if met:
-                rest = {parent: wanted for parent, wanted in conditions.items() if parent not in fixed}
-                kept.append({**entry, "when": rest})
+            if isinstance(conditions, dict):
+                wanted = {parent: value if isinstance(value, list) else [value] for parent, value in conditions.items()}
+                met = {
+                    parent: [value for value in values if parent not in possible or value in possible[parent]]
+                    for parent, values in wanted.items()
+                }
+                if not all(met.values()):
+                    continue
+                entry = {**entry, "when": {parent: values for parent, values in met.items() if parent not in fixed}}
+            kept.append(entry)
         if kept:
             left[key] = kept if len(kept) > 1 else kept[0]
     return left

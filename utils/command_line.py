@@ -63,11 +63,12 @@ class CommandLine:
         parser.add_argument("--config-dir")
         parser.add_argument("--multirun", "-m", action="store_true")
         arguments = parser.parse_intermixed_args([_without_dashes(typed) for typed in argv])
-        if arguments.multirun:
+        if arguments.multirun and config_name != "sweep":  # which runs several anyway
             _require_one_run(config_name, "-m", arguments.overrides)
         if arguments.config_dir is not None and not arguments.help:
             arguments.overrides = from_folder(arguments.config_dir, arguments.overrides)
-        arguments.overrides = [in_quotes(typed) for typed in arguments.overrides]
+        several = config_name == "sweep"  # there a comma separates several files
+        arguments.overrides = [typed if several and "," in typed else in_quotes(typed) for typed in arguments.overrides]
         if arguments.help:
             return CommandLine(arguments.overrides, page=_help_page(config_name, usage))
         if arguments.cfg:

@@ -78,9 +78,12 @@ def from_folder(folder: str, overrides: list[str]) -> list[str]:
         if not root.is_dir():
             raise UserError(f"--config-dir {folder!r} is no folder; give one that holds experiment/, arch/ or the like")
         for typed in overrides:
-            group, _, name = typed.lstrip("+").partition("=")
-            file = root / group / f"{name}.yaml"
-            found.append(f"{group}={file}" if is_group(group) and "/" not in name and file.is_file() else typed)
+            group, _, names = typed.lstrip("+").partition("=")
+            if not is_group(group) or "/" in names:
+                found.append(typed)
+                continue
+            files = [(name, root / group / f"{name}.yaml") for name in names.split(",")]  # several: for sweep.py
+            found.append(f"{group}={','.join(str(file) if file.is_file() else name for name, file in files)}")
         if found == overrides:
             held = sorted(
                 f"{file.parent.name}={file.stem}" for file in root.glob("*/[!_]*.yaml") if is_group(file.parent.name)

@@ -23,7 +23,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _run(sweep: Sweep, launcher: FakeLauncher, stop: StopSignal | None = None) -> bool:
     with open_study(sweep, create=True) as study:
-        study.enqueue_grid()
+        study.begin()
         return Driver(sweep, study, launcher, stop or StopSignal()).run()
 
 
@@ -81,6 +81,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(data: Path, tmp_path: Path) -> Non
     assert not _run(sweep, first, _Stop(first, 6))
     assert first.started == ["trial_0000", "trial_0001"] and not first.running
     assert _states(sweep) == [COMPLETE, RUNNING] and (tmp_path / "s/trial_0001/stopped").exists()
+    assert not _run(sweep, first, _Stop(first, 0)), "a sweep that was stopped between two trials is not done"
     second = FakeLauncher(rising)
     assert _run(sweep, second)
     assert second.started == ["trial_0001"] and second.ticks == 2, "only the rest of the second trial is left"
@@ -118,6 +119,52 @@ def test_a_trial_that_fails_twice_is_recorded_with_its_error(
     assert _states(sweep) == [FAIL, COMPLETE] and not launcher.running
     assert "trial 0: failed (the ceiling fell down)" in capsys.readouterr().err
     assert _trials(sweep).trials()[0].user_attrs["error"] == "the ceiling fell down"
+
+
+def test_each_seed_has_a_second_start(data: Path, tmp_path: Path) -> None:
+    failed: set[object] = set()
+
+    def curve(keys: dict[str, object], step: int) -> float | None:
+        if step == 2 and keys["seed"] not in failed:
+            failed.add(keys["seed"])
+            return None
+        return rising(keys, step)
+
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3", "seed=range(3)")
+    launcher = FakeLauncher(curve)
+    assert _run(sweep, launcher)
+    assert _states(sweep) == [COMPLETE] and len(launcher.started) == 6
+
+
+def test_a_damaged_row_is_a_failure_like_others(data: Path, tmp_path: Path) -> None:
+    """The run is stopped and started again; the real one drops the row then."""
+    damaged = [True]
+
+    def curve(keys: dict[str, object], step: int) -> float | None:
+        file = tmp_path / "s/trial_0000/metrics.jsonl"
+        if step == 3 and damaged.pop() if damaged else False:
+            file.write_text(file.read_text() + "no row\n")
+        elif "no row" in file.read_text() if file.exists() else False:
+            file.write_text(file.read_text().replace("no row\n", ""))
+        return rising(keys, step)
+
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3", "arch=trm,trm_mlp", "sweep.trials=1")
+    launcher = FakeLauncher(curve)
+    assert _run(sweep, launcher)
+    assert launcher.started == ["trial_0000"] * 2
+
+
+def test_trials_that_cannot_even_begin_end_the_sweep(data: Path, tmp_path: Path) -> None:
+    """Their reason is a common one, such as data that are gone. It must not use up all points."""
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3,3e-3,4e-3,5e-3")
+    with pytest.raises(
+        UserError, match=r"the last 3 trials failed before .* \(the ceiling fell down\); .*retry_failed"
+    ):
+        _run(sweep, FakeLauncher(lambda keys, step: None))
+    assert _states(sweep) == [FAIL] * 3
+    again = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3,3e-3,4e-3,5e-3", "sweep.retry_failed=true")
+    assert _run(again, FakeLauncher(rising))
+    assert _states(sweep) == [COMPLETE] * 5
 
 
 def test_a_value_that_is_no_number_is_a_failure(data: Path, tmp_path: Path) -> None:
@@ -173,7 +220,7 @@ def test_successive_halving_prunes_at_its_rungs(data: Path, tmp_path: Path) -> N
 def test_a_pruned_trial_of_a_killed_process_stays_pruned(data: Path, tmp_path: Path) -> None:
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
     with open_study(sweep, create=True) as study:
-        study.enqueue_grid()
+        study.begin()
         claim = study.claim()
         assert claim is not None
         claim.trial.set_user_attr("pruned_at", 3)
@@ -192,7 +239,7 @@ def test_the_budget_ends_a_sweep(data: Path, tmp_path: Path, budget: str, expect
 
 def test_hours_end_this_start_only(data: Path, tmp_path: Path) -> None:
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", "sweep.hours=1e-9")
-    assert not _run(sweep, FakeLauncher(rising)) or _states(sweep) == []
+    assert not _run(sweep, FakeLauncher(rising)) and _states(sweep) == []
     longer = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", "sweep.hours=1")
     assert _run(longer, FakeLauncher(rising))
     assert _states(sweep) == [COMPLETE, COMPLETE]

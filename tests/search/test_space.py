@@ -105,9 +105,10 @@ def test_points_are_taken_as_they_are() -> None:
 
 
 def test_a_point_on_a_command_line() -> None:
-    point = {"ema": True, "max_steps": None, "lr": 3.4129381e-4, "arch": "trm", "a": "x y", "b": "[1,2]"}
+    point = {"ema": True, "max_steps": None, "lr": 3.4129381e-4, "arch": "trm", "a": "x, y", "b": "[1,2]"}
     assert overrides_of(point) == [
-        *("ema=true", "max_steps=null", "lr=0.00034129381", "arch=trm", "a='x y'", "b=[1,2]"),
+        *("ema=true", "max_steps=null", "lr=0.00034129381", "arch=trm", "a='x, y'", "b=[1,2]"),
     ]
+    assert overrides_of({"a": "null", "b": "1e-3"}) == ["a='null'", "b='1e-3'"], "text stays text"
     assert overrides_of({"arch": "configs/mine.yaml"}) == ["arch=configs/mine.yaml"]
     assert shown_point({"lr": 3.4129381e-4, "ema": False}) == "lr=0.0003413 ema=false"

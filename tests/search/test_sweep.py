@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from search.sweep import Sweep, without_password
+from search.sweep import Sweep
+from utils.errors import UserError
 
 FILE = """
 overrides: [debug=tiny, lr_min_ratio=0.5]
@@ -52,6 +53,28 @@ def test_a_typed_choice_decides_the_conditions_on_it(file: str, arch: str, left:
     assert "when" not in str(_entries(sweep))
 
 
+@pytest.mark.parametrize("typed", ["ema=true", "ema=True", "ema=TRUE"])
+def test_a_typed_value_counts_however_it_is_spelled(tmp_path: Path, typed: str) -> None:
+    (tmp_path / "e.yaml").write_text(
+        "parameters: {ema: [false, true], ema_rate: {values: [0.9, 0.97], when: {ema: true}}}"
+    )
+    assert _entries(Sweep.read([f"sweep={tmp_path / 'e.yaml'}", typed])).keys() == {"ema_rate"}
+
+
+def test_a_narrower_choice_drops_what_can_no_longer_be(tmp_path: Path) -> None:
+    (tmp_path / "n.yaml").write_text(
+        """
+parameters:
+  arch: [hrm, trm, urm]
+  max_steps: [{values: [1], when: {arch: [hrm, trm]}}, {values: [2], when: {arch: urm}}]
+"""
+    )
+    assert _entries(Sweep.read([f"sweep={tmp_path / 'n.yaml'}", "arch=hrm,trm_mlp"])) == {
+        "max_steps": [{"values": [1], "when": {"arch": ["hrm"]}}],
+        "arch": [{"values": ["hrm", "trm_mlp"]}],
+    }
+
+
 def test_several_values_need_no_file() -> None:
     sweep = Sweep.read(["lr=1e-4,2e-4", "arch=hrm,trm", "ema=true,false", "seed=range(3)", "max_steps=5"])
     assert _entries(sweep) == {
@@ -68,6 +91,7 @@ def test_several_values_need_no_file() -> None:
     [
         ("lr=interval(0,1)", {"range": (0.0, 1.0)}),
         ("lr=tag(log,interval(1e-5,1e-2))", {"log_range": (1e-5, 1e-2)}),
+        ("lr=int(interval(1,4))", {"int_range": (1, 4)}),
         ("lr=choice(1,2)", {"values": [1, 2]}),
         ("lr=range(1,10,3)", {"values": [1, 4, 7]}),
         ("lr=[1,2],[3,4]", {"values": ["[1,2]", "[3,4]"]}),
@@ -78,7 +102,7 @@ def test_several_values_need_no_file() -> None:
 def test_the_forms_of_several_values(typed: str, entry: dict[str, Any]) -> None:
     sweep = Sweep.read([typed])
     assert _entries(sweep) == {"lr": [entry]}
-    assert sweep.config.sampler.name == ("grid" if "values" in entry else "tpe")
+    assert sweep.config.sampler.name == ("grid" if "values" in entry else "tpe"), "a range has no grid"
 
 
 def test_seeds_alone_are_a_sweep_of_one_trial() -> None:
@@ -100,16 +124,16 @@ def test_a_point_replaces_what_all_trials_have_in_common(tmp_path: Path) -> None
 
 
 def test_a_group_of_wandb_that_was_typed_stays() -> None:
-    arguments = Sweep.read(["lr=1,2", "wandb.group=mine"]).arguments(0, {"lr": 1}, 0)
-    assert [each for each in arguments if each.startswith("wandb.group")] == ["wandb.group=mine"]
+    for typed in ("wandb.group=mine", "+wandb.group=mine"):
+        arguments = Sweep.read(["lr=1,2", typed]).arguments(0, {"lr": 1}, 0)
+        assert [each for each in arguments if "wandb.group" in each] == [typed]
 
 
 def test_a_stored_sweep_opens_as_it_was(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    sweep = Sweep.read([file, "seed=range(2)", "sweep.storage=postgresql://me:hush@host/db"])
+    sweep = Sweep.read([file, "seed=range(2)"])
     sweep.path.mkdir(parents=True)
     sweep.write()
-    assert "hush" not in (sweep.path / "sweep.yaml").read_text()
     for named in ("mine", "checkpoints/sweeps/mine"):
         opened = Sweep.open(named)
         assert opened.identity == sweep.identity and opened.path == sweep.path
@@ -117,6 +141,23 @@ def test_a_stored_sweep_opens_as_it_was(file: str, tmp_path: Path, monkeypatch: 
     assert Sweep.open("mine").config.metric == "exact_accuracy", "keys that were added since have their defaults"
 
 
-def test_a_password_is_never_shown() -> None:
-    assert without_password("postgresql://me:hush@host:5432/db") == "postgresql://me:***@host:5432/db"
-    assert without_password("sqlite:////tmp/a.db") == "sqlite:////tmp/a.db" and without_password(None) is None
+PASSWORDS = {
+    "postgresql://me:hush@host:5432/db": "postgresql://me:***@host:5432/db",
+    "postgresql://me:pa/ss@host/db": "postgresql://me:***@host/db",
+    "postgresql://me:p@ss@host/db": "postgresql://me:***@host/db",
+    "postgresql://host/db?user=me&password=hush": "postgresql://host/db?user=me&password=***",
+}
+
+
+@pytest.mark.parametrize("url", PASSWORDS)
+def test_a_password_is_refused_and_never_shown(url: str) -> None:
+    with pytest.raises(UserError, match="has a password, which the list of processes and files would show") as caught:
+        Sweep.read(["lr=1,2", f"sweep.storage='{url}'"])
+    assert PASSWORDS[url] in str(caught.value)
+
+
+def test_a_database_file_does_not_depend_on_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Sweep.read(["lr=1,2", "sweep.storage=sqlite:///a.db"]).config.storage == f"sqlite:///{tmp_path}/a.db"
