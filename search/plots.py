@@ -419,8 +419,10 @@ def _log_ticks(values: np.ndarray) -> list[float]:
     for digits in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
         ticks = [tick for power in powers for digit in digits if low <= (tick := float(f"{digit}e{power}")) <= high]
         if len(ticks) > 2:
-            return ticks
-    return ticks or [low]
+            break
+    # Labels of neighbours would overlap: a few of them, evenly spread, are enough.
+    step = math.ceil(len(ticks) / 4)
+    return ticks[::step] if ticks else [low]
 
 
 def _log_axis(values: np.ndarray) -> dict[str, Any]:
