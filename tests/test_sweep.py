@@ -334,3 +334,13 @@ def test_without_optuna_the_error_names_what_to_install(tmp_path: Path) -> None:
     )
     assert ended.returncode == 2 and ended.stdout == ""
     assert ended.stderr == "error: sweep.py needs optuna; pip install -r requirements-sweep.txt\n"
+
+
+YAML_OF_THE_PAGE = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "docs/sweeps.md").read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("text", YAML_OF_THE_PAGE, ids=lambda text: text.splitlines()[0])
+def test_the_yaml_of_the_page_is_a_sweep(here: Path, text: str) -> None:
+    Path("page.yaml").write_text(text)
+    found = Sweep.read(["sweep=page.yaml"])
+    assert len(found.config.parameters) >= 2 and list(found.space.probes())
