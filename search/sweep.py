@@ -60,6 +60,8 @@ class Sweep:
             UserError: A key or a value is wrong, or there is nothing to search.
         """
         own = [each for each in typed if re.match(r"\+*sweep[.=]", each)]
+        if parameter := next((each for each in own if re.match(r"\+*sweep\.parameters\b", each)), None):
+            raise UserError(f"{parameter!r}: type the key itself with several values (lr=1e-4,2e-4), or write a file")
         container = read_config("sweep", own)["sweep"]
         given = {each.lstrip("+").split("=")[0] for each in own}
         container |= {key: value for key, value in (again or {}).items() if f"sweep.{key}" not in given}

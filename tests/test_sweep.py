@@ -149,25 +149,6 @@ def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(
     assert f"resuming {tmp_path}/s/trial_0000/step_{steps[0]:08d}" in log
 
 
-def test_a_trial_of_two_ranks_runs_under_torchrun(puzzles: Path, tmp_path: Path, start: Callable[..., Started]) -> None:
-    launcher = ["sweep.launcher.name=torchrun", "sweep.launcher.ranks=2", "sweep.launcher.at_once=1"]
-    text = start(*COMMON, f"data_path={puzzles}", "lr=1e-3,2e-3", "sweep.trials=1", *launcher).wait()
-    assert "OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 pretrain.py debug=tiny" in text
-    assert "ddp, 2 x cpu" in (tmp_path / "s/logs/trial_0000.log").read_text()
-
-
-def test_each_run_gets_its_own_devices(puzzles: Path, tmp_path: Path, start: Callable[..., Started]) -> None:
-    """The runs of one place get one part of launcher.gpus, those of another place another part."""
-    typed = [*COMMON, f"data_path={puzzles}", "max_steps=100000", "lr=1e-3,2e-3", "sweep.launcher.gpus=[3,5]"]
-    typed.remove("max_steps=60")
-    sweep = start(*typed)
-    sweep.until(lambda: len(sweep.runs) == 2)
-    seen = {int(run.environ()["CUDA_VISIBLE_DEVICES"]) for run in sweep.runs}
-    assert seen == {3, 5}
-    sweep.process.send_signal(signal.SIGINT)
-    sweep.wait()
-
-
 # ---- pages -------------------------------------------------------------------------------------
 
 
@@ -246,6 +227,7 @@ MISTAKES = {
     "no data": (["lr=1,2", "data_path=data/no"], "no dataset at data/no: "),
     "key of sweep.py": (["lr=1,2", "run_name=x"], "'run_name=x': sweep.py gives every run its own run_name"),
     "seeds that are none": (["seed=a,b"], "sweep.seeds.0: input should be a valid integer, but it is 'a'"),
+    "parameters": (["sweep.parameters={lr:[1,2]}"], "type the key itself with several values (lr=1e-4,2e-4)"),
     "shuffled": (["lr=shuffle(1,2)"], "'lr=shuffle(1,2)' is no list of values; write lr=a,b or =range(3)"),
     "glob": (["arch=glob(*)"], "'arch=glob(*)' is no list of values"),
     "unreadable": (["lr=1,[2"], "'lr=1,[2' can't be read"),

@@ -27,9 +27,9 @@ from utils.checkpoint.reader import read_state
 from utils.command_line import validate
 from utils.dist.world import World
 from utils.errors import UserError
+from utils.run.history import read_run_config
 from utils.run.launched import Launched
 from utils.run.resume import completed
-from utils.run.status import read_run_config
 
 
 def flops_until(run: Path, steps: list[int]) -> list[float]:

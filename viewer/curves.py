@@ -14,8 +14,8 @@ import numpy as np
 
 from utils.command_line import flatten
 from utils.errors import UserError
-from utils.run.history import METRICS_FILE, History
-from utils.run.status import is_number, is_run, read_run_config
+from utils.run.history import METRICS_FILE, History, read_run_config
+from utils.run.status import is_number, is_run
 
 # No screen shows more points, and a run may have logged a million.
 MAX_POINTS = 1500

@@ -12,8 +12,7 @@ from dataset.schema import open_split
 from dataset.tasks import TASKS, task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
 from utils.errors import UserError
-from utils.run.history import History
-from utils.run.status import read_run_config
+from utils.run.history import History, read_run_config
 from viewer.arc_votes import read_votes
 from viewer.pages import ALPHABET, Page, Settings, finite, names_of, read_json
 from viewer.saved_examples import read_examples

@@ -354,7 +354,7 @@ def test_a_service_that_fails_ends_no_run(
 def test_a_silent_server_delays_the_end_only_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     run = SimpleNamespace(finish=lambda exit_code: released.wait(60))
-    _install(monkeypatch, SimpleNamespace(Error=_WandbError, init=lambda **options: run))
+    _install(monkeypatch, SimpleNamespace(Error=_WandbError, init=lambda **_: run, setup=_FakeWandb().setup))
     began = time.monotonic()
     _metrics(tmp_path, mode="online").close(failed=True, at_most_s=0.2)
     assert time.monotonic() - began < 30

@@ -1,11 +1,13 @@
-"""Read what a run has logged, also while the run writes it."""
+"""Read the config of a run, and what it has logged, also while the run writes."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from utils.errors import UserError
-from utils.files import plain
+from utils.files import plain, read_plain_yaml
 from utils.text import one_line
 
 METRICS_FILE = "metrics.jsonl"
@@ -67,3 +69,21 @@ class History:
             raise UserError(
                 f"{self.file}:{number}: is no JSON object with a step; correct or remove the line"
             ) from None
+
+
+def read_run_config(run: Path) -> dict[str, Any]:
+    """Return the run's config.yaml as it stands there. A run without the file has an empty config.
+
+    Raises:
+        UserError: The file can't be read, or it is no config.
+    """
+    file = run / "config.yaml"
+    if not file.exists():
+        return {}
+    try:
+        config = yaml.safe_load(read_plain_yaml(file))
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: an impossible date
+        raise UserError(f"{file}: cannot be read ({one_line(error)}); restore it from the run's checkpoint") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{file}: is no config of a run; restore it from the run's checkpoint")
+    return config

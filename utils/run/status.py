@@ -14,13 +14,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeGuard
 
-import yaml
-
 from utils.checkpoint.format import read_name
 from utils.checkpoint.reader import read_state
 from utils.errors import UserError
-from utils.files import read_plain_yaml
-from utils.run.history import METRICS_FILE, History
+from utils.run.history import METRICS_FILE, History, read_run_config
 from utils.run.launched import LAUNCH_FILE, Launched
 from utils.run.lock import is_locked
 from utils.text import one_line
@@ -214,24 +211,6 @@ def _out_of_patience(run: Path, latest: int) -> bool:
         return read_state(run / f"step_{latest:08d}").evaluations_since_best >= patience
     except UserError:
         return False
-
-
-def read_run_config(run: Path) -> dict[str, Any]:
-    """Return the run's config.yaml as it stands there. A run without the file has an empty config.
-
-    Raises:
-        UserError: The file can't be read, or it is no config.
-    """
-    file = run / "config.yaml"
-    if not file.exists():
-        return {}
-    try:
-        config = yaml.safe_load(read_plain_yaml(file))
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: an impossible date
-        raise UserError(f"{file}: cannot be read ({one_line(error)}); restore it from the run's checkpoint") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{file}: is no config of a run; restore it from the run's checkpoint")
-    return config
 
 
 def _step_named(file: Path) -> int | None:

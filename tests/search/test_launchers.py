@@ -1,0 +1,97 @@
+"""Launchers start the command line that they show, with its threads, devices and ranks."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from search import launchers
+from search.config import LauncherConfig
+from search.launchers import Job, build_launcher
+
+# Takes the place of pretrain.py: it notes its surroundings and waits for SIGTERM.
+PROGRAM = """
+import json, os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+seen = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE")}
+with open(sys.argv[1] + os.environ.get("RANK", "0"), "w") as file:
+    json.dump(seen | {"arguments": sys.argv[2:]}, file)
+print("begun", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def _config(**options: object) -> LauncherConfig:
+    defaults: dict[str, object] = {"name": "local", "at_once": None, "threads": 1, "ranks": 1, "gpus": []}
+    return LauncherConfig.model_validate(defaults | options)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "pretrain.py"
+    program.write_text(PROGRAM)
+    monkeypatch.setattr(launchers, "PRETRAIN", program)
+    return tmp_path
+
+
+def _ended(job: Job) -> int:
+    job.stop()
+    end = time.monotonic() + 60
+    while (status := job.poll()) is None:
+        assert time.monotonic() < end, "the run does not stop"
+        time.sleep(0.01)
+    return status
+
+
+def _seen(folder: Path, ranks: int = 1) -> list[dict[str, object]]:
+    files = [folder / f"seen_{rank}" for rank in range(ranks)]
+    end = time.monotonic() + 60
+    while not all(file.exists() and file.read_text().endswith("}") for file in files):
+        assert time.monotonic() < end, "the run does not begin"
+        time.sleep(0.01)
+    return [json.loads(file.read_text()) for file in files]
+
+
+@pytest.mark.parametrize(("place", "devices"), [(0, "3"), (1, "5")])
+def test_a_run_has_its_threads_and_the_devices_of_its_place(folder: Path, place: int, devices: str) -> None:
+    launcher = build_launcher(_config(threads=3, gpus=[3, 5]))
+    assert launcher.at_once == 2
+    job = launcher.start([str(folder / "seen_"), "lr=1e-3"], folder / "log", place)
+    (seen,) = _seen(folder)
+    assert job.poll() is None and _ended(job) == 7, "the run gets SIGTERM, which lets it save"
+    assert seen["arguments"] == ["lr=1e-3"]
+    assert (seen["OMP_NUM_THREADS"], seen["CUDA_VISIBLE_DEVICES"]) == ("3", devices)
+    assert (folder / "log").read_text() == "begun\n"
+
+
+def test_a_run_of_two_ranks_is_started_by_torchrun(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    launcher = build_launcher(_config(name="torchrun", ranks=2, at_once=1))
+    job = launcher.start([str(folder / "seen_")], folder / "log", 0)
+    seen = _seen(folder, ranks=2)
+    _ended(job)
+    assert [each["WORLD_SIZE"] for each in seen] == ["2", "2"]
+    assert all(each["CUDA_VISIBLE_DEVICES"] is None for each in seen), "without gpus every run sees all devices"
+    shown = launcher.shown(["lr=1e-3", "a='b c'"])
+    command = "OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 pretrain.py lr=1e-3"
+    assert shown.startswith(command)
+
+
+def test_a_killed_run_is_gone(folder: Path) -> None:
+    job = build_launcher(_config()).start([str(folder / "seen_")], folder / "log", 0)
+    _seen(folder)
+    job.kill()
+    while job.poll() is None:
+        time.sleep(0.01)
+    assert job.poll() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("options", "at_once"), [({"threads": 2}, 2), ({"threads": 64}, 1), ({"at_once": 7}, 7)])
+def test_as_many_runs_at_once_as_the_cores_suffice_for(
+    options: dict[str, object], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launchers, "_num_cores", lambda: 4)
+    assert build_launcher(_config(**options)).at_once == at_once
