@@ -138,7 +138,7 @@ def test_command(clone: Path, command: str) -> None:
     if "evaluate.py" in command:
         assert re.fullmatch(r"exact_accuracy=[01]\.\d{4}", done.stdout.splitlines()[-1]), done.stdout
     if "sweep.py" in command:
-        shown = ("trial 0", "complete", "plots.html", "experiment=", "program: pretrain.py", "pretrain.py debug=tiny")
+        shown = ("trial 0", "complete", "plots.html", "experiment=", "program: pretrain.py", "checkpoint_path=")
         assert any(words in done.stdout for words in shown), f"the command shows no sweep:\n{done}"
     if "view.py" in command:
         assert "<html" in (clone / "view.html").read_text()
