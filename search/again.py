@@ -1,10 +1,8 @@
 """Run the best points of a sweep again, for instance with several seeds."""
 
-from optuna.trial import TrialState
-
+from search.report import best_first, require_best
 from search.study import Study
 from search.sweep import Sweep
-from utils.errors import UserError
 
 
 def sweep_again(study: Study, num_best: int, typed: list[str]) -> Sweep:
@@ -17,17 +15,13 @@ def sweep_again(study: Study, num_best: int, typed: list[str]) -> Sweep:
         UserError: No trial has a value yet, or what was typed is wrong.
     """
     sweep = study.sweep
-    ended = [trial for trial in study.trials() if trial.state == TrialState.COMPLETE and trial.value is not None]
-    if not ended:
-        raise UserError(f"no trial of {sweep.path} has ended with a value yet; status shows them")
-    sign = -1 if sweep.config.direction == "maximize" else 1
-    best = sorted(ended, key=lambda trial: (sign * (trial.value or 0.0), trial.number))[:num_best]
+    require_best(study)
     return Sweep.read(
         typed,
         again={
             "name": f"{sweep.name}_again",
             "overrides": sweep.config.overrides,
-            "points": [sweep.space.point_of(trial) for trial in best],
+            "points": [best.point for best in best_first(sweep, study.trials())[:num_best]],
             "metric": sweep.config.metric,
             "direction": sweep.config.direction,
         },

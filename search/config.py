@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from utils.config import Bool, Float, Int, StrictModel
 from utils.config_files import quoted
+from utils.run.folder import require_folder_name
 
 Value: TypeAlias = bool | int | float | str | None
 
@@ -173,9 +174,7 @@ class SweepConfig(StrictModel):
     @field_validator("name")
     @classmethod
     def _names_one_folder(cls, name: str | None) -> str | None:
-        if name is not None and (name in ("", ".", "..") or "/" in name or "\0" in name or len(name) > 200):
-            raise ValueError(f"{name[:80]!r} can't name a folder; give a name without / (sweep.path is for paths)")
-        return name
+        return require_folder_name(name, "sweep.path")
 
     @field_validator("storage")
     @classmethod

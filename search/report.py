@@ -22,7 +22,7 @@ from utils.run.history import METRICS_FILE, History
 
 @dataclass(frozen=True)
 class Best:
-    """The best trial that has ended.
+    """A trial that has ended with a value, and is among the best.
 
     Attributes:
         values: of each seed.
@@ -37,15 +37,20 @@ class Best:
         return f"{self.value:.4f} (trial {self.number})"
 
 
+def best_first(sweep: Sweep, trials: Sequence[FrozenTrial]) -> list[Best]:
+    """Return the trials that have a value, the best first. Of equals, the earlier comes first."""
+    found = []
+    for trial in trials:
+        if trial.state == TrialState.COMPLETE and trial.value is not None:
+            values = {int(seed): value for seed, value in trial.user_attrs.get(attributes.SEEDS, {}).items()}
+            found.append(Best(trial.number, trial.value, values, sweep.space.point_of(trial)))
+    sign = -1 if sweep.config.direction == "maximize" else 1
+    return sorted(found, key=lambda best: (sign * best.value, best.number))
+
+
 def best_of(sweep: Sweep, trials: Sequence[FrozenTrial]) -> Best | None:
     """Return the best of the trials that have a value, or None."""
-    ended = [(trial.value, trial) for trial in trials if trial.state == TrialState.COMPLETE and trial.value is not None]
-    if not ended:
-        return None
-    choose = max if sweep.config.direction == "maximize" else min
-    value, trial = choose(ended, key=lambda pair: pair[0])
-    values = {int(seed): found for seed, found in trial.user_attrs.get(attributes.SEEDS, {}).items()}
-    return Best(trial.number, value, values, sweep.space.point_of(trial))
+    return next(iter(best_first(sweep, trials)), None)
 
 
 def require_best(study: Study) -> Best:

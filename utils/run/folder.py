@@ -16,6 +16,17 @@ from utils.files import file_errors, write_atomically, writing
 CHECKPOINTS = Path("checkpoints")
 
 
+def require_folder_name(name: str | None, key_of_path: str) -> str | None:
+    """Return the name.
+
+    Raises:
+        ValueError: No folder can have this name. The message names the key that takes paths.
+    """
+    if name is not None and (name in ("", ".", "..") or "/" in name or "\0" in name or len(name) > 200):
+        raise ValueError(f"{name[:80]!r} can't name a folder; give a name without / ({key_of_path} is for paths)")
+    return name
+
+
 class RunConfig(StrictModel):
     """The keys that name a run, its data and the checkpoint that it resumes."""
 
@@ -30,9 +41,7 @@ class RunConfig(StrictModel):
     @field_validator("project_name", "run_name")
     @classmethod
     def _names_one_folder(cls, name: str | None) -> str | None:
-        if name is not None and (name in ("", ".", "..") or "/" in name or "\0" in name or len(name) > 200):
-            raise ValueError(f"{name[:80]!r} can't name a folder; give a name without / (checkpoint_path is for paths)")
-        return name
+        return require_folder_name(name, "checkpoint_path")
 
     @property
     def train_paths(self) -> list[str]:
