@@ -37,6 +37,7 @@ class CommonConfig(DepthConfig):
     hidden_size: Int = Field(ge=1, le=LARGEST_COUNT)
     num_heads: Int = Field(ge=1, le=LARGEST_COUNT)
     expansion: Float = Field(gt=0, le=LARGEST_COUNT)
+    width_multiple: Int = Field(ge=1, le=LARGEST_COUNT)
     mlp: MlpKind
     mlp_t: Bool
     pos_encodings: Literal["rope", "rope_2d", "learned", "none"]
@@ -250,6 +251,7 @@ class RecursiveModel(nn.Module, ABC):
                 hidden_size=config.hidden_size,
                 num_heads=config.num_heads,
                 expansion=config.expansion,
+                width_multiple=config.width_multiple,
                 num_positions=self.num_positions,
                 mlp_t=config.mlp_t,
                 mlp=config.mlp,

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from models.attention import Attention, Rotary
-from models.layers import MLPS, MlpKind, rms_norm
+from models.layers import MLPS, MlpKind, rms_norm, swiglu_width
 
 
 class Block(nn.Module):
@@ -26,6 +26,7 @@ class Block(nn.Module):
         hidden_size: int,
         num_heads: int,
         expansion: float,
+        width_multiple: int,
         num_positions: int,
         mlp_t: bool,
         mlp: MlpKind = "swiglu",
@@ -34,8 +35,10 @@ class Block(nn.Module):
         self.self_attn = None if mlp_t else Attention(hidden_size, num_heads)
         # mlp_t mixes all tokens already, so it needs no convolution along the tokens.
         over_tokens = MLPS["swiglu" if mlp == "conv_swiglu" else mlp]
-        self.mlp_t = over_tokens(num_positions, expansion) if mlp_t else None
-        self.mlp = MLPS[mlp](hidden_size, expansion)
+        self.mlp_t = (
+            over_tokens(num_positions, swiglu_width(num_positions, expansion, width_multiple)) if mlp_t else None
+        )
+        self.mlp = MLPS[mlp](hidden_size, swiglu_width(hidden_size, expansion, width_multiple))
 
     def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
         """Return x_BTD after token mixing and the MLP."""

@@ -18,8 +18,14 @@ from utils.files import file_errors
 from utils.shell import run_command
 from utils.weights_file import read_weights, write_weights
 
-# The options of the published code. Names of tensors don't show the MLP's kind or the positions.
-_PUBLISHED_OPTIONS = {"name": ("hrm", "trm"), "mlp": ("swiglu",), "pos_encodings": ("rope", "learned", "none")}
+# The options of the published code. Names of tensors don't show the MLP's kind or the positions. A
+# multiple other than 256 gives shapes that the published code never builds.
+_PUBLISHED_OPTIONS = {
+    "name": ("hrm", "trm"),
+    "mlp": ("swiglu",),
+    "width_multiple": (256,),
+    "pos_encodings": ("rope", "learned", "none"),
+}
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def load_weights(checkpoint: str, *, raw: bool) -> Weights:
         if arch.get(option, published[0]) not in published:
             raise UserError(
                 f"{opened.path} has arch.{option}={arch[option]}, which the published code doesn't know; "
-                f"only {' or '.join(published)} can be exported"
+                f"only {' or '.join(map(str, published))} can be exported"
             )
     return opened.weights() if raw else opened.trained_weights()
 

@@ -12,9 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 RMS_EPS = 1e-5
-# Widths are rounded up to a multiple of this number. This gives the published widths, which also
-# suit the tiles of matrix units.
-WIDTH_MULTIPLE = 256
 
 
 def _std_after_truncation() -> float:
@@ -90,12 +87,13 @@ class Embedding(nn.Module):
         return F.embedding(ids, self.weight)
 
 
-def swiglu_width(dim: int, expansion: float) -> int:
-    """Return the inner width: 2/3 of expansion * dim, rounded up to a multiple of 256.
+def swiglu_width(dim: int, expansion: float, multiple: int) -> int:
+    """Return the inner width: 2/3 of expansion * dim, rounded up to a multiple of `multiple`.
 
-    The factor 2/3 is there because a SwiGLU has three matrices instead of two.
+    The factor 2/3 is there because a SwiGLU has three matrices instead of two. The width is never
+    0, however small the expansion is.
     """
-    return math.ceil(round(expansion * dim * 2 / 3) / WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    return max(1, math.ceil(round(expansion * dim * 2 / 3) / multiple)) * multiple
 
 
 class SwiGLU(nn.Module):
@@ -104,9 +102,8 @@ class SwiGLU(nn.Module):
     One matrix holds the rows of gate, then the rows of up.
     """
 
-    def __init__(self, dim: int, expansion: float) -> None:
+    def __init__(self, dim: int, width: int) -> None:
         super().__init__()
-        width = swiglu_width(dim, expansion)
         self.gate_up_proj = Linear(dim, 2 * width)
         self.down_proj = Linear(width, dim)
 
@@ -136,9 +133,9 @@ class ConvSwiGLU(SwiGLU):
     before it. Before the first token it takes zeros.
     """
 
-    def __init__(self, dim: int, expansion: float) -> None:
-        super().__init__(dim, expansion)
-        self.conv_weight_W12 = nn.Parameter(torch.empty(swiglu_width(dim, expansion), 1, 2))
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__(dim, width)
+        self.conv_weight_W12 = nn.Parameter(torch.empty(width, 1, 2))
 
     def init_weights(self, generator: torch.Generator) -> None:
         """Fill the convolution's weights. The projections have their own `init_weights`."""

@@ -318,6 +318,7 @@ OFF = {
 }
 OFF_ARCH = {
     "mlp": "swiglu",
+    "width_multiple": 256,
     "num_registers": 0,
     "backprop_warmup_steps": 0,
     "activation_checkpointing": "none",

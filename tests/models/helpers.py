@@ -52,6 +52,7 @@ def small_options(name: str = "hrm", **changes: Any) -> dict[str, Any]:
         "hidden_size": 32,
         "num_heads": 2,
         "expansion": 4.0,
+        "width_multiple": 256,
         "mlp": "swiglu",
         "mlp_t": False,
         "pos_encodings": "rope",

@@ -308,6 +308,7 @@ def test_freezing_removes_gradients_and_leaves_the_others_unchanged(
         ({"puzzle_emb_len": -1}, "puzzle_emb_len\n  Input should be greater than or equal to 0"),
         ({"num_registers": -1}, "num_registers\n  Input should be greater than or equal to 0"),
         ({"expansion": 0}, "expansion\n  Input should be greater than 0"),
+        ({"width_multiple": 0}, "width_multiple\n  Input should be greater than or equal to 1"),
         ({"rope_theta": 0}, "rope_theta\n  Input should be greater than or equal to 1"),
         ({"expansion": float("nan")}, "finite number"),
         ({"pos_encodings": "sine"}, "'rope', 'rope_2d', 'learned' or 'none'"),

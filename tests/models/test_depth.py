@@ -245,7 +245,7 @@ def _relative_error(ours: Tensor, theirs: Tensor) -> float:
 
 def test_gradient_stays_within_the_last_calls() -> None:
     levels = [
-        Level([Block(hidden_size=8, num_heads=2, expansion=1.0, num_positions=3, mlp_t=False, mlp="swiglu")])
+        Level([Block(hidden_size=8, num_heads=2, expansion=1.0, width_multiple=8, num_positions=3, mlp_t=False)])
         for _ in range(5)
     ]
     generator = torch.Generator().manual_seed(0)

@@ -162,6 +162,7 @@ def test_the_moving_average_is_exported_by_default(tmp_path: Path) -> None:
     [
         ({"name": "urm"}, "arch.name=urm, which the published code doesn't know; only hrm or trm can be exported"),
         ({"name": "hrm", "mlp": "normalized_swiglu"}, "arch.mlp=normalized_swiglu"),
+        ({"name": "trm", "mlp": "swiglu", "width_multiple": 64}, "arch.width_multiple=64"),
         ({"name": "trm", "mlp": "swiglu", "pos_encodings": "rope_2d"}, "arch.pos_encodings=rope_2d"),
     ],
 )

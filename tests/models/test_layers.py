@@ -48,15 +48,26 @@ def test_rms_norm_has_no_weights_and_works_in_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dim", "expansion", "width"), [(512, 4.0, 1536), (32, 4.0, 256), (100, 4.0, 512), (96, 4.0, 256), (18, 0.5, 256)]
+    ("dim", "expansion", "multiple", "width"),
+    [
+        (512, 4.0, 256, 1536),
+        (32, 4.0, 256, 256),
+        (100, 4.0, 256, 512),
+        (96, 4.0, 256, 256),
+        (18, 0.5, 256, 256),
+        (64, 2.0, 64, 128),
+        (37, 2.0, 64, 64),
+        (37, 2.0, 1, 49),
+        (8, 0.01, 32, 32),
+    ],
 )
-def test_swiglu_widths(dim: int, expansion: float, width: int) -> None:
-    assert swiglu_width(dim, expansion) == width
+def test_swiglu_widths(dim: int, expansion: float, multiple: int, width: int) -> None:
+    assert swiglu_width(dim, expansion, multiple) == width
 
 
 @pytest.mark.parametrize("kind", MLPS)
 def test_mlps_equal_their_definitions(kind: MlpKind) -> None:
-    layer = MLPS[kind](8, 4.0)
+    layer = MLPS[kind](8, 32)
     _init(layer)
     x_BTD = 3 * _randn(2, 3, 8)
     for x_TD, y_TD in zip(x_BTD, layer(x_BTD), strict=True):
@@ -65,8 +76,8 @@ def test_mlps_equal_their_definitions(kind: MlpKind) -> None:
 
 def test_normalized_swiglu_does_not_grow_with_its_weights() -> None:
     """With an open gate the product has the scale of the norm, not that of the weights."""
-    layer = NormalizedSwiGLU(8, 4.0)
-    gate, up = _randn(5, 256).abs() + 20, _randn(5, 256, seed=1)
+    layer = NormalizedSwiGLU(8, 32)
+    gate, up = _randn(5, 32).abs() + 20, _randn(5, 32, seed=1)
     torch.testing.assert_close(layer.combine(gate, 1000 * up), layer.combine(gate, up), rtol=1e-5, atol=1e-5)
     assert layer.combine(gate, up).square().mean().sqrt().item() == pytest.approx(1, rel=1e-3)
     half = layer.combine(gate.bfloat16(), up.bfloat16())
@@ -75,7 +86,7 @@ def test_normalized_swiglu_does_not_grow_with_its_weights() -> None:
 
 def test_convolution_looks_one_token_back_and_no_further() -> None:
     """The first token sees a zero before it. No token sees a later token or another sequence."""
-    layer = ConvSwiGLU(8, 4.0)
+    layer = ConvSwiGLU(8, 32)
     _init(layer)
     x_BTD = _randn(2, 5, 8)
     y_BTD = layer(x_BTD)
@@ -101,7 +112,7 @@ def test_linear_computes_in_the_dtype_of_its_input_and_keeps_float32_weights() -
 @pytest.mark.parametrize("mlp", MLPS)
 @pytest.mark.parametrize("mlp_t", [False, True])
 def test_a_block_normalizes_after_each_sum(mlp: MlpKind, mlp_t: bool) -> None:
-    block = Block(hidden_size=12, num_heads=3, expansion=4.0, num_positions=5, mlp_t=mlp_t, mlp=mlp)
+    block = Block(hidden_size=12, num_heads=3, expansion=4.0, width_multiple=16, num_positions=5, mlp_t=mlp_t, mlp=mlp)
     _init(block)
     assert (block.mlp_t is None) != (block.self_attn is None)
     x_TD = _randn(5, 12)
@@ -111,8 +122,18 @@ def test_a_block_normalizes_after_each_sum(mlp: MlpKind, mlp_t: bool) -> None:
 
 def test_mlp_t_has_no_convolution() -> None:
     """The MLP over positions mixes one component at a time, where a convolution has no meaning."""
-    block = Block(hidden_size=12, num_heads=3, expansion=4.0, num_positions=5, mlp_t=True, mlp="conv_swiglu")
+    block = Block(
+        hidden_size=12, num_heads=3, expansion=4.0, width_multiple=16, num_positions=5, mlp_t=True, mlp="conv_swiglu"
+    )
     assert isinstance(block.mlp, ConvSwiGLU) and not isinstance(block.mlp_t, ConvSwiGLU)
+
+
+def test_the_multiple_sets_the_width_of_both_mlps() -> None:
+    block = Block(
+        hidden_size=64, num_heads=4, expansion=2.0, width_multiple=32, num_positions=37, mlp_t=True, mlp="swiglu"
+    )
+    assert block.mlp_t is not None
+    assert (block.mlp.down_proj.in_features, block.mlp_t.down_proj.in_features) == (96, 64)
 
 
 def test_truncated_normal_has_the_requested_std() -> None:
@@ -127,7 +148,7 @@ def test_truncated_normal_has_the_requested_std() -> None:
 
 
 def test_a_convolution_starts_at_the_scale_of_its_two_inputs() -> None:
-    layer = ConvSwiGLU(512, 16.0)
+    layer = ConvSwiGLU(512, 5632)
     layer.init_weights(_generator())
     assert layer.conv_weight_W12.shape == (5632, 1, 2)
     assert layer.conv_weight_W12.std().item() == pytest.approx(1 / math.sqrt(2), rel=0.03)
