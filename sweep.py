@@ -4,6 +4,7 @@ python sweep.py sweep=lr_arch
 """
 
 import sys
+from functools import partial
 from importlib.util import find_spec
 
 from utils.terminal import tell
@@ -18,12 +19,13 @@ from search.driver import Driver
 from search.export import write_experiment
 from search.launchers import build_launcher
 from search.plots import write_plots
-from search.report import best_of, best_page, finished_page, status_page
+from search.report import best_of, best_page, finished_page, num_of, status_page
 from search.study import dry_points, open_study
 from search.sweep import Sweep
 from search.wandb import wandb_page
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.command_line import CommandLine
+from utils.errors import UserError
 from utils.run.stop import StopSignal
 from utils.shell import run_command
 
@@ -53,22 +55,24 @@ NAMED = "its name in checkpoints/sweeps, or its folder"
 
 def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
     """Run a sweep, or show one."""
-    argv = sys.argv[1:] if argv is None else argv
-    if argv and argv[0] in (*PAGES, *WRITERS):
-        return show_sweep(argv[0], argv[1:])
-    dry_run, as_wandb = "--dry-run" in argv, argv[:1] == ["wandb"]
-    argv = [each for each in argv[as_wandb:] if each != "--dry-run"]
-    if argv and argv[0] == "again":
-        found = read_again(argv[1:])
-    else:
-        command = CommandLine.parse(argv, "sweep", USAGE)
-        if command.page:
-            return command.page
-        found = Sweep.read(command.overrides)
+    typed = sys.argv[1:] if argv is None else argv
+    dry_run, typed = "--dry-run" in typed, [each for each in typed if each != "--dry-run"]
+    name = typed[0] if typed else ""
+    if name in COMMANDS:
+        if dry_run:
+            raise UserError(f"--dry-run shows what a sweep would start, and {name} starts nothing; leave it out")
+        return COMMANDS[name](typed[1:])
+    found = read_again(typed[1:]) if name == "again" else read_new(typed)
+    if isinstance(found, str):
+        return found
     check_sweep(found)
-    if as_wandb:
-        return wandb_page(found)
     return command_lines(found) if dry_run else run_sweep(found)
+
+
+def read_new(typed: list[str]) -> Sweep | str:
+    """Return a sweep, or the page that the command line asks for, such as that of --help."""
+    command = CommandLine.parse(typed, "sweep", USAGE)
+    return command.page or Sweep.read(command.overrides)
 
 
 def read_again(argv: list[str]) -> Sweep:
@@ -77,33 +81,45 @@ def read_again(argv: list[str]) -> Sweep:
     parser.add_argument("sweep", help=NAMED)
     parser.add_argument("--best", type=int, metavar="N", default=5, help="number of points (default: %(default)s)")
     parser.add_argument("overrides", nargs="*", help="such as seed=range(3) or max_steps=1000")
+    parser.add_argument("--config-dir", metavar="DIR", help="a folder like config/, for the files that are typed")
     settings = parser.parse_intermixed_args(argv)
     check_at_least(settings, best=1)
+    folder = [] if settings.config_dir is None else [f"--config-dir={settings.config_dir}"]
+    command = CommandLine.parse([*settings.overrides, *folder], "sweep", USAGE)
     with open_study(Sweep.open(settings.sweep), create=False) as study:
-        return sweep_again(study, settings.best, settings.overrides)
+        return sweep_again(study, settings.best, command.overrides)
 
 
-def command_lines(sweep: Sweep) -> str:
+def command_lines(found: Sweep) -> str:
     """Return the command lines of the trials that are known before the first has run."""
-    launcher, points = build_launcher(sweep.config.launcher), dry_points(sweep)
+    launcher, points = build_launcher(found.config.launcher), dry_points(found)
     lines = [
-        launcher.shown(sweep.arguments(number, point, seed))
+        launcher.shown(found.arguments(number, point, seed))
         for number, point in enumerate(points.known)
-        for seed in sweep.config.seeds
+        for seed in found.config.seeds
     ]
     if points.num_unknown:
-        lines.append(f"# the other {points.num_unknown} trials depend on the results of these")
+        lines.append(f"# {num_of(points.num_unknown, 'more trial')} will depend on the results of these")
     return "\n".join(lines)
 
 
-def run_sweep(sweep: Sweep) -> tuple[str, int]:
+def run_sweep(found: Sweep) -> tuple[str, int]:
     """Run trials until the budget is spent or a signal comes, and return what was found."""
-    with StopSignal() as stop, open_study(sweep, create=True) as study:
-        sweep.write()
+    with StopSignal() as stop, open_study(found, create=True) as study:
+        found.write()
         study.begin()
-        done = Driver(sweep, study, build_launcher(sweep.config.launcher), stop).run()
-        has_value = best_of(sweep, study.trials()) is not None
+        done = Driver(found, study, build_launcher(found.config.launcher), stop).run()
+        has_value = best_of(found, study.trials()) is not None
         return finished_page(study, done=done), 0 if has_value or not done else 1
+
+
+def print_for_wandb(argv: list[str]) -> str:
+    """Return a new sweep as a sweep of Weights & Biases."""
+    found = read_new(argv)
+    if isinstance(found, str):
+        return found
+    check_sweep(found)
+    return wandb_page(found)
 
 
 def show_sweep(page: str, argv: list[str]) -> str:
@@ -122,7 +138,8 @@ WRITERS = {
     "plot": (write_plots, "folder of plots.html and the pictures (default: that of the sweep)"),
     "export": (write_experiment, "file to write (default: config/experiment/<name of the sweep>_best.yaml)"),
 }
+COMMANDS = {"wandb": print_for_wandb} | {name: partial(show_sweep, name) for name in (*PAGES, *WRITERS)}
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(sweep, None))
+    sys.exit(run_command(sweep, None, interrupted="interrupted; give the same command again"))

@@ -12,13 +12,13 @@ from search import study as attributes
 from search.check import check_point
 from search.launchers import Job, Launcher
 from search.progress import Progress
-from search.report import best_of
+from search.report import best_of, num_of
 from search.space import shown_point
 from search.study import FINISHED, Claim, Study
 from search.sweep import Sweep
 from utils.errors import UserError
 from utils.files import file_errors
-from utils.run.history import History
+from utils.run.history import METRICS_FILE, History
 from utils.run.launched import Launched
 from utils.run.lock import is_locked
 from utils.run.stop import StopSignal
@@ -73,7 +73,7 @@ class Driver:
         self._sweep, self._study, self._launcher, self._stop = sweep, study, launcher, stop
         self._trials: list[RunningTrial] = []
         self._ends = time.monotonic() + 3600 * sweep.config.hours if sweep.config.hours else math.inf
-        self._progress = Progress(study.num_trials)
+        self._progress = Progress(sweep.num_trials, sum(each.state in FINISHED for each in study.trials()))
         self._logs = sweep.path / "logs"
         self._failed_at_once = 0  # trials in a row that failed before they logged a step
         self._claim_at = self._show_at = 0.0  # when to ask the study again
@@ -99,7 +99,7 @@ class Driver:
                 self._show()
                 time.sleep(_POLL_S)
             reason = self._stop.name or f"sweep.hours={self._sweep.config.hours}"
-            self._progress.say(f"{reason}: stopping {len(self._jobs())} runs; the same command goes on with them")
+            self._progress.say(f"{reason}: stopping {num_of(len(self._jobs()), 'run')}; the same command goes on")
             return False
         finally:
             self._stop_runs()
@@ -153,7 +153,7 @@ class Driver:
         for seed in sweep.config.seeds:
             folder = sweep.run_folder(claim.number, seed)
             arguments = sweep.arguments(claim.number, claim.point, seed)
-            history = History(folder / "metrics.jsonl")
+            history = History(folder / METRICS_FILE)
             runs.append(SeedRun(seed, folder, arguments, history, value=seeds.get(str(seed))))
         trial = RunningTrial(claim, "", runs, pruned_at=known.get(attributes.PRUNED_AT))
         trial.reported = claim.reported

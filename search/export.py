@@ -9,7 +9,7 @@ import yaml
 
 from search.config import as_override
 from search.launchers import build_launcher
-from search.report import Best, measured, require_best
+from search.report import Best, measured, num_of, require_best_first
 from search.study import Study
 from search.sweep import Sweep
 from utils.command_line import Container, default_groups, flatten, read_config, with_changes
@@ -20,7 +20,7 @@ from utils.files import file_errors, refuse_links, write_atomically
 EXPERIMENTS = CONFIG_DIR / "experiment"
 # Where a run is, and what belongs to one start of it. The seed is left at its default: the values
 # were chosen for any seed.
-_OF_ONE_RUN = ("seed", "run_name", "checkpoint_path", "resume", "allow_changed_data", "wandb.group")
+_LEFT_OUT = ("seed", "run_name", "checkpoint_path", "resume", "allow_changed_data", "wandb.group")
 
 
 def write_experiment(study: Study, file: Path | None) -> str:
@@ -35,11 +35,12 @@ def write_experiment(study: Study, file: Path | None) -> str:
     Raises:
         UserError: No trial has a value yet, or the file exists or can't be written.
     """
-    sweep, best = study.sweep, require_best(study)
+    sweep, best = study.sweep, require_best_first(study)[0]
     file = file or EXPERIMENTS / f"{re.sub(r'[^A-Za-z0-9-]+', '_', sweep.name).strip('_')}_best.yaml"
     if file.suffix not in (".yaml", ".yml") or file.name.startswith("_"):
         raise UserError(f"{file} can't be chosen as experiment=...; give a name like my_best.yaml")
-    named = file.stem if file.absolute().parent == EXPERIMENTS else str(file)
+    # Hydra finds a name only with .yaml, and a path with either.
+    named = file.stem if file.absolute().parent == EXPERIMENTS and file.suffix == ".yaml" else str(file)
     text = experiment_text(sweep, best, len(study.trials()), named)
     with file_errors():
         if file.exists() or file.is_symlink():
@@ -60,10 +61,10 @@ def experiment_text(sweep: Sweep, best: Best, num_trials: int, named: str) -> st
     groups, values = differences_from_groups(overrides)
     data = read_config("pretrain", overrides)
     paths = ", ".join(data["data_paths"] or [data["data_path"]])
-    keys = ", ".join(best.point) or "the seed"
+    keys = ", ".join(sweep.keys) or "the seed"
     extreme = "highest" if sweep.config.direction == "maximize" else "lowest"
     header = [
-        f"The best of {num_trials} trials of the sweep {sweep.name}, which searched {keys}.",
+        f"The best of {num_of(num_trials, 'trial')} of the sweep {sweep.name}, which searched {keys}.",
         "",
         f"Expected: about the value below. It is the {extreme} of many, so a new run tends to be a little worse.",
         f"Measured here: {measured(sweep, best)}.",
@@ -107,8 +108,8 @@ def differences_from_groups(overrides: list[str]) -> tuple[dict[str, str], Conta
         flatten(read_config("pretrain", [*given, *(f"{key}={as_override(value)}" for key, value in sure.items())]))
     )
     values: Container = {}
-    for key, value in sorted(changed.items(), key=lambda pair: "." in pair[0]):  # keys of groups last
-        if key not in _OF_ONE_RUN and (key in sure or followed.get(key, ...) != value):
+    for key, value in sorted(changed.items(), key=lambda pair: "." in pair[0]):  # first the keys without a group
+        if key not in _LEFT_OUT and (key in sure or followed.get(key, ...) != value):
             values = with_changes(values, {key: value})
     return groups, values
 

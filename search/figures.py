@@ -1,26 +1,29 @@
 """What the plots of a sweep show, as numbers: importances, axes of parameters, and curves.
 
-Optuna's own figures leave out every trial that lacks a conditional parameter, and put all slices
-into one row. Here each key of the config is one axis, also if it has several conditions, and a
-trial without a value there has a place of its own.
+Optuna (5.0.0) draws a figure for the names in its study, and a key with several conditions has
+several names there. Its slices leave a trial out of the panels of the parameters that the trial
+lacks, and put all panels into one row. Here each key of the config is one axis, and a trial without
+the key has a place of its own there.
 """
-# T = trials, P = points of a curve
+# T = complete trials, P = points of a curve
 
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 
 import numpy as np
 import optuna
-from optuna.distributions import FloatDistribution
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from search.report import best_of
+from search.config import Entry, Value
+from search.report import Best, best_first, logged_rows
 from search.space import shown_value
 from search.study import Study
 from search.sweep import Sweep
-from utils.run.history import METRICS_FILE, History
+from utils.run.status import is_number
 from viewer.curves import Group, LoggedRun, Panel, panels_of, x_in_steps
 
 # More values than this are shown on a line of numbers instead of one place for each.
@@ -37,6 +40,7 @@ class Importances:
 
     Attributes:
         shares: by the name in the study, the largest first. Their sum is 1.
+        num_best: how many trials are among the best. Trials with equal values count alike.
     """
 
     shares: dict[str, float]
@@ -50,60 +54,23 @@ class Axis:
     """A key of the config, and the place of each trial on its axis.
 
     Attributes:
-        place_T: float64, NaN for a trial that lacks the key.
-        ticks: the labelled places of a list of values; None: the places are numbers.
+        place_T: float64. Numbers of a logarithmic axis have the places of their logarithms.
+            Trials that lack the key stand at the tick "not set".
+        ticks: labelled places, from the lowest to the highest.
+        is_list: whether the places are those of a list, where trials with equal values meet.
     """
 
     key: str
     place_T: np.ndarray
-    ticks: tuple[str, ...] | None
-    is_log: bool
+    ticks: list[tuple[float, str]]
+    is_list: bool
 
     @property
-    def unit_T(self) -> np.ndarray:
-        """The places between 0 and 1. NaN stays NaN."""
-        return self._to_unit(self.place_T)
-
-    def unit_ticks(self) -> list[tuple[float, str]]:
-        """Return labelled places between 0 and 1: those of a list, or five of numbers."""
-        if self.ticks is not None:
-            places = np.arange(len(self.ticks), dtype=np.float64)
-            return list(zip(self._to_unit(places).tolist(), self.ticks, strict=True))
-        low, high = self._ends()
-        if low == high:
-            return [(0.5, _shown_number(low))]
-        values = (np.geomspace if self.is_log else np.linspace)(low, high, 5)
-        return [(index / 4, _shown_number(value)) for index, value in enumerate(values)]
-
-    def _ends(self) -> tuple[float, float]:
-        if self.ticks is not None:
-            return 0.0, len(self.ticks) - 1.0
-        return float(np.nanmin(self.place_T)), float(np.nanmax(self.place_T))
-
-    def _to_unit(self, places: np.ndarray) -> np.ndarray:
-        low, high = self._ends()
-        if low == high:
-            return np.where(np.isnan(places), np.nan, 0.5)
-        if self.is_log:
-            return np.asarray(np.log(places / low) / math.log(high / low))
-        return np.asarray((places - low) / (high - low))
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A metric of one trial over its steps: the mean over the seeds, and the range of them.
-
-    Attributes:
-        kind: best, complete, or other (pruned, failed or not finished).
-    """
-
-    number: int
-    kind: str
-    num_seeds: int
-    step_P: np.ndarray
-    mean_P: np.ndarray
-    low_P: np.ndarray
-    high_P: np.ndarray
+    def ends(self) -> tuple[float, float]:
+        """Two places between which all trials and ticks lie."""
+        places = [*self.place_T.tolist(), *(place for place, _ in self.ticks)]
+        low, high = min(places), max(places)
+        return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
 @dataclass(frozen=True)
@@ -111,46 +78,50 @@ class Figures:
     """Everything that is drawn of a sweep.
 
     Attributes:
-        value_T: the value of each complete trial.
-        number_T: its number.
-        curves: by metric.
+        metric: its name in metrics.jsonl.
+        num_trials: how many have begun.
+        complete: the trials that have a value, the best first.
+        axes: of the keys, with places for the complete trials in this order.
+        value_axis: of the metric.
+        panels: the curves of all trials that have logged something, the best in front.
+        states: of the trials, by the labels of their curves.
     """
 
     sweep: Sweep
     metric: str
     num_trials: int
-    value_T: np.ndarray
-    number_T: list[int]
-    best: int | None
+    complete: list[Best]
     axes: list[Axis]
+    value_axis: Axis
     importances: Importances | None
-    curves: dict[str, list[Curve]]
-
-    @property
-    def maximizes(self) -> bool:
-        return self.sweep.config.direction == "maximize"
+    panels: list[Panel]
+    states: dict[str, TrialState]
 
 
 def figures_of(study: Study) -> Figures:
     """Read the study and the metrics of its runs."""
     sweep, trials = study.sweep, study.trials()
-    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.value is not None]
-    best = best_of(sweep, trials)
-    groups = [Group(str(trial.number), _runs(sweep, trial)) for trial in trials]
-    metric = full_name(sweep.config.metric, [row for group in groups for run in group.runs for row in run.rows])
-    number = None if best is None else best.number
+    complete = best_first(sweep, trials)
+    front = [best.number for best in complete[:1]]
+    # The curves of later trials cover those of earlier ones.
+    ordered = sorted(trials, key=lambda trial: (trial.number in front, trial.state == TrialState.COMPLETE))
+    groups = [Group(f"trial {trial.number}", _runs(sweep, trial)) for trial in ordered]
+    metric = _full_name(sweep.config.metric, [row for group in groups for run in group.runs for row in run.rows])
     panels = panels_of(groups, [*dict.fromkeys((metric, _LOSS))], "training step", x_in_steps)
-    drawn = {panel.metric: _curves(trials, groups, panel, number) for panel in panels}
     return Figures(
         sweep=sweep,
         metric=metric,
         num_trials=len(trials),
-        value_T=np.array([trial.value for trial in complete], dtype=np.float64),
-        number_T=[trial.number for trial in complete],
-        best=number,
-        axes=_axes(sweep, complete),
+        complete=complete,
+        axes=[
+            _axis(key, [best.point.get(key, ...) for best in complete], sweep.config.parameters.get(key, []))
+            for key in sweep.keys
+            if any(key in best.point for best in complete)
+        ],
+        value_axis=_axis_of_numbers(sweep.config.metric, [best.value for best in complete], is_log=False),
         importances=importances_of(sweep, trials),
-        curves={name: curves for name, curves in drawn.items() if curves},
+        panels=[panel for panel in panels if panel.series],
+        states={group.label: trial.state for group, trial in zip(groups, ordered, strict=True)},
     )
 
 
@@ -158,103 +129,111 @@ def figures_of(study: Study) -> Figures:
 
 
 def importances_of(sweep: Sweep, trials: Sequence[FrozenTrial]) -> Importances | None:
-    """Return the importances by PED-ANOVA; None if there are too few trials or parameters.
+    """Return the importances by PED-ANOVA; None if the trials or the parameters do not suffice.
 
     PED-ANOVA asks where the best trials lie in contrast to all others. It needs no value of the
     others, so a pruned trial counts among them, and it knows conditional parameters. fANOVA does
     neither.
     """
-    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.value is not None]
-    pruned = [trial for trial in trials if trial.state == TrialState.PRUNED]
-    used = [*complete, *pruned]
-    varied = {name for trial in used for name in trial.params if len({repr(t.params.get(name)) for t in used}) > 1}
-    share = max(_TOP_SHARE, _LEAST_IN_TOP / max(1, len(used)))
-    if len(complete) < max(_LEAST_TRIALS, 2 * _LEAST_IN_TOP) or len(varied) < 2:
-        return None
     sign = -1.0 if sweep.config.direction == "maximize" else 1.0
-    losses = [sign * (trial.value or 0.0) for trial in complete]
-    losses += [max(losses) + 1.0] * len(pruned)
+    loss = {best.number: sign * best.value for best in best_first(sweep, trials)}
+    pruned = [trial.number for trial in trials if trial.state == TrialState.PRUNED]
+    used = [trial for trial in trials if trial.number in loss or trial.number in pruned]
+    found = {name: {repr(trial.params.get(name)) for trial in used} for trial in used for name in trial.params}
+    if len(loss) < _LEAST_TRIALS or sum(len(values) > 1 for values in found.values()) < 2:
+        return None
+    num_complete, worst = len(loss), max(loss.values()) + 1.0
+    loss |= dict.fromkeys(pruned, worst)
+    num_best = min(max(_LEAST_IN_TOP, math.ceil(_TOP_SHARE * len(used))), num_complete // 2)
+    cutoff = sorted(loss.values())[num_best - 1]
+    num_equal_or_better = sum(value <= cutoff for value in loss.values())
+    if num_equal_or_better == len(used):
+        return None
     study = optuna.create_study(direction="minimize")
-    study.add_trials(
-        [
-            create_trial(params=trial.params, distributions=trial.distributions, value=loss)
-            for trial, loss in zip(used, losses, strict=True)
-        ]
-    )
-    shares = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(target_quantile=share))
-    shares = dict(sorted(shares.items(), key=lambda pair: -pair[1]))
-    return Importances(shares, math.ceil(share * len(used)), len(complete), len(pruned))
+    study.add_trials([create_trial(params=t.params, distributions=t.distributions, value=loss[t.number]) for t in used])
+    # Optuna rounds the number of the best up, and warns of values that one trial alone has.
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=(num_best - 0.5) / len(used))
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        shares = get_param_importances(study, evaluator=evaluator)
+    return Importances(shares, num_equal_or_better, num_complete, len(pruned))
 
 
 # ---- parameters --------------------------------------------------------------------------------
 
 
-def _axes(sweep: Sweep, complete: Sequence[FrozenTrial]) -> list[Axis]:
-    """Return an axis for each key with a value in one of the trials, in the order of the sweep."""
-    points = [sweep.space.point_of(trial) for trial in complete]
-    logarithmic = {
-        parameter.key
-        for parameter in sweep.space.parameters
-        if isinstance(parameter.distribution(), FloatDistribution) and parameter.entry.log_range is not None
-    }
-    found = dict.fromkeys(key for point in points for key in point)
-    axes = []
-    for key in found:
-        values = [point[key] for point in points if key in point]
-        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-        places: Sequence[float]
-        if len(numbers) == len(values) and len(set(numbers)) > _MOST_PLACES:
-            ticks, places = None, [_number(point.get(key)) for point in points]
-        else:
-            entries = [each.entry for each in sweep.space.parameters if each.key == key]
-            listed = [*sorted(numbers), *(value for entry in entries for value in entry.listed() or []), *values]
-            labels = {repr(value): shown_value(value) for value in listed if value in values}
-            order = {each: place for place, each in enumerate(labels)}
-            ticks = tuple(labels.values())
-            places = [float(order[repr(point[key])]) if key in point else math.nan for point in points]
-        axes.append(Axis(key, np.array(places, dtype=np.float64), ticks, ticks is None and key in logarithmic))
-    return axes
+def _axis(key: str, values: Sequence[Value | EllipsisType], entries: Sequence[Entry]) -> Axis:
+    """Return the axis of a key: a line for a range or for many numbers, otherwise a list.
+
+    Args:
+        values: of each trial; an ellipsis for a trial that lacks the key.
+        entries: what the sweep says of the key; nothing if the sweep is a list of points.
+    """
+    numbers = sorted({value for value in values if is_number(value)})
+    if len(numbers) > _MOST_PLACES or (numbers and any(entry.listed() is None for entry in entries)):
+        # Points do not tell from which kind of range they were drawn.
+        is_wide = not entries and numbers[-1] > 10 * numbers[0]
+        is_log = numbers[0] > 0 and (is_wide or any(entry.log_range is not None for entry in entries))
+        return _axis_of_numbers(key, values, is_log=is_log)
+    listed = [..., *numbers, *(value for entry in entries for value in entry.listed() or []), *values]
+    seen = set(map(repr, values))
+    labels = {repr(value): _label(value) for value in listed if repr(value) in seen}
+    places = {name: float(place) for place, name in enumerate(labels)}
+    place_T = np.array([places[repr(value)] for value in values])
+    return Axis(key, place_T, [*zip(places.values(), labels.values(), strict=True)], is_list=True)
 
 
-def _shown_number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+def _axis_of_numbers(key: str, values: Sequence[Value | EllipsisType], *, is_log: bool) -> Axis:
+    """Return a line of numbers. What is no number has a place of its own below them."""
+    numbers = [float(value) for value in values if is_number(value)]
+    if not numbers:
+        return Axis(key, np.zeros(0), [], is_list=False)
+    scale = math.log10 if is_log else float
+    low, high = min(numbers), max(numbers)
+    gap = 0.15 * (scale(high) - scale(low)) or 0.5
+    others = dict.fromkeys(_label(value) for value in values if not is_number(value))
+    below = {label: scale(low) - gap * number for number, label in enumerate(others, start=1)}
+    place_T = np.array([scale(value) if is_number(value) else below[_label(value)] for value in values])
+    ticks = [(place, label) for label, place in reversed(below.items())]
+    ticks += [(scale(tick), f"{tick:g}") for tick in round_ticks(low, high, is_log=is_log)]
+    return Axis(key, place_T, ticks, is_list=False)
 
 
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+def round_ticks(low: float, high: float, *, is_log: bool) -> list[float]:
+    """Return a few round numbers between the ends."""
+    if low == high:
+        return [low]
+    if is_log:
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        for digits in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+            ticks = [tick for power in powers for digit in digits if low <= (tick := float(f"{digit}e{power}")) <= high]
+            if len(ticks) > 2:
+                return ticks[:: math.ceil(len(ticks) / 4)]
+    power = math.floor(math.log10((high - low) / 2))
+    digit = next(digit for digit in (1, 2, 5) if (high - low) / 10.0**power / digit <= 5)
+    first, last = (end / 10.0**power / digit for end in (low, high))
+    places = range(math.ceil(first - 1e-6), math.floor(last + 1e-6) + 1)  # 0.6 / 0.1 is below 6
+    return [float(f"{place * digit}e{power}") for place in places]
+
+
+def _label(value: Value | EllipsisType) -> str:
+    """Return the label of a value, with its end alone if it is long: paths differ at their ends."""
+    label = "not set" if isinstance(value, EllipsisType) else shown_value(value)
+    return label if len(label) <= 16 else f"…{label[-15:]}"
 
 
 # ---- curves ------------------------------------------------------------------------------------
 
 
-def full_name(metric: str, rows: Sequence[Mapping[str, object]]) -> str:
-    """Return the name under which the runs have logged a metric: of the first test set."""
-    if "/" in metric:
-        return metric
-    names = dict.fromkeys(name for row in rows for name in row)
-    return next((name for name in names if name.startswith("eval/") and name.split("/", 2)[-1] == metric), metric)
+def _full_name(metric: str, rows: Iterable[Mapping[str, object]]) -> str:
+    """Return the name under which the runs have logged a metric: that of their first test set.
+
+    `search.check` knows it as well, but asks the test data, which may be gone by now.
+    """
+    names = dict.fromkeys(name for row in rows for name in row if name.startswith("eval/"))
+    return next((name for name in names if "/" not in metric and name.split("/", 2)[-1] == metric), metric)
 
 
 def _runs(sweep: Sweep, trial: FrozenTrial) -> tuple[LoggedRun, ...]:
     """Return the run of each seed of a trial that has logged something."""
-    found = []
-    for seed in sweep.config.seeds:
-        folder = sweep.run_folder(trial.number, seed)
-        history = History(folder / METRICS_FILE)
-        history.refresh()
-        if history.rows:
-            found.append(LoggedRun(folder, {}, history.rows))
-    return tuple(found)
-
-
-def _curves(trials: Sequence[FrozenTrial], groups: Sequence[Group], panel: Panel, best: int | None) -> list[Curve]:
-    """Return the curve of each trial that has logged the metric of a panel, the best one last."""
-    states = {group.label: trial for group, trial in zip(groups, trials, strict=True)}
-    curves = []
-    for series in panel.series:
-        trial = states[series.label]
-        kind = "best" if trial.number == best else "complete" if trial.state == TrialState.COMPLETE else "other"
-        curves.append(
-            Curve(trial.number, kind, series.num_runs, series.x_P, series.mean_P, series.low_P, series.high_P)
-        )
-    return sorted(curves, key=lambda curve: ("other", "complete", "best").index(curve.kind))
+    rows = {sweep.run_folder(trial.number, seed): logged_rows(sweep, trial.number, seed) for seed in sweep.config.seeds}
+    return tuple(LoggedRun(folder, {}, rows[folder]) for folder in rows if rows[folder])

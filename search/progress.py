@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from search.report import Best, described
+from search.report import Best
 
 
 class Progress:
@@ -16,9 +16,8 @@ class Progress:
     Errors of the output are ignored: a pipe without a reader must not end the sweep.
     """
 
-    def __init__(self, num_trials: int) -> None:
-        self._total, self._began = num_trials, time.monotonic()
-        self._num_before: int | None = None
+    def __init__(self, num_trials: int, num_finished: int) -> None:
+        self._total, self._num_before, self._began = num_trials, num_finished, time.monotonic()
         self._bar: tqdm[Any] | None = None
         if sys.stderr.isatty():
             tqdm.monitor_interval = 0  # its thread would live through the fork of each run
@@ -31,13 +30,11 @@ class Progress:
 
     def show(self, num_finished: int, num_running: int, best: Best | None) -> None:
         """Move the bar to the number of trials that have ended, by any process."""
-        if self._num_before is None:
-            self._num_before = num_finished
         if self._bar is None:
             return
         with suppress(OSError):
             self._bar.set_postfix_str(
-                f"{num_running} running, best {described(best)}, {self._time_left(num_finished)}", refresh=False
+                f"{num_running} running, best {best or 'none yet'}, {self._time_left(num_finished)}", refresh=False
             )
             self._bar.n = num_finished
             self._bar.refresh()
@@ -45,11 +42,11 @@ class Progress:
     def trial_ended(self, line: str, num_finished: int, best: Best | None) -> None:
         """Print the line of a trial."""
         if self._bar is None:
-            line += f"  [{num_finished}/{self._total}, best {described(best)}, {self._time_left(num_finished)}]"
+            line += f"  [{num_finished}/{self._total}, best {best or 'none yet'}, {self._time_left(num_finished)}]"
         self.say(line)
 
     def _time_left(self, num_finished: int) -> str:
-        done = num_finished - (self._num_before or 0)
+        done = num_finished - self._num_before
         if done < 1:
             return "time left unknown"
         left = (time.monotonic() - self._began) / done * max(0, self._total - num_finished)

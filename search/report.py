@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 import statistics
 from collections.abc import Sequence
 from contextlib import suppress
@@ -48,49 +49,66 @@ def best_first(sweep: Sweep, trials: Sequence[FrozenTrial]) -> list[Best]:
     return sorted(found, key=lambda best: (sign * best.value, best.number))
 
 
+def logged_rows(sweep: Sweep, number: int, seed: int) -> list[dict[str, Any]]:
+    """Return what a run of a trial has logged; nothing if its file is missing or damaged.
+
+    A damaged row is no reason to show nothing at all: the run drops the row when it resumes.
+    """
+    history = History(sweep.run_folder(number, seed) / METRICS_FILE)
+    with suppress(UserError):
+        history.refresh()
+    return history.rows
+
+
+def num_of(number: int, noun: str) -> str:
+    """Return a number with its noun, such as 1 trial or 2 trials."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def best_of(sweep: Sweep, trials: Sequence[FrozenTrial]) -> Best | None:
     """Return the best of the trials that have a value, or None."""
     return next(iter(best_first(sweep, trials)), None)
 
 
-def require_best(study: Study) -> Best:
-    """Return the best trial, or raise UserError if none has ended."""
-    best = best_of(study.sweep, study.trials())
-    if best is None:
+def require_best_first(study: Study) -> list[Best]:
+    """Return the trials that have a value, the best first. Raise UserError if none has ended."""
+    found = best_first(study.sweep, study.trials())
+    if not found:
         raise UserError(f"no trial of {study.sweep.path} has ended with a value yet; status shows them")
-    return best
+    return found
 
 
-def require_trials(study: Study) -> list[FrozenTrial]:
-    """Return the trials that have begun, or raise UserError if none has."""
-    trials = study.trials()
-    if not trials:
+def require_trials(study: Study) -> None:
+    """Raise UserError if no trial has begun."""
+    if not study.trials():
         raise UserError(f"no trial of {study.sweep.path} has begun yet; start the sweep, or wait for it")
-    return trials
 
 
 def status_page(study: Study) -> str:
-    """Return a table of all trials, the best of them, and how many are left.
+    """Return a table of all trials, with a line that counts them and names the best.
 
     The complete trials come first, with the best at the top. Those that run now come last, next to
     where a terminal shows the end of the page.
     """
     sweep, trials = study.sweep, study.trials()
     best = best_of(sweep, trials)
-    keys = dict.fromkeys(key for trial in trials for key in sweep.space.point_of(trial))
+    found = {key for trial in trials for key in sweep.space.point_of(trial)}
+    keys = [key for key in sweep.keys if key in found]
     sign = -1 if sweep.config.direction == "maximize" else 1
     order = [*_STATES]
     values = {trial.number: _value_of(trial) for trial in trials}
 
-    def place(trial: FrozenTrial) -> tuple[int, float, int]:
+    def place(trial: FrozenTrial) -> tuple[int, bool, float, int]:
         value = values[trial.number]
-        return order.index(trial.state), math.inf if value is None else sign * value, trial.number
+        if value is None or math.isnan(value):  # comparing with NaN would leave any order
+            return order.index(trial.state), True, 0.0, trial.number
+        return order.index(trial.state), False, sign * value, trial.number
 
-    rows = [_row(sweep, trial, [*keys], best) for trial in sorted(trials, key=place)]
+    rows = [_row(sweep, trial, keys, best) for trial in sorted(trials, key=place)]
     lines = _table(["", "trial", "state", sweep.config.metric, "step", "time", *keys], rows)
     states = {state: sum(trial.state == state for trial in trials) for state in TrialState}
     summary = (
-        f"{sweep.path}: {len(trials)} of {study.num_trials} trials; {states[TrialState.COMPLETE]} complete, "
+        f"{sweep.path}: {len(trials)} of {num_of(sweep.num_trials, 'trial')}; {states[TrialState.COMPLETE]} complete, "
         f"{states[TrialState.PRUNED]} pruned, {states[TrialState.FAIL]} failed, {states[TrialState.RUNNING]} begun; "
         f"best {best or 'none yet'}"
     )
@@ -119,10 +137,7 @@ def _row(sweep: Sweep, trial: FrozenTrial, keys: list[str], best: Best | None) -
     step = max(steps, default=0)
     if trial.state == TrialState.RUNNING:
         for seed in sweep.config.seeds:
-            history = History(sweep.run_folder(trial.number, seed) / METRICS_FILE)
-            with suppress(UserError):  # the run drops a damaged row when it resumes
-                history.refresh()
-            step = max([step, *(row["step"] for row in history.rows[-1:])])
+            step = max([step, *(row["step"] for row in logged_rows(sweep, trial.number, seed)[-1:])])
     seconds = sum(noted.get(attributes.SECONDS, {}).values())
     return [
         "*" if best is not None and trial.number == best.number else "",
@@ -154,7 +169,10 @@ def _table(names: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def broken(name: str, width: int) -> list[str]:
-    """Return the name of a key in lines of at most this width, broken after . and then after _."""
+    """Return the name of a key in lines, broken after . and after _ if it is wider than this.
+
+    A part without . and _ stays whole, however wide it is.
+    """
     if len(name) <= width:
         return [name]
     lines: list[str] = []
@@ -171,7 +189,7 @@ def broken(name: str, width: int) -> list[str]:
 
 def best_page(study: Study) -> str:
     """Return the best trial: its value, its folders, and the command line that trains it again."""
-    sweep, best = study.sweep, require_best(study)
+    sweep, best = study.sweep, require_best_first(study)[0]
     seeds = sweep.config.seeds
     launcher = build_launcher(sweep.config.launcher)
     command = launcher.shown(sweep.overrides(best.point, seeds[0]))
@@ -190,22 +208,17 @@ def measured(sweep: Sweep, best: Best) -> str:
     return f"{value} ± {statistics.stdev(values):.4f} over {len(values)} seeds ({each})"
 
 
-def described(best: Best | None) -> str:
-    return "none yet" if best is None else str(best)
-
-
 def finished_page(study: Study, *, done: bool) -> str:
     """Return what a process prints when it leaves a sweep."""
     trials = study.trials()
     others = sum(trial.state == TrialState.RUNNING for trial in trials)
     best = best_of(study.sweep, trials)
-    lines: list[Any] = []
+    lines: list[str] = []
     if not done:
         lines.append(f"{study.sweep.path} is not done; the same command goes on with it")
     elif others:
-        lines.append(f"other processes still run {others} trials of {study.sweep.path}")
+        lines.append(f"other processes still run {num_of(others, 'trial')} of {study.sweep.path}")
     if best is None:
-        return "\n".join(
-            [*lines, f"no trial of {study.sweep.path} has a value; python sweep.py status {study.sweep.path}"]
-        )
+        command = shlex.join(["python", "sweep.py", "status", str(study.sweep.path)])
+        return "\n".join([*lines, f"no trial of {study.sweep.path} has a value; {command}"])
     return "\n".join([*lines, best_page(study)])

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvin
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from search.config import PrunerConfig, SamplerConfig, without_password
@@ -31,7 +32,6 @@ from utils.text import one_line
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 # A sampler that draws known points this often gets one of the others instead.
 _MOST_REPEATS = 10
-DEFAULT_TRIALS = 50
 # SQLite lets one process write at a time; the others wait this long.
 _BUSY_TIMEOUT_S = 60
 _LOCKED_AT_MOST_S = 120.0
@@ -103,15 +103,6 @@ class Study:
             if trial.state != TrialState.WAITING and REPEATS not in trial.user_attrs and trial.number not in retried
         ]
 
-    @property
-    def num_trials(self) -> int:
-        """The number of trials after which the sweep is done."""
-        config, space = self.sweep.config, self.sweep.space
-        most = config.trials
-        if most is None and config.sampler.name != "grid":
-            most = DEFAULT_TRIALS
-        return sum(1 for _ in islice(space.grid(), most)) if space.is_finite else most or DEFAULT_TRIALS
-
     # ---- the next trial ----
 
     def claim(self, stop: StopSignal | None = None) -> Claim | None:
@@ -164,7 +155,7 @@ class Study:
     def _is_spent(self) -> bool:
         trials, limit = self.trials(), self.sweep.config.steps
         steps = sum(sum(trial.user_attrs.get(STEPS, {}).values()) for trial in trials)
-        return len(trials) >= self.num_trials or (limit is not None and steps >= limit)
+        return len(trials) >= self.sweep.num_trials or (limit is not None and steps >= limit)
 
     def _is_alive(self, driver: str | None) -> bool:
         """Return whether a process works on the study. Its lock is free once it has ended."""
@@ -207,10 +198,11 @@ def open_study(sweep: Sweep, *, create: bool) -> Iterator[Study]:
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     url = sweep.config.storage or f"sqlite:///{(sweep.path / 'study.db').absolute()}"
-    if not create and url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).is_file():
-        raise UserError(f"{url.removeprefix('sqlite:///')} is not there; the sweep has not begun, or the file is gone")
     with database_errors(url):
         if not create:
+            file = make_url(url).database if url.startswith("sqlite") else None
+            if file is not None and not Path(file).is_file():
+                raise UserError(f"{file} is not there; the sweep has not begun, or the file is gone")
             try:
                 study = optuna.load_study(study_name=sweep.name, storage=_storage(url))
             except KeyError as error:
@@ -348,11 +340,17 @@ def dry_points(sweep: Sweep) -> DryPoints:
     config = sweep.config
     if config.sampler.name == "grid":
         return DryPoints([point for _, point in sweep.space.grid()][: config.trials], 0)
-    num_trials = config.trials or DEFAULT_TRIALS
-    startup = num_trials if config.sampler.name == "random" else config.sampler.startup_trials or 10
+    startup = sweep.num_trials if config.sampler.name == "random" else config.sampler.startup_trials or 10
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study, points = optuna.create_study(), []
-    for draw in range(min(num_trials, startup)):
+    study, points, repeats = optuna.create_study(), list[Point](), 0
+    for draw in count():  # as `Study.claim`
+        if len(points) >= min(sweep.num_trials, startup):
+            break
+        if repeats >= _MOST_REPEATS and sweep.space.is_finite:
+            study.enqueue_trial(next(named for named, point in sweep.space.grid() if point not in points))
         study.sampler = build_sampler(config.sampler, draw)
-        points.append(sweep.space.suggest(study.ask()))
-    return DryPoints(points, num_trials - len(points))
+        point = sweep.space.suggest(study.ask())
+        repeats = repeats + 1 if point in points else 0
+        if not repeats:
+            points.append(point)
+    return DryPoints(points, sweep.num_trials - len(points))

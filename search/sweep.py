@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from utils.files import file_errors, read_plain_yaml, write_atomically, writing
 from utils.run.folder import CHECKPOINTS
 
 SWEEPS = CHECKPOINTS / "sweeps"
+DEFAULT_TRIALS = 50
 _FILE = "sweep.yaml"
 # These make a study what it is. The other keys may change from one start to the next.
 _IDENTITY = ("overrides", "parameters", "points", "seeds", "metric", "direction")
@@ -88,8 +90,9 @@ class Sweep:
         name = config.name or _name_of_file(own) or "+".join(config.parameters) or "seed"
         path = config.path or str(SWEEPS / name)
         storage = config.storage
-        if storage is not None and (file := re.fullmatch(r"sqlite:///([^/?][^?]*)", storage)):
-            storage = f"sqlite:///{Path(file[1]).absolute()}"  # another working directory would make another file
+        if storage is not None and (file := re.fullmatch(r"sqlite:///([^/?][^?]*)(.*)", storage)):
+            # Another working directory would make another file.
+            storage = f"sqlite:///{Path(file[1]).absolute()}{file[2]}"
         return Sweep(config.model_copy(update={"name": name, "path": path, "storage": storage}))
 
     # ---- the folder of the sweep ----
@@ -132,6 +135,19 @@ class Sweep:
     def identity(self) -> Container:
         """What another start of the same sweep must have in common with this one."""
         return {key: value for key, value in self.config.model_dump(mode="json").items() if key in _IDENTITY}
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the runs that the sweep varies, in the order of the file."""
+        return [*dict.fromkeys([*self.config.parameters, *(key for point in self.config.points for key in point)])]
+
+    @property
+    def num_trials(self) -> int:
+        """The number of trials after which the sweep is done. No point runs twice."""
+        most = self.config.trials
+        if most is None and self.config.sampler.name != "grid":
+            most = DEFAULT_TRIALS
+        return sum(1 for _ in islice(self.space.grid(), most)) if self.space.is_finite else most or DEFAULT_TRIALS
 
     # ---- its runs ----
 

@@ -10,7 +10,6 @@ from search.check import check_point
 from search.config import Entry, Value, as_override
 from search.launchers import build_launcher
 from search.space import Point
-from search.study import DEFAULT_TRIALS
 from search.sweep import Sweep
 from training.config import PretrainConfig
 from utils.command_line import Container, read_config, validate
@@ -55,7 +54,7 @@ def wandb_page(sweep: Sweep) -> str:
     if sweep.config.pruner.name == "successive_halving":
         page["early_terminate"] = _hyperband(sweep, metric, config)
     if not is_grid or sweep.config.trials is not None:
-        page["run_cap"] = (sweep.config.trials or DEFAULT_TRIALS) * len(sweep.config.seeds)
+        page["run_cap"] = sweep.num_trials * len(sweep.config.seeds)
     page["command"] = ["${env}", *shlex.split(_command(sweep)), "${args}"]
     return "\n".join(
         [*_START, *(f"# {note}" for note in _notes(sweep)), yaml.safe_dump(page, sort_keys=False)]

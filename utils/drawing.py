@@ -52,7 +52,8 @@ def save_figure(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path, dpi=_DPI)
     except OSError as error:
-        raise UserError(f"cannot write {path} ({one_line(error)}); make the folder writable") from None
+        reason = error.strerror or one_line(error)
+        raise UserError(f"cannot write {path} ({reason}); choose another file, or make its folder writable") from None
     finally:
         pyplot().close(figure)
 

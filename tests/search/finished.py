@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,26 @@ from search.sweep import Sweep
 
 @dataclass(frozen=True)
 class Ended:
-    """A trial that has ended: its parameters by their names, and the value of each seed."""
+    """A trial: its parameters by their names, and the value of each seed.
+
+    Attributes:
+        reported: what the pruner was told, by the step; None: the value of the first seed at step
+            10.
+        noted: attributes in the study beside the values of the seeds and the error.
+    """
 
     params: Mapping[str, Any]
     values: tuple[float, ...] = ()
     state: TrialState = TrialState.COMPLETE
     error: str | None = None
+    reported: Mapping[int, float] | None = None
+    noted: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_sweep(folder: Path, **keys: Any) -> Sweep:
     """Return the sweep of a file with these keys, whose folder is <folder>/sweep."""
     file = folder / "mine.yaml"
-    file.write_text(yaml.safe_dump(keys))
+    file.write_text(yaml.safe_dump(keys, sort_keys=False))
     return Sweep.read([f"sweep={file}", f"sweep.path={folder / 'sweep'}"])
 
 
@@ -49,20 +57,21 @@ def add_trials(study: optuna.Study, sweep: Sweep, trials: list[Ended]) -> None:
         is_complete = trial.state == TrialState.COMPLETE
         seeds = dict(zip(map(str, sweep.config.seeds), trial.values, strict=False))
         error = {} if trial.error is None else {attributes.ERROR: trial.error}
+        first = {10: trial.values[0]} if trial.values else {}
         study.add_trial(
             create_trial(
                 state=trial.state,
                 value=sum(trial.values) / len(trial.values) if is_complete else None,
                 params=dict(trial.params),
                 distributions={name: distributions[name] for name in trial.params},
-                user_attrs={attributes.SEEDS: seeds, **error},
-                intermediate_values={10: trial.values[0]} if trial.values else {},
+                user_attrs={attributes.SEEDS: seeds, **error, **trial.noted},
+                intermediate_values=dict(trial.reported if trial.reported is not None else first),
             )
         )
 
 
 def _write_metrics(run: Path, value: float, steps: tuple[int, ...]) -> None:
-    run.mkdir(parents=True)
+    run.mkdir(parents=True, exist_ok=True)
     rows = [
         {"step": step, "train/lm_loss": 1 + 1 / step, "eval/all/exact_accuracy": value * step / steps[-1]}
         for step in steps

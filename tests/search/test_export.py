@@ -1,6 +1,7 @@
 """An exported experiment trains what the winner's command line trains."""
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from omegaconf import OmegaConf
 
 from search.export import EXPERIMENTS, write_experiment
 from search.study import Study, open_study
+from search.sweep import Sweep
 from sweep import sweep as main
+from tests.runs import REPOSITORY
 from tests.search.finished import Ended, add_trials, finished, read_sweep
 from utils.command_line import Container, flatten, read_config
 from utils.errors import UserError
@@ -108,6 +111,35 @@ def test_the_default_file_is_an_experiment_of_the_checkout(tmp_path: Path, monke
     assert path == str(folder / "lr_arch_x_best.yaml") and command.endswith("experiment=lr_arch_x_best")
 
 
+def test_a_name_that_hydra_would_not_find_stays_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("search.export.EXPERIMENTS", tmp_path)
+    study = finished(read_sweep(tmp_path, parameters={"lr": [1e-3]}), [Ended({"lr": 1e-3}, (0.5,))])
+    command = write_experiment(study, tmp_path / "x.yml").splitlines()[1]
+    assert command.endswith(f"experiment={tmp_path}/x.yml")
+    assert read_config("pretrain", [f"experiment={tmp_path}/x.yml"])["lr"] == 1e-3
+
+
+def test_the_header_names_all_that_was_searched(tmp_path: Path) -> None:
+    parameters = {"ema": [False, True], "ema_rate": {"values": [0.9], "when": {"ema": True}}, "lr": [1e-3]}
+    study = finished(read_sweep(tmp_path, parameters=parameters), [Ended({"ema": False, "lr": 1e-3}, (0.5,))])
+    _, _, text = _exported(study, tmp_path / "best.yaml")
+    assert "# The best of 1 trial of the sweep mine, which searched ema, ema_rate, lr." in text
+
+
+def test_ctrl_c_says_nothing_untrue(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of the pictures may have been written."""
+
+    def interrupted(named: str) -> Sweep:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sweep, "open", interrupted)
+    monkeypatch.setattr("sys.argv", ["sweep.py", "plot", "mine"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(REPOSITORY / "sweep.py"), run_name="__main__")
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted; give the same command again\n"
+
+
 def test_mistakes(tmp_path: Path) -> None:
     sweep = read_sweep(tmp_path, parameters={"lr": [1e-3]})
     study = finished(sweep, [Ended({"lr": 1e-3}, (0.5,))])
@@ -144,5 +176,7 @@ def test_the_commands(tmp_path: Path) -> None:
         ["*", "1", "complete", "0.7000", "0.001"],
         ["0", "complete", "0.5000", "0.01"],
     ]
+    with pytest.raises(UserError, match="and status starts nothing; leave it out"):
+        main(["--dry-run", "status", str(sweep.path)])
     with pytest.raises(UserError, match="unrecognized arguments: -o"):
         main(["status", str(sweep.path), "-o", "x"])

@@ -1,6 +1,7 @@
 """The plots of a sweep: which trials enter which figure, and that every sweep gives a page."""
 
 import builtins
+import json
 import math
 import re
 import warnings
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 from optuna.trial import TrialState
 
-from search.figures import Axis, figures_of, importances_of
-from search.plots import _log_ticks, write_plots
+from search.config import Entry
+from search.figures import Axis, Figures, figures_of, importances_of, round_ticks
+from search.plots import write_plots
 from search.study import Study
 from tests.search.finished import Ended, finished, read_sweep
 from utils.errors import UserError
@@ -44,20 +46,37 @@ def _written(study: Study) -> tuple[str, list[str]]:
     return text, [picture.name for picture in pictures]
 
 
+def _traces(study: Study, place: int) -> list[dict[str, Any]]:
+    """Return the traces of one figure of the page."""
+    text = Path(write_plots(study, None).splitlines()[0]).read_text()
+    found = [json.JSONDecoder().raw_decode(text, each.end())[0] for each in re.finditer(_NEW_PLOT, text)]
+    traces = found[place]
+    assert isinstance(traces, list)
+    return traces
+
+
+_NEW_PLOT = r"Plotly\.newPlot\(\s*\"[^\"]*\",\s*(?=\[)"
+
+
 def test_a_sweep_with_pruned_trials_and_a_condition(tmp_path: Path) -> None:
     study = finished(read_sweep(tmp_path, parameters=PARAMETERS), [_trial(number) for number in range(40)])
     text, pictures = _written(study)
     figures = figures_of(study)
     assert pictures == PNGS
     assert "among the best 5 of 40" in text and "30 trials are complete; 10 were pruned" in text
-    assert "The 30 complete trials; the other 10 were pruned" in text and "“not set”" in text
-    assert "40 trials that have logged eval/all/exact_accuracy" in text
+    assert (
+        "30 complete trials; 10 more were pruned, failed or have not ended. Each line" in text and "“not set”" in text
+    )
+    assert "40 trials have logged eval/all/exact_accuracy" in text
     assert figures.importances is not None
     assert next(iter(figures.importances.shares)) == "lr" and figures.importances.shares["lr"] > 0.5
     assert [axis.key for axis in figures.axes] == ["lr", "weight_decay", "ema", "ema_rate"]
     lr, decay, _, rate = figures.axes
-    assert lr.is_log and not decay.is_log and rate.ticks == ("0.9",)
-    assert np.isnan(rate.place_T).sum() == sum(number % 2 == 1 and number % 4 != 3 for number in range(40))
+    assert [label for _, label in lr.ticks] == ["0.0001", "0.0003", "0.001", "0.003"]
+    assert lr.ticks[0][0] == pytest.approx(-4) and not lr.is_list
+    assert [label for _, label in decay.ticks] == ["0", "0.2", "0.4", "0.6", "0.8"] and not decay.is_list
+    assert rate.ticks == [(0.0, "not set"), (1.0, "0.9")] and rate.is_list
+    assert (rate.place_T == 0).sum() == sum(number % 2 == 1 and number % 4 != 3 for number in range(40))
 
 
 def test_the_page_needs_no_network(tmp_path: Path) -> None:
@@ -116,18 +135,51 @@ def test_a_curve_of_seeds_is_their_mean_and_range(tmp_path: Path) -> None:
     rows = (sweep.run_folder(0, 2) / "metrics.jsonl").read_text().splitlines()
     (sweep.run_folder(0, 2) / "metrics.jsonl").write_text(rows[0] + "\n")
     text, _ = _written(study)
-    curve = figures_of(study).curves["eval/all/exact_accuracy"][-1]
-    assert (curve.kind, curve.num_seeds, curve.step_P.tolist()) == ("best", 3, [10])
+    panel = figures_of(study).panels[0]
+    curve = panel.series[-1]
+    assert panel.metric == "eval/all/exact_accuracy"
+    assert (curve.label, curve.num_runs, curve.x_P.tolist()) == ("trial 0", 3, [10]), "the best one lies in front"
     assert (curve.mean_P[0], curve.low_P[0], curve.high_P[0]) == pytest.approx((0.25, 0.1, 0.45))
-    assert "Lines are means over 3 seeds" in text
+    assert "the mean over the seeds that have logged (up to 3), as far as all of these have come" in text
 
 
 def test_a_trial_with_a_seed_that_has_not_evaluated(tmp_path: Path) -> None:
     sweep = read_sweep(tmp_path, parameters={"weight_decay": [0.1, 0.2]}, seeds=[0, 1])
     study = finished(sweep, [Ended({"weight_decay": 0.1}, (0.2, 0.4))])
     (sweep.run_folder(0, 1) / "metrics.jsonl").write_text('{"step": 1, "train/lm_loss": NaN}\n')
-    curves = figures_of(study).curves
-    assert [curve.num_seeds for curve in curves["eval/all/exact_accuracy"]] == [1]
+    assert [curve.num_runs for curve in figures_of(study).panels[0].series] == [1]
+
+
+def test_before_the_first_evaluation_no_trial_has_logged_the_metric(tmp_path: Path) -> None:
+    sweep = read_sweep(tmp_path, parameters={"lr": [1e-3, 1e-2]}, metric="eval/all/exact_accuracy")
+    study = finished(sweep, [Ended({"lr": 1e-3}, (0.5,), TrialState.RUNNING)])
+    (sweep.run_folder(0, 0) / "metrics.jsonl").write_text('{"step": 1, "train/lm_loss": 2.0}\n')
+    text, pictures = _written(study)
+    assert pictures == ["curves.png"] and "0 trials have logged eval/all/exact_accuracy." in text
+
+
+def test_a_damaged_row_leaves_its_run_out_alone(tmp_path: Path) -> None:
+    sweep = read_sweep(tmp_path, parameters={"lr": [1e-3, 1e-2]})
+    study = finished(sweep, [Ended({"lr": 1e-3}, (0.5,)), Ended({"lr": 1e-2}, (0.6,))])
+    with open(sweep.run_folder(1, 0) / "metrics.jsonl", "a") as file:
+        file.write("no row\n")
+    text, pictures = _written(study)
+    assert pictures == PNGS[1:] and "1 trial has logged eval/all/exact_accuracy." in text
+
+
+def test_the_legend_of_the_page_has_every_kind_of_curve(tmp_path: Path) -> None:
+    """The pruned trials have logged a loss, but no accuracy yet."""
+    sweep = read_sweep(tmp_path, parameters={"lr": [1e-3, 1e-2, 1e-1]})
+    states = (TrialState.COMPLETE, TrialState.COMPLETE, TrialState.PRUNED, TrialState.PRUNED)
+    study = finished(sweep, [Ended({"lr": 1e-3}, (0.5 + number,), state) for number, state in enumerate(states)])
+    for number in (2, 3):
+        (sweep.run_folder(number, 0) / "metrics.jsonl").write_text('{"step": 1, "train/lm_loss": 2.0}\n')
+    lines = sorted((line for line in _traces(study, -1) if line["showlegend"]), key=lambda line: line["legendrank"])
+    assert [line["name"] for line in lines] == [
+        "trial 1, the best",
+        "1 other complete",
+        "2 pruned, failed or not ended",
+    ]
 
 
 @pytest.mark.parametrize("state", [TrialState.PRUNED, TrialState.FAIL, TrialState.RUNNING])
@@ -177,16 +229,147 @@ def test_names_are_text_and_no_markup(tmp_path: Path) -> None:
     assert "<i>" not in text and "&lt;i&gt;mine" in text
 
 
-def test_an_axis_goes_from_0_to_1() -> None:
-    places = np.array([1e-4, math.nan, 1e-2, 1e-3])
-    assert Axis("lr", places, None, True).unit_T.tolist() == pytest.approx([0.0, math.nan, 1.0, 0.5], nan_ok=True)
-    assert Axis("lr", places, None, True).unit_ticks()[2] == (0.5, "0.001")
-    same = Axis("lr", np.array([2.0, 2.0]), None, False)
-    assert same.unit_T.tolist() == [0.5, 0.5] and same.unit_ticks() == [(0.5, "2")]
+def test_labels_of_parallel_coordinates_are_no_html(tmp_path: Path) -> None:
+    """Plotly shows them as they are, while the labels of other axes are HTML."""
+    study = finished(read_sweep(tmp_path, parameters={"arch": ["a&b", "c"]}), [Ended({"arch": "a&b"}, (0.5,))])
+    (parallel,) = _traces(study, 0)
+    assert parallel["dimensions"][0]["ticktext"] == ["'a&b'"]
+    assert "&amp;b&#x27;" in (study.sweep.path / "plots.html").read_text()
 
 
-def test_a_logarithmic_axis_has_at_least_three_ticks() -> None:
-    assert _log_ticks(np.array([9e-4, 1.1, math.nan])) == [1e-3, 1e-2, 0.1, 1.0]
-    assert _log_ticks(np.array([0.09, 2.8])) == [0.1, 0.3, 1.0]
-    assert _log_ticks(np.array([0.0006, 0.0098])) == [0.001, 0.002, 0.005]
-    assert _log_ticks(np.array([0.13, 0.13])) == [0.13]
+def test_a_label_is_no_formula(tmp_path: Path) -> None:
+    """Matplotlib would refuse this one."""
+    sweep = read_sweep(tmp_path, parameters={"arch": [r"$\frac$", "b"]})
+    _, pictures = _written(finished(sweep, [Ended({"arch": r"$\frac$"}, (0.5,))]))
+    assert "slices.png" in pictures
+
+
+def test_a_sweep_over_seeds_alone_has_no_parameters(tmp_path: Path) -> None:
+    study = finished(read_sweep(tmp_path, seeds=[0, 1, 2], sampler={"name": "grid"}), [Ended({}, (0.1, 0.2, 0.3))])
+    text, pictures = _written(study)
+    assert pictures == ["curves.png"] and text.count("The sweep has no parameters.") == 2
+    assert "1 trial, 1 of them complete" in text and "No trial has a value" not in text
+
+
+# ---- axes --------------------------------------------------------------------------------------
+
+
+def _axis(folder: Path, entries: Any, values: list[Any]) -> Axis:
+    """Return the axis of weight_decay in a sweep that gave it these values. None: not set.
+
+    The trials have falling values, so that they keep their order.
+    """
+    sweep = read_sweep(folder, parameters={"optim": ["adamw", "muon"], "weight_decay": entries})
+    trials = []
+    for number, value in enumerate(values):
+        params: dict[str, Any] = {"optim": "muon" if value else "adamw"}
+        if value is not None:
+            params[f"weight_decay (optim={params['optim']})" if isinstance(entries, list) else "weight_decay"] = value
+        trials.append(Ended(params, (1.0 - number / 100,)))
+    study = finished(sweep, trials)
+    _written(study)
+    return figures_of(study).axes[1]
+
+
+def test_a_logarithmic_range_beside_a_zero_is_a_line_of_numbers(tmp_path: Path) -> None:
+    zero = {"values": [0.0], "when": {"optim": "adamw"}}
+    entries = [zero, {"log_range": [1e-4, 1e-1], "when": {"optim": "muon"}}]
+    axis = _axis(tmp_path, entries, [0.0, *(10 ** (-4 + number / 4) for number in range(12))])
+    assert not axis.is_list and axis.place_T[:2].tolist() == [0.0, 1e-4]
+
+
+def test_a_logarithmic_list_of_many_values_stays_logarithmic(tmp_path: Path) -> None:
+    entry = {"log_range": [1e-4, 1.0], "num": 9}
+    axis = _axis(tmp_path, entry, Entry(**entry).listed() or [])
+    assert np.diff(axis.place_T) == pytest.approx(0.5) and not axis.is_list
+
+
+def test_a_few_trials_of_a_range_stand_at_their_numbers(tmp_path: Path) -> None:
+    axis = _axis(tmp_path, {"range": [0.0, 1.0]}, [0.1, 0.9, 0.2])
+    assert not axis.is_list and axis.place_T.tolist() == [0.1, 0.9, 0.2]
+    axis = _axis(tmp_path, {"log_range": [1e-4, 1.0]}, [1e-2, 1e-3, 1e-4])
+    assert not axis.is_list and axis.place_T == pytest.approx([-2, -3, -4])
+
+
+def test_a_trial_that_lacks_a_number_stands_below_the_numbers(tmp_path: Path) -> None:
+    entry = {"range": [0.0, 1.0], "when": {"optim": "muon"}}
+    axis = _axis(tmp_path, entry, [0.2, None, 0.4])
+    assert axis.place_T == pytest.approx([0.2, 0.17, 0.4]) and axis.ticks[0] == (pytest.approx(0.17), "not set")
+    assert axis.ends == (pytest.approx(0.17), 0.4)
+    assert "“not set”" in (tmp_path / "sweep" / "plots.html").read_text()
+
+
+def test_many_points_over_powers_of_ten_are_logarithmic(tmp_path: Path) -> None:
+    """sweep.py again makes points, which do not tell from which range they come."""
+    points = [{"lr": 10 ** (-5 + number / 2)} for number in range(9)]
+    sweep = read_sweep(tmp_path, points=points, sampler={"name": "grid"})
+    study = finished(sweep, [Ended({"number of the point": number}, (0.5,)) for number in range(9)])
+    (axis,) = figures_of(study).axes
+    assert np.diff(axis.place_T) == pytest.approx(0.5)
+
+
+def test_the_axes_have_the_order_of_the_file(tmp_path: Path) -> None:
+    """The first trial lacks the parameter that stands between its others."""
+    parameters = {"ema": [False, True], "ema_rate": {"values": [0.9], "when": {"ema": True}}, "lr": [1e-3]}
+    trials = [Ended({"ema": False, "lr": 1e-3}, (0.9,)), Ended({"ema": True, "ema_rate": 0.9, "lr": 1e-3}, (0.5,))]
+    study = finished(read_sweep(tmp_path, parameters=parameters), trials)
+    assert [axis.key for axis in figures_of(study).axes] == ["ema", "ema_rate", "lr"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_log", "ticks"),
+    [
+        (9e-4, 1.1, True, [1e-3, 1e-2, 0.1, 1.0]),
+        (0.09, 2.8, True, [0.1, 0.3, 1.0]),
+        (0.0006, 0.0098, True, [0.001, 0.002, 0.005]),
+        (0.0010, 0.0013, True, [0.001, 0.0011, 0.0012, 0.0013]),
+        (0.13, 0.13, True, [0.13]),
+        (0.2, 0.6, False, [0.2, 0.3, 0.4, 0.5, 0.6]),
+        (-3.0, 40.0, False, [0.0, 10.0, 20.0, 30.0, 40.0]),
+        (1999.0, 2001.0, False, [1999.0, 2000.0, 2001.0]),
+    ],
+)
+def test_ticks_are_round_numbers(low: float, high: float, is_log: bool, ticks: list[float]) -> None:
+    assert round_ticks(low, high, is_log=is_log) == ticks
+
+
+# ---- importance --------------------------------------------------------------------------------
+
+
+def _importances(folder: Path, values: list[float]) -> Figures:
+    params = [
+        {"lr": 10 ** (-4 + 2 * ((number * 0.618) % 1)), "weight_decay": (number * 0.37) % 1} for number in range(40)
+    ]
+    sweep = read_sweep(folder, parameters={key: PARAMETERS[key] for key in ("lr", "weight_decay")})
+    return figures_of(finished(sweep, [Ended(each, (value,)) for each, value in zip(params, values, strict=False)]))
+
+
+def test_ties_count_among_the_best(tmp_path: Path) -> None:
+    """Optuna takes all trials that are as good as the fifth."""
+    found = _importances(tmp_path, [0.0] * 10 + [1.0] * 12).importances
+    assert found is not None and found.num_best == 12
+
+
+def test_equal_values_have_no_importance(tmp_path: Path) -> None:
+    assert _importances(tmp_path, [0.0] * 20).importances is None
+
+
+def test_many_pruned_trials_are_never_among_the_best(tmp_path: Path) -> None:
+    """A tenth of all trials would be more than the complete ones."""
+    sweep = read_sweep(tmp_path, parameters={key: PARAMETERS[key] for key in ("lr", "weight_decay")})
+    params = [{"lr": 1e-4 * (number + 1) ** 0.5, "weight_decay": number / 200} for number in range(160)]
+    states = [TrialState.COMPLETE] * 10 + [TrialState.PRUNED] * 150
+    trials = [
+        Ended(each, (number / 10,), state) for number, (each, state) in enumerate(zip(params, states, strict=True))
+    ]
+    found = importances_of(sweep, finished(sweep, trials).trials())
+    assert found is not None and (found.num_best, found.num_complete) == (5, 10)
+
+
+def test_optunas_warnings_stay_inside(tmp_path: Path) -> None:
+    """One trial alone has a rate."""
+    trials = [_trial(1) for _ in range(3)] + [
+        Ended(_trial(4 * number + 1).params, (number / 10,)) for number in range(12)
+    ]
+    study = finished(read_sweep(tmp_path, parameters=PARAMETERS), [*trials, Ended(_trial(0).params, (0.4,))])
+    assert _written(study)[1] == PNGS

@@ -82,7 +82,7 @@ def test_a_killed_process_leaves_no_hole_in_a_grid(data: Path, tmp_path: Path) -
         study.begin()
         claims = [study.claim() for _ in range(3)]
         assert [claim.point["lr"] for claim in claims if claim is not None] == [1e-3, 1e-4, 1e-5]
-        assert study.claim() is None and study.num_trials == 3
+        assert study.claim() is None and study.sweep.num_trials == 3
 
 
 @pytest.mark.parametrize("name", ["random", "tpe"])
@@ -106,7 +106,7 @@ def test_a_restarted_process_draws_other_points(data: Path, tmp_path: Path, name
 def test_a_finite_space_is_drawn_whole_and_no_point_twice(data: Path, tmp_path: Path, name: str) -> None:
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4,1e-5", f"sweep.sampler.name={name}", "sweep.trials=50")
     with open_study(sweep, create=True) as study:
-        assert study.num_trials == 3
+        assert study.sweep.num_trials == 3
         claims = []
         while (claim := study.claim()) is not None:
             claims.append(claim)
@@ -114,6 +114,18 @@ def test_a_finite_space_is_drawn_whole_and_no_point_twice(data: Path, tmp_path: 
         assert study.claim() is None and len(study.optuna.get_trials(deepcopy=False)) == rows, "asking costs nothing"
         assert sorted(claim.point["lr"] for claim in claims) == [1e-5, 1e-4, 1e-3]  # type: ignore[type-var]
         assert len(study.trials()) == 3
+
+
+@pytest.mark.parametrize("name", ["random", "tpe"])
+def test_a_dry_run_shows_each_point_of_a_finite_space_once(data: Path, tmp_path: Path, name: str) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4,1e-5", "arch=hrm,trm", f"sweep.sampler.name={name}")
+    points = dry_points(sweep)
+    assert sweep.num_trials == len(points.known) == 6 and points.num_unknown == 0
+    with open_study(sweep, create=True) as study:
+        drawn = []
+        while (claim := study.claim()) is not None:
+            drawn.append(claim.point)
+    assert points.known == drawn
 
 
 def test_failed_trials_run_again_if_they_are_asked_for(data: Path, tmp_path: Path) -> None:
@@ -208,13 +220,14 @@ def test_a_database_that_is_not_there_is_one_line(data: Path, tmp_path: Path) ->
         assert "\n" not in str(caught.value)
 
 
-def test_a_database_by_its_url_works_like_the_file(data: Path, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+@pytest.mark.parametrize("options", ["", "?timeout=5"])
+def test_a_database_by_its_url_works_like_the_file(data: Path, tmp_path: Path, options: str) -> None:
+    url = f"sqlite:///{tmp_path / 'elsewhere.db'}{options}"
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", f"sweep.storage='{url}'")
     with open_study(sweep, create=True) as study:
         sweep.write()
         study.begin()
         assert study.claim() is not None
-    assert not (tmp_path / "s/study.db").exists()
+    assert not (tmp_path / "s/study.db").exists() and (tmp_path / "elsewhere.db").exists()
     with open_study(Sweep.open(str(tmp_path / "s")), create=False) as study:
         assert len(study.trials()) == 1

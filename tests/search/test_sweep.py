@@ -161,3 +161,5 @@ def test_a_database_file_does_not_depend_on_the_working_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert Sweep.read(["lr=1,2", "sweep.storage=sqlite:///a.db"]).config.storage == f"sqlite:///{tmp_path}/a.db"
+    stored = Sweep.read(["lr=1,2", "sweep.storage='sqlite:///a.db?timeout=5'"]).config.storage
+    assert stored == f"sqlite:///{tmp_path}/a.db?timeout=5"

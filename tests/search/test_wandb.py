@@ -75,7 +75,7 @@ def test_a_grid_lists_its_values_and_has_no_cap(tmp_path: Path, data: Path) -> N
     page = _page(tmp_path, data, parameters={"arch.H_cycles": {"int_range": [1, 3]}}, sampler={"name": "grid"})
     assert page["method"] == "grid" and "run_cap" not in page
     assert page["parameters"] == {"arch.H_cycles": {"values": [1, 2, 3]}}
-    assert _page(tmp_path, data, parameters={"lr": [1, 2]}, sampler={"name": "random"})["run_cap"] == 50
+    assert _page(tmp_path, data, parameters={"lr": [1, 2]}, sampler={"name": "random"})["run_cap"] == 2
 
 
 def test_pretrain_reads_what_an_agent_types(tmp_path: Path, data: Path) -> None:
@@ -145,6 +145,11 @@ def test_what_wandb_cannot_do(tmp_path: Path, data: Path) -> None:
     pruner = {"name": "successive_halving", "warmup_steps": 5}
     with pytest.raises(UserError, match="W&B counts evaluations; give eval_every_n_steps"):
         wandb_page(read_sweep(tmp_path, overrides=by_epochs, parameters={"lr": [1e-4]}, pruner=pruner))
+
+
+def test_a_dry_run_of_it_is_refused() -> None:
+    with pytest.raises(UserError, match="--dry-run shows what a sweep would start, and wandb starts nothing; leave it"):
+        main(["wandb", "--dry-run", "lr=1,2"])
 
 
 def test_the_command(data: Path) -> None:

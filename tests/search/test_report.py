@@ -1,0 +1,209 @@
+"""What status, best and the end of a sweep print."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState
+
+from search.report import best_first, best_page, broken, finished_page, measured, require_best_first, status_page
+from search.study import SECONDS, STEPS, Study
+from search.sweep import Sweep
+from tests.search.finished import Ended, finished, read_sweep
+from utils.errors import UserError
+
+COMPLETE, PRUNED, FAIL, RUNNING = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL, TrialState.RUNNING
+LR = {"lr": 0.1}
+
+
+def _study(folder: Path, trials: list[Ended], **keys: Any) -> Study:
+    return finished(read_sweep(folder, **{"parameters": {"lr": [0.1]}, **keys}), trials)
+
+
+def _rows(study: Study) -> list[str]:
+    """Return the lines of the trials in the table, without those above and below."""
+    lines = status_page(study).splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.split()[:2] == ["trial", "state"])
+    return lines[begin + 1 : -2]
+
+
+def _numbers(study: Study) -> list[int]:
+    """Return the numbers of the trials as the table has them from top to bottom."""
+    return [int(line.removeprefix("*").split()[0]) for line in _rows(study)]
+
+
+# ---- the best ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("direction", "numbers"), [("maximize", [1, 2, 0]), ("minimize", [0, 1, 2])])
+def test_the_best_comes_first_and_of_equals_the_earlier(tmp_path: Path, direction: str, numbers: list[int]) -> None:
+    ended = [Ended(LR, (value,)) for value in (0.2, 0.9, 0.9)]
+    others = [Ended(LR, (0.99,), state) for state in (PRUNED, FAIL, RUNNING)]
+    study = _study(tmp_path, [*ended, *others], direction=direction)
+    assert [best.number for best in best_first(study.sweep, study.trials())] == numbers
+    assert [best.number for best in require_best_first(study)] == numbers
+
+
+def test_a_trial_that_failed_is_never_the_best(tmp_path: Path) -> None:
+    study = _study(tmp_path, [Ended(LR, (0.9,), FAIL, "no")])
+    with pytest.raises(UserError, match="has ended with a value yet; status shows them"):
+        require_best_first(study)
+
+
+# ---- status ------------------------------------------------------------------------------------
+
+
+def test_complete_trials_come_first_and_those_that_run_last(tmp_path: Path) -> None:
+    states = {RUNNING: 0.95, FAIL: 0.97, PRUNED: 0.99}
+    trials = [*(Ended(LR, (value,), state) for state, value in states.items()), Ended(LR, (0.1,)), Ended(LR, (0.9,))]
+    study = _study(tmp_path, trials)
+    assert _numbers(study) == [4, 3, 2, 1, 0]
+    assert [line.startswith("*") for line in _rows(study)] == [True, False, False, False, False]
+    assert [line[1:].split()[1] for line in _rows(study)] == ["complete", "complete", "pruned", "failed", "begun"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_value_that_is_no_number_comes_last_in_its_group(tmp_path: Path, is_first: bool) -> None:
+    nan = Ended(LR, (float("nan"),), PRUNED)
+    numbers = [Ended(LR, (value,), PRUNED) for value in (0.1, 0.5, 0.3)]
+    study = _study(tmp_path, [nan, *numbers] if is_first else [*numbers, nan])
+    assert _numbers(study) == ([2, 3, 1, 0] if is_first else [1, 2, 0, 3])
+
+
+def test_a_pruned_trial_has_the_last_value_that_it_reported(tmp_path: Path) -> None:
+    study = _study(tmp_path, [Ended(LR, (), PRUNED, reported={20: 0.3, 10: 0.9})])
+    assert "0.3000" in _rows(study)[0] and "0.9000" not in _rows(study)[0]
+
+
+def test_each_key_is_a_column(tmp_path: Path) -> None:
+    """A trial that lacks a key has an empty cell, so that the next column stays where it is."""
+    parameters = {
+        "ema": [True, False],
+        "ema_rate": {"values": [0.000123456], "when": {"ema": True}},
+        "grad_clip": [None, 1.0],
+        "project_name": ["a b", "c"],
+    }
+    first = {"ema": True, "ema_rate": 0.000123456, "grad_clip": None, "project_name": "a b"}
+    second = {"ema": False, "grad_clip": 1.0, "project_name": "c"}
+    trials = [Ended(first, (0.5,)), Ended(second, (), FAIL, "the ceiling fell down")]
+    study = _study(tmp_path, trials, parameters=parameters)
+    assert status_page(study).splitlines()[:5] == [
+        "                    exact_                              grad_  project_",
+        "   trial  state     accuracy  step  time   ema    ema_rate   clip   name",
+        "*  0      complete  0.5000                 true   0.0001235  null   'a b'",
+        "   1      failed                           false             1      c      the ceiling fell down",
+        "",
+    ]
+
+
+def test_steps_are_those_of_the_longest_seed_and_times_are_added(tmp_path: Path) -> None:
+    noted = {STEPS: {"0": 10, "1": 30}, SECONDS: {"0": 60.4, "1": 60.2}}
+    study = _study(tmp_path, [Ended(LR, (0.5, 0.6), noted=noted)], seeds=[0, 1])
+    assert _rows(study)[0].split() == ["*", "0", "complete", "0.5500", "30", "02:01", "0.1"]
+
+
+@pytest.mark.parametrize(
+    ("files", "step"),
+    [({0: '{"step": 7}\n', 1: '{"step": 9}\n'}, ["9"]), ({}, []), ({0: "no row\n", 1: '{"step": 4}\n'}, ["4"])],
+    ids=["two seeds", "no folder", "a damaged row"],
+)
+def test_the_step_of_a_running_trial_is_that_of_its_files(
+    tmp_path: Path, files: dict[int, str], step: list[str]
+) -> None:
+    study = _study(tmp_path, [Ended(LR, (), RUNNING)], seeds=[0, 1])
+    for seed, text in files.items():
+        folder = study.sweep.run_folder(0, seed)
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text(text)
+    assert _rows(study)[0].split() == ["0", "begun", *step, "0.1"]
+
+
+def test_the_last_line_counts_the_trials(tmp_path: Path) -> None:
+    states = [COMPLETE, COMPLETE, PRUNED, FAIL, RUNNING, RUNNING, RUNNING]
+    trials = [Ended(LR, (number / 10,), state) for number, state in enumerate(states)]
+    study = _study(tmp_path, trials, parameters={"lr": {"range": [0.0, 1.0]}}, trials=9)
+    assert status_page(study).splitlines()[-1] == (
+        f"{study.sweep.path}: 7 of 9 trials; 2 complete, 1 pruned, 1 failed, 3 begun; best 0.1000 (trial 1)"
+    )
+
+
+def test_a_sweep_without_a_trial(tmp_path: Path) -> None:
+    study = _study(tmp_path, [])
+    assert _rows(study) == []
+    assert status_page(study).endswith(": 0 of 1 trial; 0 complete, 0 pruned, 0 failed, 0 begun; best none yet")
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "lines"),
+    [
+        ("arch.halt_max_steps", 5, ["arch.", "halt_", "max_", "steps"]),
+        ("arch.halt_max_steps", 10, ["arch.", "halt_max_", "steps"]),
+        ("lr", 5, ["lr"]),
+        ("perf/examples", 5, ["perf/examples"]),
+        ("a..b__c.", 2, ["a.", ".", "b_", "_", "c."]),
+    ],
+)
+def test_a_long_name_is_broken_and_loses_nothing(name: str, width: int, lines: list[str]) -> None:
+    assert broken(name, width) == lines and "".join(lines) == name
+
+
+# ---- best --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ((0.5, 0.6, 0.7), "exact_accuracy 0.6000 ± 0.1000 over 3 seeds (0.5000, 0.6000, 0.7000)"),
+        ((0.5,), "exact_accuracy 0.5000"),
+    ],
+)
+def test_several_seeds_have_a_spread(tmp_path: Path, values: tuple[float, ...], text: str) -> None:
+    study = _study(tmp_path, [Ended(LR, values)], seeds=[*range(len(values))])
+    assert measured(study.sweep, require_best_first(study)[0]) == text
+
+
+def _best_page(folder: Path, **keys: Any) -> tuple[Sweep, list[str], list[str]]:
+    """Return a sweep, the comments of its page, and the words of the command."""
+    study = _study(folder, [Ended(LR, (0.5, 0.6))], overrides=["data_path='a b'"], seeds=[3, 4], **keys)
+    *comments, command = best_page(study).splitlines()
+    return study.sweep, comments, shlex.split(command)
+
+
+def test_the_best_has_its_folders_and_its_command(tmp_path: Path) -> None:
+    sweep, comments, words = _best_page(tmp_path)
+    assert comments[0].startswith("# trial 0: exact_accuracy 0.5500 ± ")
+    assert comments[1:] == [f"# {sweep.path}/trial_0000_seed_{seed}" for seed in (3, 4)]
+    assert words == ["OMP_NUM_THREADS=1", "python", "pretrain.py", "data_path='a b'", "lr=0.1", "seed=3"]
+
+
+def test_the_command_of_several_ranks(tmp_path: Path) -> None:
+    _, _, words = _best_page(tmp_path, launcher={"name": "torchrun", "ranks": 2})
+    assert words[1:6] == ["torchrun", "--standalone", "--nproc-per-node", "2", "pretrain.py"]
+
+
+# ---- the end of a sweep ------------------------------------------------------------------------
+
+
+def test_a_stopped_sweep_says_how_it_goes_on(tmp_path: Path) -> None:
+    study = _study(tmp_path, [Ended(LR, (0.5,)), Ended(LR, (), RUNNING)])
+    first, second, *_ = finished_page(study, done=False).splitlines()
+    assert first == f"{study.sweep.path} is not done; the same command goes on with it"
+    assert second == "# trial 0: exact_accuracy 0.5000"
+
+
+@pytest.mark.parametrize(("number", "text"), [(1, "1 trial"), (2, "2 trials")])
+def test_trials_of_other_processes_are_counted(tmp_path: Path, number: int, text: str) -> None:
+    study = _study(tmp_path, [Ended(LR, (0.5,)), *[Ended(LR, (), RUNNING)] * number])
+    assert finished_page(study, done=True).startswith(
+        f"other processes still run {text} of {study.sweep.path}\n# trial"
+    )
+
+
+def test_without_a_value_the_page_names_the_command_that_shows_why(tmp_path: Path) -> None:
+    (tmp_path / "a b").mkdir()
+    study = _study(tmp_path / "a b", [Ended(LR, (), FAIL, "no")])
+    (line,) = finished_page(study, done=True).splitlines()
+    before, command = line.split("; ")
+    assert before == f"no trial of {study.sweep.path} has a value"
+    assert shlex.split(command) == ["python", "sweep.py", "status", str(study.sweep.path)]
