@@ -99,7 +99,8 @@ class Driver:
                 self._show()
                 time.sleep(_POLL_S)
             reason = self._stop.name or f"sweep.hours={self._sweep.config.hours}"
-            self._progress.say(f"{reason}: stopping {num_of(len(self._jobs()), 'run')}; the same command goes on")
+            runs = num_of(len(self._jobs()), "run")
+            self._progress.say(f"{reason}: stopping {runs}; the same command goes on with them")
             return False
         finally:
             self._stop_runs()

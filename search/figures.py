@@ -137,10 +137,11 @@ def importances_of(sweep: Sweep, trials: Sequence[FrozenTrial]) -> Importances |
     """
     sign = -1.0 if sweep.config.direction == "maximize" else 1.0
     loss = {best.number: sign * best.value for best in best_first(sweep, trials)}
-    pruned = [trial.number for trial in trials if trial.state == TrialState.PRUNED]
+    pruned = {trial.number for trial in trials if trial.state == TrialState.PRUNED}
     used = [trial for trial in trials if trial.number in loss or trial.number in pruned]
-    found = {name: {repr(trial.params.get(name)) for trial in used} for trial in used for name in trial.params}
-    if len(loss) < _LEAST_TRIALS or sum(len(values) > 1 for values in found.values()) < 2:
+    names = {name for trial in used for name in trial.params}
+    varied = [name for name in names if len({repr(trial.params.get(name)) for trial in used}) > 1]
+    if len(loss) < _LEAST_TRIALS or len(varied) < 2:
         return None
     num_complete, worst = len(loss), max(loss.values()) + 1.0
     loss |= dict.fromkeys(pruned, worst)
@@ -171,8 +172,8 @@ def _axis(key: str, values: Sequence[Value | EllipsisType], entries: Sequence[En
     numbers = sorted({value for value in values if is_number(value)})
     if len(numbers) > _MOST_PLACES or (numbers and any(entry.listed() is None for entry in entries)):
         # Points do not tell from which kind of range they were drawn.
-        is_wide = not entries and numbers[-1] > 10 * numbers[0]
-        is_log = numbers[0] > 0 and (is_wide or any(entry.log_range is not None for entry in entries))
+        is_wide = not entries and 0 < numbers[0] < numbers[-1] / 10
+        is_log = numbers[-1] > 0 and (is_wide or any(entry.log_range is not None for entry in entries))
         return _axis_of_numbers(key, values, is_log=is_log)
     listed = [..., *numbers, *(value for entry in entries for value in entry.listed() or []), *values]
     seen = set(map(repr, values))
@@ -183,18 +184,19 @@ def _axis(key: str, values: Sequence[Value | EllipsisType], entries: Sequence[En
 
 
 def _axis_of_numbers(key: str, values: Sequence[Value | EllipsisType], *, is_log: bool) -> Axis:
-    """Return a line of numbers. What is no number has a place of its own below them."""
-    numbers = [float(value) for value in values if is_number(value)]
-    if not numbers:
+    """Return a line of numbers. Values that are none, or have no logarithm, have places below."""
+    numbers = [float(value) if is_number(value) and (value > 0 or not is_log) else None for value in values]
+    found = [number for number in numbers if number is not None]
+    if not found:
         return Axis(key, np.zeros(0), [], is_list=False)
     scale = math.log10 if is_log else float
-    low, high = min(numbers), max(numbers)
-    gap = 0.15 * (scale(high) - scale(low)) or 0.5
-    others = dict.fromkeys(_label(value) for value in values if not is_number(value))
-    below = {label: scale(low) - gap * number for number, label in enumerate(others, start=1)}
-    place_T = np.array([scale(value) if is_number(value) else below[_label(value)] for value in values])
+    low, high = scale(min(found)), scale(max(found))
+    pairs = [*zip(values, numbers, strict=True)]
+    others = dict.fromkeys(_label(value) for value, number in pairs if number is None)
+    below = {label: low - 0.15 * (high - low or 1.0) * place for place, label in enumerate(others, start=1)}
+    place_T = np.array([below[_label(value)] if number is None else scale(number) for value, number in pairs])
     ticks = [(place, label) for label, place in reversed(below.items())]
-    ticks += [(scale(tick), f"{tick:g}") for tick in round_ticks(low, high, is_log=is_log)]
+    ticks += [(scale(tick), f"{tick:g}") for tick in round_ticks(min(found), max(found), is_log=is_log)]
     return Axis(key, place_T, ticks, is_list=False)
 
 

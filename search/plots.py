@@ -69,24 +69,25 @@ def write_plots(study: Study, folder: Path | None) -> str:
             written.
     """
     require_trials(study)
-    plotly()  # its requirements name matplotlib too
-    pyplot()
-    folder, figures = folder or study.sweep.path, figures_of(study)
-    sections = [_importance(figures), _parallel(figures), _slices(figures), _curves(figures)]
-    name = html.escape(study.sweep.name)
-    body, written = [f"<h1>{name}</h1>", f"<p>{html.escape(_summary(figures))}</p>"], []
+    plotly()  # first, because its requirements have matplotlib too
+    folder, figures, name = folder or study.sweep.path, figures_of(study), html.escape(study.sweep.name)
+    sections = [_importance(figures), *_over_axes(figures), _curves(figures)]
+    drawn = [section for section in sections if section.picture is not None]
+    body = [f"<h1>{name}</h1>", f"<p>{html.escape(_summary(figures))}</p>"]
+    # The logo would be a link.
+    options = {"full_html": False, "config": {"displaylogo": False, "responsive": True}}
+    for section in sections:
+        body += [f"<h2>{section.heading}</h2>", f"<p>{html.escape(section.text)}</p>"]
+        if section in drawn:
+            body.append(section.figure.to_html(include_plotlyjs=section is drawn[0], **options))
+    page, files = folder / "plots.html", [folder / f"{section.file}.png" for section in drawn]
     with file_errors():
         folder.mkdir(parents=True, exist_ok=True)
-        for section in sections:
-            body += [f"<h2>{section.heading}</h2>", f"<p>{html.escape(section.text)}</p>"]
-            if section.picture is not None:
-                body.append(_embedded(section.figure, is_first=not written))
-                written.append(folder / f"{section.file}.png")
-                save_figure(section.picture, written[-1])
-        page = folder / "plots.html"
+        for section, file in zip(drawn, files, strict=True):
+            save_figure(section.picture, file)
         refuse_links([page])
         write_atomically(page, _PAGE.format(title=name, body="\n".join(body)))
-    return "\n".join(map(str, [page, *written]))
+    return "\n".join(map(str, [page, *files]))
 
 
 def _summary(figures: Figures) -> str:
@@ -101,13 +102,6 @@ def _summary(figures: Figures) -> str:
     )
 
 
-def _embedded(figure: Any, *, is_first: bool) -> str:
-    """Return a figure as HTML. The first one brings plotly.js. The logo would be a link."""
-    text = figure.to_html(full_html=False, include_plotlyjs=is_first, config={"displaylogo": False, "responsive": True})
-    assert isinstance(text, str)
-    return text
-
-
 # ---- importance --------------------------------------------------------------------------------
 
 
@@ -119,8 +113,7 @@ def _importance(figures: Figures) -> Section:
     text = (
         f"How much each parameter decides whether a trial is among the best {found.num_best} of "
         f"{found.num_complete + found.num_pruned} (PED-ANOVA). {found.num_complete} trials are complete; "
-        f"{found.num_pruned} were pruned and count as not among the best. The best group is small: trust the order "
-        "more than the numbers."
+        f"{found.num_pruned} were pruned and count as not among the best. The numbers are rough; trust their order."
     )
     names = [name if len(name) <= 40 else f"{name[:39]}…" for name in found.shares]
     shares, places, title = [*found.shares.values()], range(len(names)), f"importance for {figures.metric}"
@@ -146,35 +139,27 @@ def _importance(figures: Figures) -> Section:
 # ---- parallel coordinates and slices -----------------------------------------------------------
 
 
-def _without_axes(figures: Figures) -> str | None:
-    """Return why nothing can be drawn over the parameters; None if it can."""
-    if not figures.complete:
-        return "No trial has a value yet."
-    return None if figures.axes else "The sweep has no parameters."
-
-
-def _which(figures: Figures, what: str) -> str:
-    """Return which trials a figure shows, and what it shows of them."""
-    num_left_out = figures.num_trials - len(figures.complete)
-    text = f"{num_of(len(figures.complete), 'complete trial')}"
-    if num_left_out:
-        text += f"; {num_left_out} more were pruned, failed or have not ended"
+def _over_axes(figures: Figures) -> list[Section]:
+    """Return the parallel coordinates and the slices of the complete trials."""
+    parallel, slices = ("parallel", "Parallel coordinates"), ("slices", "Slices")
+    if not (figures.complete and figures.axes):
+        nothing = "The sweep has no parameters." if figures.complete else "No trial has a value yet."
+        return [Section(*parallel, nothing), Section(*slices, nothing)]
+    which, num_others = num_of(len(figures.complete), "complete trial"), figures.num_trials - len(figures.complete)
+    if num_others:
+        which += f"; {num_others} more were pruned, failed or have not ended"
     lacking = any(label == "not set" for axis in figures.axes for _, label in axis.ticks)
     note = " Points at “not set” are trials whose other parameters leave this one out." if lacking else ""
-    return f"{text}. {what}{note}"
+    lines = f"{which}. Each line is a trial, and its colour is the value.{note}"
+    panels = f"{which}. Each panel shows the values over one parameter.{note}"
+    return [
+        Section(*parallel, lines, _parallel_png(figures), _parallel_html(figures)),
+        Section(*slices, panels, _slices_png(figures), _slices_html(figures)),
+    ]
 
 
-def _parallel(figures: Figures) -> Section:
-    file, heading = "parallel", "Parallel coordinates"
-    if (nothing := _without_axes(figures)) is not None:
-        return Section(file, heading, nothing)
-    text = _which(figures, "Each line is a trial, and its colour is the value.")
-    axes = [*figures.axes, figures.value_axis]
-    return Section(file, heading, text, _parallel_png(figures, axes), _parallel_html(figures, axes))
-
-
-def _parallel_png(figures: Figures, axes: list[Axis]) -> Any:
-    plt = pyplot()
+def _parallel_png(figures: Figures) -> Any:
+    plt, axes = pyplot(), [*figures.axes, figures.value_axis]
     figure, panel = plt.subplots(figsize=(1.35 * len(axes) + 1.0, 5.0), constrained_layout=True)
     maximizes = figures.sweep.config.direction == "maximize"
     colours = plt.get_cmap(_COLOURS if maximizes else f"{_COLOURS}_r")
@@ -210,7 +195,7 @@ def _between_0_and_1(axis: Axis, places: Any) -> Any:
     return (places - low) / (high - low)
 
 
-def _parallel_html(figures: Figures, axes: list[Axis]) -> Any:
+def _parallel_html(figures: Figures) -> Any:
     graphs, _ = plotly()
     dimensions = [
         {
@@ -220,7 +205,7 @@ def _parallel_html(figures: Figures, axes: list[Axis]) -> Any:
             "tickvals": [place for place, _ in axis.ticks],
             "ticktext": [label for _, label in axis.ticks],  # here plotly reads no HTML
         }
-        for axis in axes
+        for axis in [*figures.axes, figures.value_axis]
     ]
     title = {"title": {"text": html.escape(figures.sweep.config.metric)}}
     scale = {"colorscale": _COLOURS, "reversescale": figures.sweep.config.direction == "minimize", "showscale": True}
@@ -228,14 +213,6 @@ def _parallel_html(figures: Figures, axes: list[Axis]) -> Any:
     figure = graphs.Figure(graphs.Parcoords(dimensions=dimensions, line=line, labelside="top"))
     figure.update_layout(template="plotly_white", height=520, margin={"t": 90, "b": 30, "l": 110, "r": 40})
     return figure
-
-
-def _slices(figures: Figures) -> Section:
-    file, heading = "slices", "Slices"
-    if (nothing := _without_axes(figures)) is not None:
-        return Section(file, heading, nothing)
-    text = _which(figures, "Each panel shows the values over one parameter.")
-    return Section(file, heading, text, _slices_png(figures), _slices_html(figures))
 
 
 def _side_by_side(axis: Axis) -> np.ndarray:
@@ -283,13 +260,15 @@ def _slices_html(figures: Figures) -> Any:
     graphs, subplots = plotly()
     num_rows, num_columns = grid(len(figures.axes), _MOST_COLUMNS)
     figure = subplots.make_subplots(num_rows, num_columns, shared_yaxes=True, vertical_spacing=0.5 / (num_rows + 1))
-    text = [f"trial {best.number}: {best.value:.4f}" for best in figures.complete]
-    marker = {"color": [_BEST, *[_BAR] * (len(text) - 1)], "size": 7, "opacity": 0.75}
+    text = [f"trial {best.number}: {best.value:.4f}" for best in reversed(figures.complete)]  # the best one on top
+    marker = {"color": [*[_BAR] * (len(text) - 1), _BEST], "size": 7, "opacity": 0.75}
     drawn = {"mode": "markers", "marker": marker, "showlegend": False, "text": text, "hoverinfo": "text"}
     for number, axis in enumerate(figures.axes):
         place = {"row": number // num_columns + 1, "col": number % num_columns + 1}
         places, labels = zip(*axis.ticks, strict=True)
-        figure.add_trace(graphs.Scatter(x=_side_by_side(axis), y=figures.value_axis.place_T, **drawn), **place)
+        figure.add_trace(
+            graphs.Scatter(x=_side_by_side(axis)[::-1], y=figures.value_axis.place_T[::-1], **drawn), **place
+        )
         ticks = {"tickvals": places, "ticktext": [*map(html.escape, labels)], "range": _limits(axis)}
         figure.update_xaxes(title_text=html.escape(axis.key), **ticks, **place)
     figure.update_yaxes(title_text=html.escape(figures.sweep.config.metric), col=1)

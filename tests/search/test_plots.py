@@ -275,12 +275,15 @@ def test_a_logarithmic_range_beside_a_zero_is_a_line_of_numbers(tmp_path: Path) 
     zero = {"values": [0.0], "when": {"optim": "adamw"}}
     entries = [zero, {"log_range": [1e-4, 1e-1], "when": {"optim": "muon"}}]
     axis = _axis(tmp_path, entries, [0.0, *(10 ** (-4 + number / 4) for number in range(12))])
-    assert not axis.is_list and axis.place_T[:2].tolist() == [0.0, 1e-4]
+    assert not axis.is_list and np.diff(axis.place_T[1:]) == pytest.approx(0.25)
+    assert axis.ticks[0] == (axis.place_T[0], "0") and axis.place_T[0] < -4, "0 has no logarithm"
+    only_zero = _axis(tmp_path, entries, [0.0, 0.0])
+    assert only_zero.ticks == [(0.0, "0")]
 
 
 def test_a_logarithmic_list_of_many_values_stays_logarithmic(tmp_path: Path) -> None:
     entry = {"log_range": [1e-4, 1.0], "num": 9}
-    axis = _axis(tmp_path, entry, Entry(**entry).listed() or [])
+    axis = _axis(tmp_path, entry, Entry.model_validate(entry).listed() or [])
     assert np.diff(axis.place_T) == pytest.approx(0.5) and not axis.is_list
 
 

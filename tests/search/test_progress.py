@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from search import progress as module
 from search.progress import Progress
 from search.report import Best
 
@@ -16,7 +15,7 @@ BEST = Best(3, 0.75, {0: 0.75}, {})
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Return a clock that stands still; `now` is its time."""
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr("search.progress.time.monotonic", lambda: clock.now)
     return clock
 
 

@@ -17,8 +17,8 @@ COMPLETE, PRUNED, FAIL, RUNNING = TrialState.COMPLETE, TrialState.PRUNED, TrialS
 LR = {"lr": 0.1}
 
 
-def _study(folder: Path, trials: list[Ended], **keys: Any) -> Study:
-    return finished(read_sweep(folder, **{"parameters": {"lr": [0.1]}, **keys}), trials)
+def _study(folder: Path, ended: list[Ended], **keys: Any) -> Study:
+    return finished(read_sweep(folder, **{"parameters": {"lr": [0.1]}, **keys}), ended)
 
 
 def _rows(study: Study) -> list[str]:
@@ -89,10 +89,10 @@ def test_each_key_is_a_column(tmp_path: Path) -> None:
     trials = [Ended(first, (0.5,)), Ended(second, (), FAIL, "the ceiling fell down")]
     study = _study(tmp_path, trials, parameters=parameters)
     assert status_page(study).splitlines()[:5] == [
-        "                    exact_                              grad_  project_",
-        "   trial  state     accuracy  step  time   ema    ema_rate   clip   name",
-        "*  0      complete  0.5000                 true   0.0001235  null   'a b'",
-        "   1      failed                           false             1      c      the ceiling fell down",
+        "                    exact_                                  grad_  project_",
+        "   trial  state     accuracy  step  time  ema    ema_rate   clip   name",
+        "*  0      complete  0.5000                true   0.0001235  null   'a b'",
+        "   1      failed                          false             1      c         the ceiling fell down",
         "",
     ]
 
