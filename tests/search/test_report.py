@@ -91,7 +91,7 @@ def test_each_key_is_a_column(tmp_path: Path) -> None:
     assert status_page(study).splitlines()[:5] == [
         "                    exact_                                  grad_  project_",
         "   trial  state     accuracy  step  time  ema    ema_rate   clip   name",
-        "*  0      complete  0.5000                true   0.0001235  null   'a b'",
+        "*  0      complete  0.5000                true   0.0001235  null   a b",
         "   1      failed                          false             1      c         the ceiling fell down",
         "",
     ]
