@@ -31,13 +31,13 @@ from optim.loss_scale import LossScale
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from training.config import PretrainConfig
 from training.data import Data, Sizes, open_data
+from training.number_watch import NumberWatch
 from training.plan import Plan, draw_exploration
 from training.precision import with_forward_dtype
 from training.recovery import Recovery
 from training.session import Session
 from training.state import TrainState, fresh_carry, require_same_run
 from training.trained import load_weights, load_weights_from
-from training.watch import NumberWatch
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.command_line import CommandLine

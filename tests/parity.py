@@ -30,8 +30,8 @@ from models.published import fit_weights, to_ours
 from models.trm import TRMConfig
 from optim.build import AdamATan2Config, build_optimizers
 from pretrain import StepSettings, train_step
+from training.number_watch import NumberWatch
 from training.state import TrainState
-from training.watch import NumberWatch
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.command_line import validate

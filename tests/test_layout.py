@@ -205,7 +205,7 @@ def test_no_machine_is_named(path: Path) -> None:
 STEP_PATH = {
     "pretrain.py": ("train_step",),
     "training/session.py": ("Session.add_to_sums",),
-    "training/watch.py": ("NumberWatch.add",),
+    "training/number_watch.py": ("NumberWatch.add",),
     "models/metric_sums.py": ("OpenSums.add", "EvalSums.add_segment", "EvalSums.add_last"),
     "models/act.py": ("segment",),
     "models/losses.py": ("act_loss", "token_cross_entropy", "correctness", "stablemax"),

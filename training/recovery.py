@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from training.config import PretrainConfig
 from training.data import slots_of_ranks
+from training.number_watch import BadStep
 from training.state import TrainState
-from training.watch import BadStep
 from utils.checkpoint.reader import find_checkpoint
 from utils.dist.world import World, local_part
 from utils.errors import UserError

@@ -19,9 +19,9 @@ from dataset.tasks import task_of_shape
 from training.config import PretrainConfig
 from training.data import Data
 from training.evaluation import AnswerSample, EvalOptions, evaluate
+from training.number_watch import BadStep
 from training.plan import Plan
 from training.state import TrainState
-from training.watch import BadStep
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.checkpoint.writer import Checkpointer

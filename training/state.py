@@ -16,7 +16,7 @@ from optim.ema import EMA, require_same_average
 from optim.loss_scale import LossScale
 from training.config import PretrainConfig
 from training.data import Data
-from training.watch import NumberWatch
+from training.number_watch import NumberWatch
 from utils.checkpoint.format import Progress, RunState
 from utils.checkpoint.reader import Checkpoint
 from utils.checkpoint.writer import Snapshot

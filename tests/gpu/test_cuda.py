@@ -21,8 +21,8 @@ from optim.ema import EMA
 from pretrain import StepResult, StepSettings, train_step
 from tests import runs
 from tests.models.helpers import random_batch, small_hrm
+from training.number_watch import NumberWatch
 from training.state import TrainState
-from training.watch import NumberWatch
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.dist.world import World

@@ -22,9 +22,9 @@ from tests.in_process import SINGLE, Begun, begin, train_here
 from tests.runs import LAST_STEP, assert_same_run, rows, settings, train, with_arguments
 from tests.spawn import run_ranks, world_of
 from training.config import PretrainConfig
+from training.number_watch import BadStep, NumberWatch
 from training.recovery import Recovery
 from training.state import TrainState
-from training.watch import BadStep, NumberWatch
 from utils.checkpoint.reader import Checkpoint
 from utils.dist.world import World
 from utils.errors import UserError

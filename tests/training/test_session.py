@@ -14,9 +14,9 @@ import torch
 from models.losses import METRICS
 from tests.in_process import SINGLE, begin
 from tests.runs import settings
+from training.number_watch import BadStep
 from training.plan import Plan
 from training.session import Session
-from training.watch import BadStep
 from utils.checkpoint import writer as writer_module
 from utils.checkpoint.format import step_folders
 from utils.checkpoint.reader import Checkpoint

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.losses import METRICS
 from tests.spawn import run_ranks
-from training.watch import BadStep, NumberWatch
+from training.number_watch import BadStep, NumberWatch
 from utils.dist.world import World
 
 SINGLE = World.single()
