@@ -3,9 +3,9 @@
 import io
 import json
 import math
+import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,10 +15,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import matplotlib
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests import runs
+from tests.in_process import train_here
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.metrics import Metrics, Picture, WandbConfig
@@ -226,6 +227,16 @@ def test_a_terminal_shows_a_progress_bar() -> None:
     assert "\r" in text and "20/20" in text and "loss 1.5000" in text and "ex/s 1234" in text and "a line\n" in text
 
 
+def test_the_bar_keeps_its_loss_at_an_evaluation_between_two_logs() -> None:
+    stream = _Terminal()
+    progress = Progress(5, 20, stream)
+    progress.write(10, _train_row(1.5))
+    progress.write(12, {"eval/all/exact_accuracy": 0.5})
+    progress.advance(20)
+    progress.close()
+    assert "loss 1.5000" in stream.getvalue().rsplit("\r", 1)[1]
+
+
 class _GoesAway(io.StringIO):
     gone = False
 
@@ -337,17 +348,38 @@ def test_a_failed_run_is_reported_to_wandb_as_failed(tmp_path: Path, monkeypatch
     assert fake.logins == []
 
 
-def test_a_service_that_fails_ends_no_run(
+class _TakesNoRows(list[Any]):
+    def append(self, item: Any) -> None:
+        if item[0] != "finish":
+            raise OSError("no network")
+        super().append(item)
+
+
+def test_an_end_that_wandb_does_not_take_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fake = _install(monkeypatch, _FakeWandb())
     metrics = _metrics(tmp_path, mode="online")
-    monkeypatch.setattr(fake, "logged", None)  # every call of log raises
-    for step in (1, 2):
-        metrics.write(step, {"a": 1.0})
+    fake.logged = None
     metrics.close()
     said = capfd.readouterr().err
-    assert said.count("W&B does not take step 1; metrics.jsonl goes on without it (AttributeError: ") == 1, said
+    assert "W&B does not take the end of the run (AttributeError: " in said and "Traceback" not in said, said
+
+
+def test_a_service_that_fails_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake = _install(monkeypatch, _FakeWandb())
+    metrics = _metrics(tmp_path, mode="online", pictures=1)
+    fake.logged = _TakesNoRows()
+    for step in (1, 2):
+        metrics.write(step, {"a": 1.0})
+    assert metrics.num_pictures == 0
+    metrics.close()
+    assert fake.logged == [("finish", 0)], "a run that W&B knows must end there"
+    said = capfd.readouterr().err
+    assert said.count("W&B does not take") == 1, said
+    assert "W&B does not take step 1; metrics.jsonl goes on without it (OSError: no network)" in said, said
     assert [row["step"] for row in _rows(tmp_path)] == [1, 2]
 
 
@@ -383,6 +415,22 @@ def test_auto_without_a_network_goes_on_offline(
     assert fake.inits[1]["resume"] is None
     assert fake.logged == [(1, {"a": 1.0})]
     assert "W&B can't be reached (network is unreachable); going on offline" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("mode", ["auto", "online", "offline"])
+def test_settings_that_wandb_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], mode: str
+) -> None:
+    """This test uses the real package, which checks its settings before anything else."""
+    monkeypatch.setenv("WANDB_BASE_URL", "https://app.wandb.ai")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    if mode == "auto":
+        _metrics(tmp_path, mode=mode).close()
+        said = capfd.readouterr().err
+        assert "app.wandb.ai is not a valid server address" in said and "metrics go to metrics.jsonl only" in said
+    else:
+        with pytest.raises(UserError, match=f"^wandb.mode={mode} failed: .*is not a valid server address"):
+            _metrics(tmp_path, mode=mode)
 
 
 def test_online_without_a_network_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -564,6 +612,8 @@ def test_a_checkpoint_that_cannot_be_uploaded_leaves_the_curves(
 
 def _curves(run: Path) -> dict[str, dict[int, float]]:
     """Return what TensorBoard shows of a run: for each name its values by step."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     found: dict[str, dict[int, float]] = {}
     for name in events.Tags()["scalars"]:
@@ -626,7 +676,7 @@ def test_a_killed_and_resumed_run_has_every_step_once_in_tensorboard(data: Path,
     runs.until(lambda: runs.latest(run) >= 5 and _rows(run)[-1]["step"] > runs.latest(run), running)
     running.signal(signal.SIGKILL)
     running.wait().killed()
-    runs.train(runs.settings(data, run, resume="auto", **often), log).ok()
+    train_here(runs.settings(data, run, resume="auto", **often))
     found, logged = _curves(run), _rows(run)
     assert found["train/lm_loss"].keys() == set(range(1, 13)) and len(list((run / "tensorboard").iterdir())) == 2
     for name in ("train/lm_loss", "eval/all/accuracy"):
@@ -636,8 +686,8 @@ def test_a_killed_and_resumed_run_has_every_step_once_in_tensorboard(data: Path,
 # ---- the real packages -------------------------------------------------------------------------
 
 
-def test_what_is_off_is_never_imported(quiet: Path, tmp_path: Path) -> None:
-    """A new process imports the whole program and writes a row."""
+def test_what_is_off_is_never_imported(tmp_path: Path) -> None:
+    """A process that has imported PyTorch only imports the whole program and writes a row."""
     code = f"""
 import sys
 from pathlib import Path
@@ -650,8 +700,10 @@ metrics.write(1, {{"a": 1.0}})
 metrics.close()
 assert not {{"wandb", "tensorboard", "matplotlib"}} & {{name.split(".")[0] for name in sys.modules}}
 """
-    subprocess.run([sys.executable, "-c", code], cwd=runs.REPOSITORY, check=True, timeout=120)
-    assert not list(quiet.rglob("*wandb*"))
+    (tmp_path / "program.py").write_text(code)
+    done = runs.command(f"python {tmp_path / 'program.py'}", runs.REPOSITORY)
+    assert done.status == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"program.py", "metrics.jsonl"}
 
 
 def test_offline_needs_neither_an_account_nor_a_network(
@@ -659,7 +711,8 @@ def test_offline_needs_neither_an_account_nor_a_network(
 ) -> None:
     """This test uses the real package, without a key and without a network."""
     run = tmp_path / "run"
-    hook = runs.with_arguments(_without_account, str(tmp_path / "home"))
+    # Without its list of the machine's fonts, matplotlib would search for them again.
+    hook = runs.with_arguments(_without_account, str(tmp_path / "home"), matplotlib.get_cachedir())
     options = {"wandb.mode": "offline", "wandb.artifacts": "best", "wandb.pictures": 2, "wandb.group": "sweep-1"}
     often = {"max_steps": 4, "log_interval": 1, "eval_every_n_steps": 2, "checkpoint_every_n_steps": 1}
     runs.train(runs.settings(data, run, **options, **often), log, hook=hook).ok()
@@ -713,14 +766,13 @@ def _logged(history: Any) -> dict[str, Any]:
     return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in history.item}
 
 
-def _without_account(home: str, rank: int) -> None:
-    import os
-
+def _without_account(home: str, fonts: str, rank: int) -> None:
     os.environ |= {
         "HOME": home,
         "NETRC": home + "/netrc",
         "WANDB_CONFIG_DIR": home,
         "WANDB_CACHE_DIR": home,
         "WANDB_DATA_DIR": home,
+        "MPLCONFIGDIR": fonts,
     }
     os.environ.pop("WANDB_API_KEY", None)

@@ -45,6 +45,7 @@ class Metrics:
         self._rows: RowFile | None = None
         self._progress: Progress | None = None
         self._optional: list[Sink] = []
+        self._failed: set[str] = set()  # the names of sinks that get no more rows
         if not world.is_main:
             return
         if tensorboard:
@@ -57,7 +58,7 @@ class Metrics:
     @property
     def num_pictures(self) -> int:
         """How many pictures the sinks of this rank want at each evaluation."""
-        return max([sink.num_pictures for sink in self._optional], default=0)
+        return max([sink.num_pictures for sink in self._working()], default=0)
 
     def write(self, step: int, row: Row) -> None:
         """Write the row of a step, which holds all its metrics.
@@ -68,29 +69,34 @@ class Metrics:
         if self._rows is not None and self._progress is not None:
             self._rows.write(step, row)
             self._progress.write(step, row)
-            failed = self._try(lambda sink: sink.write(step, row), f"step {step}; metrics.jsonl goes on without it")
-            self._optional = [sink for sink in self._optional if sink not in failed]
+            what = f"step {step}; metrics.jsonl goes on without it"
+            self._failed |= self._try(self._working(), lambda sink: sink.write(step, row), what)
 
     def show(self, step: int, pictures: Sequence[Picture]) -> None:
         """Show the pictures of a step, before its row is written."""
-        self._try(lambda sink: sink.show(step, pictures[: sink.num_pictures]), f"the pictures of step {step}")
+        what = f"the pictures of step {step}"
+        self._try(self._working(), lambda sink: sink.show(step, pictures[: sink.num_pictures]), what)
 
     def add_checkpoint(self, folder: Path, *, is_best: bool) -> None:
         """Hand a checkpoint that is whole to the sinks that keep checkpoints.
 
         Called in the thread that wrote it. The folder may be removed as soon as this returns.
         """
-        self._try(lambda sink: sink.add_checkpoint(folder, is_best=is_best), f"{folder.name}")
+        self._try(self._working(), lambda sink: sink.add_checkpoint(folder, is_best=is_best), folder.name)
 
-    def _try(self, do: Callable[[Sink], None], what: str) -> list[Sink]:
-        """Do something with each optional sink. Say which of them failed, and return these."""
-        failed = []
-        for sink in self._optional:
+    def _working(self) -> list[Sink]:
+        """Return the optional sinks that have taken every row so far."""
+        return [sink for sink in self._optional if sink.name not in self._failed]
+
+    def _try(self, sinks: Sequence[Sink], do: Callable[[Sink], None], what: str) -> set[str]:
+        """Do something with each of the sinks. Say which of them failed, and return their names."""
+        failed = set()
+        for sink in sinks:
             try:
                 do(sink)
             except Exception as error:  # no failure of a package, a service or the network may end the run
                 self.say(f"{sink.name} does not take {what} ({type(error).__name__}: {error})")
-                failed.append(sink)
+                failed.add(sink.name)
         return failed
 
     def advance(self, step: int) -> None:
@@ -104,7 +110,7 @@ class Metrics:
             self._progress.say(text)
 
     def close(self, *, failed: bool = False, at_most_s: float | None = None) -> None:
-        """Close all sinks. Not called after a fault.
+        """Close all sinks, also those that failed before. Not called after a fault.
 
         Args:
             failed: the run ends with a mistake.
@@ -113,4 +119,4 @@ class Metrics:
         """
         if self._progress is not None:
             self._progress.close()
-        self._try(lambda sink: sink.close(failed=failed, at_most_s=at_most_s), "the end of the run")
+        self._try(self._optional, lambda sink: sink.close(failed=failed, at_most_s=at_most_s), "the end of the run")

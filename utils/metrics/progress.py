@@ -7,21 +7,19 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from utils.metrics.sink import Row, Sink
+from utils.metrics.sink import Row
 
 # The shortest time between two lines in a redirected log. A log of a whole night stays readable,
 # and someone who follows the log sees that the run goes on.
 _LINE_EVERY_S = 10.0
 
 
-class Progress(Sink):
+class Progress:
     """Shows a bar on a terminal, and plain lines where the output goes to a file.
 
     Errors of the output, such as a closed terminal or a full disk, are ignored: they must not end
     rank 0.
     """
-
-    name = "the terminal"
 
     def __init__(self, first_step: int, last_step: int, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -37,12 +35,11 @@ class Progress(Sink):
                 self._bar.update(step - self._bar.n)
 
     def write(self, step: int, row: Row) -> None:
-        text = _summary(row)
-        evaluated = any(name.startswith("eval/") for name in row)
-        if self._bar is not None:
+        text = _training(row)
+        if self._bar is not None and text:
             self._bar.set_postfix_str(text, refresh=False)
-        if evaluated:
-            self.say(f"step {step}/{self._last_step}  {_summary(row, evaluation=True)}")
+        if any(name.startswith("eval/") for name in row):
+            self.say(f"step {step}/{self._last_step}  {_evaluation(row)}")
         if self._bar is None and text:
             now = time.monotonic()
             if now - self._last_line >= _LINE_EVERY_S or step == self._last_step:
@@ -58,25 +55,24 @@ class Progress(Sink):
             else:
                 print(text, file=self._stream, flush=True)
 
-    def close(self, *, failed: bool = False, at_most_s: float | None = None) -> None:
+    def close(self) -> None:
         if self._bar is not None:
             with suppress(OSError):
                 self._bar.close()
 
 
-def _summary(row: Row, *, evaluation: bool = False) -> str:
-    """Return the most important metrics of a row as text."""
-    if evaluation:
-        names = [
-            name
-            for name in row
-            if name.startswith("eval/") and name.rsplit("/", 1)[-1] in ("exact_accuracy", "accuracy")
-        ]
-        return "  ".join(f"{name} {row[name]:.4f}" for name in sorted(names, reverse=True))
-    shown = [
+def _training(row: Row) -> str:
+    """Return the most important metrics of training in a row as text."""
+    shown = (
         ("loss", "train/lm_loss", ".4f"),
         ("acc", "train/accuracy", ".3f"),
         ("exact", "train/exact_accuracy", ".3f"),
-    ]
-    shown += [("ex/s", "perf/examples_per_second", ".0f")]
+        ("ex/s", "perf/examples_per_second", ".0f"),
+    )
     return "  ".join(f"{label} {row[name]:{form}}" for label, name, form in shown if name in row)
+
+
+def _evaluation(row: Row) -> str:
+    """Return the accuracies of the test sets in a row as text."""
+    names = [name for name in row if name.startswith("eval/") and name.endswith(("/exact_accuracy", "/accuracy"))]
+    return "  ".join(f"{name} {row[name]:.4f}" for name in sorted(names, reverse=True))

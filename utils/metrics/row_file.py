@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from utils.files import plain, without_following, write_atomically, writing
-from utils.metrics.sink import Row, Sink
+from utils.metrics.sink import Row
 
 
-class RowFile(Sink):
+class RowFile:
     """Appends rows to metrics.jsonl.
 
     A line has the step, `time_s` and the row. `time_s` counts the seconds since the run began. A
@@ -22,8 +22,6 @@ class RowFile(Sink):
         kept: the rows that were there already, each with its `step`. A stranger may have written
             them.
     """
-
-    name = "metrics.jsonl"
 
     def __init__(self, path: Path, first_step: int) -> None:
         """Remove the rows after `first_step`, because the run repeats those steps.
@@ -37,7 +35,7 @@ class RowFile(Sink):
         self._before_s, self._began = _last_time(self.kept), time.monotonic()
 
     def write(self, step: int, row: Row) -> None:
-        """Append a row, which is then on the disk.
+        """Append a row. It survives the end of the process, but perhaps not a loss of power.
 
         Raises:
             UserError: The row can't be written.
@@ -45,9 +43,6 @@ class RowFile(Sink):
         time_s = round(self._before_s + time.monotonic() - self._began, 3)
         with writing(self._path), open(self._path, "a", opener=without_following) as file:
             file.write(json.dumps({"step": step, "time_s": time_s, **row}) + "\n")
-
-    def close(self, *, failed: bool, at_most_s: float | None) -> None:
-        pass
 
 
 def keep_rows(path: Path, last_step: int) -> list[dict[str, Any]]:

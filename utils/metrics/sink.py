@@ -1,4 +1,4 @@
-"""What all sinks of a run's metrics have in common."""
+"""The interface of optional sinks, such as TensorBoard, and what is handed to them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

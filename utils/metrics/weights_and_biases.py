@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from utils.config import Int, StrictModel
 from utils.drawing import pyplot
@@ -104,7 +104,10 @@ class Wandb(Sink):
 
     def _finish(self, failed: bool) -> None:
         self._uploads.wait()
-        self._run.finish(exit_code=int(failed))
+        try:
+            self._run.finish(exit_code=int(failed))
+        except Exception as error:  # no failure of W&B or the network may end the run
+            self._say(f"W&B does not take the end of the run ({type(error).__name__}: {error})")
 
 
 class _Uploads:
@@ -182,11 +185,21 @@ def _open(config: WandbConfig, run_id: str, run: Path, resolved: dict[str, Any],
         raise UserError(
             f"wandb.mode={config.mode}, but wandb isn't installed; pip install wandb, or wandb.mode=disabled"
         ) from error
+    try:
+        settings = wandb.setup().settings
+    except (wandb.Error, ValidationError) as error:  # such as a WANDB_BASE_URL that is none
+        reason = " ".join(str(error).split())
+        if config.mode == "auto":
+            say(f"W&B can't be set up ({reason}); {quiet_hint}")
+            return None
+        raise UserError(
+            f"wandb.mode={config.mode} failed: {reason}; correct W&B's settings, or wandb.mode=disabled"
+        ) from error
     if config.mode == "auto" and not _has_account(wandb):
         say(f"W&B: no account found; {quiet_hint}")
         return None
     # A W&B agent waits for the run that it has named. With another id, it would miss its run.
-    has_agent = wandb.setup().settings.sweep_id is not None
+    has_agent = settings.sweep_id is not None
     options = {
         "project": resolved["project_name"],
         "name": resolved["run_name"],
