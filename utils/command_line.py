@@ -9,7 +9,7 @@ import re
 import reprlib
 import shlex
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from yaml import MarkedYAMLError, YAMLError
 
+from utils.config import flatten as flatten  # callers find it here, beside its counterparts
 from utils.config_files import (
     CONFIG_DIR,
     choices,
@@ -254,15 +255,6 @@ def validate(config_class: type[C], container: Container) -> C:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; overrides are written key=value, flags are --help, --cfg job and --config-dir DIR")
-
-
-def flatten(container: Container, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each leaf with its dotted key."""
-    for key, value in container.items():
-        if isinstance(value, dict):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _require_one_run(config_name: str, typed: str, overrides: list[str]) -> NoReturn:

@@ -1,6 +1,7 @@
 """Strict types for config classes: a value of the wrong type is an error and never converted."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,3 +19,12 @@ class StrictModel(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True, protected_namespaces=())
+
+
+def flatten(container: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each leaf with its dotted key."""
+    for key, value in container.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -8,6 +8,8 @@
                                     the carry), rank_<r>_of_<n>.*
     state.json                      step, draws, config, fingerprints, W&B run, best, other counters
     manifest.json                   size and sha256 of each file; written last
+
+This module does not import PyTorch, so that programs that only look at runs start at once.
 """
 
 import hashlib
@@ -15,13 +17,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from utils.files import INCOMPLETE, file_errors
-
-Tensors = dict[str, Tensor]
+from utils.errors import UserError
+from utils.files import INCOMPLETE, file_errors, plain
 
 STEP_FOLDER = re.compile(r"step_(\d{8,})")
 
@@ -113,12 +112,21 @@ def of_rank(rank: int, num_ranks: int) -> str:
     return f"rank_{rank:04d}_of_{num_ranks:04d}"
 
 
-def first_failure(error: CheckpointException) -> BaseException:
-    return error.failures[min(error.failures)][0]
-
-
 @file_errors()
 def read_name(path: Path) -> str:
     """Return the step folder that the file `latest` or `best` names; "" if it names none."""
     name = path.read_text(errors="replace").strip() if path.is_file() else ""
     return name if STEP_FOLDER.fullmatch(name) else ""
+
+
+@file_errors()
+def read_state(step_folder: Path) -> RunState:
+    """Return the state.json of a step folder, whose other files are not looked at.
+
+    Raises:
+        UserError: The file is missing or damaged.
+    """
+    try:
+        return RunState.model_validate_json(plain(step_folder / "state.json").read_text())
+    except (ValidationError, UnicodeDecodeError) as error:
+        raise UserError(f"checkpoint {step_folder} is damaged: state.json isn't the state of a run") from error

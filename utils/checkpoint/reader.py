@@ -25,16 +25,17 @@ from utils.checkpoint.format import (
     SLOTS,
     Manifest,
     RunState,
-    Tensors,
-    first_failure,
     of_rank,
     read_name,
+    read_state,
     sha256_of_file,
     step_folders,
 )
 from utils.errors import UserError
 from utils.files import file_errors, plain
 from utils.shapes import compare_shapes, shapes_of
+
+Tensors = dict[str, Tensor]
 
 # Each rank reads on its own, without collectives, so that this warning does not apply.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -194,19 +195,6 @@ class Checkpoint:
 
 
 @file_errors()
-def read_state(step_folder: Path) -> RunState:
-    """Return the state.json of a step folder, whose other files are not looked at.
-
-    Raises:
-        UserError: The file is missing or damaged.
-    """
-    try:
-        return RunState.model_validate_json(plain(step_folder / "state.json").read_text())
-    except (ValidationError, UnicodeDecodeError) as error:
-        raise UserError(f"checkpoint {step_folder} is damaged: state.json isn't the state of a run") from error
-
-
-@file_errors()
 def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     """Open the checkpoint that `latest` names, or the newest whole one if that is damaged.
 
@@ -251,6 +239,10 @@ def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
     if checkpoint is None:
         raise UserError(f"there is no checkpoint at {path}; give the folder of a run or of one of its steps")
     return checkpoint
+
+
+def first_failure(error: CheckpointException) -> BaseException:
+    return error.failures[min(error.failures)][0]
 
 
 def put_back(run: Path) -> None:

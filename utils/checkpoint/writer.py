@@ -30,13 +30,12 @@ from utils.checkpoint.format import (
     File,
     Manifest,
     RunState,
-    Tensors,
-    first_failure,
     of_rank,
     read_name,
     sha256_of_file,
     step_folders,
 )
+from utils.checkpoint.reader import Tensors, first_failure
 from utils.dist.lost_ranks import is_lost_peer
 from utils.dist.world import World, local_part
 from utils.errors import UserError
