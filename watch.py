@@ -9,19 +9,20 @@ import signal
 import sys
 import termios
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Literal
+from types import FrameType
+from typing import Literal, get_args
 
 from rich.console import Console
 from rich.live import Live
 
-from training.flops import flops_until
 from utils.arguments import Parser, typed_path
 from utils.errors import UserError
-from utils.run.status import Watched, is_run, runs_in
+from utils.run.status import Watched, runs_in
 from utils.shell import run_command
+from utils.text import for_a_terminal
 from viewer.curve_pictures import draw_html, draw_png
 from viewer.curves import (
     LoggedRun,
@@ -34,7 +35,7 @@ from viewer.curves import (
     x_in_seconds,
     x_in_steps,
 )
-from viewer.live import counts, look_at, screen, table
+from viewer.live import counts, read_statuses, screen, table
 
 EXAMPLES = """
 examples:
@@ -49,11 +50,14 @@ examples:
   python watch.py checkpoints/my-project --plot curves.png
   python watch.py checkpoints/my-project --plot curves.html --metric exact_accuracy --x flops
 
-q or Ctrl-C leaves. If the output is no terminal, a table is printed once. Nothing is ever written
-into the folder of a run. --plot needs pip install -r requirements-plot.txt.
+q or Ctrl-C leaves. If the output is no terminal, a table is printed once. Only --plot writes: the
+one file that it names. A .png needs pip install -r requirements-demo.txt, and a .html needs
+requirements-plot.txt.
 """
 
 X = Literal["steps", "examples", "seconds", "flops"]
+
+_WIDEST = 10_000  # columns that suffice for every table
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     parser = Parser("watch.py", "Show runs while they train, or draw their curves.", EXAMPLES)
     add = parser.add_argument
     add("paths", type=typed_path, nargs="+", metavar="RUN_OR_FOLDER", help="folder of a run, or of several runs")
-    add("--every", type=float, metavar="SECONDS", help="look at the runs so often (default: 1)")
+    add("--every", type=float, metavar="SECONDS", help="seconds between two looks (default: 1)")
     add("--plot", type=Path, metavar="FILE", help="draw curves into FILE.png or FILE.html instead")
     add(
         "--metric",
@@ -85,7 +89,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         help="with --plot: draw this metric, such as eval/all/accuracy or only accuracy; may be repeated "
         "(default: the loss in training, exact accuracy in training and on each test set)",
     )
-    add("--x", choices=X.__args__, help="with --plot: what the curves are drawn over (default: steps)")  # type: ignore[attr-defined]
+    add("--x", choices=get_args(X), help="with --plot: what the curves are drawn over (default: steps)")
     settings = Settings(**vars(parser.parse_args(argv)))
     if settings.plot is None and (settings.metric or settings.x):
         raise UserError(f"--{'metric' if settings.metric else 'x'} says what --plot draws; give --plot FILE too")
@@ -105,36 +109,37 @@ def watch(argv: list[str] | None = None) -> str:
         UserError: A folder holds no runs, or a picture can't be drawn.
     """
     settings = parse_settings(argv)
-    paths = find_runs(settings.paths)
+    require_runs(settings.paths)
     if settings.plot is not None:
-        return plot(paths, settings.plot, settings.metric or [], settings.x or "steps")
+        return plot(find_runs(settings.paths), settings.plot, settings.metric or [], settings.x or "steps")
     console = Console()
     # A dumb terminal can neither be cleared nor put back as it was.
     if sys.stdout.isatty() and not console.is_dumb_terminal:
         watch_live(settings.paths, settings.every or 1.0, console)
         return ""
-    return snapshot(paths)
+    return snapshot(find_runs(settings.paths))
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the runs that the paths name: themselves, or those in their folders. Each once.
+    """Return the runs that the paths name: themselves, or those in their folders. Each once."""
+    found: dict[tuple[int, int], Path] = {}
+    for run in (run for path in paths for run in runs_in(path)):
+        with suppress(OSError):  # the run has vanished
+            folder = os.stat(run)
+            found.setdefault((folder.st_dev, folder.st_ino), run)
+    return list(found.values())
 
-    Raises:
-        UserError: A path is no folder, or there is no run in it.
-    """
-    found: dict[Path, Path] = {}
+
+def require_runs(paths: Sequence[Path]) -> None:
+    """Raise UserError if a path is no folder, or if there is no run in it."""
     for path in paths:
-        if not path.is_dir():
+        if not os.path.isdir(path):
             raise UserError(f"there is no folder {path}; give the folder of a run, or of several runs")
-        runs = runs_in(path)
-        if not runs:
+        if not runs_in(path):
             raise UserError(
                 f"{path} is no run and holds none (no config.yaml, no metrics.jsonl); give the folder of a run, a "
                 "project or a sweep"
             )
-        for run in runs:
-            found.setdefault(run.resolve(), run)
-    return list(found.values())
 
 
 # ---- live ----------------------------------------------------------------------------------------
@@ -143,59 +148,56 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 def watch_live(paths: Sequence[Path], every_s: float, console: Console) -> None:
     """Show the runs until somebody leaves. The terminal is left as it was found."""
     watched: dict[Path, Watched] = {}
-    with Leaving() as leaving, Live(console=console, screen=True, auto_refresh=False) as live:
+    with QuitRequest() as quitting, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            found = dict.fromkeys(run for path in paths for run in ([path] if is_run(path) else runs_in(path)))
-            watched = {run: watched.get(run) or Watched(run) for run in found}
-            shown = look_at(list(watched.values()))
+            watched = {run: watched.get(run) or Watched(run) for run in find_runs(paths)}
+            shown = read_statuses(list(watched.values()))
             live.update(screen(shown, console.width, console.height), refresh=True)
-            if leaving.within(every_s):
+            if quitting.wait(every_s):
                 break
 
 
-class Leaving:
-    """Waits for q, Ctrl-C or SIGTERM. A context manager, outside which the terminal is as before.
+class QuitRequest:
+    """Waits for q or a signal such as that of Ctrl-C. Leaving the context restores the terminal.
 
     Signals are only noted. They raise nothing, so that they can't interrupt the code that restores
     the terminal.
     """
 
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-    def __enter__(self) -> "Leaving":
+    def __enter__(self) -> "QuitRequest":
         self._asked = False
-        # Python writes a byte here for each signal, which ends the wait in `within`.
-        self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._wakeup_before = signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
-        self._handlers = {number: signal.signal(number, self._note) for number in self._SIGNALS}
-        self._keyboard = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
-        if self._keyboard is not None:
-            self._attributes = termios.tcgetattr(self._keyboard)
-            changed = termios.tcgetattr(self._keyboard)
-            changed[3] &= ~(termios.ICANON | termios.ECHO)  # a key arrives at once, and is not shown
-            changed[6][termios.VMIN], changed[6][termios.VTIME] = 1, 0
-            changed[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave the terminal as it is now
-            termios.tcsetattr(self._keyboard, termios.TCSADRAIN, changed)
+        with ExitStack() as undo:  # takes every step back, in reverse order, also if one of them fails
+            # Python writes a byte here for each signal, which ends `wait`.
+            self._readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            undo.callback(os.close, writable)
+            undo.callback(os.close, self._readable)
+            undo.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writable, warn_on_full_buffer=False))
+            for number in self._SIGNALS:
+                undo.callback(signal.signal, number, signal.signal(number, self._note))
+            self._keyboard = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+            if self._keyboard is not None:
+                before = termios.tcgetattr(self._keyboard)
+                changed = termios.tcgetattr(self._keyboard)
+                changed[3] &= ~(termios.ICANON | termios.ECHO)  # a key arrives at once, and is not shown
+                changed[6][termios.VMIN], changed[6][termios.VTIME] = 1, 0
+                changed[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave the terminal as it is now
+                undo.callback(termios.tcsetattr, self._keyboard, termios.TCSAFLUSH, before)
+                termios.tcsetattr(self._keyboard, termios.TCSADRAIN, changed)
+            self._undo = undo.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._keyboard is not None:
-            termios.tcsetattr(self._keyboard, termios.TCSAFLUSH, self._attributes)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
-        os.close(self._readable)
-        os.close(self._writable)
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
 
-    def within(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> bool:
         """Wait for at most some seconds, and return whether somebody asked to leave."""
         sources = [self._readable, *([] if self._keyboard is None else [self._keyboard])]
         ready, _, _ = select.select(sources, [], [], 0 if self._asked else seconds)
         if self._keyboard in ready and self._keyboard is not None:
             keys = os.read(self._keyboard, 1024)
-            self._asked |= not keys or b"q" in keys.lower()  # no keys: the terminal is gone
+            self._asked |= keys[:1] in (b"q", b"Q", b"")  # no keys: the terminal is gone
         return self._asked
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -204,8 +206,8 @@ class Leaving:
 
 def snapshot(paths: Sequence[Path]) -> str:
     """Return a table of the runs at this moment, as wide as it needs to be."""
-    shown = look_at([Watched(path) for path in paths])
-    console = Console(width=240, color_system=None, force_terminal=False)
+    shown = read_statuses([Watched(path) for path in paths])
+    console = Console(width=_WIDEST, color_system=None, force_terminal=False)
     with console.capture() as captured:
         console.print(table(shown, console.width))
         console.print(counts(shown))
@@ -225,12 +227,14 @@ def plot(paths: Sequence[Path], output: Path, asked: Sequence[str], x: X) -> str
         "steps": ("steps", x_in_steps),
         "examples": ("examples", x_in_examples),
         "seconds": ("seconds", x_in_seconds),
-        "flops": ("floating-point operations", lambda run: flops_until(run.path, run.steps)),
+        "flops": ("floating-point operations", x_in_flops),
     }
+    if not os.path.isdir(output.parent):
+        raise UserError(f"there is no folder {output.parent} for {output.name}; create it, or choose another file")
     opened = [LoggedRun.open(path) for path in paths]
     runs = [run for run in opened if run.rows]
     if not runs:
-        raise UserError(f"{paths[0]}: has logged nothing yet; train it for some steps first")
+        raise UserError("none of these runs has logged anything yet; train one of them for some steps first")
     left_out = [f"{run.path} has logged nothing yet, and is left out" for run in opened if not run.rows]
     groups = groups_of(runs)
     panels = panels_of(groups, choose_metrics(runs, asked), *places[x])
@@ -241,9 +245,15 @@ def plot(paths: Sequence[Path], output: Path, asked: Sequence[str], x: X) -> str
     of = f"{len(runs)} {'runs' if len(runs) > 1 else 'run'}"
     grouped = f" in {len(groups)} {'groups' if len(groups) > 1 else 'group'}" if len(groups) < len(runs) else ""
     metrics = ", ".join(panel.metric for panel in panels)
-    return "\n".join(
-        [*left_out, *notes_on(panels), f"drew {output}: {metrics} of {of}{grouped} over {panels[0].x_name}"]
-    )
+    drew = f"drew {output}: {metrics} of {of}{grouped} over {panels[0].x_name}"
+    return "\n".join(map(for_a_terminal, [*left_out, *notes_on(panels), drew]))
+
+
+def x_in_flops(run: LoggedRun) -> Sequence[float]:
+    """Return the floating-point operations that the run had done at each row."""
+    from training.flops import flops_until  # imports PyTorch, which a table needs not wait for
+
+    return flops_until(run.path, run.steps)
 
 
 def notes_on(panels: Sequence[Panel]) -> list[str]:
@@ -256,8 +266,8 @@ def notes_on(panels: Sequence[Panel]) -> list[str]:
                 notes[series.label] = f"{series.label}: the mean ends at {end}, where the shortest run ends"
             if series.num_left_out:
                 notes[f"{series.label} {panel.metric}"] = (
-                    f"{series.label}: {series.num_left_out} of {series.num_runs + series.num_left_out} runs ended "
-                    f"before the others logged {panel.metric}, and are left out of its mean"
+                    f"{series.label}: {series.num_left_out} of {series.num_runs + series.num_left_out} runs never "
+                    f"logged {panel.metric}, or ended before the others did, and are left out of its mean"
                 )
     return list(notes.values())
 

@@ -10,6 +10,7 @@ import select
 import shutil
 import signal
 import struct
+import subprocess
 import sys
 import termios
 import time
@@ -22,19 +23,19 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from rich.cells import cell_len
 from rich.console import Console
 
 import watch as program
 from tests import runs
+from tests.in_process import train_here
 from tests.runs import contents
+from utils.drawing import plotly
 from utils.errors import UserError
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
 from utils.run.status import Watched
-from viewer import curve_pictures
 from viewer.curves import LoggedRun, choose_metrics, groups_of, panels_of, x_in_seconds, x_in_steps
-from viewer.live import curve, look_at, names_of, screen
+from viewer.live import curve, names_of, read_statuses, screen
 
 Row = dict[str, Any]
 
@@ -47,9 +48,8 @@ def make_run(folder: Path, rows: list[Row], *, last_step: int = 100, **config: A
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump({"seed": 0, "run_name": folder.name, **config}))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Launched(first_step=1, last_step=last_step, global_batch_size=8, ranks=2, device="cuda", host="a", pid=7).write(
-        folder
-    )
+    launched = Launched(last_step=last_step, ranks=2, device="cuda", host="host-a")
+    (folder / "launch.json").write_text(launched.model_dump_json())  # Launched.write waits for the disk
     return folder
 
 
@@ -69,14 +69,17 @@ def rows_of(num: int, *, pace: float = 1.0, offset: float = 0.0) -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def four(data: Path, quiet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def four(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a project with real runs: one that finished, one that was killed, one that stopped."""
     project = tmp_path_factory.mktemp("runs") / "project"
-    shutil.copytree(quiet, project / "finished")
+    struck = []
     for name, number in (("dead", signal.SIGKILL), ("stopped", signal.SIGTERM)):
-        run = project / name
-        hook = runs.with_arguments(_strike, 7, number)
-        runs.train(runs.settings(data, run, log_interval=1), project.parent / f"{name}.log", hook=hook)
+        settings = runs.settings(data, project / name, log_interval=1)
+        log = project.parent / f"{name}.log"
+        struck.append(runs.start(settings, log, hook=runs.with_arguments(_strike, 7, number)))
+    train_here(runs.settings(data, project / "finished"))
+    for run in struck:
+        run.wait()
     return project
 
 
@@ -99,11 +102,18 @@ def test_the_state_of_real_runs(four: Path, data: Path, tmp_path: Path) -> None:
     going = statuses["running"]
     assert going.launched is not None and (going.launched.ranks, going.launched.device) == (2, "cpu")
     assert going.last_step == 12 and going.eta_s is not None and going.eta_s < 60
-    assert (going.launched.first_step, going.launched.global_batch_size) == (1, 16)
     assert statuses["stopped"].note == "SIGTERM" and statuses["stopped"].checkpoint == 7
     assert statuses["finished"].checkpoint == 12 == statuses["finished"].step
     assert statuses["dead"].step < 12
     shutil.rmtree(four / "running")
+
+
+def test_a_run_whose_plan_became_shorter_is_finished(four: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(four / "finished", tmp_path / "run")
+    Launched(last_step=20, ranks=1, device="cpu", host="a").write(run)
+    assert Watched(run).status().state == "dead"
+    train_here([f"checkpoint_path={run}", "resume=auto", "max_steps=10"])
+    assert Watched(run).status().state == "finished"
 
 
 def test_a_snapshot_changes_nothing(four: Path) -> None:
@@ -126,24 +136,24 @@ def shown_at(folder: Path, width: int, height: int) -> list[str]:
     """Return the lines of a screen of this size."""
     console = Console(width=width, height=height, color_system=None, force_terminal=False)
     with console.capture() as captured:
-        console.print(screen(look_at([Watched(run) for run in program.find_runs([folder])]), width, height))
+        console.print(screen(read_statuses([Watched(run) for run in program.find_runs([folder])]), width, height))
     return captured.get().splitlines()
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
 @pytest.mark.parametrize("num", [1, 2, 3, 5, 40])
-def test_a_screen_fits_into_its_terminal(tmp_path: Path, width: int, num: int) -> None:
+def test_a_screen_fits_into_its_terminal(tmp_path: Path, num: int) -> None:
     for index in range(num):
-        make_run(tmp_path / f"a-long-name-of-a-run-{index:02d}", rows_of(5 + index), last_step=100_000)
-    lines = shown_at(tmp_path, width, 24)
-    assert len(lines) <= 24 and max(map(cell_len, lines)) <= width
-    text = "\n".join(lines)
-    assert "dead" in text and "q or Ctrl-C: leave" in text
-    if num == 40:
-        names = re.findall(r"^\S+", text, re.MULTILINE)[2:-2]
-        assert "40 runs  40 dead" in lines[0] and len(names) == 19 and "and 21 more" in text
-    if width >= 80:
-        assert "0.02" in text or "0.00" in text, "the loss or the accuracy is missing"
+        make_run(tmp_path / f"a-long-name-of-a-run-{index:02d}", rows_of(5 + index, offset=7), last_step=100_000)
+    for width in (60, 80, 100, 120, 200):
+        lines = shown_at(tmp_path, width, 24)
+        text = "\n".join(lines)
+        assert len(lines) <= 24 and "dead" in text and "q or Ctrl-C: leave" in text
+        assert "7.0" in text, "the loss is missing"
+        assert "…" not in re.sub(r"a-long[-\w]*…", "", text), "rich has cut a number"
+        if num == 40:
+            names = re.findall(r"^a-long\S+", text, re.MULTILINE)
+            assert "40 runs  40 dead" in lines[0] and len(names) == 20 and "and 20 more" in text
+            assert len(lines) == 24, "a line of the terminal is empty"
 
 
 def test_a_few_runs_stand_side_by_side(tmp_path: Path) -> None:
@@ -162,7 +172,7 @@ def test_running_runs_come_first_and_then_the_newest(tmp_path: Path) -> None:
         os.utime(run / "config.yaml", (1000 - 1000 * (name == "running") + index,) * 2)
     with RunLock() as lock:
         lock.take(tmp_path / "running", print)
-        shown = look_at([Watched(run) for run in program.find_runs([tmp_path])])
+        shown = read_statuses([Watched(run) for run in program.find_runs([tmp_path])])
     assert [each.name for each in shown] == ["running", "new", "middle", "old"]
 
 
@@ -198,6 +208,37 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
 def test_names_tell_runs_apart_and_reach_the_terminal_clean(tmp_path: Path) -> None:
     paths = [tmp_path / "a" / "run", tmp_path / "b" / "run", tmp_path / "b" / "ot\x1b[2Jher"]
     assert names_of(paths) == ["a/run", "b/run", "ot?[2Jher"]
+    (
+        make_run(tmp_path / "p\x1b[2J" / "r\x1b[2J", [{"step": 1, "eval/\x1b[2J/exact_accuracy": 0.5}]) / "stopped"
+    ).write_text("\x1b[2J")
+    for width in (50, 300):
+        assert "\x1b" not in "".join(shown_at(tmp_path / "p\x1b[2J", width, 24))
+
+
+def test_a_run_that_is_named_twice_is_shown_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "project" / "run", rows_of(3))
+    (tmp_path / "project" / "link").symlink_to(run)
+    assert len(program.find_runs([tmp_path / "project", run, tmp_path / "project" / "." / "run"])) == 1
+
+
+def test_a_dead_run_names_its_host(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", rows_of(3))
+    assert "on host-a" in "\n".join(shown_at(tmp_path, 80, 24))
+    (run / "stopped").write_text("SIGTERM\n")
+    assert "host-a" not in "\n".join(shown_at(tmp_path, 80, 24))
+
+
+def test_a_snapshot_is_as_wide_as_it_needs(tmp_path: Path) -> None:
+    name = "long-" * 30
+    (make_run(tmp_path / name, rows_of(3)) / "metrics.jsonl").write_text("[]\n")
+    done = program.snapshot([tmp_path / name])
+    assert name in done and done.splitlines()[1].endswith("correct or remove the line")
+    assert not [line for line in done.splitlines() if line != line.rstrip()]
+
+
+def test_a_table_needs_no_pytorch() -> None:
+    code = "import sys, watch; sys.exit(bool({'torch', 'hydra', 'models'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=runs.REPOSITORY, timeout=60).returncode == 0
 
 
 def test_a_curve_of_blocks() -> None:
@@ -266,7 +307,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     os.close(opened.theirs)
 
 
-@pytest.mark.parametrize("way", ["q", "Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize("way", ["q", "Ctrl-C", "Ctrl-\\", "SIGTERM"])
 def test_the_terminal_is_left_as_it_was(terminal: Terminal, tmp_path: Path, way: str) -> None:
     terminal.until("one")
     terminal.until("leave")
@@ -277,7 +318,7 @@ def test_the_terminal_is_left_as_it_was(terminal: Terminal, tmp_path: Path, way:
     if way == "SIGTERM":
         os.kill(terminal.process.pid, signal.SIGTERM)
     else:
-        os.write(terminal.ours, {"q": b"q", "Ctrl-C": b"\x03"}[way])
+        os.write(terminal.ours, {"q": b"q", "Ctrl-C": b"\x03", "Ctrl-\\": b"\x1c"}[way])
     assert terminal.ended() == 0, terminal.output[-2000:]
     assert termios.tcgetattr(terminal.theirs) == terminal.before
     assert "Traceback" not in terminal.output
@@ -285,6 +326,36 @@ def test_the_terminal_is_left_as_it_was(terminal: Terminal, tmp_path: Path, way:
         assert terminal.output.rfind(left) > terminal.output.rfind(entered) >= 0
     after = re.sub(r"\x1b\[\??[0-9;]*[a-zA-Z]", "", terminal.output[terminal.output.rfind("\x1b[?1049l") :])
     assert not after.strip(), "something is printed after the program has left"
+
+
+@pytest.mark.parametrize(
+    ("keys", "quits"), [(b"q", True), (b"Q", True), (b"", True), (b"\x1bOQ", False), (b"x", False)]
+)
+def test_only_q_quits(monkeypatch: pytest.MonkeyPatch, keys: bytes, quits: bool) -> None:
+    """F2 sends ESC O Q, and a terminal that is gone sends nothing."""
+    ours, theirs = pty.openpty()
+    monkeypatch.setattr(sys, "stdin", os.fdopen(theirs))
+    monkeypatch.setattr(os, "read", lambda *_: keys)
+    with program.QuitRequest() as quitting:
+        os.write(ours, b"x")
+        assert quitting.wait(5) is quits
+    os.close(ours)
+
+
+def test_signals_are_as_before_if_the_terminal_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    monkeypatch.setattr(sys, "stdin", os.fdopen(theirs))
+    monkeypatch.setattr(termios, "tcsetattr", _gone_at_the_end)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT)]
+    with pytest.raises(OSError, match="gone"), program.QuitRequest():
+        assert signal.getsignal(signal.SIGQUIT) not in before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT)] == before
+    os.close(ours)
+
+
+def _gone_at_the_end(terminal: int, when: int, attributes: object) -> None:
+    if when == termios.TCSAFLUSH:
+        raise OSError("gone")
 
 
 # ---- curves ------------------------------------------------------------------------------------
@@ -366,7 +437,39 @@ def test_a_run_that_ended_early_is_left_out(tmp_path: Path) -> None:
     series = series_of(paths, "train/lm_loss")
     assert (series.num_runs, series.num_left_out, len(series.x_P)) == (2, 1, 5)
     done = program.plot(paths, tmp_path / "a.png", ["train/lm_loss"], "steps")
-    assert done.startswith("3 seeds: 1 of 3 runs ended before the others logged train/lm_loss, and are left out")
+    assert done.startswith(
+        "3 seeds: 1 of 3 runs never logged train/lm_loss, or ended before the others did, and are left out of its mean"
+    )
+
+
+def test_a_run_that_never_logged_the_metric_is_counted(tmp_path: Path) -> None:
+    paths = seeds(tmp_path / "a", 0, 0, 0)
+    (paths[0] / "metrics.jsonl").write_text('{"step": 5, "train/exact_accuracy": 0.5}\n')
+    series = series_of(paths, "train/lm_loss")
+    assert (series.num_runs, series.num_left_out) == (2, 1)
+
+
+def test_keys_that_are_null_or_missing_are_alike(tmp_path: Path) -> None:
+    paths = [*seeds(tmp_path / "old", 0, 0, lr=1e-3), *seeds(tmp_path / "new", 0, lr=1e-3, ema=None, tensorboard=True)]
+    assert [group.label for group in groups_of(opened(paths))] == ["3 runs"]
+
+
+def test_no_two_groups_have_the_same_label(tmp_path: Path) -> None:
+    close = [*seeds(tmp_path / "a", 0, lr=0.1234567), *seeds(tmp_path / "b", 0, lr=0.1234568)]
+    assert [group.label for group in groups_of(opened(close))] == ["lr=0.1234567", "lr=0.1234568"]
+    alike = [*seeds(tmp_path / "c", 0, text="1"), *seeds(tmp_path / "d", 0, text=1)]
+    assert [group.label for group in groups_of(opened(alike))] == ["text=1 c-0", "text=1 d-0"]
+    same = [make_run(tmp_path / folder / "run", rows_of(3), text=text) for folder, text in (("e", "1"), ("f", 1))]
+    assert [group.label for group in groups_of(opened(same))] == [f"text=1 run in {path.parent}" for path in same]
+
+
+def test_many_groups_are_labelled_at_once(tmp_path: Path) -> None:
+    """With a comparison of each group with each other, this takes a minute."""
+    keys = {f"arch.option_{number}": 0 for number in range(300)}
+    runs_ = [LoggedRun(tmp_path / f"{n}", keys | {"arch.name": "hrm", "lr": n / 1000}, []) for n in range(300)]
+    began = time.process_time()
+    assert len({group.label for group in groups_of(runs_)}) == 300
+    assert time.process_time() - began < 10
 
 
 def test_many_points_are_averaged_and_infinite_ones_left_out(tmp_path: Path) -> None:
@@ -398,10 +501,10 @@ def test_the_x_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: Any, fir
         assert (panel.series[0].x_P[0], panel.series[0].x_P[-1]) == (first, last)
 
 
-def test_the_axis_of_operations(quiet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_axis_of_operations(four: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(program, "draw_png", lambda panels, path: drawn.extend(panels))
-    program.plot([quiet], tmp_path / "a.png", ["lm_loss"], "flops")
+    program.plot([four / "finished"], tmp_path / "a.png", ["lm_loss"], "flops")
     x_P = drawn[0].series[0].x_P
     assert x_P[-1] == pytest.approx(x_P[0] * 10) and x_P[0] > 1e6, "steps 1, 5 and 10 are logged"
 
@@ -425,35 +528,33 @@ def test_a_picture(tmp_path: Path) -> None:
     assert picture.startswith(b"\x89PNG\r\n\x1a\n") and len(picture) > 10_000
 
 
-def test_a_page_needs_no_network_and_runs_no_name(tmp_path: Path) -> None:
-    name = "</script><script>document.title='taken over'</script>"
-    for lr in (1e-3, 1e-4):
-        make_run(tmp_path / "project" / f"{lr}", rows_of(5), lr=lr, augment=name + str(lr))
-    draw(tmp_path, "c.html")
-    text = (tmp_path / "c.html").read_text()
-    assert "Plotly.newPlot" in text and name not in text
+def test_a_page_with_a_band_and_a_line_for_each_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page needs no network, and runs no code in a name."""
+    evil = "</script><script>document.title='taken over'</script>"
+    figures: list[Any] = []
+    _, subplots = plotly()
+    make_subplots = subplots.make_subplots
+
+    def keep(*args: Any, **options: Any) -> Any:
+        figures.append(make_subplots(*args, **options))
+        return figures[-1]
+
+    monkeypatch.setattr(subplots, "make_subplots", keep)
+    for name, config in (("a", {"lr": 1e-3}), ("b", {"lr": 1e-4, "augment": evil})):
+        seeds(tmp_path / name, *((0, 0.1) if name == "a" else (0,)), **config)
+    page = tmp_path / "c.html"
+    metrics = ["--metric", "train/lm_loss", "--metric", "train/exact_accuracy"]
+    program.watch([str(tmp_path / "a"), str(tmp_path / "b"), "--plot", str(page), *metrics])
+    text = page.read_text()
+    assert "Plotly.newPlot" in text and evil not in text and "bands: lowest to highest seed" in text
     # plotly.js itself mentions addresses, as texts of links that it would show below maps.
     outside = re.sub(r"<script[^>]*>.*?</script>", "", text, flags=re.DOTALL)
     assert not re.search(r"(src|href)\s*=", outside) and "http" not in outside
     assert not re.search(r"<script[^>]*\ssrc=", text) and not re.search(r"<link\b[^>]*href=.https?:", text)
-
-
-def test_a_band_and_a_line_for_each_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = groups_of(opened([*seeds(tmp_path / "a", 0, 0.1, lr=1e-3), *seeds(tmp_path / "b", 0, lr=1e-4)]))
-    panels = panels_of(groups, ["train/lm_loss", "train/exact_accuracy"], "steps", x_in_steps)
-    text = ""
-
-    def keep(path: Path, written: str) -> None:
-        nonlocal text
-        text = written
-
-    monkeypatch.setattr(curve_pictures, "write_atomically", keep)
-    curve_pictures.draw_html(panels, "two", tmp_path / "c.html")
-    traces = json.loads(re.findall(r"Plotly\.newPlot\(\s*\"[^\"]*\",\s*(\[.*?\]),\s*\{\"t", text, re.DOTALL)[0])
-    assert len(traces) == 2 * (1 + 3), "a line, and a line with two edges, in each of two panels"
-    named = [trace["name"] for trace in traces if trace["showlegend"]]
-    assert named == ["lr=0.0001", "lr=0.001 (2 seeds)"]
-    assert "bands: lowest to highest seed" in text
+    (figure,) = figures
+    assert len(figure.data) == 2 * (1 + 3), "a line, and a line with two edges, in each of two panels"
+    named = [trace.name for trace in figure.data if trace.showlegend]
+    assert len(named) == 2 and named[0].startswith("lr=0.0001, augment=") and "lr=0.001" in named[1]
 
 
 # ---- mistakes ----------------------------------------------------------------------------------
@@ -470,8 +571,7 @@ def test_a_band_and_a_line_for_each_group(tmp_path: Path, monkeypatch: pytest.Mo
         (["{}/project", "--plot", "a.pdf"], "--plot is a.pdf; give a file that ends in .png or .html"),
         (["{}/project", "--plot", "a.png", "--every", "2"], "leave it out"),
         (["{}/project", "--plot", "a.png", "--x", "hours"], "invalid choice: 'hours'"),
-        (["{}/project", "--plot", "{}/gone/a.png"], "a.png (No such file or directory); choose another file"),
-        (["{}/project", "--plot", "{}/gone/a.html"], "a.html (No such file or directory); choose another file"),
+        (["{}/project", "--plot", "{}/gone/a.png"], "gone for a.png; create it, or choose another file"),
         (["{}/project", "--plot", "a.png", "--x", "seconds"], "has rows without time_s, which an older version wrote"),
         (["{}/project", "--plot", "a.png", "--x", "examples"], "has no global_batch_size; give --x steps"),
     ],
@@ -486,7 +586,7 @@ def test_mistakes(tmp_path: Path, options: list[str], mistake: str) -> None:
 
 def test_a_run_that_has_logged_nothing_is_left_out(tmp_path: Path) -> None:
     nothing = make_run(tmp_path / "project" / "nothing", [])
-    with pytest.raises(UserError, match="has logged nothing yet"):
+    with pytest.raises(UserError, match="none of these runs has logged anything yet"):
         draw(tmp_path, "a.png")
     make_run(tmp_path / "project" / "run", rows_of(3))
     assert draw(tmp_path, "a.png").startswith(f"{nothing} has logged nothing yet, and is left out\ndrew ")

@@ -5,7 +5,10 @@ multiplications, attention and convolutions, with two operations for each produc
 Elementwise work and the optimizer are left out, as is usual.
 """
 
-from itertools import accumulate
+from bisect import bisect_right
+from contextlib import suppress
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,7 @@ from models.losses import LossSpec
 from models.parallel.layout import Layout
 from training.config import PretrainConfig
 from training.data import Sizes
-from utils.checkpoint.format import step_folders
-from utils.checkpoint.reader import read_state
+from utils.checkpoint.format import RunState, read_state, step_folders
 from utils.command_line import validate
 from utils.dist.world import World
 from utils.errors import UserError
@@ -33,36 +35,51 @@ from utils.run.resume import completed
 
 
 def flops_until(run: Path, steps: list[int]) -> list[float]:
-    """Return the operations that a run had done when each of some steps was over.
+    """Return the cumulative FLOPs after each of these steps.
 
-    The count follows the config with which the run was started last.
+    The count follows the config with which the run was started last. Steps that a rewind left out
+    do not count.
 
     Args:
-        steps: ascending numbers of steps, from 1.
+        steps: ascending numbers of steps, from 0.
 
     Raises:
         UserError: The config, the sizes of the data or the planned last step are not there to read.
     """
     config = validate(PretrainConfig, completed(read_run_config(run), "pretrain"))
-    sizes, launched = sizes_of_run(run, config), Launched.read(run)
-    arch, counted = config.arch, dict[Depth, int]()
+    state, launched = _newest_state(run), Launched.read(run)
+    arch, sizes = config.arch, sizes_of_run(run, config)
+    of_depth = cache(lambda depth: flops_of_step(config, sizes, depth))
     changes = bool(arch.depth_curriculum or arch.backprop_warmup_steps)
     if changes and launched is None:
         raise UserError(
             f"{run}: its depth changes over the run, whose planned last step is not known (no launch.json, "
             "because an older version trained it); give another --x"
         )
+    last_step = launched.last_step if launched is not None else 0
 
     def of(step: int) -> int:
-        depth = arch.depth_at(step, launched.last_step) if changes and launched is not None else arch.depth
-        if depth not in counted:
-            counted[depth] = flops_of_step(config, sizes, depth)
-        return counted[depth]
+        return of_depth(arch.depth_at(step, last_step) if changes else arch.depth)
 
-    if not changes:
-        return [float(step * of(step)) for step in steps]
-    sums = [0, *accumulate(map(of, range(1, max(steps, default=0) + 1)))]
-    return [float(sums[step]) for step in steps]
+    def between(first: int, last: int) -> int:
+        """Return the operations of the steps from first to last, which are of one stage.
+
+        Only the warm-up of backprop changes the depth there, in one direction. So all steps between
+        two of the same depth have this depth.
+        """
+        if of(first) == of(last):
+            return (last - first + 1) * of(first)
+        middle = (first + last) // 2
+        return between(first, middle) + between(middle + 1, last)
+
+    planned = range(1, last_step + 1)
+    stages = [bisect_right(planned, stage.until, key=lambda step: step / last_step) for stage in arch.depth_curriculum]
+    ends = sorted({0, *steps, *(end for end in stages if end < max(steps, default=0))})
+    sums = {0: 0}
+    for before, step in pairwise(ends):
+        sums[step] = sums[before] + between(before + 1, step)
+    skipped = sorted({step for step in state.skipped_steps if step > 0}) if state is not None else []
+    return [float(sums[step] - sum(map(of, skipped[: bisect_right(skipped, step)]))) for step in steps]
 
 
 def flops_of_step(config: PretrainConfig, sizes: Sizes, depth: Depth) -> int:
@@ -112,11 +129,8 @@ def sizes_of_run(run: Path, config: PretrainConfig) -> Sizes:
     Raises:
         UserError: Both are gone.
     """
-    for folder in reversed(step_folders(run)):
-        try:
-            return Sizes(**read_state(folder).task)
-        except (UserError, TypeError):  # damaged: an older one serves as well
-            continue
+    if (state := _newest_state(run)) is not None:
+        return Sizes(**state.task)
     try:
         return Sizes.of(open_datasets(config.train_paths, "train", numbered_by=config.train_paths))
     except UserError as error:
@@ -124,3 +138,13 @@ def sizes_of_run(run: Path, config: PretrainConfig) -> Sizes:
             f"{run}: the sizes of its model are not known, because it has no checkpoint and its data are gone "
             f"({error}); restore one of them, or give another --x"
         ) from error
+
+
+def _newest_state(run: Path) -> RunState | None:
+    """Return the state of the newest checkpoint that is whole, if there is one."""
+    for folder in reversed(step_folders(run)):
+        with suppress(UserError, TypeError):  # damaged: an older one serves as well
+            state = read_state(folder)
+            Sizes(**state.task)
+            return state
+    return None

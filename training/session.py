@@ -2,7 +2,6 @@
 end.
 """
 
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -23,7 +22,6 @@ from training.number_watch import BadStep
 from training.plan import Plan
 from training.state import TrainState
 from utils.batch import Batch
-from utils.checkpoint.format import Progress
 from utils.checkpoint.writer import Checkpointer
 from utils.dist.replicas import require_same_replicas
 from utils.dist.world import World
@@ -77,7 +75,9 @@ class Session:
             )
             if world.is_main:
                 prepare(start, lock, world.launch)
-                launched(config, progress, plan, world).write(config.run_path)
+                Launched(
+                    last_step=plan.last_step, ranks=world.size, device=world.device.type, host=socket.gethostname()
+                ).write(config.run_path)
                 world.note_beginning()
             self._checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)
             # A step whose evaluation is pending has no row yet. If its row is there, the run died
@@ -304,19 +304,6 @@ class Session:
         """
         self._checkpointer.settle(error)
         error.add_note(f"at step {self.state.progress.step}; {self._checkpointer.last_good}")
-
-
-def launched(config: PretrainConfig, progress: Progress, plan: Plan, world: World) -> Launched:
-    """Return what those who watch the run should know about this start. For rank 0."""
-    return Launched(
-        first_step=progress.step + 1,
-        last_step=plan.last_step,
-        global_batch_size=config.global_batch_size,
-        ranks=world.size,
-        device=world.device.type,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-    )
 
 
 def pictures_of(sample: AnswerSample, metadata: DatasetMetadata) -> list[Picture]:

@@ -5,6 +5,7 @@ import difflib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from utils.command_line import flatten
+from utils.config import flatten
 from utils.errors import UserError
 from utils.run.history import METRICS_FILE, History, read_run_config
-from utils.run.status import is_number, is_run
+from utils.run.status import is_number
+from utils.text import for_a_terminal
 
 # No screen shows more points, and a run may have logged a million.
 MAX_POINTS = 1500
-# When a run goes on for this part of its range after another one has ended, a person is told.
+# When a run goes on after another one has ended, for more than this part of the range that all runs
+# of the group share, a person is told.
 _LONG_AFTER = 0.1
 DEFAULT_METRICS = ("train/lm_loss", "train/exact_accuracy")
 # What tells the runs of a group apart: their seeds, and where they are and report to.
-_OF_ONE_RUN = ("seed", "run_name", "project_name", "checkpoint_path", "resume", "allow_changed_data", "wandb")
+_OF_ONE_RUN = {
+    *("seed", "run_name", "project_name", "checkpoint_path", "resume", "allow_changed_data", "wandb", "tensorboard"),
+}
 
 
 @dataclass(frozen=True)
@@ -39,10 +44,8 @@ class LoggedRun:
         """Read a run, which may still be training.
 
         Raises:
-            UserError: The folder is no run, or a file of it can't be read.
+            UserError: A file of the run can't be read.
         """
-        if not is_run(path):
-            raise UserError(f"{path} is no run (no config.yaml, no metrics.jsonl); give the folder of a run")
         history = History(path / METRICS_FILE)
         history.refresh()
         return LoggedRun(path, dict(flatten(read_run_config(path))), history.rows)
@@ -63,7 +66,7 @@ def x_in_steps(run: LoggedRun) -> Sequence[float]:
 def x_in_examples(run: LoggedRun) -> Sequence[float]:
     """Return how many slots were trained, with the global batch size of the run's last start."""
     batch_size = run.config.get("global_batch_size")
-    if not isinstance(batch_size, int):
+    if not isinstance(batch_size, int) or batch_size >= 2**53:  # more than a float can count
         raise UserError(f"{run.path}: config.yaml has no global_batch_size; give --x steps")
     return [step * batch_size for step in run.steps]
 
@@ -105,7 +108,7 @@ def choose_metrics(runs: Sequence[LoggedRun], asked: Sequence[str]) -> list[str]
         if name not in short and not matching:
             known = [*logged, *dict.fromkeys(short.values())]
             similar = difflib.get_close_matches(name, known, n=4, cutoff=0.5) or sorted(set(short.values()))[:8]
-            raise UserError(f"no run has logged {name!r}; take one of {', '.join(similar)}")
+            raise UserError(f"no run has logged {name!r}; take one of {for_a_terminal(', '.join(similar))}")
         found += [name] if name in short else matching
     return list(dict.fromkeys(found))
 
@@ -135,18 +138,24 @@ def groups_of(runs: Sequence[LoggedRun]) -> list[Group]:
     """Return the groups, sorted by their labels."""
     by_config: dict[str, list[LoggedRun]] = {}
     for run in runs:
-        shared = {key: value for key, value in run.config.items() if key.split(".")[0] not in _OF_ONE_RUN}
+        # A key that a version of the program does not know yet is as good as null.
+        shared = {
+            key: value
+            for key, value in run.config.items()
+            if key.split(".")[0] not in _OF_ONE_RUN and value is not None
+        }
         # Nobody knows what a run without a config has in common with others.
         key = json.dumps(shared, sort_keys=True, default=str) if run.config else f"run {run.path}"
         by_config.setdefault(key, []).append(run)
     members = list(by_config.values())
-    labels = _labels([group[0] for group in members])
-    groups = [Group(_with_number(label, group), tuple(group)) for label, group in zip(labels, members, strict=True)]
-    return sorted(groups, key=lambda group: _in_order(group.label))
+    found = _labels([group[0] for group in members])
+    labels = _told_apart([_with_number(*pair) for pair in zip(found, members, strict=True)], members)
+    groups = [Group(label, tuple(group)) for label, group in zip(labels, members, strict=True)]
+    return sorted(groups, key=lambda group: _sort_key(group.label))
 
 
-def _in_order(label: str) -> list[tuple[float, str]]:
-    """Return what sorts labels by the numbers in them, such as run-9 before run-10."""
+def _sort_key(label: str) -> list[tuple[float, str]]:
+    """Return a key by which run-9 comes before run-10."""
     parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", label)
     return [(float(part), "") if place % 2 else (math.inf, part) for place, part in enumerate(parts)]
 
@@ -159,31 +168,44 @@ def _labels(runs: list[LoggedRun]) -> list[str]:
     """
     if len(runs) == 1:
         return [""]
-    keys = list(dict.fromkeys(key for run in runs for key in run.config))
+    keys = list(dict.fromkeys(key for run in runs for key in run.config if key.split(".")[0] not in _OF_ONE_RUN))
     tops = list(dict.fromkeys(key.partition(".")[0] for key in keys))
     # Options of another group's architecture stand beside those of the first, behind their names.
     keys.sort(key=lambda key: (tops.index(key.partition(".")[0]), not key.endswith(".name")))
-    labels = []
+    # The values of each key: among all runs, and among those that chose the same name in its group.
+    values: dict[tuple[str, object], set[str]] = {}
     for run in runs:
-        parts = []
-        for key in keys:
-            first, dot, rest = key.partition(".")
-            if first in _OF_ONE_RUN or not run.config:
-                continue
-            is_option = bool(dot) and rest != "name" and f"{first}.name" in run.config
-            peers = [
-                other
-                for other in runs
-                if other.config and (not is_option or other.config.get(f"{first}.name") == run.config[f"{first}.name"])
-            ]
-            if any(other.config.get(key) != run.config.get(key) for other in peers):
-                parts.append(f"{first if rest == 'name' else key}={_value(run.config.get(key))}")
-        labels.append(", ".join(parts) or run.path.resolve().name)
-    # Runs without a config may have the same name in different folders.
+        for key in keys if run.config else ():
+            value = json.dumps(run.config.get(key), sort_keys=True, default=str)
+            for peers in {None, _choice(run, key)}:
+                values.setdefault((key, peers), set()).add(value)
     return [
-        label if labels.count(label) == 1 else f"{label} in {run.path.resolve().parent}"
-        for label, run in zip(labels, runs, strict=True)
+        ", ".join(
+            f"{key.removesuffix('.name')}={_value(run.config.get(key))}"
+            for key in keys
+            if run.config and len(values[key, _choice(run, key)]) > 1
+        )
+        for run in runs
     ]
+
+
+def _choice(run: LoggedRun, key: str) -> str | None:
+    """Return what the run chose in the config group of an option; None if the key is no option."""
+    group, _, option = key.partition(".")
+    name = run.config.get(f"{group}.name")
+    return None if option in ("", "name") or name is None else str(name)
+
+
+def _told_apart(labels: list[str], groups: Sequence[Sequence[LoggedRun]]) -> list[str]:
+    """Return the labels, with the name of a run where several are equal, and then with its path."""
+    for place in (lambda path: path.name, lambda path: f"in {path.parent}"):
+        num = Counter(labels)
+        marks = [place(group[0].path.resolve()) for group in groups]
+        labels = [
+            label if num[label] == 1 or label == mark else f"{label} {mark}"
+            for label, mark in zip(labels, marks, strict=True)
+        ]
+    return labels
 
 
 def _with_number(label: str, runs: Sequence[LoggedRun]) -> str:
@@ -197,7 +219,7 @@ def _with_number(label: str, runs: Sequence[LoggedRun]) -> str:
 def _value(value: object) -> str:
     """Return a value as it is typed on a command line."""
     if isinstance(value, float):
-        return f"{value:g}"
+        return short if float(short := f"{value:g}") == value else repr(value)
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")
     return str(value)
@@ -214,7 +236,7 @@ class Series:
         x_P, mean_P, low_P, high_P: float64. Low and high are those of the lowest and the highest
             run at each point.
         num_runs: how many runs the mean is over.
-        num_left_out: how many other runs ended before these runs logged the metric.
+        num_left_out: how many other runs never logged the metric, or ended before these did.
         cut_at: where the shortest run ends, and with it the mean over all runs, if others go on for
             long after that; otherwise None.
         is_interpolated: whether the runs have logged at different places.
@@ -271,7 +293,6 @@ def _series(group: Group, metric: str, places: Mapping[Path, np.ndarray]) -> Ser
     if not curves:
         return None
     curves.sort(key=lambda curve: float(curve[0][-1]))  # the run that ended first is the first
-    num_logged = len(curves)
     while (first := max(x_P[0] for x_P, _ in curves)) > (last := curves[0][0][-1]):
         del curves[0]
     grid_P = np.unique(np.concatenate([x_P for x_P, _ in curves]))
@@ -288,7 +309,7 @@ def _series(group: Group, metric: str, places: Mapping[Path, np.ndarray]) -> Ser
         values_RP.min(axis=0),
         values_RP.max(axis=0),
         len(curves),
-        num_logged - len(curves),
+        len(group.runs) - len(curves),
         float(last) if goes_on else None,
         is_interpolated,
     )

@@ -1,10 +1,9 @@
 """What watch.py shows of runs in a terminal: a few runs side by side, or a table of many."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -12,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from utils.run.status import RunStatus, Watched, in_words, is_number
+from utils.run.status import RunStatus, Watched, in_words
 from utils.text import for_a_terminal
 
 COLOURS = {
@@ -33,36 +32,24 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class Shown:
-    """A run as it is shown at one moment.
-
-    Attributes:
-        rows: what the run has logged.
-    """
+    """The state of a run under the name that tells it from the others."""
 
     name: str
     status: RunStatus
-    rows: Sequence[Mapping[str, Any]]
-
-    def logged(self, metric: str) -> list[float]:
-        """Return the finite values of a metric, in order."""
-        found = (row.get(metric) for row in self.rows)
-        return [float(value) for value in found if is_number(value) and math.isfinite(value)]
 
 
-def look_at(runs: Sequence[Watched]) -> list[Shown]:
-    """Look at runs, and return them in the order of display: running ones, then the newest."""
+def read_statuses(runs: Sequence[Watched]) -> list[Shown]:
+    """Return the runs in the order of display: running ones, then the newest."""
     names = names_of([run.path for run in runs])
-    shown = [Shown(name, run.status(), run.history.rows) for name, run in zip(names, runs, strict=True)]
-    return sorted(shown, key=lambda each: (each.status.state != "running", -each.status.began_at, each.name))
+    shown = [Shown(name, run.status()) for name, run in zip(names, runs, strict=True)]
+    return sorted(shown, key=lambda each: (each.status.state != "running", -each.status.began_at))
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
     """Return the name of each run, with the name of the folder above it where names are equal."""
-    names = [path.resolve().name for path in paths]
-    return [
-        for_a_terminal(name if names.count(name) == 1 else f"{path.resolve().parent.name}/{name}")
-        for name, path in zip(names, paths, strict=True)
-    ]
+    whole = [path.resolve() for path in paths]
+    num = Counter(path.name for path in whole)
+    return [for_a_terminal(path.name if num[path.name] == 1 else f"{path.parent.name}/{path.name}") for path in whole]
 
 
 def screen(shown: Sequence[Shown], width: int, height: int) -> RenderableType:
@@ -83,7 +70,9 @@ def screen(shown: Sequence[Shown], width: int, height: int) -> RenderableType:
         for first in range(0, len(shown), per_row):
             grid.add_row(*(panel(each, inside) for each in shown[first : first + per_row]))
         return Group(grid, hint)
-    room = max(1, height - 5)  # without the title row, its line, the counts, the rest and the hint
+    room = height - 3  # without the counts, the titles and the hint
+    if len(shown) > room:
+        room = max(1, room - 1)  # the line that counts the others
     parts: list[RenderableType] = [counts(shown), table(shown[:room], width)]
     if len(shown) > room:
         parts.append(Text(f"and {len(shown) - room} more", style="dim"))
@@ -190,15 +179,15 @@ def panel(shown: Shown, width: int) -> Panel:
         _two_ends(steps, right, width),
         Text.assemble(("━" * done, colour), ("─" * (width - done), "dim")),
         Text(f"loss {_or_dash(status.train.get('lm_loss'), '.4g')}"),
-        *(Text(line, style="cyan") for line in curve(shown.logged("train/lm_loss"), width, _CURVE_LINES)),
+        *(Text(line, style="cyan") for line in curve(status.curves["train/lm_loss"], width, _CURVE_LINES)),
         _two_ends(exact, tests, width),
         *(
             Text(line, style="magenta")
-            for line in curve(shown.logged("train/exact_accuracy"), width, _CURVE_LINES, least=0, most=1)
+            for line in curve(status.curves["train/exact_accuracy"], width, _CURVE_LINES, least=0, most=1)
         ),
         _two_ends(speed, _machine(status) if status.launched else "", width),
         Text(saved, overflow="ellipsis", no_wrap=True),
-        Text(status.note, style="yellow" if status.state == "running" else colour, overflow="ellipsis", no_wrap=True),
+        Text(_note(status), style="yellow" if status.state == "running" else colour, overflow="ellipsis", no_wrap=True),
     ]
     room = max(4, width - len(status.state) - 4)
     name = shown.name if len(shown.name) <= room else f"{shown.name[: room - 1]}…"
@@ -239,6 +228,13 @@ def _two_ends(left: str, right: str, width: int) -> Text:
     """Return a line with one text at its beginning and one at its end, if there is room."""
     gap = width - len(left) - len(right)
     return Text(left if gap < 2 else left + " " * gap + right, overflow="ellipsis", no_wrap=True)
+
+
+def _note(status: RunStatus) -> str:
+    """Return the note, with the host of a run that should be looked after there."""
+    if status.launched is None or (status.state != "dead" and not status.note.startswith("silent")):
+        return status.note
+    return f"{status.note} on {for_a_terminal(status.launched.host)[:60]}".lstrip()
 
 
 def _or_dash(value: float | None, form: str) -> str:

@@ -1,12 +1,16 @@
 """Counted operations equal those of a formula that is written out for a tiny HRM and a tiny TRM."""
 
+import json
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
 import yaml
 
 from models.depth import Depth
+from tests import runs
+from tests.in_process import train_here
 from training.config import PretrainConfig
 from training.data import Sizes
 from training.flops import flops_of_step, flops_until, sizes_of_run
@@ -99,22 +103,51 @@ def test_frozen_weights_need_no_gradient() -> None:
 # ---- runs --------------------------------------------------------------------------------------
 
 
-def test_a_run_with_one_depth(quiet: Path) -> None:
-    first, fifth = flops_until(quiet, [1, 5])
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("trained") / "run"
+    train_here(runs.settings(data, run))
+    return run
+
+
+@pytest.fixture
+def copied(trained: Path, tmp_path: Path) -> Path:
+    """Return a copy of the run that a test may damage."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def test_a_run_with_one_depth(trained: Path) -> None:
+    first, fifth = flops_until(trained, [1, 5])
     assert fifth == 5 * first > 0
 
 
-def test_a_run_whose_depth_changes(copied: Path) -> None:
-    """Half of the 12 steps have half of the cycles, and backprop warms up over the first four."""
-    text = (copied / "config.yaml").read_text()
+def test_steps_that_were_left_out_do_not_count(copied: Path) -> None:
+    state = max(copied.glob("step_*")) / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"skipped_steps": [4, 3]}))
+    (first,) = flops_until(copied, [1])
+    assert flops_until(copied, [2, 3, 4, 9]) == [2 * first, 2 * first, 2 * first, 7 * first]
+
+
+def _with_changing_depth(run: Path) -> PretrainConfig:
+    """Half of the steps have half of the cycles, and backprop warms up over the first four."""
+    text = (run / "config.yaml").read_text()
     stage = "depth_curriculum:\n  - until: 0.5\n    H_cycles: 1\n    L_cycles: 2\n"
     text = text.replace("depth_curriculum: []\n", stage).replace("backprop: one_step", "backprop: all")
-    (copied / "config.yaml").write_text(text.replace("backprop_warmup_steps: 0", "backprop_warmup_steps: 4"))
+    (run / "config.yaml").write_text(text.replace("backprop_warmup_steps: 0", "backprop_warmup_steps: 4"))
+    return _config_of(run)
+
+
+def test_a_run_whose_depth_changes(copied: Path) -> None:
+    config = _with_changing_depth(copied)
     depths = [Depth(1, 2, 3, 2)] * 3 + [Depth(1, 2, 3, 3)] * 3 + [Depth(2, 2, 6, 6)] * 6
-    config = _config_of(copied)
     assert [config.arch.depth_at(step, 12) for step in range(1, 13)] == depths
-    counts = [flops_of_step(config, sizes_of_run(copied, config), depth) for depth in depths]
+    of = {depth: flops_of_step(config, sizes_of_run(copied, config), depth) for depth in set(depths)}
+    counts = [of[depth] for depth in depths]
     assert flops_until(copied, [1, 5, 12]) == [counts[0], sum(counts[:5]), sum(counts)]
+    # A run of so many steps is counted at once, because only a few steps change the depth.
+    Launched(last_step=2 * 10**12, ranks=1, device="cpu", host="a").write(copied)
+    long = 3 * of[depths[0]] + (10**12 - 3) * of[depths[5]] + of[depths[6]]
+    assert flops_until(copied, [10**12 + 1]) == [float(long)]
     (copied / "launch.json").unlink()
     with pytest.raises(UserError, match=r"whose planned last step is not known \(no launch.json, .* give another --x"):
         flops_until(copied, [1])
@@ -140,7 +173,6 @@ def test_the_sizes_come_from_a_checkpoint_or_the_data(copied: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_the_last_step_is_noted_when_training_begins(quiet: Path) -> None:
-    launched = Launched.read(quiet)
-    assert launched is not None
-    assert (launched.first_step, launched.last_step, launched.ranks, launched.device) == (1, 12, 1, "cpu")
+def test_the_plan_is_noted_when_training_begins(trained: Path) -> None:
+    launched = Launched.read(trained)
+    assert launched == Launched(last_step=12, ranks=1, device="cpu", host=socket.gethostname())

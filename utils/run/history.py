@@ -11,13 +11,17 @@ from utils.files import plain, read_plain_yaml
 from utils.text import one_line
 
 METRICS_FILE = "metrics.jsonl"
+# Floats tell the integers below this one apart.
+_MOST_STEPS = 2**53
 
 
 class History:
     """The rows of a metrics.jsonl.
 
     Attributes:
-        rows: a dict for each logged step, in the order of the file. Each has an int under `step`.
+        rows: a dict for each logged step, in the order of the file. `step` is an int, all other
+            numbers are floats. Rows that are added lengthen the list. A replaced file begins a new
+            list.
     """
 
     def __init__(self, file: Path) -> None:
@@ -39,36 +43,42 @@ class History:
             UserError: The file can't be read, or a line of it (which the message names) is no row.
                 The rows are those of the last call that could read it.
         """
+        rows, num_bytes, num_lines, last_line = self.rows, self._num_bytes, self._num_lines, self._last_line
         try:
-            if not plain(self.file).exists():
-                return False
-            with open(self.file, "rb") as file:
-                file.seek(self._num_bytes - len(self._last_line))
-                replaced = file.read(len(self._last_line)) != self._last_line
-                if replaced:  # a resumed run drops the rows of the steps that it repeats
-                    self.rows, self._num_bytes, self._num_lines, self._last_line = [], 0, 0, b""
-                    file.seek(0)
-                text = file.read()
+            text, replaced = self._new_text()
+            if replaced:  # a resumed run drops the rows of the steps that it repeats
+                rows, num_bytes, num_lines, last_line = [], 0, 0, b""
             added = [line + b"\n" for line in text.split(b"\n")[:-1]]
-            numbered = enumerate(added, start=self._num_lines + 1)
-            rows = [self._row(line.decode("utf-8"), number) for number, line in numbered if line.strip()]
+            numbered = enumerate(added, start=num_lines + 1)
+            new_rows = [self._row(line.decode("utf-8"), number) for number, line in numbered if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{self.file}: cannot be read ({one_line(error)}); get the file again") from None
-        if added:
-            self.rows += rows
-            self._num_lines += len(added)
-            self._num_bytes += sum(map(len, added))
-            self._last_line = added[-1]
+        rows += new_rows
+        self.rows, self._num_lines, self._num_bytes = rows, num_lines + len(added), num_bytes + sum(map(len, added))
+        self._last_line = added[-1] if added else last_line
         return replaced or bool(added)
+
+    def _new_text(self) -> tuple[bytes, bool]:
+        """Return what follows the last line that was read, or the whole file if it was replaced."""
+        try:
+            with open(plain(self.file), "rb") as file:
+                file.seek(self._num_bytes - len(self._last_line))
+                if file.read(len(self._last_line)) == self._last_line:
+                    return file.read(), False
+                file.seek(0)
+                return file.read(), True
+        except FileNotFoundError:
+            return b"", bool(self._last_line)
 
     def _row(self, line: str, number: int) -> dict[str, Any]:
         try:
-            row = json.loads(line)
-            return row | {"step": int(row["step"])}
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            raise UserError(
-                f"{self.file}:{number}: is no JSON object with a step; correct or remove the line"
-            ) from None
+            row = json.loads(line, parse_int=float)  # a stranger's integer may be too large for a float
+            step = row["step"]
+            if isinstance(step, float) and 0 <= step < _MOST_STEPS and step.is_integer():
+                return row | {"step": int(step)}
+        except (ValueError, TypeError, KeyError, RecursionError):
+            pass
+        raise UserError(f"{self.file}:{number}: is no JSON object with a step; correct or remove the line")
 
 
 def read_run_config(run: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The file in which a run notes what it set out to do, for those who watch the run."""
+"""launch.json: the plan and the machine of a run's last start."""
 
 from pathlib import Path
 
@@ -12,17 +12,14 @@ LAUNCH_FILE = "launch.json"
 class Launched(BaseModel):
     """What rank 0 knows when training begins. Each start of a run writes it anew.
 
-    Keys that a later version adds are ignored when the file is read.
+    Keys of earlier and later versions are ignored when the file is read.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
-    first_step: int = Field(ge=1)  # the first step of this start; 1 unless the run was resumed
-    last_step: int = Field(ge=1)  # the planned end; early_stop_patience may end the run before it
-    global_batch_size: int = Field(ge=1)
+    last_step: int = Field(ge=1, lt=2**53)  # the planned end; early_stop_patience may end the run before it
     ranks: int = Field(ge=1)
     device: str  # cuda, mps or cpu
     host: str  # of rank 0
-    pid: int  # of rank 0
 
     def write(self, run: Path) -> None:
         """Write the file into the run's folder. Raise UserError if the disk refuses it."""

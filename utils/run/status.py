@@ -5,8 +5,10 @@ run is alive, because the operating system releases the lock when the process en
 killed.
 """
 
+import math
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,13 +16,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeGuard
 
-from utils.checkpoint.format import read_name
-from utils.checkpoint.reader import read_state
+from utils.checkpoint.format import read_name, read_state
 from utils.errors import UserError
-from utils.run.history import METRICS_FILE, History, read_run_config
+from utils.run.history import METRICS_FILE, History
 from utils.run.launched import LAUNCH_FILE, Launched
 from utils.run.lock import is_locked
-from utils.text import one_line
+from utils.text import for_a_terminal, one_line
 
 State = Literal["running", "stopped", "finished", "dead", "ended", "not begun", "damaged"]
 
@@ -29,11 +30,14 @@ _RECENT = 20
 # A run is silent after this many of its longest recent waits for a row, at the earliest after a
 # minute.
 _LONG_WAITS, _LEAST_SILENCE_S = 3, 60.0
+# The metrics whose course is kept, in at most so many points.
+CURVES = ("train/lm_loss", "train/exact_accuracy")
+_MOST_POINTS = 2048
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What a run's folder tells at one moment. None stands for what it does not tell.
+    """The state of a run, read from its folder. A field is None if no file holds it.
 
     Attributes:
         state: running: a process holds the lock. stopped: asked to stop, and it saved. finished: at
@@ -41,11 +45,12 @@ class RunStatus:
             run of an older version does not tell which. not begun: nothing logged, and nobody at
             work. damaged: a file can't be read; `note` says which.
         note: what else a person should know, in a few words; "" for nothing.
-        step: the last one of which the run has told anything; 0 before the first.
+        step: the last step that was logged or saved; 0 before the first.
         train: the newest value of each metric train/<name>, by name.
         test: the newest value of each metric eval/<set>/exact_accuracy, by set.
         checkpoint: the step that `latest` names.
         best: the step that `best` names.
+        curves: the course of each metric in CURVES, in order and thinned.
         began_at: when the run was started last, in seconds since the epoch.
     """
 
@@ -60,35 +65,34 @@ class RunStatus:
     eta_s: float | None
     checkpoint: int | None
     best: int | None
+    curves: dict[str, Sequence[float]]
     launched: Launched | None
     began_at: float
 
 
 class Watched:
-    """A run that is looked at again and again: each look reads only the rows that are new.
-
-    Attributes:
-        history: the rows that have been read.
-    """
+    """A run that is looked at again and again. Each look reads only the rows that are new."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.history = History(path / METRICS_FILE)
+        self._history = History(path / METRICS_FILE)
+        self._rows: list[dict[str, Any]] | None = None
+        self._patience_at, self._out_of_patience = (0, 0.0), False
 
     def status(self) -> RunStatus:
         """Look at the run. Nothing in its folder is an error: it may vanish or be half written."""
         run, now, note = self.path, time.time(), ""
         state: State | None = None
         try:
-            self.history.refresh()
+            self._read_rows()
         except UserError as error:
             state, note = "damaged", one_line(error).replace(f"{run}{os.sep}", "")
-        rows, launched = self.history.rows, Launched.read(run)
+        rows, values, launched = self._history.rows, self._values, Launched.read(run)
         latest, best = _step_named(run / "latest"), _step_named(run / "best")
         step = max([0, *(row["step"] for row in rows[-1:]), latest or 0])
         last_step = launched.last_step if launched else None
         if state is None:
-            state, note = _state_of(run, step, latest, last_step)
+            state, note = self._state(step, latest, last_step)
         eta_s = None
         if state == "running":
             waited_s = max(0.0, now - max(_changed_at(run / METRICS_FILE), _changed_at(run / LAUNCH_FILE)))
@@ -98,49 +102,102 @@ class Watched:
                 note = f"silent {in_words(waited_s)}"
             elif last_step is not None and (step_s := seconds_per_step(recent)) is not None:
                 eta_s = max(0.0, (last_step - step) * step_s - waited_s)
+        tests = [name for name in values if name.startswith("eval/") and name.endswith("/exact_accuracy")]
         return RunStatus(
             path=run,
             state=state,
-            note=note,
+            note=for_a_terminal(note),
             step=step,
             last_step=last_step,
-            train={name[6:]: value for name, value in newest(rows, "train/").items()},
-            test={name.split("/")[1]: value for name, value in newest(rows, "eval/", "/exact_accuracy").items()},
-            examples_per_second=newest(rows[-_RECENT:], "perf/examples_per_second").get("perf/examples_per_second"),
+            train={name[6:]: value for name, value in values.items() if name.startswith("train/")},
+            test={for_a_terminal(name.split("/")[1]): values[name] for name in tests},
+            examples_per_second=values.get("perf/examples_per_second"),
             eta_s=eta_s,
             checkpoint=latest,
             best=best,
+            curves={name: curve.points for name, curve in self._curves.items()},
             launched=launched,
             began_at=_changed_at(run / "config.yaml") or _changed_at(run / METRICS_FILE),
         )
 
+    def _read_rows(self) -> None:
+        """Take the new rows into the newest value of each metric and into the curves."""
+        try:
+            self._history.refresh()
+        finally:
+            rows = self._history.rows
+            if rows is not self._rows:
+                self._rows, self._num_taken = rows, 0
+                self._values: dict[str, float] = {}
+                self._curves = {name: _Curve() for name in CURVES}
+            for row in rows[self._num_taken :]:
+                found = {name: value for name, value in row.items() if is_number(value)}
+                self._values |= found
+                for name in found.keys() & self._curves.keys():
+                    self._curves[name].add(found[name])
+            self._num_taken = len(rows)
+
+    def _state(self, step: int, latest: int | None, last_step: int | None) -> tuple[State, str]:
+        locked = is_locked(self.path)
+        if locked:
+            return "running", ""
+        if os.path.isfile(self.path / "stopped"):
+            return "stopped", _beginning(self.path / "stopped")
+        if last_step is not None and step >= last_step:
+            return "finished", ""
+        if latest is not None and self._is_out_of_patience(latest):
+            return "finished", "out of patience"
+        if locked is None:  # Without locks we can't tell. Report "running".
+            return "running", ""
+        if last_step is None:
+            return ("ended", "") if step > 0 else ("not begun", "")
+        return "dead", ""
+
+    def _is_out_of_patience(self, latest: int) -> bool:
+        """Return whether early_stop_patience has ended the run at its newest checkpoint."""
+        folder = self.path / f"step_{latest:08d}"
+        read_at = (latest, _changed_at(folder / "state.json"))
+        if read_at != self._patience_at:
+            self._patience_at, self._out_of_patience = read_at, False
+            with suppress(UserError):
+                state = read_state(folder)
+                patience = state.config.get("early_stop_patience")
+                self._out_of_patience = is_number(patience) and state.evaluations_since_best >= patience
+        return self._out_of_patience
+
+
+class _Curve:
+    """The course of a metric. Where there are too many values, neighbours are averaged."""
+
+    def __init__(self) -> None:
+        self.points: list[float] = []
+        self._num_in_each, self._open = 1, list[float]()
+
+    def add(self, value: float) -> None:
+        if not abs(value) < 1e100:  # a stranger's file may hold numbers whose sum is infinite
+            return
+        self._open.append(value)
+        if len(self._open) == self._num_in_each:
+            self.points.append(fmean(self._open))
+            self._open.clear()
+        if len(self.points) == _MOST_POINTS:
+            self.points = [fmean(pair) for pair in zip(self.points[::2], self.points[1::2], strict=True)]
+            self._num_in_each *= 2
+
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is that of a run."""
-    return (folder / "config.yaml").is_file() or (folder / METRICS_FILE).is_file()
+    """Return whether a folder is that of a run. A folder that may not be read is none."""
+    return os.path.isfile(folder / "config.yaml") or os.path.isfile(folder / METRICS_FILE)
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the runs directly in a folder, the newest start first. A run is its own only run."""
+    """Return the runs directly in a folder, sorted by name. A run is its own only run."""
     if is_run(folder):
         return [folder]
-    found = []
+    paths: list[Path] = []
     with suppress(OSError):  # the folder has vanished, or it may not be read
-        found = [path for path in folder.iterdir() if not path.name.startswith(".") and is_run(path)]
-    return sorted(found, key=lambda path: (-_changed_at(path / "config.yaml"), path.name))
-
-
-def newest(rows: list[dict[str, Any]], start: str, end: str = "") -> dict[str, float]:
-    """Return the newest value of each metric with this start and end of its name.
-
-    Not every row has every metric. At most a few hundred rows are searched.
-    """
-    found: dict[str, float] = {}
-    for row in reversed(rows[-500:]):
-        for name, value in row.items():
-            if name not in found and name.startswith(start) and name.endswith(end) and is_number(value):
-                found[name] = float(value)
-    return found
+        paths = sorted(folder.iterdir())
+    return [path for path in paths if not path.name.startswith(".") and is_run(path)]
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -158,7 +215,7 @@ def seconds_per_step(rows: list[dict[str, Any]]) -> float | None:
     if steps > 0:
         return seconds / steps
     times = [row["perf/step_ms"] for row in rows if is_number(row.get("perf/step_ms"))]
-    return fmean(times) / 1e3 if times else None
+    return sum(times) / len(times) / 1e3 if times else None
 
 
 def _waits(rows: list[dict[str, Any]]) -> list[tuple[int, float]]:
@@ -172,13 +229,15 @@ def _waits(rows: list[dict[str, Any]]) -> list[tuple[int, float]]:
             seconds = steps * after["perf/step_ms"] / 1e3
         else:
             continue
-        if steps > 0 and seconds >= 0:
+        if steps > 0 and 0 <= seconds < math.inf:
             found.append((steps, seconds))
     return found
 
 
 def in_words(seconds: float) -> str:
     """Return a time as text of at most seven characters, such as `3 min`, `2 h 05` or `3.5 d`."""
+    if not seconds < 999 * 86_400:  # also if it is not a number
+        return "> 999 d"
     minutes = int(seconds // 60)
     if minutes < 1:
         return f"{int(seconds)} s"
@@ -188,37 +247,12 @@ def in_words(seconds: float) -> str:
     return f"{hours} h {minutes % 60:02d}" if hours < 48 else f"{hours / 24:.1f} d"
 
 
-def _state_of(run: Path, step: int, latest: int | None, last_step: int | None) -> tuple[State, str]:
-    if is_locked(run) is not False:  # a dead run that is taken for a silent one does less harm than the opposite
-        return "running", ""
-    if (run / "stopped").is_file():
-        return "stopped", " ".join(_text(run / "stopped").split())[:40]
-    if last_step is not None and step >= last_step:
-        return "finished", ""
-    if latest is not None and _out_of_patience(run, latest):
-        return "finished", "out of patience"
-    if last_step is None:
-        return ("ended", "") if step > 0 else ("not begun", "")
-    return "dead", ""
-
-
-def _out_of_patience(run: Path, latest: int) -> bool:
-    """Return whether early_stop_patience has ended the run at its newest checkpoint."""
-    try:
-        patience = read_run_config(run).get("early_stop_patience")
-        if not is_number(patience):
-            return False
-        return read_state(run / f"step_{latest:08d}").evaluations_since_best >= patience
-    except UserError:
-        return False
-
-
 def _step_named(file: Path) -> int | None:
     try:
         name = read_name(file)
     except UserError:  # may not be read
         return None
-    return int(name.removeprefix("step_")) if name else None
+    return int(name[5:]) if name and len(name) < 25 else None  # a stranger may have written it
 
 
 def _changed_at(file: Path) -> float:
@@ -229,8 +263,8 @@ def _changed_at(file: Path) -> float:
         return 0.0
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""
+def _beginning(file: Path) -> str:
+    """Return the first words of a file."""
+    with suppress(OSError), open(file, "rb") as opened:
+        return " ".join(opened.read(200).decode(errors="replace").split())[:40]
+    return ""

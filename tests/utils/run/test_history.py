@@ -1,5 +1,6 @@
 """A run's rows are read while it writes them, and again from the start after it was resumed."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,37 @@ def test_rows_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert history.refresh() and _steps(history) == [1, 2, 3]
 
 
+def test_steps_are_integers_and_all_else_floats(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(f'{{"step": 9007199254740991, "a": 3, "b": {"9" * 5000}}}\n')
+    history = History(file)
+    history.refresh()
+    assert history.rows == [{"step": 9007199254740991, "a": 3.0, "b": math.inf}]
+    assert isinstance(history.rows[0]["step"], int) and isinstance(history.rows[0]["a"], float)
+
+
+def test_a_file_that_is_gone_has_no_rows(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n')
+    history = History(file)
+    history.refresh()
+    file.unlink()
+    assert history.refresh() and history.rows == []
+    assert not history.refresh()
+
+
+def test_a_damaged_replacement_leaves_the_rows(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2}\n')
+    history = History(file)
+    history.refresh()
+    file.write_text('{"step": 7}\n[]\n')
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"metrics.jsonl:2: is no JSON object"):
+            history.refresh()
+    assert _steps(history) == [1, 2]
+
+
 @pytest.mark.parametrize("rows_after", ["", '{"step": 1}\n{"step": 3, "a": 1}\n', '{"step": 9}\n' * 9])
 def test_a_replaced_file_is_read_from_its_start(tmp_path: Path, rows_after: str) -> None:
     file = tmp_path / "metrics.jsonl"
@@ -34,7 +66,15 @@ def test_a_replaced_file_is_read_from_its_start(tmp_path: Path, rows_after: str)
     assert len(history.rows) == len(rows_after.splitlines())
 
 
-@pytest.mark.parametrize("line", ["[1]", "{}", '{"step": "a"}', "{", '{"step": null}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("[1]", "{}", "{", "[" * 100_000),
+        *('{"step": "a"}', '{"step": null}', '{"step": -1}', '{"step": 1.5}', '{"step": NaN}', '{"step": true}'),
+        *('{"step": 9007199254740993}', '{"step": 1e400}', f'{{"step": {"9" * 5000}}}'),
+    ],
+    ids=lambda line: line[:20],
+)
 def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text(f'{{"step": 1}}\n{line}\n')

@@ -6,6 +6,7 @@ tests/test_watch.py does the same with runs that were killed, stopped and finish
 import errno
 import fcntl
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -17,7 +18,8 @@ import pytest
 from tests.runs import contents
 from utils.run.launched import Launched
 from utils.run.lock import RunLock, is_locked
-from utils.run.status import RunStatus, Watched, in_words, runs_in, seconds_per_step
+from utils.run.status import CURVES, RunStatus, Watched, in_words, runs_in, seconds_per_step
+from viewer.live import Shown, panel, table
 
 Row = dict[str, Any]
 
@@ -32,7 +34,7 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.yaml").write_text("lr: 0.1\n")
-    Launched(first_step=1, last_step=100, global_batch_size=8, ranks=2, device="cpu", host="a", pid=7).write(folder)
+    Launched(last_step=100, ranks=2, device="cpu", host="a").write(folder)
     _log(folder, [_row(1), _row(10), _row(20), _row(30)])
     (folder / "latest").write_text("step_00000020\n")
     (folder / ".lock").touch()
@@ -119,30 +121,50 @@ def test_those_who_look_do_not_take_each_other_for_the_run(run: Path) -> None:
     os.close(descriptor)
 
 
-def test_without_locks_a_run_counts_as_running(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("change", "state"), [(lambda run: None, "running"), (_stop, "stopped"), (_finish, "finished")]
+)
+def test_without_locks_only_an_end_that_a_file_tells_counts(
+    run: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], state: str
+) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    assert _status(run).state == "running"
+    change(run)
+    assert _status(run).state == state
 
 
 def test_a_folder_that_vanished_is_no_error(run: Path) -> None:
     watched = Watched(run)
     watched.status()
     run.rename(run.parent / "elsewhere")
-    assert watched.status().state in ("ended", "not begun")
+    status = watched.status()
+    assert (status.state, status.step, status.train) == ("not begun", 0, {})
 
 
-def test_a_run_out_of_patience_is_finished(run: Path) -> None:
-    (run / "config.yaml").write_text("early_stop_patience: 2\n")
-    state = {"step": 20, "draws": 0, "wandb_run_id": "", "fingerprint": {}, "task": {}, "config": {}}
+def test_a_run_out_of_patience_is_finished(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"early_stop_patience": 2}
+    state = {"step": 20, "draws": 0, "wandb_run_id": "", "fingerprint": {}, "task": {}, "config": config}
     (run / "step_00000020").mkdir()
     file = run / "step_00000020" / "state.json"
     file.write_text(json.dumps(state | {"evaluations_since_best": 1}))
     assert _status(run).state == "dead"
     file.write_text(json.dumps(state | {"evaluations_since_best": 2}))
-    assert (_status(run).state, _status(run).note) == ("finished", "out of patience")
+    watched = Watched(run)
+    assert (watched.status().state, watched.status().note) == ("finished", "out of patience")
+    monkeypatch.setattr("utils.run.status.read_state", lambda _: pytest.fail("an unchanged file is read again"))
+    assert watched.status().state == "finished"
+
+
+def test_what_a_stranger_wrote_reaches_no_terminal(run: Path) -> None:
+    (run / "stopped").write_text("\x1b]0;title\x07" + "SIGTERM\n" * 10**6)
+    _log(run, [_row(1, **{"eval/a\x1b[2J/exact_accuracy": 0.5})])
+    status = _status(run)
+    assert status.note.startswith("?]0;title?SIGTERM") and len(status.note) <= 40
+    assert status.test == {"a?[2J": 0.5}
+    (run / "latest").write_text(f"step_{'9' * 5000}\n")
+    assert _status(run).checkpoint is None
 
 
 # ---- numbers -----------------------------------------------------------------------------------
@@ -162,6 +184,42 @@ def test_the_newest_value_of_each_metric(run: Path) -> None:
     assert (status.step, status.last_step, status.checkpoint, status.best) == (30, 100, 20, 10)
     assert status.examples_per_second == 6.0
     assert status.launched is not None and status.launched.ranks == 2
+
+
+def test_curves_and_values_follow_the_rows(run: Path) -> None:
+    loss, exact = CURVES
+    watched = Watched(run)
+    _log(run, [_row(1, **{loss: 4.0}), _row(2, **{loss: math.inf}), _row(3, **{exact: 0.25})])
+    assert watched.status().curves == {loss: [4.0], exact: [0.25]}
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(_row(4, **{loss: 2.0})) + "\n")
+    assert watched.status().curves == {loss: [4.0, 2.0], exact: [0.25]}
+    assert watched.status().train == {"lm_loss": 2.0, "exact_accuracy": 0.25}
+    _log(run, [_row(1, **{loss: 3.0})])  # resumed
+    assert watched.status().curves == {loss: [3.0], exact: []} and watched.status().train == {"lm_loss": 3.0}
+
+
+def test_a_long_curve_is_thinned(run: Path) -> None:
+    num = 20_000
+    _log(run, [_row(step, **{CURVES[0]: float(step)}) for step in range(num)])
+    points = _status(run).curves[CURVES[0]]
+    assert 1000 <= len(points) < 2048
+    assert [points[0], points[-1]] == pytest.approx([0, num], abs=20), "each is the mean of its neighbours"
+    assert points[1] - points[0] == pytest.approx(points[-1] - points[-2])
+
+
+@pytest.mark.parametrize("huge", ["1e308", "-1e308", "Infinity", "-Infinity", "NaN", "1" + "0" * 400, "9" * 5000])
+def test_numbers_that_no_program_computes_with_are_no_error(run: Path, huge: str) -> None:
+    names = ["time_s", "perf/step_ms", "perf/examples_per_second", *CURVES, "eval/all/exact_accuracy"]
+    for name in names:
+        rows = "".join(f'{{"step": {step}, "{name}": {step % 2 and huge}}}\n' for step in range(1, 30))
+        (run / "metrics.jsonl").write_text(rows)
+        with RunLock() as lock:
+            lock.take(run, print)
+            status = _status(run)
+            assert status.state == "running"
+            panel(Shown("a", status), 40)
+            table([Shown("a", status)], 80)
 
 
 def test_the_checkpoint_may_be_ahead_of_the_rows(run: Path) -> None:
@@ -206,7 +264,10 @@ def test_the_speed_counts_what_happens_between_steps() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.4, "0 s"), (59.9, "59 s"), (60, "1 min"), (3599, "59 min"), (7500, "2 h 05"), (302_400, "3.5 d")],
+    [
+        *[(0.4, "0 s"), (59.9, "59 s"), (60, "1 min"), (3599, "59 min"), (7500, "2 h 05"), (302_400, "3.5 d")],
+        *[(86_313_599, "999.0 d"), (86_313_600, "> 999 d"), (math.inf, "> 999 d"), (math.nan, "> 999 d")],
+    ],
 )
 def test_a_time_in_words(seconds: float, words: str) -> None:
     assert in_words(seconds) == words and len(words) <= 7
@@ -215,14 +276,28 @@ def test_a_time_in_words(seconds: float, words: str) -> None:
 # ---- folders -----------------------------------------------------------------------------------
 
 
-def test_the_runs_of_a_folder_are_found_newest_first(run: Path) -> None:
-    for place, name in enumerate(("old", "new", ".hidden", "no_run")):
+def test_the_runs_of_a_folder_are_sorted_by_name(run: Path) -> None:
+    for name in ("old", "new", ".hidden", "no_run"):
         folder = run.parent / name
         folder.mkdir()
         if name != "no_run":
             (folder / "config.yaml").touch()
-            os.utime(folder / "config.yaml", (place, place))
     (run.parent / "study.db").touch()
-    assert [path.name for path in runs_in(run.parent)] == ["run", "new", "old"]
+    assert [path.name for path in runs_in(run.parent)] == ["new", "old", "run"]
     assert runs_in(run) == [run]
     assert runs_in(run.parent / "no_run") == [] == runs_in(run.parent / "nothing")
+
+
+def test_a_run_that_may_not_be_read_hides_no_other(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    colleagues = run.parent / "colleagues"
+    colleagues.mkdir()
+    stat = os.stat
+
+    def refuse(path: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(f"{colleagues}{os.sep}"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)  # root, as which tests may run, may read everything
+    assert runs_in(run.parent) == [run] and runs_in(colleagues) == []
+    assert _status(colleagues).state == "damaged"
