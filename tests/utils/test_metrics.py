@@ -67,7 +67,7 @@ def test_a_row_is_a_line_of_scalars(tmp_path: Path) -> None:
     metrics = _metrics(tmp_path)
     metrics.write(1, {"train/lm_loss": 1.5, "train/lr": 1e-4})
     metrics.write(10, {"eval/all/exact_accuracy": 0.5})
-    # The rows are on the disk at once, so that a kill loses no row.
+    # Every row is written at once, so that a kill of the process loses none.
     assert _rows(tmp_path) == [
         {"step": 1, "train/lm_loss": 1.5, "train/lr": 1e-4},
         {"step": 10, "eval/all/exact_accuracy": 0.5},
