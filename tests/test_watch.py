@@ -34,8 +34,9 @@ from utils.errors import UserError
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
 from utils.run.status import Watched
+from utils.shell import run_command
 from viewer.curves import LoggedRun, choose_metrics, groups_of, panels_of, x_in_seconds, x_in_steps
-from viewer.live import curve, names_of, read_statuses, screen
+from viewer.live import _COLUMNS, curve, names_of, read_statuses, screen
 
 Row = dict[str, Any]
 
@@ -154,6 +155,8 @@ def test_a_screen_fits_into_its_terminal(tmp_path: Path, num: int) -> None:
             names = re.findall(r"^a-long\S+", text, re.MULTILINE)
             assert "40 runs  40 dead" in lines[0] and len(names) == 20 and "and 20 more" in text
             assert len(lines) == 24, "a line of the terminal is empty"
+            titles = lines[1].split()
+            assert "ETA" in titles and set(titles) <= {column.title for column in _COLUMNS}, "rich has cut a column"
 
 
 def test_a_few_runs_stand_side_by_side(tmp_path: Path) -> None:
@@ -555,6 +558,19 @@ def test_a_page_with_a_band_and_a_line_for_each_group(tmp_path: Path, monkeypatc
     assert len(figure.data) == 2 * (1 + 3), "a line, and a line with two edges, in each of two panels"
     named = [trace.name for trace in figure.data if trace.showlegend]
     assert len(named) == 2 and named[0].startswith("lr=0.0001, augment=") and "lr=0.001" in named[1]
+
+
+def test_what_a_stranger_named_reaches_the_terminal_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run\x1b[2J", [{"step": 1, "train/\x1b[2Jloss": 1.0}])
+    make_run(tmp_path / "other\x1b[2J", [])
+    monkeypatch.setattr(program, "draw_png", lambda panels, path: None)
+    for name in ("\x1b[2Jloss", "loss"):  # a summary, and a mistake that proposes the first name
+        run_command(program.watch, [str(tmp_path), "--plot", str(run / "a.png"), "--metric", name])
+    output, mistake = capsys.readouterr()
+    assert "run?[2J/a.png: train/?[2Jloss of 1 run" in output and "other?[2J has logged nothing" in output
+    assert "take one of" in mistake and "\x1b" not in output + mistake
 
 
 # ---- mistakes ----------------------------------------------------------------------------------

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 from utils.errors import UserError
 from utils.terminal import show, tell
-from utils.text import one_line
+from utils.text import for_a_terminal, one_line
 
 
 def tell_mistake(error: UserError) -> None:
     """Print the user's mistake in one line, after its traceback if DEBUG=1 is set."""
     if wants_traceback():
         tell("".join(traceback.format_exception(error)).rstrip())
-    tell(f"error: {one_line(error)}")
+    tell(f"error: {for_a_terminal(one_line(error))}")  # it may quote names and files of a stranger
 
 
 def wants_traceback() -> bool:

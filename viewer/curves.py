@@ -17,7 +17,6 @@ from utils.config import flatten
 from utils.errors import UserError
 from utils.run.history import METRICS_FILE, History, read_run_config
 from utils.run.status import is_number
-from utils.text import for_a_terminal
 
 # No screen shows more points, and a run may have logged a million.
 MAX_POINTS = 1500
@@ -108,7 +107,7 @@ def choose_metrics(runs: Sequence[LoggedRun], asked: Sequence[str]) -> list[str]
         if name not in short and not matching:
             known = [*logged, *dict.fromkeys(short.values())]
             similar = difflib.get_close_matches(name, known, n=4, cutoff=0.5) or sorted(set(short.values()))[:8]
-            raise UserError(f"no run has logged {name!r}; take one of {for_a_terminal(', '.join(similar))}")
+            raise UserError(f"no run has logged {name!r}; take one of {', '.join(similar)}")
         found += [name] if name in short else matching
     return list(dict.fromkeys(found))
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -133,19 +134,21 @@ def table(shown: Sequence[Shown], width: int) -> Table:
     texts = {column.title: [column.text_of(each) for each in shown] for column in _COLUMNS}
     used = [column for column in _COLUMNS if any(texts[column.title]) or column.title != "note"]
 
-    def needed(column: _Column) -> int:
-        longest = max(map(cell_len, [column.title, *texts[column.title]]))
-        return min(longest, column.least or longest) + 2
+    longest = {title: max(map(cell_len, [title, *column])) for title, column in texts.items()}
+    widths = {column.title: min(longest[column.title], column.least or width) for column in _COLUMNS}
 
-    while sum(map(needed, used)) > width and (rank := max(column.rank for column in used)):
+    def spare() -> int:
+        return width - sum(widths[column.title] + 2 for column in used)
+
+    while spare() < 0 and (rank := max(column.rank for column in used)):
         used = [column for column in used if column.rank != rank]
+    for title in [column.title for column in used if column.least]:
+        widths[title] = min(longest[title], widths[title] + max(0, spare()))
     lines = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim", show_edge=False)
     for column in used:
         is_text = column.least is not None or column.title == "state"
-        least = None if column.least else needed(column) - 2
-        lines.add_column(
-            column.title, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis", min_width=least
-        )
+        justify: Literal["left", "right"] = "left" if is_text else "right"
+        lines.add_column(column.title, justify=justify, no_wrap=True, overflow="ellipsis", width=widths[column.title])
     for number, each in enumerate(shown):
         colour = COLOURS[each.status.state]
         lines.add_row(

@@ -236,6 +236,15 @@ def test_the_time_left_follows_from_the_speed(run: Path, seconds_ago: float) -> 
     assert eta_s == pytest.approx(70 * 2.0 - seconds_ago, abs=2)
 
 
+def test_an_infinite_time_does_not_count(run: Path) -> None:
+    _log(run, [_row(1), _row(10), _row(20) | {"time_s": math.inf}, _row(30)])
+    with RunLock() as lock:
+        lock.take(run, print)
+        assert _status(run).eta_s == pytest.approx(70 * 2.0, abs=2)
+        _set_age(run, 250)
+        assert _status(run).note == "silent 4 min"
+
+
 def test_a_run_is_silent_after_three_of_its_longest_waits(run: Path) -> None:
     _log(run, [_row(1), _row(10), _row(20), _row(60)])  # the longest wait takes 80 seconds
     with RunLock() as lock:
