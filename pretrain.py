@@ -193,9 +193,7 @@ def train(
             run_path = start.config.run_path
             tell(f"{run_path} is finished: it has done {progress.step} of {plan.last_step} steps")
             clear_stopped(run_path)
-            # The plan may have become shorter since the last start.
-            if (before := Launched.read(run_path)) is not None and before.last_step != plan.last_step:
-                before.model_copy(update={"last_step": plan.last_step}).write(run_path)
+            Launched.replan(run_path, plan.last_step)
         return
     with Session(start, data, state, plan, stop, lock, world) as session:
         # The progress holds a row if a stop or an error interrupted the evaluation of its step.

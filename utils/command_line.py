@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from yaml import MarkedYAMLError, YAMLError
 
-from utils.config import flatten as flatten  # callers find it here, beside its counterparts
+from utils.config import flatten
 from utils.config_files import (
     CONFIG_DIR,
     choices,

@@ -15,7 +15,8 @@ from search.sweep import Sweep
 from sweep import sweep as main
 from tests.runs import REPOSITORY
 from tests.search.finished import Ended, add_trials, finished, read_sweep
-from utils.command_line import Container, flatten, read_config
+from utils.command_line import Container, read_config
+from utils.config import flatten
 from utils.errors import UserError
 
 

@@ -27,6 +27,17 @@ class Launched(BaseModel):
             write_atomically(run / LAUNCH_FILE, self.model_dump_json(indent=1) + "\n")
 
     @staticmethod
+    def replan(run: Path, last_step: int) -> None:
+        """Note a new planned end of a run that does not start again, if the file is there.
+
+        Raises:
+            UserError: The disk refuses the file.
+        """
+        before = Launched.read(run)
+        if before is not None and before.last_step != last_step:
+            before.model_copy(update={"last_step": last_step}).write(run)
+
+    @staticmethod
     def read(run: Path) -> "Launched | None":
         """Return what the run noted.
 

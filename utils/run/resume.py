@@ -16,13 +16,13 @@ from utils.command_line import (
     Container,
     default_groups,
     differences,
-    flatten,
     read_config,
     typed_changes,
     typed_keys_and_groups,
     validate,
     with_changes,
 )
+from utils.config import flatten
 from utils.config_files import choices
 from utils.dist.launch import Launch
 from utils.errors import UserError
