@@ -1,5 +1,6 @@
 """Fixtures that many tests share: one small dataset, and undisturbed runs."""
 
+import gc
 import os
 import shlex
 import shutil
@@ -33,6 +34,12 @@ LONG_FILES = [
         "test_elastic.py",
     )
 ]
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of each collection of garbage what stays: PyTorch and thousands of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -31,6 +31,7 @@ from safetensors.torch import load_file
 from torch.distributed import run as torchrun
 
 from tests import spawn
+from tests.forked_runs import fork_runs
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LAST_STEP = 12
@@ -183,6 +184,8 @@ def _child(program: str, arguments: list[str], log: str, environment: dict[str, 
     module = __import__(program)
     if hook is not None:
         hook(int(environment["RANK"]))
+    if program == "sweep":
+        sys.exit(module.run_command(module.sweep, None))
     module.run(module.main)
 
 
@@ -226,6 +229,8 @@ def _script(words: list[str], cwd: str, streams: list[str], environment: dict[st
     os.chdir(cwd)
     if words[0] == "-m":  # run the file: the imported package may come from another folder
         words = [words[1].replace(".", "/") + ".py", *words[2:]]
+    if Path(words[0]).name == "sweep.py":
+        fork_runs()
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
 

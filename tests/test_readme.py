@@ -30,6 +30,7 @@ PAGES = (
 QUESTION = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 ANSWER = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
 TINY = "debug=tiny device=cpu max_steps=3 eval_every_n_steps=null best_metric=null project_name=p compile=false"
+TINY += " arch.halt_max_steps=2"
 
 # The dataset that an early command builds.
 DATA = "data/sudoku-extreme-1k-aug-1000"
@@ -87,7 +88,7 @@ def _made_small(command: str) -> str:
     if "sweep.py" in command:
         if command.split()[2] in ("status", "best", "plot", "export"):
             return command
-        small = f"debug=tiny device=cpu max_steps=3 data_path={DATA} sweep.trials=1"
+        small = f"debug=tiny device=cpu max_steps=3 arch.halt_max_steps=2 data_path={DATA} sweep.trials=1"
         # Variations of a sweep that has run only print their command lines, which is quicker.
         variation = " --dry-run" if "sweep.name=" in command or "interval" in command else ""
         return f"{command.replace('range(3)', 'range(1)')} {small}{variation}"

@@ -138,7 +138,7 @@ def test_a_terminal_that_is_gone_is_no_reason_to_end(data: Path, tmp_path: Path)
         try:
             before = runs.latest(run)
             wait_until = time.monotonic() + 60
-            while runs.latest(run) < before + 20:  # the run writes lines that nobody reads
+            while runs.latest(run) < before + 12:  # the run writes lines that nobody reads
                 assert process.poll() is None and time.monotonic() < wait_until, (
                     f"the run ended, or saves too slowly, after {head!r}"
                 )

@@ -15,13 +15,20 @@ import psutil
 import pytest
 
 import sweep as program
+from search import launchers
+from search.config import LauncherConfig
+from search.launchers import build_launcher
 from search.study import open_study
 from search.sweep import Sweep
 from tests import runs
+from tests.forked_runs import fork_runs
 from tests.runs import REPOSITORY
 from utils.errors import UserError
 
-COMMON = ["debug=tiny", "device=cpu", "max_steps=60", "checkpoint_every_n_steps=10", "log_interval=5"]
+COMMON = [
+    *("debug=tiny", "device=cpu", "checkpoint_every_n_steps=4"),
+    *("arch.H_layers=1", "arch.L_layers=1", "arch.halt_max_steps=2"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,33 +40,42 @@ def puzzles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Started:
     """A sweep in a process of its own, and the runs below it."""
 
-    def __init__(self, arguments: list[str], log: Path) -> None:
+    def __init__(self, arguments: list[str], log: Path, hook: runs.Hook | None) -> None:
         self.log = log
-        with open(log, "w") as output:
-            command = [sys.executable, str(REPOSITORY / "sweep.py"), *arguments]
-            self._popen = subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT)
-        self.process = psutil.Process(self._popen.pid)
+        self._running = runs.start(arguments, log, program="sweep", hook=hook)
+        self.process = psutil.Process(self._running.processes[0].pid)
 
     @property
     def runs(self) -> list[psutil.Process]:
-        return [each for each in self.process.children() if "pretrain.py" in " ".join(each.cmdline())]
+        return self.process.children()
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
-        end = time.monotonic() + timeout_s
-        while not condition():
-            assert self._popen.poll() is None, f"the sweep ended too early:\n{self.log.read_text()}"
-            assert time.monotonic() < end, f"the condition did not become true:\n{self.log.read_text()}"
-            time.sleep(0.01)
+    def until(self, condition: Callable[[], bool]) -> None:
+        runs.until(condition, self._running)
 
     def wait(self) -> str:
         """Wait for the end and return the output."""
-        status = self._popen.wait(timeout=300)
-        assert status == 0, f"the status is {status}:\n{self.log.read_text()}"
-        return self.log.read_text()
+        return self._running.wait().ok()
 
     def kill(self) -> None:
-        self._popen.kill()
-        self._popen.wait()
+        self._running.signal(signal.SIGKILL)
+        self._running.wait().killed()
+
+    def end(self) -> None:
+        """Kill the sweep and its runs, if they are still there."""
+        if self._running.alive:
+            for process in [*self.process.children(recursive=True), self.process]:
+                process.kill()
+
+
+def forked(rank: int) -> None:
+    """Let a sweep fork its runs."""
+    fork_runs()
+
+
+def forked_and_slow(rank: int) -> None:
+    """Let a sweep fork its runs. Each step is long enough for a test to disturb it."""
+    fork_runs()
+    runs.slowly(rank)
 
 
 @pytest.fixture
@@ -67,15 +83,14 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
     """Start sweeps, and end what is left of them after the test."""
     started: list[Started] = []
 
-    def begin(*arguments: str) -> Started:
-        started.append(Started([*arguments, f"sweep.path={tmp_path / 's'}"], tmp_path / f"log_{len(started)}"))
+    def begin(*arguments: str, hook: runs.Hook | None = forked) -> Started:
+        typed = [*arguments, f"sweep.path={tmp_path / 's'}"]
+        started.append(Started(typed, tmp_path / f"log_{len(started)}", hook))
         return started[-1]
 
     yield begin
     for each in started:
-        if each._popen.poll() is None:
-            for process in [*each.process.children(recursive=True), each.process]:
-                process.kill()
+        each.end()
 
 
 def _rows(run: Path) -> list[dict[str, float]]:
@@ -87,9 +102,10 @@ def test_a_sweep_survives_kills_of_itself_and_of_its_runs(
     puzzles: Path, tmp_path: Path, start: Callable[..., Started]
 ) -> None:
     """Eight trials over HRM and TRM, killed hard twice and joined by a second process."""
-    typed = [*COMMON, f"data_path={puzzles}", "arch=hrm,trm", "lr=1e-3,2e-3", "weight_decay=0.0,0.1"]
+    typed = [*COMMON, "max_steps=12", "log_interval=2", f"data_path={puzzles}"]
+    typed += ["arch=hrm,trm", "lr=1e-3,2e-3", "weight_decay=0.0,0.1", "sweep.launcher.at_once=1"]
     folder = tmp_path / "s"
-    first = start(*typed, "sweep.launcher.at_once=1")
+    first = start(*typed, hook=forked_and_slow)
     first.until(lambda: len(_rows(folder / "trial_0000")) >= 4 and bool(first.runs))
     first.runs[0].kill()
     first.until(lambda: "trial 0: failed, trying it once more (killed by signal 9" in first.log.read_text())
@@ -97,10 +113,10 @@ def test_a_sweep_survives_kills_of_itself_and_of_its_runs(
     (run,) = first.runs
     first.kill()
     run.wait(timeout=60)  # a run does not outlive its sweep
-    assert (folder / "trial_0001/stopped").exists() or not (folder / "trial_0001/latest").exists()
+    assert (folder / "trial_0001/stopped").exists(), "the run has saved a checkpoint"
     finished = (folder / "trial_0000/metrics.jsonl").stat().st_mtime_ns
 
-    second, third = (start(*typed, "sweep.launcher.at_once=1") for _ in range(2))
+    second, third = (start(*typed) for _ in range(2))
     third.until(lambda: bool(third.runs))
     told = [second.wait(), third.wait()]
     ended = [int(number) for text in told for number in re.findall(r"^trial (\d+): exact_accuracy", text, re.MULTILINE)]
@@ -114,7 +130,7 @@ def test_a_sweep_survives_kills_of_itself_and_of_its_runs(
     assert points[0] == {"arch": "hrm", "lr": 0.001, "weight_decay": 0.0} and points[7]["arch"] == "trm"
     for number in range(8):
         steps = [row["step"] for row in _rows(folder / f"trial_{number:04d}")]
-        assert steps == [1, *range(5, 61, 5)], f"trial {number} has logged {steps}"
+        assert steps == [1, *range(2, 13, 2)], f"trial {number} has logged {steps}"
 
     # The run that was killed has the bits of the same command line, typed by hand.
     arguments = found.arguments(0, points[0], 0)
@@ -126,11 +142,12 @@ def test_a_sweep_survives_kills_of_itself_and_of_its_runs(
 def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(
     puzzles: Path, tmp_path: Path, start: Callable[..., Started]
 ) -> None:
-    typed = [*COMMON, f"data_path={puzzles}", "max_steps=2000", "log_interval=1", "lr=1e-3,2e-3"]
-    typed.remove("max_steps=60")
-    sweep = start(*typed, "sweep.launcher.at_once=2")
+    """Only here, the first runs are started as for a user: as new programs."""
+    typed = [*COMMON, "max_steps=2000", "log_interval=1", f"data_path={puzzles}", "lr=1e-3,2e-3"]
+    sweep = start(*typed, "sweep.launcher.at_once=2", hook=None)
     sweep.until(lambda: all(len(_rows(tmp_path / f"s/trial_000{n}")) > 5 for n in range(2)))
     processes = sweep.runs
+    assert len(processes) == 2 and all("pretrain.py" in " ".join(each.cmdline()) for each in processes)
     sweep.process.send_signal(signal.SIGINT)
     sweep.process.send_signal(signal.SIGINT)  # an impatient user
     text = sweep.wait()
@@ -140,13 +157,46 @@ def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(
     assert all(0 < step < 2000 for step in steps), "each run has saved its last step"
     for number in range(2):
         assert (tmp_path / f"s/trial_000{number}/stopped").read_text() == "SIGTERM\n"
-    # The budget of the next start is so short that it only shows that both go on.
     again = start(*typed, "sweep.launcher.at_once=2")
     again.until(lambda: all(runs.latest(tmp_path / f"s/trial_000{n}") > steps[n] for n in range(2)))
     again.process.send_signal(signal.SIGTERM)
     assert "SIGTERM: stopping 2 runs" in again.wait()
     log = (tmp_path / "s/logs/trial_0000.log").read_text()
     assert f"resuming {tmp_path}/s/trial_0000/step_{steps[0]:08d}" in log
+
+
+# Takes the place of pretrain.py: it waits for SIGTERM, and notes it.
+WAITS = """
+import signal, sys, time
+def note(*_):
+    open(sys.argv[1] + "_stopped", "w").close()
+    sys.exit()
+signal.signal(signal.SIGTERM, note)
+open(sys.argv[1], "w").close()
+while True:
+    time.sleep(1)
+"""
+
+
+def _start_a_run_and_be_killed(folder: Path) -> None:
+    program = folder / "pretrain.py"
+    program.write_text(WAITS)
+    launchers.PRETRAIN = program
+    options = {"name": "local", "at_once": 1, "threads": 1, "ranks": 1, "gpus": []}
+    build_launcher(LauncherConfig.model_validate(options)).start([str(folder / "begun")], folder / "log", 0)
+    while not (folder / "begun").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_program_that_a_launcher_has_started_is_stopped_when_its_sweep_is_killed(tmp_path: Path) -> None:
+    process = runs.fork(_start_a_run_and_be_killed, tmp_path)
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    end = time.monotonic() + 60
+    while not (tmp_path / "begun_stopped").exists():
+        assert time.monotonic() < end, "the run goes on without its sweep"
+        time.sleep(0.01)
 
 
 # ---- pages -------------------------------------------------------------------------------------

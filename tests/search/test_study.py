@@ -1,7 +1,8 @@
 """Processes share a study without taking a trial twice, and take over those of a dead process."""
 
 import fcntl
-import multiprocessing as mp
+import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from optuna.trial import TrialState
 
 from search.study import dry_points, open_study
 from search.sweep import Sweep
+from tests import runs
 from tests.search.helpers import sweep_of
 from utils.errors import UserError
 from utils.run.stop import StopSignal
@@ -30,31 +32,26 @@ def test_a_trial_is_taken_over_only_when_its_process_is_gone(data: Path, tmp_pat
             assert third.claim() is None, "the first process is still there"
 
 
-def _claims(typed: list[str], found: "mp.Queue[int]") -> None:
-    sweep = Sweep.read(typed)
-    with open_study(sweep, create=True) as study:
+def _claims(typed: list[str], folder: Path, place: int) -> None:
+    numbers = []
+    with open_study(Sweep.read(typed), create=True) as study:
         study.begin()
+        (folder / f"ready_{place}").touch()
+        while not all((folder / f"ready_{other}").exists() for other in range(3)):
+            pass  # no sleep: all three begin in the same moment
         while (claim := study.claim()) is not None:
             study.optuna.tell(claim.trial, 1.0)
-            found.put(claim.number)
-        found.put(-1)
+            numbers.append(claim.number)
+    (folder / f"claimed_{place}").write_text(json.dumps(numbers))
 
 
 def test_three_processes_share_a_grid_without_gaps_or_repeats(data: Path, tmp_path: Path) -> None:
     typed = [f"data_path={data}", "debug=tiny", "device=cpu", f"sweep.path={tmp_path / 's'}", "lr=range(1,13)"]
-    context = mp.get_context("spawn")
-    found: mp.Queue[int] = context.Queue()
-    processes = [context.Process(target=_claims, args=(typed, found)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    numbers, left = [], 3
-    while left:
-        number = found.get(timeout=60)
-        left -= number == -1
-        numbers += [number] if number >= 0 else []
+    processes = [runs.fork(_claims, typed, tmp_path, place) for place in range(3)]
     for process in processes:
         process.join(60)
-    assert sorted(numbers) == list(range(12))
+    numbers = [json.loads((tmp_path / f"claimed_{place}").read_text()) for place in range(3)]
+    assert sorted(itertools.chain(*numbers)) == list(range(12))
     with open_study(Sweep.read(typed), create=False) as study:
         assert sorted(study.sweep.space.point_of(trial)["lr"] for trial in study.trials()) == list(range(1, 13))  # type: ignore[type-var]
 

@@ -1,13 +1,13 @@
 """Ranks meet and choose a device, a backend and threads, or say why they can't."""
 
 import json
-import multiprocessing as mp
 import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import runs
 from tests.spawn import free_port, run_ranks
 from tests.utils.dist.helpers import dist_config
 from utils.dist.setup import connect_devices, join_ranks
@@ -27,9 +27,7 @@ def _meets(rank: int, where: str) -> None:
 def test_ranks_meet_at_the_given_address(kind: str, tmp_path: Path) -> None:
     """There is no launcher: only RANK and WORLD_SIZE are set."""
     where = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/meet"
-    processes = [mp.get_context("spawn").Process(target=_meets, args=(rank, where)) for rank in range(2)]
-    for process in processes:
-        process.start()
+    processes = [runs.fork(_meets, rank, where) for rank in range(2)]
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0]
