@@ -24,7 +24,7 @@ def fork_runs(poll_s: float = 0.02) -> None:
 
     driver._POLL_S = poll_s
     streams = {name: getattr(subprocess, name) for name in ("DEVNULL", "STDOUT")}
-    launchers.subprocess = SimpleNamespace(Popen=ForkedRun, **streams)  # type: ignore[assignment]
+    launchers.subprocess = SimpleNamespace(Popen=ForkedRun, **streams)  # type: ignore[assignment,attr-defined]
 
 
 class ForkedRun:
