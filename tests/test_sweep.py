@@ -75,7 +75,7 @@ def forked(rank: int) -> None:
 def forked_and_slow(rank: int) -> None:
     """Let a sweep fork its runs. Each step is long enough for a test to disturb it."""
     fork_runs()
-    runs.slowly(rank)
+    runs.each_step_takes(0.15, rank)  # six steps are left when the test kills the run
 
 
 @pytest.fixture
