@@ -232,8 +232,8 @@ def _storage(url: str) -> RDBStorage:
         return RDBStorage(url, engine_kwargs=options)
     except ImportError as error:  # the driver of this kind of database
         raise UserError(
-            f"sweep.storage={without_password(url)} needs a Python package for this kind of database; "
-            "pip install psycopg2-binary for PostgreSQL, pymysql for MySQL (mysql+pymysql://...)"
+            f"sweep.storage={without_password(url)} needs the Python package of this kind of database; "
+            "pip install 'psycopg[binary]' for PostgreSQL, pymysql for MySQL (mysql+pymysql://...)"
         ) from error
 
 

@@ -3,9 +3,11 @@
 import fcntl
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
+import sqlalchemy
 from optuna.trial import TrialState
 
 from search.study import dry_points, open_study
@@ -205,16 +207,20 @@ def test_a_folder_with_another_sweep_is_refused(data: Path, tmp_path: Path) -> N
 
 def test_a_database_that_is_not_there_is_one_line(data: Path, tmp_path: Path) -> None:
     for url, reason in (
-        ("postgresql://me@localhost:1/db", "needs a Python package for this kind of database; pip install"),
+        ("postgresql://me@localhost:1/db", "; pip install 'psycopg[binary]' for PostgreSQL"),
         ("nonsense", "can't be used"),
         (f"sqlite:///{tmp_path}/no/folder.db", "unable to open database file"),
     ):
         with (
-            pytest.raises(UserError, match=reason) as caught,
+            pytest.raises(UserError, match=re.escape(reason)) as caught,
             open_study(sweep_of(data, tmp_path / "s", "lr=1,2", f"sweep.storage='{url}'"), create=True),
         ):
             pass
         assert "\n" not in str(caught.value)
+
+
+def test_the_mistake_names_the_driver_that_sqlalchemy_takes() -> None:
+    assert sqlalchemy.make_url("postgresql://me@host/db").get_dialect().driver == "psycopg"
 
 
 @pytest.mark.parametrize("options", ["", "?timeout=5"])
