@@ -231,8 +231,9 @@ PUBLISHED_SIZES = {"hrm": 27, "trm": 7, "trm_mlp": 5}
 
 def num_parameters(config: PretrainConfig, *, seq_len: int, vocab_size: int) -> int:
     """Count the parameters without the puzzle table, whose size depends on the dataset."""
+    arch = config.arch.model_copy(update={"forward_dtype": "float32"})  # a run replaces auto before it builds
     with torch.device("meta"):
-        model = build_arch(config.arch, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=1)
+        model = build_arch(arch, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=1)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

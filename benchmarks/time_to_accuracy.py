@@ -1,0 +1,127 @@
+"""Measure how long a recipe trains until it solves a share of 500 unseen 6x6 Sudokus.
+
+python -m benchmarks.time_to_accuracy [--target 0.83] [--seeds 0 1 2] [--arms demo published]
+                                      [--json FILE] [OVERRIDE...]
+
+The recipes take turns, seed after seed, so that a busy minute doesn't slow only one of them. A run
+ends when an evaluation reaches the target. The time of evaluations does not count, and neither does
+that of starting. OMP_NUM_THREADS sets the number of threads of a run.
+"""
+
+import argparse
+import json
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from utils.run.history import METRICS_FILE, History
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+_LOG_INTERVAL = 10
+_EXACT = "eval/all/exact_accuracy"
+ARMS = {
+    "demo": ["experiment=demo", "eval_every_n_steps=50"],
+    # What the demo was before it got faster.
+    "earlier demo": [
+        *("experiment=demo", "eval_every_n_steps=25", "max_steps=400", "global_batch_size=64", "lr=1e-3"),
+        *("weight_decay=0.1", "ema=false", "arch.L_cycles=3", "arch.expansion=4", "arch.width_multiple=256"),
+        "arch.forward_dtype=float32",
+    ],
+    # HRM's model, loss, gradients, optimizer and constant rate. What depends on the size of the
+    # task is chosen in its favour: width, layers, segments, batch, and the best of three rates
+    # (docs/log.md).
+    "published": [
+        *("arch=hrm", "arch.mlp_t=true", "arch.pos_encodings=none", "arch.hidden_size=64", "arch.num_heads=4"),
+        *("arch.H_layers=1", "arch.L_layers=1", "arch.puzzle_emb_ndim=0", "arch.halt_max_steps=8"),
+        *("arch.forward_dtype=auto", "optim=adam_atan2", "lr=1e-3", "lr_warmup_steps=50", "global_batch_size=64"),
+        *("augment=online", "eval_every_n_steps=100", "eval_batch_size=500", "max_steps=4000"),
+    ],
+}
+SHARED = [
+    *(f"log_interval={_LOG_INTERVAL}", "epochs=1000000", "eval_interval=null", "wandb.mode=disabled"),
+    *("checkpoint_every_eval=false", "best_metric=null"),
+]
+
+
+@dataclass
+class Reached:
+    """When a run reached the target. The values are None if it never did."""
+
+    arm: str
+    seed: int
+    step: int | None
+    seconds: float | None  # of training alone
+
+
+def train_until(target: float, arm: str, seed: int, data: Path, overrides: list[str]) -> Reached:
+    """Train until an evaluation reaches the target, or to the end of the recipe."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        command = [sys.executable, "pretrain.py", *ARMS[arm], *SHARED, f"data_path={data}", f"seed={seed}"]
+        command += [*overrides, f"checkpoint_path={run}"]
+        process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
+        history, reached = History(run / METRICS_FILE), None
+        while reached is None and process.poll() is None:
+            time.sleep(1.0)
+            history.refresh()
+            reached = next((row["step"] for row in history.rows if row.get(_EXACT, 0.0) >= target), None)
+        process.send_signal(signal.SIGINT)
+        message = process.communicate()[1]
+        if process.returncode:
+            sys.exit(message.strip())
+    if reached is None:
+        return Reached(arm, seed, None, None)
+    # A row has the mean time of the steps since the row before.
+    step_ms = [row["perf/step_ms"] for row in history.rows if row["step"] <= reached and "perf/step_ms" in row]
+    return Reached(arm, seed, reached, 1e-3 * _LOG_INTERVAL * sum(step_ms))
+
+
+def table(results: list[Reached], target: float) -> str:
+    """Return a row for each arm: the median and the ends over its seeds."""
+    lines = [f"| recipe | steps to {target:g} | seconds of training, median (lowest to highest) |", "|---|---|---|"]
+    for arm in dict.fromkeys(result.arm for result in results):
+        own = [result for result in results if result.arm == arm]
+        steps = ", ".join("never" if result.step is None else str(result.step) for result in own)
+        seconds = [result.seconds for result in own if result.seconds is not None]
+        shown = f"{statistics.median(seconds):.1f} ({min(seconds):.1f} to {max(seconds):.1f})" if seconds else "never"
+        if 0 < len(seconds) < len(own):  # the median leaves out the slowest seeds
+            shown += f", {len(seconds)} of {len(own)} seeds"
+        lines.append(f"| {arm} | {steps} | {shown} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="for every recipe")
+    parser.add_argument("--target", type=float, default=0.83, help="share of test puzzles (default: %(default)s)")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    args = parser.parse_intermixed_args()
+
+    print(f"{platform.processor() or platform.machine()}; torch {torch.__version__}; {torch.get_num_threads()} threads")
+    results: list[Reached] = []
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder, "6x6")
+        builder = ["dataset/build_sudoku_dataset.py", "--output-dir", str(data), "--box", "2x3"]
+        builder += ["--generate", "1000", "--generate-test", "500"]
+        subprocess.run([sys.executable, *builder], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+        for seed in args.seeds:
+            for arm in args.arms:
+                results.append(train_until(args.target, arm, seed, data, args.overrides))
+                print(results[-1], flush=True)
+                if args.json is not None:
+                    args.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+    print(table(results, args.target))
+
+
+if __name__ == "__main__":
+    main()
