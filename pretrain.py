@@ -189,11 +189,12 @@ def train(
     progress = state.progress
     plan = Plan.make(start.config, data, progress, world)
     if plan.is_finished(progress):
-        if world.is_main:
-            run_path = start.config.run_path
-            tell(f"{run_path} is finished: it has done {progress.step} of {plan.last_step} steps")
-            clear_stopped(run_path)
-            Launched.replan(run_path, plan.last_step)
+        with world.shared_errors():
+            if world.is_main:
+                run_path = start.config.run_path
+                tell(f"{run_path} is finished: it has done {progress.step} of {plan.last_step} steps")
+                clear_stopped(run_path)
+                Launched.note_finished(run_path, progress.step, plan.last_step)
         return
     with Session(start, data, state, plan, stop, lock, world) as session:
         # The progress holds a row if a stop or an error interrupted the evaluation of its step.

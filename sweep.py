@@ -141,5 +141,9 @@ WRITERS = {
 COMMANDS = {"wandb": print_for_wandb} | {name: partial(show_sweep, name) for name in (*PAGES, *WRITERS)}
 
 
+def main() -> int:
+    return run_command(sweep, None, interrupted="interrupted; give the same command again")
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(sweep, None, interrupted="interrupted; give the same command again"))
+    sys.exit(main())

@@ -4,6 +4,7 @@ python watch.py checkpoints/<project>/<run>
 """
 
 import os
+import re
 import select
 import signal
 import sys
@@ -58,6 +59,7 @@ requirements-plot.txt.
 X = Literal["steps", "examples", "seconds", "flops"]
 
 _WIDEST = 10_000  # columns that suffice for every table
+_ESCAPE_SEQUENCE = re.compile(rb"\x1b(\[[0-9;]*[@-~]|O.)?")  # what a terminal sends for keys such as F2
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,8 @@ class QuitRequest:
         ready, _, _ = select.select(sources, [], [], 0 if self._asked else seconds)
         if self._keyboard in ready and self._keyboard is not None:
             keys = os.read(self._keyboard, 1024)
-            self._asked |= keys[:1] in (b"q", b"Q", b"")  # no keys: the terminal is gone
+            typed = _ESCAPE_SEQUENCE.sub(b"", keys)  # F2 sends one that ends with Q
+            self._asked |= not keys or b"q" in typed.lower()  # no keys: the terminal is gone
         return self._asked
 
     def _note(self, number: int, frame: FrameType | None) -> None:

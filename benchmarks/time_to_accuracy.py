@@ -19,22 +19,18 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarks.recipes import EARLIER_DEMO
 from utils.run.history import METRICS_FILE, History
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-_LOG_INTERVAL = 10
 _EXACT = "eval/all/exact_accuracy"
 ARMS = {
     "demo": ["experiment=demo", "eval_every_n_steps=50"],
-    # What the demo was before it got faster.
-    "earlier demo": [
-        *("experiment=demo", "eval_every_n_steps=25", "max_steps=400", "global_batch_size=64", "lr=1e-3"),
-        *("weight_decay=0.1", "ema=false", "arch.L_cycles=3", "arch.expansion=4", "arch.width_multiple=256"),
-        "arch.forward_dtype=float32",
-    ],
+    "earlier demo": [*EARLIER_DEMO, "eval_every_n_steps=25"],
     # HRM's model, loss, gradients, optimizer and constant rate. What depends on the size of the
     # task is chosen in its favour: width, layers, segments, batch, and the best of three rates
     # (docs/log.md).
@@ -46,7 +42,7 @@ ARMS = {
     ],
 }
 SHARED = [
-    *(f"log_interval={_LOG_INTERVAL}", "epochs=1000000", "eval_interval=null", "wandb.mode=disabled"),
+    *("log_interval=5", "epochs=1000000", "eval_interval=null", "wandb.mode=disabled"),
     *("checkpoint_every_eval=false", "best_metric=null"),
 ]
 
@@ -79,9 +75,18 @@ def train_until(target: float, arm: str, seed: int, data: Path, overrides: list[
             sys.exit(message.strip())
     if reached is None:
         return Reached(arm, seed, None, None)
-    # A row has the mean time of the steps since the row before.
-    step_ms = [row["perf/step_ms"] for row in history.rows if row["step"] <= reached and "perf/step_ms" in row]
-    return Reached(arm, seed, reached, 1e-3 * _LOG_INTERVAL * sum(step_ms))
+    return Reached(arm, seed, reached, seconds_of(history.rows, reached))
+
+
+def seconds_of(rows: list[dict[str, Any]], last_step: int) -> float:
+    """Return the time of the steps up to one whose row has a time.
+
+    The time of a row is the mean of the steps since the row before, if that has a time too.
+    """
+    timed = [row for row in rows if row["step"] <= last_step and "perf/step_ms" in row]
+    assert timed[-1]["step"] == last_step, "evaluate at steps that are logged anyway"
+    before = [0, *(row["step"] for row in timed)]
+    return 1e-3 * sum((row["step"] - step) * row["perf/step_ms"] for step, row in zip(before, timed, strict=False))
 
 
 def table(results: list[Reached], target: float) -> str:

@@ -184,7 +184,7 @@ def _axis(key: str, values: Sequence[Value | EllipsisType], entries: Sequence[En
 
 
 def _axis_of_numbers(key: str, values: Sequence[Value | EllipsisType], *, is_log: bool) -> Axis:
-    """Return a line of numbers. Values that are none, or have no logarithm, have places below."""
+    """Return a line of numbers. Below it stand other values, and numbers without a logarithm."""
     numbers = [float(value) if is_number(value) and (value > 0 or not is_log) else None for value in values]
     found = [number for number in numbers if number is not None]
     if not found:

@@ -340,11 +340,12 @@ def dry_points(sweep: Sweep) -> DryPoints:
     config = sweep.config
     if config.sampler.name == "grid":
         return DryPoints([point for _, point in sweep.space.grid()][: config.trials], 0)
-    startup = sweep.num_trials if config.sampler.name == "random" else config.sampler.startup_trials or 10
+    num_trials = sweep.num_trials
+    num_known = num_trials if config.sampler.name == "random" else min(num_trials, config.sampler.startup_trials or 10)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study, points, repeats = optuna.create_study(), list[Point](), 0
     for draw in count():  # as `Study.claim`
-        if len(points) >= min(sweep.num_trials, startup):
+        if len(points) >= num_known:
             break
         if repeats >= _MOST_REPEATS and sweep.space.is_finite:
             study.enqueue_trial(next(named for named, point in sweep.space.grid() if point not in points))

@@ -1,7 +1,8 @@
 """Let a sweep fork its runs, which then need not import PyTorch. That takes seconds for each.
 
-Everything else is as without this: a run is a process in a session of its own, has its own
-arguments and environment, and dies with its sweep.
+A run is still a process in a session of its own, has its own arguments and environment, and dies
+with its sweep. Other than a program, it inherits what the sweep has imported, and functions that
+were registered with `atexit` do not run.
 """
 
 import os
@@ -78,6 +79,7 @@ def _become(words: list[str], output: int, environment: dict[str, str], preexec_
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    assert Path(words[0]).name == "pretrain.py", words
     sys.argv = words
     pretrain = __import__(Path(words[0]).stem)
     pretrain.run(pretrain.main)

@@ -184,9 +184,7 @@ def _child(program: str, arguments: list[str], log: str, environment: dict[str, 
     module = __import__(program)
     if hook is not None:
         hook(int(environment["RANK"]))
-    if program == "sweep":
-        sys.exit(module.run_command(module.sweep, None))
-    module.run(module.main)
+    sys.exit(module.main()) if program == "sweep" else module.run(module.main)
 
 
 @dataclass

@@ -78,22 +78,20 @@ def test_a_mistake_is_one_line_with_status_2_and_leaves_no_file(data: Path, fold
     assert [path.name for path in folder.rglob("*")] == ["a_file"]
 
 
-def _nothing(rank: int) -> None:
-    pass
-
-
-def test_all_ranks_together_give_one_line(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_all_ranks_together_give_one_line(folder: Path) -> None:
     """torchrun adds its own report and exits with 1.
 
     The report has no traceback of this project.
     """
-    log = tmp_path_factory.mktemp("torchrun") / "log"
-    ended = runs.Torchrun(["--standalone"], _nothing, ["data_path=data/nowhere", "device=cpu"], log, folder).wait()
-    assert ended.status == 1
-    errors = [line for line in ended.output.splitlines() if "no dataset" in line]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command = [*torchrun, str(runs.REPOSITORY / "pretrain.py"), "data_path=data/nowhere", "device=cpu"]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180)
+    assert ended.returncode == 1
+    errors = [line for line in ended.stderr.splitlines() if "no dataset" in line]
     assert len(errors) == 1 and errors[0].startswith("error: no dataset at data/nowhere: ")
-    assert "exitcode  : 2" in ended.output
-    assert "agree" not in ended.output and "UserError" not in ended.output
+    assert "exitcode  : 2" in ended.stderr
+    assert "agree" not in ended.stderr and "UserError" not in ended.stderr
+    assert ended.stdout == ""
     assert [path.name for path in folder.rglob("*")] == ["a_file"]
 
 

@@ -75,7 +75,7 @@ def forked(rank: int) -> None:
 def forked_and_slow(rank: int) -> None:
     """Let a sweep fork its runs. Each step is long enough for a test to disturb it."""
     fork_runs()
-    runs.each_step_takes(0.15, rank)  # six steps are left when the test kills the run
+    runs.each_step_takes(0.3, rank)  # six steps are left when the test kills the run
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_a_sweep_survives_kills_of_itself_and_of_its_runs(
 def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(
     puzzles: Path, tmp_path: Path, start: Callable[..., Started]
 ) -> None:
-    """Only here, the first runs are started as for a user: as new programs."""
+    """Only this test starts its first runs as new programs, as a user does."""
     typed = [*COMMON, "max_steps=2000", "log_interval=1", f"data_path={puzzles}", "lr=1e-3,2e-3"]
     sweep = start(*typed, "sweep.launcher.at_once=2", hook=None)
     sweep.until(lambda: all(len(_rows(tmp_path / f"s/trial_000{n}")) > 5 for n in range(2)))

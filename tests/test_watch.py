@@ -332,7 +332,16 @@ def test_the_terminal_is_left_as_it_was(terminal: Terminal, tmp_path: Path, way:
 
 
 @pytest.mark.parametrize(
-    ("keys", "quits"), [(b"q", True), (b"Q", True), (b"", True), (b"\x1bOQ", False), (b"x", False)]
+    ("keys", "quits"),
+    [
+        (b"q", True),
+        (b" Q", True),
+        (b"", True),
+        (b"\x1b[Aq", True),
+        (b"\x1bOQ", False),
+        (b"\x1b[15~", False),
+        (b"x", False),
+    ],
 )
 def test_only_q_quits(monkeypatch: pytest.MonkeyPatch, keys: bytes, quits: bool) -> None:
     """F2 sends ESC O Q, and a terminal that is gone sends nothing."""
@@ -452,9 +461,14 @@ def test_a_run_that_never_logged_the_metric_is_counted(tmp_path: Path) -> None:
     assert (series.num_runs, series.num_left_out) == (2, 1)
 
 
-def test_keys_that_are_null_or_missing_are_alike(tmp_path: Path) -> None:
-    paths = [*seeds(tmp_path / "old", 0, 0, lr=1e-3), *seeds(tmp_path / "new", 0, lr=1e-3, ema=None, tensorboard=True)]
+def test_a_key_that_is_newer_than_a_run_has_its_default(tmp_path: Path) -> None:
+    old = seeds(tmp_path / "old", 0, 0, arch={"name": "hrm"})
+    wide = {"name": "hrm", "width_multiple": 256}
+    paths = [*old, *seeds(tmp_path / "new", 0, arch=wide, ema=False, tensorboard=True)]
     assert [group.label for group in groups_of(opened(paths))] == ["3 runs"]
+    narrow = seeds(tmp_path / "narrow", 0, arch={"name": "hrm", "width_multiple": 64})
+    labels = [group.label for group in groups_of(opened([*paths, *narrow]))]
+    assert labels == ["arch.width_multiple=64", "arch.width_multiple=256 (3 runs)"]
 
 
 def test_no_two_groups_have_the_same_label(tmp_path: Path) -> None:
@@ -557,7 +571,8 @@ def test_a_page_with_a_band_and_a_line_for_each_group(tmp_path: Path, monkeypatc
     (figure,) = figures
     assert len(figure.data) == 2 * (1 + 3), "a line, and a line with two edges, in each of two panels"
     named = [trace.name for trace in figure.data if trace.showlegend]
-    assert len(named) == 2 and named[0].startswith("lr=0.0001, augment=") and "lr=0.001" in named[1]
+    assert len(named) == 2 and named[0].startswith("augment=&lt;") and "lr=0.0001" in named[0]
+    assert named[1] == "augment=none, lr=0.001 (2 seeds)"
 
 
 def test_what_a_stranger_named_reaches_the_terminal_clean(

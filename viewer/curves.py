@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ _OF_ONE_RUN = {
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """What a run has logged so far, and its config as {dotted key: value}."""
+    """What a run has logged so far, and its config as {dotted key: value}.
+
+    Keys that were added after the run was stored have their defaults.
+    """
 
     path: Path
     config: Mapping[str, Any]
@@ -47,7 +51,14 @@ class LoggedRun:
         """
         history = History(path / METRICS_FILE)
         history.refresh()
-        return LoggedRun(path, dict(flatten(read_run_config(path))), history.rows)
+        # Not at the top: this imports Hydra and PyTorch, and the table of watch.py needs neither.
+        from utils.run.resume import completed
+
+        stored = read_run_config(path)
+        if stored:
+            with suppress(UserError):  # a config of another program: its keys tell its runs apart all the same
+                stored = completed(stored, "pretrain")
+        return LoggedRun(path, dict(flatten(stored)), history.rows)
 
     @property
     def steps(self) -> list[int]:
@@ -64,7 +75,7 @@ def x_in_steps(run: LoggedRun) -> Sequence[float]:
 
 def x_in_examples(run: LoggedRun) -> Sequence[float]:
     """Return how many slots were trained, with the global batch size of the run's last start."""
-    batch_size = run.config.get("global_batch_size")
+    batch_size = read_run_config(run.path).get("global_batch_size")  # as stored: a default would be a guess
     if not isinstance(batch_size, int) or batch_size >= 2**53:  # more than a float can count
         raise UserError(f"{run.path}: config.yaml has no global_batch_size; give --x steps")
     return [step * batch_size for step in run.steps]
@@ -137,12 +148,7 @@ def groups_of(runs: Sequence[LoggedRun]) -> list[Group]:
     """Return the groups, sorted by their labels."""
     by_config: dict[str, list[LoggedRun]] = {}
     for run in runs:
-        # A key that a version of the program does not know yet is as good as null.
-        shared = {
-            key: value
-            for key, value in run.config.items()
-            if key.split(".")[0] not in _OF_ONE_RUN and value is not None
-        }
+        shared = {key: value for key, value in run.config.items() if key.split(".")[0] not in _OF_ONE_RUN}
         # Nobody knows what a run without a config has in common with others.
         key = json.dumps(shared, sort_keys=True, default=str) if run.config else f"run {run.path}"
         by_config.setdefault(key, []).append(run)

@@ -4,6 +4,7 @@ import fcntl
 import itertools
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,9 @@ def _claims(typed: list[str], folder: Path, place: int) -> None:
     with open_study(Sweep.read(typed), create=True) as study:
         study.begin()
         (folder / f"ready_{place}").touch()
+        deadline = time.monotonic() + 60
         while not all((folder / f"ready_{other}").exists() for other in range(3)):
-            pass  # no sleep: all three begin in the same moment
+            assert time.monotonic() < deadline  # no sleep: all three begin in the same moment
         while (claim := study.claim()) is not None:
             study.optuna.tell(claim.trial, 1.0)
             numbers.append(claim.number)
@@ -51,7 +53,8 @@ def test_three_processes_share_a_grid_without_gaps_or_repeats(data: Path, tmp_pa
     typed = [f"data_path={data}", "debug=tiny", "device=cpu", f"sweep.path={tmp_path / 's'}", "lr=range(1,13)"]
     processes = [runs.fork(_claims, typed, tmp_path, place) for place in range(3)]
     for process in processes:
-        process.join(60)
+        process.join(90)
+        assert process.exitcode == 0
     numbers = [json.loads((tmp_path / f"claimed_{place}").read_text()) for place in range(3)]
     assert sorted(itertools.chain(*numbers)) == list(range(12))
     with open_study(Sweep.read(typed), create=False) as study:

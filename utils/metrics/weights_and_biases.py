@@ -187,7 +187,7 @@ def _open(config: WandbConfig, run_id: str, run: Path, resolved: dict[str, Any],
         ) from error
     try:
         settings = wandb.setup().settings
-    except (wandb.Error, ValidationError) as error:  # such as a WANDB_BASE_URL that is none
+    except (wandb.Error, ValidationError) as error:  # such as a malformed WANDB_BASE_URL
         reason = " ".join(str(error).split())
         if config.mode == "auto":
             say(f"W&B can't be set up ({reason}); {quiet_hint}")

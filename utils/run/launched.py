@@ -17,6 +17,7 @@ class Launched(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True)
     last_step: int = Field(ge=1, lt=2**53)  # the planned end; early_stop_patience may end the run before it
+    finished_at: int | None = None  # a later start with a shorter plan found the run finished at this step
     ranks: int = Field(ge=1)
     device: str  # cuda, mps or cpu
     host: str  # of rank 0
@@ -27,15 +28,17 @@ class Launched(BaseModel):
             write_atomically(run / LAUNCH_FILE, self.model_dump_json(indent=1) + "\n")
 
     @staticmethod
-    def replan(run: Path, last_step: int) -> None:
-        """Note a new planned end of a run that does not start again, if the file is there.
+    def note_finished(run: Path, step: int, last_step: int) -> None:
+        """Note that a run is finished at this step, if its file plans another last step.
+
+        The plan itself stays: the depths of the steps that were done follow it.
 
         Raises:
             UserError: The disk refuses the file.
         """
         before = Launched.read(run)
         if before is not None and before.last_step != last_step:
-            before.model_copy(update={"last_step": last_step}).write(run)
+            before.model_copy(update={"finished_at": step}).write(run)
 
     @staticmethod
     def read(run: Path) -> "Launched | None":

@@ -90,7 +90,7 @@ class Watched:
         rows, values, launched = self._history.rows, self._values, Launched.read(run)
         latest, best = _step_named(run / "latest"), _step_named(run / "best")
         step = max([0, *(row["step"] for row in rows[-1:]), latest or 0])
-        last_step = launched.last_step if launched else None
+        last_step = (launched.finished_at or launched.last_step) if launched else None
         if state is None:
             state, note = self._state(step, latest, last_step)
         eta_s = None
@@ -186,7 +186,7 @@ class _Curve:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is that of a run. A folder that may not be read is none."""
+    """Return whether a folder is that of a run. An unreadable folder is not a run."""
     return os.path.isfile(folder / "config.yaml") or os.path.isfile(folder / METRICS_FILE)
 
 
