@@ -101,6 +101,7 @@ def png_figure(panels: Sequence[Panel], styles: Mapping[str, Style]) -> Any:
                 axis.fill_between(series.x_P, series.low_P, series.high_P, **band)
         axis.set_title(panel.metric, parse_math=False)
         axis.set_xlabel(panel.x_name)
+        axis.xaxis.get_major_locator().set_params(integer=True)  # there is no step 12.5
         axis.grid(alpha=0.25, which="both")
         axis.spines[["top", "right"]].set_visible(False)
         if _is_accuracy(panel.metric):
