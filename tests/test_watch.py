@@ -600,11 +600,14 @@ def test_what_a_stranger_named_reaches_the_terminal_clean(
         (["{}/project", "--x", "flops"], "--x says what --plot draws; give --plot FILE too"),
         (["{}/project", "--metric", "lm_loss"], "--metric says what --plot draws"),
         (["{}/project", "--plot", "a.pdf"], "--plot is a.pdf; give a file that ends in .png or .html"),
-        (["{}/project", "--plot", "a.png", "--every", "2"], "leave it out"),
-        (["{}/project", "--plot", "a.png", "--x", "hours"], "invalid choice: 'hours'"),
+        (["{}/project", "--plot", "{}/a.png", "--every", "2"], "leave it out"),
+        (["{}/project", "--plot", "{}/a.png", "--x", "hours"], "invalid choice: 'hours'"),
         (["{}/project", "--plot", "{}/gone/a.png"], "gone for a.png; create it, or choose another file"),
-        (["{}/project", "--plot", "a.png", "--x", "seconds"], "has rows without time_s, which an older version wrote"),
-        (["{}/project", "--plot", "a.png", "--x", "examples"], "has no global_batch_size; give --x steps"),
+        (
+            ["{}/project", "--plot", "{}/a.png", "--x", "seconds"],
+            "has rows without time_s, which an older version wrote",
+        ),
+        (["{}/project", "--plot", "{}/a.png", "--x", "examples"], "has no global_batch_size; give --x steps"),
     ],
 )
 def test_mistakes(tmp_path: Path, options: list[str], mistake: str) -> None:
