@@ -61,6 +61,14 @@ class Arm:
         return f"| {self.box} | {self.name} | {numbers} | {' | '.join(cells)} |"
 
 
+def build_puzzles(folder: Path, box: str) -> Path:
+    """Build 1,000 Sudokus and 500 for tests, such as 6x6 for the box 2x3. Return their folder."""
+    builder = ["dataset/build_sudoku_dataset.py", "--output-dir", str(folder / box), "--box", box]
+    builder += ["--generate", "1000", "--generate-test", "500"]
+    subprocess.run([sys.executable, *builder], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+    return folder / box
+
+
 def fastest_step_ms(name: str, data: Path, overrides: list[str]) -> tuple[float, int]:
     """Return the time of the fastest step and the number of parameters.
 
@@ -105,10 +113,7 @@ def main() -> None:
     arms = []
     with tempfile.TemporaryDirectory() as folder:
         for box in args.boxes:
-            data = Path(folder, box)
-            builder = ["dataset/build_sudoku_dataset.py", "--output-dir", str(data), "--box", box]
-            builder += ["--generate", "1000", "--generate-test", "500"]
-            subprocess.run([sys.executable, *builder], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+            data = build_puzzles(Path(folder), box)
             # Time each architecture twice, in two rounds, so that a busy minute doesn't slow only
             # one.
             timings = [{name: fastest_step_ms(name, data, args.overrides) for name in args.arms} for _ in range(2)]

@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.family import REPOSITORY, build_puzzles
 from benchmarks.recipes import EARLIER_DEMO
 from utils.run.history import METRICS_FILE, History
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 _EXACT = "eval/all/exact_accuracy"
 ARMS = {
     "demo": ["experiment=demo", "eval_every_n_steps=50"],
@@ -64,11 +64,12 @@ def train_until(target: float, arm: str, seed: int, data: Path, overrides: list[
         command = [sys.executable, "pretrain.py", *ARMS[arm], *SHARED, f"data_path={data}", f"seed={seed}"]
         command += [*overrides, f"checkpoint_path={run}"]
         process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
-        history, reached = History(run / METRICS_FILE), None
-        while reached is None and process.poll() is None:
+        history, reached, has_ended = History(run / METRICS_FILE), None, False
+        while reached is None and not has_ended:
             time.sleep(1.0)
+            has_ended = process.poll() is not None  # before the rows are read, so that none is missed
             history.refresh()
-            reached = next((row["step"] for row in history.rows if row.get(_EXACT, 0.0) >= target), None)
+            reached = next((row["step"] for row in history.rows if row.get(_EXACT, -1.0) >= target), None)
         process.send_signal(signal.SIGINT)
         message = process.communicate()[1]
         if process.returncode:
@@ -79,9 +80,10 @@ def train_until(target: float, arm: str, seed: int, data: Path, overrides: list[
 
 
 def seconds_of(rows: list[dict[str, Any]], last_step: int) -> float:
-    """Return the time of the steps up to one whose row has a time.
+    """Return the seconds that the steps up to the last one took.
 
-    The time of a row is the mean of the steps since the row before, if that has a time too.
+    A row's step_ms is the mean over the steps since the row before that has one. The row of the
+    last step must have one.
     """
     timed = [row for row in rows if row["step"] <= last_step and "perf/step_ms" in row]
     assert timed[-1]["step"] == last_step, "evaluate at steps that are logged anyway"
@@ -115,10 +117,7 @@ def main() -> None:
     print(f"{platform.processor() or platform.machine()}; torch {torch.__version__}; {torch.get_num_threads()} threads")
     results: list[Reached] = []
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder, "6x6")
-        builder = ["dataset/build_sudoku_dataset.py", "--output-dir", str(data), "--box", "2x3"]
-        builder += ["--generate", "1000", "--generate-test", "500"]
-        subprocess.run([sys.executable, *builder], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+        data = build_puzzles(Path(folder), "2x3")
         for seed in args.seeds:
             for arm in args.arms:
                 results.append(train_until(args.target, arm, seed, data, args.overrides))

@@ -354,4 +354,4 @@ def dry_points(sweep: Sweep) -> DryPoints:
         repeats = repeats + 1 if point in points else 0
         if not repeats:
             points.append(point)
-    return DryPoints(points, sweep.num_trials - len(points))
+    return DryPoints(points, num_trials - len(points))

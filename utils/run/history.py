@@ -11,7 +11,7 @@ from utils.files import plain, read_plain_yaml
 from utils.text import one_line
 
 METRICS_FILE = "metrics.jsonl"
-# Floats tell the integers below this one apart.
+# A float can hold every integer below this one.
 _MOST_STEPS = 2**53
 
 
