@@ -57,10 +57,16 @@ def _refuse_new_groups_amid_training(rank: int) -> None:
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp", "pipeline"])
 def test_ranks_make_no_group_once_they_train(data: Path, tmp_path: Path, log: Path, parallel: str) -> None:
     """To make a group, ranks wait in the store, where they do not notice that a rank was killed."""
-    typed = [f"parallel={parallel}", *settings(data, tmp_path / "run")]
+    typed, ranks = [f"parallel={parallel}", *settings(data, tmp_path / "run")], 2
     if parallel == "pipeline":
-        typed = ["arch=transformer", *(word for word in typed if not word.startswith("arch."))]
-    train(typed, log, ranks=2, hook=_refuse_new_groups_amid_training).ok()
+        typed, ranks = _two_pipelines(data, tmp_path / "run"), 4
+    train(typed, log, ranks=ranks, hook=_refuse_new_groups_amid_training).ok()
+
+
+def _two_pipelines(data: Path, run: Path) -> list[str]:
+    """Return the settings of two pipelines of two stages."""
+    kept = [word for word in settings(data, run) if not word.startswith("arch.")]
+    return ["parallel=pipeline", "arch=transformer", *kept, "parallel.stages=2"]
 
 
 def _dies_while_another_is_slow(rank: int) -> None:
@@ -77,6 +83,18 @@ def test_a_rank_that_is_only_slow_is_not_named(data: Path, tmp_path: Path, log: 
     """Nor is a rank named that waits for the slow rank, as in most collectives of three ranks."""
     done = train(settings(data, tmp_path / "run", global_batch_size=18), log, ranks=3, hook=_dies_while_another_is_slow)
     assert set(re.findall(r"rank (\d) \(process \d+ on [^)]+\) says nothing", done.output)) == {"1"}, done.output
+
+
+def _dies(rank: int) -> None:
+    if rank == 3:
+        runs.before_step(lambda number: os.kill(os.getpid(), signal.SIGKILL) if number == 3 else None)
+
+
+@pytest.mark.invariance
+def test_a_killed_stage_is_named_by_the_other_pipeline_as_well(data: Path, tmp_path: Path, log: Path) -> None:
+    """Rank 0 shares neither a pipeline nor a stage with rank 3, so that it learns of it in turn."""
+    done = train(_two_pipelines(data, tmp_path / "run"), log, ranks=4, hook=_dies)
+    assert set(re.findall(r"rank (\d) \(process \d+ on [^)]+\) says nothing", done.output)) == {"3"}, done.output
 
 
 @pytest.mark.slow

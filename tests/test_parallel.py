@@ -76,12 +76,21 @@ STRATEGIES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
     "pipeline_gpipe": ((2,), {"parallel": "pipeline", "parallel.schedule": "gpipe"}),
     "pipeline_1f1b": ((2, 4), {"parallel": "pipeline", "parallel.schedule": "1f1b"}),
     "pipeline_interleaved": ((2,), {"parallel": "pipeline", "parallel.schedule": "interleaved"}),
+    # Two pipelines. The second batch of an evaluation has one example, so that a pipeline has none.
+    "pipelines_1f1b": ((4,), {"parallel": "pipeline", "parallel.stages": 2, "eval_batch_size": 19}),
+    "pipelines_interleaved": (
+        (4,),
+        {
+            **{"parallel": "pipeline", "parallel.stages": 2, "parallel.schedule": "interleaved", "eval_batch_size": 19},
+            **{"grad_accumulation": 2, "parallel.microbatches": 2, "dist.rank_weights": "[1,3]"},
+        },
+    ),
 }
 PLAIN = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp")
 # These runs are resumed from their middle and must end with the same bits.
 RESUMED = {
     2: ("ddp_sharded_table-hrm", "fsdp_accumulating-hrm", "tp-trm", "pipeline_interleaved-transformer"),
-    4: ("fsdp_tp-hrm",),
+    4: ("fsdp_tp-hrm", "pipelines_interleaved-transformer"),
 }
 
 
@@ -200,32 +209,45 @@ def test_every_strategy_has_the_losses_of_one_process(
     )
 
 
-CHAIN: list[tuple[int, dict[str, object]]] = [
+_TWO_PIPELINES: dict[str, object] = {"parallel": "pipeline", "parallel.stages": 2}
+RECURRENT_CHAIN: list[tuple[int, dict[str, object]]] = [
     (4, {"parallel": "ddp"}),
     (2, {"parallel": "fsdp", "parallel.puzzle_table": "sharded"}),
     (1, {"parallel": "ddp"}),
     (2, {"parallel": "tp"}),
 ]
+CHAINS: dict[str, list[tuple[int, dict[str, object]]]] = {
+    "hrm": RECURRENT_CHAIN,
+    "trm": RECURRENT_CHAIN,
+    "transformer": [
+        (2, {"parallel": "ddp"}),
+        (4, _TWO_PIPELINES),
+        (1, {"parallel": "ddp"}),
+        (4, _TWO_PIPELINES | {"parallel.schedule": "interleaved"}),
+    ],
+}
 
 
-@pytest.mark.parametrize("arch", ["hrm", pytest.param("trm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("arch", ["hrm", "transformer", pytest.param("trm", marks=pytest.mark.slow)])
 def test_a_run_resumes_under_other_strategies(
     data: Path, alone: dict[str, list[Row]], tmp_path: Path, log: Path, arch: str
 ) -> None:
-    """The strategies are ddp x 4, fsdp x 2, one process and tp x 2.
+    """For a recurrent model the strategies are ddp x 4, fsdp x 2, one process and tp x 2.
 
-    Carry, optimizer state, averages, puzzle table and position in the data must all be kept.
+    A pipeline refuses such a model, so the transformer changes between ddp x 2, two pipelines, one
+    process and two interleaved pipelines. Carry, optimizer state, averages, puzzle table and
+    position in the data must all be kept.
     """
-    run, first_step = tmp_path / "run", 0
-    for leg, (num_ranks, changes) in enumerate(CHAIN):
-        last_step = LAST_STEP * (leg + 1) // len(CHAIN)
+    run, chain, first_step = tmp_path / "run", CHAINS[arch], 0
+    for leg, (num_ranks, changes) in enumerate(chain):
+        last_step = LAST_STEP * (leg + 1) // len(chain)
         asked = _arguments(data, run, arch, changes | {"resume": "auto"})
         hook = with_arguments(stopped_after, last_step - first_step) if last_step < LAST_STEP else None
         said = train(asked, log, ranks=num_ranks, hook=hook).ok()
-        before, now = (str(CHAIN[n][1]["parallel"]) for n in (max(0, leg - 1), leg))
+        before, now = (str(chain[n][1]["parallel"]) for n in (max(0, leg - 1), leg))
         assert (f"changed on the command line: parallel: {before} -> {now}" in said) == (before != now)
         first_step = last_step
     found = rows(run)
     worst = max(abs(a["train/lm_loss"] - b["train/lm_loss"]) for a, b in zip(alone[arch], found, strict=True))
-    print(f"{arch} through {len(CHAIN)} strategies: train/lm_loss differs by {worst:.2e} at most")
+    print(f"{arch} through {len(chain)} strategies: train/lm_loss differs by {worst:.2e} at most")
     assert not (different := _differences(alone[arch], found)), "\n".join(different[:5])

@@ -7,7 +7,7 @@ fsdp      the same, but each rank keeps only a part of every tensor             
 hsdp      fsdp inside groups of ranks, ddp between the groups                          fsdp.py
 tp        every rank has some heads and a part of each MLP, of all slots               tensor.py
 fsdp_tp   tp inside groups of ranks, fsdp between the groups                           tensor.py
-pipeline  every rank has some blocks, of all slots                                     pipeline.py
+pipeline  every rank has some blocks; ddp between pipelines                            pipeline.py
 """
 
 from typing import Annotated, assert_never

@@ -1,9 +1,12 @@
 """Pipeline parallelism: blocks lie on several ranks in a row, and microbatches pass along it.
 
-Every rank is given the same slots. The first stage embeds them, each stage hands its activations to
-the next, and the last stage has the heads and the loss. A pipeline pays only where a slot passes
-each stage once. The state of a recurrent architecture would go through all stages again and again,
-with one stage at work while the others wait.
+All ranks of a pipeline are given the same slots. The first stage embeds them, each stage hands its
+activations to the next, and the last stage has the heads and the loss. A pipeline pays only where a
+slot passes each stage once. The state of a recurrent architecture would go through all stages again
+and again, with one stage at work while the others wait.
+
+There may be several pipelines beside one another, each with slots of its own. The ranks that hold
+the same stages sum their gradients.
 """
 
 # B = slots (of a microbatch inside a stage), S = tokens, T = positions (prefix and tokens),
@@ -15,6 +18,7 @@ import torch
 import torch.distributed as dist
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 
 from models.act import Carry
 from models.base import RecursiveModel, SegmentOutput, State
@@ -29,6 +33,9 @@ from utils.config import Int
 from utils.dist.config import Axes
 from utils.dist.world import World
 from utils.errors import UserError
+
+# Gradients are summed over the pipelines in pieces of this size.
+_BUCKET_BYTES = 25 * 2**20
 
 
 class PipelineConfig(LayoutConfig):
@@ -45,8 +52,8 @@ class PipelineConfig(LayoutConfig):
     def _every_rank_has_all_rows(cls, value: str) -> str:
         if value == "sharded":
             raise ValueError(
-                "puzzle_table is sharded, over ranks that hold slots of their own, but the stages of a pipeline hold "
-                "the same ones; set it to replicated"
+                "puzzle_table is sharded, so that a lookup is a collective, but the first stage of a pipeline looks "
+                "rows up by itself for each microbatch; set it to replicated"
             )
         return value
 
@@ -60,42 +67,48 @@ class PipelineConfig(LayoutConfig):
         return self
 
     def num_stages(self, num_ranks: int) -> int:
-        """Return how many stages the pipeline has. Stage i lies on rank i modulo `num_ranks`."""
+        """Return how many stages a pipeline of so many ranks has.
+
+        Stage i lies on the pipeline's rank i modulo `num_ranks`.
+        """
         return num_ranks * ((self.stages_per_rank or 2) if self.schedule == "interleaved" else 1)
 
     def axes(self, num_ranks: int) -> Axes:
-        """Return one pipeline of all ranks.
+        """Return pipelines of `stages` ranks each, as many as there are ranks for.
 
         Raises:
-            UserError: the schedule can't run on so many ranks.
+            UserError: `stages` doesn't divide the ranks, or the schedule can't run on so many.
         """
-        if self.stages not in (None, num_ranks):
+        length = num_ranks if self.stages is None else self.stages
+        if num_ranks % length:
+            fitting = ", ".join(str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0)
             raise UserError(
-                f"parallel.stages is {self.stages}, but a pipeline goes through all {num_ranks} ranks; set it to "
-                f"{num_ranks} or null, or start {self.stages} ranks"
+                f"parallel.stages is {length}, which doesn't divide {num_ranks} ranks into pipelines; take one of "
+                f"{fitting}, null for all ranks, or start a multiple of {length} ranks"
             )
-        if self.schedule == "1f1b" and self.microbatches < num_ranks:
+        if self.schedule == "1f1b" and self.microbatches < length:
             raise UserError(
-                f"parallel.microbatches is {self.microbatches}, but schedule 1f1b needs one for each of {num_ranks} "
-                f"stages; take {num_ranks} or more, or schedule gpipe"
+                f"parallel.microbatches is {self.microbatches}, but schedule 1f1b needs one for each of {length} "
+                f"stages; take {length} or more, or schedule gpipe"
             )
-        if self.schedule == "interleaved" and self.microbatches % max(1, self.microbatches // num_ranks):
-            lower = self.microbatches // num_ranks * num_ranks
+        if self.schedule == "interleaved" and self.microbatches % max(1, self.microbatches // length):
+            lower = self.microbatches // length * length
             raise UserError(
-                f"parallel.microbatches is {self.microbatches}, which don't go round {num_ranks} interleaved ranks in "
-                f"equal rounds; take {lower} or {lower + num_ranks}"
+                f"parallel.microbatches is {self.microbatches}, which don't go round {length} interleaved ranks in "
+                f"equal rounds; take {lower} or {lower + length}"
             )
-        return Axes(model=num_ranks)
+        return Axes(replicate=num_ranks // length, model=length)
 
     def require_parts(self, num_slots: int, num_parts: int) -> None:
         """Raise UserError if `num_parts` parts of the slots are no whole microbatches."""
         num_pieces = num_parts * self.microbatches
         if num_slots % num_pieces:
             raise UserError(
-                f"{num_slots} slots can't be split into parallel.microbatches={self.microbatches}"
+                f"the {num_slots} slots of a pipeline can't be split into parallel.microbatches={self.microbatches}"
                 + (f" x grad_accumulation={num_parts}" if num_parts > 1 else "")
-                + f" of equal size; take global_batch_size={-(-num_slots // num_pieces) * num_pieces}, or "
-                f"microbatches of {' or '.join(map(str, nearest_divisors(num_slots // num_parts, self.microbatches)))}"
+                + f" of equal size; take {-(-num_slots // num_pieces) * num_pieces} slots of global_batch_size for "
+                "each pipeline, or parallel.microbatches of "
+                f"{' or '.join(map(str, nearest_divisors(num_slots // num_parts, self.microbatches)))}"
             )
 
     def require_support(self, model: RecursiveModel, world: World) -> None:
@@ -106,13 +119,15 @@ class PipelineConfig(LayoutConfig):
                 "its state would go round through all stages in every cycle, one at work while the others wait; take "
                 "arch=transformer with arch.recurrent=false, or another strategy (ddp, fsdp, hsdp, tp, fsdp_tp)"
             )
-        num_layers, num_stages = model.config.num_layers, self.num_stages(world.size)
+        length = world.ranks_per_share
+        num_layers, num_stages = model.config.num_layers, self.num_stages(length)
         if num_layers < num_stages:
-            per_rank = num_stages // world.size
-            fewer = f"at most {num_layers // per_rank} ranks" if num_layers >= per_rank else "another schedule"
+            per_rank = num_stages // length
+            shorter = [n for n in range(1, length) if world.size % n == 0 and n * per_rank <= num_layers]
+            fewer = f"parallel.stages={shorter[-1]}" if shorter else "another schedule"
             raise UserError(
-                f"arch.num_layers is {num_layers}, but {world.size} ranks with {per_rank} stages each need a block for "
-                f"each of {num_stages} stages; take {num_stages} layers or more, or {fewer}"
+                f"arch.num_layers is {num_layers}, but a pipeline of {length} ranks with {per_rank} stages each needs "
+                f"a block for each of {num_stages} stages; take {num_stages} layers or more, or {fewer}"
             )
 
 
@@ -185,16 +200,18 @@ class PipelineLayout(Layout):
             compile: whether to torch.compile the stacks of blocks.
         """
         assert isinstance(model, Transformer) and world.mesh is not None
-        self._config, self._group = config, world.mesh.get_group("model")
-        num_stages, num_layers = config.num_stages(world.size), len(model.level.layers)
+        self._config, self._group = config, world.mesh.get_group("model")  # of the ranks of this pipeline
+        self._length = world.ranks_per_share
+        self._place = world.rank % self._length  # of this rank in its pipeline
+        num_stages, num_layers = config.num_stages(self._length), len(model.level.layers)
         stage_of_layer = [layer * num_stages // num_layers for layer in range(num_layers)]
-        # In the order of the state dict: which rank has the tensor, and a tensor without values
-        # that tells the other ranks its shape.
+        # In the order of the state dict: which rank of a pipeline has the tensor, and a tensor
+        # without values that tells the other ranks its shape.
         self._whole: dict[str, tuple[int, Tensor]] = {
-            name: (_stage_of(name, stage_of_layer) % world.size, tensor.to("meta"))
+            name: (_stage_of(name, stage_of_layer) % self._length, tensor.to("meta"))
             for name, tensor in model.state_dict().items()
         }
-        blocks: dict[int, list[Block]] = {i: [] for i in range(world.rank, num_stages, world.size)}
+        blocks: dict[int, list[Block]] = {i: [] for i in range(self._place, num_stages, self._length)}
         for name, block in list(model.level.layers.named_children()):
             if (i := stage_of_layer[int(name)]) in blocks:
                 assert isinstance(block, Block)
@@ -224,7 +241,7 @@ class PipelineLayout(Layout):
     def forward_backward(
         self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss: LossSpec
     ) -> tuple[Carry, list[Outputs], Tensor]:
-        """As in the base class. Only the rank of the last stage returns logits and Q values.
+        """As in the base class. Only ranks of a last stage return logits and Q values.
 
         Raises:
             UserError: the slots don't split into whole microbatches.
@@ -239,7 +256,13 @@ class PipelineLayout(Layout):
             part = slice(first, first + num_slots // self._num_microbatches)
             tensors = {name: tensor[part] for name, tensor in carry.tensors().items()}
             outputs.append(self._forward_backward_of_part(Carry.from_tensors(tensors), loss))
-        dist.broadcast(self._sums, group=self._group, group_src=self._world.size - 1)
+        # These three follow the parts, so that a stage that has done its work can sum gradients
+        # while the stages before it still compute.
+        self._sum_gradients()
+        for part_of_slots in outputs:
+            if part_of_slots.puzzle_rows_BE is not None and part_of_slots.puzzle_rows_BE.grad is not None:
+                dist.broadcast(part_of_slots.puzzle_rows_BE.grad, group=self._group, group_src=0)
+        dist.broadcast(self._sums, group=self._group, group_src=self._length - 1)
         return carry, outputs, self._sums
 
     def _forward_backward_of_part(self, carry: Carry, loss: LossSpec) -> Outputs:
@@ -267,9 +290,22 @@ class PipelineLayout(Layout):
                 if first.is_first:
                     rows_BE.grad = torch.cat([rows.grad for rows in first.rows if rows.grad is not None])
                 else:
-                    rows_BE.grad = torch.empty_like(rows_BE)
-                dist.broadcast(rows_BE.grad, group=self._group, group_src=0)
+                    rows_BE.grad = torch.empty_like(rows_BE)  # forward_backward fills it
         return Outputs(logits_BSV, q_B2[:, 0], q_B2[:, 1], None, rows_BE)
+
+    def _sum_gradients(self) -> None:
+        """Sum the gradients over the pipelines.
+
+        DDP's reducer would sum while the last microbatch goes back. But torch supports DDP in a
+        stage only by reaching into it, and only for a single schedule in a step. So this class sums
+        by itself, once a step.
+        """
+        if self._world.data_size == 1:
+            return
+        gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
+        for bucket in _take_tensors(gradients, _BUCKET_BYTES):
+            summed = self._world.sum_(_flatten_dense_tensors(bucket))
+            torch._foreach_copy_(bucket, _unflatten_dense_tensors(summed, bucket))
 
     def _new_schedule(self, batch: Batch) -> Any:
         """Return a schedule for batches of this size.
@@ -344,30 +380,31 @@ class PipelineLayout(Layout):
 
     @torch.no_grad()
     def _infer(self, state: State, inputs_BS: Tensor, puzzle_rows_BE: Tensor | None, depth: Depth) -> SegmentOutput:
-        """Run the model without gradient, for any number of slots: the model's forward. Every rank.
+        """Run the model without gradient, for any number of slots: the model's forward.
 
-        All ranks return the same outputs. Schedules need batches of one size, so the stages are run
-        by hand. A microbatch goes through all stages of this rank before the next microbatch does.
-        Every rank keeps that order, so that ranks can't wait for one another in a circle. Ranks
-        with one stage each work at the same time; ranks with interleaved stages take turns.
+        All ranks of a pipeline must call it. They return the same outputs. Schedules need batches
+        of one size, so the stages are run by hand. A microbatch goes through all stages of this
+        rank before the next microbatch does. Every rank keeps that order, so that ranks can't wait
+        for one another in a circle. Ranks with one stage each work at the same time; ranks with
+        interleaved stages take turns.
         """
-        world, num_parts = self._world, self._config.microbatches
+        device, length, num_parts = self._world.device, self._length, self._config.microbatches
         inputs = inputs_BS.chunk(num_parts)
         rows = puzzle_rows_BE.chunk(num_parts) if puzzle_rows_BE is not None else (None,) * len(inputs)
-        before, after = (world.rank - 1) % world.size, (world.rank + 1) % world.size
+        before, after = (self._place - 1) % length, (self._place + 1) % length
         read, sent = [], []
         for x, rows_BE in zip(inputs, rows, strict=True):
             shape = len(x), self.model.num_positions, self.model.config.hidden_size
             for stage in self._stages:
-                if not stage.is_first and world.size > 1:
-                    x = torch.empty(shape, dtype=self.model.dtype, device=world.device)
+                if not stage.is_first and length > 1:
+                    x = torch.empty(shape, dtype=self.model.dtype, device=device)
                     dist.recv(x, group=self._group, group_src=before)
                 y = stage.run(x, rows_BE)
                 if isinstance(y, tuple):
                     read.append(y)
                     continue
                 x = y
-                if world.size > 1:
+                if length > 1:
                     sent.append((dist.isend(x, group=self._group, group_dst=after), x))  # x must live until it arrives
         for work, _ in sent:
             assert work is not None
@@ -376,20 +413,22 @@ class PipelineLayout(Layout):
             logits_BSV, q_B2 = (torch.cat(parts) for parts in zip(*read, strict=True))
         else:
             vocab_size = self.model.vocab_size
-            logits_BSV = torch.empty(*inputs_BS.shape, vocab_size, dtype=self.model.dtype, device=world.device)
-            q_B2 = torch.empty(len(inputs_BS), 2, device=world.device)
+            logits_BSV = torch.empty(*inputs_BS.shape, vocab_size, dtype=self.model.dtype, device=device)
+            q_B2 = torch.empty(len(inputs_BS), 2, device=device)
         for tensor in (logits_BSV, q_B2):
-            dist.broadcast(tensor, group=self._group, group_src=world.size - 1)
+            dist.broadcast(tensor, group=self._group, group_src=length - 1)
         return {}, logits_BSV, q_B2[:, 0], q_B2[:, 1]
 
     def whole_weights(self) -> dict[str, Tensor]:
-        mine, weights = self.model.state_dict(), {}
+        mine, weights = self.model.state_dict(), dict[str, Tensor]()
+        if self._world.data_rank != 0:  # the first pipeline has all that the others have
+            return weights
         for name, (owner, like) in self._whole.items():
-            if self._world.rank == 0:
+            if self._place == 0:
                 weights[name] = mine[name] if owner == 0 else torch.empty_like(like, device=self._world.device)
                 if owner != 0:
                     dist.recv(weights[name], group=self._group, group_src=owner)
-            elif self._world.rank == owner:
+            elif self._place == owner:
                 dist.send(mine[name], group=self._group, group_dst=0)
         return weights
 

@@ -5,6 +5,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tests.models.helpers import SEQ_LEN, VOCAB_SIZE, random_batch, small_config
 from tests.spawn import run_ranks
 from utils.batch import Batch
 from utils.dist.config import Axes, DistConfig
+from utils.dist.replicas import require_same_replicas
 from utils.dist.setup import connect_devices
 from utils.dist.world import World
 
@@ -49,8 +51,8 @@ def _stack(**changes: Any) -> RecursiveModel:
     return small_model("transformer", **({"num_layers": 9} | changes))
 
 
-def _on_cpu(world: World, config: PipelineConfig) -> World:
-    dist = DistConfig(backend="auto", init_method="env", timeout_s=60.0, num_threads=None, rank_weights=[])
+def _on_cpu(world: World, config: PipelineConfig, weights: list[float] | None = None) -> World:
+    dist = DistConfig(backend="auto", init_method="env", timeout_s=60.0, num_threads=None, rank_weights=weights or [])
     return connect_devices(world, "cpu", dist, axes=config.axes(world.size))
 
 
@@ -67,7 +69,11 @@ LOSS = LossSpec(small_config("transformer").loss, ignore_label=0, global_batch_s
 
 @dataclass
 class _Step:
-    """The results of one step, of one process or of a whole pipeline."""
+    """The results of one step.
+
+    They are of one process, or of a rank: its slots, the sums over all slots, and the gradients of
+    its stages.
+    """
 
     carry: Carry
     sums: Tensor
@@ -94,8 +100,14 @@ def _plain_step(model: RecursiveModel, batch: Batch) -> _Step:
     return _Step(carry, sums, norm, gradients, None if rows_BE is None else rows_BE.grad)
 
 
-def _pipeline_step(layout: PipelineLayout, batch: Batch) -> _Step:
-    """Compute a step with a pipeline. The gradients are those of the stages of this rank."""
+def _share(world: World, batch: Batch) -> Batch:
+    """Return the slots of this rank's pipeline."""
+    return {name: tensor[world.slice_of(len(tensor))] for name, tensor in batch.items()}
+
+
+def _pipeline_step(layout: PipelineLayout, whole_batch: Batch, world: World) -> _Step:
+    """Compute a step with one pipeline or several."""
+    batch = _share(world, whole_batch)
     carry, outputs, sums = layout.forward_backward(
         initial_carry(layout.model, batch),
         batch,
@@ -106,7 +118,7 @@ def _pipeline_step(layout: PipelineLayout, batch: Batch) -> _Step:
     gradients = {name: p.grad.clone() for name, p in layout.model.named_parameters() if p.grad is not None}
     parts = [part.puzzle_rows_BE.grad for part in outputs if part.puzzle_rows_BE is not None]
     rows = [grad_BE for grad_BE in parts if grad_BE is not None]
-    return _Step(carry, sums, layout.grad_norm(), gradients, torch.cat(rows) if rows else None)
+    return _Step(carry, world.sum_(sums), layout.grad_norm(), gradients, torch.cat(rows) if rows else None)
 
 
 def _same(ours: Tensor, theirs: Tensor) -> None:
@@ -115,31 +127,32 @@ def _same(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * scale + 1e-12)
 
 
-def _compare(ours: _Step, theirs: _Step) -> None:
+def _compare(ours: _Step, theirs: _Step, world: World) -> None:
+    mine = world.slice_of(BATCH)
     for name, tensor in theirs.carry.tensors().items():
-        assert torch.equal(ours.carry.tensors()[name], tensor), name
+        assert torch.equal(ours.carry.tensors()[name], tensor[mine]), name
     _same(ours.sums, theirs.sums)
     _same(ours.norm, theirs.norm)
     for name, gradient in ours.gradients.items():
         _same(gradient, theirs.gradients[name])
     assert (ours.rows_grad_BE is None) == (theirs.rows_grad_BE is None)
     if ours.rows_grad_BE is not None and theirs.rows_grad_BE is not None:
-        _same(ours.rows_grad_BE, theirs.rows_grad_BE)
+        _same(ours.rows_grad_BE, theirs.rows_grad_BE[mine])
 
 
 def _check_gradients(world: World, config: PipelineConfig, **changes: Any) -> None:
     batch = random_batch(BATCH)
     reference = _plain_step(_stack(**changes), batch)
     layout = _layout(world, config, **changes)
-    ours = _pipeline_step(layout, batch)
-    _compare(ours, reference)
+    ours = _pipeline_step(layout, batch, world)
+    _compare(ours, reference, world)
     shares = world.gather_objects(sorted(ours.gradients))
-    assert sorted(name for share in shares for name in share) == sorted(reference.gradients), (
-        "every weight must belong to exactly one rank"
+    assert sorted(name for share in shares for name in share) == sorted([*reference.gradients] * world.data_size), (
+        "every weight must belong to exactly one rank of each pipeline"
     )
     assert all(shares), "a rank has no part of the model"
     layout.model.zero_grad()
-    again = _pipeline_step(layout, batch)
+    again = _pipeline_step(layout, batch, world)
     assert torch.equal(again.sums, ours.sums) and torch.equal(again.norm, ours.norm)
     assert all(torch.equal(again.gradients[name], gradient) for name, gradient in ours.gradients.items())
 
@@ -147,7 +160,7 @@ def _check_gradients(world: World, config: PipelineConfig, **changes: Any) -> No
 def _check_parts(world: World, config: PipelineConfig) -> None:
     """Splitting the batch into two parts must not change the gradient."""
     batch = random_batch(BATCH)
-    _compare(_pipeline_step(_layout(world, config, parts=2), batch), _plain_step(_stack(), batch))
+    _compare(_pipeline_step(_layout(world, config, parts=2), batch, world), _plain_step(_stack(), batch), world)
 
 
 def _check_frozen(world: World, config: PipelineConfig) -> None:
@@ -156,30 +169,36 @@ def _check_frozen(world: World, config: PipelineConfig) -> None:
         reference = _stack()
         reference.freeze(freeze)
         theirs = _plain_step(reference, batch) if freeze != "weights" else None
-        ours = _pipeline_step(_layout(world, config, freeze=freeze), batch)
+        ours = _pipeline_step(_layout(world, config, freeze=freeze), batch, world)
         if theirs is not None:
-            _compare(ours, theirs)
+            _compare(ours, theirs, world)
         else:
             assert ours.norm == 0 and not ours.gradients
             assert ours.rows_grad_BE is not None and ours.rows_grad_BE.abs().sum() > 0
 
 
 def _check_evaluation(world: World, config: PipelineConfig, *, dtype: str = "float32", tolerance: float = 1e-5) -> None:
-    """Evaluate batches of several sizes, with a training step after each batch."""
+    """Evaluate batches of several sizes, with a training step after each batch.
+
+    Of one slot, one of two pipelines has none, and does not take part.
+    """
     plain, layout = _stack(forward_dtype=dtype), _layout(world, config, forward_dtype=dtype)
     for num_slots in (BATCH, 1, 5):
-        batch = random_batch(num_slots, seed=num_slots)
-        with torch.no_grad():
-            _, theirs = segment(plain, initial_carry(plain, batch), batch, training=False)
-            _, ours = segment(layout.model, initial_carry(layout.model, batch), batch, training=False)
-        assert ours.logits_BSV.shape == (num_slots, SEQ_LEN, VOCAB_SIZE)
-        for name in ("logits_BSV", "q_halt_B", "q_continue_B"):
-            torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=tolerance, atol=tolerance)
-        digests = world.gather_objects((ours.logits_BSV.float().tolist(), ours.q_halt_B.tolist()))
-        assert all(digest == digests[0] for digest in digests), (
-            "outputs differ between ranks, which would halt different slots"
+        batch = _share(world, random_batch(num_slots, seed=num_slots))
+        digest = None
+        if (num_mine := len(batch["inputs"])) > 0:
+            with torch.no_grad():
+                _, theirs = segment(plain, initial_carry(plain, batch), batch, training=False)
+                _, ours = segment(layout.model, initial_carry(layout.model, batch), batch, training=False)
+            assert ours.logits_BSV.shape == (num_mine, SEQ_LEN, VOCAB_SIZE)
+            for name in ("logits_BSV", "q_halt_B", "q_continue_B"):
+                torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=tolerance, atol=tolerance)
+            digest = ours.logits_BSV.float().tolist(), ours.q_halt_B.tolist()
+        digests = world.gather_objects((world.data_rank, digest))
+        assert all(theirs == digest for pipeline, theirs in digests if pipeline == world.data_rank), (
+            "outputs differ between ranks of a pipeline, which would halt different slots"
         )
-        _pipeline_step(layout, random_batch(BATCH))
+        _pipeline_step(layout, random_batch(BATCH), world)
 
 
 Trained = tuple[list[float], dict[str, Tensor]]
@@ -215,13 +234,14 @@ def _check_training(world: World, config: PipelineConfig, reference: Trained) ->
     losses = []
     for step in range(STEPS):
         batch = random_batch(BATCH, seed=step)
-        found = _pipeline_step(layout, batch)
+        found = _pipeline_step(layout, batch, world)
         layout.clip_(CLIP, found.norm)
         assert found.rows_grad_BE is not None
-        _sign_step(layout.model, batch["puzzle_identifiers"], found.rows_grad_BE)
+        _sign_step(layout.model, batch["puzzle_identifiers"], world.gather_rows(found.rows_grad_BE, BATCH))
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(found.sums[-3]))
+        require_same_replicas(layout.model.state_dict(), step, world)
     reference_losses, reference_weights = reference
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(reference_losses), rtol=1e-5, atol=0)
     weights = layout.whole_weights()
@@ -259,6 +279,22 @@ def _check_rank(world: World, trained: Trained) -> None:
         _check_evaluation(here, fewer, dtype="bfloat16", tolerance=0.1)
 
 
+def _check_rank_of_two_pipelines(world: World, trained: Trained) -> None:
+    for schedule in SCHEDULES:
+        config = _config(schedule=schedule, stages=2, microbatches=2)
+        here = _on_cpu(world, config)
+        assert here.slice_of(BATCH) == (slice(0, 4) if world.rank < 2 else slice(4, 8))
+        _check_gradients(here, config)
+        _check_parts(here, config)
+        _check_whole_weights(here, config)
+        _check_evaluation(here, config)
+        _check_training(here, config, trained)
+    _check_frozen(here, config)
+    with patch("models.parallel.pipeline._BUCKET_BYTES", 4096):  # less than most tensors have
+        _check_gradients(here, config)
+    _check_gradients(_on_cpu(world, config, weights=[1.0, 3.0]), config)
+
+
 @pytest.fixture(scope="module")
 def trained() -> Trained:
     return _train_plainly()
@@ -268,6 +304,11 @@ def trained() -> Trained:
 @pytest.mark.parametrize("num_ranks", [pytest.param(n, marks=[pytest.mark.slow] * (n != 2)) for n in (1, 2, 4)])
 def test_a_pipeline_computes_what_one_process_computes(num_ranks: int, trained: Trained) -> None:
     run_ranks(_check_rank, num_ranks, trained)
+
+
+@pytest.mark.invariance
+def test_two_pipelines_compute_what_one_process_computes(trained: Trained) -> None:
+    run_ranks(_check_rank_of_two_pipelines, 4, trained, timeout_s=300)
 
 
 @pytest.mark.parametrize("name", ["hrm", "trm", "urm", "transformer"])
@@ -280,8 +321,8 @@ def test_a_recurrent_model_is_refused_with_the_reason(name: str) -> None:
 @pytest.mark.parametrize(
     ("num_layers", "schedule", "num_ranks", "advice"),
     [
-        (3, "gpipe", 4, "take 4 layers or more, or at most 3 ranks"),
-        (5, "interleaved", 4, "take 8 layers or more, or at most 2 ranks"),
+        (3, "gpipe", 4, "take 4 layers or more, or parallel.stages=2"),
+        (5, "interleaved", 4, "take 8 layers or more, or parallel.stages=2"),
         (1, "interleaved", 2, "take 4 layers or more, or another schedule"),
     ],
 )
@@ -297,7 +338,9 @@ def test_one_block_for_each_stage_is_enough() -> None:
 @pytest.mark.parametrize(
     ("changes", "num_ranks", "advice"),
     [
-        ({"stages": 3}, 4, "stages is 3, .* set it to 4 or null, or start 3 ranks"),
+        ({"stages": 3}, 4, "stages is 3, .* take one of 1, 2, 4, null .* or start a multiple of 3 ranks"),
+        ({"stages": 8}, 4, "stages is 8, .* take one of 1, 2, 4, null .* or start a multiple of 8 ranks"),
+        ({"stages": 4, "schedule": "1f1b", "microbatches": 2}, 8, "microbatches is 2, .* take 4 or more"),
         ({"schedule": "1f1b", "microbatches": 2}, 4, "microbatches is 2, .* take 4 or more, or schedule gpipe"),
         ({"schedule": "interleaved", "microbatches": 9}, 4, "microbatches is 9, .* take 8 or 12"),
     ],
@@ -307,6 +350,11 @@ def test_a_schedule_that_does_not_suit_the_ranks_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=advice):
         _config(**changes).axes(num_ranks)
+
+
+@pytest.mark.parametrize(("stages", "axes"), [(None, Axes(model=8)), (2, Axes(replicate=4, model=2))])
+def test_ranks_that_are_left_make_further_pipelines(stages: int | None, axes: Axes) -> None:
+    assert _config(stages=stages).axes(8) == axes
 
 
 @pytest.mark.parametrize("advised", [8, 12])
@@ -331,7 +379,8 @@ def test_a_config_that_contradicts_itself_is_refused(changes: dict[str, Any], ad
 def test_microbatches_must_divide_the_slots() -> None:
     _config().require_parts(num_slots=24, num_parts=3)
     with pytest.raises(
-        ValueError, match=r"30 slots can't .*microbatches=4 x grad_accumulation=3 .*take global_batch_size=36"
+        ValueError,
+        match=r"30 slots .*microbatches=4 x grad_accumulation=3 .*take 36 slots of global_batch_size for each",
     ):
         _config().require_parts(num_slots=30, num_parts=3)
 
