@@ -46,6 +46,7 @@ from utils.dist.world import World
 from utils.metrics import Row
 from utils.program import run
 from utils.run.folder import clear_stopped
+from utils.run.heading import heading
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
 from utils.run.resume import Start, read_start
@@ -86,6 +87,7 @@ def main(world: World) -> None:
         before = start.checkpoint.state.config["arch"]["forward_dtype"] if start.checkpoint else None
         start.config = config.model_copy(update={"arch": with_forward_dtype(config.arch, world, before=before)})
         data = open_data(start.config, world)
+        start.notes[:0] = heading(sys.argv, start.config.run_path, world)
         recovery = Recovery(start, world)
         while not recovery.is_done:
             # If a step goes wrong, the context catches its error, and the next start follows.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from search.config import LauncherConfig
+from utils.dist.launch import without_launcher
 from utils.files import file_errors
 
 PRETRAIN = Path(__file__).resolve().parent.parent / "pretrain.py"
@@ -69,7 +70,7 @@ class ProcessLauncher:
             self.at_once = max(1, _num_cores() // (config.threads * config.ranks))
 
     def start(self, arguments: list[str], log: Path, place: int) -> "ProcessJob":
-        environment = {**os.environ, **self._environment()}
+        environment = without_launcher(os.environ) | self._environment()
         if self._config.gpus:
             ranks = self._config.ranks
             mine = self._config.gpus[place * ranks : (place + 1) * ranks]

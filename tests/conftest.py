@@ -11,6 +11,11 @@ import torch
 from hypothesis import settings as hypothesis_settings
 
 from tests import runs
+from utils.dist.launch import without_launcher
+
+# The tests may be started in a job of Slurm. Runs that they start are not ranks of that job.
+for name in os.environ.keys() - without_launcher(os.environ).keys():
+    del os.environ[name]
 
 # On a few cores, threads slow several processes down. Results are also equal bit for bit only with
 # the same number of threads.

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import psutil
@@ -318,7 +318,17 @@ def _worker(hook: Hook, words: list[str]) -> None:
         os._exit(0)
 
 
-def until(condition: Callable[[], bool], running: Running | Torchrun, *, timeout_s: float = 180) -> None:
+class Program(Protocol):
+    """A program that has been started."""
+
+    @property
+    def output(self) -> str: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+
+def until(condition: Callable[[], bool], running: Program, *, timeout_s: float = 180) -> None:
     """Wait until a running program has made a condition true."""
     end = time.monotonic() + timeout_s
     while not condition():

@@ -318,7 +318,7 @@ def test_disk_full_at_a_log_line(data: Path, quiet: Path, tmp_path: Path, log: P
     """The incomplete line is no row of the resumed run."""
     run = tmp_path / "run"
     typed = settings(data, run, checkpoint_every_n_steps=None, checkpoint_every_eval="false")
-    message = train(typed, log, hook=with_arguments(runs.small_disk_later, 5, 1000, [0])).error()
+    message = train(typed, log, hook=with_arguments(runs.small_disk_later, 5, 1200, [0])).error()
     assert f"error: {run / 'metrics.jsonl'} could not be written: File too large; free the disk" in message, message
     train([*typed, "resume=auto"], log).ok()
     assert_same_run(run, quiet)

@@ -10,9 +10,10 @@ from typing import NoReturn
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from utils.dist.launch import end_with_launcher
+from utils.dist.config import MeetingConfig
+from utils.dist.launch import Launch, end_with_launcher, may_be_first
 from utils.dist.lost_ranks import silent_ranks
-from utils.dist.rendezvous import typed_init_method
+from utils.dist.rendezvous import MissingRank, require_meeting_point
 from utils.dist.setup import join_ranks
 from utils.dist.world import World
 from utils.errors import UserError
@@ -27,8 +28,16 @@ def run(main: Callable[[World], None]) -> NoReturn:
     rank, and status 1. A worker ends when its launcher is gone.
     """
     faulthandler.enable()  # SIGBUS and SIGSEGV raise no exception, and print where they struck
-    launcher_is_gone = end_with_launcher()
-    world = World(rank=int(os.environ.get("RANK", 0)))  # for faults before the ranks have met
+    try:
+        meeting = MeetingConfig.typed(sys.argv[1:])
+        launch = Launch.from_environment(meeting.launcher)
+        require_meeting_point(launch, meeting)
+    except UserError as error:  # the same on every rank
+        if may_be_first():
+            tell_mistake(error)
+        leave(2)
+    launcher_is_gone = end_with_launcher(launch)
+    world = World(rank=launch.rank)  # for faults before the ranks have met
 
     @record  # passes the tracebacks of faults to torchrun's report; mistakes are not faults
     def attempt() -> UserError | None:
@@ -39,7 +48,7 @@ def run(main: Callable[[World], None]) -> NoReturn:
         return None
 
     try:
-        world = join_ranks(typed_init_method() or "env")
+        world = join_ranks(launch, meeting)
         mistake = attempt()
         if mistake is not None:
             if world.is_main:
@@ -51,6 +60,9 @@ def run(main: Callable[[World], None]) -> NoReturn:
     except UserError as error:  # before the ranks have met
         tell_mistake(error)
         leave(2)
+    except MissingRank as error:  # the traceback would be of the wait
+        tell(f"fault on rank {world.rank}: {error}")
+        os._exit(1)
     except KeyboardInterrupt:  # in a program without a graceful stop
         tell("error: interrupted")
         os._exit(130)

@@ -1,34 +1,67 @@
 """Settings of the process groups, and the layout of the ranks."""
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from pydantic import Field, field_validator
 
+from utils.command_line import validate
 from utils.config import Float, Int, StrictModel
 
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 
-INIT_METHODS = ("env", "tcp://", "file://")
 
+class MeetingConfig(StrictModel):
+    """How ranks find one another. They need this before rank 0 has read any YAML."""
 
-class DistConfig(StrictModel):
-    """How ranks find one another and communicate. config/pretrain.yaml explains each key."""
-
-    backend: Literal["auto", "nccl", "gloo", "mpi"]
-    init_method: str
-    timeout_s: Float = Field(gt=0, le=10**7)
-    num_threads: Int | None = Field(gt=0)
-    rank_weights: list[Float]
+    launcher: Literal["auto", "torchrun", "slurm", "mpi", "single"] = "auto"
+    init_method: str = "env"
+    start_timeout_s: Float = Field(default=300.0, gt=0, le=10**7)
 
     @field_validator("init_method")
     @classmethod
-    def known_init_method(cls, value: str) -> str:
-        if not value.startswith(INIT_METHODS):
+    def _is_known(cls, value: str) -> str:
+        is_address = re.fullmatch(r"tcp://(\[[^\]]+\]|[^:/]+):\d{1,5}", value)
+        if value != "env" and not is_address and not value.startswith("file:///"):
             raise ValueError(
                 f"dist.init_method is {value!r}; give env, tcp://host:port or file:///path/on/all/machines"
             )
         return value
+
+    @staticmethod
+    def typed(arguments: list[str]) -> "MeetingConfig":
+        """Read these keys from the command line of this rank.
+
+        Raises:
+            UserError: A value is not allowed.
+        """
+        values = {}
+        for word in arguments:
+            match = re.match(r"[+-]*dist\.(\w+)=", word)
+            if match is not None and match[1] in MeetingConfig.model_fields:
+                # If Hydra can't read it, rank 0 says so as soon as it reads the whole command line.
+                with suppress(HydraException, ValueError):
+                    values[match[1]] = OverridesParser.create().parse_override(word.lstrip("+-")).value()
+        return validate(_Typed, {"dist": values}).dist
+
+
+class _Typed(StrictModel):
+    """Gives the keys in error messages their group."""
+
+    dist: MeetingConfig
+
+
+class DistConfig(MeetingConfig):
+    """How ranks find one another and communicate. config/pretrain.yaml explains each key."""
+
+    backend: Literal["auto", "nccl", "gloo", "mpi"]
+    timeout_s: Float = Field(gt=0, le=10**7)
+    num_threads: Int | None = Field(gt=0)
+    rank_weights: list[Float]
 
     @field_validator("rank_weights")
     @classmethod

@@ -1,48 +1,155 @@
 """The store in which ranks meet."""
 
 import os
-import sys
+import socket
+import threading
 import time
 import uuid
+from concurrent.futures import Future
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from utils.dist.config import DistConfig
+from utils.dist.config import MeetingConfig
+from utils.dist.launch import Launch
 from utils.errors import UserError
-
-# The timeout until the config, which has a timeout of its own, is broadcast. Rank 0 imports its
-# packages and reads the YAML before that.
-START_TIMEOUT = timedelta(minutes=5)
+from utils.files import file_errors
 
 
-def agents_store() -> Store | None:
+class MissingRank(Exception):
+    """A rank did not come to the meeting point in time. The message names the rank."""
+
+
+def agents_store(timeout: timedelta) -> Store | None:
     """Return the store that torchrun keeps for all attempts of a launch; None if it keeps none."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(host, port, is_master=False, timeout=START_TIMEOUT)
+    return TCPStore(host, port, is_master=False, timeout=timeout)
 
 
-def store_of_this_attempt(store: Store, rank: int, size: int) -> Store:
-    """Return a part of torchrun's store in which no earlier attempt has written. Every rank.
+def require_meeting_point(launch: Launch, config: MeetingConfig) -> None:
+    """Raise UserError if there are several ranks, and nothing says where they meet."""
+    needed = {"MASTER_ADDR": launch.host, "MASTER_PORT": launch.port}
+    missing = [name for name, value in needed.items() if value in (None, "")]
+    if launch.size > 1 and config.init_method == "env" and missing:
+        raise UserError(
+            f"there are {launch.size} ranks, but nothing says where they meet; set {' and '.join(missing)} to an "
+            "address of rank 0's host and a free port there, or type dist.init_method=tcp://host:port"
+        )
 
-    In the store itself a restarted rank would find the addresses of ranks that are gone, and wait
-    for them. No environment variable names the attempt on all hosts. So rank 0 draws a name, and
-    each rank asks for the name with a ticket of its own. A ticket may come from a rank of an
-    earlier attempt, so rank 0 answers tickets until all ranks have arrived.
+
+def meeting_point(launch: Launch, config: MeetingConfig) -> str:
+    """Return where the ranks of a launch meet: host:port, or the path of a file."""
+    if config.init_method == "env":
+        return f"{launch.host}:{launch.port}"
+    return config.init_method.removeprefix("file://").removeprefix("tcp://")
+
+
+def open_store(launch: Launch, config: MeetingConfig) -> Store:
+    """Open the store of the ranks: rank 0 serves it, and the others wait for it. Every rank.
 
     Raises:
-        TimeoutError: Not all ranks arrived within START_TIMEOUT.
+        UserError: The port or the name of the host can't be used.
+        MissingRank: Rank 0 did not come within `config.start_timeout_s`.
     """
-    own = uuid.uuid4().hex
+    where = meeting_point(launch, config)
+    if config.init_method.startswith("file://"):
+        with file_errors():
+            Path(where).touch()
+        return FileStore(where, launch.size)
+    host, _, port = where.rpartition(":")
+    host = host.strip("[]")
+    if launch.rank > 0:
+        _await_server(host, int(port), config.start_timeout_s)
+    try:
+        store = _tcp_store(host, int(port), is_server=launch.rank == 0, timeout_s=config.start_timeout_s)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(
+            f"rank 0 can't open port {port}, where the ranks are to meet: it is in use on {socket.gethostname()}; set "
+            "MASTER_PORT to a free port for all ranks, or end the program that uses this one"
+        ) from error
+    return PrefixStore(launch.name, store) if launch.name else store
+
+
+def _tcp_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> TCPStore:
+    """Open the store in a thread: if another program answers at the port, a client never returns.
+
+    Raises:
+        MissingRank: Something answers at the port, but not rank 0.
+    """
+    opened: Future[TCPStore] = Future()
+
+    def open_it() -> None:
+        try:
+            timeout = timedelta(seconds=timeout_s)
+            opened.set_result(TCPStore(host, port, is_master=is_server, timeout=timeout, wait_for_workers=False))
+        except Exception as error:
+            opened.set_exception(error)
+
+    threading.Thread(target=open_it, name="meeting point", daemon=True).start()
+    try:
+        return opened.result(timeout_s)
+    except TimeoutError as error:
+        raise MissingRank(
+            f"rank 0 did not come within {timeout_s:g} s: another program answers at {host}:{port}; set MASTER_PORT to "
+            "a free port for all ranks"
+        ) from error
+
+
+def _await_server(host: str, port: int, timeout_s: float) -> None:
+    """Wait until something answers at an address.
+
+    TCPStore would wait, too, but it does not let Ctrl-C through, and prints each attempt.
+
+    Raises:
+        UserError: The host is not known here.
+        MissingRank: Nothing answers.
+    """
+    end, last = time.monotonic() + timeout_s, ""
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, min(5.0, end - time.monotonic()))).close()
+            return
+        except socket.gaierror as error:
+            raise UserError(
+                f"the ranks are to meet at {host}, which is not known on {socket.gethostname()} "
+                f"({error.strerror}); set MASTER_ADDR to a name or address of rank 0's host that all hosts know"
+            ) from error
+        except OSError as error:
+            last = error.strerror or str(error)
+        if time.monotonic() > end:
+            raise MissingRank(
+                f"rank 0 did not come within {timeout_s:g} s: {host}:{port} does not answer ({last}); "
+                "dist.start_timeout_s sets how long ranks wait"
+            )
+        time.sleep(0.1)
+
+
+def store_of_this_attempt(store: Store, rank: int, size: int, timeout_s: float) -> Store:
+    """Return a part of the store in which no earlier attempt has written. Every rank.
+
+    torchrun keeps one store for all attempts, and a file outlives the run. There a restarted rank
+    would find the addresses of ranks that are gone, and wait for them. No environment variable
+    names the attempt on all hosts. So rank 0 draws a name, and each rank asks for the name with a
+    ticket of its own. A ticket may come from a rank of an earlier attempt, so rank 0 answers
+    tickets until all ranks have arrived.
+
+    Raises:
+        MissingRank: Not all ranks arrived in time. The message names those that did not.
+    """
+    own, end = uuid.uuid4().hex, time.monotonic() + timeout_s
+    hint = "dist.start_timeout_s sets how long ranks wait"
     if rank > 0:
         store.set(f"ticket/{rank}", own)
-        try:
-            store.wait([f"attempt/{own}"], START_TIMEOUT)
-        except dist.DistStoreError as error:
-            raise TimeoutError(f"rank 0 did not come within {START_TIMEOUT.total_seconds():g} s") from error
+        while not store.check([f"attempt/{own}"]):
+            if time.monotonic() > end:
+                raise MissingRank(f"rank 0 did not come within {timeout_s:g} s; {hint}")
+            time.sleep(0.02)
         name = store.get(f"attempt/{own}").decode()
         store.set(f"{name}/arrived/{own}", "")
         return PrefixStore(name, store)
@@ -58,26 +165,9 @@ def store_of_this_attempt(store: Store, rank: int, size: int) -> Store:
             answered[other] = ticket
         return bool(store.check([f"{own}/arrived/{ticket}"]))
 
-    end = time.monotonic() + START_TIMEOUT.total_seconds()
-    while missing := [f"rank {other}" for other in range(1, size) if not has_come(other)]:
+    while missing := [other for other in range(1, size) if not has_come(other)]:
         if time.monotonic() > end:
-            raise TimeoutError(
-                f"{', '.join(missing)} of {size} did not come within {START_TIMEOUT.total_seconds():g} s"
-            )
+            named = ", ".join(f"rank {other}" for other in missing[:20]) + (" and others" if missing[20:] else "")
+            raise MissingRank(f"{named} of {size} did not come within {timeout_s:g} s; {hint}")
         time.sleep(0.02)
     return PrefixStore(own, store)
-
-
-def typed_init_method() -> str | None:
-    """Return dist.init_method as typed on the command line of this rank; None if it was not typed.
-
-    Raises:
-        UserError: The value is not one of the known methods.
-    """
-    typed = [word.split("=", 1)[1] for word in sys.argv[1:] if word.lstrip("+").startswith("dist.init_method=")]
-    if not typed:
-        return None
-    try:
-        return DistConfig.known_init_method(typed[-1].strip("'\""))
-    except ValueError as error:
-        raise UserError(str(error)) from error

@@ -10,51 +10,54 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from utils.dist.config import Axes, DeviceName, DistConfig
-from utils.dist.launch import Launch, Place
-from utils.dist.rendezvous import START_TIMEOUT, agents_store, store_of_this_attempt, typed_init_method
+from utils.dist.config import Axes, DeviceName, DistConfig, MeetingConfig
+from utils.dist.launch import Launch
+from utils.dist.place import Place
+from utils.dist.rendezvous import agents_store, open_store, store_of_this_attempt
 from utils.dist.world import BEGUN, World
 from utils.errors import UserError
 
 _THREAD_TIMEOUT = timedelta(minutes=30)
 
 
-def join_ranks(init_method: str = "env") -> World:
+def join_ranks(launch: Launch | None = None, config: MeetingConfig | None = None) -> World:
     """Connect to the other ranks on the host. `connect_devices` connects the devices afterwards.
 
-    The environment, as torchrun sets it, holds the rank and the number of ranks.
-
     Args:
-        init_method: where the ranks meet: "env" (MASTER_ADDR and MASTER_PORT of the environment), a
-            tcp:// address, or a file:// path that all ranks can reach.
+        launch: what the launcher says; None: read the environment.
+        config: how ranks find one another; None: the defaults.
+
+    Raises:
+        UserError: It is not known where the ranks meet, or they can't meet there.
+        MissingRank: A rank did not come. The message names it.
     """
-    size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    launch_store = agents_store() if init_method == "env" else None
-    launch = Launch.from_environment()
-    if launch_store is not None and rank == 0:
+    config = config or MeetingConfig()
+    launch = launch or Launch.from_environment(config.launcher)
+    timeout = timedelta(seconds=config.start_timeout_s)
+    launch_store = agents_store(timeout) if launch.launcher == "torchrun" and config.init_method == "env" else None
+    if launch_store is not None and launch.rank == 0:
         # torchrun's own count is of no use: each host counts the restarts that its own workers
         # caused, and refused attempts count too. Only an attempt that began to train left
         # something to resume from (docs/reliability.md).
         launch = replace(launch, restarts=launch_store.add(BEGUN, 0))
-    if size == 1:
-        return World(launch=launch, launch_store=launch_store)
+    if launch.size == 1:
+        return World(launch=launch, launch_store=launch_store, meeting=config)
     if not torch.cuda.is_available():
         # PyTorch keeps the call stacks of the last 2,000 collectives. These small blocks fragment
         # the heap: two ranks on a CPU grew by 0.7 MB a step without end (docs/log.md).
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
-    if launch_store is not None:
-        store = store_of_this_attempt(launch_store, rank, size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=START_TIMEOUT)
-    else:
-        where = "env://" if init_method == "env" else init_method
-        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=START_TIMEOUT)
+    rank, size = launch.rank, launch.size
+    store = store_of_this_attempt(launch_store or open_store(launch, config), rank, size, config.start_timeout_s)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     places = [Place.here()] * size
     dist.all_gather_object(places, Place.here())
+    if launch.local_rank is None:
+        own = places[rank]
+        launch = replace(launch, local_rank=sum(own.shares_host_with(other) for other in places[:rank]))
     return World(
         rank=rank,
         size=size,
         places=tuple(places),
-        local_rank=int(os.environ.get("LOCAL_RANK", 0)),
         host_group=dist.group.WORLD,
         device_group=dist.group.WORLD,
         data_group=dist.group.WORLD,
@@ -62,8 +65,10 @@ def join_ranks(init_method: str = "env") -> World:
         data_rank=rank,
         data_size=size,
         share_weights=(Fraction(1),) * size,
+        timeout=timeout,
         launch=launch,
         launch_store=launch_store,
+        meeting=config,
     )
 
 
@@ -84,21 +89,25 @@ def connect_devices(
     Raises:
         UserError: The device or backend is not available, or `config` does not fit the ranks.
     """
-    config = config or DistConfig(backend="auto", init_method="env", timeout_s=600, num_threads=None, rank_weights=[])
+    config = config or DistConfig(backend="auto", timeout_s=600, num_threads=None, rank_weights=[])
     with world.shared_errors():
-        if world.size > 1 and config.init_method != (typed_init_method() or "env"):
-            raise UserError(
-                f"dist.init_method={config.init_method}, but ranks have to meet before any YAML is read; type it "
-                "on the command line of every rank, or use dist.init_method=env"
-            )
-        device = _pick_device(name, world.local_rank)
+        for key in MeetingConfig.model_fields:
+            value, used = getattr(config, key), getattr(world.meeting, key)
+            if value != used and (world.size > 1 or key == "launcher"):
+                raise UserError(
+                    f"dist.{key}={value}, but ranks have to meet before any YAML is read, and met with {used}; type it "
+                    f"on the command line of every rank, or leave dist.{key}={used}"
+                )
+        device = _pick_device(name, world.launch.local_rank or 0)
+    cards = world.gather_objects(_card(device))
+    with world.shared_errors():
+        _require_own_cards(cards, config.backend, world)
         backend = _pick_backend(config.backend, device)
         weights = _pick_weights(config.rank_weights, world.size // (axes or Axes()).model)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    elif "OMP_NUM_THREADS" not in os.environ:  # by default each rank would use all cores of its machine
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        torch.set_num_threads(max(1, torch.get_num_threads() // local_size))
+    elif "OMP_NUM_THREADS" not in os.environ:  # by default each rank would use all of its cores
+        torch.set_num_threads(max(1, torch.get_num_threads() // world.ranks_on_my_cores))
     if deterministic:
         # Deterministic algorithms need this variable, which cuBLAS reads once, at its first call.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -110,15 +119,25 @@ def connect_devices(
         return replace(world, device=device, share_weights=weights)
     if not dist.is_initialized():  # a single process whose strategy needs a group
         store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=START_TIMEOUT)
-    timeout = timedelta(seconds=config.timeout_s)
-    # NCCL's watchdog ends a process without a message. The votes of the host can name the missing
-    # rank, so they time out first.
-    device_timeout = timeout + timedelta(seconds=60 if device.type == "cuda" else 0)
-    axes = axes or Axes(replicate=world.size)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    world = replace(world, device=device, share_weights=weights, timeout=timedelta(seconds=config.timeout_s))
+    return _with_groups(world, backend, axes or Axes(replicate=world.size))
+
+
+def _with_groups(world: World, backend: str, axes: Axes) -> World:
+    """Return this world with all its process groups. Every rank."""
+    timeout, device, is_nccl = world.timeout, world.device, "nccl" in backend
+    # NCCL ends a process without a message, by its watchdog or because nothing was heard of its
+    # watchdog. The votes of the host can name the missing rank, so they time out first.
+    device_timeout = timeout + timedelta(seconds=60 if is_nccl else 0)
+    if is_nccl:
+        heartbeat_s = max(480, int(device_timeout.total_seconds()) + 60)  # 480 is PyTorch's own value
+        os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(heartbeat_s))
     groups = {
         "host": dist.new_group(backend="gloo", timeout=timeout),
-        "device": dist.new_group(backend=backend, timeout=device_timeout),
+        # With a device, NCCL connects all ranks here, where a missing rank is noticed, and not in
+        # the first step. Its other groups connect when they are used, since some never are.
+        "device": dist.new_group(backend=backend, timeout=device_timeout, device_id=device if is_nccl else None),
         "thread": dist.new_group(backend="gloo", timeout=timeout),
     }
     # The thread waits for disks, which may take longer than dist.timeout_s.
@@ -127,8 +146,7 @@ def connect_devices(
     data_ranks = list(ranks_RSM.flatten(0, 1).unbind(1))
     return replace(
         world,
-        device=device,
-        timeout=timeout,
+        backend=backend,
         host_group=groups["host"],
         device_group=groups["device"],
         thread_group=groups["thread"],
@@ -136,7 +154,6 @@ def connect_devices(
         host_data_group=_own_group(world, data_ranks, "gloo", timeout),
         data_rank=world.rank // axes.model,
         data_size=world.size // axes.model,
-        share_weights=weights,
         mesh=DeviceMesh.from_group(
             [
                 _own_group(world, list(lines.flatten(0, 1)), backend, device_timeout)
@@ -165,15 +182,34 @@ def _pick_device(name: DeviceName, local_rank: int) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if count == 0:
             raise UserError("device=cuda, but PyTorch finds no CUDA device here; use device=cpu or device=auto")
-        if local_rank >= count:
-            raise UserError(
-                f"{local_rank + 1} or more ranks run here, but there are {count} CUDA devices; lower --nproc-per-node "
-                f"to {count}"
-            )
-        return torch.device("cuda", local_rank)
+        # A launcher may show each rank a card of its own, which then is the only one.
+        return torch.device("cuda", local_rank % count)
     if name == "mps" and not torch.backends.mps.is_available():
         raise UserError("device=mps, but PyTorch finds no Apple GPU here; use device=cpu or device=auto")
     return torch.device(name)
+
+
+def _card(device: torch.device) -> str | None:
+    """Return what tells the card of this rank from all others; None without CUDA."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
+def _require_own_cards(cards: list[str | None], backend: str, world: World) -> None:
+    """Raise UserError if ranks share a card, which only gloo can do.
+
+    Args:
+        cards: of each rank.
+    """
+    sharing = [rank for rank, card in enumerate(cards) if card is not None and cards.index(card) < rank]
+    if sharing and backend != "gloo":
+        first = cards.index(cards[sharing[0]])
+        host = world.places[first].host
+        num_cards = len({card for card, place in zip(cards, world.places, strict=True) if place.host == host})
+        raise UserError(
+            f"ranks {first} and {sharing[0]} share a CUDA device on {host}, which NCCL refuses; start {num_cards} "
+            f"rank{'s' * (num_cards > 1)} there (torchrun --nproc-per-node {num_cards}), or take dist.backend=gloo to "
+            "share"
+        )
 
 
 def _pick_backend(name: str, device: torch.device) -> str:

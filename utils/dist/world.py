@@ -20,8 +20,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from utils.dist.launch import Launch, Place
-from utils.dist.rendezvous import START_TIMEOUT
+from utils.dist.config import MeetingConfig
+from utils.dist.launch import Launch
+from utils.dist.place import Place
 from utils.errors import UserError
 from utils.text import for_a_terminal
 
@@ -49,9 +50,9 @@ class World:
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
     places: tuple[Place, ...] = field(default_factory=lambda: (Place.here(),))  # of each rank
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    backend: str = ""  # what carries tensors between devices; empty without process groups
     host_group: dist.ProcessGroup | None = None
     device_group: dist.ProcessGroup | None = None
     data_group: dist.ProcessGroup | None = None
@@ -60,9 +61,10 @@ class World:
     data_rank: int = 0  # the number of this rank's share of the slots
     data_size: int = 1  # the number of shares
     share_weights: tuple[Fraction, ...] = (Fraction(1),)  # one for each share; see `shares`
-    timeout: timedelta = START_TIMEOUT  # how long a rank waits for the others before it gives up
-    launch: Launch = field(default_factory=Launch)  # only rank 0 uses it, to decide about resuming
+    timeout: timedelta = timedelta(minutes=10)  # how long a rank waits for the others before it gives up
+    launch: Launch = field(default_factory=Launch)  # what the launcher says about this process
     launch_store: Store | None = None  # torchrun's own, which all attempts of a launch share
+    meeting: MeetingConfig = field(default_factory=MeetingConfig)  # how the ranks found one another
     mesh: DeviceMesh | None = None  # its axes are those of Axes; None if no strategy needs a mesh
 
     @staticmethod
@@ -93,6 +95,15 @@ class World:
         The first writes for all of them.
         """
         return self.rank % self.ranks_per_share == 0
+
+    @property
+    def ranks_on_my_cores(self) -> int:
+        """How many ranks share the cores of this rank.
+
+        A launcher may bind each rank to cores of its own, as mpirun does.
+        """
+        own = self.places[self.rank]
+        return sum(own.shares_host_with(other) and own.cores == other.cores for other in self.places)
 
     def slice_of(self, num_slots: int) -> slice:
         """Return this rank's contiguous share of `num_slots`, in proportion to its weight.

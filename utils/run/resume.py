@@ -24,6 +24,7 @@ from utils.command_line import (
 )
 from utils.config import flatten
 from utils.config_files import choices
+from utils.dist.config import MeetingConfig
 from utils.dist.launch import Launch
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
@@ -67,7 +68,7 @@ def read_start(
         where = with_names(where, launch)
         run_path = where.run_path
         _take(run_path, lock, notes)
-        if where.resume is None and launch.restarts == 0:
+        if where.resume is None and not launch.began_before:
             asked = validate(config_class, read_config(config_name, overrides))
             claim_fresh(run_path)
             return Start(_named_as(asked, where), notes=notes)
@@ -122,6 +123,8 @@ def _place(config_name: str, overrides: list[str]) -> RunConfig:
 def completed(stored: Container, config_name: str) -> Container:
     """Return a stored config with defaults for the keys that were added since it was stored.
 
+    How ranks find one another is a matter of each start, and gets its defaults, too.
+
     Raises:
         UserError: A value is an interpolation. Runs store plain values, and an interpolation in
             somebody else's file could read environment variables.
@@ -130,7 +133,9 @@ def completed(stored: Container, config_name: str) -> Container:
         if "${" in str(value):
             raise UserError(f"the stored config is no run's: {key} is {str(value)[:80]!r}; write its value there")
     names = {group: _name_in(stored.get(group), group) for group, _ in default_groups(config_name)}
-    return _filled_up(stored, read_config(config_name, [f"{group}={name}" for group, name in names.items() if name]))
+    defaults = read_config(config_name, [f"{group}={name}" for group, name in names.items() if name])
+    meeting = {f"dist.{key}": value.default for key, value in MeetingConfig.model_fields.items()}
+    return with_changes(_filled_up(stored, defaults), meeting)
 
 
 def _filled_up(stored: Container, defaults: Container) -> Container:
@@ -210,7 +215,7 @@ def _named_checkpoint(asked: RunConfig, launch: Launch, lock: RunLock, notes: li
     where = Path(asked.resume)
     run_path = Path(asked.checkpoint_path) if asked.checkpoint_path else run_folder_of(where)
     _take(run_path, lock, notes)
-    if launch.restarts and (own := find_checkpoint(run_path, notes.append)):
+    if launch.began_before and (own := find_checkpoint(run_path, notes.append)):
         return run_path, own  # an earlier attempt of this launch has already gone on from PATH
     checkpoint = open_checkpoint(where, notes.append)
     if not same_folder(run_path, run_folder_of(where)):

@@ -28,7 +28,7 @@ from utils.dist.world import World
 
 CONFIGS = Path(__file__).resolve().parents[3] / "config" / "parallel"
 BATCH, NUM_STEPS, LR, TABLE_LR = 8, 3, 0.05, 0.01
-DIST = DistConfig(backend="auto", init_method="env", timeout_s=60.0, num_threads=None, rank_weights=[])
+DIST = DistConfig(backend="auto", timeout_s=60.0, num_threads=None, rank_weights=[])
 
 
 def config_of(name: str, **changes: Any) -> ParallelConfig:

@@ -52,7 +52,7 @@ def _stack(**changes: Any) -> RecursiveModel:
 
 
 def _on_cpu(world: World, config: PipelineConfig, weights: list[float] | None = None) -> World:
-    dist = DistConfig(backend="auto", init_method="env", timeout_s=60.0, num_threads=None, rank_weights=weights or [])
+    dist = DistConfig(backend="auto", timeout_s=60.0, num_threads=None, rank_weights=weights or [])
     return connect_devices(world, "cpu", dist, axes=config.axes(world.size))
 
 

@@ -20,7 +20,7 @@ STATE_FILE = "state/rank_0000.safetensors"
 # R = 5 rows, C = 6 columns. Over 2 and 4 ranks 5 rows give uneven shards, and over 4 ranks an empty
 # one.
 WHOLE_RC = torch.arange(30.0).view(5, 6)
-CONFIG = DistConfig(backend="auto", init_method="env", timeout_s=60.0, num_threads=None, rank_weights=[])
+CONFIG = DistConfig(backend="auto", timeout_s=60.0, num_threads=None, rank_weights=[])
 
 
 def silent(text: str) -> None:

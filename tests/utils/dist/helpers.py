@@ -4,5 +4,5 @@ from utils.dist.config import DistConfig
 
 
 def dist_config(**changes: object) -> DistConfig:
-    values = {"backend": "auto", "init_method": "env", "timeout_s": 30.0, "num_threads": None, "rank_weights": []}
+    values = {"backend": "auto", "timeout_s": 30.0, "num_threads": None, "rank_weights": []}
     return DistConfig.model_validate(values | changes)

@@ -1,30 +1,182 @@
-"""What the launcher reveals about an attempt, and which processes have ended."""
+"""What the variables of each launcher say about a process, and which ones are not enough.
 
-import subprocess
-import sys
-from dataclasses import replace
+The environments are those that Slurm 22.05, Open MPI 4.1, MPICH 4.0 and torchrun 2.13 set.
+"""
+
+import os
+from typing import Any
 
 import pytest
 
-from utils.dist.launch import Launch, Place
+from utils.dist.launch import Launch, LauncherName, without_launcher
+from utils.errors import UserError
+
+_SLURM_STEP = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NODELIST": "n[07-08]",
+    "SLURM_JOB_NODELIST": "n[07-08]",
+}
+_SLURM_BATCH = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "2",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+}
+_OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "1588789249",
+}
+_MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+_TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "GROUP_WORLD_SIZE": "1",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_RUN_ID": "job-7",
+}
 
 
-def test_launch_is_the_same_for_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
-    assert Launch.from_environment() == Launch(restarts=0, identity=None)
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ.keys() - without_launcher(os.environ).keys():
+        monkeypatch.delenv(name)
+
+
+def _launch(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], launcher: LauncherName | None = None
+) -> Launch:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return Launch.from_environment(launcher or "auto")
+
+
+def _seat(launch: Launch) -> tuple[Any, ...]:
+    return launch.launcher, launch.rank, launch.size, launch.local_rank, launch.host
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, ("single", 0, 1, None, None)),
+        (_TORCHRUN, ("torchrun", 1, 2, 1, "localhost")),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, ("torchrun", 1, 2, None, "a")),
+        (_SLURM_STEP, ("slurm", 3, 4, 1, "n07")),
+        (_SLURM_STEP | {"MASTER_ADDR": "10.0.0.1"}, ("slurm", 3, 4, 1, "10.0.0.1")),
+        (_SLURM_STEP | {"SLURM_STEP_NODELIST": "gpu3,gpu[5-6]"}, ("slurm", 3, 4, 1, "gpu3")),
+        (_SLURM_STEP | {"SLURM_STEP_NODELIST": "r[1-2]n[09,11]-ib,x"}, ("slurm", 3, 4, 1, "r1n09-ib")),
+        (_SLURM_BATCH, ("single", 0, 1, None, None)),
+        (_SLURM_STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, ("single", 0, 1, None, None)),
+        (_OPEN_MPI, ("mpi", 1, 2, 1, "127.0.0.1")),
+        (_OPEN_MPI | {"MASTER_ADDR": "a", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, ("mpi", 1, 2, 1, "a")),
+        (_MPICH, ("mpi", 1, 2, 1, "127.0.0.1")),
+        ({"PMI_RANK": "5", "PMI_SIZE": "8", "MASTER_ADDR": "a"}, ("mpi", 5, 8, None, "a")),
+        # Inside a step of Slurm, other launchers start ranks of their own.
+        (_SLURM_STEP | _TORCHRUN | {"GROUP_WORLD_SIZE": "4"}, ("torchrun", 1, 2, 1, "localhost")),
+        (_SLURM_STEP | _OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, ("mpi", 1, 2, 1, "n07")),
+        # srun --mpi=pmi2 sets PMI's variables beside its own, and for other hosts than one.
+        (_SLURM_STEP | {"PMI_RANK": "3", "PMI_SIZE": "4"}, ("slurm", 3, 4, 1, "n07")),
+    ],
+)
+def test_a_rank_finds_itself(
+    environment: dict[str, str], expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _seat(_launch(monkeypatch, environment)) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher", "expected"),
+    [
+        ({"WORLD_SIZE": "2"}, None, "WORLD_SIZE=2 is set, but RANK is not; set both"),
+        ({"RANK": "2"}, None, "RANK=2 is set, but WORLD_SIZE is not; set both"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, None, "RANK is 'x'; set it to a number"),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, None, "did not set SLURM_PROCID.*dist.launcher=single"),
+        (_OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, None, "2 ranks on several hosts.*set MASTER_ADDR"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, None, "2 ranks on several hosts.*set MASTER_ADDR"),
+        ({}, "slurm", "dist.launcher=slurm, but the environment holds nothing of a step of Slurm.*srun"),
+        ({}, "torchrun", "dist.launcher=torchrun, but the environment holds nothing of torchrun"),
+        (_SLURM_STEP, "mpi", "dist.launcher=mpi, but the environment holds nothing of MPI.*mpirun"),
+        (_SLURM_STEP | _TORCHRUN, None, "srun started 4 torchruns, but 1 of them met.*--nnodes=4"),
+        (_OPEN_MPI | _TORCHRUN, None, "mpirun started 2 torchruns, but 1 of them met"),
+    ],
+)
+def test_what_is_missing_is_named(
+    environment: dict[str, str], launcher: LauncherName | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each process would train alone, beside the others."""
+    with pytest.raises(UserError, match=expected):
+        _launch(monkeypatch, environment, launcher)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [("single", 1), ("torchrun", 2), ("slurm", 4)],
+)
+def test_the_config_may_choose_the_launcher(
+    launcher: LauncherName, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _launch(monkeypatch, _SLURM_STEP | _TORCHRUN, launcher).size == expected
+
+
+def test_a_batch_script_with_several_tasks_says_that_it_works_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _launch(monkeypatch, _SLURM_BATCH)
+    assert "has 2 tasks, but the program was started without srun" in capsys.readouterr().err
+
+
+def test_launches_differ_in_port_and_name_and_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two launches on one host must not meet one another."""
+    for environment, rank, job in (
+        (_SLURM_STEP, "SLURM_PROCID", "SLURM_STEP_ID"),
+        (_OPEN_MPI, "OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE"),
+    ):
+        with monkeypatch.context() as patch:
+            launches = [
+                _launch(patch, environment | changes) for changes in ({rank: "0"}, {rank: "1"}, {rank: "0", job: "99"})
+            ]
+        ports, names = [launch.port for launch in launches], [launch.name for launch in launches]
+        assert ports[0] == ports[1] != ports[2] and names[0] == names[1] != names[2]
+        assert all(port is not None and 1024 < port < 32768 for port in ports), "systems give clients higher ports"
+    assert _launch(monkeypatch, _SLURM_STEP | {"MASTER_PORT": "29501"}).port == 29501
+
+
+def test_torchruns_attempts_have_one_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     for run_id in ("job-7", "none"):  # torchrun sets "none" if it has no rendezvous id
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
-        identities = []
-        for restarts in range(2):
-            monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
-            assert Launch.from_environment().restarts == restarts
-            identities.append(Launch.from_environment().identity)
-        assert identities[0] == identities[1] not in (None, "", "none")
+        attempts = [
+            _launch(monkeypatch, _TORCHRUN | {"TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_RESTART_COUNT": str(n)})
+            for n in range(2)
+        ]
+        assert [attempt.restarts for attempt in attempts] == [0, 1]
+        assert [attempt.began_before for attempt in attempts] == [False, True]
+        assert attempts[0].identity == attempts[1].identity not in (None, "", "none")
 
 
-def test_a_process_counts_as_gone_only_if_it_can_be_seen_from_here() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        place = replace(Place.here(), pid=process.pid)
-    assert place.is_gone and not Place.here().is_gone and not replace(place, pid=1).is_gone
-    assert not replace(place, host="another").is_gone
-    assert not replace(place, pid_namespace="of a container").is_gone
+@pytest.mark.parametrize("environment", [_SLURM_STEP, _SLURM_BATCH, _TORCHRUN | {"SLURM_JOB_ID": "12"}])
+def test_a_requeued_job_is_the_same_launch(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = environment | {"TORCHELASTIC_RUN_ID": "none"}
+    monkeypatch.setattr("sys.argv", ["pretrain.py", "lr=1e-4"])
+    first, again = (_launch(monkeypatch, environment | more) for more in ({}, {"SLURM_RESTART_COUNT": "1"}))
+    assert not first.began_before and again.began_before and again.requeues == 1
+    assert first.identity == again.identity is not None
+    monkeypatch.setattr("sys.argv", ["pretrain.py", "lr=2e-4"])  # the next run of the same batch script
+    assert _launch(monkeypatch, environment).identity != first.identity
+
+
+def test_a_new_run_gets_nothing_of_the_launcher() -> None:
+    for environment in (_SLURM_STEP, _SLURM_BATCH, _OPEN_MPI, _MPICH, _TORCHRUN):
+        assert without_launcher(environment | {"HOME": "/home/a", "OMP_NUM_THREADS": "2"}) == {
+            "HOME": "/home/a",
+            "OMP_NUM_THREADS": "2",
+        }

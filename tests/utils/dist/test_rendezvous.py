@@ -1,29 +1,82 @@
 """Where ranks meet, and which rank is named if it does not arrive."""
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
-from utils.dist.rendezvous import store_of_this_attempt, typed_init_method
+from tests.spawn import free_port
+from utils.dist.config import MeetingConfig
+from utils.dist.launch import Launch
+from utils.dist.rendezvous import MissingRank, open_store, require_meeting_point, store_of_this_attempt
 from utils.errors import UserError
 
-
-@pytest.mark.parametrize("typed", ["dist.init_method=foo", "++dist.init_method=foo"])
-def test_an_invalid_meeting_point_is_refused_before_a_rank_waits(typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["pretrain.py", typed])
-    with pytest.raises(UserError, match=r"dist\.init_method is 'foo'; give env, tcp://host:port or file:///path"):
-        typed_init_method()
+_PATIENT = MeetingConfig(start_timeout_s=20)
+_HASTY = MeetingConfig(start_timeout_s=1)
 
 
-def test_a_rank_that_does_not_arrive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("utils.dist.rendezvous.START_TIMEOUT", timedelta(seconds=1))
+def _launch(rank: int, port: int | None, host: str = "127.0.0.1", name: str = "") -> Launch:
+    return Launch("slurm", rank=rank, size=2, host=host, port=port, name=name)
+
+
+def test_a_rank_that_does_not_arrive_is_named() -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     with ThreadPoolExecutor(2) as pool:
         for _ in range(2):  # rank 1 arrives twice, but does not count for rank 2
-            pool.submit(store_of_this_attempt, store, 1, 3)
-        with pytest.raises(TimeoutError, match=r"^rank 2 of 3 did not come within 1 s"):
-            store_of_this_attempt(store, 0, 3)
-    with pytest.raises(TimeoutError, match="rank 0 did not come within 1 s"):
-        store_of_this_attempt(store, 1, 3)
+            pool.submit(store_of_this_attempt, store, 1, 3, 1)
+        with pytest.raises(MissingRank, match=r"^rank 2 of 3 did not come within 1 s; dist.start_timeout_s sets"):
+            store_of_this_attempt(store, 0, 3, 1)
+    with pytest.raises(MissingRank, match="rank 0 did not come within 1 s"):
+        store_of_this_attempt(store, 1, 3, 1)
+
+
+def test_rank_0_is_named_if_nothing_answers() -> None:
+    port = free_port()
+    with pytest.raises(MissingRank, match=rf"^rank 0 did not come within 1 s: 127\.0\.0\.1:{port} does not answer"):
+        open_store(_launch(1, port), _HASTY)
+
+
+def test_rank_0_is_named_if_another_program_answers() -> None:
+    """PyTorch's own client would wait for its answer for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(MissingRank, match=rf"another program answers at 127\.0\.0\.1:{port}; set MASTER_PORT"):
+            open_store(_launch(1, port), _HASTY)
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UserError, match=rf"^rank 0 can't open port {port}.*it is in use on .*; set MASTER_PORT"):
+            open_store(_launch(0, port), _PATIENT)
+
+
+def test_an_unknown_host_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"are to meet at no-such-host\.invalid, which is not known on .*MASTER_ADDR"):
+        open_store(_launch(1, 29500, host="no-such-host.invalid"), _PATIENT)
+
+
+def test_two_launches_on_one_port_do_not_mix() -> None:
+    """A rank of the other launch finds this store, but does not become one of its ranks."""
+    port = free_port()
+    own = open_store(_launch(0, port, name="slurm 1.0"), _PATIENT)
+    other = open_store(_launch(1, port, name="slurm 2.0"), _PATIENT)
+    with ThreadPoolExecutor(2) as pool:
+        strayed = pool.submit(store_of_this_attempt, other, 1, 2, 1.5)
+        with pytest.raises(MissingRank, match=r"^rank 1 of 2 did not come"):
+            store_of_this_attempt(own, 0, 2, 1)
+        with pytest.raises(MissingRank, match=r"^rank 0 did not come"):
+            strayed.result()
+
+
+def test_a_missing_meeting_point_is_named() -> None:
+    for host, port, expected in (
+        (None, 29500, "set MASTER_ADDR to"),
+        ("a", None, "set MASTER_PORT to"),
+        (None, None, "set MASTER_ADDR and MASTER_PORT to"),
+    ):
+        launch = Launch("torchrun", rank=0, size=2, host=host, port=port)
+        with pytest.raises(UserError, match=f"2 ranks, but nothing says where they meet; {expected}"):
+            require_meeting_point(launch, _PATIENT)
+        require_meeting_point(launch, MeetingConfig(init_method="tcp://10.0.0.1:29500"))

@@ -19,8 +19,9 @@ def prepare_run(start: Start[PretrainConfig]) -> None:
 
 
 def set_attempt(monkeypatch: pytest.MonkeyPatch, run_id: str, restarts: int) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+    variables = {"RANK": 0, "WORLD_SIZE": 1, "TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_RESTART_COUNT": restarts}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
 
 
 def all_bytes(folder: Path) -> dict[Path, bytes]:

@@ -1,0 +1,51 @@
+"""The first lines of a log name the command, the code, the ranks and the folder."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.spawn import run_ranks
+from utils.dist.world import World
+from utils.run.heading import _on_host, _Seat, heading
+
+
+def test_a_single_process(tmp_path: Path) -> None:
+    typed = ["/somewhere/pretrain.py", "lr=1e-4", "eval_save_outputs=[a, b]"]
+    command, code, ranks, host, folder = heading(typed, tmp_path, World.single())
+    assert command == "command: pretrain.py lr=1e-4 'eval_save_outputs=[a, b]'"
+    assert f"torch {torch.__version__}" in code and code.startswith(("code: commit ", "code: not under git"))
+    assert ranks == "ranks: 1"
+    assert host == f"  {World.single().places[0].host}: rank 0 on cpu, {torch.get_num_threads()} thread" + (
+        "s" * (torch.get_num_threads() > 1)
+    )
+    assert folder == f"folder: {tmp_path}"
+
+
+def _of_two_hosts(world: World) -> list[str]:
+    """Return the lines about ranks, of which every other one is on another host."""
+    torch.set_num_threads(1 + (world.rank == 3))
+    places = tuple(replace(place, host="ab"[rank % 2]) for rank, place in enumerate(world.places))
+    launch = replace(world.launch, launcher="slurm", host="a", port=29500)
+    lines = heading(["pretrain.py"], Path("/run"), replace(world, places=places, launch=launch, backend="gloo"))
+    return lines[2:-1]
+
+
+def test_each_host_has_one_line() -> None:
+    assert run_ranks(_of_two_hosts, 4)[0] == [
+        "ranks: 4, started by slurm, met at a:29500, connected by gloo",
+        "  a: ranks 0,2 on cpu, 1 thread each",
+        "  b: rank 1 on cpu, 1 thread; rank 3 on cpu, 2 threads",
+    ]
+
+
+def test_gpus_are_named_once() -> None:
+    seats = [(rank, _Seat("a", "NVIDIA H100", rank % 8, 4)) for rank in range(8, 16)]
+    assert _on_host(seats) == "ranks 8-15 on cuda:0-7 (NVIDIA H100), 4 threads each"
+
+
+def test_the_code_outside_of_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a copy without git nor a copy inside another repository has a commit of its own."""
+    monkeypatch.setattr("utils.run.heading._ROOT", tmp_path)
+    assert "code: not under git" in heading(["pretrain.py"], tmp_path, World.single())[1]
