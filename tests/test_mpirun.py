@@ -14,6 +14,8 @@ from tests import runs
 from tests.runs import assert_same_run, latest, settings, until
 from utils.dist.launch import without_launcher
 
+pytestmark = pytest.mark.launch
+
 OPEN_MPI = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
 MPICH = ["mpirun.mpich", "-n", "2"]
 # Each step takes a moment, so that a rank can be killed between two steps.

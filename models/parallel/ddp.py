@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed import GradBucket, get_debug_level  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -45,12 +45,18 @@ class DDPConfig(LayoutConfig):
     def require_support(self, model: RecursiveModel, world: World) -> None:
         """As in the base class.
 
-        A static graph must not change, and the backend must sum compressed gradients.
+        A static graph must not change, the backend must sum compressed gradients, and PyTorch must
+        not check each collective on gloo.
         """
         if self.static_graph and (model.config.depth_curriculum or model.config.backprop_warmup_steps):
             raise UserError(
                 "parallel.static_graph promises the same graph at every step, but arch.depth_curriculum and "
                 "arch.backprop_warmup_steps change it; set static_graph to false"
+            )
+        if get_debug_level().name == "DETAIL" and world.backend == "gloo":
+            raise UserError(
+                "TORCH_DISTRIBUTED_DEBUG=DETAIL makes this version of PyTorch crash under DDP on gloo (SIGSEGV); set "
+                "it to INFO, or take parallel=fsdp"
             )
         if self.compression == "powersgd" and model.config.forward_dtype == "float16":
             raise UserError(

@@ -1,5 +1,6 @@
 """DDP resumes bit for bit, compresses the gradients that it sends, and refuses what it can't do."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,3 +120,11 @@ def test_powersgd_is_refused_with_a_loss_scale() -> None:
     """
     with pytest.raises(UserError, match=r"take parallel.compression=fp16 or none, or arch.forward_dtype=bfloat16"):
         layout_of(World.single(), "ddp", compression="powersgd", forward_dtype="float16")
+
+
+def test_the_debug_level_that_crashes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch 2.13 ends DDP on gloo with SIGSEGV."""
+    monkeypatch.setattr("models.parallel.ddp.get_debug_level", lambda: SimpleNamespace(name="DETAIL"))
+    with pytest.raises(UserError, match=r"TORCH_DISTRIBUTED_DEBUG=DETAIL makes .* crash .*; set it to INFO, or take"):
+        config_of("ddp").require_support(model_of("hrm"), World(backend="gloo"))
+    config_of("ddp").require_support(model_of("hrm"), World(backend="cpu:gloo,cuda:nccl"))

@@ -1,0 +1,101 @@
+"""Run the commands of docs/launching.md as written, with real launchers.
+
+The test appends options that make them small. Each command for 8 ranks starts 2, and the hosts of a
+launch are this machine. Commands of Slurm and Ray have their own groups of tests, which need those
+engines.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs import REPOSITORY, rows
+from tests.spawn import free_port
+from utils.dist.launch import without_launcher
+
+PAGE = (REPOSITORY / "docs" / "launching.md").read_text()
+TINY = "debug=tiny device=cpu max_steps=5 log_interval=1 eval_every_n_steps=null best_metric=null"
+# Which test runs a command, by its first words.
+ELSEWHERE = {
+    "sbatch": "tests/launch/test_slurm.py",
+    "srun": "tests/launch/test_slurm.py",
+    "python -m launch.ray_train": "tests/launch/test_ray.py",
+    "python -m launch.kubernetes": "tests/launch/test_kubernetes.py",
+}
+
+
+def _commands() -> list[str]:
+    """Return every line of every bash block once. Join continued lines and drop comments."""
+    lines = re.sub(r"\\\n\s*", "", "".join(re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL))).splitlines()
+    return list(dict.fromkeys(line for line in (re.sub(r"\s+#.*", "", line).strip() for line in lines) if line))
+
+
+def _launches() -> list[list[str]]:
+    """Return the commands that belong together, one for each host."""
+    launches: list[list[str]] = []
+    for command in _commands():
+        if not command.startswith(("torchrun", "mpirun")):
+            continue
+        if "--node-rank 1" in command:
+            launches[-1].append(command)
+        else:
+            launches.append([command] * (2 if "--rdzv-endpoint" in command else 1))
+    return launches
+
+
+def test_each_command_has_a_test() -> None:
+    for command in _commands():
+        assert command.startswith(("torchrun", "mpirun", "make ", *ELSEWHERE)), f"no test runs {command!r}"
+        if command.startswith("make "):
+            subprocess.run(["make", "-n", command.split()[1]], cwd=REPOSITORY, check=True, capture_output=True)
+    for words, test in ELSEWHERE.items():
+        if any(command.startswith(words) for command in _commands()):
+            assert (REPOSITORY / test).is_file(), f"{test} is to run {words} ..."
+
+
+def _made_small(command: str, num_hosts: int, port: int, data: Path, run: Path) -> str:
+    ranks = 2 // num_hosts
+    command = re.sub(r"(--nproc-per-node|-n) 8", rf"\1 {ranks}", command).replace("node1", "localhost")
+    command = re.sub(r"(localhost:|--master-port )\d+", rf"\g<1>{port}", command)
+    if command.startswith("mpirun"):  # tests run as root in containers, and on machines with one core
+        command = command.replace("mpirun ", "mpirun.openmpi --allow-run-as-root --oversubscribe ")
+    elif "--master-port" not in command and "rdzv" not in command and "--standalone" not in command:
+        command = command.replace("torchrun ", f"torchrun --master-port {port} ")
+    return f"{command} {TINY} checkpoint_path={run}".replace("data_path=data/sudoku-6x6", f"data_path={data}")
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("commands", _launches(), ids=lambda commands: commands[0][:60])
+def test_launch(commands: list[str], data: Path, tmp_path: Path) -> None:
+    if commands[0].startswith("mpirun") and shutil.which("mpirun.openmpi") is None:
+        pytest.skip("there is no mpirun.openmpi here")
+    port, run, log = free_port(), tmp_path / "run", tmp_path / "log"
+    environment = without_launcher(os.environ) | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
+    with open(log, "w") as output:
+        hosts = [
+            subprocess.Popen(
+                ["bash", "-c", "exec " + _made_small(command, len(commands), port, data, run)],
+                cwd=REPOSITORY,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            for command in commands
+        ]
+    try:
+        statuses = [host.wait(120) for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    said = log.read_text()
+    assert statuses == [0] * len(commands), said
+    assert "ranks: 2, started by " in said and said.count("steps of 16 sequences") == 1, "one training of two ranks"
+    assert [row["step"] for row in rows(run)] == [1, 2, 3, 4, 5]
