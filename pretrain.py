@@ -343,7 +343,8 @@ def after_step(session: Session, row: Row) -> bool:
         out_of_patience = evaluated and plan.out_of_patience(progress)
         checkpoint_due = plan.checkpoint_due(progress.step, evaluated=evaluated)
         if stopping or data_failed or out_of_patience or is_best or checkpoint_due:
-            session.save(is_best=is_best)
+            ends = stopping or data_failed or out_of_patience or progress.step >= plan.last_step
+            session.save(is_best=is_best, is_last=ends)
         elif plan.replicas_check_due(progress.step):
             session.check_replicas()
         if data_failed:

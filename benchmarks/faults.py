@@ -278,7 +278,7 @@ def disk_full(trial: Trial) -> Ending:
     """Put the run's folder on a disk of random size, and enlarge the disk before the resume."""
     size = 4096 * trial.draw.randint(1, 1000)  # the whole run takes some 1,350 pages
     trial.tell(f"{size:,} bytes")
-    with _disk(trial.run, size) as resize:
+    with disk(trial.run, size) as resize:
         error = trial.ended(trial.start()).error()
         assert "No space left on device" in error, error
         advice = ("could not be written: ", "; free the disk, then resume"), ("can't write to ", "; free it, or give")
@@ -288,7 +288,7 @@ def disk_full(trial: Trial) -> Ending:
 
 
 @contextmanager
-def _disk(folder: Path, num_bytes: int) -> Iterator[Callable[[int], None]]:
+def disk(folder: Path, num_bytes: int) -> Iterator[Callable[[int], None]]:
     """Mount a file system of a given size at the folder. Yields a function that resizes it."""
     folder.mkdir()
 
@@ -305,7 +305,7 @@ def _disk(folder: Path, num_bytes: int) -> Iterator[Callable[[int], None]]:
 def can_mount() -> bool:
     """Return whether disk_full can run. It needs root, and most containers don't allow it."""
     try:
-        with tempfile.TemporaryDirectory() as folder, _disk(Path(folder, "disk"), 4096):
+        with tempfile.TemporaryDirectory() as folder, disk(Path(folder, "disk"), 4096):
             return True
     except (OSError, subprocess.CalledProcessError):
         return False

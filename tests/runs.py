@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from concurrent import futures
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -494,6 +495,31 @@ def stopped_at_once(rank: int) -> None:
 def small_disk(num_bytes: int, rank: int) -> None:
     """Limit the size of files. Writing more fails with "File too large"."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+
+
+def full_disk(first_step: int, end_step: int, on_ranks: list[int], rank: int, *, num_bytes: int = 20_000) -> None:
+    """Let some ranks write no file beyond a size, from before one step until before another.
+
+    The limit holds for the log of the test as well, and for rows. The run waits for each save, so
+    that the steps decide which saves fail.
+    """
+    from utils.checkpoint.writer import Checkpointer
+
+    try_again = Checkpointer.try_again
+
+    def and_wait(self: Any) -> None:
+        try_again(self)
+        futures.wait([self._saving])
+
+    Checkpointer.try_again = and_wait  # type: ignore[method-assign]
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = {first_step: num_bytes, end_step: most}
+
+    def limit(step: int) -> None:
+        if step in limits and rank in on_ranks:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limits[step], most))
+
+    before_step(limit)
 
 
 def small_disk_later(at_step: int, num_bytes: int, on_ranks: list[int], rank: int) -> None:

@@ -78,6 +78,8 @@ class PretrainConfig(RunConfig):
     max_rewinds: Int = Positive
     loss_spike: Float | None = Field(gt=1)
     check_replicas_every_n_steps: Int | None = Field(gt=0)
+    on_save_error: Literal["stop", "continue"]
+    max_failed_saves: Int = Positive
 
     checkpoint_every_eval: Bool
     checkpoint_every_n_steps: Int | None = Field(gt=0)

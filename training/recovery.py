@@ -27,6 +27,7 @@ class Recovery:
     def __init__(self, start: Start[PretrainConfig], world: World) -> None:
         self._start, self._config, self._world = start, start.config, world
         self._skipped: list[int] = []
+        self._failed_saves = 0
         # A weak reference, so that a state that went wrong frees its memory before the next state
         # is built.
         self._state: weakref.ref[TrainState] | None = None
@@ -58,11 +59,12 @@ class Recovery:
             raise
 
     def with_history(self, state: TrainState) -> TrainState:
-        """Add to a new state what is known since its checkpoint (skipped steps, the W&B run), and
-        return it.
+        """Add to a new state what is known since its checkpoint (skipped steps, failed saves, the
+        W&B run), and return it.
         """
         self._state, progress = weakref.ref(state), state.progress
         progress.skipped_steps = sorted({*progress.skipped_steps, *self._skipped})
+        progress.failed_saves = max(progress.failed_saves, self._failed_saves)
         progress.wandb_run_id = self._wandb_run_id = self._wandb_run_id or progress.wandb_run_id
         return state
 
@@ -71,6 +73,7 @@ class Recovery:
         assert state is not None, "its step went wrong, so there is a state"
         before = state.progress.skipped_steps
         self._skipped = sorted({*before, bad.step})
+        self._failed_saves = state.progress.failed_saves
         if len(self._skipped) > self._config.max_rewinds:
             raise UserError(
                 f"{bad.what}; steps {_listed(before)} were left out already (max_rewinds={self._config.max_rewinds}); "

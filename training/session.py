@@ -20,6 +20,7 @@ from training.data import Data
 from training.evaluation import AnswerSample, EvalOptions, evaluate
 from training.number_watch import BadStep
 from training.plan import Plan
+from training.saves import Saves
 from training.state import TrainState
 from utils.batch import Batch
 from utils.checkpoint.writer import Checkpointer
@@ -94,6 +95,7 @@ class Session:
                 plan.last_step,
             )
         self.say = self._metrics.say
+        self._saves = Saves(self._checkpointer, config, progress, self.say)
         self._profiler = StepProfiler(config.profile and world.is_main, config.run_path, self.say, world.device)
         self._comm = CommSampler(None if config.profile else config.perf_every_n_steps, world)
         self.clock, self._eval_share = StepClock(), TimeShare(config.eval_max_share)
@@ -143,6 +145,7 @@ class Session:
 
         Raises:
             BadStep: A step since the last row went wrong.
+            UserError: A save failed, and that ends the run.
         """
         step = self.state.progress.step
         self._profiler.step()
@@ -154,7 +157,8 @@ class Session:
 
     def _row(self) -> Row:
         config, state, progress = self.config, self.state, self.state.progress
-        state.watch.require_no_bad_step(self._checkpointer.last_good_after_save)
+        state.watch.require_no_bad_step(self._saves.last_good)
+        self._saves.look()  # a failed save is noticed here, even if the next save is hours away
         row = state.sums.reduce(progress.open_steps, progress.open_slots)
         progress.open_steps = progress.open_slots = 0
         row["train/lr"] = config.lr * self.plan.lr_multiplier(progress.step) * self.plan.lr_scale
@@ -162,6 +166,8 @@ class Session:
             row["train/loss_scale"] = float(state.loss_scale.tensors()["scale"])
         if progress.skipped_steps:
             row["train/skipped_steps"] = len(progress.skipped_steps)
+        if progress.failed_saves:
+            row["train/failed_saves"] = progress.failed_saves
         return row | self.clock.read(config.global_batch_size) | self._comm.row()
 
     # ---- what may follow a step ----
@@ -181,7 +187,7 @@ class Session:
         """
         config, state, progress, world = self.config, self.state, self.state.progress, self._world
         assert self._data.test is not None
-        state.watch.require_no_bad_step(self._checkpointer.last_good_after_save)
+        state.watch.require_no_bad_step(self._saves.last_good)
         num_pictures = self._metrics.num_pictures
         sample = AnswerSample(num_pictures) if num_pictures else None
         options = EvalOptions(
@@ -206,7 +212,7 @@ class Session:
                 )
         except UserError:
             progress.pending_row = row
-            self.save(is_best=False)
+            self.save(is_best=False, is_last=True)
             raise
         if metrics is None:
             progress.pending_row = row
@@ -217,30 +223,41 @@ class Session:
         if not deadline.was_met:  # a result on some of the examples may be luck
             self.say(f"step {progress.step}: no time for all of the evaluation (eval_max_share)")
             return Evaluation(row, is_done=True)
+        if self._saves.may_fail:  # a best step that could not be saved must not count as the best any more
+            self._saves.finish(last_comes=True)
         return Evaluation(row, is_done=True, is_best=self.plan.update_best(metrics, progress))
 
     def log(self, row: Row) -> None:
-        """Write a row to all sinks. Every rank. Raises UserError if the disk refuses it."""
+        """Write a row to all sinks. Every rank.
+
+        Raises:
+            UserError: The disk refuses it. With on_save_error=continue, the row waits instead, and
+                the next save fails if it can't write the row.
+        """
         with self._world.shared_errors():
-            self._metrics.write(self.state.progress.step, row)
+            self._metrics.write(self.state.progress.step, row, may_wait=self._saves.may_fail)
 
     def vote_to_end(self) -> tuple[bool, bool]:
         """Return whether any rank was asked to stop, and whether any lacks a batch. Every rank."""
         stopping, data_failed = self._world.any_of(self._stop.requested(), self._data_error is not None)
         return stopping, data_failed
 
-    def save(self, *, is_best: bool) -> None:
+    def save(self, *, is_best: bool, is_last: bool = False) -> None:
         """Begin to write a checkpoint of this step. Every rank.
 
+        Args:
+            is_last: no other save follows, because the run ends.
+
         Raises:
-            UserError: A step went wrong, or the save before this one failed.
+            UserError: A step went wrong, or the save before this one failed and that ends the run.
             RuntimeError: Ranks that should hold the same tensors do not.
         """
-        self.state.watch.require_no_bad_step(self._checkpointer.last_good_after_save)
+        self.state.watch.require_no_bad_step(self._saves.last_good)
         self.check_replicas()  # a checkpoint of one rank's tensors would make its errors everybody's
+        self._saves.finish(last_comes=is_last)  # its failure changes the progress, which the snapshot holds
         snapshot = self.state.snapshot(self.config, self._data, self._world)
         upload = partial(self._metrics.add_checkpoint, is_best=is_best)
-        self._checkpointer.save(snapshot, is_best=is_best, then=upload)
+        self._saves.begin(snapshot, is_best=is_best, first=self._metrics.write_waiting, then=upload)
 
     def check_replicas(self) -> None:
         """Compare the tensors that ranks hold alike, if check_replicas_every_n_steps asks for it.
@@ -258,7 +275,7 @@ class Session:
     def mark_stopped(self) -> None:
         """Write the marker of a graceful stop after the checkpoint is whole. Every rank."""
         reason = self._stop.name or "a signal to another rank"
-        self._checkpointer.wait()
+        self._saves.finish_last()
         self.say(f"stopped by {reason} at step {self.state.progress.step}; resume=auto goes on from here")
         with self._world.shared_errors():
             if self._world.is_main:
@@ -271,7 +288,7 @@ class Session:
     ) -> None:
         if error is None:
             try:
-                self._checkpointer.wait()
+                self._saves.finish_last()
             except UserError as refused:
                 self._end_after_mistake(refused)
                 raise
@@ -289,7 +306,9 @@ class Session:
 
     def _end_after_mistake(self, error: UserError) -> None:
         try:
-            self._checkpointer.wait()  # the save that is under way is still of use
+            self._saves.finish_last()  # the save that is under way is still of use
+        except UserError as failed:
+            raise UserError(f"{error}; and {failed}") from failed
         finally:
             self._profiler.close()
             rewinds = isinstance(error, BadStep) and self.config.on_nonfinite == "rewind"

@@ -364,6 +364,24 @@ def test_a_fault_in_the_last_save_names_the_step(open_session: Open, monkeypatch
     assert caught.value.__notes__ == ["at step 4; there is no checkpoint yet"]
 
 
+def test_a_checkpoint_comes_after_the_rows_that_wait(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is resumed from the checkpoint does not repeat the steps of these rows."""
+    session = open_session(on_save_error="continue")
+    with session:
+        rows = session._metrics._rows
+        assert rows is not None
+        with monkeypatch.context() as patched:
+            patched.setattr(rows, "write_waiting", _full)
+            session.log({"train/lm_loss": 1.0})
+            session.save(is_best=False)
+            session._saves.finish()
+        assert not (_run(session) / "latest").exists() and not (_run(session) / "metrics.jsonl").exists()
+        session.save(is_best=False)
+        session._saves.finish()
+        assert '"step": 4' in (_run(session) / "metrics.jsonl").read_text()
+        assert (_run(session) / "latest").exists() and session.state.progress.failed_saves == 1
+
+
 @pytest.mark.usefixtures("slow_disk")
 @pytest.mark.parametrize(("name", "reason"), [("SIGUSR1", "SIGUSR1"), (None, "a signal to another rank")])
 def test_the_marker_of_a_stop_is_written_after_its_checkpoint(

@@ -21,6 +21,7 @@ PROGRESS = Progress(
     step=7,
     draws=112,
     skipped_steps=[3, 9],
+    failed_saves=1,
     open_steps=2,
     open_slots=32,
     best=0.25,

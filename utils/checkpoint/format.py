@@ -57,6 +57,7 @@ class Progress(BaseModel):
     open_slots: int = 0
     best: float | None = None
     evaluations_since_best: int = 0
+    failed_saves: int = 0  # checkpoints that the disk refused (on_save_error=continue)
     pending_row: dict[str, float] | None = None  # metrics of this step if its evaluation was interrupted
     wandb_run_id: str = ""
 
@@ -72,6 +73,7 @@ class Progress(BaseModel):
                 "wandb_run_id": wandb_run_id,
                 "best": None,
                 "evaluations_since_best": 0,
+                "failed_saves": 0,
                 "skipped_steps": ahead,
             }
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -64,6 +65,19 @@ class Snapshot:
     state: RunState
 
 
+class FailedSave(UserError):
+    """A checkpoint that the disk refused. `latest` and `best` name the ones that they named before.
+
+    Attributes:
+        what: what could not be written, and why.
+        last_good: names the checkpoint from which the run can resume.
+    """
+
+    def __init__(self, what: str, last_good: str) -> None:
+        super().__init__(f"{what}; {last_good}; free the disk, then resume")
+        self.what, self.last_good = what, last_good
+
+
 class _StorageWriter(HuggingFaceStorageWriter):
     """Writes one file per rank without copying the tensors.
 
@@ -106,6 +120,7 @@ class Checkpointer:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
         self._staged: Tensors = {}
+        self._write_staged: Callable[[], None] | None = None
         with file_errors():
             for leftover in run.glob(f"{INCOMPLETE}*") if world.is_main else ():
                 if leftover.is_dir():
@@ -119,23 +134,27 @@ class Checkpointer:
         name = read_name(self.run / "latest")
         return f"the last good checkpoint is {self.run / name}" if name else "there is no checkpoint yet"
 
-    def last_good_after_save(self) -> str:
-        """Return `last_good` after a running save has finished. Every rank."""
-        self.wait()
-        return self.last_good
-
-    def save(self, snapshot: Snapshot, *, is_best: bool, then: Callable[[Path], None] | None = None) -> None:
+    def save(
+        self,
+        snapshot: Snapshot,
+        *,
+        is_best: bool,
+        first: Callable[[], None] | None = None,
+        then: Callable[[Path], None] | None = None,
+    ) -> None:
         """Begin to write a step. Every rank.
 
         When the step is whole, `latest` names it, and `best` as well if `is_best`. The snapshot's
         tensors may change as soon as this returns.
 
         Args:
+            first: called on rank 0 and in the thread before anything is written. If it raises an
+                OSError, the save has failed.
             then: called with the step's folder when it is whole, on rank 0 and in the thread.
 
         Raises:
-            UserError: A weight is not finite, or the previous save failed (see `wait`). Every rank
-                raises it.
+            UserError: A weight is not finite. Every rank raises it.
+            FailedSave: The previous save failed (see `wait`).
         """
         self.wait()
         with self._world.shared_errors():
@@ -145,13 +164,23 @@ class Checkpointer:
             self._writer_id = self._world.broadcast_object(uuid.uuid4().hex[:8])
         self._staged = self._stage(_named(snapshot, self._world))
         in_thread = replace(self._world, host_group=self._world.thread_group)
-        self._saving = self._thread.submit(self._write, self._staged, snapshot.state, is_best, then, in_thread)
+        self._write_staged = partial(self._write, self._staged, snapshot.state, is_best, first, then, in_thread)
+        self.try_again()
+
+    def try_again(self) -> None:
+        """Begin to write the step of the last `save` once more, after it failed. Every rank."""
+        assert self._saving is None and self._write_staged is not None
+        self._saving = self._thread.submit(self._write_staged)
+
+    def is_under_way(self) -> bool:
+        """Return whether any rank still writes a step. Every rank."""
+        return self._saving is not None and self._world.any(not self._saving.done())
 
     def wait(self) -> None:
         """Wait until the last save has finished. Every rank.
 
         Raises:
-            UserError: The checkpoint could not be written; `latest` still names the previous one.
+            FailedSave: The checkpoint could not be written; `latest` still names the previous one.
                 Every rank raises it.
         """
         saving, self._saving = self._saving, None
@@ -202,7 +231,13 @@ class Checkpointer:
         return staged
 
     def _write(
-        self, staged: Tensors, state: RunState, is_best: bool, then: Callable[[Path], None] | None, world: World
+        self,
+        staged: Tensors,
+        state: RunState,
+        is_best: bool,
+        first: Callable[[], None] | None,
+        then: Callable[[Path], None] | None,
+        world: World,
     ) -> None:
         """Write a step and publish it, in the thread. Every rank."""
         folder = self.run / f"step_{state.step:08d}"
@@ -215,6 +250,8 @@ class Checkpointer:
             world.wait_for_device()  # for the copies
             with world.shared_errors(), file_errors():
                 if world.is_main:
+                    if first is not None:
+                        first()
                     shutil.rmtree(temporary, ignore_errors=True)
                     temporary.mkdir()
             writer = _StorageWriter(temporary / "state", world.rank)
@@ -241,10 +278,8 @@ class Checkpointer:
         except UserError as error:
             if world.is_main:
                 shutil.rmtree(temporary, ignore_errors=True)
-            raise UserError(
-                f"the checkpoint of step {state.step} could not be written: {error}; {self.last_good}; "
-                "free the disk, then resume"
-            ) from error
+            what = f"the checkpoint of step {state.step} could not be written: {error}"
+            raise FailedSave(what, self.last_good) from error
         if then is not None and world.is_main:
             then(folder)
 

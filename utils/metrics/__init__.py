@@ -7,10 +7,13 @@ tensorboard         TensorBoard: optional
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from utils.dist.world import World
+from utils.errors import UserError
+from utils.files import writing
 from utils.metrics.progress import Progress
 from utils.metrics.row_file import RowFile
 from utils.metrics.sink import Picture, Row, Sink
@@ -60,14 +63,23 @@ class Metrics:
         """How many pictures the sinks of this rank want at each evaluation."""
         return max([sink.num_pictures for sink in self._working()], default=0)
 
-    def write(self, step: int, row: Row) -> None:
+    def write(self, step: int, row: Row, *, may_wait: bool = False) -> None:
         """Write the row of a step, which holds all its metrics.
 
+        Args:
+            may_wait: if the disk refuses the row, keep it until the next row or `write_waiting`.
+
         Raises:
-            UserError: The row can't be written to metrics.jsonl.
+            UserError: The row can't be written to metrics.jsonl, and may not wait.
         """
         if self._rows is not None and self._progress is not None:
-            self._rows.write(step, row)
+            try:
+                with writing(self._rows.path):
+                    self._rows.write(step, row)
+            except UserError as error:
+                if not may_wait:
+                    raise
+                self.say(f"WARNING: {error}; rows that wait in memory: {self._rows.num_waiting}")
             self._progress.write(step, row)
             what = f"step {step}; metrics.jsonl goes on without it"
             self._failed |= self._try(self._working(), lambda sink: sink.write(step, row), what)
@@ -83,6 +95,17 @@ class Metrics:
         Called in the thread that wrote it. The folder may be removed as soon as this returns.
         """
         self._try(self._working(), lambda sink: sink.add_checkpoint(folder, is_best=is_best), folder.name)
+
+    def write_waiting(self) -> None:
+        """Write the rows of metrics.jsonl that the disk has refused so far.
+
+        Called in the thread that saves, because a checkpoint without its rows would lose them.
+
+        Raises:
+            OSError: The disk refuses them still.
+        """
+        if self._rows is not None:
+            self._rows.write_waiting()
 
     def _working(self) -> list[Sink]:
         """Return the optional sinks that have taken every row so far."""
@@ -117,6 +140,8 @@ class Metrics:
             at_most_s: how long to wait for W&B, whose server may be slow while the other ranks
                 wait; None: as long as it takes.
         """
-        if self._progress is not None:
+        if self._rows is not None and self._progress is not None:
+            with suppress(OSError):  # a failed save has said so; these rows are of steps after the last good one
+                self._rows.write_waiting()
             self._progress.close()
         self._try(self._optional, lambda sink: sink.close(failed=failed, at_most_s=at_most_s), "the end of the run")

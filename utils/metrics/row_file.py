@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,11 @@ class RowFile:
     resumed run and a branch go on from the `time_s` of the last line that they keep, so that
     neither the pause nor the steps that are repeated count.
 
+    A row that the disk refuses waits in memory, and is written before the next row. The file never
+    ends with half a row.
+
     Attributes:
+        path: the file.
         kept: the rows that were there already, each with its `step`. A stranger may have written
             them.
     """
@@ -29,20 +34,44 @@ class RowFile:
         Raises:
             UserError: The file can't be written.
         """
-        self._path = path
+        self.path = path
         with writing(path):
             self.kept = keep_rows(path, first_step)
+        self._waiting: list[str] = []
+        self._lock = threading.Lock()  # the thread that saves writes the waiting rows, too
         self._before_s, self._began = _last_time(self.kept), time.monotonic()
 
     def write(self, step: int, row: Row) -> None:
         """Append a row. It survives the end of the process, but perhaps not a loss of power.
 
         Raises:
-            UserError: The row can't be written.
+            OSError: The disk refuses the row, which waits now.
         """
         time_s = round(self._before_s + time.monotonic() - self._began, 3)
-        with writing(self._path), open(self._path, "a", opener=without_following) as file:
-            file.write(json.dumps({"step": step, "time_s": time_s, **row}) + "\n")
+        with self._lock:
+            self._waiting.append(json.dumps({"step": step, "time_s": time_s, **row}) + "\n")
+        self.write_waiting()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def write_waiting(self) -> None:
+        """Append the rows that wait. Raise OSError if the disk refuses them."""
+        with self._lock:
+            if not self._waiting:
+                return
+            rest = "".join(self._waiting).encode()
+            # Without a buffer, which would be written once more when the file is closed.
+            with open(self.path, "ab", buffering=0, opener=without_following) as file:
+                end = file.tell()
+                try:
+                    while rest:
+                        rest = rest[file.write(rest) :]
+                except OSError:
+                    file.truncate(end)
+                    raise
+            self._waiting.clear()
 
 
 def keep_rows(path: Path, last_step: int) -> list[dict[str, Any]]:

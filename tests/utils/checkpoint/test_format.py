@@ -18,6 +18,7 @@ PROGRESS = Progress(
     open_slots=32,
     best=0.1 + 0.2,
     evaluations_since_best=4,
+    failed_saves=2,
     pending_row={"train/lm_loss": 1 / 3},
     wandb_run_id="abc",
 )
@@ -98,6 +99,6 @@ def test_changes_of_the_progress_do_not_change_the_stored_state() -> None:
 def test_a_branch_has_no_best_and_skips_only_the_steps_ahead() -> None:
     branch = PROGRESS.of_branch("def")
     changed = {"wandb_run_id": "def", "best": None, "evaluations_since_best": 0, "skipped_steps": [9]}
-    assert branch.model_dump() == PROGRESS.model_dump() | changed
+    assert branch.model_dump() == PROGRESS.model_dump() | changed | {"failed_saves": 0}
     assert PROGRESS.skipped_steps == [3, 6, 9], "the progress of the source was changed"
     assert PROGRESS.model_copy(update={"skipped_steps": [7, 8]}).of_branch("def").skipped_steps == [8]

@@ -1,0 +1,322 @@
+"""With on_save_error=continue, a run survives a full disk. It loses no last checkpoint silently."""
+
+import os
+import resource
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.faults import can_mount, disk
+from tests import runs
+from tests.in_process import SINGLE, begin
+from tests.runs import assert_same_run, rows, settings, train, with_arguments
+from tests.utils.checkpoint.helpers import snapshot_at
+from training import saves as saves_module
+from training.saves import Saves
+from utils.checkpoint import writer as writer_module
+from utils.checkpoint.reader import Checkpoint
+from utils.checkpoint.writer import Checkpointer, Snapshot
+from utils.errors import UserError
+
+ON = {"on_save_error": "continue"}
+
+
+def _assert_same_but_for_the_count(run: Path, quiet: Path) -> None:
+    assert_same_run(run, quiet, metrics=False)
+    logged = [{name: value for name, value in row.items() if name != "train/failed_saves"} for row in rows(run)]
+    assert logged == rows(quiet)
+    assert (run / "best").read_text() == (quiet / "best").read_text()
+
+
+# ---- real runs on a full disk ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ranks", "full_on"), [(1, [0]), (2, [0]), (2, [1]), (2, [0, 1])])
+def test_a_run_survives_a_full_disk(
+    data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, log: Path, ranks: int, full_on: list[int]
+) -> None:
+    """The saves of steps 4 to 8 fail. Rank 0 can't write the row of step 5 in time, either."""
+    run = tmp_path / "run"
+    typed = settings(data, run, max_failed_saves=10, **ON)
+    output = train(typed, log, ranks=ranks, hook=partial(runs.full_disk, 4, 9, full_on, num_bytes=1000)).ok()
+    for step in (4, 5, 6, 8):
+        assert output.count(f"WARNING: the checkpoint of step {step} could not be written: ") == 1, output
+    assert "failed saves in a row: 4; the run ends at 10" in output
+    assert ("rows that wait in memory" in output) == (0 in full_on), output
+    assert [(row["step"], row.get("train/failed_saves")) for row in rows(run)][:3] == [(1, None), (5, 1), (10, 4)]
+    _assert_same_but_for_the_count(run, quiet if ranks == 1 else quiet_2)
+    assert {path.name for path in run.glob("step_*")} == {f"step_{step:08d}" for step in (2, 10, 12)}
+    Checkpoint.open(run / "step_00000012")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_ends_after_as_many_failed_saves_in_a_row(
+    data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, log: Path, ranks: int
+) -> None:
+    run = tmp_path / "run"
+    typed = settings(data, run, max_failed_saves=2, **ON)
+    done = train(typed, log, ranks=ranks, hook=with_arguments(runs.full_disk, 4, 100, [0]))
+    assert "the checkpoint of step 5 could not be written" in done.error()
+    assert f"2 saves in a row failed (max_failed_saves); the last good checkpoint is {run / 'step_00000002'}; " in (
+        done.error()
+    )
+    assert runs.latest(run) == 2
+    train([*typed, "resume=auto"], log, ranks=ranks).ok()
+    assert_same_run(run, quiet if ranks == 1 else quiet_2)
+
+
+def _disk_is_enlarged(folder: Path, at_step: int, rank: int) -> None:
+    def enlarge(step: int) -> None:
+        if step == at_step and rank == 0:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "remount,size=64m", "tmpfs", str(folder)], check=True)
+
+    runs.before_step(enlarge)
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs root and a file system of its own")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_survives_a_disk_that_is_really_full(
+    data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, log: Path, ranks: int
+) -> None:
+    """The disk has room for one checkpoint (0.6 MB), and for no two."""
+    run = tmp_path / "run"
+    with disk(run, 2**20):
+        typed = settings(data, run, max_failed_saves=10, **ON)
+        output = train(typed, log, ranks=ranks, hook=with_arguments(_disk_is_enlarged, run, 9)).ok()
+        assert "WARNING: the checkpoint of step 4 could not be written: " in output
+        assert "No space left on device" in output
+        _assert_same_but_for_the_count(run, quiet if ranks == 1 else quiet_2)
+        assert not list(run.glob(".incomplete*"))
+
+
+# ---- the last save -----------------------------------------------------------------------------
+
+
+def _disk_is_freed_in_pause(number: int, rank: int) -> None:
+    """Free the disk of `full_disk` in the n-th pause before another attempt; 0: never."""
+    pauses = iter(range(1, 100))
+
+    def sleep(seconds: float) -> None:
+        assert seconds == 10.0
+        if next(pauses) == number:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    saves_module.time = SimpleNamespace(sleep=sleep)  # type: ignore[attr-defined,assignment]
+
+
+def _full_at_the_end(first_step: int, freed_in_pause: int, rank: int) -> None:
+    runs.full_disk(first_step, 100, [0], rank, num_bytes=3000)
+    _disk_is_freed_in_pause(freed_in_pause, rank)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_last_save_is_tried_again(
+    data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, log: Path, ranks: int
+) -> None:
+    """It has attempts of its own, also if the save before it was the last one that may fail."""
+    run = tmp_path / "run"
+    typed = settings(data, run, max_failed_saves=2, checkpoint_every_n_steps=None, **ON)
+    output = train(typed, log, ranks=ranks, hook=with_arguments(_full_at_the_end, 4, 1)).ok()
+    assert "failed saves in a row: 2; the run ends at 2" in output
+    assert "this is the last checkpoint of the run: trying again in 10 s (attempt 2 of 2)" in output
+    assert_same_run(run, quiet if ranks == 1 else quiet_2, metrics=False)
+    assert [row["step"] for row in rows(run)] == [1, 5, 10, 12], "rows that had to wait are lost"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_last_save_that_fails_for_good_is_an_error(data: Path, tmp_path: Path, log: Path, ranks: int) -> None:
+    run = tmp_path / "run"
+    done = train(settings(data, run, **ON), log, ranks=ranks, hook=with_arguments(_full_at_the_end, 12, 0))
+    assert "the checkpoint of step 12 could not be written" in done.error()
+    assert f"3 saves in a row failed (max_failed_saves); the last good checkpoint is {run / 'step_00000010'}" in (
+        done.error()
+    )
+    assert done.output.count("trying again") == 2 and runs.latest(run) == 10
+
+
+def _full_and_stopped(freed_in_pause: int, rank: int) -> None:
+    _full_at_the_end(3, freed_in_pause, rank)
+    runs.stopped_after(3, rank)
+
+
+@pytest.mark.parametrize("freed_in_pause", [1, 0])
+def test_a_graceful_stop_tries_its_save_again(
+    data: Path, quiet: Path, tmp_path: Path, log: Path, freed_in_pause: int
+) -> None:
+    run = tmp_path / "run"
+    done = train(settings(data, run, **ON), log, hook=with_arguments(_full_and_stopped, freed_in_pause))
+    if freed_in_pause:
+        assert "resume=auto goes on from here" in done.ok() and (run / "stopped").exists() and runs.latest(run) == 3
+        train(settings(data, run, resume="auto"), log).ok()
+        assert_same_run(run, quiet)
+    else:
+        assert "the checkpoint of step 3 could not be written" in done.error()
+        assert not (run / "stopped").exists() and runs.latest(run) == 2
+
+
+def test_stop_is_the_default_and_tries_nothing_again(data: Path, tmp_path: Path, log: Path) -> None:
+    done = train(settings(data, tmp_path / "run"), log, hook=with_arguments(runs.full_disk, 12, 100, [0]))
+    assert "the checkpoint of step 12 could not be written" in done.error() and "WARNING" not in done.output
+
+
+# ---- going back --------------------------------------------------------------------------------
+
+
+def _explodes_after_a_failed_save(rank: int) -> None:
+    """Let step 7 go wrong once, after the saves of steps 5 and 6 failed."""
+    import pretrain
+
+    train_step, exploded = pretrain.train_step, list[int]()
+
+    def step(state: Any, *args: Any) -> Any:
+        result = train_step(state, *args)
+        if state.progress.step == 7 and not exploded:
+            exploded.append(7)
+            for weight in state.model.parameters():
+                weight.data.fill_(float("nan"))
+            result.grad_norm.fill_(float("nan"))
+        return result
+
+    pretrain.train_step = step  # type: ignore[assignment]
+    runs.full_disk(5, 7, [0], rank)
+
+
+def test_a_rewind_goes_back_to_the_last_checkpoint_that_was_written(data: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    typed = settings(data, run, max_failed_saves=10, on_nonfinite="rewind", log_interval=1, **ON)
+    output = train(typed, log, hook=_explodes_after_a_failed_save).ok()
+    assert f"going on from {run / 'step_00000004'} at step 4, without the batch of step 7" in output
+    assert "WARNING: the checkpoint of step 6 could not be written" in output
+    assert rows(run)[-1]["train/skipped_steps"] == 1
+    assert rows(run)[-1]["train/failed_saves"] == 2, "the rewind forgot the failed saves"
+
+
+# ---- what a failed save changes ----------------------------------------------------------------
+
+
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    write, refuses = writer_module._write_tensors, [False]
+
+    def perhaps(*args: Any) -> Any:
+        if refuses[0]:
+            raise OSError(28, os.strerror(28))
+        return write(*args)
+
+    monkeypatch.setattr(writer_module, "_write_tensors", perhaps)
+    return lambda yes: refuses.__setitem__(0, yes)
+
+
+class _Run:
+    """The saves of a run, with its progress and what was said."""
+
+    def __init__(self, data: Path, folder: Path, **changes: Any) -> None:
+        begun = begin(settings(data, folder, **(ON | changes)))
+        self.progress, self.said = begun.state.progress, list[str]()
+        folder.mkdir()
+        self.checkpointer = Checkpointer(folder, SINGLE, None)
+        self.saves = Saves(self.checkpointer, begun.start.config, self.progress, self.said.append)
+
+    def save(self, step: int, *, best: float | None = None) -> None:
+        """Save as the session does. `best`: the value of an evaluation that is the best so far."""
+        if best is not None:
+            self.progress.best = best
+        snapshot = snapshot_at(step, SINGLE)
+        values = {"step": step, "best": self.progress.best}
+        self.saves.finish()
+        self.saves.begin(
+            Snapshot(**{**vars(snapshot), "state": snapshot.state.model_copy(update=values)}),
+            is_best=best is not None,
+            first=lambda: None,
+            then=lambda folder: None,
+        )
+
+
+def test_a_best_step_that_is_lost_is_the_best_no_more(
+    data: Path, tmp_path: Path, refuse: Callable[[bool], None]
+) -> None:
+    run = _Run(data, tmp_path / "run")
+    run.save(1, best=0.5)
+    run.saves.finish()
+    refuse(True)
+    run.save(2, best=0.9)
+    run.saves.finish()
+    assert run.progress.best == 0.5 and "it was the best step, and `best` stays as it is" in run.said[-1]
+    run.save(3)  # a failed save of another step does not change the best
+    run.saves.finish()
+    assert run.progress.best == 0.5 and "best step" not in run.said[-1]
+    refuse(False)
+    run.save(4, best=0.7)  # worse than the lost step
+    run.saves.finish()
+    assert run.progress.best == 0.7 and (tmp_path / "run" / "best").read_text() == "step_00000004\n"
+    refuse(True)
+    run.save(5, best=0.8)
+    run.saves.finish()
+    assert run.progress.best == 0.7
+
+
+def test_an_evaluation_is_compared_with_the_best_on_the_disk(data: Path, tmp_path: Path, log: Path) -> None:
+    """The accuracies are 0.9, lost with its checkpoint, then 0.7, and 0.8 at the end."""
+    run = tmp_path / "run"
+    hook = with_arguments(_evaluations_give, [0.9, 0.7, 0.8])
+    typed = settings(data, run, eval_every_n_steps=4, checkpoint_every_n_steps=None, log_interval=100, **ON)
+    output = train(typed, log, hook=hook).ok()
+    assert "the checkpoint of step 4 could not be written" in output and "it was the best step" in output
+    assert (run / "best").read_text() == "step_00000012\n"
+    states = [Checkpoint.open(run / f"step_{step:08d}").state for step in (8, 12)]
+    assert [(state.best, state.evaluations_since_best) for state in states] == [(0.7, 0), (0.8, 0)]
+
+
+def _evaluations_give(values: list[float], rank: int) -> None:
+    from training import session
+
+    left = iter(values)
+    session.evaluate = lambda *args, **kwargs: {"eval/all/exact_accuracy": next(left)}  # type: ignore[attr-defined]
+    runs.full_disk(4, 6, [0], rank)
+
+
+def test_the_count_in_a_row_begins_anew_after_a_save(
+    data: Path, tmp_path: Path, refuse: Callable[[bool], None]
+) -> None:
+    run = _Run(data, tmp_path / "run", max_failed_saves=2)
+    for step in (1, 2, 3):
+        for refused in (True, False):
+            refuse(refused)
+            run.save(2 * step - refused)
+            run.saves.finish()
+    assert run.progress.failed_saves == 3
+    refuse(True)
+    run.save(7)
+    run.saves.finish()
+    run.save(8)
+    with pytest.raises(UserError, match=r"2 saves in a row failed \(max_failed_saves\)"):
+        run.saves.finish()
+
+
+def test_a_failed_save_is_noticed_without_another_save(
+    data: Path, tmp_path: Path, refuse: Callable[[bool], None]
+) -> None:
+    run = _Run(data, tmp_path / "run")
+    refuse(True)
+    run.save(1)
+    until = time.monotonic() + 30
+    while not run.said and time.monotonic() < until:
+        run.saves.look()
+    assert len(run.said) == 1 and run.progress.failed_saves == 1
+    run.saves.look()
+    assert len(run.said) == 1
+
+
+def test_weights_that_are_not_finite_end_the_run_all_the_same(data: Path, tmp_path: Path) -> None:
+    run = _Run(data, tmp_path / "run")
+    snapshot = snapshot_at(1, SINGLE, weights={"w": torch.tensor([float("nan")])})
+    with pytest.raises(UserError, match="w is not finite at step 1"):
+        run.saves.begin(snapshot, is_best=False, first=lambda: None, then=lambda folder: None)
+    assert run.progress.failed_saves == 0

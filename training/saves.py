@@ -1,0 +1,132 @@
+"""Save checkpoints, and decide what a failed save means for the run (on_save_error)."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from training.config import PretrainConfig
+from utils.checkpoint.format import Progress
+from utils.checkpoint.writer import Checkpointer, FailedSave, Snapshot
+from utils.errors import UserError
+
+# How long the run waits before it tries its last save again.
+_PAUSE_S = 10.0
+
+
+class Saves:
+    """The saves of a run.
+
+    With on_save_error=stop, a failed save ends the run. With on_save_error=continue, the run goes
+    on until max_failed_saves saves in a row have failed. All ranks see the same failures, so that
+    they agree.
+
+    Attributes:
+        may_fail: whether the run goes on after a failed save.
+    """
+
+    def __init__(
+        self, checkpointer: Checkpointer, config: PretrainConfig, progress: Progress, say: Callable[[str], None]
+    ) -> None:
+        self._checkpointer, self._progress, self._say = checkpointer, progress, say
+        self.may_fail, self._most = config.on_save_error == "continue", config.max_failed_saves
+        self._failed_in_a_row = 0
+        self._is_under_way = False
+        self._best_on_disk = progress.best  # the value of the step that `best` names
+        self._best_under_way: float | None = None  # the value of the step that is being saved, if it is the best
+
+    def begin(
+        self, snapshot: Snapshot, *, is_best: bool, first: Callable[[], None], then: Callable[[Path], None]
+    ) -> None:
+        """Begin a save, after `finish`. Every rank. See Checkpointer.save."""
+        self._checkpointer.save(snapshot, is_best=is_best, first=first, then=then)
+        self._is_under_way, self._best_under_way = True, snapshot.state.best if is_best else None
+
+    def look(self) -> None:
+        """Do what `finish` does if the save has ended already. Every rank."""
+        if not self._checkpointer.is_under_way():
+            self.finish()
+
+    def finish(self, *, last_comes: bool = False) -> None:
+        """Wait for the save that is under way. Every rank.
+
+        Args:
+            last_comes: the next save is the last of the run, which is tried however many saves have
+                failed before it.
+
+        Raises:
+            UserError: The save failed, and that ends the run.
+        """
+        failed = self._wait()
+        if failed is not None and self._failed_in_a_row >= self._most and not last_comes:
+            raise self._out_of_attempts(failed) from failed
+
+    def last_good(self) -> str:
+        """Return a phrase that names the checkpoint to go on from. Every rank.
+
+        It names the step that is being saved, unless that save fails.
+
+        Raises:
+            UserError: The save failed, and on_save_error=stop.
+        """
+        self._wait()
+        return self._checkpointer.last_good
+
+    def finish_last(self) -> None:
+        """Wait for the last save of the run. With on_save_error=continue, try it again if it fails.
+        Every rank.
+
+        Raises:
+            UserError: The save failed max_failed_saves times, or once with on_save_error=stop.
+        """
+        for attempt in range(1, self._most + 1):
+            try:
+                self._checkpointer.wait()
+                return
+            except FailedSave as failed:
+                if not self.may_fail:
+                    raise
+                if attempt == self._most:
+                    raise self._out_of_attempts(failed) from failed
+                self._say(
+                    f"WARNING: {failed.what}; {failed.last_good}; this is the last checkpoint of the run: trying "
+                    f"again in {_PAUSE_S:g} s (attempt {attempt + 1} of {self._most}); free the disk"
+                )
+                time.sleep(_PAUSE_S)
+                self._checkpointer.try_again()
+
+    def _wait(self) -> FailedSave | None:
+        """Wait for the save that is under way, and count and return its failure. Every rank."""
+        best, self._best_under_way = self._best_under_way, None
+        was_under_way, self._is_under_way = self._is_under_way, False
+        try:
+            self._checkpointer.wait()
+        except FailedSave as failed:
+            if not self.may_fail:
+                raise
+            self._note(failed, is_best=best is not None)
+            return failed
+        if was_under_way:
+            self._failed_in_a_row = 0
+            self._best_on_disk = best if best is not None else self._best_on_disk
+        return None
+
+    def _note(self, failed: FailedSave, *, is_best: bool) -> None:
+        """Count a failed save, and say so."""
+        self._progress.failed_saves += 1
+        self._failed_in_a_row += 1
+        lost = ""
+        if is_best:
+            # The weights of this step are lost. A later step that is better than the one on the
+            # disk must become `best`, although it may be worse than the lost one.
+            self._progress.best = self._best_on_disk
+            lost = "; it was the best step, and `best` stays as it is"
+        self._say(
+            f"WARNING: {failed.what}{lost}; {failed.last_good}; training goes on (failed saves in a row: "
+            f"{self._failed_in_a_row}; the run ends at {self._most}); free the disk"
+        )
+
+    def _out_of_attempts(self, failed: FailedSave) -> UserError:
+        return UserError(
+            f"{failed.what}; {self._most} saves in a row failed (max_failed_saves); {failed.last_good}; "
+            "free the disk, then resume"
+        )
