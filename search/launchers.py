@@ -4,22 +4,20 @@ A launcher starts a run and returns a job. The driver of the sweep knows nothing
 that another launcher needs no change there.
 """
 
-import ctypes
 import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from search.config import LauncherConfig
 from utils.dist.launch import without_launcher
 from utils.files import file_errors
+from utils.processes import ending_with_parent
 
 PRETRAIN = Path(__file__).resolve().parent.parent / "pretrain.py"
-_PR_SET_PDEATHSIG = 1
 
 
 class Job(Protocol):
@@ -83,7 +81,7 @@ class ProcessLauncher:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,  # Ctrl-C reaches the sweep alone, which stops its runs
-                preexec_fn=_stop_with_parent() if sys.platform == "linux" else None,
+                preexec_fn=ending_with_parent(signal.SIGTERM),  # the run saves a checkpoint and ends
             )
         return ProcessJob(process)
 
@@ -124,19 +122,3 @@ def build_launcher(config: LauncherConfig) -> Launcher:
 
 def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _stop_with_parent() -> Callable[[], None]:
-    """Return a function for a new process, which lets Linux stop it when the sweep is gone.
-
-    The run then saves a checkpoint and ends. Otherwise it would go on beside the run that somebody
-    starts in its place.
-    """
-    libc, parent = ctypes.CDLL(None), os.getpid()
-
-    def ask() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # the sweep was gone before
-            os._exit(1)
-
-    return ask

@@ -1,0 +1,33 @@
+"""Start programs that end together with the process that started them."""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
+
+
+def ending_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """Return the `preexec_fn` of a program to which Linux sends a signal when its parent is gone.
+
+    Otherwise the program would go on beside the one that somebody starts in its place. The parent
+    is gone when the thread that started the program ends, also by SIGKILL of its process.
+
+    Args:
+        number: SIGTERM lets a run save a checkpoint and end. SIGKILL frees its folder at once.
+
+    Returns:
+        None where the system can't do this.
+    """
+    if sys.platform != "linux":
+        return None
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:  # it was gone before
+            os._exit(1)
+
+    return ask
