@@ -1,6 +1,7 @@
 """Train a hierarchical reasoning model: the whole run, in the order in which it happens.
 
-main             read the config on rank 0, broadcast it, open the data
+main             the whole run, again from a checkpoint if a step goes wrong
+open_run         connect the devices, and open the data
 build_state      the model with broadcast weights, its optimizers, and what a checkpoint has of both
 train            the loop: a step, and what is due after it
 train_step       one segment of every slot and one update of every weight
@@ -76,17 +77,10 @@ def main(world: World) -> None:
     """
     # From here on a signal only asks the run to stop, which it does after a step.
     with StopSignal() as stop, RunLock() as lock:
-        start = read_config_and_checkpoint(lock, world)
+        start = read_config_and_checkpoint(sys.argv[1:], lock, world)
         if start is None:
             return
-        config = start.config
-        with world.shared_errors():
-            axes = config.parallel.axes(world.size)
-        world = connect_devices(world, config.device, config.dist, axes=axes, deterministic=config.deterministic)
-        # forward_dtype=auto is decided once: a resumed run keeps the dtype of its checkpoint.
-        before = start.checkpoint.state.config["arch"]["forward_dtype"] if start.checkpoint else None
-        start.config = config.model_copy(update={"arch": with_forward_dtype(config.arch, world, before=before)})
-        data = open_data(start.config, world)
+        world, data = open_run(start, world)
         start.notes[:0] = heading(sys.argv, start.config.run_path, world)
         recovery = Recovery(start, world)
         while not recovery.is_done:
@@ -97,7 +91,7 @@ def main(world: World) -> None:
             del state  # a state for the next start needs as much memory
 
 
-def read_config_and_checkpoint(lock: RunLock, world: World) -> Start[PretrainConfig] | None:
+def read_config_and_checkpoint(argv: list[str], lock: RunLock, world: World) -> Start[PretrainConfig] | None:
     """Read the config on rank 0, find the checkpoint to go on from, and broadcast both. Every rank.
 
     utils/run/resume.py decides whether there is a checkpoint to go on from. A restart by torchrun,
@@ -112,12 +106,28 @@ def read_config_and_checkpoint(lock: RunLock, world: World) -> Start[PretrainCon
     start: Start[PretrainConfig] | None = None
     with world.shared_errors():
         if world.is_main:
-            command = CommandLine.parse(sys.argv[1:], "pretrain", USAGE)
+            command = CommandLine.parse(argv, "pretrain", USAGE)
             if command.page:
                 show(command.page)
             else:
                 start = read_start(PretrainConfig, "pretrain", command.overrides, lock, world.launch)
     return world.broadcast_object(start)
+
+
+def open_run(start: Start[PretrainConfig], world: World) -> tuple[World, Data]:
+    """Connect the devices of the ranks, and open the data. Every rank.
+
+    Args:
+        start: its config gets what depends on the device.
+    """
+    config = start.config
+    with world.shared_errors():
+        axes = config.parallel.axes(world.size)
+    world = connect_devices(world, config.device, config.dist, axes=axes, deterministic=config.deterministic)
+    # forward_dtype=auto is decided once: a resumed run keeps the dtype of its checkpoint.
+    before = start.checkpoint.state.config["arch"]["forward_dtype"] if start.checkpoint else None
+    start.config = config.model_copy(update={"arch": with_forward_dtype(config.arch, world, before=before)})
+    return world, open_data(start.config, world)
 
 
 # ---- the state ---------------------------------------------------------------------------------
@@ -203,16 +213,26 @@ def train(
         if progress.pending_row is not None and after_step(session, progress.pending_row):
             return
         for batch in session.batches():  # which adds 1 to progress.step, and its size to the draws
-            if progress.step not in progress.skipped_steps:
-                with session.measuring_communication():
-                    result = train_step(state, batch, StepSettings.at(progress.step, plan, world), world)
-                    session.add_to_sums(result.sums, result.grad_norm)
-            row = session.end_step()  # raises BadStep at a log if a step since the last log went wrong
+            row = take_step(session, batch, world)
             if after_step(session, row):
                 break
 
 
 # ---- one step ----------------------------------------------------------------------------------
+
+
+def take_step(session: Session, batch: Batch, world: World) -> Row:
+    """Train on a batch, and return the row of the step, which is empty if none is due. Every rank.
+
+    Raises:
+        BadStep: A step since the last row went wrong.
+    """
+    state, progress = session.state, session.state.progress
+    if progress.step not in progress.skipped_steps:
+        with session.measuring_communication():
+            result = train_step(state, batch, StepSettings.at(progress.step, session.plan, world), world)
+            session.add_to_sums(result.sums, result.grad_norm)
+    return session.end_step()
 
 
 @dataclass(frozen=True)
