@@ -9,7 +9,7 @@ PIP_INSTALL := $(VENV)/python -m pip install --quiet --disable-pip-version-check
 DEMO_THREADS ?= 2
 DEMO_DATA := data/sudoku-6x6
 
-.PHONY: demo test test-invariance test-launch test-slow test-gpu check audit format clean
+.PHONY: demo test test-invariance test-launch test-slow test-ray test-gpu check audit format clean
 
 demo: .venv/.demo
 	@$(VENV)/python dataset/build_sudoku_dataset.py --output-dir $(DEMO_DATA) --generate 1000 --generate-test 500 --box 2x3
@@ -21,7 +21,7 @@ demo: .venv/.demo
 	cat $$run/evaluation.txt
 
 test: .venv/.dev
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow and not invariance and not launch" -n logical --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow and not invariance and not launch and not ray" -n logical --dist loadfile --no-loadscope-reorder
 
 # Their ranks share the cores: one after the other.
 test-invariance: .venv/.dev
@@ -32,6 +32,10 @@ test-launch: .venv/.dev
 
 test-slow: .venv/.dev
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m slow
+
+# On a local Ray cluster of two nodes. Ray is half a gigabyte, so only this target installs it.
+test-ray: .venv/.ray
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m ray
 
 # With the environment's own torch, because a CUDA machine brings its own: PYTHON=... chooses another.
 test-gpu:
@@ -74,6 +78,10 @@ clean:
 .venv/.dev: .venv/.created $(wildcard requirements*.txt)
 	$(PIP_INSTALL) -r requirements-dev.txt
 	touch $@ .venv/.demo
+
+.venv/.ray: .venv/.dev requirements-ray.txt
+	$(PIP_INSTALL) -r requirements-ray.txt
+	touch $@
 
 .venv/.lint: .venv/.dev viewer/lint/package.json viewer/lint/package-lock.json
 	mkdir -p .venv/lint

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from evaluate import EvaluateConfig
+from launch.ray_config import RayPage
 from models import ArchConfig, build_arch
 from models.transformer import TransformerConfig
 from optim.build import OptimConfig
@@ -29,6 +30,7 @@ PROGRAMS: dict[str, type[BaseModel]] = {
     "evaluate": EvaluateConfig,
     "solve": SolveConfig,
     "sweep": SweepPage,
+    "ray": RayPage,
 }
 ALL_FILES = sorted(path.relative_to(CONFIG_DIR) for path in CONFIG_DIR.rglob("*.yaml"))
 # A file whose name begins with _ is a part of other files and cannot be chosen.
@@ -126,6 +128,7 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> set[str]:
         ("evaluate", ["checkpoint=x"]),
         ("evaluate", ["checkpoint=x", "arch=trm"]),
         ("sweep", []),
+        ("ray", []),
     ],
     ids=str,
 )

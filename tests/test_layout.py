@@ -84,7 +84,8 @@ MAY_IMPORT = {
     "search": {"training", *SIBLINGS, "utils", "viewer"},
     "utils": set[str](),
     "benchmarks": BELOW_ENTRYPOINTS,
-    "launch": BELOW_ENTRYPOINTS,
+    # A program that takes the steps of a run one at a time takes those of pretrain.py.
+    "launch": {*BELOW_ENTRYPOINTS, "pretrain"},
 }
 
 

@@ -12,7 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 OWN = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/*.py")}
 # Some sources need more than requirements.txt.
 PICTURES, SWEEPS, CHECKS = "requirements-plot.txt", "requirements-sweep.txt", "requirements-dev.txt"
-NEEDS = {"utils/drawing.py": PICTURES, "search": SWEEPS, "tests": CHECKS, "benchmarks": CHECKS}
+RAY = "requirements-ray.txt"
+NEEDS = {"utils/drawing.py": PICTURES, "search": SWEEPS, "tests": CHECKS, "benchmarks": CHECKS} | {
+    path: RAY for path in ("launch/ray_train.py", "launch/ray_rank.py", "launch/ray_worker.py", "tests/test_ray.py")
+}
 
 
 def _required(file: str) -> dict[str, str]:
@@ -23,7 +26,8 @@ def _required(file: str) -> dict[str, str]:
         if line.startswith("-r "):
             found |= _required(line.removeprefix("-r ").strip())
         elif line:
-            name, version = re.fullmatch(r"([\w.-]+)(.*)", line).groups()  # type: ignore[union-attr]
+            # A package with a part that is optional in it has that in brackets: ray[train].
+            name, version = re.fullmatch(r"([\w.-]+)(?:\[\w+\])?(.*)", line).groups()  # type: ignore[union-attr]
             found[_normal(name)] = version
     return found
 

@@ -3,7 +3,7 @@ end.
 """
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -108,7 +108,7 @@ class Session:
 
     # ---- one step ----
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Generator[Batch, None, None]:
         """Give this rank's slots of each batch until the last step, and move the progress on. Every
         rank.
 
@@ -258,6 +258,14 @@ class Session:
         snapshot = self.state.snapshot(self.config, self._data, self._world)
         upload = partial(self._metrics.add_checkpoint, is_best=is_best)
         self._saves.begin(snapshot, is_best=is_best, first=self._metrics.write_waiting, then=upload)
+
+    def finish_save(self) -> None:
+        """Wait until the checkpoint that is under way is whole. Every rank.
+
+        Raises:
+            UserError: It could not be written, however often it was tried.
+        """
+        self._saves.finish_last()
 
     def check_replicas(self) -> None:
         """Compare the tensors that ranks hold alike, if check_replicas_every_n_steps asks for it.

@@ -5,6 +5,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from models.act import Carry, empty_batch, initial_carry
@@ -20,11 +21,19 @@ from training.number_watch import NumberWatch
 from utils.checkpoint.format import Progress, RunState
 from utils.checkpoint.reader import Checkpoint
 from utils.checkpoint.writer import Snapshot
-from utils.dist.world import World
+from utils.dist.world import World, local_part
 from utils.errors import UserError
 from utils.shapes import compare_shapes, shapes_of
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """A copy of one rank's state in host memory, for another process that goes on from there."""
+
+    tensors: dict[str, Tensor]
+    progress: Progress
 
 
 @dataclass
@@ -115,6 +124,64 @@ class TrainState:
             # on.
             if saved.config["global_batch_size"] == config.global_batch_size:
                 self.carry = _restored_carry(self.carry, checkpoint, world.slice_of(config.global_batch_size), world)
+
+    def host_copy(self) -> HostCopy:
+        """Return a copy of everything that a step of this rank changes. Every rank.
+
+        Call it when no step has gone wrong unnoticed, such as after a step was logged.
+        """
+        shared = self.sums.tensors() | self.watch.tensors()
+        named = {
+            "model": self.model.state_dict(),
+            "live": {name: tensor for name, (_, tensor) in _live_tensors(self).items()},
+            "carry": self.carry.tensors(),
+            "shared": shared,
+            "compression": self.layout.compression_state(),
+        }
+        return HostCopy(
+            {
+                f"{group}.{name}": local_part(tensor).detach().cpu().clone()
+                for group, tensors in named.items()
+                for name, tensor in tensors.items()
+            },
+            self.progress.model_copy(deep=True),
+        )
+
+    @torch.no_grad()
+    def take_host_copy(self, copy: HostCopy, config: PretrainConfig, world: World) -> None:
+        """Go on where another state was when `copy` was made, bit for bit. Every rank.
+
+        The other state must have had as many ranks, the same strategy and the same slots. It may
+        have had another learning rate.
+
+        Raises:
+            UserError: The copy is of another model, optimizer, strategy or number of ranks.
+        """
+        live = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        live |= {f"live.{name}": tensor for name, (_, tensor) in _live_tensors(self).items()}
+        carry = self.carry.tensors()
+        own = {name: local_part(tensor) for name, tensor in live.items()}
+        own |= {f"carry.{name}": tensor for name, tensor in carry.items()}
+        given = {name: of for name, of in copy.tensors.items() if name.split(".")[0] in ("model", "live", "carry")}
+        with world.shared_errors():
+            if (name := compare_shapes(shapes_of(given), shapes_of(own)).first) is not None:
+                there, here = (tuple(of[name].shape) if name in of else "absent" for of in (given, own))
+                raise UserError(
+                    f"the state has {name} as {there}, here it is {here}; give the state of the same rank of a run "
+                    "with this model, optimizer, strategy, batch size and number of ranks"
+                )
+        for name, tensor in own.items():
+            tensor.copy_(given[name])
+        self.layout.values_changed()
+        self.layout.load_compression_state(_without_prefix("compression.", copy.tensors))
+        shared = _without_prefix("shared.", copy.tensors)
+        self.sums.restore(shared)
+        self.watch = NumberWatch(world, config.loss_spike)
+        self.watch.restore(shared)
+        # In place, because others hold this object. The W&B run is that of this run's folder.
+        for name, value in copy.progress.model_copy(deep=True):
+            if name != "wandb_run_id":
+                setattr(self.progress, name, value)
 
 
 def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data) -> list[str]:

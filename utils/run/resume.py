@@ -61,7 +61,7 @@ def read_start(
     """
     notes: list[str] = []
     checkpoint: Checkpoint | None
-    where = _place(config_name, overrides)
+    where = place_of_run(config_name, overrides)
     if where.resume not in (None, "auto"):
         run_path, checkpoint = _named_checkpoint(where, launch, lock, notes)
     else:
@@ -103,7 +103,7 @@ def read_start(
     return Start(config, checkpoint, notes)
 
 
-def _place(config_name: str, overrides: list[str]) -> RunConfig:
+def place_of_run(config_name: str, overrides: list[str]) -> RunConfig:
     """Return the keys that name a run, as the command line and the defaults set them.
 
     Raises:

@@ -1,0 +1,95 @@
+"""The config of a run on Ray: config/ray.yaml says what each key means. Nothing here needs Ray."""
+
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from launch.ray_job import RayJob
+from training.config import PretrainConfig
+from utils.command_line import read_config, validate
+from utils.config import Float, Int, StrictModel
+from utils.dist.launch import Launch
+from utils.errors import UserError
+from utils.run.folder import run_folder_of, with_names
+from utils.run.resume import place_of_run
+
+_GB = 10**9
+
+
+class RayConfig(StrictModel):
+    num_workers: Int = Field(ge=1)
+    cpus: Float = Field(gt=0)
+    gpus: Float = Field(ge=0, le=1)
+    memory_gb: Float | None = Field(gt=0)
+    placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+    placement_timeout_s: Float = Field(gt=0)
+    max_failures: Int = Field(ge=0)
+    address: str | None
+    storage: str = Field(min_length=1)
+
+    @field_validator("address")
+    @classmethod
+    def _address_is_known(cls, address: str | None) -> str | None:
+        if address is not None and address != "local" and not re.fullmatch(r"[^/]+:\d+", address):
+            raise ValueError(f"{address!r} is no address of a Ray cluster; give host:port, local or null")
+        return address
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What each worker reserves, as Ray names it."""
+        found = {"CPU": self.cpus}
+        if self.gpus:
+            found["GPU"] = self.gpus
+        if self.memory_gb is not None:
+            found["memory"] = self.memory_gb * _GB
+        return found
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether two workers may get the same CUDA device."""
+        return self.num_workers > 1 and 0 < self.gpus <= 0.5
+
+
+class RayPage(StrictModel):
+    """config/ray.yaml as a whole, so that messages name its keys as they are typed."""
+
+    ray: RayConfig
+
+
+def read_ray(typed: list[str]) -> tuple[RayConfig, list[str]]:
+    """Return the config of Ray, and the overrides that are those of pretrain.py.
+
+    Raises:
+        UserError: A key of Ray or its value is wrong, or the backend does not suit shared devices.
+    """
+    own = [each for each in typed if re.match(r"\+*ray[.=]", each)]
+    config = validate(RayPage, read_config("ray", own)).ray
+    overrides = [each for each in typed if each not in own]
+    if config.shares_devices:
+        if any(re.fullmatch(r"\+*dist\.backend=['\"]?nccl['\"]?", each) for each in overrides):
+            raise UserError(
+                f"dist.backend=nccl, but with ray.gpus={config.gpus:g} two ranks share a device, which NCCL refuses; "
+                "leave dist.backend out, or give ray.gpus=1"
+            )
+        overrides.append("dist.backend=gloo")
+    return config, overrides
+
+
+def read_job(overrides: list[str]) -> RayJob:
+    """Read as much of the config as tells where the run is, and check a new run's as a whole.
+
+    Raises:
+        UserError: The config is wrong. pretrain.py finds the mistakes that it needs data for.
+    """
+    place = place_of_run("pretrain", overrides)
+    path = place.resume if place.resume not in (None, "auto") else None
+    if path is None:
+        run = with_names(place, Launch()).run_path
+    else:
+        run = Path(place.checkpoint_path) if place.checkpoint_path else run_folder_of(Path(path))
+    if place.resume is None:  # the config of a resumed run is stored in its checkpoint
+        validate(PretrainConfig, read_config("pretrain", overrides))
+    return RayJob(tuple(overrides), str(run), path, os.getcwd())

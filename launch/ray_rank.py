@@ -1,0 +1,307 @@
+"""A rank of a run on Ray: what Ray Train calls in each of its workers.
+
+The function starts pretrain.py as a program of its own, for three reasons. It is then the same
+program as under any other launcher. Ray calls the function in a thread, where Python refuses the
+signal handlers of a graceful stop. And a fault that ends the program leaves the worker alive to
+report it.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+from ray.train import Checkpoint
+from ray.train.collective import broadcast_from_rank_zero
+from ray.train.v2.api.callback import UserCallback
+
+from launch.ray_job import free_port, rank_environment
+from utils.checkpoint.format import read_name, step_folders
+from utils.dist.launch import without_launcher
+from utils.processes import ending_with_parent
+
+PRETRAIN = Path(__file__).resolve().parent.parent / "pretrain.py"
+_NUM_LAST_LINES = 25
+_LOOK_EVERY_S = 1.0
+# After rank 0 has ended well or by a stop, the others have nothing left to do.
+_PATIENCE_S = 30.0
+
+
+class RankFailed(RuntimeError):
+    """A rank of pretrain.py ended by a fault. Ray Train then starts all ranks again."""
+
+
+class Desk:
+    """An actor through which the ranks and the program of the user tell each other things.
+
+    The lines that the ranks print go this way, because Ray's own would print each of them twice,
+    with a prefix and between Ray's warnings.
+    """
+
+    def __init__(self) -> None:
+        self._attempts, self._stop, self._mistake = 0, False, ""
+        self._lines: list[str] = []
+
+    def begin_attempt(self) -> int:
+        self._attempts += 1
+        return self._attempts
+
+    def request_stop(self) -> None:
+        self._stop = True
+
+    def note_mistake(self, line: str) -> None:
+        self._mistake = self._mistake or line
+
+    def look(self) -> tuple[bool, str]:
+        """Return whether a stop was requested, and the mistake of the user, if any."""
+        return self._stop, self._mistake
+
+    def tell(self, line: str) -> None:
+        self._lines.append(line)
+
+    def take_lines(self) -> list[str]:
+        """Return the lines that nobody has taken yet."""
+        lines, self._lines = self._lines, []
+        return lines
+
+
+@dataclass(frozen=True)
+class Order:
+    """What rank 0 tells all ranks to do, every second. Ray allows a kilobyte for it."""
+
+    report: bool = False
+    stop: bool = False
+    end: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the run ended, without a fault."""
+
+    mistake: str = ""  # the user's, as pretrain.py prints it
+    is_stopped: bool = False
+
+
+class Program:
+    """pretrain.py as a program below this process. The program is killed if this process ends."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str], cwd: str, tell: Callable[[str], Any]) -> None:
+        """Start the program.
+
+        Args:
+            tell: gets each line that the program prints, but the user's mistake.
+        """
+        self.mistake = ""  # the line that begins with "error: "
+        self._tell = tell
+        self._last: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        self._process = subprocess.Popen(
+            [sys.executable, str(PRETRAIN), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**without_launcher(os.environ), **environment},  # of the launcher that started Ray
+            cwd=cwd,
+            start_new_session=True,  # Ctrl-C reaches the program of the user alone, which asks for a stop
+            # Not SIGTERM: a rank can save only together with the others, and the next attempt needs
+            # the folder of the run.
+            preexec_fn=ending_with_parent(signal.SIGKILL),
+        )
+        self._reader = threading.Thread(target=self._pass_on, name="output", daemon=True)
+        self._reader.start()
+
+    def _pass_on(self) -> None:
+        assert self._process.stdout is not None
+        for line in map(str.rstrip, self._process.stdout):
+            self._last.append(line)
+            if line.startswith("error: "):
+                self.mistake = self.mistake or line
+            else:
+                self._tell(line)
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for the end, kill the program if it takes longer, and return the exit status."""
+        try:
+            status = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        self._reader.join(timeout_s)
+        return status
+
+    def stop(self) -> None:
+        """Ask for a checkpoint and the end."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    @property
+    def last_lines(self) -> str:
+        self._reader.join(_PATIENCE_S)
+        return "\n".join(self._last)
+
+
+class NewestMetrics:
+    """Follows metrics.jsonl, and keeps the newest value of each metric.
+
+    A report to Ray takes until Ray's controller looks for it, which is two seconds. So a report has
+    the newest value of every metric instead of each row.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.values: dict[str, Any] = {}
+        self.checkpoint = ""  # the name of the newest step folder, once it is whole
+        self.run, self._file = run, run / "metrics.jsonl"
+        self._inode, self._offset = -1, 0
+
+    def read(self) -> bool:
+        """Read what is new, and return whether there was anything."""
+        with suppress(OSError):  # it is not there yet
+            with open(self._file, "rb") as file:
+                if (inode := os.fstat(file.fileno()).st_ino) != self._inode:  # a resumed run writes it anew
+                    self._inode, self._offset = inode, 0
+                file.seek(self._offset)
+                whole = file.read().rpartition(b"\n")
+            self._offset += len(whole[0]) + len(whole[1])
+            rows = [json.loads(line) for line in whole[0].splitlines()]
+            for row in rows:
+                self.values |= row
+            return bool(rows)
+        return False
+
+    def read_checkpoint(self) -> bool:
+        """Look for a new checkpoint, and return whether there is one."""
+        before, self.checkpoint = self.checkpoint, read_name(self.run / "latest")
+        return bool(self.checkpoint) and self.checkpoint != before
+
+
+def run_rank(settings: dict[str, Any]) -> Outcome:
+    """Run one rank of one attempt. Every rank.
+
+    Args:
+        settings: the `job` and the handle of the `desk`.
+
+    Returns:
+        How the run ended; Ray keeps what rank 0 returns.
+
+    Raises:
+        RankFailed: The program ended by a fault.
+    """
+    job, desk, context = settings["job"], settings["desk"], ray.train.get_context()
+    rank, size = context.get_world_rank(), context.get_world_size()
+    attempt, meeting = broadcast_from_rank_zero(
+        (ray.get(desk.begin_attempt.remote()), (ray.util.get_node_ip_address(), free_port())) if rank == 0 else None
+    )
+    run = Path(job.cwd) / job.run
+    if rank == 0 and attempt > 1:
+        desk.tell.remote(f"attempt {attempt}: all ranks begin again, in {job.run}")
+    environment = rank_environment(
+        rank=rank,
+        size=size,
+        local_rank=context.get_local_rank(),
+        local_size=context.get_local_world_size(),
+        meeting=meeting,
+        has_device=bool(ray.get_gpu_ids()),
+    )
+    arguments = job.arguments(attempt, has_checkpoints=bool(step_folders(run)))
+    program = Program(arguments, environment, job.cwd, desk.tell.remote)
+    try:
+        stopping, mistake = _follow(program, NewestMetrics(run) if rank == 0 else None, desk, rank)
+    except BaseException:
+        program.kill()
+        raise
+    status = program.wait(_PATIENCE_S)
+    if status != 0 and not (stopping or mistake):
+        raise RankFailed(_failure(rank, status, program))
+    return Outcome(mistake, stopping)
+
+
+def _follow(program: Program, metrics: NewestMetrics | None, desk: Any, rank: int) -> tuple[bool, str]:
+    """Report metrics and pass on a stop, until the program of rank 0 has ended. Every rank.
+
+    Args:
+        metrics: of rank 0; None elsewhere.
+
+    Returns:
+        Whether a stop was requested, and the mistake of the user, if any.
+
+    Raises:
+        RankFailed: The program of this rank ended by a fault.
+    """
+    stopping, mistake = False, ""
+    while True:
+        time.sleep(_LOOK_EVERY_S)
+        status = program.poll()
+        if status == 2:  # only the rank that found the mistake knows it
+            program.wait(_PATIENCE_S)
+            if program.mistake:
+                ray.get(desk.note_mistake.remote(program.mistake))
+        elif status and not stopping:
+            raise RankFailed(_failure(rank, status, program))
+        order = None
+        if metrics is not None:
+            stop, mistake = ray.get(desk.look.remote())
+            new, saved = metrics.read(), metrics.read_checkpoint()
+            order = Order(report=new or saved, stop=stop, end=status is not None or bool(mistake))
+        order = broadcast_from_rank_zero(order)
+        if order.report:
+            _report(metrics, saved=metrics is not None and saved)
+        if order.stop and not stopping:
+            stopping = True
+            program.stop()
+        if order.end:
+            return stopping, mistake or ray.get(desk.look.remote())[1]
+
+
+def _report(metrics: NewestMetrics | None, *, saved: bool) -> None:
+    """Report to Ray. Every rank, because Ray waits for all; only what rank 0 reports counts.
+
+    Ray keeps metrics only together with a checkpoint, and would copy its files. So the checkpoint
+    that Ray gets is a small file that names ours.
+    """
+    if metrics is None:
+        ray.train.report({})
+    elif not saved:
+        ray.train.report(metrics.values)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            named = {"run": str(metrics.run), "checkpoint": str(metrics.run / metrics.checkpoint)}
+            (Path(folder) / "pretrain.json").write_text(json.dumps(named) + "\n")
+            ray.train.report(metrics.values, Checkpoint.from_directory(folder))
+
+
+def _failure(rank: int, status: int, program: Program) -> str:
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return f"pretrain.py on {socket.gethostname()} {how}\nthe last lines of rank {rank}:\n{program.last_lines}"
+
+
+class TellFailures(UserCallback):
+    """Tells the desk a line for each rank that failed. Ray's controller calls it."""
+
+    def __init__(self, desk: Any) -> None:
+        self._desk = desk
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        for rank, error in sorted(worker_exceptions.items()):
+            # Only the first line: the desk has told what the rank printed last.
+            line = str(error).strip().partition("\n")[0]
+            self._desk.tell.remote(f"rank {rank} failed: {line}")

@@ -1,0 +1,170 @@
+"""Run pretrain.py on workers of Ray, in Ray Train.
+
+python -m launch.ray_train ray.num_workers=2 experiment=sudoku_extreme_1k
+"""
+
+import logging
+import os
+import re
+import socket
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from utils.terminal import tell
+
+if find_spec("ray") is None:
+    tell("error: launch.ray_train needs ray; pip install -r requirements-ray.txt")
+    sys.exit(2)
+
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2._internal.exceptions import InsufficientClusterResourcesError, WorkerGroupStartupTimeoutError
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
+
+from launch.ray_config import RayConfig, read_job, read_ray
+from launch.ray_job import RayJob
+from launch.ray_rank import Desk, Outcome, TellFailures, run_rank
+from utils.command_line import CommandLine
+from utils.errors import UserError
+from utils.run.stop import StopSignal
+from utils.shell import run_command
+from utils.text import one_line
+
+USAGE = """
+python -m launch.ray_train: run pretrain.py on workers of Ray.
+
+  python -m launch.ray_train ray.num_workers=2 experiment=demo                  two ranks on this machine
+  python -m launch.ray_train ray.address=head:6379 ray.num_workers=8 ray.gpus=1 ray.cpus=4 experiment=demo
+  python -m launch.ray_train ray.num_workers=2 ray.gpus=0.5 experiment=demo     two ranks share a device, over gloo
+
+Keys of Ray begin with ray. and stand below. All other keys are those of pretrain.py, and mean the same.
+"""
+
+ROOT = Path(__file__).resolve().parent.parent
+_LOOK_EVERY_S = 0.3
+_ANSWER_WITHIN_S = 10
+
+
+def ray_train(argv: list[str] | None = None) -> str | tuple[str, int]:
+    """Run a training on Ray, or show a page."""
+    command = CommandLine.parse(sys.argv[1:] if argv is None else argv, "ray", USAGE)
+    if command.page:
+        return command.page
+    config, overrides = read_ray(command.overrides)
+    if config.shares_devices:
+        tell(f"ray.gpus={config.gpus:g}: ranks share a device, so they talk over gloo, because NCCL refuses that")
+    job = read_job(overrides)
+    _connect(config)
+    try:
+        # After ray.init, which handles SIGTERM in its own way.
+        with StopSignal() as stop:
+            return _run(config, job, stop)
+    finally:
+        ray.shutdown()
+
+
+def _connect(config: RayConfig) -> None:
+    # Ray Train reads this time from the environment only.
+    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = f"{config.placement_timeout_s:g}"
+    address = config.address or os.environ.get("RAY_ADDRESS")
+    if address and (parts := re.fullmatch(r"([^/]+):(\d+)", address)):  # Ray itself would try for minutes
+        try:
+            socket.create_connection((parts[1], int(parts[2])), timeout=_ANSWER_WITHIN_S).close()
+        except OSError as error:
+            raise UserError(
+                f"no Ray cluster answers at {address} ({one_line(error)}); correct ray.address, or start a cluster "
+                "with ray start --head"
+            ) from error
+    ray.init(
+        address=address,
+        logging_level=logging.ERROR,
+        log_to_driver=False,  # the desk passes on what the ranks print
+        # Each node has the project in the same folder, from which its workers import this package.
+        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
+    )
+
+
+def _run(config: RayConfig, job: RayJob, stop: StopSignal) -> str | tuple[str, int]:
+    desk = ray.remote(num_cpus=0)(Desk).remote()  # without a core, so that it always finds a place
+    name = f"{Path(job.run).name}_{time.strftime('%Y%m%d-%H%M%S')}"
+    trainer = DataParallelTrainer(
+        run_rank,
+        train_loop_config={"job": job, "desk": desk},
+        scaling_config=ScalingConfig(
+            num_workers=config.num_workers,
+            use_gpu=config.gpus > 0,
+            resources_per_worker=config.resources,
+            placement_strategy=config.placement,
+        ),
+        run_config=RunConfig(
+            name=name,
+            storage_path=str(Path(config.storage).absolute()),
+            # A placement that takes too long counts as a failure of the controller.
+            failure_config=FailureConfig(max_failures=config.max_failures, controller_failure_limit=0),
+            callbacks=[TellFailures(desk)],
+        ),
+    )
+    with ThreadPoolExecutor(1) as pool:
+        # In a thread, because in the main thread Ray takes Ctrl-C for itself and kills the ranks.
+        result = pool.submit(trainer.fit)
+        _follow(result, stop, desk)
+    return _told(result, config)
+
+
+def _follow(result: "Future[Any]", stop: StopSignal, desk: Any) -> None:
+    """Print what the ranks print until there is a result.
+
+    If a signal comes, the ranks save a checkpoint and end.
+    """
+    is_told = is_done = False
+    while not is_done:
+        is_done = bool(wait_for([result], timeout=_LOOK_EVERY_S).done)
+        for line in ray.get(desk.take_lines.remote()):
+            tell(line)
+        if stop.requested() and not is_told:
+            is_told = True
+            tell(f"{stop.name}: the ranks save a checkpoint and end")
+            desk.request_stop.remote()
+
+
+def _told(result: "Future[Any]", config: RayConfig) -> str | tuple[str, int]:
+    """Return what is to be printed at the end, with an exit status.
+
+    Raises:
+        UserError: The ranks found a mistake of the user, or the cluster has no place for them.
+    """
+    try:
+        outcome: Outcome = result.result().return_value
+    except WorkerGroupError as error:
+        ranks = ", ".join(map(str, sorted(error.worker_failures)))
+        tell(f"fault: rank {ranks} failed in attempt {config.max_failures + 1} of {config.max_failures + 1}")
+        return "", 1
+    except ControllerError as error:
+        if isinstance(error.controller_failure, WorkerGroupStartupTimeoutError | InsufficientClusterResourcesError):
+            raise UserError(
+                f"Ray found no place for {config.num_workers} workers of {config.resources} each "
+                f"({config.placement}) in {config.placement_timeout_s:g} s; the cluster has "
+                f"{_cluster_has(config)}; lower what they reserve, or raise ray.placement_timeout_s"
+            ) from error
+        raise
+    if outcome.mistake:
+        raise UserError(outcome.mistake.removeprefix("error: "))
+    return ""
+
+
+def _cluster_has(config: RayConfig) -> dict[str, float]:
+    return {name: amount for name, amount in ray.cluster_resources().items() if name in config.resources}
+
+
+def main() -> int:
+    return run_command(ray_train, None, interrupted="interrupted; nothing runs")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

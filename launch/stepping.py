@@ -1,0 +1,124 @@
+"""A run of pretrain.py whose steps another program takes, one at a time."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from pretrain import build_state, open_run, read_config_and_checkpoint, take_step
+from training.plan import Plan
+from training.session import Session
+from training.state import HostCopy
+from utils.checkpoint.format import read_name
+from utils.dist.world import World
+from utils.errors import UserError
+from utils.metrics import Row
+from utils.run.lock import RunLock
+from utils.run.stop import StopSignal
+
+
+class SteppedRun:
+    """A run that takes a step, evaluates and saves when it is told to. Every rank, in each method.
+
+    The steps, their metrics and the checkpoints are those of pretrain.py with the same overrides
+    and log_interval=1. What the config says about when to evaluate, save and stop is not used.
+    """
+
+    def __init__(self, overrides: list[str], world: World) -> None:
+        """Begin a run, or go on with one (resume=...), in its folder.
+
+        Args:
+            overrides: as for pretrain.py.
+            world: as `join_ranks` returns it.
+
+        Raises:
+            UserError: The config, the data or the folder can't be used.
+        """
+        with ExitStack() as opened:
+            lock = opened.enter_context(RunLock())
+            start = read_config_and_checkpoint([*overrides, "log_interval=1"], lock, world)
+            if start is None:
+                raise UserError("--help and --cfg show a page; give them to pretrain.py")
+            self._world, data = open_run(start, world)
+            self._state = build_state(start, data, self._world)
+            plan = Plan.make(start.config, data, self._state.progress, self._world)
+            # Nobody asks it to stop: signals belong to the program that takes the steps.
+            session = Session(start, data, self._state, plan, StopSignal(), lock, self._world)
+            self._session = opened.enter_context(session)
+            self._opened = opened.pop_all()
+        self._batches = self._session.batches()
+        self._is_best = False
+
+    @property
+    def step(self) -> int:
+        """The number of steps that are done."""
+        return self._state.progress.step
+
+    def train_step(self) -> Row:
+        """Take a step, and return its metrics, which are whole on rank 0.
+
+        They are also appended to metrics.jsonl.
+
+        Raises:
+            BadStep: The step went wrong.
+            UserError: All steps are done, or the data or the disk failed.
+        """
+        batch = next(self._batches, None)
+        if batch is None:
+            raise UserError(f"the run has done all {self._session.plan.last_step} steps; raise epochs or max_steps")
+        row = take_step(self._session, batch, self._world)
+        self._session.log(row)
+        self._is_best = False
+        _, data_failed = self._session.vote_to_end()
+        if data_failed:
+            self._session.raise_data_error()
+        return {"step": self.step, **row}
+
+    def evaluate(self) -> Row:
+        """Evaluate the test split, with the averaged weights if there are any, and return metrics.
+
+        Raises:
+            UserError: The config evaluates nothing, or the data or the disk failed.
+        """
+        if not self._session.plan.evaluates:
+            raise UserError("this config never evaluates; give eval_interval or eval_every_n_steps")
+        done = self._session.evaluate({}, limited=False)
+        self._is_best = self._is_best or done.is_best
+        return {"step": self.step, **done.row}
+
+    def get_state(self) -> HostCopy:
+        """Return everything that a step of this rank changes, in host memory."""
+        return self._state.host_copy()
+
+    def set_state(self, copy: HostCopy) -> None:
+        """Go on bit for bit where the same rank of another run was.
+
+        Raises:
+            UserError: The state does not suit this run.
+        """
+        self._state.take_host_copy(copy, self._session.config, self._world)
+        with self._world.shared_errors():
+            draws = self._session.plan.sampler.draws_before(self.step + 1)
+            if draws != copy.progress.draws:
+                raise UserError(
+                    f"the state has drawn {copy.progress.draws} examples, and this run would have drawn {draws}; give "
+                    "the state of a run that has had one global_batch_size"
+                )
+        self._batches.close()
+        self._batches = self._session.batches()
+        self._is_best = False
+
+    def save(self) -> Path:
+        """Write a checkpoint, and return its folder, which pretrain.py resume=... accepts.
+
+        Raises:
+            UserError: The disk refuses it.
+        """
+        self._session.save(is_best=self._is_best)
+        self._session.finish_save()
+        run = self._session.config.run_path
+        return run / read_name(run / "latest")
+
+    def close(self) -> None:
+        """End the run, and let its folder go."""
+        self._batches.close()
+        self._opened.close()
+        self._world.close()

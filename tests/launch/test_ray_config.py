@@ -1,0 +1,68 @@
+"""The keys of Ray, and what a run on Ray knows before it begins."""
+
+from pathlib import Path
+
+import pytest
+
+from launch.ray_config import read_job, read_ray
+from tests import runs
+from utils.errors import UserError
+
+
+def test_other_keys_are_those_of_pretrain() -> None:
+    config, overrides = read_ray(["ray.num_workers=4", "lr=2e-4", "+ray.gpus=1", "arch.H_layers=2"])
+    assert (config.num_workers, config.gpus) == (4, 1)
+    assert overrides == ["lr=2e-4", "arch.H_layers=2"]
+
+
+def test_a_worker_reserves_what_the_config_says() -> None:
+    assert read_ray([])[0].resources == {"CPU": 1}, "no GPU unless it is asked for"
+    config, _ = read_ray(["ray.cpus=4", "ray.gpus=0.5", "ray.memory_gb=1.5"])
+    assert config.resources == {"CPU": 4, "GPU": 0.5, "memory": 1.5e9}
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "backend"),
+    [(2, 0.5, ["dist.backend=gloo"]), (2, 0.6, []), (2, 1, []), (1, 0.5, []), (2, 0, [])],
+)
+def test_ranks_that_share_a_device_talk_over_gloo(workers: int, gpus: float, backend: list[str]) -> None:
+    _, overrides = read_ray([f"ray.num_workers={workers}", f"ray.gpus={gpus}"])
+    assert overrides == backend
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["ray.num_worker=2"], "unknown key 'ray.num_worker'; did you mean ray.num_workers"),
+        (["ray.num_workers=0"], "ray.num_workers: input should be greater than or equal to 1, but it is 0"),
+        (["ray.gpus=2"], "ray.gpus: input should be less than or equal to 1, but it is 2"),
+        (["ray.address=ray://head:10001"], "ray.address: 'ray://head:10001' is no address of a Ray cluster"),
+        (["ray.placement=NEAR"], "ray.placement: input should be 'PACK', 'SPREAD', 'STRICT_PACK' or 'STRICT_SPREAD'"),
+        (["ray.num_workers=2", "ray.gpus=0.5", "dist.backend=nccl"], "two ranks share a device, which NCCL refuses"),
+    ],
+)
+def test_mistakes_are_one_line(typed: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_ray(typed)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_folder_of_a_run_is_chosen_before_it_begins(data: Path, tmp_path: Path) -> None:
+    assert read_job(runs.settings(data, tmp_path / "run")).run == str(tmp_path / "run")
+    drawn = [read_job(runs.settings(data, None)).run for _ in range(2)]
+    assert drawn[0] != drawn[1], "each run without a name gets one of its own"
+    assert all(Path(run).parts[0] == "checkpoints" for run in drawn)
+    step = tmp_path / "run" / "step_00000004"
+    step.mkdir(parents=True)
+    job = read_job([f"resume={step}"])
+    assert (job.run, job.resume) == (str(tmp_path / "run"), str(step))
+    job = read_job([f"resume={step}", "checkpoint_path=branch"])
+    assert (job.run, job.resume) == ("branch", str(step))
+    assert read_job(["resume=auto", "checkpoint_path=branch"]).resume is None
+
+
+def test_a_new_run_is_refused_before_ray_starts(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="lrr"):
+        read_job([*runs.settings(data, tmp_path / "run"), "lrr=1"])
+    with pytest.raises(UserError, match="max_steps"):
+        read_job(runs.settings(data, tmp_path / "run", max_steps=0))

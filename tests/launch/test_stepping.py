@@ -1,0 +1,134 @@
+"""A run whose steps another program takes has the curve of pretrain.py, bit for bit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from launch.stepping import SteppedRun
+from tests import runs
+from tests.runs import Row
+from tests.spawn import run_ranks
+from training.state import HostCopy
+from utils.dist.world import World
+from utils.errors import UserError
+
+LAST_STEP = 6
+
+
+def _settings(data: Path, run: Path | None, **changes: object) -> list[str]:
+    usual: dict[str, object] = {
+        "max_steps": LAST_STEP,
+        "log_interval": 1,
+        "eval_every_n_steps": LAST_STEP,
+        "checkpoint_every_n_steps": None,
+        "ema": True,
+        "wandb.mode": "disabled",
+    }
+    return runs.settings(data, run, **(usual | changes))
+
+
+@pytest.fixture(scope="module")
+def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Return the folders of pretrain.py's runs by their number of ranks."""
+    folder = tmp_path_factory.mktemp("pretrain")
+    for ranks in (1, 2):
+        runs.train(_settings(data, folder / str(ranks)), folder / f"log_{ranks}", ranks=ranks).ok()
+    return {ranks: folder / str(ranks) for ranks in (1, 2)}
+
+
+def _numbers(row: Row) -> Row:
+    return {name: value for name, value in row.items() if not name.startswith("perf/")}
+
+
+def _drive(world: World, overrides: list[str]) -> tuple[list[Row], Row, str]:
+    """Take all steps, evaluate and save. Every rank."""
+    run = SteppedRun(overrides, world)
+    rows = [_numbers(run.train_step()) for _ in range(LAST_STEP)]
+    found = rows, _numbers(run.evaluate()), str(run.save())
+    run.close()
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_curve_is_that_of_pretrain(ranks: int, data: Path, tmp_path: Path, expected: dict[int, Path]) -> None:
+    run, arguments = tmp_path / "run", _settings(data, tmp_path / "run", log_interval=10)
+    if ranks == 1:
+        results = [_drive(World.single(), arguments)]
+    else:
+        results = run_ranks(_drive, ranks, arguments)
+    rows, evaluation, saved = results[0]
+    quiet = runs.rows(expected[ranks])
+    assert [*rows[:-1], rows[-1] | evaluation] == quiet
+    assert runs.rows(run) == rows, "metrics.jsonl has the same steps"
+    assert Path(saved) == run / f"step_{LAST_STEP:08d}"
+    assert (run / "best").read_text() == (expected[ranks] / "best").read_text()
+    mine, theirs = runs.tensors(run, LAST_STEP), runs.tensors(expected[ranks], LAST_STEP)
+    assert mine.keys() == theirs.keys()
+    assert not [name for name in mine if not torch.equal(mine[name], theirs[name])]
+
+
+def test_pretrain_resumes_what_was_saved(data: Path, tmp_path: Path, log: Path, expected: dict[int, Path]) -> None:
+    arguments = _settings(data, tmp_path / "run")
+    run = SteppedRun(arguments, World.single())
+    for _ in range(3):
+        run.train_step()
+    assert run.save() == tmp_path / "run" / "step_00000003"
+    run.close()
+    runs.train([*arguments, "resume=auto"], log).ok()
+    runs.assert_same_run(tmp_path / "run", expected[1])
+
+
+def _hand_over(world: World, overrides: list[str], others: list[str]) -> list[Row]:
+    """Hand the state of one run to another after three steps. Every rank."""
+    first, second = SteppedRun(overrides, world), SteppedRun(others, world)
+    second.train_step()  # it has come somewhere else before
+    for _ in range(3):
+        first.train_step()
+    copy = first.get_state()
+    assert all(tensor.device.type == "cpu" for tensor in copy.tensors.values())
+    first.train_step()  # the copy does not change with the run
+    second.set_state(copy)
+    return [_numbers(second.train_step()) for _ in range(LAST_STEP - 3)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_another_run_goes_on_from_a_state(ranks: int, data: Path, tmp_path: Path, expected: dict[int, Path]) -> None:
+    arguments = [_settings(data, tmp_path / name) for name in ("one", "other")]
+    if ranks == 1:
+        rows = _hand_over(World.single(), *arguments)
+    else:
+        rows = run_ranks(_hand_over, ranks, *arguments)[0]
+    quiet = [
+        {name: of for name, of in row.items() if not name.startswith("eval/")} for row in runs.rows(expected[ranks])
+    ]
+    assert rows == quiet[3:]
+
+
+def test_a_state_of_another_run_is_refused(data: Path, tmp_path: Path) -> None:
+    one = SteppedRun(_settings(data, tmp_path / "one"), World.single())
+    wide = SteppedRun(_settings(data, tmp_path / "wide", arch__hidden_size=64), World.single())
+    with pytest.raises(UserError, match="the same rank of a run with this model"):
+        one.set_state(wide.get_state())
+    copy = one.get_state()
+    ahead = copy.progress.model_copy(update={"draws": 5})
+    with pytest.raises(UserError, match="one global_batch_size"):
+        one.set_state(HostCopy(copy.tensors, ahead))
+
+
+def test_the_end_and_a_run_without_evaluations_are_mistakes(data: Path, tmp_path: Path) -> None:
+    run = SteppedRun(_settings(data, tmp_path / "run", max_steps=1), World.single())
+    run.train_step()
+    with pytest.raises(UserError, match="has done all 1 steps"):
+        run.train_step()
+    silent = _settings(data, tmp_path / "silent", eval_every_n_steps=None, eval_interval=None)
+    with pytest.raises(UserError, match="never evaluates"):
+        SteppedRun(silent, World.single()).evaluate()
+
+
+def test_a_folder_is_free_after_the_end(data: Path, tmp_path: Path) -> None:
+    run = SteppedRun(_settings(data, tmp_path / "run"), World.single())
+    with pytest.raises(UserError, match="is in use by"):
+        SteppedRun(_settings(data, tmp_path / "run"), World.single())
+    run.close()
+    SteppedRun(_settings(data, tmp_path / "run"), World.single()).close()

@@ -1,0 +1,261 @@
+"""launch.ray_train and TrainWorker on a real Ray cluster of two nodes, with real faults.
+
+Ray's own processes take half a minute for each run, so that these tests are a group of their own
+(make test-ray).
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests import runs
+from tests.runs import REPOSITORY, Row
+
+ray = pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+
+LAST_STEP = 240
+# Enough steps to strike in between.
+LONG: dict[str, Any] = {
+    "max_steps": LAST_STEP,
+    "log_interval": 20,
+    "eval_every_n_steps": None,
+    "eval_interval": None,
+    "checkpoint_every_n_steps": 20,
+    "best_metric": None,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Return the address of a cluster of two nodes on this machine. The second pretends a GPU."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # The workers import what the tests' runs import.
+    os.environ["PYTHONPATH"] = str(REPOSITORY)
+    small = {"num_cpus": 2, "object_store_memory": 80 * 1024**2, "include_dashboard": False}
+    nodes = Cluster(initialize_head=True, head_node_args={**small, "num_gpus": 0})
+    nodes.add_node(num_cpus=2, num_gpus=1, object_store_memory=80 * 1024**2)
+    yield nodes.address
+    nodes.shutdown()
+
+
+@pytest.fixture(scope="module")
+def quiet_long(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of an undisturbed long run of two ranks, as torchrun starts them."""
+    folder = tmp_path_factory.mktemp("quiet_long")
+    runs.train(runs.settings(data, folder / "run", **LONG), folder / "log", ranks=2).ok()
+    return folder / "run"
+
+
+class OnRay:
+    """A command `python -m launch.ray_train` in a process of its own."""
+
+    def __init__(self, cluster: str, run: Path, arguments: list[str], *options: str) -> None:
+        self.run, self._log = run, run.parent / f"{run.name}.log"
+        self.store = run.parent / "store"
+        words = [f"ray.address={cluster}", f"ray.storage={self.store}", "ray.num_workers=2", *options, *arguments]
+        with open(self._log, "w") as log:
+            self.process = psutil.Popen(
+                [sys.executable, "-m", "launch.ray_train", *words],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=REPOSITORY,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 300
+        while not condition():
+            assert self.process.poll() is None, f"it ended before the condition became true:\n{self.output}"
+            assert time.monotonic() < end, f"the condition did not become true:\n{self.output}"
+            time.sleep(0.003)
+
+    def program(self, rank: int) -> psutil.Process:
+        """Return the pretrain.py of a rank."""
+        for process in psutil.process_iter():
+            try:
+                words = " ".join(process.cmdline())
+                if "pretrain.py" in words and str(self.run) in words and process.environ()["RANK"] == str(rank):
+                    return process
+            except (psutil.NoSuchProcess, psutil.AccessDenied, KeyError):
+                continue
+        raise AssertionError(f"rank {rank} does not run:\n{self.output}")
+
+    def wait(self) -> runs.Finished:
+        try:
+            return runs.Finished(self.process.wait(400), self.output)
+        except psutil.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"it does not end:\n{self.output}") from None
+
+
+def test_workers_on_two_nodes_have_the_curve_of_torchrun(
+    cluster: str, data: Path, tmp_path: Path, quiet_2: Path
+) -> None:
+    run = tmp_path / "run"
+    done = OnRay(cluster, run, runs.settings(data, run), "ray.placement=STRICT_SPREAD")
+    output = done.wait().ok()
+    runs.assert_same_run(run, quiet_2)
+    assert output.count("step 12/12") == 1, "each line is printed once"
+    # What Ray was told can be read with Ray's own tools.
+    from ray.train import Result
+
+    result = Result.from_path(next(done.store.iterdir()))
+    assert result.metrics is not None and result.checkpoint is not None
+    last = runs.rows(run)[-1]
+    assert {name: result.metrics[name] for name in last} == last
+    with result.checkpoint.as_directory() as folder:
+        named = json.loads((Path(folder) / "pretrain.json").read_text())
+    assert Path(named["checkpoint"]) == run / "step_00000012"
+
+
+def test_killed_ranks_begin_again_from_the_last_checkpoint(
+    cluster: str, data: Path, tmp_path: Path, quiet_long: Path
+) -> None:
+    run = tmp_path / "run"
+    started = OnRay(cluster, run, runs.settings(data, run, **LONG), "ray.placement=STRICT_SPREAD")
+    started.until(lambda: runs.latest(run) >= 40)
+    program = started.program(1)
+    worker = psutil.Process(program.ppid())
+    assert "RayTrainWorker" in " ".join(worker.cmdline())
+    worker.kill()
+    program.wait(10)  # it ends with its worker
+    started.until(lambda: runs.latest(run) >= 120)
+    started.program(0).kill()
+    output = started.wait().ok()
+    assert "attempt 2: " in output and "attempt 3: " in output and "attempt 4: " not in output
+    assert "rank 1 failed: A worker health check failed." in output
+    assert re.search(r"rank 0 failed: pretrain.py on \S+ was killed by SIGKILL\n", output)
+    assert output.count("resuming ") == 2
+    runs.assert_same_run(run, quiet_long, metrics=False)
+    assert runs.rows(run) == runs.rows(quiet_long)
+
+
+def test_a_stopped_run_saves_and_goes_on(cluster: str, data: Path, tmp_path: Path, quiet_long: Path) -> None:
+    run, arguments = tmp_path / "run", runs.settings(data, tmp_path / "run", **LONG)
+    started = OnRay(cluster, run, arguments)
+    started.until(lambda: runs.latest(run) >= 40)
+    started.process.send_signal(signal.SIGTERM)
+    output = started.wait().ok()
+    assert (run / "stopped").read_text() == "SIGTERM\n" and 40 <= runs.latest(run) < LAST_STEP
+    assert output.count("SIGTERM: the ranks save a checkpoint and end") == 1 and "attempt 2" not in output
+    OnRay(cluster, run, [*arguments, "resume=auto"]).wait().ok()
+    runs.assert_same_run(run, quiet_long, metrics=False)
+    assert runs.rows(run) == runs.rows(quiet_long)
+
+
+def test_a_failing_run_ends_after_max_failures(cluster: str, data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    started = OnRay(cluster, run, runs.settings(data, run, **LONG), "ray.max_failures=0")
+    started.until(lambda: runs.latest(run) >= 20)
+    started.program(1).kill()
+    finished = started.wait()
+    assert finished.status == 1 and finished.output.endswith("failed in attempt 1 of 1\n")
+    assert "ray/train" not in finished.output, "there is a traceback of Ray's"
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ({"data_path": "nowhere"}, "there is no folder nowhere"),  # the ranks find it
+        ({"ray.num_workers": 64, "ray.placement_timeout_s": 3}, "Ray found no place for 64 workers"),
+    ],
+)
+def test_mistakes_are_one_line(
+    typed: dict[str, object], message: str, cluster: str, data: Path, tmp_path: Path
+) -> None:
+    words = [*runs.settings(data, tmp_path / "run"), *(f"{key}={value}" for key, value in typed.items())]
+    finished = OnRay(cluster, tmp_path / "run", words).wait()
+    assert message in finished.error() and "attempt 2" not in finished.output
+
+
+def test_an_address_without_a_cluster_is_a_mistake(data: Path, tmp_path: Path) -> None:
+    finished = OnRay("127.0.0.1:1", tmp_path / "run", runs.settings(data, tmp_path / "run")).wait()
+    assert "no Ray cluster answers at 127.0.0.1:1" in finished.error()
+
+
+def test_two_ranks_on_a_device_talk_over_gloo(cluster: str, data: Path, tmp_path: Path, quiet_2: Path) -> None:
+    """Without a GPU this shows that Ray places both on the node that has one, and the backend."""
+    run = tmp_path / "run"
+    done = OnRay(cluster, run, runs.settings(data, run), "ray.gpus=0.5")
+    output = done.wait().ok()
+    assert "ranks share a device, so they talk over gloo" in output
+    assert "backend: gloo" in (run / "config.yaml").read_text()
+    runs.assert_same_run(run, quiet_2)
+
+
+# ---- TrainWorker -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def connected(cluster: str) -> Iterator[None]:
+    ray.init(address=cluster, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def _settings(data: Path, run: Path) -> list[str]:
+    return runs.settings(data, run, log_interval=1, eval_every_n_steps=12, checkpoint_every_n_steps=None)
+
+
+def _numbers(row: Row) -> Row:
+    return {name: value for name, value in row.items() if not name.startswith("perf/")}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_train_workers_have_the_curve_of_pretrain(
+    ranks: int, connected: None, data: Path, tmp_path: Path, log: Path
+) -> None:
+    from launch.ray_worker import start_train_workers
+
+    quiet, run = tmp_path / "quiet", tmp_path / "run"
+    runs.train(_settings(data, quiet), log, ranks=ranks).ok()
+
+    def on_all(group: list[Any], method: str, *arguments: list[Any]) -> list[Any]:
+        """Call a method on all workers of a group, perhaps with an argument for each."""
+        each = zip(*arguments, strict=True) if arguments else [()] * len(group)
+        return ray.get([getattr(worker, method).remote(*given) for worker, given in zip(group, each, strict=True)])
+
+    group = start_train_workers(_settings(data, run), ranks, placement="STRICT_SPREAD" if ranks == 2 else "PACK")
+    expected = runs.rows(quiet)
+    assert [_numbers(on_all(group, "train_step")[0]) for _ in range(4)] == expected[:4]
+    states = on_all(group, "get_state")
+    on_all(group, "train_step")
+    on_all(group, "close")
+    other = start_train_workers(_settings(data, tmp_path / "other"), ranks)
+    on_all(other, "set_state", states)
+    rows = [_numbers(on_all(other, "train_step")[0]) for _ in range(8)]
+    rows[-1] |= _numbers(on_all(other, "evaluate")[0])
+    assert rows == expected[4:]
+    (folder, *_) = on_all(other, "save")
+    on_all(other, "close")
+    mine, theirs = runs.tensors(folder.parent, 12), runs.tensors(quiet, 12)
+    assert mine.keys() == theirs.keys() and all(mine[name].equal(theirs[name]) for name in mine)
+    resumed = runs.train([f"resume={folder}", "max_steps=14"], log, ranks=ranks).ok()
+    assert f"resuming {folder} at step 12" in resumed and runs.latest(folder.parent) == 14
+
+
+def test_a_worker_without_a_meeting_point_is_refused(connected: None, data: Path, tmp_path: Path) -> None:
+    from launch.ray_worker import TrainWorker
+
+    worker = TrainWorker.remote(  # type: ignore[attr-defined]
+        _settings(data, tmp_path / "run"), rank=1, world_size=2
+    )
+    with pytest.raises(ray.exceptions.ActorDiedError, match="2 ranks need tcp://host:port of rank 0"):
+        ray.get(worker.train_step.remote())
