@@ -89,10 +89,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the run ended, without a fault."""
+    """How the run ended, unless Ray is to begin again."""
 
-    mistake: str = ""  # the user's, as pretrain.py prints it
-    is_stopped: bool = False
+    status: int  # of pretrain.py; not 0 if it could not save after a stop
+    mistake: str  # the user's, as pretrain.py prints it; empty for none
 
 
 class Program:
@@ -232,7 +232,7 @@ def run_rank(settings: dict[str, Any]) -> Outcome:
     status = program.wait(_PATIENCE_S)
     if status != 0 and not (stopping or mistake):
         raise RankFailed(_failure(rank, status, program))
-    return Outcome(mistake, stopping)
+    return Outcome(status, mistake)
 
 
 def _follow(program: Program, metrics: NewestMetrics | None, desk: Any, rank: int) -> tuple[bool, str]:

@@ -141,7 +141,7 @@ def _told(result: "Future[Any]", config: RayConfig) -> str | tuple[str, int]:
     """
     try:
         outcome: Outcome = result.result().return_value
-    except WorkerGroupError as error:
+    except WorkerGroupError as error:  # the ranks have told why
         ranks = ", ".join(map(str, sorted(error.worker_failures)))
         tell(f"fault: rank {ranks} failed in attempt {config.max_failures + 1} of {config.max_failures + 1}")
         return "", 1
@@ -155,7 +155,7 @@ def _told(result: "Future[Any]", config: RayConfig) -> str | tuple[str, int]:
         raise
     if outcome.mistake:
         raise UserError(outcome.mistake.removeprefix("error: "))
-    return ""
+    return "", 0 if outcome.status == 0 else 1
 
 
 def _cluster_has(config: RayConfig) -> dict[str, float]:

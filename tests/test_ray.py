@@ -88,6 +88,11 @@ class OnRay:
 
     def program(self, rank: int) -> psutil.Process:
         """Return the pretrain.py of a rank."""
+        found = self.find(rank)
+        assert found is not None, f"rank {rank} does not run:\n{self.output}"
+        return found
+
+    def find(self, rank: int) -> psutil.Process | None:
         for process in psutil.process_iter():
             try:
                 words = " ".join(process.cmdline())
@@ -95,7 +100,7 @@ class OnRay:
                     return process
             except (psutil.NoSuchProcess, psutil.AccessDenied, KeyError):
                 continue
-        raise AssertionError(f"rank {rank} does not run:\n{self.output}")
+        return None
 
     def wait(self) -> runs.Finished:
         try:
@@ -158,6 +163,20 @@ def test_a_stopped_run_saves_and_goes_on(cluster: str, data: Path, tmp_path: Pat
     OnRay(cluster, run, [*arguments, "resume=auto"]).wait().ok()
     runs.assert_same_run(run, quiet_long, metrics=False)
     assert runs.rows(run) == runs.rows(quiet_long)
+
+
+def test_a_stop_before_the_run_has_begun_is_no_success(cluster: str, data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    started = OnRay(cluster, run, runs.settings(data, run, **LONG))
+    started.until(lambda: started.find(0) is not None)
+    program = started.program(0)
+    program.suspend()  # it imports PyTorch, and does not handle signals yet
+    started.process.send_signal(signal.SIGTERM)
+    status = Path(f"/proc/{program.pid}/status")
+    started.until(lambda: int(re.findall(r"ShdPnd:\s*(\w+)", status.read_text())[0], 16) & 1 << signal.SIGTERM - 1 != 0)
+    program.resume()
+    finished = started.wait()
+    assert finished.status == 1 and "attempt 2" not in finished.output and not (run / "stopped").exists()
 
 
 def test_a_failing_run_ends_after_max_failures(cluster: str, data: Path, tmp_path: Path) -> None:
