@@ -97,5 +97,5 @@ def test_launch(commands: list[str], data: Path, tmp_path: Path) -> None:
             host.kill()
     said = log.read_text()
     assert statuses == [0] * len(commands), said
-    assert "ranks: 2, started by " in said and said.count("steps of 16 sequences") == 1, "one training of two ranks"
+    assert "ranks: 2, as told by " in said and said.count("steps of 16 sequences") == 1, "one training of two ranks"
     assert [row["step"] for row in rows(run)] == [1, 2, 3, 4, 5]

@@ -76,7 +76,7 @@ def test_open_mpi_goes_on_after_a_killed_rank(data: Path, quiet_2: Path, tmp_pat
     assert latest(run) < runs.LAST_STEP
     again = Mpirun(OPEN_MPI, ["pretrain.py", *arguments], log)
     assert again.wait() == 0, again.output
-    assert "ranks: 2, started by mpi, met at 127.0.0.1:" in again.output and "resuming " in again.output
+    assert "ranks: 2, as told by mpi, met at 127.0.0.1:" in again.output and "resuming " in again.output
     assert_same_run(run, quiet_2)
 
 

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from tests.spawn import run_ranks
-from utils.dist.config import DistConfig
+from tests.utils.dist.helpers import dist_config
 from utils.dist.setup import connect_devices
 from utils.dist.world import World
 
@@ -52,7 +52,7 @@ def test_update_is_independent_of_world_size(world_size: int) -> None:
 
 def _check_uneven_shares(world: World) -> None:
     weights = [3.0, 1.0, 2.0, 2.0][: world.size]
-    config = DistConfig(backend="auto", timeout_s=60.0, num_threads=None, rank_weights=weights)
+    config = dist_config(timeout_s=60.0, rank_weights=weights)
     world = connect_devices(world, "cpu", config)
     _, ids_B, grad_BE = _problem()
     mine = world.slice_of(BATCH)

@@ -18,9 +18,9 @@ DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 class MeetingConfig(StrictModel):
     """How ranks find one another. They need this before rank 0 has read any YAML."""
 
-    launcher: Literal["auto", "torchrun", "slurm", "mpi", "single"] = "auto"
-    init_method: str = "env"
-    start_timeout_s: Float = Field(default=300.0, gt=0, le=10**7)
+    launcher: Literal["auto", "torchrun", "slurm", "mpi", "single"]
+    init_method: str
+    start_timeout_s: Float = Field(gt=0, le=10**7)
 
     @field_validator("init_method")
     @classmethod
@@ -39,7 +39,7 @@ class MeetingConfig(StrictModel):
         Raises:
             UserError: A value is not allowed.
         """
-        values = {}
+        values = DEFAULT_MEETING.model_dump()
         for word in arguments:
             match = re.match(r"[+-]*dist\.(\w+)=", word)
             if match is not None and match[1] in MeetingConfig.model_fields:
@@ -47,6 +47,10 @@ class MeetingConfig(StrictModel):
                 with suppress(HydraException, ValueError):
                     values[match[1]] = OverridesParser.create().parse_override(word.lstrip("+-")).value()
         return validate(_Typed, {"dist": values}).dist
+
+
+# The values of config/pretrain.yaml, which ranks need before they have read it.
+DEFAULT_MEETING = MeetingConfig(launcher="auto", init_method="env", start_timeout_s=300.0)
 
 
 class _Typed(StrictModel):

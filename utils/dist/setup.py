@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from utils.dist.config import Axes, DeviceName, DistConfig, MeetingConfig
+from utils.dist.config import DEFAULT_MEETING, Axes, DeviceName, DistConfig, MeetingConfig
 from utils.dist.launch import Launch
 from utils.dist.place import Place
 from utils.dist.rendezvous import agents_store, open_store, store_of_this_attempt
@@ -20,18 +20,17 @@ from utils.errors import UserError
 _THREAD_TIMEOUT = timedelta(minutes=30)
 
 
-def join_ranks(launch: Launch | None = None, config: MeetingConfig | None = None) -> World:
+def join_ranks(launch: Launch | None = None, config: MeetingConfig = DEFAULT_MEETING) -> World:
     """Connect to the other ranks on the host. `connect_devices` connects the devices afterwards.
 
     Args:
         launch: what the launcher says; None: read the environment.
-        config: how ranks find one another; None: the defaults.
+        config: how ranks find one another.
 
     Raises:
         UserError: It is not known where the ranks meet, or they can't meet there.
         MissingRank: A rank did not come. The message names it.
     """
-    config = config or MeetingConfig()
     launch = launch or Launch.from_environment(config.launcher)
     timeout = timedelta(seconds=config.start_timeout_s)
     launch_store = agents_store(timeout) if launch.launcher == "torchrun" and config.init_method == "env" else None
@@ -89,7 +88,9 @@ def connect_devices(
     Raises:
         UserError: The device or backend is not available, or `config` does not fit the ranks.
     """
-    config = config or DistConfig(backend="auto", timeout_s=600, num_threads=None, rank_weights=[])
+    config = config or DistConfig(
+        **world.meeting.model_dump(), backend="auto", timeout_s=600, num_threads=None, rank_weights=[]
+    )
     with world.shared_errors():
         for key in MeetingConfig.model_fields:
             value, used = getattr(config, key), getattr(world.meeting, key)

@@ -20,7 +20,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from utils.dist.config import MeetingConfig
+from utils.dist.config import DEFAULT_MEETING, MeetingConfig
 from utils.dist.launch import Launch
 from utils.dist.place import Place
 from utils.errors import UserError
@@ -64,7 +64,7 @@ class World:
     timeout: timedelta = timedelta(minutes=10)  # how long a rank waits for the others before it gives up
     launch: Launch = field(default_factory=Launch)  # what the launcher says about this process
     launch_store: Store | None = None  # torchrun's own, which all attempts of a launch share
-    meeting: MeetingConfig = field(default_factory=MeetingConfig)  # how the ranks found one another
+    meeting: MeetingConfig = DEFAULT_MEETING  # how the ranks found one another
     mesh: DeviceMesh | None = None  # its axes are those of Axes; None if no strategy needs a mesh
 
     @staticmethod

@@ -24,7 +24,7 @@ from utils.command_line import (
 )
 from utils.config import flatten
 from utils.config_files import choices
-from utils.dist.config import MeetingConfig
+from utils.dist.config import DEFAULT_MEETING
 from utils.dist.launch import Launch
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
@@ -134,7 +134,7 @@ def completed(stored: Container, config_name: str) -> Container:
             raise UserError(f"the stored config is no run's: {key} is {str(value)[:80]!r}; write its value there")
     names = {group: _name_in(stored.get(group), group) for group, _ in default_groups(config_name)}
     defaults = read_config(config_name, [f"{group}={name}" for group, name in names.items() if name])
-    meeting = {f"dist.{key}": value.default for key, value in MeetingConfig.model_fields.items()}
+    meeting = {f"dist.{key}": value for key, value in DEFAULT_MEETING.model_dump().items()}
     return with_changes(_filled_up(stored, defaults), meeting)
 
 

@@ -21,14 +21,14 @@ from models.parallel import ParallelConfig, parallelize
 from models.parallel.layout import Layout
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_model
+from tests.utils.dist.helpers import dist_config
 from utils.batch import Batch
-from utils.dist.config import DistConfig
 from utils.dist.setup import connect_devices
 from utils.dist.world import World
 
 CONFIGS = Path(__file__).resolve().parents[3] / "config" / "parallel"
 BATCH, NUM_STEPS, LR, TABLE_LR = 8, 3, 0.05, 0.01
-DIST = DistConfig(backend="auto", timeout_s=60.0, num_threads=None, rank_weights=[])
+DIST = dist_config(timeout_s=60.0)
 
 
 def config_of(name: str, **changes: Any) -> ParallelConfig:

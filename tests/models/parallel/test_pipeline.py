@@ -18,8 +18,9 @@ from models.losses import LossSpec, act_loss
 from models.parallel.pipeline import PipelineConfig, PipelineLayout
 from tests.models.helpers import SEQ_LEN, VOCAB_SIZE, random_batch, small_config, small_model
 from tests.spawn import run_ranks
+from tests.utils.dist.helpers import dist_config
 from utils.batch import Batch
-from utils.dist.config import Axes, DistConfig
+from utils.dist.config import Axes
 from utils.dist.replicas import require_same_replicas
 from utils.dist.setup import connect_devices
 from utils.dist.world import World
@@ -52,7 +53,7 @@ def _stack(**changes: Any) -> RecursiveModel:
 
 
 def _on_cpu(world: World, config: PipelineConfig, weights: list[float] | None = None) -> World:
-    dist = DistConfig(backend="auto", timeout_s=60.0, num_threads=None, rank_weights=weights or [])
+    dist = dist_config(timeout_s=60.0, rank_weights=weights or [])
     return connect_devices(world, "cpu", dist, axes=config.axes(world.size))
 
 

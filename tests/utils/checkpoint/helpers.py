@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from tests.utils.dist.helpers import dist_config
 from utils.checkpoint.format import RunState
 from utils.checkpoint.writer import Checkpointer, Snapshot
-from utils.dist.config import Axes, DistConfig
+from utils.dist.config import Axes
 from utils.dist.setup import connect_devices
 from utils.dist.world import World
 
@@ -20,7 +21,7 @@ STATE_FILE = "state/rank_0000.safetensors"
 # R = 5 rows, C = 6 columns. Over 2 and 4 ranks 5 rows give uneven shards, and over 4 ranks an empty
 # one.
 WHOLE_RC = torch.arange(30.0).view(5, 6)
-CONFIG = DistConfig(backend="auto", timeout_s=60.0, num_threads=None, rank_weights=[])
+CONFIG = dist_config(timeout_s=60.0)
 
 
 def silent(text: str) -> None:

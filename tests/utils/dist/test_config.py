@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 
 from tests.utils.dist.helpers import dist_config
 from utils.config_files import CONFIG_DIR
-from utils.dist.config import MeetingConfig
+from utils.dist.config import DEFAULT_MEETING, MeetingConfig
 from utils.errors import UserError
 
 
@@ -28,7 +28,7 @@ def test_ranks_read_how_they_meet_from_their_own_command_line() -> None:
     assert MeetingConfig.typed(typed) == MeetingConfig(
         launcher="slurm", init_method="tcp://[::1]:29500", start_timeout_s=20
     )
-    assert MeetingConfig.typed(["dist.timeout_s=1", "my.dist.launcher=x"]) == MeetingConfig()
+    assert MeetingConfig.typed(["dist.timeout_s=1", "my.dist.launcher=x"]) == DEFAULT_MEETING
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_a_wrong_value_is_refused_before_a_rank_waits(typed: str, expected: str)
 @pytest.mark.parametrize("name", ["pretrain", "evaluate"])
 def test_yaml_has_the_defaults_that_ranks_use_before_they_read_it(name: str) -> None:
     in_yaml = OmegaConf.load(CONFIG_DIR / f"{name}.yaml").dist
-    assert {key: in_yaml[key] for key in MeetingConfig.model_fields} == MeetingConfig().model_dump()
+    assert {key: in_yaml[key] for key in MeetingConfig.model_fields} == DEFAULT_MEETING.model_dump()

@@ -7,13 +7,13 @@ import pytest
 import torch.distributed as dist
 
 from tests.spawn import free_port
-from utils.dist.config import MeetingConfig
+from utils.dist.config import DEFAULT_MEETING
 from utils.dist.launch import Launch
 from utils.dist.rendezvous import MissingRank, open_store, require_meeting_point, store_of_this_attempt
 from utils.errors import UserError
 
-_PATIENT = MeetingConfig(start_timeout_s=20)
-_HASTY = MeetingConfig(start_timeout_s=1)
+_PATIENT = DEFAULT_MEETING.model_copy(update={"start_timeout_s": 20.0})
+_HASTY = DEFAULT_MEETING.model_copy(update={"start_timeout_s": 1.0})
 
 
 def _launch(rank: int, port: int | None, host: str = "127.0.0.1", name: str = "") -> Launch:
@@ -79,4 +79,4 @@ def test_a_missing_meeting_point_is_named() -> None:
         launch = Launch("torchrun", rank=0, size=2, host=host, port=port)
         with pytest.raises(UserError, match=f"2 ranks, but nothing says where they meet; {expected}"):
             require_meeting_point(launch, _PATIENT)
-        require_meeting_point(launch, MeetingConfig(init_method="tcp://10.0.0.1:29500"))
+        require_meeting_point(launch, _PATIENT.model_copy(update={"init_method": "tcp://10.0.0.1:29500"}))

@@ -14,7 +14,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from tests import runs
 from tests.spawn import free_port, run_ranks
 from tests.utils.dist.helpers import dist_config
-from utils.dist.config import MeetingConfig
+from utils.dist.config import DEFAULT_MEETING
 from utils.dist.setup import connect_devices, join_ranks
 from utils.dist.world import World
 from utils.errors import UserError
@@ -22,7 +22,7 @@ from utils.errors import UserError
 
 def _meets(rank: int, where: str) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
-    world = join_ranks(config=MeetingConfig(init_method=where))
+    world = join_ranks(config=DEFAULT_MEETING.model_copy(update={"init_method": where}))
     assert world.launch.local_rank == rank, "without LOCAL_RANK, ranks are counted on their host"
     assert world.gather_objects(rank) == [0, 1]
     world.barrier()

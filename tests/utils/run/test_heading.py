@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tests.spawn import run_ranks
+from utils.dist.launch import Launch
 from utils.dist.world import World
-from utils.run.heading import _on_host, _Seat, heading
+from utils.run.heading import _on_host, _ranks, _Seat, heading
 
 
 def test_a_single_process(tmp_path: Path) -> None:
@@ -34,10 +35,18 @@ def _of_two_hosts(world: World) -> list[str]:
 
 def test_each_host_has_one_line() -> None:
     assert run_ranks(_of_two_hosts, 4)[0] == [
-        "ranks: 4, started by slurm, met at a:29500, connected by gloo",
+        "ranks: 4, as told by slurm, met at a:29500, connected by gloo",
         "  a: ranks 0,2 on cpu, 1 thread each",
         "  b: rank 1 on cpu, 1 thread; rank 3 on cpu, 2 threads",
     ]
+
+
+def test_ranks_that_torchrun_did_not_start() -> None:
+    """Ray and people set RANK and WORLD_SIZE, too."""
+    launch = Launch("torchrun", size=2, host="a", port=1)
+    assert _ranks(World(size=2, launch=launch, backend="gloo")).startswith("2, as told by RANK and WORLD_SIZE, met at")
+    launch = replace(launch, identity="job 7")
+    assert _ranks(World(size=2, launch=launch, backend="gloo")).startswith("2, as told by torchrun, met at a:1")
 
 
 def test_gpus_are_named_once() -> None:
