@@ -556,8 +556,8 @@ class Followed:
     def vote_to_end(self) -> tuple[bool, bool]:
         return self._votes
 
-    def save(self, *, is_best: bool) -> None:
-        self._note("save best" if is_best else "save")
+    def save(self, *, is_best: bool, is_last: bool = False) -> None:
+        self._note("save" + " best" * is_best + " last" * is_last)
 
     def check_replicas(self) -> None:
         self._note("check")
@@ -598,7 +598,8 @@ def test_what_follows_a_step(evaluation: str | None, step: int) -> None:
             expected.append(f"log {', '.join(names)}")
         is_due = checkpoint or (is_evaluated and step == LAST)
         if stopping or unreadable or ends_early or evaluation == "best" or is_due:
-            expected.append("save best" if evaluation == "best" else "save")
+            is_last = stopping or unreadable or ends_early or step == LAST
+            expected.append("save" + " best" * (evaluation == "best") + " last" * is_last)
         else:
             expected.append("check")
         if unreadable:
