@@ -169,10 +169,12 @@ def bytes_in_theory(settings: list[str], num_ranks: int) -> float:
 
     sent = ring(shares) * config.global_batch_size * work.puzzle_rows
     if config.parallel.name == "pipeline":
-        # States cross a boundary, and their gradients come back. Equal stages sum their gradients.
+        # States cross a boundary, and their gradients come back. Equal stages gather the weights of
+        # their blocks and scatter the gradients, and sum all other gradients.
         states = work.state * config.global_batch_size / shares
-        own_weights = (work.blocks + work.others) / axes.model
-        return sent + 2 * ring(axes.model) * states + 2 * ring(axes.replicate) * own_weights
+        blocks, others = work.blocks / axes.model, work.others / axes.model
+        sent += 2 * ring(axes.model) * states + 2 * ring(axes.shard) * blocks
+        return sent + 2 * ring(axes.replicate) * blocks / axes.shard + 2 * ring(shares) * others
     # Attention and MLP each end with a sum of activations, and so do their backward passes.
     activations = 2 * (work.activations + work.activations_with_grad) * config.global_batch_size / shares
     # The weights of a block are gathered for each call. A call with gradient gathers them again in

@@ -85,12 +85,19 @@ STRATEGIES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
             **{"grad_accumulation": 2, "parallel.microbatches": 2, "dist.rank_weights": "[1,3]"},
         },
     ),
+    "pipelines_sharded": (
+        (4,),
+        {
+            **{"parallel": "pipeline", "parallel.stages": 2, "parallel.shard": 2, "eval_batch_size": 19},
+            **{"grad_accumulation": 2, "parallel.microbatches": 4, "parallel.schedule": "gpipe"},
+        },
+    ),
 }
 PLAIN = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp")
 # These runs are resumed from their middle and must end with the same bits.
 RESUMED = {
     2: ("ddp_sharded_table-hrm", "fsdp_accumulating-hrm", "tp-trm", "pipeline_interleaved-transformer"),
-    4: ("fsdp_tp-hrm", "pipelines_interleaved-transformer"),
+    4: ("fsdp_tp-hrm", "pipelines_interleaved-transformer", "pipelines_sharded-transformer"),
 }
 
 
@@ -223,7 +230,7 @@ CHAINS: dict[str, list[tuple[int, dict[str, object]]]] = {
         (2, {"parallel": "ddp"}),
         (4, _TWO_PIPELINES),
         (1, {"parallel": "ddp"}),
-        (4, _TWO_PIPELINES | {"parallel.schedule": "interleaved"}),
+        (4, _TWO_PIPELINES | {"parallel.shard": 2, "parallel.schedule": "interleaved"}),
     ],
 }
 
@@ -235,8 +242,8 @@ def test_a_run_resumes_under_other_strategies(
     """For a recurrent model the strategies are ddp x 4, fsdp x 2, one process and tp x 2.
 
     A pipeline refuses such a model, so the transformer changes between ddp x 2, two pipelines, one
-    process and two interleaved pipelines. Carry, optimizer state, averages, puzzle table and
-    position in the data must all be kept.
+    process, and two interleaved pipelines with sharded blocks. Carry, optimizer state, averages,
+    puzzle table and position in the data must all be kept.
     """
     run, chain, first_step = tmp_path / "run", CHAINS[arch], 0
     for leg, (num_ranks, changes) in enumerate(chain):

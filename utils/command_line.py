@@ -339,6 +339,9 @@ def _in_one_line(error: Exception, config_name: str) -> str:
         known = [*(group for group, _ in default_groups(config_name)), *_known_keys(config_name)]
         if key in known:
             return f"unknown key {key!r}: the defaults have it, but not the chosen options; leave it out"
+        if others := _choices_with(key):
+            group, named = key.split(".")[0], " or ".join(others)
+            return f"unknown key {key!r}: the chosen {group} doesn't have it; take {named}, or leave the key out"
         close = difflib.get_close_matches(key, known, n=3) or [name for name in known if name.endswith("." + key)]
         return f"unknown key {key!r}; " + (f"did you mean {' or '.join(close)}?" if close else "--help lists the keys")
     if choice := re.search(
@@ -357,6 +360,17 @@ def _in_one_line(error: Exception, config_name: str) -> str:
     if interpolation := re.match(r"(.*nterpolation.*)\s+full_key: (\S+)", text):
         return f"{interpolation[2]}: {interpolation[1].strip()}; inside ${{}} write another key that --help lists"
     return f"{' '.join(text.split())}; --help shows the keys and their values"
+
+
+def _choices_with(key: str) -> list[str]:
+    """Return the choices of the key's group, as they are typed, that have the key."""
+    group, _, name = key.partition(".")
+    files = {choice: CONFIG_DIR / group / f"{choice}.yaml" for choice in choices(group)}
+    return [
+        f"{group}={choice}"
+        for choice, file in files.items()
+        if re.search(rf"^{re.escape(name)}:", file.read_text(), flags=re.MULTILINE)
+    ]
 
 
 def _known_keys(config_name: str) -> list[str]:

@@ -7,7 +7,7 @@ fsdp      the same, but each rank keeps only a part of every tensor             
 hsdp      fsdp inside groups of ranks, ddp between the groups                          fsdp.py
 tp        every rank has some heads and a part of each MLP, of all slots               tensor.py
 fsdp_tp   tp inside groups of ranks, fsdp between the groups                           tensor.py
-pipeline  every rank has some blocks; ddp between pipelines                            pipeline.py
+pipeline  every rank has some blocks; ddp, fsdp or hsdp between pipelines              pipeline.py
 """
 
 from typing import Annotated, assert_never
@@ -67,7 +67,9 @@ def parallelize(
     elif isinstance(config, DDPConfig):
         layout = DDPLayout(model, config, world, num_microbatches=num_microbatches, sharded_table=sharded_table)
     elif isinstance(config, TPConfig):
-        layout = DTensorLayout(model, world, num_microbatches=num_microbatches, lockstep=True)
+        layout = DTensorLayout(
+            model, world, num_microbatches=num_microbatches, lockstep=True, tensor_degree=world.ranks_per_share
+        )
     else:  # without a branch of its own a strategy would train without summing gradients
         assert_never(config)
     if compile:

@@ -46,10 +46,17 @@ class DTensorLayout(Layout):
     The DTensors may lie on any mesh. Plain tensors beside them are equal on all ranks.
     """
 
-    def __init__(self, model: RecursiveModel, world: World, *, num_microbatches: int, lockstep: bool) -> None:
+    def __init__(
+        self, model: RecursiveModel, world: World, *, num_microbatches: int, lockstep: bool, tensor_degree: int = 1
+    ) -> None:
+        """As in the base class.
+
+        Args:
+            tensor_degree: how many ranks split attention heads and MLPs.
+        """
         super().__init__(model, world, num_microbatches=num_microbatches)
         self.lockstep = lockstep
-        self._tensor_degree = world.ranks_per_share
+        self._tensor_degree = tensor_degree
 
     def grad_norm(self) -> Tensor:
         by_place: dict[Any, list[Tensor]] = {}

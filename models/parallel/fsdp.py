@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from models.base import RecursiveModel
@@ -85,17 +86,38 @@ def shard_weights(model: RecursiveModel, config: ShardingConfig, world: World) -
     units: list[tuple[nn.Module, bool, MixedPrecisionPolicy]] = [
         (module, config.reshard_after_forward, blocks) for module in model.modules() if isinstance(module, Block)
     ]
+    for module, reshards, precision in [*units, (model, True, rest)]:
+        shard_unit(module, mesh, reshards=reshards, precision=precision, offload=offload)
+
+
+def shard_unit(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    reshards: bool,
+    precision: MixedPrecisionPolicy,
+    offload: OffloadPolicy | None = None,
+) -> None:
+    """Shard a module's parameters, in place. Parameters that are sharded already stay as they are.
+
+    Args:
+        mesh: the ranks that share the parameters; of two axes, the first one holds replicas.
+        reshards: whether the gathered parameters are dropped after a forward pass.
+    """
     # The warning is about views that are changed in place. The two Q values are views of one
     # tensor, and nothing changes them in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    for module, reshards, precision in [*units, (model, True, rest)]:
-        sharded = fully_shard(
-            module, mesh=mesh, reshard_after_forward=reshards, mp_policy=precision, offload_policy=offload
-        )
-        # Sum the gradients: the loss is divided by the global batch already, and a mean would be
-        # wrong where ranks have unequal numbers of slots.
-        sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other; nccl's would scale by 1.0
+    sharded = fully_shard(
+        module,
+        mesh=mesh,
+        reshard_after_forward=reshards,
+        mp_policy=precision,
+        offload_policy=offload or OffloadPolicy(),
+    )
+    # Sum the gradients: the loss is divided by the global batch already, and a mean would be wrong
+    # where ranks have unequal numbers of slots.
+    sharded.set_gradient_divide_factor(1.0)
+    sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other; nccl's would scale by 1.0
 
 
 class FSDPLayout(DTensorLayout):
@@ -107,7 +129,9 @@ class FSDPLayout(DTensorLayout):
     model: Any  # a RecursiveModel whose class FSDP2 has mixed itself into
 
     def __init__(self, model: RecursiveModel, world: World, *, num_microbatches: int) -> None:
-        super().__init__(model, world, num_microbatches=num_microbatches, lockstep=True)
+        super().__init__(
+            model, world, num_microbatches=num_microbatches, lockstep=True, tensor_degree=world.ranks_per_share
+        )
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
 
     def _part(self, *, is_last: bool) -> AbstractContextManager[None]:

@@ -6,7 +6,7 @@ slot passes each stage once. The state of a recurrent architecture would go thro
 and again, with one stage at work while the others wait.
 
 There may be several pipelines beside one another, each with slots of its own. The ranks that hold
-the same stages sum their gradients.
+the same stages sum their gradients. They may also shard the weights of their blocks (FSDP2).
 """
 
 # B = slots (of a microbatch inside a stage), S = tokens, T = positions (prefix and tokens),
@@ -19,13 +19,18 @@ import torch.distributed as dist
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
 
 from models.act import Carry
 from models.base import RecursiveModel, SegmentOutput, State
 from models.block import Block, Level
 from models.depth import Depth
 from models.losses import METRICS, LossSpec, Outputs, widest_float
-from models.parallel.layout import Layout, LayoutConfig, loss_of_slots
+from models.parallel.dtensor import DTensorLayout
+from models.parallel.fsdp import shard_unit
+from models.parallel.layout import LayoutConfig, loss_of_slots
 from models.parallel.requirements import nearest_divisors
 from models.transformer import Transformer, TransformerConfig
 from utils.batch import Batch
@@ -43,6 +48,7 @@ class PipelineConfig(LayoutConfig):
 
     name: Literal["pipeline"]
     stages: Int | None = Field(ge=1)
+    shard: Int = Field(ge=1)
     microbatches: Int = Field(ge=1)
     schedule: Literal["gpipe", "1f1b", "interleaved"]
     stages_per_rank: Int | None = Field(ge=2)
@@ -77,14 +83,17 @@ class PipelineConfig(LayoutConfig):
         """Return pipelines of `stages` ranks each, as many as there are ranks for.
 
         Raises:
-            UserError: `stages` doesn't divide the ranks, or the schedule can't run on so many.
+            UserError: `stages` x `shard` doesn't divide the ranks, or the schedule can't run on so
+                many stages.
         """
-        length = num_ranks if self.stages is None else self.stages
-        if num_ranks % length:
-            fitting = ", ".join(str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0)
+        length = max(1, num_ranks // self.shard) if self.stages is None else self.stages
+        if num_ranks % (length * self.shard):
+            asked = f"stages {length}" + (f" x shard {self.shard}" if self.shard > 1 else "")
+            shards = self.shard if num_ranks % self.shard == 0 else 1
+            fitting = [str(n) for n in range(1, num_ranks // shards + 1) if num_ranks // shards % n == 0]
             raise UserError(
-                f"parallel.stages is {length}, which doesn't divide {num_ranks} ranks into pipelines; take one of "
-                f"{fitting}, null for all ranks, or start a multiple of {length} ranks"
+                f"parallel: {asked} doesn't divide {num_ranks} ranks; take stages of {', '.join(fitting)} with shard "
+                f"{shards}, or start a multiple of {length * self.shard} ranks"
             )
         if self.schedule == "1f1b" and self.microbatches < length:
             raise UserError(
@@ -97,7 +106,7 @@ class PipelineConfig(LayoutConfig):
                 f"parallel.microbatches is {self.microbatches}, which don't go round {length} interleaved ranks in "
                 f"equal rounds; take {lower} or {lower + length}"
             )
-        return Axes(replicate=num_ranks // length, model=length)
+        return Axes(replicate=num_ranks // (length * self.shard), shard=self.shard, model=length)
 
     def require_parts(self, num_slots: int, num_parts: int) -> None:
         """Raise UserError if `num_parts` parts of the slots are no whole microbatches."""
@@ -137,34 +146,35 @@ class _Stage(nn.Module):
     The first stage has the embeddings before its blocks, and the last stage the heads behind them.
     """
 
+    model: RecursiveModel
+
     def __init__(self, model: RecursiveModel, blocks: list[Block], *, index: int, num_stages: int) -> None:
         super().__init__()
-        self.model, self.level = model, Level(blocks)
+        # Not as a submodule, because FSDP takes the parameters of all submodules for the stage's.
+        object.__setattr__(self, "model", model)
+        self.level = Level(blocks)
         self.index, self.num_stages = index, num_stages
         self.is_first, self.is_last = index == 0, index == num_stages - 1
         self.rows: list[Tensor] = []  # puzzle rows of the microbatches so far, in their order; leaves
 
-    def forward(self, x: Tensor, ids_B: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Run the stage on a microbatch. A schedule calls this in training.
-
-        Unlike `run`, the first stage looks its puzzle rows up itself, so that the rows are leaves
-        and keep their gradient. A schedule would hand on pieces of a larger tensor.
-        """
-        rows_BE = None
-        if ids_B is not None:
-            assert self.model.puzzle_embedding is not None
-            rows_BE = self.model.puzzle_embedding.rows(ids_B)
-            self.rows.append(rows_BE)
-        return self.run(x, rows_BE)
-
-    def run(self, x: Tensor, rows_BE: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, ids_B: Tensor | None = None, rows_BE: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Return x_BTD of the next stage, or logits_BSV and q_B2 (float32) in the last stage.
+
+        The first stage needs puzzle rows. In training it looks them up itself, so that they are
+        leaves and keep their gradient. A schedule would hand on pieces of a larger tensor.
 
         Args:
             x: x_BTD of the stage before, or inputs_BS in the first stage.
-            rows_BE: the puzzle rows, in the first stage.
+            ids_B: which rows to look up.
+            rows_BE: the rows, if they were looked up before.
         """
         model = self.model
+        if ids_B is not None:
+            assert model.puzzle_embedding is not None
+            rows_BE = model.puzzle_embedding.rows(ids_B)
+            self.rows.append(rows_BE)
         if self.is_first:
             x = model.embed(x, rows_BE)
         x = model.calls(model.config.depth)(self.level, x, model.rotary())
@@ -174,14 +184,13 @@ class _Stage(nn.Module):
         return logits_BSV, torch.stack([q_halt_B, q_continue_B], dim=1)
 
 
-class PipelineLayout(Layout):
+class PipelineLayout(DTensorLayout):
     """A transformer of which each rank holds some stages.
 
     The forward of the model runs all stages and gives every rank the outputs. The puzzle table is
-    on every rank, and each rank updates its copy with the same gradients.
+    on every rank, and each rank updates its copy with the same gradients. Only weights of blocks
+    are sharded; embeddings and heads are whole in their stages.
     """
-
-    lockstep = True
 
     def __init__(
         self,
@@ -207,7 +216,7 @@ class PipelineLayout(Layout):
         stage_of_layer = [layer * num_stages // num_layers for layer in range(num_layers)]
         # In the order of the state dict: which rank of a pipeline has the tensor, and a tensor
         # without values that tells the other ranks its shape.
-        self._whole: dict[str, tuple[int, Tensor]] = {
+        self._like_whole: dict[str, tuple[int, Tensor]] = {
             name: (_stage_of(name, stage_of_layer) % self._length, tensor.to("meta"))
             for name, tensor in model.state_dict().items()
         }
@@ -222,8 +231,12 @@ class PipelineLayout(Layout):
             if i not in blocks:
                 for name in names:
                     setattr(model, name, None)
-        super().__init__(model.to(world.device), world, num_microbatches=num_microbatches)
+        model.to(world.device)
         self._stages = [_Stage(model, mine, index=i, num_stages=num_stages) for i, mine in blocks.items()]
+        self._units: list[FSDPModule] = []
+        if world.mesh["shard"].size() > 1:
+            self._shard(world.mesh["replicate", "shard"] if world.mesh["replicate"].size() > 1 else world.mesh["shard"])
+        super().__init__(model, world, num_microbatches=num_microbatches, lockstep=True)
         if compile:
             for stage in self._stages:
                 stage.level.compile()
@@ -235,6 +248,19 @@ class PipelineLayout(Layout):
         self._schedules: dict[int, Any] = {}  # by number of slots
         self._in_schedule: tuple[Carry, LossSpec] | None = None  # what `_loss` is about
         self._sums = self._zero_sums()
+
+    def _shard(self, mesh: DeviceMesh) -> None:
+        """Shard each block of the stages over the pipelines.
+
+        A block stays whole from the first microbatch to the last. Otherwise each microbatch would
+        gather it anew.
+        """
+        precision = MixedPrecisionPolicy(cast_forward_inputs=False)  # rotary tables stay float32
+        for stage in self._stages:
+            for unit in (*stage.level.layers, stage):  # schedules know by the stage that there are shards
+                shard_unit(unit, mesh, reshards=False, precision=precision)
+                assert isinstance(unit, FSDPModule)
+                self._units.append(unit)
 
     # ---- training -------------------------------------------------------------------------------
 
@@ -294,15 +320,19 @@ class PipelineLayout(Layout):
         return Outputs(logits_BSV, q_B2[:, 0], q_B2[:, 1], None, rows_BE)
 
     def _sum_gradients(self) -> None:
-        """Sum the gradients over the pipelines.
+        """Sum the gradients over the pipelines. FSDP has summed those of its shards already.
 
-        DDP's reducer would sum while the last microbatch goes back. But torch supports DDP in a
-        stage only by reaching into it, and only for a single schedule in a step. So this class sums
-        by itself, once a step.
+        DDP's reducer would sum while the last microbatch goes back. But it would do so for each
+        part of the slots, and torch supports DDP in a stage only by reaching into the reducer. So
+        this class sums by itself, once a step.
         """
         if self._world.data_size == 1:
             return
-        gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
+        gradients = [
+            parameter.grad
+            for parameter in self._trained
+            if parameter.grad is not None and not isinstance(parameter.grad, DTensor)
+        ]
         for bucket in _take_tensors(gradients, _BUCKET_BYTES):
             summed = self._world.sum_(_flatten_dense_tensors(bucket))
             torch._foreach_copy_(bucket, _unflatten_dense_tensors(summed, bucket))
@@ -399,7 +429,7 @@ class PipelineLayout(Layout):
                 if not stage.is_first and length > 1:
                     x = torch.empty(shape, dtype=self.model.dtype, device=device)
                     dist.recv(x, group=self._group, group_src=before)
-                y = stage.run(x, rows_BE)
+                y = stage(x, rows_BE=rows_BE)
                 if isinstance(y, tuple):
                     read.append(y)
                     continue
@@ -419,17 +449,24 @@ class PipelineLayout(Layout):
             dist.broadcast(tensor, group=self._group, group_src=length - 1)
         return {}, logits_BSV, q_B2[:, 0], q_B2[:, 1]
 
+    def values_changed(self) -> None:
+        for unit in self._units:
+            unit.reshard()
+
+    @torch.no_grad()
     def whole_weights(self) -> dict[str, Tensor]:
-        mine, weights = self.model.state_dict(), dict[str, Tensor]()
-        if self._world.data_rank != 0:  # the first pipeline has all that the others have
-            return weights
-        for name, (owner, like) in self._whole.items():
-            if self._place == 0:
-                weights[name] = mine[name] if owner == 0 else torch.empty_like(like, device=self._world.device)
-                if owner != 0:
-                    dist.recv(weights[name], group=self._group, group_src=owner)
-            elif self._place == owner:
-                dist.send(mine[name], group=self._group, group_dst=0)
+        parts, weights = self.model.state_dict(), dict[str, Tensor]()
+        for name, (owner, like) in self._like_whole.items():
+            whole = self._whole(name, parts[name]) if self._place == owner else None
+            if self._world.data_rank != 0:  # the first pipeline has all that the others have
+                continue
+            if whole is not None and self._place == 0:
+                weights[name] = whole
+            elif whole is not None:
+                dist.send(whole, group=self._group, group_dst=0)
+            elif self._place == 0:
+                weights[name] = torch.empty_like(like, device=self._world.device)
+                dist.recv(weights[name], group=self._group, group_src=owner)
         return weights
 
 

@@ -101,6 +101,11 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         ["arch=transformer", "arch.H_layers=1"],
         r"unknown key 'arch.H_layers': the defaults have it, but not the chosen options; leave it out",
     ),
+    "key of other choices": (
+        ["parallel=tp", "parallel.shard=2"],
+        r"unknown key 'parallel.shard': the chosen parallel doesn't have it; take parallel=fsdp_tp or parallel=hsdp or "
+        r"parallel=pipeline, or leave the key out",
+    ),
     "key without its group": (["hidden_size=64"], r"unknown key 'hidden_size'; did you mean arch.hidden_size"),
     "unknown choice": (["arch=nope"], r"'arch/nope'; choose one of hrm, hrm_v1"),
     "unknown experiment": (["experiment=nope"], r"'experiment/nope'; choose one of arc_1, arc_2, demo"),

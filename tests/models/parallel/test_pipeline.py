@@ -11,12 +11,15 @@ import pytest
 import torch
 import yaml
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from models.act import Carry, initial_carry, segment
 from models.base import RecursiveModel
+from models.inference import idle_segment
 from models.losses import LossSpec, act_loss
 from models.parallel.pipeline import PipelineConfig, PipelineLayout
 from tests.models.helpers import SEQ_LEN, VOCAB_SIZE, random_batch, small_config, small_model
+from tests.models.parallel.helpers import whole
 from tests.spawn import run_ranks
 from tests.utils.dist.helpers import dist_config
 from utils.batch import Batch
@@ -40,6 +43,7 @@ def _config(**changes: Any) -> PipelineConfig:
         "name": "pipeline",
         "puzzle_table": "replicated",
         "stages": None,
+        "shard": 1,
         "microbatches": 4,
         "schedule": "gpipe",
         "stages_per_rank": None,
@@ -116,7 +120,7 @@ def _pipeline_step(layout: PipelineLayout, whole_batch: Batch, world: World) -> 
         min_halt_steps_B=None,
         loss=LOSS,
     )
-    gradients = {name: p.grad.clone() for name, p in layout.model.named_parameters() if p.grad is not None}
+    gradients = {name: whole(layout, name, p.grad) for name, p in layout.model.named_parameters() if p.grad is not None}
     parts = [part.puzzle_rows_BE.grad for part in outputs if part.puzzle_rows_BE is not None]
     rows = [grad_BE for grad_BE in parts if grad_BE is not None]
     return _Step(carry, world.sum_(sums), layout.grad_norm(), gradients, torch.cat(rows) if rows else None)
@@ -179,12 +183,13 @@ def _check_frozen(world: World, config: PipelineConfig) -> None:
 
 
 def _check_evaluation(world: World, config: PipelineConfig, *, dtype: str = "float32", tolerance: float = 1e-5) -> None:
-    """Evaluate batches of several sizes, with a training step after each batch.
+    """Evaluate batches of several sizes, with other weights or a training step after each batch.
 
-    Of one slot, one of two pipelines has none, and does not take part.
+    Of one slot, one of two pipelines has none, and computes an empty puzzle, as `evaluate` does.
     """
     plain, layout = _stack(forward_dtype=dtype), _layout(world, config, forward_dtype=dtype)
-    for num_slots in (BATCH, 1, 5):
+    weights = [*plain.parameters(), *layout.model.parameters()]  # FSDP puts others in their place while it gathers
+    for num_slots in (BATCH, 7, 1, 5):
         batch = _share(world, random_batch(num_slots, seed=num_slots))
         digest = None
         if (num_mine := len(batch["inputs"])) > 0:
@@ -195,11 +200,19 @@ def _check_evaluation(world: World, config: PipelineConfig, *, dtype: str = "flo
             for name in ("logits_BSV", "q_halt_B", "q_continue_B"):
                 torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=tolerance, atol=tolerance)
             digest = ours.logits_BSV.float().tolist(), ours.q_halt_B.tolist()
+        elif layout.lockstep:
+            with torch.no_grad():
+                idle_segment(layout.model, SEQ_LEN, world.device)
         digests = world.gather_objects((world.data_rank, digest))
         assert all(theirs == digest for pipeline, theirs in digests if pipeline == world.data_rank), (
             "outputs differ between ranks of a pipeline, which would halt different slots"
         )
-        _pipeline_step(layout, random_batch(BATCH), world)
+        with torch.no_grad():
+            for weight in weights:
+                weight.mul_(0.9)
+        layout.values_changed()
+        if num_slots < BATCH:
+            _pipeline_step(layout, random_batch(BATCH), world)
 
 
 Trained = tuple[list[float], dict[str, Tensor]]
@@ -253,12 +266,15 @@ def _check_training(world: World, config: PipelineConfig, reference: Trained) ->
 
 
 def _check_whole_weights(world: World, config: PipelineConfig) -> None:
-    layout, whole = _layout(world, config), _stack().state_dict()
+    layout, expected = _layout(world, config), _stack().state_dict()
     weights = layout.whole_weights()
-    assert all(torch.equal(tensor, whole[name]) for name, tensor in layout.model.state_dict().items())
+    held = layout.model.state_dict()
+    assert all(torch.equal(whole(layout, name, tensor), expected[name]) for name, tensor in held.items())
+    sharded = {name for name, tensor in held.items() if isinstance(tensor, DTensor)}
+    assert sharded == {name for name in held if ".layers." in name and config.shard > 1}
     if world.is_main:
-        assert list(weights) == list(whole)
-        assert all(torch.equal(weights[name], tensor) for name, tensor in whole.items())
+        assert list(weights) == list(expected)
+        assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
 
 def _check_rank(world: World, trained: Trained) -> None:
@@ -280,9 +296,9 @@ def _check_rank(world: World, trained: Trained) -> None:
         _check_evaluation(here, fewer, dtype="bfloat16", tolerance=0.1)
 
 
-def _check_rank_of_two_pipelines(world: World, trained: Trained) -> None:
+def _check_rank_of_two_pipelines(world: World, trained: Trained, shard: int) -> None:
     for schedule in SCHEDULES:
-        config = _config(schedule=schedule, stages=2, microbatches=2)
+        config = _config(schedule=schedule, stages=2, microbatches=2, shard=shard)
         here = _on_cpu(world, config)
         assert here.slice_of(BATCH) == (slice(0, 4) if world.rank < 2 else slice(4, 8))
         _check_gradients(here, config)
@@ -294,6 +310,13 @@ def _check_rank_of_two_pipelines(world: World, trained: Trained) -> None:
     with patch("models.parallel.pipeline._BUCKET_BYTES", 4096):  # less than most tensors have
         _check_gradients(here, config)
     _check_gradients(_on_cpu(world, config, weights=[1.0, 3.0]), config)
+
+
+def _check_rank_of_four_pipelines(world: World) -> None:
+    config = _config(stages=2, microbatches=2, shard=2)
+    here = _on_cpu(world, config)
+    _check_gradients(here, config)
+    _check_whole_weights(here, config)
 
 
 @pytest.fixture(scope="module")
@@ -308,8 +331,14 @@ def test_a_pipeline_computes_what_one_process_computes(num_ranks: int, trained: 
 
 
 @pytest.mark.invariance
-def test_two_pipelines_compute_what_one_process_computes(trained: Trained) -> None:
-    run_ranks(_check_rank_of_two_pipelines, 4, trained, timeout_s=300)
+@pytest.mark.parametrize("shard", [1, 2])
+def test_two_pipelines_compute_what_one_process_computes(trained: Trained, shard: int) -> None:
+    run_ranks(_check_rank_of_two_pipelines, 4, trained, shard, timeout_s=300)
+
+
+@pytest.mark.invariance
+def test_pipelines_shard_blocks_in_pairs_and_sum_over_the_pairs() -> None:
+    run_ranks(_check_rank_of_four_pipelines, 8)
 
 
 @pytest.mark.parametrize("name", ["hrm", "trm", "urm", "transformer"])
@@ -339,8 +368,18 @@ def test_one_block_for_each_stage_is_enough() -> None:
 @pytest.mark.parametrize(
     ("changes", "num_ranks", "advice"),
     [
-        ({"stages": 3}, 4, "stages is 3, .* take one of 1, 2, 4, null .* or start a multiple of 3 ranks"),
-        ({"stages": 8}, 4, "stages is 8, .* take one of 1, 2, 4, null .* or start a multiple of 8 ranks"),
+        (
+            {"stages": 3},
+            4,
+            "stages 3 doesn't divide 4 .* stages of 1, 2, 4 with shard 1, .* multiple of 3 ranks",
+        ),
+        (
+            {"stages": 8},
+            4,
+            "stages 8 doesn't divide 4 .* stages of 1, 2, 4 with shard 1, .* multiple of 8 ranks",
+        ),
+        ({"stages": 4, "shard": 2}, 4, "stages 4 x shard 2 .* stages of 1, 2 with shard 2, .* multiple of 8 ranks"),
+        ({"shard": 3}, 4, "stages 1 x shard 3 .* stages of 1, 2, 4 with shard 1, .* multiple of 3 ranks"),
         ({"stages": 4, "schedule": "1f1b", "microbatches": 2}, 8, "microbatches is 2, .* take 4 or more"),
         ({"schedule": "1f1b", "microbatches": 2}, 4, "microbatches is 2, .* take 4 or more, or schedule gpipe"),
         ({"schedule": "interleaved", "microbatches": 9}, 4, "microbatches is 9, .* take 8 or 12"),
@@ -353,9 +392,17 @@ def test_a_schedule_that_does_not_suit_the_ranks_is_refused(
         _config(**changes).axes(num_ranks)
 
 
-@pytest.mark.parametrize(("stages", "axes"), [(None, Axes(model=8)), (2, Axes(replicate=4, model=2))])
-def test_ranks_that_are_left_make_further_pipelines(stages: int | None, axes: Axes) -> None:
-    assert _config(stages=stages).axes(8) == axes
+@pytest.mark.parametrize(
+    ("stages", "shard", "axes"),
+    [
+        (None, 1, Axes(model=8)),
+        (2, 1, Axes(replicate=4, model=2)),
+        (2, 2, Axes(replicate=2, shard=2, model=2)),
+        (None, 2, Axes(shard=2, model=4)),
+    ],
+)
+def test_ranks_that_are_left_make_further_pipelines(stages: int | None, shard: int, axes: Axes) -> None:
+    assert _config(stages=stages, shard=shard).axes(8) == axes
 
 
 @pytest.mark.parametrize("advised", [8, 12])
