@@ -24,7 +24,7 @@ TINY = "debug=tiny device=cpu max_steps=5 log_interval=1 eval_every_n_steps=null
 ELSEWHERE = {
     "sbatch": "tests/launch/test_slurm.py",
     "srun": "tests/launch/test_slurm.py",
-    "python -m launch.ray_train": "tests/launch/test_ray.py",
+    "python -m launch.ray_train": "tests/test_docs_launching.py",
     "python -m launch.kubernetes": "tests/launch/test_kubernetes.py",
 }
 
@@ -58,6 +58,11 @@ def test_each_command_has_a_test() -> None:
             assert (REPOSITORY / test).is_file(), f"{test} is to run {words} ..."
 
 
+def _environment() -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return without_launcher(os.environ) | {"PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+
+
 def _made_small(command: str, num_hosts: int, port: int, data: Path, run: Path) -> str:
     ranks = 2 // num_hosts
     command = re.sub(r"(--nproc-per-node|-n) 8", rf"\1 {ranks}", command).replace("node1", "localhost")
@@ -75,16 +80,12 @@ def test_launch(commands: list[str], data: Path, tmp_path: Path) -> None:
     if commands[0].startswith("mpirun") and shutil.which("mpirun.openmpi") is None:
         pytest.skip("there is no mpirun.openmpi here")
     port, run, log = free_port(), tmp_path / "run", tmp_path / "log"
-    environment = without_launcher(os.environ) | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-    }
     with open(log, "w") as output:
         hosts = [
             subprocess.Popen(
                 ["bash", "-c", "exec " + _made_small(command, len(commands), port, data, run)],
                 cwd=REPOSITORY,
-                env=environment,
+                env=_environment(),
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -99,3 +100,49 @@ def test_launch(commands: list[str], data: Path, tmp_path: Path) -> None:
     assert statuses == [0] * len(commands), said
     assert "ranks: 2, as told by " in said and said.count("steps of 16 sequences") == 1, "one training of two ranks"
     assert [row["step"] for row in rows(run)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("command", [command for command in _commands() if "launch.ray_train" in command])
+def test_ray_command(command: str, data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
+    small = command.replace("data_path=data/sudoku-6x6", f"data_path={data}")
+    small += f" ray.address=local ray.storage={tmp_path}/ray {TINY} checkpoint_path={tmp_path}/run"
+    done = subprocess.run(
+        ["bash", "-c", small], cwd=REPOSITORY, env=_environment(), capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ranks: 2, as told by RANK and WORLD_SIZE" in done.stderr
+    assert [row["step"] for row in rows(tmp_path / "run")] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_ray_program(data: Path, tmp_path: Path) -> None:
+    """Run the page's program that drives a training."""
+    pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    tiny = ["debug=tiny", "device=cpu", "eval_every_n_steps=2", "best_metric=null"]
+    for written, small in (
+        ('"/path/to/the/project"', repr(str(REPOSITORY))),
+        ("ray.init(", 'ray.init(address="local", '),
+        ("range(100)", "range(3)"),
+        ("/data/sudoku-6x6", str(data)),
+        ("/runs/mine", str(tmp_path / "run")),
+        ("overrides = [", f"overrides = [*{tiny}, "),
+    ):
+        assert program.count(written) == 1, f"{written} is to be replaced"
+        program = program.replace(written, small)
+    program += "print(row['step'], metrics['step'], len(states), folder)\n"
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py")],
+        cwd=tmp_path,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["3", "3", "2", str(tmp_path / "run" / "step_00000003")]
