@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from launch import kubernetes
 from tests.runs import REPOSITORY, rows
 from tests.spawn import free_port
 from utils.dist.launch import without_launcher
@@ -25,7 +27,7 @@ ELSEWHERE = {
     "sbatch": "tests/launch/test_slurm.py",
     "srun": "tests/launch/test_slurm.py",
     "python -m launch.ray_train": "tests/test_docs_launching.py",
-    "python -m launch.kubernetes": "tests/launch/test_kubernetes.py",
+    "python -m launch.kubernetes": "tests/test_docs_launching.py",
 }
 
 
@@ -100,6 +102,14 @@ def test_launch(commands: list[str], data: Path, tmp_path: Path) -> None:
     assert statuses == [0] * len(commands), said
     assert "ranks: 2, as told by " in said and said.count("steps of 16 sequences") == 1, "one training of two ranks"
     assert [row["step"] for row in rows(run)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("command", [command for command in _commands() if "launch.kubernetes" in command])
+def test_kubernetes_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """tests/launch/test_kubernetes.py checks what is printed against the published schemas."""
+    words = command.split()
+    assert kubernetes.main(words[words.index("launch.kubernetes") + 1 :]) == 0
+    assert list(yaml.safe_load_all(capsys.readouterr().out))
 
 
 @pytest.mark.ray
