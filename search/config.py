@@ -134,12 +134,41 @@ class PrunerConfig(StrictModel):
         return self
 
 
+# Options of sbatch that follow from other keys of the launcher, or that it needs for itself.
+_TAKEN_OPTIONS = {
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "n"), "launcher.ranks"),
+    **dict.fromkeys(("cpus-per-task", "c"), "launcher.threads"),
+    **dict.fromkeys(("array", "output", "error", "open-mode", "job-name", "signal", "chdir", "wrap"), ""),
+}
+
+
 class LauncherConfig(StrictModel):
-    name: Literal["local", "torchrun"]
+    name: Literal["local", "torchrun", "slurm"]
     at_once: Int | None = Field(ge=1)
     threads: Int = Field(ge=1)
     ranks: Int = Field(ge=1)
     gpus: list[Int]
+    slurm: dict[str, str | Int | Bool] | None = None  # earlier sweeps have stored nothing
+
+    @model_validator(mode="after")
+    def _slurm_has_its_options(self) -> "LauncherConfig":
+        if self.name != "slurm":
+            if self.slurm:
+                raise ValueError(f"slurm is for the launcher slurm, not for {self.name}; leave it out")
+            return self
+        options = self.slurm or {}
+        for option in options:
+            if (instead := _TAKEN_OPTIONS.get(option.replace("_", "-"))) is not None:
+                advice = f"give {instead} instead" if instead else "leave it out"
+                raise ValueError(f"slurm.{option}: the launcher sets it itself; {advice}")
+        time, nodes = options.get("time"), options.get("nodes", 1)
+        if type(time) is not int or time < 1:
+            raise ValueError(f"slurm.time is {time}; give the time limit of a job in minutes, such as 120")
+        if type(nodes) is not int or nodes < 1 or self.ranks % nodes:
+            raise ValueError(f"slurm.nodes is {nodes}; give a whole number that divides launcher.ranks ({self.ranks})")
+        if self.gpus:
+            raise ValueError("gpus is for devices of this machine; give slurm.gpus-per-node, such as 1")
+        return self
 
     @model_validator(mode="after")
     def _ranks_have_a_launcher(self) -> "LauncherConfig":

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from search import study as attributes
 from search.check import check_point
-from search.launchers import Job, Launcher
+from search.launchers import Job, Launcher, Start
 from search.progress import Progress
 from search.report import best_of, num_of
 from search.space import shown_point
@@ -20,7 +20,6 @@ from utils.errors import UserError
 from utils.files import file_errors
 from utils.run.history import METRICS_FILE, History
 from utils.run.launched import Launched
-from utils.run.lock import is_locked
 from utils.run.stop import StopSignal
 
 _POLL_S = 0.5
@@ -110,25 +109,33 @@ class Driver:
 
     def _start_runs(self) -> None:
         """Start runs while there is a place for them: first those of trials that have begun."""
+        starting: list[SeedRun] = []
         while (place := self._free_place()) is not None:
             ready = next((run for trial in self._trials for run in self._ready(trial)), None)
-            if ready is None:
-                waits = self._trials and time.monotonic() < self._claim_at
-                if waits or (claim := self._study.claim(self._stop)) is None:
-                    self._claim_at = max(self._claim_at, time.monotonic() + _CLAIM_EVERY_S)
-                    return
-                self._begin(claim)
-            else:
-                log = self._log_of(ready)
-                ready.place, ready.log_begin = place, log.stat().st_size if log.is_file() else 0
-                ready.stop_by = ready.error = None
-                ready.job = self._launcher.start([*ready.arguments, "resume=auto"], log, place)
+            if ready is not None:
+                ready.place = place
+                starting.append(ready)
+                continue
+            waits = self._trials and time.monotonic() < self._claim_at
+            if waits or (claim := self._study.claim(self._stop)) is None:
+                self._claim_at = max(self._claim_at, time.monotonic() + _CLAIM_EVERY_S)
+                break
+            self._begin(claim)
+        starts = []
+        for run in starting:
+            log = self._log_of(run)
+            run.log_begin = log.stat().st_size if log.is_file() else 0
+            run.stop_by = run.error = None
+            assert run.place is not None
+            starts.append(Start([*run.arguments, "resume=auto"], log, run.place))
+        for run, job in zip(starting, self._launcher.start(starts), strict=True):
+            run.job = job
 
     def _log_of(self, run: SeedRun) -> Path:
         return self._logs / f"{run.folder.name}.log"
 
     def _free_place(self) -> int | None:
-        taken = {run.place for trial in self._trials for run in trial.runs if run.job is not None}
+        taken = {run.place for trial in self._trials for run in trial.runs if run.place is not None}
         return next((place for place in range(self._launcher.at_once) if place not in taken), None)
 
     def _ready(self, trial: RunningTrial) -> list[SeedRun]:
@@ -137,14 +144,13 @@ class Driver:
             return []
         prunes = self._sweep.config.pruner.name != "none"
         runs = trial.runs[:1] if prunes and trial.runs[0].value is None else trial.runs
-        waiting = [run for run in runs if run.value is None and run.job is None]
-        # A run whose sweep was killed may still be saving its checkpoint.
-        locked = [run for run in waiting if is_locked(run.folder)]
-        for run in locked:
-            if not run.told_lock:
+        waiting = [run for run in runs if run.value is None and run.place is None]
+        free = [run for run in waiting if self._launcher.may_start(run.folder, self._log_of(run))]
+        for run in waiting:
+            if run not in free and not run.told_lock:
                 self._progress.say(f"{run.folder} is in use by another process; waiting for its end")
                 run.told_lock = True
-        return [run for run in waiting if run not in locked]
+        return free
 
     def _begin(self, claim: Claim) -> None:
         """Begin or go on with a trial. It ends at once if the config refuses its point."""

@@ -1,7 +1,7 @@
 """Start the runs of a sweep. Each run is an ordinary command line of pretrain.py.
 
-A launcher starts a run and returns a job. The driver of the sweep knows nothing else of either, so
-that another launcher needs no change there.
+A launcher starts runs and returns a job for each. The driver of the sweep knows nothing else of
+them, so that another launcher needs no change there. search/slurm.py has the launcher for Slurm.
 """
 
 import os
@@ -9,6 +9,8 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +18,7 @@ from search.config import LauncherConfig
 from utils.dist.launch import without_launcher
 from utils.files import file_errors
 from utils.processes import ending_with_parent
+from utils.run.lock import is_locked
 
 PRETRAIN = Path(__file__).resolve().parent.parent / "pretrain.py"
 
@@ -33,6 +36,21 @@ class Job(Protocol):
         """End the run at once."""
 
 
+@dataclass(frozen=True)
+class Start:
+    """A run that is to be started.
+
+    Attributes:
+        arguments: overrides of pretrain.py.
+        log: the file to which the run's output is appended.
+        place: a number below at_once that no other run has now.
+    """
+
+    arguments: list[str]
+    log: Path
+    place: int
+
+
 class Launcher(Protocol):
     """Starts runs.
 
@@ -42,14 +60,14 @@ class Launcher(Protocol):
 
     at_once: int
 
-    def start(self, arguments: list[str], log: Path, place: int) -> Job:
-        """Start pretrain.py with these arguments.
+    def may_start(self, folder: Path, log: Path) -> bool:
+        """Return whether a run may be started in this folder now.
 
-        Args:
-            arguments: overrides.
-            log: the file to which the run's output is appended.
-            place: a number below at_once that no other run has now.
+        It may not while a process that this launcher can't follow holds the folder's lock.
         """
+
+    def start(self, starts: list[Start]) -> Iterable[Job]:
+        """Start pretrain.py for each of these runs, and yield their jobs in the same order."""
 
     def shown(self, arguments: list[str]) -> str:
         """Return the command line as a user would type it."""
@@ -67,15 +85,23 @@ class ProcessLauncher:
         else:
             self.at_once = max(1, _num_cores() // (config.threads * config.ranks))
 
-    def start(self, arguments: list[str], log: Path, place: int) -> "ProcessJob":
-        environment = without_launcher(os.environ) | self._environment()
+    def may_start(self, folder: Path, log: Path) -> bool:
+        # A run whose sweep was killed may still be saving its checkpoint.
+        return not is_locked(folder)
+
+    def start(self, starts: list[Start]) -> "Iterator[ProcessJob]":
+        for start in starts:
+            yield self._start(start)
+
+    def _start(self, start: Start) -> "ProcessJob":
+        environment = without_launcher(os.environ) | {"OMP_NUM_THREADS": str(self._config.threads)}
         if self._config.gpus:
             ranks = self._config.ranks
-            mine = self._config.gpus[place * ranks : (place + 1) * ranks]
+            mine = self._config.gpus[start.place * ranks : (start.place + 1) * ranks]
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, mine))
-        with file_errors(), open(log, "a") as output:
+        with file_errors(), open(start.log, "a") as output:
             process = subprocess.Popen(
-                [sys.executable, *self._words(str(PRETRAIN)), *arguments],
+                [sys.executable, *self._words(str(PRETRAIN)), *start.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -86,12 +112,8 @@ class ProcessLauncher:
         return ProcessJob(process)
 
     def shown(self, arguments: list[str]) -> str:
-        environment = " ".join(f"{name}={value}" for name, value in self._environment().items())
         words = ["torchrun", *self._words("pretrain.py")[2:]] if self._config.name == "torchrun" else None
-        return f"{environment} {shlex.join([*(words or ['python', 'pretrain.py']), *arguments])}"
-
-    def _environment(self) -> dict[str, str]:
-        return {"OMP_NUM_THREADS": str(self._config.threads)}
+        return shown(self._config, [*(words or ["python", "pretrain.py"]), *arguments])
 
     def _words(self, program: str) -> list[str]:
         if self._config.name == "local":
@@ -117,7 +139,17 @@ class ProcessJob:
 
 
 def build_launcher(config: LauncherConfig) -> Launcher:
+    """Return the launcher that the config names."""
+    if config.name == "slurm":
+        from search.slurm import SlurmLauncher
+
+        return SlurmLauncher(config)
     return ProcessLauncher(config)
+
+
+def shown(config: LauncherConfig, words: list[str]) -> str:
+    """Return a command line of a run, with its threads."""
+    return f"OMP_NUM_THREADS={config.threads} {shlex.join(words)}"
 
 
 def _num_cores() -> int:

@@ -136,6 +136,7 @@ def test_wandb_stays_behind_the_metrics(path: Path) -> None:
 MAY_READ_ENVIRONMENT = {
     *(path for path in SOURCES if path.is_relative_to("utils/dist")),
     *(Path("utils/program.py"), Path("utils/shell.py"), Path("utils/secrets.py")),
+    Path("search/slurm.py"),  # jobs inherit the environment of the sweep, but not what a launcher says there
     Path("search/launchers.py"),  # a run of a sweep gets the environment of the sweep, and the number of its threads
 }
 

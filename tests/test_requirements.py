@@ -12,10 +12,11 @@ ROOT = Path(__file__).resolve().parent.parent
 OWN = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/*.py")}
 # Some sources need more than requirements.txt.
 PICTURES, SWEEPS, CHECKS = "requirements-plot.txt", "requirements-sweep.txt", "requirements-dev.txt"
-RAY = "requirements-ray.txt"
+RAY, SLURM = "requirements-ray.txt", "requirements-slurm.txt"
 NEEDS = {"utils/drawing.py": PICTURES, "search": SWEEPS, "tests": CHECKS, "benchmarks": CHECKS} | {
     path: RAY for path in ("launch/ray_train.py", "launch/ray_rank.py", "launch/ray_worker.py", "tests/test_ray.py")
 }
+NEEDS["search/slurm.py"] = SLURM
 
 
 def _required(file: str) -> dict[str, str]:

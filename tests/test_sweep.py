@@ -17,7 +17,7 @@ import pytest
 import sweep as program
 from search import launchers
 from search.config import LauncherConfig
-from search.launchers import build_launcher
+from search.launchers import Start, build_launcher
 from search.study import open_study
 from search.sweep import Sweep
 from tests import runs
@@ -183,9 +183,11 @@ def _start_a_run_and_be_killed(folder: Path) -> None:
     program.write_text(WAITS)
     launchers.PRETRAIN = program
     options = {"name": "local", "at_once": 1, "threads": 1, "ranks": 1, "gpus": []}
-    build_launcher(LauncherConfig.model_validate(options)).start([str(folder / "begun")], folder / "log", 0)
+    launcher = build_launcher(LauncherConfig.model_validate(options))
+    jobs = [*launcher.start([Start([str(folder / "begun")], folder / "log", 0)])]
     while not (folder / "begun").exists():
         time.sleep(0.01)
+    assert jobs[0].poll() is None
     os.kill(os.getpid(), signal.SIGKILL)
 
 

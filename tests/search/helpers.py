@@ -2,12 +2,14 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from search.launchers import Start
 from search.sweep import Sweep
+from utils.run.lock import is_locked
 
 # What a run logs at a step; None: it fails there.
 Curve = Callable[[dict[str, object], int], float | None]
@@ -76,7 +78,14 @@ class FakeLauncher:
         self.running: set[Path] = set()
         self.most_running = self.ticks = 0
 
-    def start(self, arguments: list[str], log: Path, place: int) -> FakeJob:
+    def may_start(self, folder: Path, log: Path) -> bool:
+        return not is_locked(folder)
+
+    def start(self, starts: list[Start]) -> Iterator[FakeJob]:
+        for start in starts:
+            yield self._start(start.arguments, start.log, start.place)
+
+    def _start(self, arguments: list[str], log: Path, place: int) -> FakeJob:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
         assert 0 <= place < self.at_once

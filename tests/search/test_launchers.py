@@ -9,7 +9,7 @@ import pytest
 
 from search import launchers
 from search.config import LauncherConfig
-from search.launchers import Job, build_launcher
+from search.launchers import Job, Launcher, Start, build_launcher
 
 # Takes the place of pretrain.py: it notes its surroundings and waits for SIGTERM.
 PROGRAM = """
@@ -37,6 +37,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def _started(launcher: Launcher, arguments: list[str], log: Path, place: int) -> Job:
+    (job,) = launcher.start([Start(arguments, log, place)])
+    return job
+
+
 def _ended(job: Job) -> int:
     job.stop()
     end = time.monotonic() + 60
@@ -59,7 +64,7 @@ def _seen(folder: Path, ranks: int = 1) -> list[dict[str, object]]:
 def test_a_run_has_its_threads_and_the_devices_of_its_place(folder: Path, place: int, devices: str) -> None:
     launcher = build_launcher(_config(threads=3, gpus=[3, 5]))
     assert launcher.at_once == 2
-    job = launcher.start([str(folder / "seen_"), "lr=1e-3"], folder / "log", place)
+    job = _started(launcher, [str(folder / "seen_"), "lr=1e-3"], folder / "log", place)
     (seen,) = _seen(folder)
     assert job.poll() is None and _ended(job) == 7, "the run gets SIGTERM, which lets it save"
     assert seen["arguments"] == ["lr=1e-3"]
@@ -70,7 +75,7 @@ def test_a_run_has_its_threads_and_the_devices_of_its_place(folder: Path, place:
 def test_a_run_of_two_ranks_is_started_by_torchrun(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     launcher = build_launcher(_config(name="torchrun", ranks=2, at_once=1))
-    job = launcher.start([str(folder / "seen_")], folder / "log", 0)
+    job = _started(launcher, [str(folder / "seen_")], folder / "log", 0)
     seen = _seen(folder, ranks=2)
     _ended(job)
     assert [each["WORLD_SIZE"] for each in seen] == ["2", "2"]
@@ -81,7 +86,7 @@ def test_a_run_of_two_ranks_is_started_by_torchrun(folder: Path, monkeypatch: py
 
 
 def test_a_killed_run_is_gone(folder: Path) -> None:
-    job = build_launcher(_config()).start([str(folder / "seen_")], folder / "log", 0)
+    job = _started(build_launcher(_config()), [str(folder / "seen_")], folder / "log", 0)
     _seen(folder)
     job.kill()
     while job.poll() is None:

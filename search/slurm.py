@@ -1,0 +1,318 @@
+"""Start the runs of a sweep as jobs of Slurm, through submitit.
+
+Runs that start together become one job array. Each task of a job starts one rank of its run.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from search.config import LauncherConfig
+from search.launchers import PRETRAIN, Start, shown
+from utils.dist.launch import without_launcher
+from utils.errors import UserError
+from utils.files import file_errors, write_atomically
+from utils.processes import ending_with_parent
+from utils.run.lock import is_locked
+
+_AT_ONCE = 8
+# Between two questions about all jobs of the sweep. They burden Slurm's controller, which all users
+# of the cluster share.
+_ASK_EVERY_S = 10.0
+_ANSWERS_WITHIN_S = 60.0
+_RESULT_WITHIN_S = 5.0
+_ENDED = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    *("REVOKED", "TIMEOUT", "UNKNOWN"),
+}
+# How long before the time limit a run is asked to save, and how often it may go on after that.
+_WARNING_S, _MOST_TIMEOUTS = 120, 10_000
+
+
+class SlurmLauncher:
+    """Submits runs to Slurm, and finds the jobs again that an earlier process has submitted."""
+
+    def __init__(self, config: LauncherConfig) -> None:
+        self._config = config
+        self.at_once = config.at_once or _AT_ONCE
+        self._queue = _Queue()
+
+    def may_start(self, folder: Path, log: Path) -> bool:
+        return not is_locked(folder) or self._noted(log) is not None
+
+    def start(self, starts: list[Start]) -> list["SlurmJob"]:
+        """Submit runs that have no job yet, together.
+
+        Raises:
+            UserError: Slurm refuses them, or there is no Slurm or no submitit here.
+        """
+        _require_slurm()
+        found = {start.log: self._noted(start.log) for start in starts}
+        new = [start for start in starts if found[start.log] is None]
+        for start, number in zip(new, self._submit(new) if new else [], strict=True):
+            with file_errors():
+                write_atomically(_note_of(start.log), f"{number}\n")
+            found[start.log] = number
+            self._queue.add(number)
+        return [SlurmJob(number, log, self._queue) for log, number in found.items() if number is not None]
+
+    def shown(self, arguments: list[str]) -> str:
+        return shown(self._config, ["srun", *self._sizes(), "python", "pretrain.py", *arguments])
+
+    def _sizes(self) -> list[str]:
+        options = [f"--ntasks={self._config.ranks}"] if self._config.ranks > 1 else []
+        return [*options, f"--cpus-per-task={self._config.threads}", *map(_typed, (self._config.slurm or {}).items())]
+
+    def _noted(self, log: Path) -> str | None:
+        """Return the number of the job that was submitted for a run and has not ended yet."""
+        try:
+            number = _note_of(log).read_text().strip()
+        except OSError:
+            return None
+        _require_slurm()
+        return number if self._queue.has(number) else None
+
+    def _submit(self, starts: list[Start]) -> list[str]:
+        import submitit
+
+        config, options = self._config, dict(self._config.slurm or {})
+        nodes = int(options.pop("nodes", 1))
+        with file_errors():
+            folder = _folder_of(starts[0].log)
+            folder.mkdir(parents=True, exist_ok=True)
+        executor = submitit.SlurmExecutor(folder, max_num_timeout=_MOST_TIMEOUTS)
+        executor.update_parameters(
+            job_name=starts[0].log.parent.parent.name,
+            time=int(options.pop("time")),
+            nodes=nodes,
+            ntasks_per_node=config.ranks // nodes,
+            cpus_per_task=config.threads,
+            signal_delay_s=_WARNING_S,
+            array_parallelism=len(starts),
+            stderr_to_stdout=True,
+            # The job finds this module wherever the sweep was started.
+            setup=[
+                f"export OMP_NUM_THREADS={config.threads} SRUN_CPUS_PER_TASK={config.threads}",
+                f"export PYTHONPATH={shlex.quote(str(PRETRAIN.parent))}${{PYTHONPATH:+:$PYTHONPATH}}",
+            ],
+            srun_args=["--kill-on-bad-exit=1"],
+            additional_parameters={name.replace("_", "-"): value for name, value in options.items()},
+        )
+        try:
+            with _outside_of_jobs(), executor.batch():
+                jobs = [executor.submit(Run(start.arguments, start.log)) for start in starts]
+        except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
+            lines = [line for line in str(error).splitlines() if "error" in line.lower()]
+            reason = (lines or [str(error)])[-1].removeprefix("sbatch: ").strip()
+            raise UserError(f"sbatch refuses the runs ({reason}); correct sweep.launcher.slurm") from error
+        return [job.job_id for job in jobs]
+
+
+class SlurmJob:
+    """A run in a job of Slurm."""
+
+    def __init__(self, number: str, log: Path, queue: "_Queue") -> None:
+        from submitit import SlurmJob as Submitted
+
+        self._number, self._log, self._queue = number, log, queue
+        self._job: Any = Submitted(_folder_of(log), number)
+        self._status: int | None = None
+        self._gone_at: float | None = None  # when Slurm said that the job has ended
+        self._is_killed = False
+
+    def poll(self) -> int | None:
+        if self._status is None:
+            if self._job.paths.result_pickle.exists():
+                self._status = self._result()
+            elif not self._queue.has(self._number):
+                # The result comes through the shared folder, perhaps later than the job's end.
+                self._gone_at = self._gone_at or time.monotonic()
+                if time.monotonic() - self._gone_at > _RESULT_WITHIN_S:
+                    self._tell(f"job {self._number} of Slurm ended as {self._queue.state(self._number)}")
+                    self._status = 1
+        return self._status
+
+    def stop(self) -> None:
+        # A job that waits has nothing to save. The signal reaches only a job that runs.
+        _scancel("--state=PENDING", self._number)
+        _scancel("--signal=TERM", self._number)
+
+    def kill(self) -> None:
+        if not self._is_killed:
+            self._is_killed = True
+            _scancel(self._number)
+
+    def _result(self) -> int:
+        from submitit.core.utils import FailedJobError, UncompletedJobError
+
+        try:
+            return int(self._job.result())
+        except (FailedJobError, UncompletedJobError) as error:
+            lines = [line for line in str(error).splitlines() if line.strip(" -")]
+            self._tell(f"job {self._number} of Slurm failed: {lines[-3] if len(lines) > 2 else error}")
+            return 1
+
+    def _tell(self, reason: str) -> None:
+        """Write into the log of the run why it ended, where the sweep looks for a reason."""
+        with file_errors(), open(self._log, "a") as log:
+            log.write(f"error: {reason}\n")
+
+
+class Run:
+    """A run of a sweep, which submitit calls in each task of the job."""
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        self._arguments, self._log = arguments, log.resolve()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._status: int | None = None
+        self._is_stopping = False
+
+    def __call__(self) -> int:
+        """Run pretrain.py as the rank of this task, and return its exit status."""
+        signal.signal(signal.SIGTERM, self._stop)
+        with open(self._log, "a") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, str(PRETRAIN), *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_as_child(),
+            )
+        if self._is_stopping:  # the signal came before there was a process
+            self._stop()
+        threading.Thread(target=self._wait, daemon=True).start()
+        return self._ended()
+
+    def checkpoint(self) -> Any:
+        """Stop the run, and return what the job does when it starts again. submitit calls this.
+
+        It does so in a signal handler, before the time limit.
+        """
+        from submitit.helpers import DelayedSubmission
+
+        self._stop()
+        self._ended()
+        return DelayedSubmission(Run(self._arguments, self._log))
+
+    def _stop(self, *_: int | FrameType | None) -> None:
+        self._is_stopping = True
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        self._status = self._process.wait()
+
+    def _ended(self) -> int:
+        # A handler interrupts this loop and runs it, too: a lock would be taken twice.
+        while self._status is None:
+            time.sleep(0.1)
+        return self._status
+
+
+class _Queue:
+    """What Slurm says of all jobs of this user, which it is asked now and then."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, str] | None = None
+        self._ask_at = 0.0
+
+    def add(self, number: str) -> None:
+        """Note a job that was submitted after Slurm was asked."""
+        if self._states is not None:
+            self._states[number] = "PENDING"
+
+    def has(self, number: str) -> bool:
+        """Return whether a job waits or runs."""
+        return self.state(number).split()[0] not in _ENDED
+
+    def state(self, number: str) -> str:
+        """Return Slurm's word for the state of a job. UNKNOWN if the job ended long ago.
+
+        Raises:
+            UserError: Slurm has not answered yet.
+        """
+        if time.monotonic() >= self._ask_at:
+            self._ask()
+        assert self._states is not None
+        return self._states.get(number, "UNKNOWN")
+
+    def _ask(self) -> None:
+        """Read the states of the jobs. Without an answer, what Slurm said before still counts."""
+        words = ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i %T"]
+        try:
+            asked = subprocess.run(words, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S)
+            failure = asked.stderr.strip() if asked.returncode else None
+        except subprocess.TimeoutExpired:
+            failure = f"no answer in {_ANSWERS_WITHIN_S:.0f} s"
+        self._ask_at = time.monotonic() + _ASK_EVERY_S
+        if failure is None:
+            self._states = dict(line.split(maxsplit=1) for line in asked.stdout.splitlines())
+        elif self._states is None:
+            raise UserError(f"squeue fails ({failure}); see whether Slurm runs")
+
+
+def _require_slurm() -> None:
+    if find_spec("submitit") is None:
+        raise UserError("the launcher slurm needs submitit; pip install -r requirements-slurm.txt")
+    if shutil.which("sbatch") is None:
+        raise UserError("there is no sbatch here; start the sweep on a machine of the cluster")
+
+
+@contextmanager
+def _outside_of_jobs() -> Iterator[None]:
+    """Hide what a launcher has set for the sweep itself. Its jobs would inherit it."""
+    kept = without_launcher(os.environ)
+    hidden = {name: value for name, value in os.environ.items() if name not in kept and name != "SLURM_CONF"}
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def _scancel(*words: str) -> None:
+    # It fails if the job has just ended, which `poll` finds out.
+    with suppress(subprocess.TimeoutExpired):
+        subprocess.run(["scancel", "--quiet", *words], capture_output=True, timeout=_ANSWERS_WITHIN_S)
+
+
+def _as_child() -> Callable[[], None]:
+    """Return a function for the new process of a run."""
+    end_with_parent = ending_with_parent(signal.SIGTERM)
+
+    def begin() -> None:
+        # Slurm's warning reaches all processes of the job. It is meant for submitit.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        if end_with_parent is not None:
+            end_with_parent()
+
+    return begin
+
+
+def _typed(option: tuple[str, object]) -> str:
+    """Return an option as it is typed behind srun or sbatch."""
+    name, value = option
+    return f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+
+
+def _note_of(log: Path) -> Path:
+    """Return the file with the number of the job that was last submitted for a run."""
+    return log.with_suffix(".job")
+
+
+def _folder_of(log: Path) -> Path:
+    """Return submitit's folder, with the scripts and results of the jobs."""
+    return (log.parent / "slurm").resolve()

@@ -1,0 +1,236 @@
+"""The launcher for Slurm, with programs in the place of Slurm's that note what they were asked."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from submitit.core.utils import cloudpickle_dump
+
+from search import slurm
+from search.config import LauncherConfig
+from search.launchers import Start, build_launcher
+from tests.runs import REPOSITORY
+from utils.errors import UserError
+from utils.run.lock import RunLock
+
+PROGRAMS = {
+    "sbatch": 'cp "$1" {0}/submitted; env > {0}/environment; echo "$1" >> {0}/sbatch; echo Submitted batch job 77',
+    "squeue": "cat {0}/queue",
+    "scancel": 'echo "$@" >> {0}/scancel',
+    "srun": "true",
+}
+
+
+def _config(**options: object) -> LauncherConfig:
+    defaults: dict[str, object] = {"name": "slurm", "at_once": None, "threads": 2, "ranks": 1, "gpus": []}
+    return LauncherConfig.model_validate(defaults | {"slurm": {"time": 120, "partition": "gpu"}} | options)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with what Slurm was asked, and with the logs of a sweep."""
+    (tmp_path / "bin").mkdir()
+    for name, does in PROGRAMS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does.format(tmp_path)}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "queue").touch()
+    (tmp_path / "my_sweep/logs").mkdir(parents=True)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setattr(slurm, "_ASK_EVERY_S", 0.0)
+    return tmp_path
+
+
+def _starts(folder: Path, number: int) -> list[Start]:
+    logs = [folder / f"my_sweep/logs/trial_{index}.log" for index in range(number)]
+    return [Start([f"lr={index}"], log, index) for index, log in enumerate(logs)]
+
+
+def _queue(folder: Path, *states: str) -> None:
+    (folder / "queue").write_text("".join(f"77_{index} {state}\n" for index, state in enumerate(states)))
+
+
+def _num_submitted(folder: Path) -> int:
+    return len((folder / "sbatch").read_text().splitlines()) if (folder / "sbatch").exists() else 0
+
+
+def test_runs_that_start_together_are_one_array(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")  # the sweep itself may run in a job
+    monkeypatch.setenv("SLURM_CONF", "here")
+    options = {"time": 120, "partition": "gpu", "gpus_per_node": 2, "nodes": 2, "exclusive": True}
+    jobs = [*build_launcher(_config(ranks=4, slurm=options)).start(_starts(folder, 3))]
+    assert len(jobs) == 3 and _num_submitted(folder) == 1
+    script = (folder / "submitted").read_text()
+    for line in (
+        *("array=0-2%3", "time=120", "partition=gpu", "gpus-per-node=2", "nodes=2", "exclusive"),
+        *("ntasks-per-node=2", "cpus-per-task=2", "signal=USR2@120", "job-name=my_sweep", "open-mode=append"),
+    ):
+        assert f"#SBATCH --{line}\n" in script
+    assert "export OMP_NUM_THREADS=2 " in script and f"export PYTHONPATH={REPOSITORY}" in script
+    environment = (folder / "environment").read_text().splitlines()
+    assert "SLURM_CONF=here" in environment and "SLURM_RESTART_COUNT=3" not in environment
+    notes = [(folder / f"my_sweep/logs/trial_{index}.job").read_text() for index in range(3)]
+    assert notes == ["77_0\n", "77_1\n", "77_2\n"]
+
+
+def test_a_later_process_finds_the_jobs_that_have_not_ended(folder: Path) -> None:
+    starts = _starts(folder, 3)
+    [*build_launcher(_config()).start(starts)]
+    _queue(folder, "RUNNING", "COMPLETED", "PENDING")
+    later = build_launcher(_config())
+    jobs = [*later.start([starts[0], starts[2]])]
+    assert _num_submitted(folder) == 1 and [job.poll() for job in jobs] == [None, None]
+    [*later.start([starts[1]])]
+    assert _num_submitted(folder) == 2
+
+
+def test_a_run_in_use_starts_only_if_its_job_is_known(folder: Path) -> None:
+    (start,) = _starts(folder, 1)
+    with RunLock() as lock:
+        lock.take(folder, print)
+        assert not build_launcher(_config()).may_start(folder, start.log)
+        start.log.with_suffix(".job").write_text("77_0\n")
+        assert not build_launcher(_config()).may_start(folder, start.log)
+        _queue(folder, "RUNNING")
+        assert build_launcher(_config()).may_start(folder, start.log)
+    assert build_launcher(_config()).may_start(folder, folder / "other.log")
+
+
+def test_the_status_is_that_of_the_run(folder: Path) -> None:
+    _queue(folder, "RUNNING")
+    (job,) = build_launcher(_config()).start(_starts(folder, 1))
+    assert job.poll() is None
+    (folder / "my_sweep/logs/slurm/77_0_result.pkl").parent.mkdir(exist_ok=True)
+    cloudpickle_dump(("success", -9), folder / "my_sweep/logs/slurm/77_0_result.pkl")
+    assert job.poll() == -9
+
+
+def test_a_job_that_slurm_ended_has_a_reason(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "_RESULT_WITHIN_S", 0.1)
+    (start,) = _starts(folder, 1)
+    (job,) = build_launcher(_config()).start([start])
+    (folder / "queue").write_text("77 OUT_OF_MEMORY\n")
+    assert job.poll() is None, "the result may still be on its way"
+    time.sleep(0.2)
+    assert job.poll() == 1
+    assert start.log.read_text() == "error: job 77 of Slurm ended as OUT_OF_MEMORY\n"
+
+
+def test_a_stop_takes_a_waiting_job_away_and_signals_a_running_one(folder: Path) -> None:
+    (job,) = build_launcher(_config()).start(_starts(folder, 1))
+    job.stop()
+    job.kill()
+    job.kill()
+    assert (folder / "scancel").read_text().splitlines() == [
+        "--quiet --state=PENDING 77",
+        "--quiet --signal=TERM 77",
+        "--quiet 77",
+    ]
+
+
+def test_a_refused_submission_is_one_line(folder: Path) -> None:
+    refuses = "echo 'sbatch: error: invalid partition specified: gpu' >&2; exit 1"
+    (folder / "bin/sbatch").write_text(f"#!/bin/sh\n{refuses}\n")
+    with pytest.raises(UserError, match=r"^sbatch refuses the runs \(error: invalid partition specified: gpu\)"):
+        [*build_launcher(_config()).start(_starts(folder, 2))]
+
+
+def test_a_silent_slurm_is_one_line_and_later_no_end(folder: Path) -> None:
+    (folder / "bin/squeue").write_text("#!/bin/sh\necho down >&2; exit 1\n")
+    launcher = build_launcher(_config())
+    (job,) = launcher.start(_starts(folder, 1))
+    with pytest.raises(UserError, match=r"squeue fails \(down\)"):
+        job.poll()
+    (folder / "bin/squeue").write_text("#!/bin/sh\necho 77 RUNNING\n")
+    assert job.poll() is None
+    (folder / "bin/squeue").write_text("#!/bin/sh\nexit 1\n")
+    assert job.poll() is None
+
+
+def test_without_slurm_the_command_line_is_shown_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    launcher = build_launcher(_config(ranks=2))
+    assert launcher.at_once == 8
+    assert launcher.shown(["a='b c'"]) == (
+        "OMP_NUM_THREADS=2 srun --ntasks=2 --cpus-per-task=2 --time=120 --partition=gpu "
+        """python pretrain.py 'a='"'"'b c'"'"''"""
+    )
+    with pytest.raises(UserError, match="there is no sbatch here"):
+        [*launcher.start(_starts(tmp_path, 1))]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"slurm": {}}, "slurm.time is None; give the time limit"),
+        ({"slurm": {"time": "2:00:00"}}, "slurm.time is 2:00:00; give the time limit of a job in minutes"),
+        ({"slurm": {"time": 9, "nodes": 2}, "ranks": 3}, "slurm.nodes is 2; give a whole number that divides"),
+        ({"slurm": {"time": 9, "ntasks_per_node": 2}}, "slurm.ntasks_per_node: .* give launcher.ranks instead"),
+        ({"slurm": {"time": 9, "output": "x"}}, "slurm.output: the launcher sets it itself; leave it out"),
+        ({"gpus": [0]}, "give slurm.gpus-per-node"),
+        ({"name": "local"}, "slurm is for the launcher slurm, not for local"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        _config(**options)
+
+
+# ---- what runs in the job ----------------------------------------------------------------------
+
+# Takes the place of pretrain.py.
+PROGRAM = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+os.kill(os.getpid(), signal.SIGUSR2)  # Slurm's warning reaches it too
+print("begun", *sys.argv[1:], flush=True)
+while "wait" in sys.argv:
+    time.sleep(0.01)
+sys.exit(5)
+"""
+
+
+# Does what submitit does in a job. submitit's handler of the warning calls `checkpoint`.
+SUBMITIT = """
+import signal, sys
+from pathlib import Path
+from search import slurm
+folder = Path(sys.argv[1])
+slurm.PRETRAIN = folder / "pretrain.py"
+run = slurm.Run(sys.argv[2:], folder / "log")
+def warned(*_):
+    again = run.checkpoint()
+    sys.exit(100 + run._status + len(again.function._arguments))
+signal.signal(signal.SIGUSR2, warned)
+sys.exit(run())
+"""
+
+
+def _task(folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    (folder / "pretrain.py").write_text(PROGRAM)
+    task = subprocess.Popen([sys.executable, "-c", SUBMITIT, str(folder), *arguments], cwd=REPOSITORY)
+    while not (folder / "log").exists() or not (folder / "log").read_text():
+        assert task.poll() in (None, 5)
+        time.sleep(0.01)
+    return task
+
+
+def test_a_run_returns_its_status_and_writes_its_log(tmp_path: Path) -> None:
+    assert _task(tmp_path, "lr=1").wait(30) == 5
+    assert (tmp_path / "log").read_text() == "begun lr=1\n"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 7), (signal.SIGUSR2, 100 + 7 + 1)])
+def test_a_signal_stops_the_run(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    """After a warning before the time limit, the same is to start again."""
+    task = _task(tmp_path, "wait")
+    task.send_signal(number)
+    assert task.wait(30) == status
+
+
+def test_a_job_needs_no_more_than_the_module(tmp_path: Path) -> None:
+    """Importing PyTorch would cost each task seconds."""
+    code = "import sys, search.slurm; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
