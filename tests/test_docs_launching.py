@@ -24,8 +24,8 @@ PAGE = (REPOSITORY / "docs" / "launching.md").read_text()
 TINY = "debug=tiny device=cpu max_steps=5 log_interval=1 eval_every_n_steps=null best_metric=null"
 # Which test runs a command, by its first words.
 ELSEWHERE = {
-    "sbatch": "tests/launch/test_slurm.py",
-    "srun": "tests/launch/test_slurm.py",
+    "sbatch": "tests/test_slurm.py",
+    "srun": "tests/test_slurm.py",
     "python -m launch.ray_train": "tests/test_docs_launching.py",
     "python -m launch.kubernetes": "tests/test_docs_launching.py",
 }
