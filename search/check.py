@@ -16,7 +16,7 @@ from utils.terminal import tell
 
 _MANY = 30  # points, whose check takes seconds
 # Of each run, whatever its number of ranks.
-PERF = ("examples_per_second", "step_ms", "data_ms", "max_memory_gb", "eval_share")
+PERF = ("examples_per_second", "step_ms", "data_ms", "max_memory_gb", "eval_share", "model_tflops")
 
 
 def check_sweep(sweep: Sweep) -> None:

@@ -370,7 +370,8 @@ def test_an_evaluation_follows_no_link(copied: Path, victim: Path, log: Path, li
     [
         *("metrics.jsonl", "config.yaml", "launch.json", "latest", "best", "stopped", ".lock", ".incomplete_latest"),
         *(".incomplete_metrics.jsonl", ".incomplete_step_00000014", ".incomplete_replaced_step_00000010"),
-        *("step_00000010", "trace.json", "wandb", "tensorboard", "tensorboard/events.out.tfevents.1.host.1.0"),
+        *("step_00000010", "wandb", "tensorboard", "tensorboard/events.out.tfevents.1.host.1.0"),
+        *("profile", "profile/rank_0.txt"),
         "eval_outputs/step_00000013/all_rank0_0000.safetensors",
     ],
 )

@@ -1,5 +1,6 @@
 """The training loop in this process: what it logs, that it learns, that its losses are right."""
 
+import gzip
 import itertools
 import json
 from collections.abc import Iterator
@@ -78,7 +79,7 @@ def test_rows_have_the_documented_names(every_step: list[Row]) -> None:
     assert all(isinstance(value, int | float) for row in every_step for value in row.values())
     for name in ("lm_loss", "q_halt_loss", "q_continue_loss", "grad_norm", "lr"):
         assert f"train/{name}" in last
-    for name in ("examples_per_second", "step_ms", "data_ms", "max_memory_gb"):
+    for name in ("examples_per_second", "step_ms", "data_ms", "max_memory_gb", "model_tflops"):
         assert last[f"perf/{name}"] > 0
     for name in ("exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "lm_loss", "exact_accuracy_at_step/3"):
         assert f"eval/all/{name}" in last
@@ -446,7 +447,8 @@ def test_the_log_begins_with_the_run_and_its_sizes(
 
 def test_a_profile_is_a_trace_and_two_tables(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     _run(data, tmp_path / "run", profile=True, max_steps=8, eval_every_n_steps=None, checkpoint_every_n_steps=None)
-    trace = json.loads((tmp_path / "run" / "trace.json").read_text())
+    (file,) = (tmp_path / "run" / "profile").glob("rank_0.*.pt.trace.json.gz")
+    trace = json.loads(gzip.decompress(file.read_bytes()))
     assert len({event["name"] for event in trace["traceEvents"]}) > 20
     lines = capfd.readouterr().err.splitlines()
     heads = [index for index, line in enumerate(lines) if line.startswith("operation ")]
@@ -454,8 +456,8 @@ def test_a_profile_is_a_trace_and_two_tables(data: Path, tmp_path: Path, capfd: 
     for head in heads:
         shares = [float(line.rsplit(maxsplit=1)[-1].rstrip("%")) for line in lines[head + 1 : head + 11]]
         assert shares == sorted(shares, reverse=True)
-    assert any("3 steps: " in line and "trace.json" in line and "memory.txt" in line for line in lines)
-    assert (tmp_path / "run" / "memory.txt").stat().st_size > 0
+    assert any("3 steps: " in line and "trace.json" in line and "rank_0.txt" in line for line in lines)
+    assert (tmp_path / "run" / "profile" / "rank_0.txt").stat().st_size > 0
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from optim.schedule import BatchScaling
 from utils.config import Bool, Float, Int
 from utils.dist.config import DeviceName, DistConfig
 from utils.metrics import WandbConfig
+from utils.perf.trace import ProfileConfig
 from utils.run.folder import RunConfig
 from utils.saved_outputs import SavedOutput
 
@@ -90,8 +91,9 @@ class PretrainConfig(RunConfig):
     log_interval: Int = Positive
     wandb: WandbConfig
     tensorboard: Bool
-    profile: Bool
+    profile: ProfileConfig
     perf_every_n_steps: Int | None = Field(gt=0)
+    perf_max_share: Float | None = Field(gt=0, lt=1)
 
     device: DeviceName
     compile: Bool

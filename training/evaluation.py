@@ -19,7 +19,7 @@ from models.base import RecursiveModel
 from models.inference import Examples, Finished, Slots, idle_segment
 from models.metric_sums import EvalSums
 from utils.dist.world import World
-from utils.profiling import Deadline
+from utils.perf.clocks import Deadline
 from utils.run.stop import StopSignal
 from utils.saved_outputs import OutputWriter, SavedOutput
 

@@ -29,6 +29,7 @@ from utils.checkpoint.format import RunState, read_state, step_folders
 from utils.command_line import validate
 from utils.dist.world import World
 from utils.errors import UserError
+from utils.perf.devices import peak_tflops
 from utils.run.history import read_run_config
 from utils.run.launched import Launched
 from utils.run.resume import completed
@@ -48,38 +49,94 @@ def flops_until(run: Path, steps: list[int]) -> list[float]:
     """
     config = validate(PretrainConfig, completed(read_run_config(run), "pretrain"))
     state, launched = _newest_state(run), Launched.read(run)
-    arch, sizes = config.arch, sizes_of_run(run, config)
-    of_depth = cache(lambda depth: flops_of_step(config, sizes, depth))
-    changes = bool(arch.depth_curriculum or arch.backprop_warmup_steps)
-    if changes and launched is None:
+    flops = FlopsOfRun(config, sizes_of_run(run, config), launched.last_step if launched is not None else 0)
+    if flops.depth_changes and launched is None:
         raise UserError(
             f"{run}: its depth changes over the run, whose planned last step is not known (no launch.json, "
             "because an older version trained it); give another --x"
         )
-    last_step = launched.last_step if launched is not None else 0
+    sums = {0: 0}
+    for before, step in pairwise(sorted({0, *steps})):
+        sums[step] = sums[before] + flops.of_steps(before + 1, step)
+    skipped = sorted({step for step in state.skipped_steps if step > 0}) if state is not None else []
+    return [float(sums[step] - sum(map(flops.of, skipped[: bisect_right(skipped, step)]))) for step in steps]
 
-    def of(step: int) -> int:
-        return of_depth(arch.depth_at(step, last_step) if changes else arch.depth)
 
-    def between(first: int, last: int) -> int:
+class FlopsOfRun:
+    """Counts the operations of the steps of a run. Each depth is counted once.
+
+    Args:
+        last_step: the planned last step of the run, on which schedules of the depth depend.
+    """
+
+    def __init__(self, config: PretrainConfig, sizes: Sizes, last_step: int) -> None:
+        self._arch, self._last_step = config.arch, last_step
+        self._of_depth = cache(lambda depth: flops_of_step(config, sizes, depth))
+        self.depth_changes = bool(config.arch.depth_curriculum or config.arch.backprop_warmup_steps)
+
+    def of(self, step: int) -> int:
+        return self._of_depth(self._arch.depth_at(step, self._last_step) if self.depth_changes else self._arch.depth)
+
+    def of_steps(self, first: int, last: int) -> int:
+        """Return the operations of the steps from first to last together."""
+        planned = range(1, self._last_step + 1)
+        ends = {
+            bisect_right(planned, stage.until, key=lambda step: step / self._last_step)
+            for stage in self._arch.depth_curriculum
+        }
+        cuts = sorted({first - 1, last, *(end for end in ends if first <= end < last)})
+        return sum(self._of_stage(before + 1, end) for before, end in pairwise(cuts))
+
+    def _of_stage(self, first: int, last: int) -> int:
         """Return the operations of the steps from first to last, which are of one stage.
 
         Only the warm-up of backprop changes the depth there, in one direction. So all steps between
         two of the same depth have this depth.
         """
-        if of(first) == of(last):
-            return (last - first + 1) * of(first)
+        if self.of(first) == self.of(last):
+            return (last - first + 1) * self.of(first)
         middle = (first + last) // 2
-        return between(first, middle) + between(middle + 1, last)
+        return self._of_stage(first, middle) + self._of_stage(middle + 1, last)
 
-    planned = range(1, last_step + 1)
-    stages = [bisect_right(planned, stage.until, key=lambda step: step / last_step) for stage in arch.depth_curriculum]
-    ends = sorted({0, *steps, *(end for end in stages if end < max(steps, default=0))})
-    sums = {0: 0}
-    for before, step in pairwise(ends):
-        sums[step] = sums[before] + between(before + 1, step)
-    skipped = sorted({step for step in state.skipped_steps if step > 0}) if state is not None else []
-    return [float(sums[step] - sum(map(of, skipped[: bisect_right(skipped, step)]))) for step in steps]
+
+class FlopsGauge:
+    """Measures how many useful operations a run does in a second, over all ranks together.
+
+    Only what flops_of_step counts is useful. Rank 0 counts; rows of other ranks are empty.
+    """
+
+    def __init__(
+        self, config: PretrainConfig, sizes: Sizes, dtype: torch.dtype, step: int, last_step: int, world: World
+    ) -> None:
+        """Prepare the count. Every rank.
+
+        Args:
+            dtype: that of the forward pass, in which the devices' peak speed counts.
+            step: the last step that was done before.
+        """
+        self._flops, self._is_main = FlopsOfRun(config, sizes, last_step), world.is_main
+        self._step, self._peak_tflops = step, peak_tflops(world, dtype)
+
+    def row(self, step: int, skipped_steps: list[int], step_ms: float) -> dict[str, float]:
+        """Return perf/model_tflops, and perf/mfu if the peak is known, since the last call.
+
+        The first call, and each call after a change of the depth, takes as long as a step has
+        operators: up to a second for a deep recursion.
+
+        Args:
+            step: the last step that was done.
+            step_ms: the mean time of the steps since the last call.
+        """
+        if not self._is_main:
+            return {}
+        seconds = (step - self._step) * step_ms / 1e3
+        skipped = {each for each in skipped_steps if self._step < each <= step}
+        flops = self._flops.of_steps(self._step + 1, step) - sum(map(self._flops.of, skipped))
+        self._step = step
+        row = {"perf/model_tflops": flops / seconds / 1e12}
+        if self._peak_tflops is not None:
+            row["perf/mfu"] = row["perf/model_tflops"] / self._peak_tflops
+        return row
 
 
 def flops_of_step(config: PretrainConfig, sizes: Sizes, depth: Depth) -> int:

@@ -18,6 +18,7 @@ from dataset.tasks import task_of_shape
 from training.config import PretrainConfig
 from training.data import Data
 from training.evaluation import AnswerSample, EvalOptions, evaluate
+from training.flops import FlopsGauge
 from training.number_watch import BadStep
 from training.plan import Plan
 from training.saves import Saves
@@ -28,7 +29,9 @@ from utils.dist.replicas import require_same_replicas
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.metrics import Metrics, Picture, Row
-from utils.profiling import CommSampler, StepClock, StepProfiler, TimeShare
+from utils.perf.clocks import StepClock, TimeShare
+from utils.perf.ranks import RankSampler
+from utils.perf.trace import StepProfiler
 from utils.run.folder import mark_stopped
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
@@ -70,6 +73,7 @@ class Session:
         self.config, self.state, self.plan = start.config, state, plan
         self._data, self._stop, self._world = data, stop, world
         config, progress = start.config, state.progress
+        config.profile.require_ranks(world.size)
         with world.shared_errors():
             self._loader = TrainLoader(
                 data.train, plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on
@@ -96,8 +100,14 @@ class Session:
             )
         self.say = self._metrics.say
         self._saves = Saves(self._checkpointer, config, progress, self.say)
-        self._profiler = StepProfiler(config.profile and world.is_main, config.run_path, self.say, world.device)
-        self._comm = CommSampler(None if config.profile else config.perf_every_n_steps, world)
+        self._profiler = StepProfiler(config.profile, config.run_path, self.say, world)
+        self._ranks = RankSampler(
+            None if config.profile.enabled else config.perf_every_n_steps,  # there is one profiler at a time
+            world,
+            num_slots=len(range(config.global_batch_size)[world.slice_of(config.global_batch_size)]),
+            max_share=config.perf_max_share,
+        )
+        self._flops = FlopsGauge(config, data.sizes, state.model.dtype, progress.step, plan.last_step, world)
         self.clock, self._eval_share = StepClock(), TimeShare(config.eval_max_share)
         self._data_error: UserError | None = None  # why this rank has no next batch
         for line in [*start.notes, describe(config, data, state, plan, world)]:
@@ -128,9 +138,9 @@ class Session:
     def measuring_communication(self) -> AbstractContextManager[None]:
         """Put a training step inside.
 
-        In one step of every few, the time of its communication is measured.
+        In one step of every few, what the ranks do in it is measured.
         """
-        return self._comm.step(self.state.progress.step)
+        return self._ranks.step(self.state.progress.step)
 
     def add_to_sums(self, metric_sums: Tensor, grad_norm: Tensor) -> None:
         """Add a step to the open sums. The host does not wait for the device."""
@@ -168,7 +178,10 @@ class Session:
             row["train/skipped_steps"] = len(progress.skipped_steps)
         if progress.failed_saves:
             row["train/failed_saves"] = progress.failed_saves
-        return row | self.clock.read(config.global_batch_size) | self._comm.row()
+        row |= self.clock.read(config.global_batch_size)
+        with self.clock.paused():
+            row |= self._flops.row(progress.step, progress.skipped_steps, row["perf/step_ms"])
+        return row | self._ranks.row()
 
     # ---- what may follow a step ----
 

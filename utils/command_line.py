@@ -98,7 +98,7 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
     """
     # The published commands put a plus in front of new keys. Here every key is in the YAML, so the
     # plus means nothing.
-    overrides = [in_quotes(typed.lstrip("+")) for typed in overrides]
+    overrides = _with_switches(config_name, [in_quotes(typed.lstrip("+")) for typed in overrides])
     for typed in overrides:
         _require_no_secret("the command line", typed)
         _require_single_value(typed, config_name, overrides)
@@ -121,9 +121,32 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
         except ValueError as secret:
             raise secret from None  # the cause would quote the secret
         raise UserError(message) from error
+    for key in switches(config_name):  # a file may have the switch alone
+        value = container[key] if isinstance(container[key], dict) else {"enabled": container[key]}
+        if value.keys() == {"enabled"} and isinstance(value["enabled"], bool):
+            container[key] = {**deepcopy(_composed(config_name, ())[key]), **value}
     for key, value in flatten(container):
         _require_no_secret(key, str(value))
     return container
+
+
+def switches(config_name: str) -> list[str]:
+    """Return the keys whose options begin with `enabled`, such as profile.
+
+    They were switches at first. So `profile=true` still means `profile.enabled=true`, on a command
+    line, in a file and in a stored config.
+    """
+    page = (CONFIG_DIR / f"{config_name}.yaml").read_text()
+    return re.findall(r"^(\w+):.*\n  enabled:", page, flags=re.MULTILINE)
+
+
+def _with_switches(config_name: str, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides with profile={enabled:true} for profile=true.
+
+    Hydra puts this into the place of a switch in a file, where profile.enabled would be unknown.
+    """
+    names = "|".join(switches(config_name)) or "(?!)"
+    return [re.sub(rf"(?i:^(\+*)({names})=(true|false)$)", r"\1\2={enabled:\3}", typed) for typed in overrides]
 
 
 def _require_no_secret(where: str, text: str) -> None:
@@ -192,6 +215,7 @@ def typed_changes(config_name: str, overrides: list[str], given: Sequence[str] =
         given: overrides that were not typed but belong in front of the typed ones, such as arch=trm
             in front of its option arch.L_layers=1.
     """
+    overrides = _with_switches(config_name, overrides)
     parsed = OverridesParser.create().parse_overrides([typed.lstrip("+") for typed in overrides])
     groups = [o.input_line or "" for o in parsed if is_group(o.key_or_group)]
     # A typed dictionary is merged into the config, so only its own keys count as typed.

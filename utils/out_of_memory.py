@@ -2,7 +2,7 @@
 
 import torch
 
-from utils.profiling import max_memory_gb
+from utils.perf.devices import max_memory_gb
 
 _GB = 1e9
 # In the messages of the host's allocator, of MPS and CUDA, and of cuBLAS for its workspace.

@@ -27,7 +27,7 @@ from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.dist.world import World
 from utils.out_of_memory import advice, is_out_of_memory
-from utils.profiling import max_memory_gb
+from utils.perf.devices import max_memory_gb
 
 # B = slots
 BATCH_SIZE = 8

@@ -20,7 +20,7 @@ from tests.spawn import run_ranks
 from training.evaluation import AnswerSample, EvalOptions, evaluate
 from utils.batch import Batch
 from utils.dist.world import World
-from utils.profiling import Deadline
+from utils.perf.clocks import Deadline
 from utils.run.stop import StopSignal
 from utils.saved_outputs import SavedOutput
 

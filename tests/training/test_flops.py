@@ -6,15 +6,24 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
+from dataset.loader import IGNORE_LABEL
+from models import ARCHS, build_arch
+from models.act import empty_batch, initial_carry
 from models.depth import Depth
+from models.losses import LossSpec
+from models.parallel.layout import Layout
 from tests import runs
 from tests.in_process import train_here
 from training.config import PretrainConfig
 from training.data import Sizes
-from training.flops import flops_of_step, flops_until, sizes_of_run
+from training.flops import FlopsGauge, flops_of_step, flops_until, sizes_of_run
 from utils.command_line import read_config, validate
+from utils.dist.world import World
 from utils.errors import UserError
 from utils.run.launched import Launched
 
@@ -89,6 +98,24 @@ def test_every_architecture_counts(arch: str, freeze: str) -> None:
     assert _count(*f"arch={arch}".split(), f"freeze={freeze}") > 0
 
 
+CHOICES = [*ARCHS.keys() - {"transformer"}, "transformer arch.H_cycles=1 arch.L_cycles=1"]
+
+
+@pytest.mark.parametrize("arch", [*sorted(CHOICES), "transformer arch.recurrent=true"])
+def test_a_real_step_has_as_many_operations(arch: str) -> None:
+    """torch's own counter watches a step on the CPU, with attention written out as products."""
+    config = _config(*f"arch={arch}".split())
+    model = build_arch(config.arch, **SIZES.as_dict())
+    model.init_weights(torch.Generator().manual_seed(0))
+    batch = empty_batch(BATCH, SIZES.seq_len, torch.device("cpu"))
+    loss = LossSpec(config.arch.loss, IGNORE_LABEL, BATCH)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        Layout(model, World.single()).forward_backward(
+            initial_carry(model, batch), batch, depth=config.arch.depth, min_halt_steps_B=None, loss=loss
+        )
+    assert flops_of_step(config, SIZES, config.arch.depth) == counter.get_total_flops() > 0
+
+
 @pytest.mark.parametrize(
     "override", ["activation_checkpointing=block", "activation_checkpointing=cycle", "forward_dtype=bfloat16"]
 )
@@ -98,6 +125,46 @@ def test_what_changes_no_result_changes_no_count(override: str) -> None:
 
 def test_frozen_weights_need_no_gradient() -> None:
     assert _count("arch=trm", "freeze_weights=true") < _count("arch=trm")
+
+
+# ---- the gauge ---------------------------------------------------------------------------------
+
+
+def _gauge(config: PretrainConfig, *, step: int, last_step: int, peak: float | None = None) -> FlopsGauge:
+    gauge = FlopsGauge(config, SIZES, torch.float32, step, last_step, World.single())
+    gauge._peak_tflops = peak
+    return gauge
+
+
+def test_the_speed_counts_the_steps_since_the_last_row() -> None:
+    config = _config("arch=trm")
+    tflops = flops_of_step(config, SIZES, config.arch.depth) / 1e12
+    gauge = _gauge(config, step=3, last_step=100, peak=8 * tflops)
+    # Five steps of 250 ms are four steps a second, and half of a peak of eight.
+    assert gauge.row(8, [], 250.0) == {"perf/model_tflops": pytest.approx(4 * tflops), "perf/mfu": pytest.approx(0.5)}
+    # A rewind leaves out the steps 8, 9 and 10, of which two are among these four.
+    assert gauge.row(12, [10, 9, 8], 250.0)["perf/model_tflops"] == pytest.approx(2 * tflops)
+
+
+def test_an_unknown_peak_leaves_the_utilisation_out() -> None:
+    assert _gauge(_config("arch=trm"), step=0, last_step=9).row(1, [], 1.0).keys() == {"perf/model_tflops"}
+
+
+def test_the_speed_follows_the_depth() -> None:
+    """Half of the steps have half of the cycles."""
+    config = _config("arch=trm", "arch.depth_curriculum=[{until: 0.5, H_cycles: 1, L_cycles: 3}]")
+    of = [flops_of_step(config, SIZES, config.arch.depth_at(step, 10)) for step in range(1, 11)]
+    assert of[4] < of[5]
+    gauge = _gauge(config, step=0, last_step=10)
+    for first, last in ((1, 3), (4, 7), (8, 10)):
+        expected = sum(of[first - 1 : last]) / (last - first + 1) / 1e12
+        assert gauge.row(last, [], 1000.0)["perf/model_tflops"] == pytest.approx(expected)
+
+
+def test_only_rank_0_counts() -> None:
+    gauge = FlopsGauge(_config("arch=trm"), SIZES, torch.float32, 0, 9, World.single())
+    gauge._is_main = False
+    assert gauge.row(1, [], 1.0) == {}
 
 
 # ---- runs --------------------------------------------------------------------------------------

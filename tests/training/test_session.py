@@ -22,7 +22,7 @@ from utils.checkpoint.format import step_folders
 from utils.checkpoint.reader import Checkpoint
 from utils.dist.world import World
 from utils.errors import UserError
-from utils.profiling import Deadline
+from utils.perf.clocks import Deadline
 from utils.run.stop import StopSignal
 
 BATCH = 16
@@ -80,9 +80,24 @@ def test_communication_is_sampled_unless_a_trace_is_taken(
     open_session: Open, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], every: int | None
 ) -> None:
     given = []
-    monkeypatch.setattr("training.session.CommSampler", lambda every, world: given.append(every))
-    open_session(perf_every_n_steps=7, **changes)
-    assert given == [every]
+    monkeypatch.setattr("training.session.RankSampler", lambda every, world, **more: given.append((every, more)))
+    open_session(perf_every_n_steps=7, perf_max_share=0.25, **changes)
+    assert given == [(every, {"num_slots": BATCH, "max_share": 0.25})]
+
+
+def test_ranks_to_trace_must_exist(open_session: Open) -> None:
+    with pytest.raises(UserError, match=r"profile\.ranks: there is no rank 1 of 1"):
+        open_session(profile="true", profile__ranks="[1]")
+
+
+def test_a_row_has_the_speed_in_operations(open_session: Open) -> None:
+    with open_session(log_interval=2) as session:
+        rows = []
+        for _ in session.batches():
+            session.add_to_sums(_sums(1.0), torch.tensor(1.0))
+            rows.append(session.end_step())
+        speeds = [row["perf/model_tflops"] * row["perf/step_ms"] for row in rows if row]
+        assert len(speeds) == 4 and speeds == pytest.approx(speeds[:1] * 4), "each step has as many operations"
 
 
 # ---- steps -------------------------------------------------------------------------------------

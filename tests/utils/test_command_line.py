@@ -20,6 +20,7 @@ from utils.command_line import (
     with_changes,
 )
 from utils.config_files import CONFIG_DIR
+from utils.errors import UserError
 
 
 def _read(*typed: str) -> PretrainConfig:
@@ -227,6 +228,65 @@ def test_reading_leaves_no_trace_of_hydra(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
+# ---- a key that was a switch -------------------------------------------------------------------
+
+DEFAULTS = {"steps": [4, 6], "ranks": [0], "shapes": False, "stacks": False}
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("", {"enabled": False}),
+        ("profile=true", {"enabled": True}),
+        ("--profile=True", {"enabled": True}),
+        ("+profile=false", {"enabled": False}),
+        ("profile.enabled=true", {"enabled": True}),
+        ("profile=true profile.steps=[2,3]", {"enabled": True, "steps": [2, 3]}),
+        ("profile.ranks=null profile=true", {"enabled": True, "ranks": None}),
+        ("profile={enabled:true,shapes:true}", {"enabled": True, "shapes": True}),
+        ("debug=profile profile.stacks=true", {"enabled": True, "stacks": True}),
+        ("debug=profile profile=false", {"enabled": False}),
+    ],
+)
+def test_a_switch_with_options_is_still_a_switch(typed: str, expected: dict[str, object]) -> None:
+    overrides = CommandLine.parse(typed.split(), "pretrain", USAGE).overrides
+    assert validate(PretrainConfig, read_config("pretrain", overrides)).profile.model_dump() == DEFAULTS | expected
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_a_file_may_have_the_switch_alone(tmp_path: Path, in_file: bool) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"# @package _global_\nprofile: {str(in_file).lower()}\n")
+    typed = [f"experiment={file}"]
+    assert read_config("pretrain", typed)["profile"] == DEFAULTS | {"enabled": in_file}
+    for other in (True, False):
+        assert read_config("pretrain", [*typed, f"profile={other}"])["profile"] == DEFAULTS | {"enabled": other}
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("profile=yes", "profile: 'yes' is neither true nor false; give one of them, or profile.steps and the like"),
+        ("profile=null", "profile: None is neither true nor false; give one of them"),
+        ("profile.steps=3", "profile.steps: input should be a valid list, but it is 3"),
+        ("profile.steps=[6,4]", r"profile.steps: \[6, 4\] is no range of steps; give the first and the last"),
+        ("profile.ranks=[]", r"profile.ranks: \[\] names no rank; give some, such as \[0\], or null for all"),
+        ("profile.step=[1,2]", "unknown key 'profile.step'; did you mean profile.steps"),
+    ],
+)
+def test_options_of_a_switch_that_are_wrong(typed: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        validate(PretrainConfig, read_config("pretrain", [typed]))
+
+
+def test_a_typed_switch_changes_no_option_of_a_resumed_run() -> None:
+    assert typed_changes("pretrain", ["profile=true"]) == {"profile.enabled": True}
+    assert typed_changes("pretrain", ["+profile=False", "profile.ranks=null"]) == {
+        "profile.enabled": False,
+        "profile.ranks": None,
+    }
+
+
 # ---- resuming ----------------------------------------------------------------------------------
 
 
@@ -244,7 +304,7 @@ def test_a_typed_default_is_a_change() -> None:
 
 def test_changes_of_a_typed_group() -> None:
     changes = typed_changes("pretrain", ["debug=profile"])
-    assert changes["profile"] is True and changes["wandb.mode"] == "disabled" and changes["max_steps"] == 8
+    assert changes["profile.enabled"] is True and changes["wandb.mode"] == "disabled" and changes["max_steps"] == 8
     assert "lr" not in changes and "data_path" not in changes
 
 

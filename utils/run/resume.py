@@ -144,7 +144,12 @@ def _filled_up(stored: Container, defaults: Container) -> Container:
         for key, value in stored.items()
         if isinstance(value, dict) and isinstance(defaults.get(key), dict)
     }
-    return defaults | stored | both
+    switched = {  # utils.command_line.switches
+        key: {**defaults[key], "enabled": value}
+        for key, value in stored.items()
+        if isinstance(value, bool) and isinstance(defaults.get(key), dict) and "enabled" in defaults[key]
+    }
+    return defaults | stored | both | switched
 
 
 def _merged(stored: Container, config_name: str, overrides: list[str]) -> tuple[Container, Container]:
@@ -243,7 +248,8 @@ def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
             process holds the lock.
     """
     if run.is_dir():
-        refuse_links([*run.iterdir(), *(run / "eval_outputs").rglob("*"), *(run / "tensorboard").rglob("*")])
+        folders = [run / name for name in ("eval_outputs", "tensorboard", "profile")]
+        refuse_links([*run.iterdir(), *(file for folder in folders for file in folder.rglob("*"))])
         lock.take(run, notes.append)
         put_back(run)
 

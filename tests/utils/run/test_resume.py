@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.utils.run.helpers import all_bytes, prepare_run, read, set_attempt
 from utils.run.folder import mark_stopped
@@ -109,6 +110,29 @@ def test_typed_data_replace_all_stored_data(tmp_path: Path, typed: list[str], ex
     prepare_run(read(f"checkpoint_path={run}", "data_paths=[a,b]"))
     train_paths = read("resume=auto", f"checkpoint_path={run}", *typed).config.train_paths
     assert train_paths == expected, f"with {typed} typed over data_paths=[a,b] the run would train on {train_paths}"
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_stored_switch_gets_its_options(tmp_path: Path, stored: bool) -> None:
+    """Older runs stored `profile: false`."""
+    run = tmp_path / "run"
+    prepare_run(read(f"checkpoint_path={run}"))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    options = config["profile"] | {"enabled": stored}
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"profile": stored}))
+    start = read("resume=auto", f"checkpoint_path={run}")
+    assert start.config.profile.model_dump() == options
+    assert not [note for note in start.notes if "profile" in note]
+    start = read("resume=auto", f"checkpoint_path={run}", f"profile={not stored}", "profile.steps=[2,3]")
+    assert start.config.profile.model_dump() == options | {"enabled": not stored, "steps": [2, 3]}
+    assert f"changed on the command line: profile.enabled: {stored} -> {not stored}" in start.notes
+
+
+def test_a_typed_switch_keeps_stored_options(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    prepare_run(read(f"checkpoint_path={run}", "profile.steps=[7,9]"))
+    profile = read("resume=auto", f"checkpoint_path={run}", "profile=true").config.profile
+    assert (profile.enabled, profile.steps) == (True, [7, 9])
 
 
 def test_allow_changed_data_applies_only_to_one_start(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""Measure what the gauges of perf/* cost: a sampled step, a whole trace, the count of operations.
+
+torchrun --nproc-per-node 2 -m benchmarks.gauges [--rounds 20] [OVERRIDE...]
+
+Plain steps, sampled steps and steps under torch.profiler alternate in one run, so that other work
+on the machine disturbs them alike. A step is a forward and backward pass under ddp.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from statistics import median
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from models import build_arch
+from models.act import empty_batch, initial_carry
+from models.losses import LossSpec
+from models.parallel import parallelize
+from training.config import PretrainConfig
+from training.data import Sizes
+from training.flops import flops_of_step
+from training.precision import with_forward_dtype
+from utils.command_line import read_config, validate
+from utils.dist.setup import join_ranks
+from utils.perf.ranks import RankSampler
+
+# The paper's depth. Blocks are narrow, so that a CPU takes short steps.
+RECIPE = ["arch.hidden_size=64", "arch.num_heads=2", "global_batch_size=4", "arch.forward_dtype=auto"]
+SIZES = Sizes(seq_len=81, vocab_size=11, num_puzzle_identifiers=10)
+IGNORE_LABEL = -100
+_WARMUP = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=f"default: {' '.join(RECIPE)}")
+    parser.add_argument("--rounds", type=int, default=20)
+    args = parser.parse_intermixed_args()
+    world = join_ranks()
+    config = validate(PretrainConfig, read_config("pretrain", [*RECIPE, *args.overrides]))
+    arch, num_slots = with_forward_dtype(config.arch, world), config.global_batch_size
+    with world.device:
+        model = build_arch(arch, **SIZES.as_dict())
+    model.init_weights(torch.Generator(world.device).manual_seed(0))
+    layout = parallelize(model, config.parallel, world, num_microbatches=1, compile=config.compile)
+    batch = empty_batch(num_slots // world.size, SIZES.seq_len, world.device)
+    loss = LossSpec(arch.loss, IGNORE_LABEL, num_slots)
+
+    def step(inside: AbstractContextManager[object]) -> float:
+        """Return the ms of a step with what is entered and left around it."""
+        model.zero_grad()
+        world.barrier()
+        world.wait_for_device()
+        began = time.perf_counter()
+        with inside:
+            carry = initial_carry(model, batch)
+            layout.forward_backward(carry, batch, depth=arch.depth, min_halt_steps_B=None, loss=loss)
+            world.wait_for_device()
+        return 1e3 * (time.perf_counter() - began)
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if world.device.type == "cuda" else [])]
+    kinds: dict[str, Callable[[], AbstractContextManager[object]]] = {
+        "plain": nullcontext,
+        "sampled": lambda: RankSampler(1, world).step(1),
+        "torch.profiler": lambda: profile(activities=activities),
+        "torch.profiler with shapes": lambda: profile(activities=activities, record_shapes=True),
+    }
+    for _ in range(_WARMUP):
+        for kind in kinds.values():
+            step(kind())
+    ms: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(args.rounds):
+        for name, kind in kinds.items():
+            ms[name].append(step(kind()))
+    if world.is_main:
+        began = time.perf_counter()
+        flops = flops_of_step(config, SIZES, arch.depth)
+        counted_ms = 1e3 * (time.perf_counter() - began)
+        print(f"{world.size} x {world.device.type}; torch {torch.__version__}; {args.rounds} rounds")
+        for name, values in ms.items():
+            # The step just before it in the same round is the plain one.
+            extra = [value - plain for value, plain in zip(values, ms["plain"], strict=True)]
+            print(
+                f"{name:<28}{median(values):>9.1f} ms ({min(values):.1f}-{max(values):.1f}), "
+                f"more than a plain step by {median(extra):.1f} ({min(extra):.1f}-{max(extra):.1f})"
+            )
+        print(f"counting {flops / 1e9:.1f} GFLOP, once for each depth: {counted_ms:.0f} ms")
+    world.barrier()
+    world.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Memory, utilisation and peak speed of devices."""
+
+import sys
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+import torch
+
+from tests.spawn import run_ranks
+from utils.dist.world import World
+from utils.perf.devices import gpu_utilization, max_memory_gb, peak_of, peak_tflops
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def test_memory_is_that_of_this_process() -> None:
+    before = max_memory_gb(torch.device("cpu"))
+    assert 0.05 < before < 64
+    block = bytearray(300_000_000)
+    assert max_memory_gb(torch.device("cpu")) >= before
+    assert len(block) == 300_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "half", "single"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989, 67),
+        ("NVIDIA H100 PCIe", 756, 51),
+        ("NVIDIA H100 NVL", 835, 60),
+        ("NVIDIA H200", 989, 67),
+        ("NVIDIA GH200 480GB", 989, 67),
+        ("NVIDIA A100-SXM4-80GB", 312, 19.5),
+        ("NVIDIA A100-PCIE-40GB", 312, 19.5),
+        ("NVIDIA A10", 125, 31.2),
+        ("NVIDIA L40S", 362, 91.6),
+        ("NVIDIA GeForce RTX 4090", 165, 82.6),
+        ("NVIDIA A10G", None, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None),
+        ("Quadro K620", None, None),
+    ],
+)
+def test_the_peak_of_a_gpu(name: str, half: float | None, single: float | None) -> None:
+    assert (peak_of(name, torch.bfloat16), peak_of(name, torch.float16)) == (half, half)
+    assert peak_of(name, torch.float32) == single
+
+
+def test_a_cpu_has_neither_peak_nor_utilization() -> None:
+    assert peak_tflops(World.single(), torch.float32) is None
+    assert gpu_utilization(CPU) is None
+
+
+def _peak_of_ranks(world: World, names: list[str]) -> float | None:
+    """Return the peak of ranks that have GPUs with these names; the name is also the identity."""
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(  # type: ignore[assignment, misc]
+        uuid=names[world.rank], name=names[world.rank]
+    )
+    claimed = World(rank=world.rank, size=world.size, device=GPU, host_group=world.host_group)
+    return peak_tflops(claimed, torch.bfloat16)
+
+
+def test_the_peak_of_a_run_is_that_of_all_its_gpus() -> None:
+    for names, peak in ((["A100 a", "H100 b"], 312 + 989), (["A100 a", "A100 a"], 312), (["A100 a", "K620"], None)):
+        assert run_ranks(_peak_of_ranks, 2, names) == [peak, peak], names
+
+
+def test_a_driver_that_does_not_answer_leaves_the_utilization_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[object] = [37, RuntimeError("cuda driver can't be loaded"), pynvml.NVMLError_NotSupported()]
+
+    def utilization(device: torch.device) -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, int)
+        return answer
+
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    assert [gpu_utilization(GPU) for _ in range(3)] == [0.37, None, None]
+
+
+def test_torch_finds_the_drivers_library() -> None:
+    """torch reads the utilisation with nvidia-ml-py, which it imports only if it is there."""
+    assert "pynvml" in sys.modules and torch.cuda._HAS_PYNVML

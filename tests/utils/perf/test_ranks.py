@@ -1,0 +1,292 @@
+"""The sampler of what ranks do in a step, on real ranks."""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from tests.runs import settings, train
+from tests.spawn import run_ranks
+from utils.dist.world import World
+from utils.perf.ranks import RankSampler, _union
+
+MEMORY = {"perf/max_memory_gb"}
+OF_RANKS = {f"perf/{name}/rank_{rank}" for name in ("memory_gb", "examples_per_second") for rank in (0, 1)}
+OF_COMM = {
+    "comm_ms",
+    "comm_ms_min",
+    "comm_ms_max",
+    "comm_total_s",
+    "comm_share",
+    "imbalance",
+    "comm_mb",
+    "comm_gb_per_s",
+}
+SAMPLED = MEMORY | OF_RANKS | {f"perf/{name}" for name in OF_COMM}
+
+
+def test_overlapping_spans_count_once() -> None:
+    assert _union([]) == 0
+    assert _union([(30, 40), (10, 20), (15, 18), (19, 25), (40, 41)]) == 26
+
+
+def _check_rows(world: World) -> None:
+    """Only rows of sampled steps have figures of communication. Every rank gets the same row."""
+    sampler = RankSampler(2, world)
+    keys = []
+    for step in range(1, 5):
+        with sampler.step(step):
+            dist.all_reduce(torch.ones(8))
+        row = sampler.row()
+        if "perf/comm_ms" in row:
+            assert row["perf/comm_ms_min"] <= row["perf/comm_ms"] <= row["perf/comm_ms_max"]
+            del row["perf/max_memory_gb"]  # each rank measures its own memory
+            assert world.gather_objects(row) == [row] * world.size
+            row["perf/max_memory_gb"] = 0.0
+        keys.append(row.keys())
+    assert keys == [MEMORY, SAMPLED, MEMORY, SAMPLED]
+    never = RankSampler(None, world)
+    with never.step(100):
+        dist.all_reduce(torch.ones(8))
+    assert never.row().keys() == MEMORY
+    with pytest.raises(KeyError), sampler.step(6):
+        raise KeyError
+
+
+def _check_against_a_stopwatch(world: World) -> None:
+    x = torch.ones(10_000_000)
+    sampler = RankSampler(1, world)
+    world.barrier()
+    with sampler.step(1):
+        time.sleep(0.1)  # this is not communication
+        began = time.perf_counter()
+        dist.all_reduce(x)
+        expected_ms = 1e3 * (time.perf_counter() - began)
+    assert sampler.row()["perf/comm_ms"] == pytest.approx(sum(world.gather_objects(expected_ms)) / 2, rel=0.2, abs=3)
+
+
+def _check_a_late_rank(world: World) -> None:
+    """Rank 0 waits for rank 1: communication for rank 0, work for rank 1, and imbalance."""
+    x, sampler = torch.ones(1000), RankSampler(1, world)
+    world.barrier()
+    with sampler.step(1):
+        work = dist.all_reduce(torch.ones(1000), async_op=True) if world.rank == 0 else None
+        time.sleep(0.5 * world.rank)
+        (work or dist.all_reduce(x, async_op=True)).wait()
+    row = sampler.row()
+    assert 250 * 0.9 < row["perf/comm_ms"] < 400
+    assert 0.4 < row["perf/comm_share"] < 0.7
+    assert 1.6 < row["perf/imbalance"] <= 2
+
+
+def _check_it_sees_everything(world: World) -> None:
+    """The sampler sees the communication of every strategy.
+
+    In each call a late rank keeps the other rank waiting, and the sampler must measure that time.
+    """
+    x, like = torch.ones(1000), nn.Linear(8, 8)
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+    sharded = nn.Sequential(nn.Linear(8, 8))
+    fully_shard(sharded)
+    inputs = torch.ones(4, 8)
+    first_outputs = {"ddp": ddp(inputs).sum()}  # DDP communicates only in the backward pass
+    calls: dict[str, Callable[[], object]] = {
+        "ddp": lambda: first_outputs["ddp"].backward(),
+        "fsdp": lambda: sharded(inputs),
+        "tensor parallel": lambda: functional.all_reduce(x, "sum", list(range(world.size))).sum(),
+        "pipeline": lambda: dist.recv(x, 1) if world.rank == 0 else dist.send(x, 0),
+        "broadcast": lambda: dist.broadcast(x, 1),
+        "flags of the host": lambda: world.any(False),
+        "objects": lambda: world.gather_objects(like.weight.shape),
+    }
+    for name, call in calls.items():
+        sampler = RankSampler(1, world)
+        world.barrier()
+        with sampler.step(1):
+            time.sleep(0.1 * world.rank)
+            call()
+        row = sampler.row()
+        assert 50 * 0.8 < row["perf/comm_ms"] < 200, name
+        # Rank 1 is late, so that rank 0 waits for it.
+        assert row["perf/comm_ms_min"] < row["perf/comm_ms"] - 30 and row["perf/comm_ms_max"] > row["perf/comm_ms"] + 30
+
+
+def _check_bytes(world: World) -> None:
+    """The bytes are those of the tensors that a rank hands over, whatever their dtype."""
+    linear = nn.Linear(300, 100)
+    num_weights = sum(weight.numel() for weight in linear.parameters())
+    ddp = nn.parallel.DistributedDataParallel(linear)
+    for _ in range(2):  # the ranks agree on buckets in the second step
+        ddp(torch.ones(4, 300)).sum().backward()
+    sharded = nn.Sequential(nn.Linear(64, 64, bias=False))
+    fully_shard(sharded)
+    shard = 4 * 64 * 64 // world.size
+    size, inputs = world.size, torch.ones(4, 64)
+    half, whole = torch.ones(30, dtype=torch.bfloat16), torch.ones(500)
+    parts = [torch.empty(70, dtype=torch.float64) for _ in range(size)]
+    calls: dict[str, tuple[Callable[[], object], list[float]]] = {
+        "ddp: each gradient once": (lambda: ddp(torch.ones(4, 300)).sum().backward(), [4 * num_weights] * 2),
+        # A root keeps its weights after it has gathered them. Their gradients are scattered.
+        "fsdp": (lambda: sharded(inputs).sum().backward(), [shard + shard * size] * 2),
+        "all-gather of doubles": (lambda: dist.all_gather(parts, torch.ones(70, dtype=torch.float64)), [560] * 2),
+        "reduce-scatter": (lambda: dist.reduce_scatter_tensor(torch.empty(250), whole), [2000] * 2),
+        "sum of bfloat16": (lambda: dist.all_reduce(half), [60] * 2),
+        "broadcast of int64": (lambda: dist.broadcast(torch.arange(9), 0), [72] * 2),
+        "flags": (lambda: world.any_of(True, False), [8] * 2),
+        "a message counts at its sender": (
+            lambda: dist.recv(whole, 1) if world.rank == 0 else dist.send(whole, 0),
+            [0, 2000],
+        ),
+        "asynchronous": (lambda: [work.wait() for work in [dist.all_reduce(whole, async_op=True)]], [2000] * 2),
+        "none": (lambda: None, [0] * 2),
+    }
+    for name, (call, num_bytes) in calls.items():
+        sampler = RankSampler(1, world)
+        with sampler.step(1):
+            call()
+        assert sampler._sample is not None
+        found = world.gather_objects(sampler._sample.num_bytes)
+        assert found == num_bytes, f"{name}: {found}"
+        row = sampler.row()
+        assert row["perf/comm_mb"] == pytest.approx(sum(num_bytes) / 2 / 1e6), name
+        assert ("perf/comm_gb_per_s" in row) == any(num_bytes), name
+
+
+def _check_bandwidth(world: World) -> None:
+    """A late rank does not lower the bandwidth, because the rank that waited does not count."""
+    x, sampler = torch.ones(5_000_000), RankSampler(1, world)
+    world.barrier()
+    with sampler.step(1):
+        time.sleep(0.3 * world.rank)
+        began = time.perf_counter()
+        dist.all_reduce(x)
+        taken_s = world.gather_objects(time.perf_counter() - began)
+    assert taken_s[0] > taken_s[1] + 0.2
+    assert sampler._sample is not None
+    comm_ms = world.gather_objects(sampler._sample.comm_ms)
+    row = sampler.row()
+    assert row["perf/comm_gb_per_s"] == pytest.approx(0.02 / (comm_ms[1] / 1e3), rel=0.05)
+    assert (row["perf/comm_ms_min"], row["perf/comm_ms_max"]) == (comm_ms[1], comm_ms[0])
+
+
+def _check_the_total(world: World) -> None:
+    """A sample stands for the steps since the sample before it."""
+    sampler, totals = RankSampler(3, world), {}
+    for step in range(11, 19):  # a resumed run
+        with sampler.step(step):
+            dist.all_reduce(torch.ones(8))
+        row = sampler.row()
+        if "perf/comm_ms" in row:
+            totals[step] = row["perf/comm_total_s"] / row["perf/comm_ms"] * 1e3
+    assert totals == {12: pytest.approx(2), 15: pytest.approx(3), 18: pytest.approx(3)}
+
+
+def _check_a_slow_rank(world: World) -> None:
+    """The speed of a rank is its own slots over its own time, not over the time of the step."""
+    sampler = RankSampler(1, world, num_slots=10 if world.rank == 0 else 30)
+    world.barrier()
+    with sampler.step(1):
+        time.sleep(0.1 + 0.2 * world.rank)
+        dist.all_reduce(torch.ones(8))
+    row = sampler.row()
+    assert 70 < row["perf/examples_per_second/rank_0"] <= 100
+    assert 70 < row["perf/examples_per_second/rank_1"] <= 100
+
+
+def _check_the_share(world: World) -> None:
+    """Samples are rarer where traces would take more than their share of the time."""
+
+    def sampled(max_share: float | None, step_s: float) -> list[int]:
+        sampler, steps = RankSampler(2, world, max_share=max_share), []
+        for step in range(1, 9):
+            with sampler.step(step):
+                time.sleep(step_s)
+            if "perf/comm_ms" in sampler.row():
+                steps.append(step)
+        assert world.gather_objects(steps) == [steps] * world.size
+        return steps
+
+    assert sampled(None, 0.0) == [2, 4, 6, 8]
+    assert sampled(1e-6, 0.0) == [2]
+    assert sampled(0.9, 0.1) == [2, 4, 6, 8]
+
+
+def _check_one_sample_for_a_row(world: World) -> None:
+    sampler = RankSampler(1, world)
+    for step in range(1, 4):
+        with sampler.step(step):
+            pass
+    assert sampler._sample is not None and sampler._sample.step == 1
+
+
+def _check_gpus(world: World) -> None:
+    monkeypatch = pytest.MonkeyPatch()  # this process ends with the test
+    monkeypatch.setattr("utils.perf.ranks.gpu_utilization", lambda device: 0.25 * (1 + world.rank))
+    sampler = RankSampler(1, world)
+    assert sampler.row()["perf/gpu_utilization"] == 0.25 * (1 + world.rank)
+    with sampler.step(1):
+        pass
+    row = sampler.row()
+    assert (row["perf/gpu_utilization/rank_0"], row["perf/gpu_utilization/rank_1"]) == (0.25, 0.5)
+
+
+def _check_memory_of_each_rank(world: World) -> None:
+    held = bytearray(400_000_000) if world.rank == 1 else b""
+    sampler = RankSampler(1, world)
+    with sampler.step(1):
+        pass
+    row = sampler.row()
+    assert row["perf/memory_gb/rank_1"] > row["perf/memory_gb/rank_0"] + 0.3
+    assert row["perf/max_memory_gb"] >= row["perf/memory_gb/rank_1"]
+    assert len(held) == 400_000_000 * world.rank
+
+
+def _check_all(world: World) -> None:
+    _check_rows(world)
+    _check_against_a_stopwatch(world)
+    _check_a_late_rank(world)
+    _check_it_sees_everything(world)
+    _check_memory_of_each_rank(world)
+    _check_bytes(world)
+    _check_bandwidth(world)
+    _check_the_total(world)
+    _check_a_slow_rank(world)
+    _check_the_share(world)
+    _check_one_sample_for_a_row(world)
+    _check_gpus(world)
+
+
+def test_communication_between_ranks_is_measured() -> None:
+    run_ranks(_check_all, 2)
+
+
+def test_a_single_process_is_not_sampled() -> None:
+    sampler = RankSampler(1, World.single())
+    with sampler.step(1):
+        pass
+    assert sampler.row().keys() == MEMORY
+
+
+def test_a_run_logs_what_its_ranks_do(data: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    typed = settings(data, run, perf_every_n_steps=4, perf_max_share="null", dist__rank_weights="[3,1]")
+    head = train(typed, log, ranks=2).ok()
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    by_step = {row["step"]: row for row in rows}
+    assert [step for step, row in by_step.items() if "perf/comm_ms" in row] == [5, 10]
+    row = by_step[10]
+    assert {name for name in row if name.startswith("perf/")} - {"perf/eval_share"} == SAMPLED | {
+        *("perf/examples_per_second", "perf/step_ms", "perf/data_ms", "perf/model_tflops")
+    }
+    # Gradients of 4 bytes a parameter, and the puzzle rows and votes, which are small here.
+    gradients = 4 * int(re.search(r"([\d,]+) parameters", head)[1].replace(",", ""))  # type: ignore[index]
+    assert gradients <= 1e6 * row["perf/comm_mb"] < 1.1 * gradients + 10_000
+    assert row["perf/comm_gb_per_s"] > 0 and row["perf/comm_total_s"] == pytest.approx(4 * row["perf/comm_ms"] / 1e3)

@@ -1,0 +1,139 @@
+"""Measure the time of steps, and limit the time of evaluations."""
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class TimeShare:
+    """Measures the share of this process's time that evaluation takes, and limits it.
+
+    Args:
+        largest: the largest share, between 0 and 1; None: no limit.
+    """
+
+    def __init__(self, largest: float | None) -> None:
+        self._largest, self._began, self._taken_s = largest, time.perf_counter(), 0.0
+        self._lap_s = 0.0
+
+    @property
+    def share(self) -> float:
+        return self._taken_s / (time.perf_counter() - self._began)
+
+    @contextmanager
+    def taking(self, *, limited: bool) -> Iterator["Deadline"]:
+        """Count the time spent inside, and yield its deadline.
+
+        Args:
+            limited: the deadline is when the time inside reaches the largest share; otherwise there
+                is no deadline.
+        """
+        began = time.perf_counter()
+        limit_s = math.inf
+        if limited and self._largest is not None:  # (taken + limit) / (elapsed + limit) = largest
+            limit_s = (self._largest * (began - self._began) - self._taken_s) / (1 - self._largest)
+        deadline = Deadline(limit_s, self._lap_s)
+        yield deadline
+        self._lap_s = deadline.lap_s
+        self._taken_s += time.perf_counter() - began
+
+
+class Deadline:
+    """A point in time at which work must end, `limit_s` seconds from now; infinite: never.
+
+    The work consists of laps, such as the batches of an evaluation.
+
+    Attributes:
+        is_set: whether the limit is finite.
+        lap_s: seconds of the longest lap so far; the argument `lap_s` is one known from before.
+        was_met: whether nothing had to be left out. The work itself sets it to False.
+    """
+
+    def __init__(self, limit_s: float = math.inf, lap_s: float = 0.0) -> None:
+        self.is_set, self.lap_s, self.was_met = math.isfinite(limit_s), lap_s, True
+        self._lap_began = time.perf_counter()
+        self._ends = self._lap_began + limit_s
+
+    def shared_by(self, names: list[str]) -> Iterator[tuple[str, "Deadline"]]:
+        """Yield each name with a deadline of its own.
+
+        When its turn comes, a name gets an equal part of the remaining time.
+        """
+        for index, name in enumerate(names):
+            part = Deadline((self._ends - time.perf_counter()) / (len(names) - index), self.lap_s)
+            yield name, part
+            self.lap_s, self.was_met = part.lap_s, self.was_met and part.was_met
+
+    def begin_lap(self) -> None:
+        self._lap_began = time.perf_counter()
+
+    def end_lap(self) -> None:
+        self.lap_s = max(self.lap_s, time.perf_counter() - self._lap_began)
+
+    @property
+    def is_over(self) -> bool:
+        return time.perf_counter() > self._ends
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the deadline comes before the end of another lap."""
+        return time.perf_counter() + self.lap_s > self._ends
+
+
+class StepClock:
+    """Measures the wall-clock time of training steps since the last reading.
+
+    The time of evaluation and saving between steps does not count.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._since = time.perf_counter()
+        self._paused_s = self._data_s = 0.0
+        self._num_steps = 0
+
+    def timing_data(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yield the same batches. Each is a step, and the wait for it counts as data time."""
+        iterator = iter(batches)
+        while True:
+            asked = time.perf_counter()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self._data_s += time.perf_counter() - asked
+            self._num_steps += 1
+            yield batch
+
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """Count the time inside as data time, for waits before the loop asks for a batch."""
+        began = time.perf_counter()
+        yield
+        self._data_s += time.perf_counter() - began
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._paused_s += time.perf_counter() - began
+
+    def read(self, global_batch_size: int) -> dict[str, float]:
+        """Return perf/examples_per_second, perf/step_ms and perf/data_ms since the last reading.
+
+        Call it right after the host waited for the device.
+        """
+        elapsed_s = time.perf_counter() - self._since - self._paused_s
+        row = {
+            "perf/examples_per_second": self._num_steps * global_batch_size / elapsed_s,
+            "perf/step_ms": 1e3 * elapsed_s / self._num_steps,
+            "perf/data_ms": 1e3 * self._data_s / self._num_steps,
+        }
+        self._reset()
+        return row

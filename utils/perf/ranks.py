@@ -1,0 +1,213 @@
+"""Measure what each rank does in a step, in a few sampled steps: communication, speed, memory."""
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
+from torch._C._profiler import (
+    ProfilerActivity,
+    ProfilerConfig,
+    ProfilerState,
+    RecordScope,
+    _ExperimentalConfig,
+)
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+
+from utils.dist.world import World
+from utils.perf.devices import gpu_utilization, max_memory_gb
+
+_BACKENDS = ("gloo:", "nccl:", "mpi:")  # the first part of the name of a transfer on the host
+# Bytes of an element, by the names that the profiler gives to dtypes.
+_BYTES = {
+    **dict.fromkeys(("bool", "unsigned char", "signed char", "c10::Float8_e4m3fn", "c10::Float8_e5m2"), 1),
+    **dict.fromkeys(("short int", "c10::Half", "c10::BFloat16"), 2),
+    **dict.fromkeys(("int", "float"), 4),
+    **dict.fromkeys(("long int", "long", "long long", "double"), 8),
+}
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The measurements of one step on one rank."""
+
+    step: int
+    comm_ms: float
+    step_ms: float
+    trace_ms: float  # to start the trace, to end it and to read it
+    num_bytes: float
+    num_slots: int
+    memory_gb: float
+    gpu_utilization: float | None
+
+    @property
+    def rest_ms(self) -> float:
+        return self.step_ms - self.comm_ms
+
+
+class RankSampler:
+    """Measures in every n-th step what ranks send, for how long, and how fast each rank is.
+
+    A sampled step runs under PyTorch's profiler, which sees each collective, send and receive of
+    any strategy. For gloo it sees the time from the call to the end of the transfer, for NCCL the
+    time of the kernels. Simultaneous transfers count once. The time includes waiting for slower
+    ranks, and part of it may overlap with computation, so it is an upper bound of the cost.
+
+    In a world of one, and with `every_n_steps` None, no step is sampled.
+
+    Args:
+        num_slots: how many slots this rank computes in a step.
+        max_share: traces may take this share of the time. Where they take more, samples are rarer
+            than every n-th step; None: never.
+    """
+
+    def __init__(
+        self, every_n_steps: int | None, world: World, *, num_slots: int = 1, max_share: float | None = None
+    ) -> None:
+        self._every_n_steps = every_n_steps if world.size > 1 else None
+        self._world, self._num_slots, self._max_share = world, num_slots, max_share
+        self._sample: _Sample | None = None
+        self._largest_gb = 0.0
+        self._next = 0  # the first step that may be sampled
+        self._sampled: int | None = None  # the step of the last sample, or the one before the first step
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Run training step `step` inside. Only in a sampled step the host waits for the device."""
+        if self._sampled is None:
+            self._sampled = step - 1
+        # All ranks take the same steps: those of the last row decide when the next one is.
+        if self._every_n_steps is None or step % self._every_n_steps or step < self._next or self._sample is not None:
+            yield
+            return
+        device = self._world.device
+        utilization = gpu_utilization(device)  # of the steps before this one
+        self._world.await_peers()
+        self._world.wait_for_device()
+        entered = time.perf_counter()
+        with _recording(device) as events:
+            began = time.perf_counter()
+            yield
+            self._world.wait_for_device()
+            step_ms = 1e3 * (time.perf_counter() - began)
+        comm_ms, num_bytes = _union(_spans(events)) / 1e6, _num_bytes(events)
+        trace_ms = 1e3 * (time.perf_counter() - entered) - step_ms
+        memory_gb = max_memory_gb(device)
+        self._sample = _Sample(step, comm_ms, step_ms, trace_ms, num_bytes, self._num_slots, memory_gb, utilization)
+
+    def row(self) -> dict[str, float]:
+        """Return metrics of the ranks. Every rank.
+
+        perf/max_memory_gb is the peak memory over all ranks. This rank's peak is the current one,
+        that of the others is from the last sample. perf/gpu_utilization is of this rank's GPU. If a
+        step was sampled since the last call, the row also holds what docs/scaling.md explains.
+        """
+        row: dict[str, float] = {}
+        if self._sample is not None:
+            samples = self._world.gather_objects(self._sample)
+            self._sample = None
+            self._largest_gb = max(sample.memory_gb for sample in samples)
+            row = self._row_of(samples)
+            self._plan_next(samples)
+        if (utilization := gpu_utilization(self._world.device)) is not None:
+            row["perf/gpu_utilization"] = utilization
+        return row | {"perf/max_memory_gb": max(self._largest_gb, max_memory_gb(self._world.device))}
+
+    def _row_of(self, samples: list[_Sample]) -> dict[str, float]:
+        assert self._sampled is not None
+        comm_ms = [sample.comm_ms for sample in samples]
+        rest_ms = [sample.rest_ms for sample in samples]
+        num_steps = samples[0].step - self._sampled  # the sample stands for them
+        row = {
+            "perf/comm_ms": fmean(comm_ms),
+            "perf/comm_ms_min": min(comm_ms),
+            "perf/comm_ms_max": max(comm_ms),
+            "perf/comm_total_s": fmean(comm_ms) * num_steps / 1e3,
+            "perf/comm_share": fmean(comm_ms) / fmean(sample.step_ms for sample in samples),
+            "perf/imbalance": max(rest_ms) / fmean(rest_ms),
+        }
+        num_bytes = [sample.num_bytes for sample in samples]
+        if not math.isnan(sum(num_bytes)):
+            row["perf/comm_mb"] = fmean(num_bytes) / 1e6
+            # The others waited for the rank that was the shortest time in its transfers.
+            last = min(samples, key=lambda sample: sample.comm_ms)
+            if last.comm_ms > 0:
+                row["perf/comm_gb_per_s"] = last.num_bytes / last.comm_ms / 1e6
+        for rank, sample in enumerate(samples):
+            row[f"perf/memory_gb/rank_{rank}"] = sample.memory_gb
+            row[f"perf/examples_per_second/rank_{rank}"] = 1e3 * sample.num_slots / sample.rest_ms
+            if sample.gpu_utilization is not None:
+                row[f"perf/gpu_utilization/rank_{rank}"] = sample.gpu_utilization
+        return row
+
+    def _plan_next(self, samples: list[_Sample]) -> None:
+        """Decide from when on a step may be sampled again, so that traces keep to their share."""
+        step, trace_ms = samples[0].step, max(sample.trace_ms for sample in samples)
+        self._sampled, self._next = step, step + 1
+        if self._max_share is not None:
+            self._next = step + math.ceil(trace_ms / (self._max_share * fmean(s.step_ms for s in samples)))
+
+
+@contextmanager
+def _recording(device: torch.device) -> Iterator[list[Any]]:
+    """Record the transfers of what runs inside, and on CUDA its kernels.
+
+    torch.profiler would also record every operation of the step, which takes a hundred times as
+    long (docs/benchmarks.md). It has no way to ask for less.
+
+    Yields:
+        A list that holds the events once the block has ended.
+    """
+    activities = {ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])}
+    # The flags: shapes of inputs, memory, stacks, FLOPs, modules.
+    config = ProfilerConfig(ProfilerState.KINETO, True, False, False, False, False, _ExperimentalConfig())
+    events: list[Any] = []
+    _prepare_profiler(config, activities)
+    _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
+    try:
+        yield events
+    finally:
+        events += _disable_profiler().events()
+
+
+def _spans(events: list[Any]) -> Iterator[tuple[int, int]]:
+    """Yield beginning and end of each transfer, in ns.
+
+    On the host a call ends with its transfer. NCCL's calls return at once, so the kernels on the
+    device count instead.
+    """
+    for event in events:
+        name = event.name()
+        on_device = event.device_type() == DeviceType.CUDA
+        if name.startswith("nccl") if on_device else name.startswith(("gloo:", "mpi:")):
+            yield event.start_ns(), event.start_ns() + event.duration_ns()
+
+
+def _num_bytes(events: list[Any]) -> float:
+    """Return the size of all tensors that this rank handed to its collectives and sends.
+
+    NaN if a tensor has a dtype of unknown size.
+    """
+    total = 0.0
+    for event in events:
+        backend, colon, operation = event.name().partition(":")
+        if f"{backend}{colon}" in _BACKENDS and event.device_type() == DeviceType.CPU:
+            if operation.startswith("recv"):  # its sender counts the message
+                continue
+            for shape, dtype in zip(event.shapes(), event.dtypes(), strict=True):
+                total += math.prod(shape) * _BYTES.get(dtype, math.nan)
+    return total
+
+
+def _union(spans: Iterable[tuple[int, int]]) -> int:
+    """Return the length that the spans (first, end) cover together."""
+    covered, reached = 0, 0
+    for first, end in sorted(spans):
+        covered += max(0, end - max(first, reached))
+        reached = max(reached, end)
+    return covered

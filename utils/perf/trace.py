@@ -1,0 +1,157 @@
+"""Trace steps for TensorBoard and Perfetto, and print their largest operations."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import field_validator, model_validator
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+
+from utils.config import Bool, Int, StrictModel
+from utils.dist.world import World
+from utils.errors import UserError
+
+FOLDER = "profile"
+
+_LARGEST = 10
+_MEMORY_EVENTS = 200_000  # how many allocations and frees are kept; the newest ones, over six steps
+
+
+class ProfileConfig(StrictModel):
+    """What is traced. config/pretrain.yaml holds the defaults and says what each key means."""
+
+    enabled: Bool
+    steps: list[Int]
+    ranks: list[Int] | None
+    shapes: Bool
+    stacks: Bool
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_a_switch_or_options(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            raise ValueError(f"{value!r} is neither true nor false; give one of them, or profile.steps and the like")
+        return value
+
+    @field_validator("steps")
+    @classmethod
+    def _steps_are_a_range(cls, steps: list[int]) -> list[int]:
+        if len(steps) != 2 or not 1 <= steps[0] <= steps[1]:
+            raise ValueError(f"{steps} is no range of steps; give the first and the last, such as [4, 6]")
+        return steps
+
+    @field_validator("ranks")
+    @classmethod
+    def _some_rank_is_traced(cls, ranks: list[int] | None) -> list[int] | None:
+        if ranks == []:
+            raise ValueError("[] names no rank; give some, such as [0], or null for all")
+        return ranks
+
+    def require_ranks(self, num_ranks: int) -> None:
+        """Raise UserError if a rank that is to be traced does not exist."""
+        missing = [rank for rank in self.ranks or [] if not 0 <= rank < num_ranks]
+        if self.enabled and missing:
+            raise UserError(
+                f"profile.ranks: there is no rank {', '.join(map(str, missing))} of {num_ranks}; "
+                f"give numbers from 0 to {num_ranks - 1}, or null for all"
+            )
+
+
+class StepProfiler:
+    """Traces some steps of this process if the config says so for this rank.
+
+    The trace goes into <run>/profile/rank_<n>.<time>.pt.trace.json.gz, the name that TensorBoard
+    looks for. The ten operations that took the most time and memory go into rank_<n>.txt, and rank
+    0 prints its own. On CUDA PyTorch's snapshot of the memory goes into rank_<n>.memory.pickle, for
+    https://pytorch.org/memory_viz. This program never reads it.
+    """
+
+    def __init__(self, config: ProfileConfig, run: Path, say: Callable[[str], None], world: World) -> None:
+        self._folder, self._say, self._on_cuda = run / FOLDER, say, world.device.type == "cuda"
+        self._name, self._last_step = f"rank_{world.rank}", config.steps[1]
+        self._num_steps = config.steps[1] - config.steps[0] + 1
+        self._profile: profile | None = None
+        self._written = False
+        if not config.enabled:
+            return
+        if config.ranks is not None and world.rank not in config.ranks:
+            if world.is_main:
+                first, last = config.steps
+                say(f"ranks {', '.join(map(str, config.ranks))} trace steps {first} to {last} into {self._folder}")
+            return
+        if self._on_cuda:
+            torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS)
+        before = config.steps[0] - 1
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_cuda else [])],
+            schedule=schedule(wait=max(before - 1, 0), warmup=min(before, 1), active=self._num_steps, repeat=1),
+            on_trace_ready=self._write,
+            record_shapes=config.shapes,
+            with_stack=config.stacks,
+            profile_memory=True,
+        )
+        self._profile.start()
+
+    def step(self) -> None:
+        """Tell the profiler that a training step is over."""
+        if self._profile is not None:
+            self._profile.step()
+
+    def close(self) -> None:
+        if self._profile is not None:
+            self._profile.stop()
+            # A run that was resumed may have been traced before.
+            if not self._written and not [*self._folder.glob(f"{self._name}.*.pt.trace.json.gz")]:
+                self._say(f"no trace: the run ended before step {self._last_step}")
+
+    def _write(self, finished: profile) -> None:
+        if finished.step_num < self._last_step:  # the run ended during the trace
+            return
+        self._written = True
+        tensorboard_trace_handler(str(self._folder), self._name, use_gzip=True)(finished)
+        # Kernels are left out: their time is already in the operations that started them.
+        operations = [each for each in finished.key_averages() if each.device_type == DeviceType.CPU]
+        tables = self._tables(operations)
+        for table in tables:
+            self._say(table)
+        (self._folder / f"{self._name}.txt").write_text("\n\n".join(tables) + "\n")
+        memory = ""
+        if self._on_cuda:
+            snapshot = self._folder / f"{self._name}.memory.pickle"
+            torch.cuda.memory._dump_snapshot(str(snapshot))
+            torch.cuda.memory._record_memory_history(enabled=None)
+            memory = f" and {snapshot.name} (open it in https://pytorch.org/memory_viz)"
+        self._say(
+            f"{self._num_steps} steps: {self._folder} has {self._name}.*.pt.trace.json.gz (open it in "
+            f"https://ui.perfetto.dev or TensorBoard), {self._name}.txt{memory}"
+        )
+
+    def _tables(self, operations: list[Any]) -> tuple[str, str]:
+        """Return the largest operations by time and by memory, of the device if there is one."""
+        steps = self._num_steps
+        if self._on_cuda:
+            time_ms = {each.key: each.self_device_time_total / 1e3 / steps for each in operations}
+            held_mb = {each.key: each.self_device_memory_usage / 1e6 / steps for each in operations}
+        else:
+            time_ms = {each.key: each.self_cpu_time_total / 1e3 / steps for each in operations}
+            held_mb = {each.key: each.self_cpu_memory_usage / 1e6 / steps for each in operations}
+        calls = {each.key: each.count / steps for each in operations}
+        where = "on the device" if self._on_cuda else "on the host"
+        return (
+            _largest_of(time_ms, calls, f"time {where}", "ms"),
+            _largest_of(held_mb, calls, "memory allocated and not freed by the operation itself", "MB"),
+        )
+
+
+def _largest_of(figures: dict[str, float], calls: dict[str, float], what: str, unit: str) -> str:
+    """Return the ten largest figures as a table; one line may be the time between operations."""
+    total = sum(value for value in figures.values() if value > 0)
+    lines = [f"{what}: {total:.1f} {unit} a step", f"{'operation':<56}{'calls':>8}{unit:>10}{'share':>8}"]
+    for name in sorted(figures, key=lambda name: -figures[name])[:_LARGEST]:
+        # The profiler calls the part of a step outside of all operations ProfilerStep.
+        title = "(Python, between operations)" if name.startswith("ProfilerStep") else name
+        title = title if len(title) < 56 else title[:52] + "..."
+        lines.append(f"{title:<56}{calls[name]:>8.0f}{figures[name]:>10.2f}{figures[name] / total:>8.1%}")
+    return "\n".join(lines)
