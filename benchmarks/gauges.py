@@ -3,7 +3,8 @@
 torchrun --nproc-per-node 2 -m benchmarks.gauges [--rounds 20] [OVERRIDE...]
 
 Plain steps, sampled steps and steps under torch.profiler alternate in one run, so that other work
-on the machine disturbs them alike. A step is a forward and backward pass under ddp.
+on the machine disturbs them alike. A step is a forward and backward pass under ddp. CPU time is
+that of rank 0's process. It changes less with other work than the time on the clock.
 """
 
 import argparse
@@ -49,17 +50,17 @@ def main() -> None:
     batch = empty_batch(num_slots // world.size, SIZES.seq_len, world.device)
     loss = LossSpec(arch.loss, IGNORE_LABEL, num_slots)
 
-    def step(inside: AbstractContextManager[object]) -> float:
-        """Return the ms of a step with what is entered and left around it."""
+    def step(inside: AbstractContextManager[object]) -> tuple[float, float]:
+        """Return the ms of a step with what is entered and left around it, and the CPU's ms."""
         model.zero_grad()
         world.barrier()
         world.wait_for_device()
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         with inside:
             carry = initial_carry(model, batch)
             layout.forward_backward(carry, batch, depth=arch.depth, min_halt_steps_B=None, loss=loss)
             world.wait_for_device()
-        return 1e3 * (time.perf_counter() - began)
+        return 1e3 * (time.perf_counter() - began), 1e3 * (time.process_time() - cpu_began)
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if world.device.type == "cuda" else [])]
     kinds: dict[str, Callable[[], AbstractContextManager[object]]] = {
@@ -71,7 +72,7 @@ def main() -> None:
     for _ in range(_WARMUP):
         for kind in kinds.values():
             step(kind())
-    ms: dict[str, list[float]] = {name: [] for name in kinds}
+    ms: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     for _ in range(args.rounds):
         for name, kind in kinds.items():
             ms[name].append(step(kind()))
@@ -80,13 +81,13 @@ def main() -> None:
         flops = flops_of_step(config, SIZES, arch.depth)
         counted_ms = 1e3 * (time.perf_counter() - began)
         print(f"{world.size} x {world.device.type}; torch {torch.__version__}; {args.rounds} rounds")
-        for name, values in ms.items():
-            # The step just before it in the same round is the plain one.
-            extra = [value - plain for value, plain in zip(values, ms["plain"], strict=True)]
-            print(
-                f"{name:<28}{median(values):>9.1f} ms ({min(values):.1f}-{max(values):.1f}), "
-                f"more than a plain step by {median(extra):.1f} ({min(extra):.1f}-{max(extra):.1f})"
-            )
+        print("| step | ms | more than a plain step of its round | ms of the CPU | more |\n|---|---|---|---|---|")
+        for name, pairs in ms.items():
+            cells = []
+            for values, plain in zip(zip(*pairs, strict=True), zip(*ms["plain"], strict=True), strict=True):
+                extra = [value - before for value, before in zip(values, plain, strict=True)]
+                cells += [f"{median(each):.1f} ({min(each):.1f} to {max(each):.1f})" for each in (list(values), extra)]
+            print(f"| {name} | {' | '.join(cells)} |")
         print(f"counting {flops / 1e9:.1f} GFLOP, once for each depth: {counted_ms:.0f} ms")
     world.barrier()
     world.close()
