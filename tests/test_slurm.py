@@ -1,6 +1,7 @@
 """Under a real Slurm of two nodes, runs and sweeps train as elsewhere, and go on after faults."""
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -95,6 +96,24 @@ def test_a_mistake_ends_the_job(slurm: Cluster, tmp_path: Path, log: Path) -> No
     job = _submit(slurm, "", ["lr=fast", f"checkpoint_path={tmp_path}/run"], log)
     assert slurm.end(job, log) == "FAILED"
     assert "error: lr" in log.read_text() and "queue" not in log.read_text(), log.read_text()
+
+
+PAGE = (REPOSITORY / "docs" / "launching.md").read_text()
+COMMANDS = re.findall(
+    r"^(?:sbatch|srun) .*?(?=\s+#|$)", "".join(re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)), re.M
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page(
+    command: str, slurm: Cluster, data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, log: Path
+) -> None:
+    """A command for many nodes and cores takes those that there are."""
+    small = command.replace("--nodes=4", "--nodes=2").replace("--cpus-per-task=32", "--cpus-per-task=1")
+    small = small.replace(" python ", f" {sys.executable} ").replace("launch/slurm.sbatch", str(SCRIPT))
+    small = re.sub("^sbatch", f"sbatch --wait --output={log}", small).replace(" data_path=data/sudoku-6x6", "")
+    slurm.run(f"{small} {shlex.join(settings(data, tmp_path / 'run'))}")
+    assert_same_run(tmp_path / "run", quiet_2 if "--nodes=2" in small else quiet)
 
 
 # ---- sweeps ------------------------------------------------------------------------------------
