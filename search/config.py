@@ -148,7 +148,7 @@ class LauncherConfig(StrictModel):
     threads: Int = Field(ge=1)
     ranks: Int = Field(ge=1)
     gpus: list[Int]
-    slurm: dict[str, str | Int | Bool] | None = None  # earlier sweeps have stored nothing
+    slurm: dict[str, str | Int | Bool] | None
 
     @model_validator(mode="after")
     def _slurm_has_its_options(self) -> "LauncherConfig":

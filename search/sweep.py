@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from search.config import OWN_KEYS, SweepConfig, as_override
 from search.space import Point, Space, overrides_of
-from utils.command_line import Container, read_config, validate
+from utils.command_line import Container, filled_up, read_config, validate
 from utils.config import StrictModel
 from utils.config_files import is_group, names_file
 from utils.errors import UserError
@@ -120,7 +120,7 @@ class Sweep:
         if not isinstance(container, dict):
             raise UserError(f"{file} holds no sweep; start the sweep again to write it")
         # Keys that were added since have their defaults.
-        container = read_config("sweep", [])["sweep"] | container
+        container = filled_up({str(key): value for key, value in container.items()}, read_config("sweep", [])["sweep"])
         config = validate(SweepPage, {"sweep": container}).sweep
         # The folder may have been moved since.
         return Sweep(config.model_copy(update={"name": config.name or file.parent.name, "path": str(file.parent)}))

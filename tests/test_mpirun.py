@@ -59,8 +59,10 @@ class Mpirun:
             self.kill()
 
     def kill(self) -> None:
-        for process in [*psutil.Process().children(recursive=True)] if self.alive else []:
-            process.kill()
+        if self.alive:
+            own = psutil.Process(self.process.pid)
+            for process in [*own.children(recursive=True), own]:
+                process.kill()
 
 
 def test_open_mpi_goes_on_after_a_killed_rank(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:

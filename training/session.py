@@ -81,7 +81,11 @@ class Session:
             if world.is_main:
                 prepare(start, lock, world.launch)
                 Launched(
-                    last_step=plan.last_step, ranks=world.size, device=world.device.type, host=socket.gethostname()
+                    last_step=plan.last_step,
+                    ranks=world.size,
+                    device=world.device.type,
+                    host=socket.gethostname(),
+                    launch=world.launch.identity,
                 ).write(config.run_path)
                 world.note_beginning()
             self._checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)

@@ -250,6 +250,21 @@ def with_changes(container: Container, changes: Container) -> Container:
     return changed
 
 
+def filled_up(stored: Container, defaults: Container) -> Container:
+    """Return a stored config with the defaults of the keys that it lacks, in inner groups, too."""
+    both = {
+        key: filled_up(value, defaults[key])
+        for key, value in stored.items()
+        if isinstance(value, dict) and isinstance(defaults.get(key), dict)
+    }
+    switched = {  # see switches
+        key: {**defaults[key], "enabled": value}
+        for key, value in stored.items()
+        if isinstance(value, bool) and isinstance(defaults.get(key), dict) and "enabled" in defaults[key]
+    }
+    return defaults | stored | both | switched
+
+
 def differences(old: Container, new: Container) -> list[str]:
     """Return a line `key: old -> new` for each leaf that differs."""
     old_leaves, new_leaves = dict(flatten(old)), dict(flatten(new))

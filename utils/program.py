@@ -58,7 +58,8 @@ def run(main: Callable[[World], None]) -> NoReturn:
             world.barrier()  # torchrun ends all ranks when one exits, so the line must be out before
         world.close()
     except UserError as error:  # before the ranks have met
-        tell_mistake(error)
+        if launch.rank <= 1 or launch.local_rank == 0:  # the ranks of a host find the same mistake
+            tell_mistake(error)
         leave(2)
     except MissingRank as error:  # the traceback would be of the wait
         tell(f"fault on rank {world.rank}: {error}")

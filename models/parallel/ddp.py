@@ -53,7 +53,7 @@ class DDPConfig(LayoutConfig):
                 "parallel.static_graph promises the same graph at every step, but arch.depth_curriculum and "
                 "arch.backprop_warmup_steps change it; set static_graph to false"
             )
-        if get_debug_level().name == "DETAIL" and world.backend == "gloo":
+        if get_debug_level().name == "DETAIL" and world.backend.endswith("gloo"):
             raise UserError(
                 "TORCH_DISTRIBUTED_DEBUG=DETAIL makes this version of PyTorch crash under DDP on gloo (SIGSEGV); set "
                 "it to INFO, or take parallel=fsdp"

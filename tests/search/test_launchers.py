@@ -26,6 +26,7 @@ while True:
 
 def _config(**options: object) -> LauncherConfig:
     defaults: dict[str, object] = {"name": "local", "at_once": None, "threads": 1, "ranks": 1, "gpus": []}
+    defaults["slurm"] = None
     return LauncherConfig.model_validate(defaults | options)
 
 

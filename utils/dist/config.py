@@ -25,7 +25,8 @@ class MeetingConfig(StrictModel):
     @field_validator("init_method")
     @classmethod
     def _is_known(cls, value: str) -> str:
-        is_address = re.fullmatch(r"tcp://(\[[^\]]+\]|[^:/]+):\d{1,5}", value)
+        address = re.fullmatch(r"tcp://(?:\[[^\]]+\]|[^:/]+):(\d{1,5})", value)
+        is_address = address is not None and 0 < int(address[1]) < 2**16
         if value != "env" and not is_address and not value.startswith("file:///"):
             raise ValueError(
                 f"dist.init_method is {value!r}; give env, tcp://host:port or file:///path/on/all/machines"

@@ -14,8 +14,10 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 from utils.errors import UserError
 from utils.terminal import tell
@@ -24,8 +26,15 @@ LauncherName = Literal["torchrun", "slurm", "mpi", "single"]
 
 Environment = Mapping[str, str]
 
+# The names of rank, number of ranks, rank on this host and number of ranks there.
+_MPI = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+
 # Ports for ranks that nobody gave a port. They lie below those that systems give to clients.
 _FIRST_PORT, _NUM_PORTS = 10_000, 20_000
+_THIS_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,11 @@ class Launch:
         launcher: torchrun stands for all that set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as
             Ray Train does and people by hand.
         local_rank: the number of this rank on its host; None: the launcher does not tell.
-        host: where rank 0 opens the store in which ranks meet; None for a single process.
+        host: where rank 0 opens the store in which ranks meet; None: the launcher does not tell.
         port: of that store.
         name: tells this launch from others that may use the same port; empty under torchrun, which
             gives each launch a port of its own.
+        is_elastic: whether torchrun itself started the process, and may start it again.
         restarts: torchrun's count of restarts; on rank 0, how often training began before.
         requeues: how often Slurm has put the job back into the queue.
         identity: the same for all attempts of a launch; None: there will be no further attempt.
@@ -52,14 +62,19 @@ class Launch:
     host: str | None = None
     port: int | None = None
     name: str = ""
+    is_elastic: bool = False
     restarts: int = 0
     requeues: int = 0
     identity: str | None = None
 
     @property
-    def began_before(self) -> bool:
-        """Whether an earlier attempt of this launch may have left something to resume from."""
+    def is_later_attempt(self) -> bool:
         return self.restarts + self.requeues > 0
+
+    @property
+    def teller(self) -> str:
+        """Who told the ranks their numbers, for a person."""
+        return "RANK and WORLD_SIZE" if self.launcher == "torchrun" and not self.is_elastic else self.launcher
 
     @staticmethod
     def from_environment(launcher: LauncherName | Literal["auto"] = "auto") -> "Launch":
@@ -71,34 +86,27 @@ class Launch:
 
         Raises:
             UserError: The variables say that there are several ranks, but not which one this is, or
-                the launcher that was asked for has set no variables. The message says what to set.
+                two launchers contradict one another, or the launcher that was asked for has set no
+                variables. The message says what to set.
         """
         environment = os.environ
-        if launcher != "auto":
-            launch = _READERS[launcher](environment)
-            if launch is None:
-                raise UserError(
-                    f"dist.launcher={launcher}, but the environment holds nothing of {_MARKS[launcher]}; start with "
-                    f"{_COMMANDS[launcher]}, or leave dist.launcher out"
-                )
-            return launch
-        # The innermost launcher comes first. Inside a job of Slurm, torchrun and mpirun start ranks
-        # of their own; Slurm's variables are then those of its task, which holds several ranks.
-        for read in (_by_torchrun, _by_mpirun, _by_slurm, _by_pmi):
-            launch = read(environment)
-            if launch is not None and (launch.size > 1 or launch.launcher == "torchrun"):
-                _require_one_torchrun(launch, environment)
-                return launch
-        return _single(environment)
+        launch = _asked_for(launcher, environment) if launcher != "auto" else _innermost(environment)
+        if not 0 <= launch.rank < launch.size or launch.port not in (None, *range(1, 2**16)):
+            where = "" if launch.port is None else f", MASTER_PORT {launch.port}"
+            raise UserError(
+                f"the environment says rank {launch.rank} of {launch.size}{where}; ranks count from 0 to one less than "
+                "their number, and ports from 1 to 65535"
+            )
+        return launch
 
 
 def may_be_first() -> bool:
-    """Return whether no launcher gives this process a rank above 0.
+    """Return whether the innermost launcher may have made this process rank 0.
 
     For a message that all ranks would print, before it is known which rank this is.
     """
     names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-    return all(os.environ.get(name, "0") == "0" for name in names)
+    return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
 
 
 def without_launcher(environment: Environment) -> dict[str, str]:
@@ -109,6 +117,66 @@ def without_launcher(environment: Environment) -> dict[str, str]:
     whole = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     begins = ("TORCHELASTIC_", "GROUP_", "ROLE_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL")
     return {name: value for name, value in environment.items() if name not in whole and not name.startswith(begins)}
+
+
+# ---- which launcher counts ----------------------------------------------------------------------
+
+
+def _asked_for(launcher: LauncherName, environment: Environment) -> Launch:
+    launch = _READERS[launcher](environment)
+    if launch is None:
+        raise UserError(
+            f"dist.launcher={launcher}, but the environment holds nothing of {_MARKS[launcher]}; start with "
+            f"{_COMMANDS[launcher]}, or leave dist.launcher out"
+        )
+    inner = ("torchrun", "mpi", "slurm")
+    for name in inner[: inner.index(launcher)] if launch.size == 1 and launcher in inner else ():
+        started = _READERS[name](environment)
+        if started is not None and started.size > 1:
+            raise UserError(
+                f"dist.launcher={launcher} says that there is one rank, but {_COMMANDS[name]} started {started.size} "
+                f"inside; type dist.launcher={name}, or leave it out"
+            )
+    return launch
+
+
+def _innermost(environment: Environment) -> Launch:
+    # Inside a job of Slurm, torchrun and mpirun start ranks of their own. Slurm's variables are
+    # then those of its task, which holds several ranks.
+    found = [launch for read in (_by_torchrun, _by_mpi, _by_slurm) if (launch := read(environment)) is not None]
+    for number, launch in enumerate(found):
+        if launch.size != 1 or launch.is_elastic:
+            for outer in found[number + 1 :]:
+                _require_one_run(launch, outer, environment)
+            if not launch.is_elastic and number > 0 and found[0].launcher == "torchrun":
+                raise UserError(
+                    f"RANK={found[0].rank} and WORLD_SIZE=1 say that there is one rank, but "
+                    f"{_COMMANDS[launch.launcher]} started {launch.size}; unset these two variables, or type "
+                    f"dist.launcher={launch.launcher}"
+                )
+            return launch
+    return _alone(environment)
+
+
+def _require_one_run(launch: Launch, outer: Launch, environment: Environment) -> None:
+    """Raise UserError if a launcher started this one several times.
+
+    Each of these launches would train alone, if they know nothing of one another.
+    """
+    command, outer_command = _COMMANDS[launch.launcher], _COMMANDS[outer.launcher]
+    if launch.is_elastic:
+        num_met = int(environment.get("GROUP_WORLD_SIZE", outer.size))
+        remedy = f"give torchrun --nnodes={outer.size} and a common --rdzv-endpoint"
+    elif launch.host == _THIS_HOST:
+        num_met, remedy = 1, "start mpirun alone, without srun"
+    else:  # of several hosts, on each of which the outer launcher may have started a part
+        return
+    if outer.size not in (1, num_met):
+        raise UserError(
+            f"{outer_command} started {outer.size} {command}s, but {num_met} of them met, so that several runs would "
+            f"train side by side; {remedy}, start it with one task for each node, or type "
+            f"dist.launcher={launch.launcher} if they are to train apart"
+        )
 
 
 # ---- each launcher ------------------------------------------------------------------------------
@@ -123,14 +191,13 @@ def _by_torchrun(environment: Environment) -> Launch | None:
             raise UserError(
                 f"{other}={environment[other]} is set, but {name} is not; set both for each rank, or unset both"
             )
-    restarts, (requeues, identity) = 0, _requeues(environment)
-    if "TORCHELASTIC_RESTART_COUNT" in environment:
-        run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
+    requeues, identity = _requeues(environment)
+    is_elastic = "TORCHELASTIC_RESTART_COUNT" in environment
+    if is_elastic and identity is None:
         # Static rendezvous has no run id. Rank 0 then stays under the same torchrun process through
-        # all restarts, so that this process can serve as the identity, except when Slurm requeues
-        # the job.
-        identity = run_id if run_id != "none" else identity or f"{socket.gethostname()}-{os.getppid()}"
-        restarts = int(environment["TORCHELASTIC_RESTART_COUNT"])
+        # all restarts, so that this process can serve as the identity.
+        run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
+        identity = run_id if run_id != "none" else f"{socket.gethostname()}-{os.getppid()}"
     return Launch(
         launcher="torchrun",
         rank=_number(environment, "RANK"),
@@ -138,10 +205,67 @@ def _by_torchrun(environment: Environment) -> Launch | None:
         local_rank=_number(environment, "LOCAL_RANK") if "LOCAL_RANK" in environment else None,
         host=environment.get("MASTER_ADDR"),
         port=_number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else None,
-        restarts=restarts,
+        is_elastic=is_elastic,
+        restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT") if is_elastic else 0,
         requeues=requeues,
         identity=identity,
     )
+
+
+def _by_mpi(environment: Environment) -> Launch | None:
+    """Read the variables of Open MPI's mpirun, or of PMI, which other launchers of MPI set.
+
+    Hydra, which starts MPICH and Intel MPI, also tells how many ranks are on this host.
+    """
+    names = next((each for each in _MPI if each[0] in environment or each[1] in environment), None)
+    in_step = "SLURM_STEP_ID" in environment
+    if names is None:
+        if "PMIX_RANK" in environment and not in_step:
+            raise UserError(
+                f"PMIX_RANK={environment['PMIX_RANK']} is set, but nothing says how many ranks there are; set RANK and "
+                "WORLD_SIZE for each rank, or type dist.launcher=single for a run of one process"
+            )
+        return None
+    rank, size, local_rank, local_size = names
+    if rank == "PMI_RANK" and local_rank not in environment and in_step:
+        return None  # srun --mpi=pmi2 sets PMI's variables beside its own, which say more
+    num_ranks = _number(environment, size)
+    on_one_host = environment.get(local_size) == environment[size]
+    # MPI tells no host. Without MASTER_ADDR, only ranks on one host or in one job of Slurm know
+    # where to meet.
+    in_slurm = _first_host(environment.get("SLURM_JOB_NODELIST", ""))
+    host = environment.get("MASTER_ADDR") or (_THIS_HOST if on_one_host else in_slurm)
+    # On one host, all ranks have a daemon of MPI above them.
+    job = environment.get("PMIX_NAMESPACE") or (_daemon() if on_one_host else environment.get("SLURM_JOB_ID", host))
+    name = f"mpi {job}"
+    requeues, identity = _requeues(environment)
+    return Launch(
+        launcher="mpi",
+        rank=_number(environment, rank),
+        size=num_ranks,
+        local_rank=_number(environment, local_rank) if local_rank in environment else None,
+        host=host,
+        port=_port(environment, name),
+        name=name,
+        requeues=requeues,
+        identity=identity,
+    )
+
+
+def _daemon() -> int:
+    """Return the process of MPI that started the ranks of this host.
+
+    It is the parent, unless a script stands between.
+    """
+    process = parent = os.getppid()
+    with suppress(OSError, ValueError):  # systems without /proc
+        while process > 1:
+            _, _, rest = Path(f"/proc/{process}/stat").read_text().partition("(")
+            program, _, fields = rest.rpartition(")")
+            if re.match(r"hydra_pmi|pmi_proxy|orted|prted|mpirun|mpiexec", program):
+                return process
+            process = int(fields.split()[1])
+    return parent
 
 
 def _by_slurm(environment: Environment) -> Launch | None:
@@ -153,16 +277,14 @@ def _by_slurm(environment: Environment) -> Launch | None:
     if "SLURM_STEP_ID" not in environment:
         return None
     requeues, identity = _requeues(environment)
-    host = environment.get("MASTER_ADDR") or _first_host(
-        environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    )
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     name = f"slurm {environment.get('SLURM_JOB_ID')}.{environment['SLURM_STEP_ID']}"
     return Launch(
         launcher="slurm",
         rank=_number(environment, "SLURM_PROCID"),
         size=_number(environment, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"),
         local_rank=_number(environment, "SLURM_LOCALID"),
-        host=host,
+        host=environment.get("MASTER_ADDR") or _first_host(nodes),
         port=_port(environment, name),
         name=name,
         requeues=requeues,
@@ -170,70 +292,26 @@ def _by_slurm(environment: Environment) -> Launch | None:
     )
 
 
-def _by_mpirun(environment: Environment) -> Launch | None:
-    """Read the variables of Open MPI's mpirun, or of Hydra, which starts MPICH and Intel MPI."""
-    for rank, size, local_rank, local_size in (
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ):
-        if rank in environment and local_rank in environment:
-            return Launch(
-                launcher="mpi",
-                rank=_number(environment, rank),
-                size=_number(environment, size),
-                local_rank=_number(environment, local_rank),
-                **_mpi_meeting(environment, _number(environment, size), _number(environment, local_size)),
-            )
-    return None
-
-
-def _by_pmi(environment: Environment) -> Launch | None:
-    """Read PMI's own variables, which is all that other launchers of MPI programs set.
-
-    Nothing says how many ranks are on this host, so the meeting point has to be given.
-    """
-    if "PMI_RANK" not in environment:
-        return None
-    size = _number(environment, "PMI_SIZE")
-    return Launch("mpi", _number(environment, "PMI_RANK"), size, **_mpi_meeting(environment, size, local_size=1))
-
-
-def _mpi_meeting(environment: Environment, size: int, local_size: int) -> dict[str, Any]:
-    """Return host, port and name of an MPI launch.
-
-    MPI tells no host. Without MASTER_ADDR, only ranks on one host or in one job of Slurm know where
-    to meet. Ranks of one host have the same parent, which tells this launch from others there.
-    """
-    on_one_host = local_size == size
-    in_slurm = _first_host(environment.get("SLURM_JOB_NODELIST", ""))
-    host = environment.get("MASTER_ADDR") or ("127.0.0.1" if on_one_host else in_slurm)
-    if host is None:
-        raise UserError(
-            f"an MPI launcher started {size} ranks on several hosts, but nothing says where they meet; set MASTER_ADDR "
-            "to a name or address of rank 0's host, for Open MPI with mpirun -x MASTER_ADDR=..., for MPICH with -genv "
-            "MASTER_ADDR ..."
-        )
-    job = environment.get("PMIX_NAMESPACE") or environment.get("SLURM_JOB_ID")
-    name = f"mpi {job or (os.getppid() if on_one_host else host)}"
-    return {"host": host, "port": _port(environment, name), "name": name}
-
-
-def _single(environment: Environment) -> Launch:
-    requeues, identity = _requeues(environment)
+def _alone(environment: Environment) -> Launch:
     num_tasks = environment.get("SLURM_NTASKS", "1")
     if num_tasks != "1" and "SLURM_STEP_ID" not in environment:
         tell(
             f"this job of Slurm has {num_tasks} tasks, but the program was started without srun or torchrun: this "
             "process works alone"
         )
+    return _single(environment)
+
+
+def _single(environment: Environment) -> Launch:
+    requeues, identity = _requeues(environment)
     return Launch(requeues=requeues, identity=identity)
 
 
 _READERS: dict[str, Callable[[Environment], Launch | None]] = {
     "torchrun": _by_torchrun,
     "slurm": _by_slurm,
-    "mpi": lambda environment: _by_mpirun(environment) or _by_pmi(environment),
-    "single": lambda _: Launch(),
+    "mpi": _by_mpi,
+    "single": _single,
 }
 _MARKS = {
     "torchrun": "torchrun (RANK, WORLD_SIZE)",
@@ -258,24 +336,6 @@ def _number(environment: Environment, name: str) -> int:
         raise UserError(f"the environment variable {name} is {environment[name]!r}; set it to a number") from error
 
 
-def _require_one_torchrun(launch: Launch, environment: Environment) -> None:
-    """Raise UserError if srun or mpirun started several torchruns that know nothing of one another.
-
-    Each of them would train alone.
-    """
-    groups = environment.get("GROUP_WORLD_SIZE")
-    if launch.launcher != "torchrun" or groups is None:
-        return
-    for name, command in (("SLURM_STEP_NUM_TASKS", "srun"), ("OMPI_COMM_WORLD_SIZE", "mpirun"), ("PMI_SIZE", "mpirun")):
-        num_torchruns = environment.get(name, "1")
-        if num_torchruns not in ("1", groups):
-            raise UserError(
-                f"{command} started {num_torchruns} torchruns, but {groups} of them met, so that several runs would "
-                f"train side by side; give torchrun --nnodes={num_torchruns} and a common --rdzv-endpoint, start it "
-                "with one task for each node, or type dist.launcher=torchrun if they are to train apart"
-            )
-
-
 def _port(environment: Environment, name: str) -> int:
     """Return MASTER_PORT, or a port that follows from the name of the launch.
 
@@ -298,15 +358,15 @@ def _first_host(nodes: str) -> str | None:
 def _requeues(environment: Environment) -> tuple[int, str | None]:
     """Return how often Slurm has requeued the job, and an identity of the launch inside the job.
 
-    A job may start several runs one after the other, so the identity contains the step and the
-    command line. A requeued job has the same number and starts the same commands.
+    A job may start several runs one after the other, so the identity contains the command line. A
+    requeued job has the same number and starts the same commands.
     """
     job = environment.get("SLURM_JOB_ID")
     if job is None:
         return 0, None
     command = zlib.crc32("\0".join(sys.argv[1:]).encode())
-    step = environment.get("SLURM_STEP_ID", "batch")
-    return int(environment.get("SLURM_RESTART_COUNT", 0)), f"slurm-{job}-{step}-{command:08x}"
+    identity = f"slurm-{environment.get('SLURM_CLUSTER_NAME', 'cluster')}-{job}-{command:08x}"
+    return int(environment.get("SLURM_RESTART_COUNT", 0)), identity
 
 
 def end_with_launcher(launch: Launch) -> Callable[[], bool]:
@@ -319,8 +379,7 @@ def end_with_launcher(launch: Launch) -> Callable[[], bool]:
         likely a consequence.
     """
     # Somebody who sets RANK by hand may leave the shell, and the ranks go on.
-    is_by_hand = launch.launcher == "torchrun" and "TORCHELASTIC_RESTART_COUNT" not in os.environ
-    if launch.launcher == "single" or is_by_hand:
+    if not launch.is_elastic and launch.launcher not in ("slurm", "mpi"):
         return lambda: False
     launcher = os.getppid()
 

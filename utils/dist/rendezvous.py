@@ -17,6 +17,26 @@ from utils.dist.launch import Launch
 from utils.errors import UserError
 from utils.files import file_errors
 
+_TO_READ_S = 1.0  # how long rank 0 leaves a message for the others before it ends
+
+
+class Patience:
+    """How long a rank waits for the others to start, from now on."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s, self._until = timeout_s, time.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        return self._until - time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        return self.left_s < 0
+
+    def __str__(self) -> str:
+        return f"within {self.timeout_s:g} s; dist.start_timeout_s sets how long ranks wait"
+
 
 class MissingRank(Exception):
     """A rank did not come to the meeting point in time. The message names the rank."""
@@ -35,9 +55,15 @@ def require_meeting_point(launch: Launch, config: MeetingConfig) -> None:
     needed = {"MASTER_ADDR": launch.host, "MASTER_PORT": launch.port}
     missing = [name for name, value in needed.items() if value in (None, "")]
     if launch.size > 1 and config.init_method == "env" and missing:
+        how = " (Open MPI: mpirun -x MASTER_ADDR=...; MPICH: -genv MASTER_ADDR ...)" if launch.launcher == "mpi" else ""
+        what = {
+            "MASTER_ADDR": "a name or address of rank 0's host",
+            "MASTER_PORT": "a free port of rank 0's host",
+        }
         raise UserError(
-            f"there are {launch.size} ranks, but nothing says where they meet; set {' and '.join(missing)} to an "
-            "address of rank 0's host and a free port there, or type dist.init_method=tcp://host:port"
+            f"there are {launch.size} ranks, but nothing says where they meet; set "
+            f"{' and '.join(f'{name} to {what[name]}' for name in missing)}{how}, or type "
+            "dist.init_method=tcp://host:port"
         )
 
 
@@ -48,12 +74,12 @@ def meeting_point(launch: Launch, config: MeetingConfig) -> str:
     return config.init_method.removeprefix("file://").removeprefix("tcp://")
 
 
-def open_store(launch: Launch, config: MeetingConfig) -> Store:
+def open_store(launch: Launch, config: MeetingConfig, patience: Patience) -> Store:
     """Open the store of the ranks: rank 0 serves it, and the others wait for it. Every rank.
 
     Raises:
         UserError: The port or the name of the host can't be used.
-        MissingRank: Rank 0 did not come within `config.start_timeout_s`.
+        MissingRank: Rank 0 did not come in time.
     """
     where = meeting_point(launch, config)
     if config.init_method.startswith("file://"):
@@ -63,9 +89,11 @@ def open_store(launch: Launch, config: MeetingConfig) -> Store:
     host, _, port = where.rpartition(":")
     host = host.strip("[]")
     if launch.rank > 0:
-        _await_server(host, int(port), config.start_timeout_s)
+        _await_server(host, int(port), patience)
+    else:  # others find out whether the address leads here
+        host = "localhost"
     try:
-        store = _tcp_store(host, int(port), is_server=launch.rank == 0, timeout_s=config.start_timeout_s)
+        store = _tcp_store(host, int(port), patience, is_server=launch.rank == 0)
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise
@@ -76,7 +104,7 @@ def open_store(launch: Launch, config: MeetingConfig) -> Store:
     return PrefixStore(launch.name, store) if launch.name else store
 
 
-def _tcp_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> TCPStore:
+def _tcp_store(host: str, port: int, patience: Patience, *, is_server: bool) -> TCPStore:
     """Open the store in a thread: if another program answers at the port, a client never returns.
 
     Raises:
@@ -86,22 +114,22 @@ def _tcp_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> TC
 
     def open_it() -> None:
         try:
-            timeout = timedelta(seconds=timeout_s)
+            timeout = timedelta(seconds=patience.timeout_s)
             opened.set_result(TCPStore(host, port, is_master=is_server, timeout=timeout, wait_for_workers=False))
         except Exception as error:
             opened.set_exception(error)
 
     threading.Thread(target=open_it, name="meeting point", daemon=True).start()
     try:
-        return opened.result(timeout_s)
+        return opened.result(max(1.0, patience.left_s))
     except TimeoutError as error:
         raise MissingRank(
-            f"rank 0 did not come within {timeout_s:g} s: another program answers at {host}:{port}; set MASTER_PORT to "
-            "a free port for all ranks"
+            f"rank 0 did not come within {patience.timeout_s:g} s: another program answers at {host}:{port}; set "
+            "MASTER_PORT to a free port for all ranks"
         ) from error
 
 
-def _await_server(host: str, port: int, timeout_s: float) -> None:
+def _await_server(host: str, port: int, patience: Patience) -> None:
     """Wait until something answers at an address.
 
     TCPStore would wait, too, but it does not let Ctrl-C through, and prints each attempt.
@@ -110,10 +138,10 @@ def _await_server(host: str, port: int, timeout_s: float) -> None:
         UserError: The host is not known here.
         MissingRank: Nothing answers.
     """
-    end, last = time.monotonic() + timeout_s, ""
+    last = ""
     while True:
         try:
-            socket.create_connection((host, port), timeout=max(0.1, min(5.0, end - time.monotonic()))).close()
+            socket.create_connection((host, port), timeout=max(0.1, min(5.0, patience.left_s))).close()
             return
         except socket.gaierror as error:
             raise UserError(
@@ -122,38 +150,63 @@ def _await_server(host: str, port: int, timeout_s: float) -> None:
             ) from error
         except OSError as error:
             last = error.strerror or str(error)
-        if time.monotonic() > end:
-            raise MissingRank(
-                f"rank 0 did not come within {timeout_s:g} s: {host}:{port} does not answer ({last}); "
-                "dist.start_timeout_s sets how long ranks wait"
-            )
+        if patience.is_over:
+            raise MissingRank(f"rank 0 does not answer at {host}:{port} ({last}); it did not come {patience}")
         time.sleep(0.1)
 
 
-def store_of_this_attempt(store: Store, rank: int, size: int, timeout_s: float) -> Store:
+def store_of_this_attempt(store: Store, rank: int, size: int, patience: Patience) -> Store:
     """Return a part of the store in which no earlier attempt has written. Every rank.
 
     torchrun keeps one store for all attempts, and a file outlives the run. There a restarted rank
     would find the addresses of ranks that are gone, and wait for them. No environment variable
     names the attempt on all hosts. So rank 0 draws a name, and each rank asks for the name with a
     ticket of its own. A ticket may come from a rank of an earlier attempt, so rank 0 answers
-    tickets until all ranks have arrived.
+    tickets until all ranks have arrived. Then it lets all of them go on.
 
     Raises:
         MissingRank: Not all ranks arrived in time. The message names those that did not.
     """
-    own, end = uuid.uuid4().hex, time.monotonic() + timeout_s
-    hint = "dist.start_timeout_s sets how long ranks wait"
-    if rank > 0:
-        store.set(f"ticket/{rank}", own)
-        while not store.check([f"attempt/{own}"]):
-            if time.monotonic() > end:
-                raise MissingRank(f"rank 0 did not come within {timeout_s:g} s; {hint}")
-            time.sleep(0.02)
-        name = store.get(f"attempt/{own}").decode()
-        store.set(f"{name}/arrived/{own}", "")
-        return PrefixStore(name, store)
+    own = uuid.uuid4().hex
+    if rank == 0:
+        missing = _receive(store, own, size, patience)
+        if not missing:
+            store.set(f"{own}/all here", "")
+            return PrefixStore(own, store)
+        named = ", ".join(f"rank {other}" for other in missing[:20]) + (" and others" if missing[20:] else "")
+        said = f"{named} of {size} did not come {patience}"
+        store.set(f"{own}/missing", said)
+        time.sleep(_TO_READ_S)  # the store may end together with this rank
+        raise MissingRank(said)
 
+    def is_there(key: str) -> bool:
+        try:
+            return bool(store.check([key]))
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            raise MissingRank("rank 0 ended while ranks met; its own message says why") from error
+
+    store.set(f"ticket/{rank}", own)
+    while not is_there(f"attempt/{own}"):
+        if patience.is_over:
+            raise MissingRank(f"rank 0 did not come {patience}")
+        time.sleep(0.02)
+    name = store.get(f"attempt/{own}").decode()
+    store.set(f"{name}/arrived/{own}", "")
+    while not is_there(f"{name}/all here"):
+        if is_there(f"{name}/missing"):
+            raise MissingRank(store.get(f"{name}/missing").decode())
+        if patience.left_s < -_TO_READ_S:  # rank 0 gave up, and had no time to say so
+            raise MissingRank(f"a rank did not come {patience}")
+        time.sleep(0.02)
+    return PrefixStore(name, store)
+
+
+def _receive(store: Store, own: str, size: int, patience: Patience) -> list[int]:
+    """Answer tickets with the name of this attempt until all ranks have arrived. For rank 0.
+
+    Returns:
+        The ranks that did not arrive in time.
+    """
     answered: dict[int, str] = {}
 
     def has_come(other: int) -> bool:
@@ -166,8 +219,7 @@ def store_of_this_attempt(store: Store, rank: int, size: int, timeout_s: float) 
         return bool(store.check([f"{own}/arrived/{ticket}"]))
 
     while missing := [other for other in range(1, size) if not has_come(other)]:
-        if time.monotonic() > end:
-            named = ", ".join(f"rank {other}" for other in missing[:20]) + (" and others" if missing[20:] else "")
-            raise MissingRank(f"{named} of {size} did not come within {timeout_s:g} s; {hint}")
+        if patience.is_over:
+            break
         time.sleep(0.02)
-    return PrefixStore(own, store)
+    return missing

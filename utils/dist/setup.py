@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from utils.dist.config import DEFAULT_MEETING, Axes, DeviceName, DistConfig, MeetingConfig
 from utils.dist.launch import Launch
 from utils.dist.place import Place
-from utils.dist.rendezvous import agents_store, open_store, store_of_this_attempt
+from utils.dist.rendezvous import Patience, agents_store, open_store, store_of_this_attempt
 from utils.dist.world import BEGUN, World
 from utils.errors import UserError
 
@@ -46,7 +46,9 @@ def join_ranks(launch: Launch | None = None, config: MeetingConfig = DEFAULT_MEE
         # the heap: two ranks on a CPU grew by 0.7 MB a step without end (docs/log.md).
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     rank, size = launch.rank, launch.size
-    store = store_of_this_attempt(launch_store or open_store(launch, config), rank, size, config.start_timeout_s)
+    patience = Patience(config.start_timeout_s)
+    store = launch_store or open_store(launch, config, patience)
+    store = store_of_this_attempt(store, rank, size, patience)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     places = [Place.here()] * size
     dist.all_gather_object(places, Place.here())

@@ -74,7 +74,7 @@ def _draw_name(project: str, launch: Launch) -> str:
     """
     if launch.identity is not None:
         note = _note_of_launch(project, launch.identity)
-        if not launch.began_before:
+        if not launch.is_later_attempt:
             # The note is from an earlier launch with the same identity, and names another run.
             note.unlink(missing_ok=True)
         elif note.is_file():

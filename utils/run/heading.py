@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-from utils.dist.launch import Launch
 from utils.dist.rendezvous import meeting_point
 from utils.dist.world import World
 from utils.text import for_a_terminal
@@ -87,12 +86,7 @@ def _ranks(world: World) -> str:
     if world.size == 1:
         return "1"
     where = meeting_point(world.launch, world.meeting)
-    return f"{world.size}, as told by {_teller(world.launch)}, met at {where}, connected by {world.backend}"
-
-
-def _teller(launch: Launch) -> str:
-    """Return who told the ranks their numbers. Ray and people set torchrun's variables, too."""
-    return "RANK and WORLD_SIZE" if launch.launcher == "torchrun" and launch.identity is None else launch.launcher
+    return f"{world.size}, as told by {world.launch.teller}, met at {where}, connected by {world.backend}"
 
 
 def _versions() -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from utils.dist.launch import Launch
 from utils.files import plain, write_atomically, writing
 
 LAUNCH_FILE = "launch.json"
@@ -21,11 +22,22 @@ class Launched(BaseModel):
     ranks: int = Field(ge=1)
     device: str  # cuda, mps or cpu
     host: str  # of rank 0
+    launch: str | None = None  # what all attempts of this launch have in common
 
     def write(self, run: Path) -> None:
         """Write the file into the run's folder. Raise UserError if the disk refuses it."""
         with writing(run / LAUNCH_FILE):
             write_atomically(run / LAUNCH_FILE, self.model_dump_json(indent=1) + "\n")
+
+    @staticmethod
+    def began(run: Path, launch: Launch) -> bool:
+        """Return whether an earlier attempt of this launch began to train in the folder.
+
+        torchrun counts such attempts in its store. A job of Slurm may have been requeued before it
+        began to train, and then the folder may hold another run.
+        """
+        before = Launched.read(run) if launch.requeues else None
+        return launch.restarts > 0 or (before is not None and before.launch == launch.identity)
 
     @staticmethod
     def note_finished(run: Path, step: int, last_step: int) -> None:

@@ -16,6 +16,7 @@ from utils.command_line import (
     Container,
     default_groups,
     differences,
+    filled_up,
     read_config,
     typed_changes,
     typed_keys_and_groups,
@@ -29,6 +30,7 @@ from utils.dist.launch import Launch
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
 from utils.run.folder import C, RunConfig, claim_fresh, clear_stopped, note_name, run_folder_of, same_folder, with_names
+from utils.run.launched import Launched
 from utils.run.lock import RunLock
 
 # Keys that belong to one start, not to the run: where the run is, and what a user allowed once.
@@ -68,7 +70,7 @@ def read_start(
         where = with_names(where, launch)
         run_path = where.run_path
         _take(run_path, lock, notes)
-        if where.resume is None and not launch.began_before:
+        if where.resume is None and not Launched.began(run_path, launch):
             asked = validate(config_class, read_config(config_name, overrides))
             claim_fresh(run_path)
             return Start(_named_as(asked, where), notes=notes)
@@ -135,21 +137,7 @@ def completed(stored: Container, config_name: str) -> Container:
     names = {group: _name_in(stored.get(group), group) for group, _ in default_groups(config_name)}
     defaults = read_config(config_name, [f"{group}={name}" for group, name in names.items() if name])
     meeting = {f"dist.{key}": value for key, value in DEFAULT_MEETING.model_dump().items()}
-    return with_changes(_filled_up(stored, defaults), meeting)
-
-
-def _filled_up(stored: Container, defaults: Container) -> Container:
-    both = {
-        key: _filled_up(value, defaults[key])
-        for key, value in stored.items()
-        if isinstance(value, dict) and isinstance(defaults.get(key), dict)
-    }
-    switched = {  # utils.command_line.switches
-        key: {**defaults[key], "enabled": value}
-        for key, value in stored.items()
-        if isinstance(value, bool) and isinstance(defaults.get(key), dict) and "enabled" in defaults[key]
-    }
-    return defaults | stored | both | switched
+    return with_changes(filled_up(stored, defaults), meeting)
 
 
 def _merged(stored: Container, config_name: str, overrides: list[str]) -> tuple[Container, Container]:
@@ -220,7 +208,7 @@ def _named_checkpoint(asked: RunConfig, launch: Launch, lock: RunLock, notes: li
     where = Path(asked.resume)
     run_path = Path(asked.checkpoint_path) if asked.checkpoint_path else run_folder_of(where)
     _take(run_path, lock, notes)
-    if launch.began_before and (own := find_checkpoint(run_path, notes.append)):
+    if Launched.began(run_path, launch) and (own := find_checkpoint(run_path, notes.append)):
         return run_path, own  # an earlier attempt of this launch has already gone on from PATH
     checkpoint = open_checkpoint(where, notes.append)
     if not same_folder(run_path, run_folder_of(where)):

@@ -127,4 +127,6 @@ def test_the_debug_level_that_crashes_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("models.parallel.ddp.get_debug_level", lambda: SimpleNamespace(name="DETAIL"))
     with pytest.raises(UserError, match=r"TORCH_DISTRIBUTED_DEBUG=DETAIL makes .* crash .*; set it to INFO, or take"):
         config_of("ddp").require_support(model_of("hrm"), World(backend="gloo"))
+    with pytest.raises(UserError, match="TORCH_DISTRIBUTED_DEBUG"):  # ranks that share a GPU
+        config_of("ddp").require_support(model_of("hrm"), World(backend="cpu:gloo,cuda:gloo"))
     config_of("ddp").require_support(model_of("hrm"), World(backend="cpu:gloo,cuda:nccl"))

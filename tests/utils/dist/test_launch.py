@@ -4,11 +4,17 @@ The environments are those that Slurm 22.05, Open MPI 4.1, MPICH 4.0 and torchru
 """
 
 import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from utils.dist.launch import Launch, LauncherName, without_launcher
+from tests.runs import REPOSITORY
+from utils.dist.launch import Launch, LauncherName, may_be_first, without_launcher
 from utils.errors import UserError
 
 _SLURM_STEP = {
@@ -82,6 +88,10 @@ def _seat(launch: Launch) -> tuple[Any, ...]:
         (_OPEN_MPI | {"MASTER_ADDR": "a", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, ("mpi", 1, 2, 1, "a")),
         (_MPICH, ("mpi", 1, 2, 1, "127.0.0.1")),
         ({"PMI_RANK": "5", "PMI_SIZE": "8", "MASTER_ADDR": "a"}, ("mpi", 5, 8, None, "a")),
+        # The launcher does not say where ranks of several hosts meet; require_meeting_point asks.
+        (_OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, ("mpi", 1, 2, 1, None)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, ("mpi", 0, 2, None, None)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, ("mpi", 1, 2, None, None)),
         # Inside a step of Slurm, other launchers start ranks of their own.
         (_SLURM_STEP | _TORCHRUN | {"GROUP_WORLD_SIZE": "4"}, ("torchrun", 1, 2, 1, "localhost")),
         (_SLURM_STEP | _OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, ("mpi", 1, 2, 1, "n07")),
@@ -101,14 +111,26 @@ def test_a_rank_finds_itself(
         ({"WORLD_SIZE": "2"}, None, "WORLD_SIZE=2 is set, but RANK is not; set both"),
         ({"RANK": "2"}, None, "RANK=2 is set, but WORLD_SIZE is not; set both"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, None, "RANK is 'x'; set it to a number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, None, "says rank 2 of 2; ranks count from 0"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, None, "says rank 0 of 0"),
+        (_TORCHRUN | {"MASTER_PORT": "99999"}, None, "MASTER_PORT 99999; .* ports from 1 to 65535"),
+        ({"RANK": "0", "WORLD_SIZE": "1"} | _OPEN_MPI, None, "mpirun started 2; unset these two variables"),
+        ({"RANK": "0", "WORLD_SIZE": "1"} | _SLURM_STEP, None, "srun started 4; unset these two variables"),
         ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, None, "did not set SLURM_PROCID.*dist.launcher=single"),
-        (_OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, None, "2 ranks on several hosts.*set MASTER_ADDR"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, None, "2 ranks on several hosts.*set MASTER_ADDR"),
+        ({"PMI_SIZE": "2"}, None, "did not set PMI_RANK"),
+        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "a"}, None, "PMIX_RANK=1 is set, but nothing says how many"),
         ({}, "slurm", "dist.launcher=slurm, but the environment holds nothing of a step of Slurm.*srun"),
         ({}, "torchrun", "dist.launcher=torchrun, but the environment holds nothing of torchrun"),
         (_SLURM_STEP, "mpi", "dist.launcher=mpi, but the environment holds nothing of MPI.*mpirun"),
         (_SLURM_STEP | _TORCHRUN, None, "srun started 4 torchruns, but 1 of them met.*--nnodes=4"),
+        (_SLURM_STEP | _TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}, None, "srun started 4 torchruns"),
         (_OPEN_MPI | _TORCHRUN, None, "mpirun started 2 torchruns, but 1 of them met"),
+        (_SLURM_STEP | _OPEN_MPI, None, "srun started 4 mpiruns, but 1 of them met.*start mpirun alone"),
+        (
+            _SLURM_STEP | _TORCHRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+            "slurm",
+            "dist.launcher=slurm says that there is one rank, but torchrun started 2 inside",
+        ),
     ],
 )
 def test_what_is_missing_is_named(
@@ -152,6 +174,39 @@ def test_launches_differ_in_port_and_name_and_ranks_agree(monkeypatch: pytest.Mo
     assert _launch(monkeypatch, _SLURM_STEP | {"MASTER_PORT": "29501"}).port == 29501
 
 
+def _name_below(wrappers: int) -> list[str]:
+    """Return the names of two MPICH launches, whose ranks have shells between them and mpirun."""
+    code = "from utils.dist.launch import Launch; print('NAME', Launch.from_environment().name)"
+    script = f'"{sys.executable}" -c "{code}"; true'
+    for _ in range(wrappers - 1):
+        script = f"sh -c {shlex.quote(script)}; true"
+    done = subprocess.run(
+        ["mpirun.mpich", "-n", "2", "sh", "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    return re.findall(r"NAME (.*)", done.stdout)
+
+
+@pytest.mark.launch
+@pytest.mark.skipif(shutil.which("mpirun.mpich") is None, reason="there is no mpirun.mpich here")
+def test_ranks_behind_scripts_know_their_launch() -> None:
+    """Each rank has a parent of its own then, but Hydra's daemon is above them all."""
+    one, other = _name_below(1), _name_below(2)
+    assert len(one) == len(other) == 2 and one[0] == one[1] != other[0] == other[1]
+
+
+def test_the_innermost_launcher_decides_who_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for environment, expected in (
+        ({}, True),
+        ({"RANK": "0", "SLURM_PROCID": "1"}, True),
+        ({"RANK": "1", "SLURM_PROCID": "0"}, False),
+        ({"SLURM_PROCID": "1"}, False),
+    ):
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            assert may_be_first() == expected, environment
+
+
 def test_torchruns_attempts_have_one_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     for run_id in ("job-7", "none"):  # torchrun sets "none" if it has no rendezvous id
         attempts = [
@@ -159,16 +214,28 @@ def test_torchruns_attempts_have_one_identity(monkeypatch: pytest.MonkeyPatch) -
             for n in range(2)
         ]
         assert [attempt.restarts for attempt in attempts] == [0, 1]
-        assert [attempt.began_before for attempt in attempts] == [False, True]
+        assert [attempt.is_later_attempt for attempt in attempts] == [False, True]
         assert attempts[0].identity == attempts[1].identity not in (None, "", "none")
 
 
-@pytest.mark.parametrize("environment", [_SLURM_STEP, _SLURM_BATCH, _TORCHRUN | {"SLURM_JOB_ID": "12"}])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        _SLURM_STEP,
+        _SLURM_BATCH,
+        _OPEN_MPI | {"SLURM_JOB_ID": "12"},
+        _TORCHRUN | {"SLURM_JOB_ID": "12"},
+        {"SLURM_JOB_ID": "12", "RANK": "0", "WORLD_SIZE": "2"},
+    ],
+)
 def test_a_requeued_job_is_the_same_launch(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = environment | {"TORCHELASTIC_RUN_ID": "none"}
+    """torchrun --standalone draws another run id in each attempt; another step may come before."""
     monkeypatch.setattr("sys.argv", ["pretrain.py", "lr=1e-4"])
-    first, again = (_launch(monkeypatch, environment | more) for more in ({}, {"SLURM_RESTART_COUNT": "1"}))
-    assert not first.began_before and again.began_before and again.requeues == 1
+    requeued = {"SLURM_RESTART_COUNT": "1"} | (
+        {"TORCHELASTIC_RUN_ID": "x"} if "GROUP_WORLD_SIZE" in environment else {}
+    )
+    first, again = (_launch(monkeypatch, environment | more) for more in ({}, requeued))
+    assert not first.is_later_attempt and again.is_later_attempt and again.requeues == 1
     assert first.identity == again.identity is not None
     monkeypatch.setattr("sys.argv", ["pretrain.py", "lr=2e-4"])  # the next run of the same batch script
     assert _launch(monkeypatch, environment).identity != first.identity

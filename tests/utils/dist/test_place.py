@@ -1,6 +1,5 @@
 """Which processes have ended, and which share a host."""
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +13,3 @@ def test_a_process_counts_as_gone_only_if_it_can_be_seen_from_here() -> None:
     assert place.is_gone and not Place.here().is_gone and not replace(place, pid=1).is_gone
     assert not replace(place, host="another").is_gone
     assert not replace(place, pid_namespace="of a container").is_gone
-
-
-def test_a_place_knows_its_cores() -> None:
-    assert Place.here().cores == frozenset(os.sched_getaffinity(0))

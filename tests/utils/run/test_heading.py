@@ -45,7 +45,7 @@ def test_ranks_that_torchrun_did_not_start() -> None:
     """Ray and people set RANK and WORLD_SIZE, too."""
     launch = Launch("torchrun", size=2, host="a", port=1)
     assert _ranks(World(size=2, launch=launch, backend="gloo")).startswith("2, as told by RANK and WORLD_SIZE, met at")
-    launch = replace(launch, identity="job 7")
+    launch = replace(launch, is_elastic=True)
     assert _ranks(World(size=2, launch=launch, backend="gloo")).startswith("2, as told by torchrun, met at a:1")
 
 

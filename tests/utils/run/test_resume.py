@@ -9,12 +9,41 @@ import pytest
 import yaml
 
 from tests.utils.run.helpers import all_bytes, prepare_run, read, set_attempt
+from utils.dist.launch import Launch
 from utils.run.folder import mark_stopped
+from utils.run.launched import Launched
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 # ---- the checkpoint ----------------------------------------------------------------------------
+
+
+def test_a_requeued_job_resumes_only_what_it_began(copied: Path, quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job may be requeued before it trains. Then its folder may hold another run."""
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    typed = [f"checkpoint_path={copied}"]
+    with pytest.raises(ValueError, match=r"already holds checkpoints \(newest step_00000012\)"):
+        read(*typed)
+    with pytest.raises(ValueError, match=r"already holds checkpoints \(newest step_00000012\)"):
+        read(*typed, f"resume={quiet}/step_00000012")
+    begun = Launched.read(copied)
+    assert begun is not None
+    begun.model_copy(update={"launch": Launch.from_environment().identity}).write(copied)
+    start = read(*typed)
+    assert start.checkpoint is not None and start.checkpoint.state.step == 12
+    monkeypatch.setenv("SLURM_JOB_ID", "78")
+    with pytest.raises(ValueError, match="already holds checkpoints"):
+        read(*typed)
+
+
+def test_a_requeued_job_finds_the_name_that_it_drew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    first = read("project_name=p")
+    prepare_run(first)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert read("project_name=p").config.run_path == first.config.run_path
 
 
 def test_resume_of_a_run_takes_the_newest_step(quiet: Path) -> None:
