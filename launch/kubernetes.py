@@ -11,6 +11,8 @@ import re
 import shlex
 import sys
 from dataclasses import dataclass
+from math import ceil
+from posixpath import normpath
 from typing import Any
 
 import yaml
@@ -18,6 +20,7 @@ import yaml
 from training.config import PretrainConfig
 from utils.arguments import Parser, check_at_least
 from utils.command_line import read_config, validate
+from utils.config_files import names_file
 from utils.errors import UserError
 from utils.shell import run_command
 
@@ -26,11 +29,14 @@ Manifest = dict[str, Any]
 VOLUME, PORT = "/mnt/run", 29500
 # The exit status of a pod after a graceful stop, which has a checkpoint: try again (EX_TEMPFAIL).
 STOPPED = 75
+MISTAKE = 2  # the exit status after a mistake of the user: of no use to try again
+# How long pods wait for one another at least. Images take their time to arrive.
+MEETING_S = 1800
 GRACE_S = 300  # for the rest of a step, its checkpoint and the upload of W&B
 _USER = 1000  # the user of the Dockerfile
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LONGEST_NAME = 40  # Kubernetes adds the number of the pod and more, and a host name has 63 characters
-_QUANTITY = re.compile(r"[1-9]\d*(Mi|Gi|Ti|M|G|T)?")
+_QUANTITY = re.compile(r"[1-9]\d*(Mi|Gi|Ti|M|G|T)")
 
 _EXAMPLES = """
 examples:
@@ -42,13 +48,19 @@ examples:
 # bash gets the SIGTERM of an eviction, and passes it on to the ranks of its pod, if there are any
 # yet. torchrun does not get it: the torchruns of the other pods would wait for it for five minutes.
 # All ranks of all pods then save and end with status 0, which would mean that the work is done.
-# Therefore the marker of a graceful stop makes another status of it. `ls` reads the folder anew,
-# also on NFS. Backquotes, because Kubernetes replaces $(NAME) by a variable.
+# Therefore a new marker of a graceful stop makes another status of it. A marker that was there
+# before is of an earlier stop. `ls` reads the folder anew, also on NFS. A mistake is only taken for
+# one as long as the run has no checkpoint: later it may be a fault of the volume, which passes.
+# Backquotes, because Kubernetes replaces $(NAME) by a variable.
 _SCRIPT = """\
+marker() {{ ls -i --full-time {run} 2> /dev/null | grep ' stopped$'; }}
+before=`marker`
 trap 'ranks=`cat /proc/$!/task/*/children`; kill -TERM ${{ranks:-$!}}' TERM
 {torchrun} &
 while wait $!; status=$?; kill -0 $! 2> /dev/null; do :; done
-if ls {run} | grep -qx stopped; then exit {stopped}; fi
+after=`marker`
+if [ "${{after:-$before}}" != "$before" ]; then exit {stopped}; fi
+if [ $status = {mistake} ] && ls {run} 2> /dev/null | grep -qx latest; then exit 1; fi
 exit $status
 """
 
@@ -123,42 +135,59 @@ def _check_names(request: Request) -> None:
             f"--name is {request.name!r}; give at most {_LONGEST_NAME} lower-case letters, digits and dashes that "
             "begin with a letter"
         )
-    for option, value in (("--namespace", request.namespace), ("--volume-claim", request.volume_claim)):
-        if not re.fullmatch(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", value):
-            raise UserError(f"{option} is {value!r}; give lower-case letters, digits and dashes")
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", request.namespace):
+        raise UserError(f"--namespace is {request.namespace!r}; give lower-case letters, digits and dashes, at most 63")
+    if not re.fullmatch(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?", request.volume_claim):
+        raise UserError(f"--volume-claim is {request.volume_claim!r}; give lower-case letters, digits, dashes and dots")
     if request.memory is not None and not _QUANTITY.fullmatch(request.memory):
         raise UserError(f"--memory is {request.memory!r}; give a number with a unit, such as 64Gi")
 
 
-def overrides_of(request: Request) -> tuple[list[str], str]:
-    """Return the overrides of the run and its folder.
+def overrides_of(request: Request) -> tuple[list[str], str, int]:
+    """Return the overrides of the run, its folder, and how many seconds pods wait for one another.
 
     Raises:
         UserError: pretrain.py would refuse the overrides, or the pods would not find what they
             name.
     """
+    for typed in request.overrides:
+        if names_file(typed):
+            raise UserError(
+                f"{typed} names a file, which the pods don't have; put it into config/{typed.partition('=')[0]} "
+                "before you build the image, and give its name there"
+            )
     config = validate(PretrainConfig, read_config("pretrain", request.overrides))
     if config.resume not in (None, "auto"):
         raise UserError(f"resume={config.resume}: pods that start again need resume=auto, which is added; leave it out")
+    config.parallel.axes(request.nodes * request.ranks)
     run = config.checkpoint_path or f"{VOLUME}/checkpoints/{request.name}"
-    for key, path in [("checkpoint_path", run), *(("data_path", path) for path in config.train_paths)]:
-        if not path.startswith(f"{VOLUME}/"):
+    paths = [("checkpoint_path", run)]
+    paths += [("data_paths" if config.data_paths else "data_path", path) for path in config.train_paths]
+    paths += [("data_paths_test", path) for path in config.data_paths_test]
+    paths += [(key, path) for key in ("init_from", "load_checkpoint") if (path := getattr(config, key))]
+    for key, path in paths:
+        if not normpath(path).startswith(f"{VOLUME}/"):
             raise UserError(f"{key} is {path}, which the pods don't share; give a path below {VOLUME}, the volume")
     added = [] if config.checkpoint_path else [f"checkpoint_path={run}"]
-    return [*request.overrides, *added, *([] if config.resume else ["resume=auto"])], run
+    overrides = [*request.overrides, *added, *([] if config.resume else ["resume=auto"])]
+    return overrides, run, max(MEETING_S, ceil(config.dist.start_timeout_s))
 
 
 def script(request: Request) -> str:
     """Return the commands of a pod. Kubeflow Trainer gives torchrun its options in variables."""
-    overrides, run = overrides_of(request)
-    words = ["torchrun"]
+    overrides, run, patience_s = overrides_of(request)
+    words = ["python -m launch.torchrun", f"--rdzv-conf=timeout={patience_s}"]
     if request.kind == "job":
         words += [f"--nnodes={request.nodes}", f"--nproc-per-node={request.ranks}", f"--master-port={PORT}"]
         words += ['--node-rank="$JOB_COMPLETION_INDEX"', '--master-addr="$MASTER_ADDR"']
     # Kubernetes also makes $ of $$.
     typed = [shlex.quote(word).replace("$", "$$") for word in overrides]
-    torchrun = " ".join([*words, "pretrain.py", *typed])
-    return _SCRIPT.format(torchrun=torchrun, run=shlex.quote(run).replace("$", "$$"), stopped=STOPPED)
+    return _SCRIPT.format(
+        torchrun=" ".join([*words, "pretrain.py", *typed]),
+        run=shlex.quote(run).replace("$", "$$"),
+        stopped=STOPPED,
+        mistake=MISTAKE,
+    )
 
 
 # ---- what Kubernetes gets ----------------------------------------------------------------------
@@ -201,7 +230,6 @@ def _job(request: Request) -> Manifest:
         **_pod_settings(request),
         "containers": [container],
     }
-    stopped = {"containerName": "trainer", "operator": "In", "values": [STOPPED]}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -213,14 +241,22 @@ def _job(request: Request) -> Manifest:
             # A fault ends all pods, and each counts. Three faults are tolerated.
             "backoffLimit": 3 * request.nodes,
             "podFailurePolicy": {
-                "rules": [  # what does not count
+                "rules": [  # the first that fits; what is ignored does not count
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                    {"action": "Ignore", "onExitCodes": stopped},
+                    {"action": "Ignore", "onExitCodes": _status(STOPPED)},
+                    {"action": "FailJob", "onExitCodes": _status(MISTAKE)},
                 ]
             },
+            # Rank 0 ends as the last one. A pod that is evicted after that must not start again,
+            # alone.
+            "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
             "template": {"spec": pod},
         },
     }
+
+
+def _status(status: int) -> Manifest:
+    return {"containerName": "trainer", "operator": "In", "values": [status]}
 
 
 def _train_job(request: Request) -> Manifest:

@@ -1,6 +1,7 @@
 """The YAML fits the published schemas, and its commands train, stop, restart and resume."""
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -17,7 +18,7 @@ import yaml
 from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
 
 from launch import kubernetes
-from launch.kubernetes import GRACE_S, PORT, STOPPED, VOLUME, main, manifests, parse, render
+from launch.kubernetes import GRACE_S, MEETING_S, MISTAKE, PORT, STOPPED, VOLUME, main, manifests, parse, render
 from tests.runs import REPOSITORY, assert_same_run, latest, settings
 from tests.spawn import free_port
 from utils.dist.launch import without_launcher
@@ -163,14 +164,35 @@ def test_a_graceful_stop_does_not_count_as_a_failure() -> None:
     _, job = _rendered("--nodes 4")
     rules = job["spec"]["podFailurePolicy"]["rules"]
     assert {"containerName": "trainer", "operator": "In", "values": [STOPPED]} in [r.get("onExitCodes") for r in rules]
-    assert {rule["action"] for rule in rules} == {"Ignore"} and job["spec"]["backoffLimit"] >= 4
+    actions = {rule["onExitCodes"]["values"][0]: rule["action"] for rule in rules if "onExitCodes" in rule}
+    assert actions == {STOPPED: "Ignore", MISTAKE: "FailJob"} and job["spec"]["backoffLimit"] >= 4
+
+
+def test_a_job_is_done_when_rank_0_is() -> None:
+    """A pod that is evicted afterwards would start again, and wait for the others in vain."""
+    _, job = _rendered("--nodes 4")
+    assert job["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+
+
+@pytest.mark.parametrize(("typed", "seconds"), [("", 1800), ("dist.start_timeout_s=4000.5", 4001)])
+@pytest.mark.parametrize("kind", ["job", "trainjob"])
+def test_pods_wait_for_one_another(kind: str, typed: str, seconds: int) -> None:
+    """torchrun meets before the ranks do, and its own patience is ten minutes."""
+    request = parse(["--kind", kind, DATA, *typed.split()])
+    assert f" --rdzv-conf=timeout={seconds} " in kubernetes.script(request)
+
+
+def _torchrun(request: kubernetes.Request) -> str:
+    """Return the line of the script that starts torchrun."""
+    (line,) = [line for line in kubernetes.script(request).splitlines() if " pretrain.py " in line]
+    return line
 
 
 def test_kubernetes_leaves_an_override_as_it_is_typed() -> None:
     """Kubernetes replaces $(NAME) in a command by a variable, and makes $ of $$."""
     typed = ["run_name='a$(HOSTNAME)b'", "project_name='two words'"]
     request = parse([DATA, *typed])
-    words = shlex.split(kubernetes.script(request).splitlines()[1].replace("$$", "$"))
+    words = shlex.split(_torchrun(request).replace("$$", "$"))
     assert set(typed) <= set(words)
 
 
@@ -184,16 +206,28 @@ def test_kubernetes_leaves_an_override_as_it_is_typed() -> None:
         ("--name A", "--name is 'A'; give at most 40 lower-case letters"),
         ("--name a" + 40 * "b", "give at most 40 lower-case letters"),
         ("--volume-claim a/b", "--volume-claim is 'a/b'; give lower-case letters"),
+        ("--namespace a.b", "--namespace is 'a.b'; give lower-case letters, digits and dashes"),
+        ("--memory 64", "--memory is '64'; give a number with a unit, such as 64Gi"),
         ("--memory 64GB", "--memory is '64GB'; give a number with a unit, such as 64Gi"),
         ("epoch=3", "unknown key 'epoch'; did you mean epochs"),
         ("data_path=data/sudoku", "data_path is data/sudoku, which the pods don't share; give a path below /mnt/run"),
         ("checkpoint_path=checkpoints/a", "checkpoint_path is checkpoints/a, which the pods don't share"),
+        ("data_path=/mnt/run/../data", "data_path is /mnt/run/../data, which the pods don't share"),
+        ("data_paths=[/mnt/run/a,b]", "data_paths is b, which the pods don't share"),
+        ("data_paths_test=[/data/test]", "data_paths_test is /data/test, which the pods don't share"),
+        ("init_from=checkpoints/a", "init_from is checkpoints/a, which the pods don't share"),
+        ("load_checkpoint=/a", "load_checkpoint is /a, which the pods don't share"),
+        (
+            "experiment=my/own.yaml",
+            "experiment=my/own.yaml names a file, which the pods don't have; put it",
+        ),
+        ("--nodes 3 parallel=pipeline parallel.stages=2", "doesn't divide 3 ranks"),
         ("resume=/mnt/run/a", "resume=/mnt/run/a: pods that start again need resume=auto, which is added"),
     ],
 )
 def test_a_wrong_argument_is_one_line(typed: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    own_data = [DATA] if "data_path" not in typed else []
-    assert main([*own_data, *typed.split()]) == 2
+    own_data = [] if re.search("data_paths?=", typed) else [DATA]
+    assert main([*typed.split(), *own_data]) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ") and message in printed.err and printed.err.count("\n") == 1
     assert printed.out == ""
@@ -217,15 +251,16 @@ class _Pods:
 
     def __init__(self, run: Path, overrides: list[str], log: Path) -> None:
         request = parse(["--nodes", "2", "--gpus", "0", DATA, f"checkpoint_path={VOLUME}/a"])
-        torchrun, rest = kubernetes.script(request).splitlines()[1], kubernetes.script(request)
+        torchrun = _torchrun(request)
         words = torchrun.removesuffix(" &").split(" pretrain.py ")[0]
         words = words.replace(f"--master-port={PORT}", f"--master-port={free_port()}")
         typed = shlex.join([*overrides, f"checkpoint_path={run}", "resume=auto"])
-        self.script = rest.replace(torchrun, f"{words} pretrain.py {typed} &").replace(f"ls {VOLUME}/a", f"ls {run}")
+        self.script = kubernetes.script(request).replace(torchrun, f"{words} pretrain.py {typed} &")
+        self.script = self.script.replace(f" {VOLUME}/a ", f" {run} ")
         assert VOLUME not in self.script
         self.log, self.pods = log, list[psutil.Popen]()
 
-    def start(self) -> None:
+    def start(self, indices: tuple[int, ...] = (0, 1)) -> None:
         environment = without_launcher(os.environ) | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
         environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with self.log.open("a") as log:
@@ -238,7 +273,7 @@ class _Pods:
                     stderr=log,
                     start_new_session=True,
                 )
-                for index in (0, 1)
+                for index in indices
             ]
 
     def ended(self) -> list[int]:
@@ -297,3 +332,54 @@ def test_killed_and_evicted_pods_resume_to_the_quiet_end(data: Path, quiet_2: Pa
     finally:
         both.kill()
     assert_same_run(run, quiet_2)
+
+
+@pytest.mark.launch
+def test_an_old_marker_does_not_hide_a_failure(pods: tuple[_Pods, Path], log: Path) -> None:
+    """A pod that starts alone never meets the other one. Nobody clears the marker, then."""
+    both, run = pods
+    run.mkdir()
+    (run / "stopped").write_text("SIGTERM\n")
+    both.script = both.script.replace(f"timeout={MEETING_S}", "timeout=3")
+    for index in (0, 1):
+        both.start((index,))
+        assert both.ended() == [1], log.read_text()
+
+
+@pytest.mark.launch
+def test_a_pod_that_is_started_alone_waits_for_the_other(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    both = _Pods(run, settings(data, None), log)
+    first = list[psutil.Popen]()
+    try:
+        both.start((1,))
+        first = both.pods
+        _until(lambda: bool(first[0].children()), log)
+        time.sleep(2)  # a pod may come later than that
+        assert first[0].is_running()
+        both.start((0,))
+        assert both.ended() == [0] and first[0].wait(timeout=60) == 0, log.read_text()
+    finally:
+        both.kill()
+        both.pods = first
+        both.kill()
+    assert_same_run(run, quiet_2)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(("began", "status"), [(False, MISTAKE), (True, 1)])
+def test_a_mistake_ends_the_job_before_the_first_checkpoint(
+    tmp_path: Path, log: Path, *, began: bool, status: int
+) -> None:
+    """Later it may be a fault of the volume, which passes."""
+    run = tmp_path / "run"
+    if began:
+        run.mkdir()
+        (run / "latest").write_text("step_00000020\n")
+    both = _Pods(run, [f"data_path={tmp_path}/none", "debug=tiny", "device=cpu"], log)
+    try:
+        both.start()
+        assert status in both.ended(), log.read_text()
+    finally:
+        both.kill()
+    assert log.read_text().count("error: ") >= 1
