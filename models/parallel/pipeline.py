@@ -269,11 +269,11 @@ class PipelineLayout(DTensorLayout):
     ) -> tuple[Carry, list[Outputs], Tensor]:
         """As in the base class. Only ranks of a last stage return logits and Q values.
 
-        Raises:
-            UserError: the slots don't split into whole microbatches.
+        The slots split into whole microbatches: the caller checks that for all pipelines before the
+        first step (`require_parts`). A check here would raise on some pipelines only, and the
+        others would wait for them.
         """
         num_slots = len(carry.halted_B)
-        self._config.require_parts(num_slots, self._num_microbatches)
         # Without recurrence a slot halts after its only segment, so a step takes the whole batch.
         carry = Carry({}, torch.ones_like(carry.steps_B), torch.ones_like(carry.halted_B), dict(batch))
         self._sums = self._zero_sums()

@@ -81,6 +81,31 @@ def test_microbatches_must_divide_the_slots_of_every_rank(parts: int, is_fine: b
             require_whole_shares(_config(*typed), _weighted(3, 1, 2))
 
 
+@pytest.mark.parametrize(
+    ("microbatches", "parts", "is_fine"), [(2, 1, True), (1, 2, True), (2, 2, False), (4, 1, False), (3, 1, False)]
+)
+def test_microbatches_must_divide_the_slots_of_every_pipeline(microbatches: int, parts: int, is_fine: bool) -> None:
+    """The pipelines have 6, 2 and 4 slots.
+
+    No step checks this again, so every rank must refuse it here, also a rank whose slots would do.
+    """
+    config = _config(
+        "parallel=pipeline",
+        "parallel.stages=1",
+        f"parallel.microbatches={microbatches}",
+        "global_batch_size=12",
+        "dist.rank_weights=[3,1,2]",
+        f"grad_accumulation={parts}",
+    )
+    for rank in range(3):
+        world = replace(world_of(rank, 3), share_weights=tuple(map(Fraction, (3, 1, 2))))
+        if is_fine:
+            require_whole_shares(config, world)
+        else:
+            with pytest.raises(ValueError, match=r"the 2 slots of a pipeline can't be split into parallel.microbatch"):
+                require_whole_shares(config, world)
+
+
 # ---- other data --------------------------------------------------------------------------------
 
 
