@@ -20,6 +20,7 @@ from tests.runs import assert_same_run, rows, settings, train, with_arguments
 from tests.utils.checkpoint.helpers import snapshot_at
 from training import saves as saves_module
 from training.saves import Saves
+from utils import files
 from utils.checkpoint import writer as writer_module
 from utils.checkpoint.reader import Checkpoint
 from utils.checkpoint.writer import Checkpointer, Snapshot
@@ -221,7 +222,7 @@ class _Run:
         begun = begin(settings(data, folder, **(ON | changes)))
         self.progress, self.said = begun.state.progress, list[str]()
         folder.mkdir()
-        self.checkpointer = Checkpointer(folder, SINGLE, None)
+        self.checkpointer = Checkpointer(folder, SINGLE, begun.start.config.keep_last_k)
         self.saves = Saves(self.checkpointer, begun.start.config, self.progress, self.said.append)
 
     def save(self, step: int, *, best: float | None = None) -> None:
@@ -260,6 +261,94 @@ def test_a_best_step_that_is_lost_is_the_best_no_more(
     run.save(5, best=0.8)
     run.saves.finish()
     assert run.progress.best == 0.7
+
+
+@pytest.mark.parametrize("saved_before", [True, False])
+@pytest.mark.parametrize(
+    "refused", ["writing best", "writing latest", "naming best", "naming latest", "syncing best", "syncing latest"]
+)
+def test_a_failed_save_leaves_best_latest_and_the_progress_as_they_were(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, saved_before: bool
+) -> None:
+    folder = tmp_path / "run"
+    run = _Run(data, folder)
+    if saved_before:
+        run.save(1, best=0.5)
+        run.saves.finish()
+    before = _tree(folder)
+    with monkeypatch.context() as patch:
+        _refuse_once(patch, folder, *refused.split())
+        run.save(2, best=0.9)
+        run.saves.finish()
+    assert run.progress.failed_saves == 1 and run.progress.best == (0.5 if saved_before else None)
+    assert _tree(folder) == before
+    run.save(3, best=0.7)
+    run.saves.finish()
+    assert (folder / "best").read_text() == (folder / "latest").read_text() == "step_00000003\n"
+
+
+def test_a_failed_save_of_a_step_that_is_saved_already_keeps_the_old_one(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step is saved twice if a stop puts its evaluation off."""
+    run = _Run(data, tmp_path / "run")
+    run.save(1)
+    run.saves.finish()
+    _refuse_once(monkeypatch, tmp_path / "run", "naming", "latest")
+    run.save(1, best=0.9)
+    run.saves.finish()
+    assert run.progress.best is None and Checkpoint.open(tmp_path / "run/step_00000001").state.best is None
+    assert not (tmp_path / "run/best").exists()
+
+
+def test_a_step_is_saved_even_if_an_older_one_cannot_be_removed(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = _Run(data, tmp_path / "run", keep_last_k=1)
+    run.save(1, best=0.5)
+
+    def refuse(self: Checkpointer, folder: Path) -> None:
+        raise OSError(16, os.strerror(16), str(folder))
+
+    monkeypatch.setattr(Checkpointer, "_remove", refuse)
+    run.save(2, best=0.9)
+    run.saves.finish()
+    assert run.progress.failed_saves == 0 and run.progress.best == 0.9
+    assert (tmp_path / "run/best").read_text() == (tmp_path / "run/latest").read_text() == "step_00000002\n"
+    assert "step_00000001 can't be used (Device or resource busy)" in capfd.readouterr().err
+
+
+def _tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _refuse_once(patch: pytest.MonkeyPatch, run: Path, what: str, name: str) -> None:
+    """Let the disk refuse to write or sync `latest` or `best`, or to rename another file to it."""
+    write, replace, sync = files.write_synced, Path.replace, files.sync_folder
+    refused, named = list[bool](), list[str]()
+
+    def perhaps_refuse(when: bool) -> None:
+        if when and not refused:
+            refused.append(True)
+            raise OSError(28, os.strerror(28))
+
+    def writing(path: Path, contents: bytes) -> None:
+        perhaps_refuse(what == "writing" and path.name == f".incomplete_{name}")
+        write(path, contents)
+
+    def naming(self: Path, target: Path) -> Path:
+        perhaps_refuse(what == "naming" and target == run / name)
+        named.append(target.name)
+        return replace(self, target)
+
+    def syncing(folder: Path) -> None:
+        perhaps_refuse(what == "syncing" and folder == run and named[-1:] == [name])
+        sync(folder)
+
+    for module in (files, writer_module):
+        patch.setattr(module, "write_synced", writing)
+        patch.setattr(module, "sync_folder", syncing)
+    patch.setattr(Path, "replace", naming)
 
 
 def test_an_evaluation_is_compared_with_the_best_on_the_disk(data: Path, tmp_path: Path, log: Path) -> None:

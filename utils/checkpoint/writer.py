@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,8 @@ from utils.checkpoint.reader import Tensors, first_failure
 from utils.dist.lost_ranks import is_lost_peer
 from utils.dist.world import World, local_part
 from utils.errors import UserError
-from utils.files import INCOMPLETE, file_errors, sync_folder, write_atomically, write_synced
+from utils.files import INCOMPLETE, file_errors, sync_folder, write_synced
+from utils.terminal import tell
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,39 @@ class _StorageWriter(HuggingFaceStorageWriter):
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         done.set_result(results)
         return done
+
+
+class _Pointer:
+    """The file `latest` or `best`, which is about to name another step."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self._path, self._name, self._former_name = path, folder.name, read_name(path)
+        self._new = path.with_name(f"{INCOMPLETE}{path.name}")
+        self._former = path.with_name(f"{INCOMPLETE}former_{path.name}")
+
+    def prepare(self) -> None:
+        """Write beside the file what it is to hold, and what it holds now.
+
+        A full disk refuses that while nothing has changed. Later on, files are only renamed.
+        """
+        if self._former_name:
+            write_synced(self._former, f"{self._former_name}\n".encode())
+        write_synced(self._new, f"{self._name}\n".encode())
+
+    def replace(self) -> None:
+        self._new.replace(self._path)
+        sync_folder(self._path.parent)
+
+    def restore(self) -> None:
+        """Undo `replace`, even if it got only half-way."""
+        if self._former_name:
+            self._former.replace(self._path)
+        else:
+            self._path.unlink(missing_ok=True)
+
+    def remove_leftovers(self) -> None:
+        for leftover in (self._new, self._former):
+            leftover.unlink(missing_ok=True)
 
 
 class Checkpointer:
@@ -284,21 +319,43 @@ class Checkpointer:
             then(folder)
 
     def _publish(self, temporary: Path, folder: Path, *, is_best: bool) -> None:
+        """Give a whole step its name, and let `latest` and perhaps `best` name it.
+
+        If the disk refuses any of it, everything is as it was before.
+        """
         sync_folder(temporary / "state")
         sync_folder(temporary)
-        aside = self.run / f"{REPLACED}{folder.name}"
-        if folder.exists():
-            # The folder exists if the run was killed before `latest` was written, or resumed from
-            # an earlier step. The old folder is moved aside and only removed after the new one has
-            # its name, because it may be the only checkpoint.
-            shutil.rmtree(aside, ignore_errors=True)
-            folder.rename(aside)
-        temporary.rename(folder)
         # `best` comes first. A run that is killed before `latest` is written resumes from an
         # earlier step, and finds again that this step is the best.
-        if is_best:
-            write_atomically(self.run / "best", folder.name + "\n")
-        write_atomically(self.run / "latest", folder.name + "\n")
+        pointers = [_Pointer(self.run / name, folder) for name in (("best", "latest") if is_best else ("latest",))]
+        aside = self.run / f"{REPLACED}{folder.name}"
+        with ExitStack() as undo:
+            for pointer in pointers:
+                undo.callback(pointer.remove_leftovers)
+                pointer.prepare()
+            if folder.exists():
+                # The folder exists if the run was killed before `latest` was written, or resumed
+                # from an earlier step. The old folder is moved aside and only removed after the new
+                # one has its name, because it may be the only checkpoint.
+                shutil.rmtree(aside, ignore_errors=True)
+                folder.rename(aside)
+                undo.callback(aside.rename, folder)
+            temporary.rename(folder)
+            undo.callback(folder.rename, temporary)
+            for pointer in pointers:
+                undo.callback(pointer.restore)
+                pointer.replace()
+            undo.pop_all()
+        try:
+            with file_errors():
+                self._tidy(folder, aside, pointers)
+        except UserError as error:  # the step is saved all the same
+            tell(f"WARNING: what {folder} replaces could not be removed: {error}")
+
+    def _tidy(self, folder: Path, aside: Path, pointers: list[_Pointer]) -> None:
+        """Remove what is of no use after a step was saved."""
+        for pointer in pointers:
+            pointer.remove_leftovers()
         if aside.exists():
             shutil.rmtree(aside)
         if self._keep_last_k is not None:

@@ -20,7 +20,7 @@ from tests.spawn import run_ranks, world_of
 from tests.utils.checkpoint.helpers import CONFIG, SLOTS, carry_of, placed, save_step, silent, snapshot_at, weights_at
 from utils import files
 from utils.checkpoint import writer as writer_module
-from utils.checkpoint.format import step_folders
+from utils.checkpoint.format import read_name, step_folders
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, put_back
 from utils.checkpoint.writer import Checkpointer
 from utils.dist.config import Axes
@@ -226,14 +226,14 @@ def test_a_step_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
 
     def sync(folder: Path) -> None:
         synced.append(str(folder.relative_to(tmp_path)).split("_1_")[-1])
-        assert not step_folders(tmp_path), "the step was renamed before it was synced"
+        assert folder == tmp_path or not step_folders(tmp_path), "the step was renamed before it was synced"
 
     monkeypatch.setattr(writer_module, "sync_folder", sync)
     checkpointer = Checkpointer(tmp_path, World.single(), None)
     checkpointer._writer_id = "mine"
     checkpointer.save(snapshot_at(1, World.single()), is_best=False)
     checkpointer.wait()
-    assert synced == [".incomplete_step_00000001_mine/state", ".incomplete_step_00000001_mine"]
+    assert synced == [".incomplete_step_00000001_mine/state", ".incomplete_step_00000001_mine", "."]
 
 
 def test_half_written_files_of_an_earlier_save_do_not_enter_a_step(tmp_path: Path) -> None:
@@ -271,6 +271,10 @@ def test_killed_at_every_moment_of_a_save(tmp_path: Path, step: int) -> None:
         found = find_checkpoint(run, silent)
         assert found is not None and found.state.step in (6, step), f"killed at change {moment}"
         assert torch.equal(found.weights()["a"], weights_at(found.state.step)["a"])
+        if best := read_name(run / "best"):
+            Checkpoint.open(run / best)
+        elif step == 8:
+            assert found.state.step == 6, f"killed at change {moment}, `latest` names a best step that `best` does not"
         if process.exitcode == 0:
             assert moment > 10, f"a save made only {moment} changes: the test no longer sees all changes"
             return
@@ -309,10 +313,15 @@ def test_best_is_written_before_latest(run: Path, monkeypatch: pytest.MonkeyPatc
 
     In the other order, a kill in between would lose the name of the best step.
     """
-    written = []
-    monkeypatch.setattr(writer_module, "write_atomically", lambda path, text: written.append(path.name))
+    named = []
+
+    def sync(folder: Path) -> None:
+        if folder == run:
+            named.append([read_name(run / pointer) for pointer in ("best", "latest")])
+
+    monkeypatch.setattr(writer_module, "sync_folder", sync)
     save_step(run, 8, World.single(), is_best=True)
-    assert written == ["best", "latest"]
+    assert named == [["step_00000008", "step_00000006"], ["step_00000008", "step_00000008"]]
 
 
 # ---- a disk that refuses -----------------------------------------------------------------------
