@@ -22,7 +22,8 @@ from utils.dist.launch import without_launcher
 
 PAGE = (REPOSITORY / "docs" / "launching.md").read_text()
 TINY = "debug=tiny device=cpu max_steps=5 log_interval=1 eval_every_n_steps=null best_metric=null"
-# Which test runs a command, by its first words.
+HERE = ("torchrun", "mpirun", "RANK=")
+# Which test runs a command of another kind, by its first words.
 ELSEWHERE = {
     "sbatch": "tests/test_slurm.py",
     "srun": "tests/test_slurm.py",
@@ -41,9 +42,9 @@ def _launches() -> list[list[str]]:
     """Return the commands that belong together, one for each host."""
     launches: list[list[str]] = []
     for command in _commands():
-        if not command.startswith(("torchrun", "mpirun")):
+        if not command.startswith(HERE):
             continue
-        if "--node-rank 1" in command:
+        if "--node-rank 1" in command or command.startswith("RANK=1"):
             launches[-1].append(command)
         else:
             launches.append([command] * (2 if "--rdzv-endpoint" in command else 1))
@@ -52,7 +53,7 @@ def _launches() -> list[list[str]]:
 
 def test_each_command_has_a_test() -> None:
     for command in _commands():
-        assert command.startswith(("torchrun", "mpirun", "make ", *ELSEWHERE)), f"no test runs {command!r}"
+        assert command.startswith((*HERE, "make ", *ELSEWHERE)), f"no test runs {command!r}"
         if command.startswith("make "):
             subprocess.run(["make", "-n", command.split()[1]], cwd=REPOSITORY, check=True, capture_output=True)
     for words, test in ELSEWHERE.items():
@@ -69,9 +70,15 @@ def _made_small(command: str, num_hosts: int, port: int, data: Path, run: Path) 
     ranks = 2 // num_hosts
     command = re.sub(r"(--nproc-per-node|-n) 8", rf"\1 {ranks}", command).replace("node1", "localhost")
     command = re.sub(r"(localhost:|--master-port )\d+", rf"\g<1>{port}", command)
+    command = re.sub(r"^RANK=", "env RANK=", command)
     if command.startswith("mpirun"):  # tests run as root in containers, and on machines with one core
         command = command.replace("mpirun ", "mpirun.openmpi --allow-run-as-root --oversubscribe ")
-    elif "--master-port" not in command and "rdzv" not in command and "--standalone" not in command:
+    elif (
+        command.startswith("torchrun")
+        and "--master-port" not in command
+        and "rdzv" not in command
+        and "--standalone" not in command
+    ):
         command = command.replace("torchrun ", f"torchrun --master-port {port} ")
     return f"{command} {TINY} checkpoint_path={run}".replace("data_path=data/sudoku-6x6", f"data_path={data}")
 
