@@ -29,7 +29,9 @@ class Saves:
     ) -> None:
         self._checkpointer, self._progress, self._say = checkpointer, progress, say
         self.may_fail, self._most = config.on_save_error == "continue", config.max_failed_saves
+        self._rewinds = config.on_nonfinite == "rewind"
         self._failed_in_a_row = 0
+        self._last_failure: FailedSave | None = None
         self._is_under_way = False
         self._best_on_disk = progress.best  # the value of the step that `best` names
         self._best_under_way: float | None = None  # the value of the step that is being saved, if it is the best
@@ -42,9 +44,15 @@ class Saves:
         self._is_under_way, self._best_under_way = True, snapshot.state.best if is_best else None
 
     def look(self) -> None:
-        """Do what `finish` does if the save has ended already. Every rank."""
+        """Count and report a failure of the save if it has ended already. Every rank.
+
+        This does not end the run: the caller does not know yet whether the last save comes next.
+
+        Raises:
+            UserError: The save failed, and on_save_error=stop.
+        """
         if not self._checkpointer.is_under_way():
-            self.finish()
+            self._wait()
 
     def finish(self, *, last_comes: bool = False) -> None:
         """Wait for the save that is under way. Every rank.
@@ -56,9 +64,18 @@ class Saves:
         Raises:
             UserError: The save failed, and that ends the run.
         """
-        failed = self._wait()
-        if failed is not None and self._failed_in_a_row >= self._most and not last_comes:
-            raise self._out_of_attempts(failed) from failed
+        self._wait()
+        if not last_comes:
+            self.require_attempts_left()
+
+    def require_attempts_left(self) -> None:
+        """Raise UserError if max_failed_saves saves in a row have failed. Every rank.
+
+        Call this only where no last save follows, because the last save has attempts of its own. A
+        save that is under way does not count yet.
+        """
+        if self._last_failure is not None and self._failed_in_a_row >= self._most:
+            raise self._out_of_attempts(self._last_failure) from self._last_failure
 
     def last_good(self) -> str:
         """Return a phrase that names the checkpoint to go on from. Every rank.
@@ -66,9 +83,12 @@ class Saves:
         It names the step that is being saved, unless that save fails.
 
         Raises:
-            UserError: The save failed, and on_save_error=stop.
+            UserError: The save failed, and that ends the run. Without on_nonfinite=rewind, too many
+                failures are no error here: the caller ends the run, and says what went wrong.
         """
         self._wait()
+        if self._rewinds:
+            self.require_attempts_left()
         return self._checkpointer.last_good
 
     def finish_last(self) -> None:
@@ -94,8 +114,8 @@ class Saves:
                 time.sleep(_PAUSE_S)
                 self._checkpointer.try_again()
 
-    def _wait(self) -> FailedSave | None:
-        """Wait for the save that is under way, and count and return its failure. Every rank."""
+    def _wait(self) -> None:
+        """Wait for the save that is under way, and count and report its failure. Every rank."""
         best, self._best_under_way = self._best_under_way, None
         was_under_way, self._is_under_way = self._is_under_way, False
         try:
@@ -104,16 +124,16 @@ class Saves:
             if not self.may_fail:
                 raise
             self._note(failed, is_best=best is not None)
-            return failed
+            return
         if was_under_way:
-            self._failed_in_a_row = 0
+            self._failed_in_a_row, self._last_failure = 0, None
             self._best_on_disk = best if best is not None else self._best_on_disk
-        return None
 
     def _note(self, failed: FailedSave, *, is_best: bool) -> None:
         """Count a failed save, and say so."""
         self._progress.failed_saves += 1
         self._failed_in_a_row += 1
+        self._last_failure = failed
         lost = ""
         if is_best:
             # The weights of this step are lost. A later step that is better than the one on the

@@ -159,7 +159,7 @@ class Session:
 
         Raises:
             BadStep: A step since the last row went wrong.
-            UserError: A save failed, and that ends the run.
+            UserError: A save failed, and on_save_error=stop.
         """
         step = self.state.progress.step
         self._profiler.step()
@@ -255,8 +255,16 @@ class Session:
             self._metrics.write(self.state.progress.step, row, may_wait=self._saves.may_fail)
 
     def vote_to_end(self) -> tuple[bool, bool]:
-        """Return whether any rank was asked to stop, and whether any lacks a batch. Every rank."""
+        """Return whether any rank was asked to stop, and whether any lacks a batch. Every rank.
+
+        Raises:
+            UserError: max_failed_saves saves in a row have failed, and the run does not end at this
+                step otherwise. If it does, its last save is tried.
+        """
+        plan, progress = self.plan, self.state.progress
         stopping, data_failed = self._world.any_of(self._stop.requested(), self._data_error is not None)
+        if not (stopping or data_failed or plan.out_of_patience(progress) or progress.step >= plan.last_step):
+            self._saves.require_attempts_left()
         return stopping, data_failed
 
     def save(self, *, is_best: bool, is_last: bool = False) -> None:

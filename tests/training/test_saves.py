@@ -73,6 +73,35 @@ def test_a_run_ends_after_as_many_failed_saves_in_a_row(
     assert_same_run(run, quiet if ranks == 1 else quiet_2)
 
 
+@pytest.mark.parametrize(
+    ("changes", "ends_at"),
+    [
+        ({"eval_every_n_steps": 1, "checkpoint_every_eval": True}, 6),
+        ({"eval_every_n_steps": 1, "checkpoint_every_eval": False}, 7),
+        ({"eval_every_n_steps": 1, "checkpoint_every_eval": False, "on_nonfinite": "rewind"}, 7),
+    ],
+    ids=["each evaluation is saved", "some evaluations are not saved", "it may rewind"],
+)
+def test_a_failure_that_an_evaluation_notices_counts(
+    data: Path, tmp_path: Path, log: Path, changes: dict[str, Any], ends_at: int
+) -> None:
+    """The evaluation of the next step, and no log, finds that the second save has failed."""
+    run = tmp_path / "run"
+    typed = settings(data, run, max_failed_saves=2, log_interval=100, **ON, **changes)
+    done = train(typed, log, hook=with_arguments(_full_without_best, 4, 11))
+    assert "2 saves in a row failed (max_failed_saves)" in done.error()
+    assert done.output.count("WARNING: the checkpoint of step") == 2, done.output
+    assert [row["step"] for row in rows(run)][-1] == ends_at, "the run went on, or lost the row of its last step"
+
+
+def _full_without_best(first_step: int, end_step: int, rank: int) -> None:
+    """Fill the disk for the first rank. No evaluation is the best, which would be saved anyhow."""
+    from training.plan import Plan
+
+    Plan.update_best = lambda *args: False  # type: ignore[method-assign]
+    runs.full_disk(first_step, end_step, [0], rank)
+
+
 def _disk_is_enlarged(folder: Path, at_step: int, rank: int) -> None:
     def enlarge(step: int) -> None:
         if step == at_step and rank == 0:
@@ -129,6 +158,17 @@ def test_the_last_save_is_tried_again(
     assert "this is the last checkpoint of the run: trying again in 10 s (attempt 2 of 2)" in output
     assert_same_run(run, quiet if ranks == 1 else quiet_2, metrics=False)
     assert [row["step"] for row in rows(run)] == [1, 5, 10, 12], "rows that had to wait are lost"
+
+
+def test_a_failure_that_the_last_log_notices_leaves_the_last_save_its_attempts(
+    data: Path, tmp_path: Path, log: Path
+) -> None:
+    """The save of step 11 fails, and step 12 is logged before its own save."""
+    run = tmp_path / "run"
+    typed = settings(data, run, max_failed_saves=1, checkpoint_every_n_steps=11, eval_every_n_steps=12, **ON)
+    done = train([*typed, "log_interval=4"], log, hook=with_arguments(_full_at_the_end, 9, 0))
+    assert "failed saves in a row: 1; the run ends at 1" in done.output
+    assert "the checkpoint of step 12 could not be written" in done.error(), "the last save was not tried"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -387,6 +427,19 @@ def test_the_count_in_a_row_begins_anew_after_a_save(
     run.save(8)
     with pytest.raises(UserError, match=r"2 saves in a row failed \(max_failed_saves\)"):
         run.saves.finish()
+
+
+def test_failed_saves_end_a_run_that_would_go_back(data: Path, tmp_path: Path, refuse: Callable[[bool], None]) -> None:
+    """It asks for the last good checkpoint. A rewind would begin a new count."""
+    for reaction in ("rewind", "stop"):
+        run = _Run(data, tmp_path / reaction, max_failed_saves=1, on_nonfinite=reaction)
+        refuse(True)
+        run.save(1)
+        if reaction == "rewind":
+            with pytest.raises(UserError, match=r"1 saves in a row failed \(max_failed_saves\)"):
+                run.saves.last_good()
+        else:  # the run ends in any case, and with the message about the step
+            assert run.saves.last_good() == "there is no checkpoint yet"
 
 
 def test_a_failed_save_is_noticed_without_another_save(
