@@ -1,8 +1,9 @@
 # An image of the trainer. It can be pushed to any registry.
 #
-#   docker build --target cuda --tag trainer:cuda .
-#   docker build --target cpu --tag trainer:cpu .
+#   docker build --build-arg COMMIT="$(git describe --always --dirty)" --target cuda --tag trainer:cuda .
+#   docker build --build-arg COMMIT="$(git describe --always --dirty)" --target cpu --tag trainer:cpu .
 #
+# There is no git in the image. The first lines of a log name the COMMIT instead.
 # The code is in /app. Data and checkpoints belong on a volume, which user 1000 can write.
 
 FROM python:3.11.14-slim-bookworm AS base
@@ -25,11 +26,15 @@ RUN grep '^torch==' requirements.txt > torch.txt \
     && python -m pip install --no-cache-dir --requirement requirements.txt \
     && rm torch.txt
 COPY . .
+ARG COMMIT
+RUN echo "$COMMIT" > COMMIT
 USER 1000
 CMD ["python", "pretrain.py", "--help"]
 
 FROM base AS cuda
 RUN python -m pip install --no-cache-dir --requirement requirements.txt
 COPY . .
+ARG COMMIT
+RUN echo "$COMMIT" > COMMIT
 USER 1000
 CMD ["python", "pretrain.py", "--help"]

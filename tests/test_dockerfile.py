@@ -6,6 +6,8 @@ import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
+import pytest
+
 from launch.kubernetes import parse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +41,19 @@ def test_images_are_pinned_and_not_run_by_root() -> None:
 def test_a_job_takes_the_image_of_its_target_by_default() -> None:
     for gpus, target in (("0", "cpu"), ("8", "cuda")):
         image = parse(["--gpus", gpus]).image
-        assert target in _stages() and f"docker build --target {target} --tag {image} ." in TEXT
+        assert target in _stages() and f" --target {target} --tag {image} ." in TEXT
+
+
+def test_the_page_builds_as_the_dockerfile_says() -> None:
+    lines = re.findall(r"^#   (docker build .+)$", TEXT, flags=re.MULTILINE)
+    assert len(lines) == 2 and "\n".join(lines) in (ROOT / "docs/launching.md").read_text()
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_the_image_notes_its_commit(target: str) -> None:
+    """The noted commit is that of the code, and changes no layer below the code."""
+    _, after = _stages()[target].split("COPY . .")
+    assert 'ARG COMMIT\nRUN echo "$COMMIT" > COMMIT\n' in after and "--build-arg COMMIT=" in TEXT
 
 
 def test_only_one_argument_names_a_package_host() -> None:
@@ -53,5 +67,7 @@ def test_the_context_has_the_sources_and_nothing_else() -> None:
     named = [line.removeprefix("!") for line in lines if line.startswith("!")]
     assert not [name for name in named if not list(ROOT.glob(name))], "a name that is in .dockerignore is gone"
     needed = {"pretrain.py", "evaluate.py", "requirements.txt", "config"}
-    needed |= {path.parent.name for path in ROOT.glob("*/*.py")} - {"tests", "benchmarks"}
+    # A sweep needs optuna, which the image does not have.
+    assert "sweep.py" in lines[lines.index("!*.py") :] and "search" not in named
+    needed |= {path.parent.name for path in ROOT.glob("*/*.py")} - {"tests", "benchmarks", "search"}
     assert not {name for name in needed if not any(fnmatch(name, pattern) for pattern in named)}

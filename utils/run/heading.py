@@ -98,12 +98,19 @@ def _git_state() -> str:
     """Return the commit of this code and how many of its files differ from the commit."""
     try:
         if Path(_git("rev-parse", "--show-toplevel")).resolve() != _ROOT:
-            return "not under git"
+            return _noted_commit()
         commit, changes = _git("log", "-1", "--format=%h of %cs"), _git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
-        return "not under git"
+        return _noted_commit()
     num_changed = len(changes.splitlines())
     return f"commit {commit}" + (f", {num_changed} file{'s' * (num_changed > 1)} changed" if num_changed else "")
+
+
+def _noted_commit() -> str:
+    """Return the commit that the build of an image has written into the file COMMIT."""
+    file = _ROOT / "COMMIT"
+    noted = file.read_text(errors="replace").strip() if file.is_file() else ""
+    return f"commit {noted}" if noted else "not under git"
 
 
 def _git(*arguments: str) -> str:
