@@ -22,6 +22,7 @@ from utils.arguments import Parser, check_at_least
 from utils.command_line import read_config, validate
 from utils.config_files import names_file
 from utils.errors import UserError
+from utils.secrets import secret_in
 from utils.shell import run_command
 
 Manifest = dict[str, Any]
@@ -36,6 +37,7 @@ GRACE_S = 300  # for the rest of a step, its checkpoint and the upload of W&B
 _USER = 1000  # the user of the Dockerfile
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LONGEST_NAME = 40  # Kubernetes adds the number of the pod and more, and a host name has 63 characters
+_SET_HERE = ("MASTER_ADDR", "JOB_COMPLETION_INDEX")
 _QUANTITY = re.compile(r"[1-9]\d*(Mi|Gi|Ti|M|G|T)")
 
 _EXAMPLES = """
@@ -78,6 +80,7 @@ class Request:
     gpus: int
     cpus: int | None
     memory: str | None
+    env: list[str]
     overrides: list[str]
 
     @property
@@ -120,12 +123,15 @@ def parse(argv: list[str] | None) -> Request:
                         "(default: 1)")  # fmt: skip
     parser.add_argument("--cpus", type=int, help="cores of each pod (default: 4 for each rank)")
     parser.add_argument("--memory", help="memory of each pod, such as 64Gi (default: 16Gi for each rank)")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable of the "
+                        "pods, such as NCCL_DEBUG=INFO; can be repeated")  # fmt: skip
     parser.add_argument("overrides", nargs="*", help="keys of pretrain.py, as key=value")
     typed = parser.parse_args(argv)
     check_at_least(typed, nodes=1, gpus=0, cpus=1)
     typed.image = typed.image or ("trainer:cuda" if typed.gpus else "trainer:cpu")
     request = Request(**vars(typed))
     _check_names(request)
+    _check_variables(request)
     return request
 
 
@@ -141,6 +147,17 @@ def _check_names(request: Request) -> None:
         raise UserError(f"--volume-claim is {request.volume_claim!r}; give lower-case letters, digits, dashes and dots")
     if request.memory is not None and not _QUANTITY.fullmatch(request.memory):
         raise UserError(f"--memory is {request.memory!r}; give a number with a unit, such as 64Gi")
+
+
+def _check_variables(request: Request) -> None:
+    for typed in request.env:
+        if not re.fullmatch(r"[A-Za-z_]\w*=.*", typed, re.ASCII | re.DOTALL):
+            raise UserError(f"--env is {typed!r}; give NAME=VALUE, such as NCCL_DEBUG=INFO")
+        name = typed.partition("=")[0]
+        if secret := secret_in(typed):
+            raise UserError(f"--env {name} holds the secret {secret}; give it to the pods in a Secret of Kubernetes")
+        if name in _SET_HERE:
+            raise UserError(f"--env sets {name}, which pods need to meet; leave it out")
 
 
 def overrides_of(request: Request) -> tuple[list[str], str, int]:
@@ -294,7 +311,11 @@ def _metadata(request: Request) -> Manifest:
 
 
 def _environment(request: Request) -> list[Manifest]:
-    return [{"name": "OMP_NUM_THREADS", "value": str(max(1, request.cores // request.ranks))}]
+    variables = {"OMP_NUM_THREADS": str(max(1, request.cores // request.ranks))}
+    for typed in request.env:
+        name, _, value = typed.partition("=")
+        variables[name] = value.replace("$", "$$")  # Kubernetes also makes $ of $$
+    return [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def _pod_settings(request: Request) -> Manifest:

@@ -174,6 +174,24 @@ def test_a_job_is_done_when_rank_0_is() -> None:
     assert job["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
 
 
+@pytest.mark.parametrize("kind", ["job", "trainjob"])
+def test_variables_reach_the_pods(kind: str) -> None:
+    job = _rendered("--gpus 2 --env NCCL_DEBUG=INFO --env OMP_NUM_THREADS=3 --env 'A=b=$(C)'", kind=kind)[-1]
+    spec = job["spec"]["template"]["spec"]["containers"][0] if kind == "job" else job["spec"]["trainer"]
+    expected = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "3", "A": "b=$$(C)"}
+    found = [(variable["name"], variable["value"]) for variable in spec["env"]]
+    assert expected.items() <= dict(found).items() and len(found) == len(dict(found))
+    _check(job)
+
+
+def test_a_secret_is_not_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "abcdefghijkl")
+    assert main(["--env", "WANDB_API_KEY=abcdefghijkl", DATA]) == 2
+    printed = capsys.readouterr()
+    assert "holds the secret WANDB_API_KEY; give it to the pods in a Secret" in printed.err
+    assert "abcdefghijkl" not in printed.out + printed.err
+
+
 @pytest.mark.parametrize(("typed", "seconds"), [("", 1800), ("dist.start_timeout_s=4000.5", 4001)])
 @pytest.mark.parametrize("kind", ["job", "trainjob"])
 def test_pods_wait_for_one_another(kind: str, typed: str, seconds: int) -> None:
@@ -209,6 +227,8 @@ def test_kubernetes_leaves_an_override_as_it_is_typed() -> None:
         ("--namespace a.b", "--namespace is 'a.b'; give lower-case letters, digits and dashes"),
         ("--memory 64", "--memory is '64'; give a number with a unit, such as 64Gi"),
         ("--memory 64GB", "--memory is '64GB'; give a number with a unit, such as 64Gi"),
+        ("--env NCCL_DEBUG", "--env is 'NCCL_DEBUG'; give NAME=VALUE"),
+        ("--env MASTER_ADDR=a", "--env sets MASTER_ADDR, which pods need to meet"),
         ("epoch=3", "unknown key 'epoch'; did you mean epochs"),
         ("data_path=data/sudoku", "data_path is data/sudoku, which the pods don't share; give a path below /mnt/run"),
         ("checkpoint_path=checkpoints/a", "checkpoint_path is checkpoints/a, which the pods don't share"),
