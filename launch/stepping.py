@@ -46,6 +46,10 @@ class SteppedRun:
             self._opened = opened.pop_all()
         self._batches = self._session.batches()
         self._is_best = False
+        # The row of the newest step, until it is logged. A step has one row in metrics.jsonl, which
+        # also holds the metrics of its evaluation.
+        self._row = self._state.progress.pending_row
+        self._state.progress.pending_row = None
 
     @property
     def step(self) -> int:
@@ -55,18 +59,18 @@ class SteppedRun:
     def train_step(self) -> Row:
         """Take a step, and return its metrics, which are whole on rank 0.
 
-        They are also appended to metrics.jsonl.
+        They are appended to metrics.jsonl when the next step begins, or at save() or close().
 
         Raises:
             BadStep: The step went wrong.
             UserError: All steps are done, or the data or the disk failed.
         """
+        self._log()
         batch = next(self._batches, None)
         if batch is None:
             raise UserError(f"the run has done all {self._session.plan.last_step} steps; raise epochs or max_steps")
-        row = take_step(self._session, batch, self._world)
-        self._session.log(row)
         self._is_best = False
+        self._row = row = take_step(self._session, batch, self._world)
         _, data_failed = self._session.vote_to_end()
         if data_failed:
             self._session.raise_data_error()
@@ -75,25 +79,44 @@ class SteppedRun:
     def evaluate(self) -> Row:
         """Evaluate the test split, with the averaged weights if there are any, and return metrics.
 
+        They join the row of the step in metrics.jsonl. If that row is there already, because the
+        step was saved or another process took it, they are only returned. The best step so far is
+        saved at once, as in pretrain.py, because no later save can have its weights.
+
         Raises:
             UserError: The config evaluates nothing, or the data or the disk failed.
         """
         if not self._session.plan.evaluates:
             raise UserError("this config never evaluates; give eval_interval or eval_every_n_steps")
-        done = self._session.evaluate({}, limited=False)
+        try:
+            done = self._session.evaluate(self._row or {}, limited=False)
+        finally:
+            self._state.progress.pending_row = None  # a checkpoint that the error has left behind holds it
+        before = self._row or {}
+        if self._row is not None:
+            self._row = done.row
         self._is_best = self._is_best or done.is_best
-        return {"step": self.step, **done.row}
+        if done.is_best:
+            self.save()
+        return {"step": self.step, **{name: value for name, value in done.row.items() if name not in before}}
 
     def get_state(self) -> HostCopy:
         """Return everything that a step of this rank changes, in host memory."""
-        return self._state.host_copy()
+        return self._state.host_copy(self._session.config, self._world)
 
     def set_state(self, copy: HostCopy) -> None:
-        """Go on bit for bit where the same rank of another run was.
+        """Go on bit for bit where the same rank of another run was. The folder keeps its best step.
 
         Raises:
-            UserError: The state does not suit this run.
+            UserError: The state does not suit this run, or this run has come further.
         """
+        self._log()
+        with self._world.shared_errors():
+            if copy.progress.step < self.step:
+                raise UserError(
+                    f"the state is of step {copy.progress.step}, but {self._session.config.run_path} holds the steps "
+                    f"up to {self.step} already; give the state to workers with another checkpoint_path"
+                )
         self._state.take_host_copy(copy, self._session.config, self._world)
         with self._world.shared_errors():
             draws = self._session.plan.sampler.draws_before(self.step + 1)
@@ -112,6 +135,7 @@ class SteppedRun:
         Raises:
             UserError: The disk refuses it.
         """
+        self._log()
         self._session.save(is_best=self._is_best)
         self._session.finish_save()
         run = self._session.config.run_path
@@ -119,6 +143,15 @@ class SteppedRun:
 
     def close(self) -> None:
         """End the run, and let its folder go."""
-        self._batches.close()
-        self._opened.close()
-        self._world.close()
+        try:
+            self._log()
+        finally:
+            self._batches.close()
+            self._opened.close()
+            self._world.close()
+
+    def _log(self) -> None:
+        """Write the row of the newest step, unless it is written. Every rank."""
+        row, self._row = self._row, None
+        if row is not None:
+            self._session.log(row)

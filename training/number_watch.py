@@ -25,6 +25,10 @@ class BadStep(UserError):
         )
         self.step, self.what, self.last_good = step, what, last_good
 
+    def __reduce__(self) -> tuple[type["BadStep"], tuple[int, str, str]]:
+        """Let the error reach another process, such as a program of Ray that drives a training."""
+        return BadStep, (self.step, self.what, self.last_good)
+
 
 class NumberWatch:
     """Watches gradients and losses without waiting for the device, until somebody asks.

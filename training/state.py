@@ -30,10 +30,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class HostCopy:
-    """A copy of one rank's state in host memory, for another process that goes on from there."""
+    """A copy of one rank's state in host memory, for another process that goes on from there.
+
+    Attributes:
+        place: the rank, the number of ranks and the strategy, for which the tensors are right.
+    """
 
     tensors: dict[str, Tensor]
     progress: Progress
+    place: tuple[int, int, str]
 
 
 @dataclass
@@ -125,7 +130,7 @@ class TrainState:
             if saved.config["global_batch_size"] == config.global_batch_size:
                 self.carry = _restored_carry(self.carry, checkpoint, world.slice_of(config.global_batch_size), world)
 
-    def host_copy(self) -> HostCopy:
+    def host_copy(self, config: PretrainConfig, world: World) -> HostCopy:
         """Return a copy of everything that a step of this rank changes. Every rank.
 
         Call it when no step has gone wrong unnoticed, such as after a step was logged.
@@ -145,6 +150,7 @@ class TrainState:
                 for name, tensor in tensors.items()
             },
             self.progress.model_copy(deep=True),
+            (world.rank, world.size, config.parallel.name),
         )
 
     @torch.no_grad()
@@ -163,12 +169,16 @@ class TrainState:
         own = {name: local_part(tensor) for name, tensor in live.items()}
         own |= {f"carry.{name}": tensor for name, tensor in carry.items()}
         given = {name: of for name, of in copy.tensors.items() if name.split(".")[0] in ("model", "live", "carry")}
+        place = (world.rank, world.size, config.parallel.name)
         with world.shared_errors():
+            if copy.place != place:
+                there, here = ("rank {} of {} with parallel={}".format(*of) for of in (copy.place, place))
+                raise UserError(f"the state is that of {there}, here is {here}; give each rank the state of its own")
             if (name := compare_shapes(shapes_of(given), shapes_of(own)).first) is not None:
-                there, here = (tuple(of[name].shape) if name in of else "absent" for of in (given, own))
+                shapes = [tuple(of[name].shape) if name in of else "absent" for of in (given, own)]
                 raise UserError(
-                    f"the state has {name} as {there}, here it is {here}; give the state of the same rank of a run "
-                    "with this model, optimizer, strategy, batch size and number of ranks"
+                    f"the state has {name} as {shapes[0]}, here it is {shapes[1]}; give the state of a run with this "
+                    "model, optimizer, strategy and batch size"
                 )
         for name, tensor in own.items():
             tensor.copy_(given[name])
@@ -178,9 +188,10 @@ class TrainState:
         self.sums.restore(shared)
         self.watch = NumberWatch(world, config.loss_spike)
         self.watch.restore(shared)
-        # In place, because others hold this object. The W&B run is that of this run's folder.
+        # In place, because others hold this object. What describes this run's folder stays.
+        of_folder = ("wandb_run_id", "best", "evaluations_since_best", "failed_saves", "pending_row")
         for name, value in copy.progress.model_copy(deep=True):
-            if name != "wandb_run_id":
+            if name not in of_folder:
                 setattr(self.progress, name, value)
 
 

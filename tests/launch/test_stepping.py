@@ -1,5 +1,6 @@
 """A run whose steps another program takes has the curve of pretrain.py, bit for bit."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from launch.stepping import SteppedRun
 from tests import runs
 from tests.runs import Row
 from tests.spawn import run_ranks
-from training.state import HostCopy
+from utils.checkpoint.format import read_state
 from utils.dist.world import World
 from utils.errors import UserError
 
@@ -60,7 +61,7 @@ def test_the_curve_is_that_of_pretrain(ranks: int, data: Path, tmp_path: Path, e
     rows, evaluation, saved = results[0]
     quiet = runs.rows(expected[ranks])
     assert [*rows[:-1], rows[-1] | evaluation] == quiet
-    assert runs.rows(run) == rows, "metrics.jsonl has the same steps"
+    assert runs.rows(run) == quiet, "metrics.jsonl is that of pretrain.py"
     assert Path(saved) == run / f"step_{LAST_STEP:08d}"
     assert (run / "best").read_text() == (expected[ranks] / "best").read_text()
     mine, theirs = runs.tensors(run, LAST_STEP), runs.tensors(expected[ranks], LAST_STEP)
@@ -108,12 +109,56 @@ def test_another_run_goes_on_from_a_state(ranks: int, data: Path, tmp_path: Path
 def test_a_state_of_another_run_is_refused(data: Path, tmp_path: Path) -> None:
     one = SteppedRun(_settings(data, tmp_path / "one"), World.single())
     wide = SteppedRun(_settings(data, tmp_path / "wide", arch__hidden_size=64), World.single())
-    with pytest.raises(UserError, match="the same rank of a run with this model"):
+    with pytest.raises(UserError, match="the state of a run with this model"):
         one.set_state(wide.get_state())
     copy = one.get_state()
+    for place, message in (
+        ((1, 2, "ddp"), "that of rank 1 of 2 with parallel=ddp, here is rank 0 of 1 with parallel=ddp"),
+        ((0, 1, "fsdp"), "that of rank 0 of 1 with parallel=fsdp, here is rank 0 of 1 with parallel=ddp"),
+    ):
+        with pytest.raises(UserError, match=message):
+            one.set_state(replace(copy, place=place))
     ahead = copy.progress.model_copy(update={"draws": 5})
     with pytest.raises(UserError, match="one global_batch_size"):
-        one.set_state(HostCopy(copy.tensors, ahead))
+        one.set_state(replace(copy, progress=ahead))
+
+
+def test_a_state_of_an_earlier_step_is_refused(data: Path, tmp_path: Path) -> None:
+    """The folder holds rows and checkpoints of later steps, which would be of another run then."""
+    run = SteppedRun(_settings(data, tmp_path / "run"), World.single())
+    earlier = run.get_state()
+    run.train_step()
+    run.set_state(run.get_state())  # another run's of the same step is welcome
+    with pytest.raises(UserError, match=r"the state is of step 0, but .*/run holds the steps up to 1 already"):
+        run.set_state(earlier)
+
+
+def test_the_best_step_is_kept_whenever_the_program_saves(data: Path, tmp_path: Path) -> None:
+    run = SteppedRun(_settings(data, tmp_path / "run"), World.single())
+    run.train_step()
+    metrics = run.evaluate()
+    run.train_step()
+    run.save()
+    assert (tmp_path / "run" / "best").read_text().strip() == "step_00000001"
+    assert read_state(tmp_path / "run" / "step_00000002").best is not None
+    rows = runs.rows(tmp_path / "run")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert _numbers(metrics).items() <= rows[0].items()
+    # The best step of one folder is not that of another.
+    other = SteppedRun(_settings(data, tmp_path / "other"), World.single())
+    other.set_state(run.get_state())
+    assert read_state(other.save()).best is None and not (tmp_path / "other" / "best").exists()
+
+
+def test_an_evaluation_after_the_row_was_written_is_only_returned(data: Path, tmp_path: Path) -> None:
+    run = SteppedRun(_settings(data, tmp_path / "run"), World.single())
+    run.train_step()
+    run.save()
+    metrics = run.evaluate()
+    run.close()
+    assert any(name.startswith("eval/") for name in metrics)
+    (row,) = runs.rows(tmp_path / "run")
+    assert not any(name.startswith("eval/") for name in row)
 
 
 def test_the_end_and_a_run_without_evaluations_are_mistakes(data: Path, tmp_path: Path) -> None:

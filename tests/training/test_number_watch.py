@@ -1,6 +1,7 @@
 """NumberWatch finds the bad steps of the definitions, for any number of ranks (CPU, gloo)."""
 
 import math
+import pickle
 from statistics import median
 
 import pytest
@@ -36,6 +37,8 @@ def test_good_steps_pass_and_the_first_bad_step_is_named() -> None:
     with pytest.raises(BadStep, match=r"since step 5; the last one; go on with a lower lr") as caught:
         watch.require_no_bad_step(lambda: "the last one")
     assert caught.value.step == 5
+    sent = pickle.loads(pickle.dumps(caught.value))  # as Ray sends it from an actor to its caller
+    assert isinstance(sent, BadStep) and (sent.step, str(sent)) == (5, str(caught.value))
 
 
 def test_the_earlier_step_of_a_spike_and_bad_gradients_is_named() -> None:
