@@ -3,11 +3,15 @@
 Ray's workers import this module, so it imports neither PyTorch nor Ray.
 """
 
+import os
 import re
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from utils.config_files import quoted
+from utils.run.launched import LAUNCH_FILE
 
 
 @dataclass(frozen=True)
@@ -27,20 +31,32 @@ class RayJob:
     resume: str | None
     cwd: str
 
-    def arguments(self, attempt: int, *, has_checkpoints: bool) -> list[str]:
-        """Return the arguments of pretrain.py in an attempt, of which 1 is the first.
+    def arguments(self, *, has_begun: bool, has_checkpoints: bool) -> list[str]:
+        """Return the arguments of pretrain.py in an attempt.
 
         Args:
-            has_checkpoints: whether the run has checkpoints of its own. Without one, a run that was
-                to go on from another run's step goes on from there again.
+            has_begun: whether an earlier attempt has begun to train. Otherwise the folder may hold
+                another run, and pretrain.py is to refuse that run's folder as in a first attempt.
+            has_checkpoints: whether the folder holds checkpoints. Without one, a run that was to go
+                on from another run's step goes on from there again.
         """
         words = [*self.overrides]
         if not any(word.lstrip("+").startswith("checkpoint_path=") for word in words):
             is_plain = re.fullmatch(r"[\w./-]+", self.run)
             words.append(f"checkpoint_path={self.run if is_plain else quoted(self.run)}")
-        if attempt > 1 and (self.resume is None or has_checkpoints):
+        if has_begun and (self.resume is None or has_checkpoints):
             words.append("resume=auto")
         return words
+
+    def beginning(self) -> tuple[int, int] | None:
+        """Return what changes when an attempt begins to train; None before any run began there.
+
+        Rank 0 of pretrain.py then writes launch.json anew.
+        """
+        with suppress(FileNotFoundError):
+            found = os.stat(Path(self.cwd) / self.run / LAUNCH_FILE)
+            return found.st_ino, found.st_mtime_ns
+        return None
 
 
 def rank_environment(
@@ -51,10 +67,10 @@ def rank_environment(
     Args:
         meeting: host and port of rank 0, where the ranks meet.
         has_device: whether the worker has a CUDA device. Ray hides all others from it, so that its
-            own one is number 0.
+            own one is number 0. From a worker that reserves none, Ray hides nothing.
     """
     host, port = meeting
-    values = {
+    values: dict[str, int | str] = {
         "RANK": rank,
         "WORLD_SIZE": size,
         "LOCAL_RANK": 0 if has_device else local_rank,
@@ -62,6 +78,8 @@ def rank_environment(
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
     }
+    if not has_device:
+        values["CUDA_VISIBLE_DEVICES"] = ""  # device=auto would take a GPU that others have reserved
     return {name: str(value) for name, value in values.items()}
 
 

@@ -8,6 +8,7 @@ report it.
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -53,14 +54,24 @@ class Desk:
 
     def __init__(self) -> None:
         self._attempts, self._stop, self._mistake = 0, False, ""
+        self._beginning: tuple[int, int] | None = None
         self._lines: list[str] = []
 
-    def begin_attempt(self) -> int:
-        self._attempts += 1
-        return self._attempts
+    def begin_attempt(self, beginning: tuple[int, int] | None) -> tuple[int, bool]:
+        """Return the number of the attempt, and whether an earlier one has begun to train.
 
-    def request_stop(self) -> None:
+        Args:
+            beginning: what `RayJob.beginning` says now.
+        """
+        self._attempts += 1
+        if self._attempts == 1:
+            self._beginning = beginning
+        return self._attempts, beginning != self._beginning
+
+    def request_stop(self) -> bool:
+        """Note that a stop was requested, and return whether there are ranks that save."""
         self._stop = True
+        return self._attempts > 0
 
     def note_mistake(self, line: str) -> None:
         self._mistake = self._mistake or line
@@ -104,8 +115,8 @@ class Program:
         Args:
             tell: gets each line that the program prints, but the user's mistake.
         """
-        self.mistake = ""  # the line that begins with "error: "
-        self._tell = tell
+        self.mistake = ""  # the line that begins with "error: ", if the exit status is 2
+        self._tell, self._port = tell, environment["MASTER_PORT"]
         self._last: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self._process = subprocess.Popen(
             [sys.executable, str(PRETRAIN), *arguments],
@@ -126,12 +137,17 @@ class Program:
 
     def _pass_on(self) -> None:
         assert self._process.stdout is not None
+        held = ""
         for line in map(str.rstrip, self._process.stdout):
             self._last.append(line)
-            if line.startswith("error: "):
-                self.mistake = self.mistake or line
+            if line.startswith("error: ") and not held:
+                held = line
             else:
                 self._tell(line)
+        if self._process.wait() == 2:
+            self.mistake = held
+        elif held:
+            self._tell(held)
 
     def poll(self) -> int | None:
         return self._process.poll()
@@ -153,6 +169,15 @@ class Program:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+
+    @property
+    def has_lost_port(self) -> bool:
+        """Whether another program took the port before rank 0 opened it.
+
+        pretrain.py takes this for a mistake of the user, who chooses the port elsewhere. Here a new
+        attempt draws another port.
+        """
+        return re.search(rf"\b{self._port}\b.* in use\b", self.mistake) is not None
 
     @property
     def last_lines(self) -> str:
@@ -208,8 +233,10 @@ def run_rank(settings: dict[str, Any]) -> Outcome:
     """
     job, desk, context = settings["job"], settings["desk"], ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()
-    attempt, meeting = broadcast_from_rank_zero(
-        (ray.get(desk.begin_attempt.remote()), (ray.util.get_node_ip_address(), free_port())) if rank == 0 else None
+    attempt, has_begun, *meeting = broadcast_from_rank_zero(
+        (*ray.get(desk.begin_attempt.remote(job.beginning())), ray.util.get_node_ip_address(), free_port())
+        if rank == 0
+        else None
     )
     run = Path(job.cwd) / job.run
     if rank == 0 and attempt > 1:
@@ -219,10 +246,10 @@ def run_rank(settings: dict[str, Any]) -> Outcome:
         size=size,
         local_rank=context.get_local_rank(),
         local_size=context.get_local_world_size(),
-        meeting=meeting,
+        meeting=tuple(meeting),
         has_device=bool(ray.get_gpu_ids()),
     )
-    arguments = job.arguments(attempt, has_checkpoints=bool(step_folders(run)))
+    arguments = job.arguments(has_begun=has_begun, has_checkpoints=bool(step_folders(run)))
     program = Program(arguments, environment, job.cwd, desk.tell.remote)
     try:
         stopping, mistake = _follow(program, NewestMetrics(run) if rank == 0 else None, desk, rank)
@@ -253,6 +280,8 @@ def _follow(program: Program, metrics: NewestMetrics | None, desk: Any, rank: in
         status = program.poll()
         if status == 2:  # only the rank that found the mistake knows it
             program.wait(_PATIENCE_S)
+            if program.has_lost_port and not stopping:
+                raise RankFailed(_failure(rank, status, program))
             if program.mistake:
                 ray.get(desk.note_mistake.remote(program.mistake))
         elif status and not stopping:
@@ -290,6 +319,8 @@ def _report(metrics: NewestMetrics | None, *, saved: bool) -> None:
 
 
 def _failure(rank: int, status: int, program: Program) -> str:
+    if program.has_lost_port:
+        return f"another program took the port of pretrain.py on {socket.gethostname()}: {program.mistake}"
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     return f"pretrain.py on {socket.gethostname()} {how}\nthe last lines of rank {rank}:\n{program.last_lines}"
 

@@ -6,14 +6,17 @@ python -m launch.ray_train ray.num_workers=2 experiment=sudoku_extreme_1k
 import logging
 import os
 import re
+import signal
 import socket
 import sys
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from utils.terminal import tell
 
@@ -22,10 +25,12 @@ if find_spec("ray") is None:
     sys.exit(2)
 
 import ray
+from ray.exceptions import RayActorError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2._internal.exceptions import InsufficientClusterResourcesError, WorkerGroupStartupTimeoutError
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from launch.ray_config import RayConfig, read_job, read_ray
 from launch.ray_job import RayJob
@@ -46,9 +51,12 @@ python -m launch.ray_train: run pretrain.py on workers of Ray.
 Keys of Ray begin with ray. and stand below. All other keys are those of pretrain.py, and mean the same.
 """
 
+T = TypeVar("T")
+
 ROOT = Path(__file__).resolve().parent.parent
 _LOOK_EVERY_S = 0.3
 _ANSWER_WITHIN_S = 10
+_THREAD = "Ray Train"
 
 
 def ray_train(argv: list[str] | None = None) -> str | tuple[str, int]:
@@ -66,7 +74,8 @@ def ray_train(argv: list[str] | None = None) -> str | tuple[str, int]:
         with StopSignal() as stop:
             return _run(config, job, stop)
     finally:
-        ray.shutdown()
+        if not _waits_for_ray():
+            ray.shutdown()
 
 
 def _connect(config: RayConfig) -> None:
@@ -91,7 +100,10 @@ def _connect(config: RayConfig) -> None:
 
 
 def _run(config: RayConfig, job: RayJob, stop: StopSignal) -> str | tuple[str, int]:
-    desk = ray.remote(num_cpus=0)(Desk).remote()  # without a core, so that it always finds a place
+    # Here, because it is to live as long as this program; without a core, so that it always finds a
+    # place.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    desk = ray.remote(num_cpus=0, scheduling_strategy=here)(Desk).remote()
     name = f"{Path(job.run).name}_{time.strftime('%Y%m%d-%H%M%S')}"
     trainer = DataParallelTrainer(
         run_rank,
@@ -110,17 +122,51 @@ def _run(config: RayConfig, job: RayJob, stop: StopSignal) -> str | tuple[str, i
             callbacks=[TellFailures(desk)],
         ),
     )
-    with ThreadPoolExecutor(1) as pool:
-        # In a thread, because in the main thread Ray takes Ctrl-C for itself and kills the ranks.
-        result = pool.submit(trainer.fit)
+    result = _in_thread(trainer.fit)
+    try:
         _follow(result, stop, desk)
+    except RayActorError:  # Ray itself has told why: this node's Ray ended, or memory ran out
+        tell(
+            "fault: Ray lost the actor that passes on what the ranks print; the ranks end; "
+            f"resume=auto checkpoint_path={job.run} goes on from their last checkpoint"
+        )
+        return "", 1
     return _told(result, config)
+
+
+def _in_thread(function: Callable[[], T]) -> "Future[T]":
+    """Call a function in a thread, for which the end of this program does not wait.
+
+    In the main thread Ray takes Ctrl-C for itself and kills the ranks.
+    """
+    result: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=call, name=_THREAD, daemon=True).start()
+    return result
+
+
+def _waits_for_ray() -> bool:
+    """Return whether the thread of the training goes on, although nobody wants its result."""
+    for thread in threading.enumerate():
+        if thread.name == _THREAD:
+            thread.join(1)  # it ends in a moment if it has a result
+            return thread.is_alive()
+    return False
 
 
 def _follow(result: "Future[Any]", stop: StopSignal, desk: Any) -> None:
     """Print what the ranks print until there is a result.
 
     If a signal comes, the ranks save a checkpoint and end.
+
+    Raises:
+        KeyboardInterrupt: The signal came while there were no ranks yet, or Ctrl-C came again.
     """
     is_told = is_done = False
     while not is_done:
@@ -129,8 +175,10 @@ def _follow(result: "Future[Any]", stop: StopSignal, desk: Any) -> None:
             tell(line)
         if stop.requested() and not is_told:
             is_told = True
-            tell(f"{stop.name}: the ranks save a checkpoint and end")
-            desk.request_stop.remote()
+            if not ray.get(desk.request_stop.remote()):
+                raise KeyboardInterrupt  # Ray waits for a place, and the end of the program ends that
+            tell(f"{stop.name}: the ranks save a checkpoint and end; Ctrl-C ends them at once")
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _told(result: "Future[Any]", config: RayConfig) -> str | tuple[str, int]:
@@ -163,7 +211,13 @@ def _cluster_has(config: RayConfig) -> dict[str, float]:
 
 
 def main() -> int:
-    return run_command(ray_train, None, interrupted="interrupted; nothing runs")
+    status = run_command(ray_train, None, interrupted="interrupted; nothing runs")
+    if _waits_for_ray():
+        # Ray crashes if it is shut down, also at the usual end of Python, while a thread waits for
+        # it. When this process is gone, Ray ends the ranks.
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     workers = start_train_workers(["experiment=demo", "data_path=..."], num_workers=2, cpus=1)
     rows = ray.get([worker.train_step.remote() for worker in workers])
+    workers.close()
 
 Each method is a collective: call it on all workers of a group before you wait for any of them.
 """
@@ -13,12 +14,14 @@ from urllib.parse import urlsplit
 
 import ray
 from ray.util import get_node_ip_address
-from ray.util.placement_group import placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from launch.ray_job import free_port, rank_environment
 from launch.stepping import SteppedRun
 from training.state import HostCopy
+from utils.dist.config import MeetingConfig
+from utils.dist.launch import Launch
 from utils.dist.setup import join_ranks
 from utils.errors import UserError
 from utils.metrics import Row
@@ -53,8 +56,9 @@ class TrainWorker:
             meeting=(meeting.hostname, meeting.port),
             has_device=bool(ray.get_gpu_ids()),
         )
-        os.environ.update(environment)
-        self._run = SteppedRun(overrides, join_ranks())
+        os.environ.update(environment)  # before anything looks for a CUDA device
+        world = join_ranks(Launch.from_environment("torchrun"), MeetingConfig.typed(overrides))
+        self._run = SteppedRun(overrides, world)
 
     def train_step(self) -> Row:
         return self._run.train_step()
@@ -75,36 +79,76 @@ class TrainWorker:
         self._run.close()
 
 
+class TrainWorkers(list[Any]):
+    """A group of workers in the order of ranks, and the place that Ray has reserved for them."""
+
+    def __init__(self, workers: list[Any], group: PlacementGroup) -> None:
+        super().__init__(workers)
+        self._group = group
+
+    def close(self) -> None:
+        """End the run on all workers, let its folder go, and give the place back.
+
+        Raises:
+            UserError: What was still to be written can't be written. The place is given back.
+            RayActorError: A worker is dead. The place is given back, and the other workers end.
+        """
+        try:
+            ray.get([worker.close.remote() for worker in self])
+        finally:
+            remove_placement_group(self._group)
+
+
 def start_train_workers(
     overrides: list[str],
     num_workers: int,
     *,
     cpus: float = 1,
     gpus: float = 0,
+    memory_gb: float | None = None,
     placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK",
-) -> list[Any]:
+    placement_timeout_s: float = 60,
+) -> TrainWorkers:
     """Start a group of workers that train together, and return them in the order of ranks.
+
+    config/ray.yaml says more about what the arguments mean.
 
     Args:
         overrides: as for pretrain.py. With gpus=0.5 give dist.backend=gloo as well, because NCCL
             refuses two ranks on one device.
         cpus: cores that each worker reserves.
         gpus: CUDA devices that each worker reserves, at most 1.
+        memory_gb: memory that each worker reserves; None: none.
+        placement_timeout_s: how long to wait for a place for all workers.
+
+    Raises:
+        UserError: The cluster has no place for all workers.
     """
-    share = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
+    memory = None if memory_gb is None else int(memory_gb * 10**9)
+    share = {"CPU": cpus} | ({"GPU": gpus} if gpus else {}) | ({"memory": memory} if memory else {})
     group = placement_group([share] * num_workers, strategy=placement)
 
     def at(rank: int) -> dict[str, Any]:
         place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=rank)
-        return {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": place}
+        return {"num_cpus": cpus, "num_gpus": gpus, "memory": memory, "scheduling_strategy": place}
 
-    init_method = ray.get(_meeting_point.options(**at(0)).remote())
-    return [
-        TrainWorker.options(**at(rank)).remote(  # type: ignore[attr-defined]
-            overrides, rank=rank, world_size=num_workers, init_method=init_method
-        )
-        for rank in range(num_workers)
-    ]
+    try:
+        if not group.wait(placement_timeout_s):
+            raise UserError(
+                f"Ray found no place for {num_workers} workers of {share} each ({placement}) in "
+                f"{placement_timeout_s:g} s; lower what they reserve, or raise placement_timeout_s"
+            )
+        init_method = ray.get(_meeting_point.options(**at(0)).remote())
+        workers = [
+            TrainWorker.options(**at(rank)).remote(  # type: ignore[attr-defined]
+                overrides, rank=rank, world_size=num_workers, init_method=init_method
+            )
+            for rank in range(num_workers)
+        ]
+    except BaseException:
+        remove_placement_group(group)
+        raise
+    return TrainWorkers(workers, group)
 
 
 @ray.remote

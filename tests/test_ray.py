@@ -7,6 +7,7 @@ Ray's own processes take half a minute for each run, so that these tests are a g
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 
 from tests import runs
 from tests.runs import REPOSITORY, Row
+from utils.errors import UserError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
 
@@ -179,6 +181,55 @@ def test_a_stop_before_the_run_has_begun_is_no_success(cluster: str, data: Path,
     assert finished.status == 1 and "attempt 2" not in finished.output and not (run / "stopped").exists()
 
 
+def test_a_stop_while_ray_waits_for_a_place_ends_at_once(cluster: str, data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    started = OnRay(cluster, run, runs.settings(data, run), "ray.num_workers=64", "ray.placement_timeout_s=3000")
+    started.until(started.store.exists)  # Ray Train has begun
+    started.process.send_signal(signal.SIGINT)
+    finished = started.wait()
+    assert (finished.status, finished.output) == (130, "error: interrupted; nothing runs\n")
+
+
+def test_a_second_interrupt_ends_a_run_that_does_not_save(cluster: str, data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    started = OnRay(cluster, run, runs.settings(data, run, **LONG))
+    started.until(lambda: runs.latest(run) >= 20)
+    program = started.program(1)
+    program.suspend()
+    started.process.send_signal(signal.SIGINT)
+    started.until(lambda: "Ctrl-C ends them at once" in started.output)
+    started.process.send_signal(signal.SIGINT)
+    finished = started.wait()
+    assert finished.status == 130 and finished.output.endswith("error: interrupted; nothing runs\n")
+    program.wait(10)
+
+
+def test_a_lost_desk_is_one_line(cluster: str, data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    started = OnRay(cluster, run, runs.settings(data, run, **LONG))
+    started.until(lambda: runs.latest(run) >= 20)
+    program = started.program(0)
+    (desk,) = (process for process in psutil.process_iter() if process.cmdline()[:1] == ["ray::Desk"])
+    desk.kill()
+    finished = started.wait()
+    assert finished.status == 1 and "Traceback" not in finished.output
+    assert "fault: Ray lost the actor" in finished.output.splitlines()[-1]
+    program.wait(10)
+
+
+def test_a_later_attempt_does_not_take_over_another_run(
+    cluster: str, data: Path, tmp_path: Path, quiet_2: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(quiet_2, run)
+    started = OnRay(cluster, run, runs.settings(data, run, max_steps=20))
+    started.until(lambda: started.find(0) is not None)
+    started.program(0).kill()  # before it has looked into the folder
+    finished = started.wait()
+    assert "attempt 2: " in finished.output and "already holds checkpoints" in finished.output
+    assert finished.status == 2 and runs.latest(run) == 12
+
+
 def test_a_failing_run_ends_after_max_failures(cluster: str, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     started = OnRay(cluster, run, runs.settings(data, run, **LONG), "ray.max_failures=0")
@@ -212,7 +263,7 @@ def test_an_address_without_a_cluster_is_a_mistake(data: Path, tmp_path: Path) -
 def test_two_ranks_on_a_device_talk_over_gloo(cluster: str, data: Path, tmp_path: Path, quiet_2: Path) -> None:
     """Without a GPU this shows that Ray places both on the node that has one, and the backend."""
     run = tmp_path / "run"
-    done = OnRay(cluster, run, runs.settings(data, run), "ray.gpus=0.5")
+    done = OnRay(cluster, run, runs.settings(data, run), "ray.gpus=0.5", "ray.memory_gb=0.1")
     output = done.wait().ok()
     assert "ranks share a device, so they talk over gloo" in output
     assert "backend: gloo" in (run / "config.yaml").read_text()
@@ -251,23 +302,35 @@ def test_train_workers_have_the_curve_of_pretrain(
         each = zip(*arguments, strict=True) if arguments else [()] * len(group)
         return ray.get([getattr(worker, method).remote(*given) for worker, given in zip(group, each, strict=True)])
 
-    group = start_train_workers(_settings(data, run), ranks, placement="STRICT_SPREAD" if ranks == 2 else "PACK")
+    words = [*_settings(data, run), "dist.start_timeout_s=200"]  # the workers need it when they meet
+    placement: Any = "STRICT_SPREAD" if ranks == 2 else "PACK"
+    group = start_train_workers(words, ranks, memory_gb=0.1, placement=placement)
     expected = runs.rows(quiet)
     assert [_numbers(on_all(group, "train_step")[0]) for _ in range(4)] == expected[:4]
     states = on_all(group, "get_state")
     on_all(group, "train_step")
-    on_all(group, "close")
+    group.close()
     other = start_train_workers(_settings(data, tmp_path / "other"), ranks)
     on_all(other, "set_state", states)
     rows = [_numbers(on_all(other, "train_step")[0]) for _ in range(8)]
     rows[-1] |= _numbers(on_all(other, "evaluate")[0])
     assert rows == expected[4:]
     (folder, *_) = on_all(other, "save")
-    on_all(other, "close")
+    other.close()
+    states_of_groups = [of["state"] for of in ray.util.placement_group_table().values()]
+    assert set(states_of_groups) == {"REMOVED"}, "their place is free again"
     mine, theirs = runs.tensors(folder.parent, 12), runs.tensors(quiet, 12)
     assert mine.keys() == theirs.keys() and all(mine[name].equal(theirs[name]) for name in mine)
     resumed = runs.train([f"resume={folder}", "max_steps=14"], log, ranks=ranks).ok()
     assert f"resuming {folder} at step 12" in resumed and runs.latest(folder.parent) == 14
+
+
+def test_a_group_without_a_place_is_a_mistake(connected: None, data: Path, tmp_path: Path) -> None:
+    from launch.ray_worker import start_train_workers
+
+    with pytest.raises(UserError, match=r"Ray found no place for 64 workers .* in 1 s"):
+        start_train_workers(_settings(data, tmp_path / "run"), 64, placement_timeout_s=1)
+    assert {of["state"] for of in ray.util.placement_group_table().values()} <= {"REMOVED"}
 
 
 def test_a_worker_without_a_meeting_point_is_refused(connected: None, data: Path, tmp_path: Path) -> None:

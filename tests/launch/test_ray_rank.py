@@ -1,0 +1,51 @@
+"""What a rank on Ray makes of the program below it. Nothing here starts Ray."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests import runs
+
+pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
+
+from launch import ray_rank
+from launch.ray_job import rank_environment
+
+
+def _environment(port: int) -> dict[str, str]:
+    return rank_environment(rank=0, size=2, local_rank=0, local_size=2, meeting=("127.0.0.1", port), has_device=False)
+
+
+@pytest.mark.parametrize(("status", "mistake"), [(2, "error: one"), (1, ""), (0, "")])
+def test_only_a_mistake_is_kept_back(
+    status: int, mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"import sys\nprint('error: one\\nother\\nerror: two')\nsys.exit({status})\n")
+    monkeypatch.setattr(ray_rank, "PRETRAIN", program)
+    told: list[str] = []
+    started = ray_rank.Program([], _environment(1), str(tmp_path), told.append)
+    assert started.wait(60) == status
+    assert started.mistake == mistake
+    assert sorted([*told, *([mistake] if mistake else [])]) == ["error: one", "error: two", "other"]
+
+
+def test_a_port_that_was_taken_meanwhile_is_a_failure(data: Path, tmp_path: Path) -> None:
+    """Ray then begins another attempt, which draws another port."""
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        arguments = runs.settings(data, tmp_path / "run")
+        program = ray_rank.Program(arguments, _environment(port), str(tmp_path), print)
+        assert program.wait(120) == 2
+        with pytest.raises(ray_rank.RankFailed, match=f"another program took the port of .* {port}"):
+            ray_rank._follow(program, None, None, 0)
+
+
+def test_the_desk_knows_whether_an_attempt_has_begun() -> None:
+    desk = ray_rank.Desk()
+    assert desk.begin_attempt((1, 1)) == (1, False), "the folder may hold another run"
+    assert desk.begin_attempt((1, 1)) == (2, False), "the first attempt failed before it began"
+    assert desk.begin_attempt((2, 1)) == (3, True)
