@@ -14,6 +14,8 @@ from utils.checkpoint.format import read_state
 from utils.dist.world import World
 from utils.errors import UserError
 
+pytestmark = pytest.mark.launch
+
 LAST_STEP = 6
 
 

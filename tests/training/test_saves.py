@@ -26,6 +26,8 @@ from utils.checkpoint.reader import Checkpoint
 from utils.checkpoint.writer import Checkpointer, Snapshot
 from utils.errors import UserError
 
+pytestmark = pytest.mark.launch
+
 ON = {"on_save_error": "continue"}
 
 

@@ -4,8 +4,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.spawn import free_port
 from utils.dist.launch import without_launcher
+
+pytestmark = pytest.mark.launch
 
 _PROGRAM = [sys.executable, "-c", "from utils.program import run; run(lambda world: print(world.size))"]
 
