@@ -5,6 +5,7 @@ multiplications, attention and convolutions, with two operations for each produc
 Elementwise work and the optimizer are left out, as is usual.
 """
 
+import time
 from bisect import bisect_right
 from contextlib import suppress
 from functools import cache
@@ -99,6 +100,11 @@ class FlopsOfRun:
         return self._of_stage(first, middle) + self._of_stage(middle + 1, last)
 
 
+# In this time from its start a run does not count its operations, which takes up to a second. A run
+# that is as short would spend a large share of its time on it.
+UNCOUNTED_S = 10.0
+
+
 class FlopsGauge:
     """Measures how many useful operations a run does in a second, over all ranks together.
 
@@ -116,18 +122,23 @@ class FlopsGauge:
         """
         self._flops, self._is_main = FlopsOfRun(config, sizes, last_step), world.is_main
         self._step, self._peak_tflops = step, peak_tflops(world, dtype)
+        self._counts_from = time.monotonic() + UNCOUNTED_S
 
     def row(self, step: int, skipped_steps: list[int], step_ms: float) -> dict[str, float]:
         """Return perf/model_tflops, and perf/mfu if the peak is known, since the last call.
 
-        The first call, and each call after a change of the depth, takes as long as a step has
-        operators: up to a second for a deep recursion.
+        The row is empty in the first seconds (UNCOUNTED_S). The first call after them, and each
+        call after a change of the depth, takes as long as a step has operators: up to a second for
+        a deep recursion.
 
         Args:
             step: the last step that was done.
             step_ms: the mean time of the steps since the last call.
         """
         if not self._is_main:
+            return {}
+        if time.monotonic() < self._counts_from:
+            self._step = step
             return {}
         seconds = (step - self._step) * step_ms / 1e3
         skipped = {each for each in skipped_steps if self._step < each <= step}

@@ -132,8 +132,14 @@ def test_frozen_weights_need_no_gradient() -> None:
 
 def _gauge(config: PretrainConfig, *, step: int, last_step: int, peak: float | None = None) -> FlopsGauge:
     gauge = FlopsGauge(config, SIZES, torch.float32, step, last_step, World.single())
-    gauge._peak_tflops = peak
+    gauge._peak_tflops, gauge._counts_from = peak, 0.0
     return gauge
+
+
+def test_a_short_run_does_not_count() -> None:
+    """The count would take a large share of its time."""
+    gauge = FlopsGauge(_config("arch=trm"), SIZES, torch.float32, 0, 9, World.single())
+    assert gauge.row(1, [], 1.0) == {}
 
 
 def test_the_speed_counts_the_steps_since_the_last_row() -> None:

@@ -284,7 +284,7 @@ def test_a_run_logs_what_its_ranks_do(data: Path, tmp_path: Path, log: Path) -> 
     assert [step for step, row in by_step.items() if "perf/comm_ms" in row] == [5, 10]
     row = by_step[10]
     assert {name for name in row if name.startswith("perf/")} - {"perf/eval_share"} == SAMPLED | {
-        *("perf/examples_per_second", "perf/step_ms", "perf/data_ms", "perf/model_tflops")
+        *("perf/examples_per_second", "perf/step_ms", "perf/data_ms")
     }
     # Gradients of 4 bytes a parameter, and the puzzle rows and votes, which are small here.
     gradients = 4 * int(re.search(r"([\d,]+) parameters", head)[1].replace(",", ""))  # type: ignore[index]
