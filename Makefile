@@ -28,7 +28,7 @@ test-invariance: .venv/.dev
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "invariance and not slow"
 
 test-launch: .venv/.dev
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m launch
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m launch -n logical --dist loadfile
 
 # As root on Debian, with slurm-wlm and munge.
 test-slurm: .venv/.dev
