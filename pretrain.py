@@ -4,6 +4,7 @@ main             the whole run, again from a checkpoint if a step goes wrong
 open_run         connect the devices, and open the data
 build_state      the model with broadcast weights, its optimizers, and what a checkpoint has of both
 train            the loop: a step, and what is due after it
+take_step        a step, and the row that is to be logged of it
 train_step       one segment of every slot and one update of every weight
 after_step       evaluate, log, save, stop
 

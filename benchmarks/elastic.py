@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 
 from tests.hosts import Host, Launched, two_hosts, why_no_two_hosts
-from tests.runs import assert_same_run, build_data, latest, settings
+from tests.runs import assert_same_run, build_data, latest, settings, until
 
 OUTAGE_S = 10.0
 TRIAL_S = 180.0  # a run that takes longer hangs
@@ -144,7 +144,7 @@ def strike(
     """Start a run, cause the fault, and record what happens."""
     launched, trial = launch(run), Trial(rank=draw.randrange(2))
     try:
-        launched.until(lambda: latest(run) >= FIRST_CHECKPOINT)
+        until(lambda: latest(run) >= FIRST_CHECKPOINT, launched)
         time.sleep(draw.uniform(0, 1.5))
         if kind == "network":
             hosts[trial.rank].pull_cable()

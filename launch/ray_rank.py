@@ -32,7 +32,9 @@ from ray.train.v2.api.callback import UserCallback
 from launch.ray_job import free_port, rank_environment
 from utils.checkpoint.format import read_name, step_folders
 from utils.dist.launch import without_launcher
+from utils.errors import UserError
 from utils.processes import ending_with_parent
+from utils.run.history import METRICS_FILE, History
 
 PRETRAIN = Path(__file__).resolve().parent.parent / "pretrain.py"
 _NUM_LAST_LINES = 25
@@ -195,23 +197,18 @@ class NewestMetrics:
     def __init__(self, run: Path) -> None:
         self.values: dict[str, Any] = {}
         self.checkpoint = ""  # the name of the newest step folder, once it is whole
-        self.run, self._file = run, run / "metrics.jsonl"
-        self._inode, self._offset = -1, 0
+        self.run, self._history = run, History(run / METRICS_FILE)
 
     def read(self) -> bool:
         """Read what is new, and return whether there was anything."""
-        with suppress(OSError):  # it is not there yet
-            with open(self._file, "rb") as file:
-                if (inode := os.fstat(file.fileno()).st_ino) != self._inode:  # a resumed run writes it anew
-                    self._inode, self._offset = inode, 0
-                file.seek(self._offset)
-                whole = file.read().rpartition(b"\n")
-            self._offset += len(whole[0]) + len(whole[1])
-            rows = [json.loads(line) for line in whole[0].splitlines()]
-            for row in rows:
-                self.values |= row
-            return bool(rows)
-        return False
+        before, num_before = self._history.rows, len(self._history.rows)
+        with suppress(UserError):  # what Ray is told is no reason to end the run
+            self._history.refresh()
+        rows = self._history.rows
+        new_rows = rows[num_before:] if rows is before else rows  # a resumed run begins a new list
+        for row in new_rows:
+            self.values |= row
+        return bool(new_rows)
 
     def read_checkpoint(self) -> bool:
         """Look for a new checkpoint, and return whether there is one."""

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,14 +138,6 @@ class Launched:
         children = [child for agent in self.agents for child in agent.children()]
         (found,) = (child for child in children if child.environ().get("RANK") == str(rank))
         return found
-
-    def until(self, condition: Callable[[], bool], timeout_s: float = 180) -> None:
-        """Wait until the run has made a condition true."""
-        end = time.monotonic() + timeout_s
-        while not condition():
-            assert self.alive, f"the run ended before the condition became true:\n{self.output}"
-            assert time.monotonic() < end, f"the condition did not become true in {timeout_s} s:\n{self.output}"
-            time.sleep(0.02)
 
     def wait(self, timeout_s: float = 180) -> Finished:
         """Wait for the end of torchrun on all hosts, and return the first status that isn't 0."""

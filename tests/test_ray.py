@@ -11,8 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import psutil
 import pytest
 
 from tests import runs
-from tests.runs import REPOSITORY, Row
+from tests.runs import REPOSITORY, Row, until
 from utils.errors import UserError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
@@ -81,12 +80,9 @@ class OnRay:
     def output(self) -> str:
         return self._log.read_text()
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 300
-        while not condition():
-            assert self.process.poll() is None, f"it ended before the condition became true:\n{self.output}"
-            assert time.monotonic() < end, f"the condition did not become true:\n{self.output}"
-            time.sleep(0.003)
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
 
     def program(self, rank: int) -> psutil.Process:
         """Return the pretrain.py of a rank."""
@@ -137,13 +133,13 @@ def test_killed_ranks_begin_again_from_the_last_checkpoint(
 ) -> None:
     run = tmp_path / "run"
     started = OnRay(cluster, run, runs.settings(data, run, **LONG), "ray.placement=STRICT_SPREAD")
-    started.until(lambda: runs.latest(run) >= 40)
+    until(lambda: runs.latest(run) >= 40, started, timeout_s=300)
     program = started.program(1)
     worker = psutil.Process(program.ppid())
     assert "RayTrainWorker" in " ".join(worker.cmdline())
     worker.kill()
     program.wait(10)  # it ends with its worker
-    started.until(lambda: runs.latest(run) >= 120)
+    until(lambda: runs.latest(run) >= 120, started, timeout_s=300)
     started.program(0).kill()
     output = started.wait().ok()
     assert "attempt 2: " in output and "attempt 3: " in output and "attempt 4: " not in output
@@ -157,7 +153,7 @@ def test_killed_ranks_begin_again_from_the_last_checkpoint(
 def test_a_stopped_run_saves_and_goes_on(cluster: str, data: Path, tmp_path: Path, quiet_long: Path) -> None:
     run, arguments = tmp_path / "run", runs.settings(data, tmp_path / "run", **LONG)
     started = OnRay(cluster, run, arguments)
-    started.until(lambda: runs.latest(run) >= 40)
+    until(lambda: runs.latest(run) >= 40, started, timeout_s=300)
     started.process.send_signal(signal.SIGTERM)
     output = started.wait().ok()
     assert (run / "stopped").read_text() == "SIGTERM\n" and 40 <= runs.latest(run) < LAST_STEP
@@ -170,12 +166,16 @@ def test_a_stopped_run_saves_and_goes_on(cluster: str, data: Path, tmp_path: Pat
 def test_a_stop_before_the_run_has_begun_is_no_success(cluster: str, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     started = OnRay(cluster, run, runs.settings(data, run, **LONG))
-    started.until(lambda: started.find(0) is not None)
+    until(lambda: started.find(0) is not None, started, timeout_s=300)
     program = started.program(0)
     program.suspend()  # it imports PyTorch, and does not handle signals yet
     started.process.send_signal(signal.SIGTERM)
     status = Path(f"/proc/{program.pid}/status")
-    started.until(lambda: int(re.findall(r"ShdPnd:\s*(\w+)", status.read_text())[0], 16) & 1 << signal.SIGTERM - 1 != 0)
+    until(
+        lambda: int(re.findall(r"ShdPnd:\s*(\w+)", status.read_text())[0], 16) & 1 << signal.SIGTERM - 1 != 0,
+        started,
+        timeout_s=300,
+    )
     program.resume()
     finished = started.wait()
     assert finished.status == 1 and "attempt 2" not in finished.output and not (run / "stopped").exists()
@@ -184,7 +184,7 @@ def test_a_stop_before_the_run_has_begun_is_no_success(cluster: str, data: Path,
 def test_a_stop_while_ray_waits_for_a_place_ends_at_once(cluster: str, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     started = OnRay(cluster, run, runs.settings(data, run), "ray.num_workers=64", "ray.placement_timeout_s=3000")
-    started.until(started.store.exists)  # Ray Train has begun
+    until(started.store.exists, started, timeout_s=300)  # Ray Train has begun
     started.process.send_signal(signal.SIGINT)
     finished = started.wait()
     assert (finished.status, finished.output) == (130, "error: interrupted; nothing runs\n")
@@ -193,11 +193,11 @@ def test_a_stop_while_ray_waits_for_a_place_ends_at_once(cluster: str, data: Pat
 def test_a_second_interrupt_ends_a_run_that_does_not_save(cluster: str, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     started = OnRay(cluster, run, runs.settings(data, run, **LONG))
-    started.until(lambda: runs.latest(run) >= 20)
+    until(lambda: runs.latest(run) >= 20, started, timeout_s=300)
     program = started.program(1)
     program.suspend()
     started.process.send_signal(signal.SIGINT)
-    started.until(lambda: "Ctrl-C ends them at once" in started.output)
+    until(lambda: "Ctrl-C ends them at once" in started.output, started, timeout_s=300)
     started.process.send_signal(signal.SIGINT)
     finished = started.wait()
     assert finished.status == 130 and finished.output.endswith("error: interrupted; nothing runs\n")
@@ -207,7 +207,7 @@ def test_a_second_interrupt_ends_a_run_that_does_not_save(cluster: str, data: Pa
 def test_a_lost_desk_is_one_line(cluster: str, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     started = OnRay(cluster, run, runs.settings(data, run, **LONG))
-    started.until(lambda: runs.latest(run) >= 20)
+    until(lambda: runs.latest(run) >= 20, started, timeout_s=300)
     program = started.program(0)
     (desk,) = (process for process in psutil.process_iter() if process.cmdline()[:1] == ["ray::Desk"])
     desk.kill()
@@ -223,7 +223,7 @@ def test_a_later_attempt_does_not_take_over_another_run(
     run = tmp_path / "run"
     shutil.copytree(quiet_2, run)
     started = OnRay(cluster, run, runs.settings(data, run, max_steps=20))
-    started.until(lambda: started.find(0) is not None)
+    until(lambda: started.find(0) is not None, started, timeout_s=300)
     started.program(0).kill()  # before it has looked into the folder
     finished = started.wait()
     assert "attempt 2: " in finished.output and "already holds checkpoints" in finished.output
@@ -233,7 +233,7 @@ def test_a_later_attempt_does_not_take_over_another_run(
 def test_a_failing_run_ends_after_max_failures(cluster: str, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     started = OnRay(cluster, run, runs.settings(data, run, **LONG), "ray.max_failures=0")
-    started.until(lambda: runs.latest(run) >= 20)
+    until(lambda: runs.latest(run) >= 20, started, timeout_s=300)
     started.program(1).kill()
     finished = started.wait()
     assert finished.status == 1 and finished.output.endswith("failed in attempt 1 of 1\n")

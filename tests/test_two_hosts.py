@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts import Host, Launched, two_hosts, why_no_two_hosts
-from tests.runs import assert_same_run, latest, rows, settings, train
+from tests.runs import assert_same_run, latest, rows, settings, train, until
 
 # There are enough steps for a fault to come in the middle of the run.
 LONGER = {"max_steps": 150, "log_interval": 1, "checkpoint_every_n_steps": 10, "eval_every_n_steps": 50}
@@ -52,7 +52,7 @@ def test_killed_on_one_host(
     run = tmp_path / "run"
     launched = Launched(hosts, settings(data, run, **LONGER), log, options=RESTARTS, static=static)
     try:
-        launched.until(lambda: latest(run) >= 20)
+        until(lambda: latest(run) >= 20, launched)
         launched.worker(rank).send_signal(signal.SIGKILL)
         output = launched.wait().ok()
     finally:
@@ -72,7 +72,7 @@ def test_cable_out_for_ten_seconds(
     run = tmp_path / "run"
     launched = Launched(hosts, settings(data, run, **LONGER, dist__timeout_s=timeout_s), log, options=RESTARTS)
     try:
-        launched.until(lambda: latest(run) >= 20)
+        until(lambda: latest(run) >= 20, launched)
         hosts[1].pull_cable()
         time.sleep(10)
         hosts[1].plug_cable()

@@ -49,3 +49,17 @@ def test_the_desk_knows_whether_an_attempt_has_begun() -> None:
     assert desk.begin_attempt((1, 1)) == (1, False), "the folder may hold another run"
     assert desk.begin_attempt((1, 1)) == (2, False), "the first attempt failed before it began"
     assert desk.begin_attempt((2, 1)) == (3, True)
+
+
+def test_the_newest_value_of_each_metric_is_told(tmp_path: Path) -> None:
+    """A resumed run writes the file anew, without the rows that it repeats."""
+    file, metrics = tmp_path / "metrics.jsonl", ray_rank.NewestMetrics(tmp_path)
+    assert not metrics.read() and metrics.values == {}
+    file.write_text('{"step": 1, "lr": 0.5}\n{"step": 2, "eval": 0.25}\n{"step": 3, "lr')
+    assert metrics.read() and metrics.values == {"step": 2, "lr": 0.5, "eval": 0.25}
+    assert not metrics.read(), "the last line is not whole yet"
+    file.write_text('{"step": 1, "lr": 0.5}\n')
+    assert metrics.read() and metrics.values == {"step": 1, "lr": 0.5, "eval": 0.25}
+    with file.open("a") as again:
+        again.write('{"step": 2, "lr": 0.75}\n')
+    assert metrics.read() and metrics.values == {"step": 2, "lr": 0.75, "eval": 0.25}

@@ -91,7 +91,8 @@ class Launch:
         """
         environment = os.environ
         launch = _asked_for(launcher, environment) if launcher != "auto" else _innermost(environment)
-        if not 0 <= launch.rank < launch.size or launch.port not in (None, *range(1, 2**16)):
+        is_port = launch.port is None or 0 < launch.port < 2**16
+        if not 0 <= launch.rank < launch.size or not is_port:
             where = "" if launch.port is None else f", MASTER_PORT {launch.port}"
             raise UserError(
                 f"the environment says rank {launch.rank} of {launch.size}{where}; ranks count from 0 to one less than "
