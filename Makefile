@@ -9,7 +9,7 @@ PIP_INSTALL := $(VENV)/python -m pip install --quiet --disable-pip-version-check
 DEMO_THREADS ?= 2
 DEMO_DATA := data/sudoku-6x6
 
-.PHONY: demo test test-invariance test-launch test-slurm test-ray test-slow test-gpu check audit format clean
+.PHONY: demo test test-invariance test-faults test-launch test-slurm test-ray test-slow test-gpu check audit format clean
 
 demo: .venv/.demo
 	@$(VENV)/python dataset/build_sudoku_dataset.py --output-dir $(DEMO_DATA) --generate 1000 --generate-test 500 --box 2x3
@@ -21,11 +21,14 @@ demo: .venv/.demo
 	cat $$run/evaluation.txt
 
 test: .venv/.dev
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow and not invariance and not launch and not ray and not slurm" -n logical --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow and not invariance and not faults and not launch and not ray and not slurm" -n logical --dist loadfile --no-loadscope-reorder
 
 # Their ranks share the cores: one after the other.
 test-invariance: .venv/.dev
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "invariance and not slow"
+
+test-faults: .venv/.dev
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "faults and not invariance and not slow" -n logical --dist loadfile
 
 test-launch: .venv/.dev
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m launch -n logical --dist loadfile

@@ -21,6 +21,8 @@ from tests import runs
 from utils.dist.world import World
 from utils.errors import UserError
 
+pytestmark = pytest.mark.faults
+
 
 def _emptied(file: Path) -> None:
     os.truncate(file, 0)

@@ -11,6 +11,8 @@ from tests import runs
 from tests.runs import Torchrun, assert_same_run, latest, settings, until, with_arguments
 from tests.spawn import free_port
 
+pytestmark = pytest.mark.faults
+
 
 def _under_agent(port: int, rank: int) -> None:
     """Set the environment of an agent that counts no restarts.

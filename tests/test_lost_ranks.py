@@ -13,6 +13,8 @@ import pytest
 from tests import runs
 from tests.runs import Torchrun, assert_same_run, settings, train, until
 
+pytestmark = pytest.mark.faults
+
 TIMEOUT_S = 3
 
 

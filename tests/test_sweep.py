@@ -98,6 +98,7 @@ def _rows(run: Path) -> list[dict[str, float]]:
     return runs.rows(run) if file.exists() and file.read_text().endswith("\n") else []
 
 
+@pytest.mark.faults
 def test_a_sweep_survives_kills_of_itself_and_of_its_runs(
     puzzles: Path, tmp_path: Path, start: Callable[..., Started]
 ) -> None:
@@ -139,6 +140,7 @@ def test_a_sweep_survives_kills_of_itself_and_of_its_runs(
     assert values[0] == _rows(tmp_path / "alone")[-1]["eval/all/exact_accuracy"]
 
 
+@pytest.mark.faults
 def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(
     puzzles: Path, tmp_path: Path, start: Callable[..., Started]
 ) -> None:

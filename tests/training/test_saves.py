@@ -26,7 +26,7 @@ from utils.checkpoint.reader import Checkpoint
 from utils.checkpoint.writer import Checkpointer, Snapshot
 from utils.errors import UserError
 
-pytestmark = pytest.mark.launch
+pytestmark = pytest.mark.faults
 
 ON = {"on_save_error": "continue"}
 

@@ -256,6 +256,7 @@ def _save_and_die(run: str, step: int, moment: int) -> None:
     save_step(Path(run), step, World.single(), keep_last_k=1, is_best=True)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("step", [6, 8], ids=["a step that is there already", "a new step"])
 def test_killed_at_every_moment_of_a_save(tmp_path: Path, step: int) -> None:
     """After the kill there is a whole step, not older than the last one.
