@@ -32,6 +32,7 @@ from viewer.curves import (
     choose_metrics,
     groups_of,
     panels_of,
+    x_in_epochs,
     x_in_examples,
     x_in_seconds,
     x_in_steps,
@@ -56,7 +57,7 @@ one file that it names. A .png needs pip install -r requirements-demo.txt, and a
 requirements-plot.txt.
 """
 
-X = Literal["steps", "examples", "seconds", "flops"]
+X = Literal["steps", "examples", "epochs", "seconds", "flops"]
 
 _WIDEST = 10_000  # columns that suffice for every table
 _ESCAPE_SEQUENCE = re.compile(rb"\x1b(\[[0-9;]*[@-~]|O.)?")  # what a terminal sends for keys such as F2
@@ -229,6 +230,7 @@ def plot(paths: Sequence[Path], output: Path, asked: Sequence[str], x: X) -> str
     places: dict[X, tuple[str, XOf]] = {
         "steps": ("steps", x_in_steps),
         "examples": ("examples", x_in_examples),
+        "epochs": ("epochs", x_in_epochs),
         "seconds": ("seconds", x_in_seconds),
         "flops": ("floating-point operations", x_in_flops),
     }

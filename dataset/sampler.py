@@ -76,6 +76,18 @@ class Sampler:
         """Return the number of whole epochs that are drawn by the end of a step."""
         return int(np.searchsorted(self._epoch_end_E, self.draws_before(step + 1), side="right"))
 
+    def epoch(self, step: int) -> float:
+        """Return how many epochs are drawn by the end of a step, parts of an epoch included.
+
+        The part is the share of the epoch's own draws, so that the number of whole epochs is that
+        of `epochs_done`. Draws that slots refuse count, too.
+        """
+        done = self.epochs_done(step)
+        if done == len(self._epoch_end_E):
+            return float(done)
+        begin = int(self._epoch_end_E[done - 1]) if done else 0
+        return done + (self.draws_before(step + 1) - begin) / (int(self._epoch_end_E[done]) - begin)
+
     def examples(self, step: int, slots: slice) -> np.ndarray:
         """Return the numbers of the examples for these slots of the global batch at a step.
 

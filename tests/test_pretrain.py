@@ -87,6 +87,12 @@ def test_rows_have_the_documented_names(every_step: list[Row]) -> None:
     assert halted and all({"train/accuracy", "train/q_halt_accuracy", "train/steps"} <= row.keys() for row in halted)
 
 
+def test_rows_say_when_and_in_which_epoch(every_step: list[Row]) -> None:
+    """An epoch of these data has 30 draws, one of each group, and a step draws 16."""
+    assert [list(row)[:3] for row in every_step] == [["step", "time_s", "epoch"]] * 12
+    assert [row["epoch"] for row in every_step] == pytest.approx([step * 16 / 30 for step in range(1, 13)])
+
+
 def test_a_row_has_means_over_the_steps_since_the_last_log(quiet: Path, every_step: list[Row]) -> None:
     """A row every 5 steps has the mean of the rows of these steps."""
     by_step = {row["step"]: row for row in every_step}
@@ -437,7 +443,7 @@ def test_the_log_begins_with_the_run_and_its_sizes(
     stdout, stderr = capfd.readouterr()
     head = stderr.splitlines()[0]
     num_parameters = sum(p.numel() for p in state.model.parameters())
-    assert head == (
+    assert head[len("00:00:00  ") :] == (
         f"{tmp_path / 'run'}: hrm, {num_parameters:,} parameters and 32 in the puzzle table; 30 groups; "
         "2 steps of 16 sequences; ddp, 1 x cpu"
     )
@@ -451,7 +457,7 @@ def test_a_profile_is_a_trace_and_two_tables(data: Path, tmp_path: Path, capfd: 
     trace = json.loads(gzip.decompress(file.read_bytes()))
     assert len({event["name"] for event in trace["traceEvents"]}) > 20
     lines = capfd.readouterr().err.splitlines()
-    heads = [index for index, line in enumerate(lines) if line.startswith("operation ")]
+    heads = [index for index, line in enumerate(lines) if line[len("00:00:00  ") :].startswith("operation ")]
     assert len(heads) == 2, "there must be one table by time and one by memory"
     for head in heads:
         shares = [float(line.rsplit(maxsplit=1)[-1].rstrip("%")) for line in lines[head + 1 : head + 11]]

@@ -107,7 +107,7 @@ def write_sudoku(folder: Path, names: list[str] | None = None, group_size: int =
 def write_metrics(run: Path) -> None:
     rows: list[dict[str, float]] = []
     for step in (1, *range(10, 510, 10)):
-        rows.append({"step": step, "time_s": step / 8, "train/lm_loss": 2 / step})
+        rows.append({"step": step, "time_s": step / 8, "epoch": step / 2, "train/lm_loss": 2 / step})
         rows[-1] |= {"train/exact_accuracy": step / 500, "perf/step_ms": 12.5}
         if step % 100 == 0:
             rows[-1] |= {"eval/all/exact_accuracy": step / 1000, "eval/all/lm_loss": 3 / step}

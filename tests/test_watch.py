@@ -35,7 +35,7 @@ from utils.run.launched import Launched
 from utils.run.lock import RunLock
 from utils.run.status import Watched
 from utils.shell import run_command
-from viewer.curves import LoggedRun, choose_metrics, groups_of, panels_of, x_in_seconds, x_in_steps
+from viewer.curves import LoggedRun, choose_metrics, groups_of, panels_of, x_in_epochs, x_in_seconds, x_in_steps
 from viewer.live import _COLUMNS, curve, names_of, read_statuses, screen
 
 Row = dict[str, Any]
@@ -442,6 +442,14 @@ def test_unequal_seconds_are_interpolated_where_all_runs_are(tmp_path: Path) -> 
     assert series.is_interpolated and series.cut_at == 50
 
 
+def test_curves_over_epochs_and_no_curve_of_epochs(tmp_path: Path) -> None:
+    rows = [row | {"epoch": row["step"] / 4} for row in rows_of(50)]
+    paths = [make_run(tmp_path / "run", rows)]
+    assert series_of(paths, "train/lm_loss", x_in_epochs).x_P.tolist() == [row["step"] / 4 for row in rows]
+    with pytest.raises(UserError, match="no run has logged 'epoch'"):
+        choose_metrics([LoggedRun.open(path) for path in paths], ["epoch"])
+
+
 def test_a_run_that_ended_early_is_left_out(tmp_path: Path) -> None:
     paths = seeds(tmp_path / "a", 0, 0, 0)
     rows = rows_of(5)
@@ -607,6 +615,7 @@ def test_what_a_stranger_named_reaches_the_terminal_clean(
             ["{}/project", "--plot", "{}/a.png", "--x", "seconds"],
             "has rows without time_s, which an older version wrote",
         ),
+        (["{}/project", "--plot", "{}/a.png", "--x", "epochs"], "has rows without epoch, which an older version"),
         (["{}/project", "--plot", "{}/a.png", "--x", "examples"], "has no global_batch_size; give --x steps"),
     ],
 )

@@ -251,8 +251,9 @@ class Session:
             UserError: The disk refuses it. With on_save_error=continue, the row waits instead, and
                 the next save fails if it can't write the row.
         """
+        step = self.state.progress.step
         with self._world.shared_errors():
-            self._metrics.write(self.state.progress.step, row, may_wait=self._saves.may_fail)
+            self._metrics.write(step, {"epoch": self.plan.sampler.epoch(step), **row}, may_wait=self._saves.may_fail)
 
     def vote_to_end(self) -> tuple[bool, bool]:
         """Return whether any rank was asked to stop, and whether any lacks a batch. Every rank.

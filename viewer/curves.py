@@ -81,13 +81,22 @@ def x_in_examples(run: LoggedRun) -> Sequence[float]:
     return [step * batch_size for step in run.steps]
 
 
+def x_in_epochs(run: LoggedRun) -> Sequence[float]:
+    """Return the passes over the training groups, parts included."""
+    return _logged_x(run, "epoch")
+
+
 def x_in_seconds(run: LoggedRun) -> Sequence[float]:
     """Return the seconds since the run began, which go on over resumes."""
-    if not all(is_number(row.get("time_s")) for row in run.rows):
+    return _logged_x(run, "time_s")
+
+
+def _logged_x(run: LoggedRun, key: str) -> Sequence[float]:
+    if not all(is_number(row.get(key)) for row in run.rows):
         raise UserError(
-            f"{run.path}: metrics.jsonl has rows without time_s, which an older version wrote; give --x steps"
+            f"{run.path}: metrics.jsonl has rows without {key}, which an older version wrote; give --x steps"
         )
-    return [float(row["time_s"]) for row in run.rows]
+    return [float(row[key]) for row in run.rows]
 
 
 # ---- metrics -----------------------------------------------------------------------------------

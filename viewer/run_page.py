@@ -149,7 +149,7 @@ def read_curves(file: Path) -> Page:
         step = row["step"]
         at_step: dict[str, dict[int, float]] = {}
         for name, value in row.items():
-            if name in ("step", "time_s") or isinstance(value, bool) or not isinstance(value, int | float):
+            if name in ("step", "time_s", "epoch") or isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             metric, last, count = name.rpartition("_at_step/")
             if last and metric.startswith("eval/") and metric.endswith("/exact_accuracy") and count.isdecimal():

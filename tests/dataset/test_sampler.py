@@ -99,6 +99,26 @@ def test_an_epoch_takes_every_group_once_and_one_whole_puzzle_of_it(
     assert sampler.last_step == sampler.num_draws // size
 
 
+@given(data=DATA, seed=SEEDS, epochs=st.integers(1, 4), size=st.integers(1, 7), first=st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_the_epoch_of_a_step_counts_draws_within_their_own_epoch(
+    data: list[Layout], seed: int, epochs: int, size: int, first: int
+) -> None:
+    """Puzzles of a group differ in size, and so do epochs. A resumed run has the same epochs."""
+    whole = _sampler(data, seed=seed, epochs=epochs, global_batch_size=size)
+    share_of_draw: list[float] = []
+    for epoch in range(epochs):
+        until = _sampler(data, seed=seed, epochs=epoch + 1).num_draws
+        share_of_draw += [1 / (until - len(share_of_draw))] * (until - len(share_of_draw))
+    resumed = _sampler(
+        data, seed=seed, epochs=epochs, global_batch_size=size, first_step=first + 1, first_draw=first * size
+    )
+    for step in range(first, whole.last_step + 1):
+        expected = sum(share_of_draw[: step * size])
+        assert whole.epoch(step) == pytest.approx(expected) == resumed.epoch(step)
+        assert int(whole.epoch(step)) == whole.epochs_done(step)
+
+
 @given(data=DATA, seed=SEEDS, size=st.integers(1, 9), num_ranks=st.integers(1, 5))
 @settings(max_examples=40, deadline=None)
 def test_ranks_together_draw_the_global_batch(data: list[Layout], seed: int, size: int, num_ranks: int) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -152,10 +153,12 @@ def test_a_row_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
 
 
 def _shown(progress: Progress, stream: io.StringIO) -> list[str]:
+    """Return the lines of the log without their time of day."""
     text = stream.getvalue()
     assert "\r" not in text and "\x1b" not in text
     assert text == "" or text.endswith("\n")
-    return text.splitlines()
+    assert all(re.match(r"[0-2]\d:[0-5]\d:[0-6]\d  \S", line) for line in text.splitlines())
+    return [line[len("00:00:00  ") :] for line in text.splitlines()]
 
 
 def _train_row(loss: float) -> dict[str, float]:
@@ -175,6 +178,15 @@ def test_a_redirected_log_has_lines_with_the_main_figures(clock: SimpleNamespace
     progress.advance(10)
     progress.write(10, _train_row(1.5))
     assert _shown(progress, stream) == ["step 10/100  loss 1.5000  acc 0.250  exact 0.125  ex/s 1234  ETA 01:30"]
+
+
+def test_a_line_says_when_it_was_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.strftime", {"%H:%M:%S": "07:05:09"}.__getitem__)
+    for stream in (io.StringIO(), _Terminal()):
+        progress = Progress(0, 100, stream)
+        progress.say("a  b\n1  2")
+        progress.close()
+        assert "07:05:09  a  b\n          1  2\n" in stream.getvalue(), "a table keeps its columns"
 
 
 def test_the_eta_of_a_resumed_run_counts_its_own_steps(clock: SimpleNamespace) -> None:

@@ -49,6 +49,8 @@ class Progress:
                 self.say(f"step {step}/{self._last_step}  {text}  ETA {tqdm.format_interval(left)}")
 
     def say(self, text: str) -> None:
+        """Show text with the time of day, above the bar if there is one."""
+        text = f"{time.strftime('%H:%M:%S')}  {text}".replace("\n", "\n" + " " * len("00:00:00  "))
         with suppress(OSError):
             if self._bar is not None:
                 self._bar.write(text, file=self._stream)
