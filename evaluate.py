@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from dataset.evaluators import NO_EVALUATORS, EvaluatorName, Evaluators, build_evaluators, fitting_evaluators
+from dataset.evaluators import EvaluatorName, Evaluators, build_evaluators, fitting_evaluators
 from dataset.schema import Split, check_contents, open_datasets, open_split
 from dataset.tta import Variations
 from models.base import RecursiveModel
@@ -91,6 +91,7 @@ class Loaded:
     split: Split
     batch_size: int
     out: Path | None  # default folder for results
+    evaluators: list[EvaluatorName]  # those of the run
 
 
 def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
@@ -106,7 +107,7 @@ def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
         assert config.data_path is not None
         with world.shared_errors():
             split = open_split(config.data_path, "test")
-        return Loaded(trained.name, trained.load_model(world), split, batch_size=768, out=None)
+        return Loaded(trained.name, trained.load_model(world), split, batch_size=768, out=None, evaluators=[])
     of_run = trained.config
     out = run_folder_of(trained.checkpoint.path) / "eval_outputs" / trained.checkpoint.path.name
     with world.shared_errors():
@@ -119,9 +120,8 @@ def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
             split = open_split(config.data_path, "test")
             out = out.with_name(f"{out.name}_{Path(config.data_path).resolve().name}")
         require_same_sizes(trained.sizes, split, of_run.arch)
-    return Loaded(
-        trained.name, trained.load_model(world), split, of_run.eval_batch_size or of_run.global_batch_size, out
-    )
+    batch_size = of_run.eval_batch_size or of_run.global_batch_size
+    return Loaded(trained.name, trained.load_model(world), split, batch_size, out, of_run.evaluators or [])
 
 
 # ---- results -----------------------------------------------------------------------------------
@@ -168,20 +168,25 @@ def table(metrics: dict[str, float], found: dict[str, tuple[float, float]]) -> I
 # ---- the program -------------------------------------------------------------------------------
 
 
-def evaluators_of(config: EvaluateConfig, split: Split, world: World) -> Evaluators:
-    """Return the evaluators of the config or, by default, all that know the kind of puzzle.
+def evaluators_of(config: EvaluateConfig, loaded: Loaded, world: World) -> Evaluators:
+    """Return the evaluators of the config or, by default, those of the run and those that fit.
 
     Raises:
         UserError: An evaluator of the config can't score these data.
     """
+    split = loaded.split
     if config.evaluators is not None:
         return build_evaluators(config.evaluators, split)
-    try:
-        return build_evaluators(fitting_evaluators(split), split)
-    except UserError as error:  # datasets of other programs may lack what votes need
-        if world.is_main:
-            print(f"without votes: {error}", file=sys.stderr)
-        return NO_EVALUATORS
+    able: list[EvaluatorName] = []
+    for name in dict.fromkeys([*loaded.evaluators, *fitting_evaluators(split)]):
+        try:
+            build_evaluators([name], split)
+        except UserError as error:  # datasets of other programs may lack what votes need
+            if world.is_main:
+                print(f"without the evaluator {name}: {error}", file=sys.stderr)
+        else:
+            able.append(name)
+    return build_evaluators(able, split)
 
 
 def main(world: World) -> None:
@@ -202,7 +207,7 @@ def main(world: World) -> None:
     split, model = loaded.split, loaded.model
     out = Path(config.out) if config.out is not None else loaded.out
     with world.shared_errors():
-        evaluators = evaluators_of(config, split, world)
+        evaluators = evaluators_of(config, loaded, world)
         if config.vote_with and not evaluators.let_vote:
             raise UserError(f"vote_with={config.vote_with}, but only answers of ARC vote; leave it out")
         variations = Variations.of(split, config.tta) if config.tta is not None else None

@@ -106,3 +106,19 @@ def fitting_evaluators(split: Split) -> list[EvaluatorName]:
     """Return the names of the evaluators that can judge the split."""
     task = task_of_shape(split.metadata.seq_len, split.metadata.vocab_size)
     return [task.kind] if task is not None and task.scores(split) else []
+
+
+def training_evaluators(names: Sequence[EvaluatorName] | None, split: Split) -> Evaluators:
+    """Return the evaluators of a run.
+
+    Args:
+        names: None: those that fit the split and judge each answer by itself. Votes take memory and
+            time at each evaluation, so that a run has them only if it names them.
+
+    Raises:
+        UserError: An evaluator can't judge the split.
+    """
+    if names is None:
+        vote = {task.kind for task in TASKS if task.lets_vote}
+        names = [name for name in fitting_evaluators(split) if name not in vote]
+    return build_evaluators(names, split)

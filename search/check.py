@@ -3,7 +3,7 @@
 import difflib
 from functools import cache
 
-from dataset.evaluators import build_evaluators
+from dataset.evaluators import training_evaluators
 from dataset.schema import open_datasets
 from models.losses import METRICS
 from models.metric_sums import EVAL_METRICS
@@ -67,7 +67,7 @@ def full_metric(metric: str, config: PretrainConfig) -> str:
         sets, names = _evaluated(
             tuple(config.test_paths),
             tuple(config.train_paths),
-            tuple(config.evaluators),
+            tuple(config.evaluators) if config.evaluators is not None else None,
             config.arch.halt_max_steps,
         )
         known += [f"eval/{each}/{name}" for each in sets for name in names]
@@ -81,9 +81,9 @@ def full_metric(metric: str, config: PretrainConfig) -> str:
 
 @cache
 def _evaluated(
-    paths: tuple[str, ...], train_paths: tuple[str, ...], evaluators: tuple[str, ...], halt_max_steps: int
+    paths: tuple[str, ...], train_paths: tuple[str, ...], evaluators: tuple[str, ...] | None, halt_max_steps: int
 ) -> tuple[list[str], list[str]]:
     """Return the test sets of a run, and the names of the metrics that it logs for each."""
     split = open_datasets(paths, "test", numbered_by=train_paths)
     at_steps = [f"exact_accuracy_at_step/{n}" for n in range(1, halt_max_steps + 1)]
-    return list(split.sets), [*EVAL_METRICS, *build_evaluators(evaluators, split).metrics, *at_steps]
+    return list(split.sets), [*EVAL_METRICS, *training_evaluators(evaluators, split).metrics, *at_steps]

@@ -29,8 +29,9 @@ from models import export
 from models.base import RecursiveModel
 from models.inference import Trace, trace
 from tests import runs
+from tests.dataset.shapes import split_of
 from tests.in_process import load_run, train_here, with_identifiers
-from utils.command_line import CommandLine
+from utils.command_line import CommandLine, read_config, validate
 from utils.dist.world import World
 from utils.drawing import draw_accuracy_over_steps
 from utils.errors import UserError
@@ -582,9 +583,21 @@ def test_the_program_gives_the_scores_of_training(
     for typed in ([], ["batch_size=7"], ["batch_size=1000"]):
         scored = _score(monkeypatch, capsys, f"checkpoint={quiet}", *typed)
         known = {name: value for name, value in trained.items() if name.startswith("eval/")}
-        assert {name: scored[name] for name in known} == pytest.approx(known, abs=1e-4)
-        # The program finds the evaluators of the task by itself.
-        assert scored.keys() - known.keys() == {"eval/all/valid_boards", "eval/all/clues_kept"}
+        # Both find the evaluators of the task by themselves.
+        assert scored == pytest.approx(known, abs=1e-4) and "eval/all/valid_boards" in known
+
+
+def test_the_evaluators_of_the_run_join_those_that_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """An evaluator that the run named and that can't score the data is told, and left out."""
+    config = validate(program.EvaluateConfig, read_config("evaluate", ["checkpoint=x"]))
+    for split, of_run, expected, told in (
+        (split_of(81, 11), [], ("valid_boards", "clues_kept"), ""),
+        (split_of(81, 11), ["sudoku", "maze"], ("valid_boards", "clues_kept"), "without the evaluator maze: "),
+        (split_of(900, 12), ["arc"], (), "without the evaluator arc: "),
+    ):
+        loaded = program.Loaded("x", torch.nn.Module(), split, 1, None, of_run)  # type: ignore[arg-type]
+        assert program.evaluators_of(config, loaded, SINGLE).metrics == expected
+        assert capsys.readouterr().err.startswith(told)
 
 
 def test_an_older_step_and_other_data_can_be_scored(

@@ -83,6 +83,8 @@ def test_rows_have_the_documented_names(every_step: list[Row]) -> None:
         assert last[f"perf/{name}"] > 0
     for name in ("exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "lm_loss", "exact_accuracy_at_step/3"):
         assert f"eval/all/{name}" in last
+    for name in ("valid_boards", "clues_kept"):  # the evaluator of the data is there without being named
+        assert f"eval/all/{name}" in last
     halted = [row for row in every_step if "train/exact_accuracy" in row]
     assert halted and all({"train/accuracy", "train/q_halt_accuracy", "train/steps"} <= row.keys() for row in halted)
 

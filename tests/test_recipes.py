@@ -266,6 +266,7 @@ def test_the_published_command_of_trm_trains(data: Path, tmp_path: Path, log: Pa
     train([*typed, *tiny, *small], log).ok()
     assert [row["step"] for row in rows(run)] == [1, 2]
     assert "eval/all/exact_accuracy" in rows(run)[-1]
+    assert "eval/all/valid_boards" not in rows(run)[-1], "evaluators=[] was typed"
     config, model, checkpoint = load_run(run, SINGLE)
     assert (config.arch.name, config.run_name, config.ema_rate, model.prefix_len) == ("trm", "x", 0.999, 16)
     assert checkpoint.has("ema")

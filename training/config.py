@@ -72,7 +72,7 @@ class PretrainConfig(RunConfig):
     eval_adaptive: Bool
     eval_max_share: Float | None = Field(gt=0, lt=1)
     eval_save_outputs: list[SavedOutput]
-    evaluators: list[EvaluatorName]
+    evaluators: list[EvaluatorName] | None
     early_stop_patience: Int | None = Field(gt=0)
 
     on_nonfinite: Literal["stop", "rewind"]
@@ -103,7 +103,8 @@ class PretrainConfig(RunConfig):
     @model_validator(mode="after")
     def _best_is_evaluated(self) -> "PretrainConfig":
         known = self.best_metric is None or self.best_metric.startswith("eval/") or self.best_metric in EVAL_METRICS
-        if not known and not self.evaluators:  # the data decide which metrics an evaluator has
+        # The data decide which metrics an evaluator has, but none has a name with a slash.
+        if not known and (self.evaluators == [] or "/" in str(self.best_metric)):
             raise ValueError(
                 f"best_metric is {self.best_metric!r}; name one of evaluation, such as eval/all/exact_accuracy"
             )

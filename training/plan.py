@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from dataset.evaluators import NO_EVALUATORS, Evaluators, build_evaluators
+from dataset.evaluators import NO_EVALUATORS, Evaluators, training_evaluators
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
 from models.act import draw_min_halt_steps
@@ -52,7 +52,7 @@ class Plan:
         last_step = min(sampler.last_step, config.max_steps or sampler.last_step)
         with world.shared_errors():
             _require_steps(config, sampler, last_step)
-            evaluators = build_evaluators(config.evaluators, data.test) if data.test is not None else NO_EVALUATORS
+            evaluators = training_evaluators(config.evaluators, data.test) if data.test is not None else NO_EVALUATORS
             best_metric = full_best_metric(config, data, evaluators)
             augmentation = online_augmentation(config, data, world)
         return Plan(config, sampler, last_step, data.test is not None, evaluators, best_metric, augmentation)

@@ -4,12 +4,14 @@ The tests in tests/dataset/tasks/ prove how evaluators judge answers.
 """
 # B = boards, S = cells of a board
 
+from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
 
-from dataset.evaluators import EvaluatorName, build_evaluators, fitting_evaluators
+from dataset.evaluators import EvaluatorName, build_evaluators, fitting_evaluators, training_evaluators
 from dataset.tasks import TASKS
 from tests.dataset.shapes import split_of
 
@@ -27,6 +29,16 @@ def test_the_sizes_of_a_dataset_choose_its_evaluators() -> None:
     """An ARC dataset also needs the file test_puzzles.json. Here the file is missing."""
     sizes = [(36, 8), (900, 6), (25, 6), (24, 6), (900, 12), (100, 10)]
     assert [fitting_evaluators(split_of(*size)) for size in sizes] == [["sudoku"], ["maze"], ["maze"], [], [], []]
+
+
+def test_a_run_that_names_no_evaluators_has_those_that_need_no_votes(tmp_path: Path) -> None:
+    arc = replace(split_of(900, 12), path=tmp_path / "test")
+    (tmp_path / "test_puzzles.json").write_text("{}")
+    assert fitting_evaluators(arc) == ["arc"]
+    for split, checks in ((split_of(81, 11), ("valid_boards", "clues_kept")), (arc, ()), (split_of(24, 6), ())):
+        chosen = training_evaluators(None, split)
+        assert chosen.metrics == checks and not chosen.let_vote
+        assert training_evaluators([], split).metrics == ()
 
 
 @pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 11), (24, 6), (900, 12), (16, 6)])

@@ -222,6 +222,17 @@ def test_every_evaluation_is_shown(clock: SimpleNamespace) -> None:
     assert not [line for line in stream.getvalue().splitlines() if "ETA" in line and "loss" not in line]
 
 
+def test_an_evaluation_shows_what_evaluators_found() -> None:
+    stream = io.StringIO()
+    progress = Progress(0, 20, stream)
+    names = ("lm_loss", "accuracy", "exact_accuracy", "valid_boards", "pass@2", "exact_accuracy_at_step/1", "steps")
+    progress.write(10, {f"eval/{of}/{name}": 0.25 for of in ("b", "a") for name in names} | {"perf/eval_share": 0.1})
+    shown = [
+        f"eval/{of}/{name} 0.2500" for of in "ab" for name in ("exact_accuracy", "accuracy", "valid_boards", "pass@2")
+    ]
+    assert _shown(progress, stream) == ["  ".join(["step 10/20", *shown])]
+
+
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -74,7 +74,14 @@ def _training(row: Row) -> str:
     return "  ".join(f"{label} {row[name]:{form}}" for label, name, form in shown if name in row)
 
 
+# What evaluations find besides: it would make the line too long.
+_NOT_SHOWN = {"q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss", "num_examples"}
+
+
 def _evaluation(row: Row) -> str:
-    """Return the accuracies of the test sets in a row as text."""
-    names = [name for name in row if name.startswith("eval/") and name.endswith(("/exact_accuracy", "/accuracy"))]
-    return "  ".join(f"{name} {row[name]:.4f}" for name in sorted(names, reverse=True))
+    """Return the accuracies of the test sets in a row, and what evaluators found, as text."""
+    parts = {name: name.split("/") for name in row if name.startswith("eval/")}
+    shown = [name for name, of in parts.items() if len(of) == 3 and of[2] not in _NOT_SHOWN]
+    first = ("exact_accuracy", "accuracy")
+    order = sorted(shown, key=lambda name: (parts[name][1], *(parts[name][2] != each for each in first)))
+    return "  ".join(f"{name} {row[name]:.4f}" for name in order)
