@@ -111,16 +111,15 @@ class FlopsGauge:
     Only what flops_of_step counts is useful. Rank 0 counts; rows of other ranks are empty.
     """
 
-    def __init__(
-        self, config: PretrainConfig, sizes: Sizes, dtype: torch.dtype, step: int, last_step: int, world: World
-    ) -> None:
+    def __init__(self, flops: FlopsOfRun, dtype: torch.dtype, step: int, world: World) -> None:
         """Prepare the count. Every rank.
 
         Args:
+            flops: counts the steps of the run.
             dtype: that of the forward pass, in which the devices' peak speed counts.
             step: the last step that was done before.
         """
-        self._flops, self._is_main = FlopsOfRun(config, sizes, last_step), world.is_main
+        self._flops, self._is_main = flops, world.is_main
         self._step, self._peak_tflops = step, peak_tflops(world, dtype)
         self._counts_from = time.monotonic() + UNCOUNTED_S
 

@@ -81,6 +81,11 @@ class Plan:
     def log_due(self, step: int) -> bool:
         return step == 1 or step % self.config.log_interval == 0
 
+    def next_row(self, step: int) -> int:
+        """Return the first step from this one on whose metrics are logged."""
+        every = self.config.log_interval
+        return step if self.log_due(step) else min(-(-step // every) * every, self.last_step)
+
     def evaluation_due(self, step: int) -> bool:
         """Return whether the step is the last, or the first after an interval."""
         if not self.evaluates:

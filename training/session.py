@@ -15,10 +15,11 @@ from dataset.loader import TrainLoader
 from dataset.pictures import board_of, draw_answers
 from dataset.schema import DatasetMetadata
 from dataset.tasks import task_of_shape
+from training.advice import advice
 from training.config import PretrainConfig
 from training.data import Data
 from training.evaluation import AnswerSample, EvalOptions, evaluate
-from training.flops import FlopsGauge
+from training.flops import FlopsGauge, FlopsOfRun
 from training.number_watch import BadStep
 from training.plan import Plan
 from training.saves import Saves
@@ -111,10 +112,14 @@ class Session:
             num_slots=len(range(config.global_batch_size)[world.slice_of(config.global_batch_size)]),
             max_share=config.perf_max_share,
         )
-        self._flops = FlopsGauge(config, data.sizes, state.model.dtype, progress.step, plan.last_step, world)
+        flops = FlopsOfRun(config, data.sizes, plan.last_step)
+        self._flops = FlopsGauge(flops, state.model.dtype, progress.step, world)
         self.clock, self._eval_share = StepClock(), TimeShare(config.eval_max_share)
         self._data_error: UserError | None = None  # why this rank has no next batch
         for line in [*start.notes, describe(config, data, state, plan, world)]:
+            self.say(line)
+        self._first_step = progress.step + 1
+        for line in advice(plan, flops, state.model, self._first_step, world):
             self.say(line)
 
     def __enter__(self) -> "Session":
@@ -165,6 +170,8 @@ class Session:
         self._profiler.step()
         self._metrics.advance(step)
         row = self._row() if self.plan.log_due(step) else {}
+        if step == self._first_step and not row:
+            self.say(f"step {step}/{self.plan.last_step}; the next row is that of step {self.plan.next_row(step)}")
         with self.clock.waiting_for_data():
             self._data_error = self._loader.next_mistake()
         return row

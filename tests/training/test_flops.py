@@ -21,7 +21,7 @@ from tests import runs
 from tests.in_process import train_here
 from training.config import PretrainConfig
 from training.data import Sizes
-from training.flops import FlopsGauge, flops_of_step, flops_until, sizes_of_run
+from training.flops import FlopsGauge, FlopsOfRun, flops_of_step, flops_until, sizes_of_run
 from utils.command_line import read_config, validate
 from utils.dist.world import World
 from utils.errors import UserError
@@ -131,14 +131,14 @@ def test_frozen_weights_need_no_gradient() -> None:
 
 
 def _gauge(config: PretrainConfig, *, step: int, last_step: int, peak: float | None = None) -> FlopsGauge:
-    gauge = FlopsGauge(config, SIZES, torch.float32, step, last_step, World.single())
+    gauge = FlopsGauge(FlopsOfRun(config, SIZES, last_step), torch.float32, step, World.single())
     gauge._peak_tflops, gauge._counts_from = peak, 0.0
     return gauge
 
 
 def test_a_short_run_does_not_count() -> None:
     """The count would take a large share of its time."""
-    gauge = FlopsGauge(_config("arch=trm"), SIZES, torch.float32, 0, 9, World.single())
+    gauge = FlopsGauge(FlopsOfRun(_config("arch=trm"), SIZES, 9), torch.float32, 0, World.single())
     assert gauge.row(1, [], 1.0) == {}
 
 
@@ -168,7 +168,7 @@ def test_the_speed_follows_the_depth() -> None:
 
 
 def test_only_rank_0_counts() -> None:
-    gauge = FlopsGauge(_config("arch=trm"), SIZES, torch.float32, 0, 9, World.single())
+    gauge = FlopsGauge(FlopsOfRun(_config("arch=trm"), SIZES, 9), torch.float32, 0, World.single())
     gauge._is_main = False
     assert gauge.row(1, [], 1.0) == {}
 

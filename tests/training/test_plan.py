@@ -94,6 +94,12 @@ def _evaluations_by_epochs(
             yield step
 
 
+def test_the_next_row_is_the_first_that_is_due() -> None:
+    plan = _plan(last_step=23, log_interval=5)
+    for step in range(1, 24):
+        assert plan.next_row(step) == next((each for each in range(step, 24) if plan.log_due(each)), 23)
+
+
 @pytest.mark.parametrize("leave_out", [0, 1, 3])
 @pytest.mark.parametrize("every", [1, 2, 5, 7])
 def test_evaluations_by_steps(every: int, leave_out: int) -> None:

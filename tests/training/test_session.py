@@ -101,6 +101,18 @@ def test_a_row_has_the_speed_in_operations(open_session: Open, monkeypatch: pyte
         assert len(speeds) == 4 and speeds == pytest.approx(speeds[:1] * 4), "each step has as many operations"
 
 
+def test_a_run_says_what_to_change_and_when_its_first_row_comes(
+    open_session: Open, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with open_session(log_interval=3, lr_warmup_steps=2000, max_steps=12) as session:
+        for _ in session.batches():
+            session.add_to_sums(_sums(1.0), torch.tensor(1.0))
+            session.end_step()
+    lines = [line.split("  ", 1)[1] for line in capfd.readouterr().err.splitlines()]
+    assert lines[1].startswith("warning: the warm-up (lr_warmup_steps=2000)")
+    assert lines[2] == "step 5/12; the next row is that of step 6", "step 5 is the first of this process"
+
+
 # ---- steps -------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,94 @@
+"""A run says at its start what its user would otherwise find out late."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from dataset.evaluators import NO_EVALUATORS
+from models import build_arch
+from training.advice import _OVERHEAD, advice, products_per_s
+from training.config import PretrainConfig
+from training.data import Sizes
+from training.flops import FlopsOfRun, flops_of_step
+from training.plan import Plan
+from utils.command_line import read_config, validate
+from utils.dist.world import World
+from utils.run.status import in_words
+
+SINGLE = World.single()
+SIZES = Sizes(seq_len=36, vocab_size=8, num_puzzle_identifiers=1)
+DAY_S = 86_400
+
+
+def _typed(*overrides: str) -> PretrainConfig:
+    return validate(PretrainConfig, read_config("pretrain", ["arch.forward_dtype=float32", *overrides]))
+
+
+def _advice(config: PretrainConfig, *, last_step: int, first_step: int = 1, world: World = SINGLE) -> list[str]:
+    """Return the lines for a model without memory."""
+    no_sampler: Any = None
+    plan = Plan(config, no_sampler, last_step, True, NO_EVALUATORS, "", None)
+    with torch.device("meta"):
+        model = build_arch(config.arch, **SIZES.as_dict())
+    return advice(plan, FlopsOfRun(config, SIZES, last_step), model, first_step, world)
+
+
+@pytest.fixture
+def speed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that sets how many operations the device does in a second."""
+
+    def set_speed(per_s: float) -> None:
+        monkeypatch.setattr("training.advice.products_per_s", lambda *given: per_s)
+
+    return set_speed
+
+
+def test_a_small_run_needs_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is counted or measured for it: tests and demos start many such runs."""
+    monkeypatch.setattr("training.advice.products_per_s", lambda *given: pytest.fail("measured"))
+    monkeypatch.setattr("training.flops.flops_of_step", lambda *given: pytest.fail("counted"))
+    assert _advice(_typed("experiment=demo"), last_step=1200) == []
+    assert _advice(_typed("debug=tiny"), last_step=20) == []
+
+
+@pytest.mark.parametrize(("last_step", "is_told"), [(20, True), (2000, True), (2001, False)])
+def test_a_warm_up_that_outlasts_the_run(last_step: int, is_told: bool) -> None:
+    told = _advice(_typed("debug=tiny", "lr_warmup_steps=2000"), last_step=last_step)
+    assert told == is_told * [
+        f"warning: the warm-up (lr_warmup_steps=2000) is as long as the run of {last_step} steps or longer, so that "
+        f"the learning rate stays below lr=0.0001; set lr_warmup_steps={last_step // 10}"
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("in_hardware", [True, False])
+def test_a_processor_that_emulates_bfloat16(dtype: str, in_hardware: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.advice.multiplies_bfloat16", lambda device: in_hardware)
+    told = _advice(_typed("debug=tiny", f"arch.forward_dtype={dtype}"), last_step=20)
+    assert told == (dtype == "bfloat16" and not in_hardware) * [
+        "warning: this CPU emulates bfloat16, which takes many times as long; set arch.forward_dtype=float32"
+    ]
+
+
+def test_a_run_that_is_too_large_for_the_device(speed: Any) -> None:
+    """As typed: pretrain.py data_path=data/sudoku-6x6, the published model on a laptop."""
+    config, last_step = _typed("data_path=data/sudoku-6x6", "lr_warmup_steps=0"), 130_208
+    of_step = flops_of_step(config, SIZES, config.arch.depth)
+    speed(of_step * _OVERHEAD / 60)  # a step takes a minute
+    assert _advice(config, last_step=last_step) == [
+        f"warning: this run needs about {in_words(last_step * 60)} on this device (130,208 steps of about 1 min, the "
+        "first row after about 1 min); try experiment=demo, which trains a small model in a minute"
+    ]
+    (line,) = _advice(config, last_step=last_step, first_step=11)
+    assert "130,198 steps of about 1 min, the first row after about 10 min)" in line, "rows come every ten steps"
+    (line,) = _advice(config, last_step=1000)
+    assert line == "1,000 steps of about 1 min: the first row comes after about 1 min, the end after about 16 h 40"
+    speed(of_step * _OVERHEAD)
+    assert _advice(config, last_step=1000) == [], "who waits for a second needs no warning"
+    assert _advice(config, last_step=1000, world=World(rank=1, size=2)) == []
+
+
+def test_the_rate_of_products_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.advice._MEASURED_S", 0.0)
+    assert 1e6 < products_per_s(32, torch.float32, SINGLE) < 1e16
