@@ -3,8 +3,11 @@
 import ast
 import itertools
 import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import get_args
 
@@ -87,6 +90,25 @@ MAY_IMPORT = {
     # A program that takes the steps of a run one at a time takes those of pretrain.py.
     "launch": {*BELOW_ENTRYPOINTS, "pretrain"},
 }
+
+
+SCRIPT_FOLDERS = sorted({path.parent for path in SOURCES if '__name__ == "__main__"' in (ROOT / path).read_text()})
+
+
+@pytest.mark.parametrize("folder", SCRIPT_FOLDERS, ids=str)
+def test_no_module_beside_a_script_shadows_another(folder: Path) -> None:
+    """`python folder/file.py` puts the folder first on sys.path.
+
+    With a dataset/inspect.py, NumPy would import that file in place of the standard library's
+    inspect.
+    """
+    names = {path.stem for path in (ROOT / folder).glob("*.py")}
+    names |= {path.parent.name for path in (ROOT / folder).glob("*/*.py") if not path.parent.name.startswith(".")}
+    # This project itself may be installed too.
+    own = tomllib.loads((ROOT / "pyproject.toml").read_text()).get("project", {}).get("name")
+    installed = {name for name, distributions in packages_distributions().items() if own not in distributions}
+    hidden = names & (sys.stdlib_module_names | installed)
+    assert not hidden, f"a script in {folder} would import these in place of the modules of that name; rename them"
 
 
 @each_source
