@@ -39,7 +39,7 @@ from dataset.arc import Task, parse_tasks, read_tasks, to_tokens
 from dataset.puzzle_csv import lines_of
 from dataset.schema import open_split
 from dataset.tasks import KNOWN_SHAPES, task_of_shape
-from dataset.tasks.base import BoardTask, Plain, TextTask, Verdict
+from dataset.tasks.base import BoardTask, Plain, TextTask, Verdict, count
 from models.base import RecursiveModel
 from models.inference import trace
 from training.data import require_same_sizes
@@ -104,7 +104,7 @@ class SolveConfig(TrainedConfig):
 # ---- puzzles and solutions ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Puzzle:
     """One board to be solved, and its solution if that is known."""
 
@@ -114,8 +114,12 @@ class Puzzle:
     identifier: int = _BLANK_IDENTIFIER  # its row in the puzzle table
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        known = "" if self.solution_S is None else ", solution known"
+        return f"Puzzle({self.name!r}, {len(self.question_S)} cells{known})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Step:
     """The answer of a model after one segment."""
 
@@ -129,8 +133,11 @@ class Step:
     changed: list[int]
     confidence: float  # the model's estimate of the probability that the answer is right
 
+    def __repr__(self) -> str:
+        return f"Step({self.number}, {count(len(self.changed), 'cell')} changed, confidence {self.confidence:.2f})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Solution:
     """A puzzle, the model's answer after each step, and a verdict on the last answer."""
 
@@ -141,6 +148,13 @@ class Solution:
     # evaluation would stop. If there is no such step: the last step.
     settled_at: int
     verdict: Verdict
+
+    def __repr__(self) -> str:
+        answer = f", {self.answer!r}" if isinstance(self.answer, str) and len(self.answer) <= _SHORT else ""
+        return (
+            f"Solution({self.puzzle.name!r}, {_outcome(self)}: {self.reason}{answer}, would stop at step "
+            f"{self.settled_at} of {len(self.steps)}, confidence {self.steps[-1].confidence:.2f})"
+        )
 
     @property
     def answer(self) -> Plain:
@@ -216,6 +230,10 @@ class Solver:
     def __init__(self, source: "Source", model: RecursiveModel, world: World) -> None:
         self.source, self.board = source, source.board
         self._model, self._world = model, world
+
+    def __repr__(self) -> str:
+        trained = self.source.trained
+        return f"Solver({trained.name!r}, {self.board.title}, {trained.arch.name}, {self._world.device.type})"
 
     @classmethod
     def from_checkpoint(
@@ -523,8 +541,7 @@ def describe_steps(solution: Solution, *, color: bool) -> Iterator[str]:
             which = f"step {last.number}" if first is last else f"steps {first.number} to {last.number}"
             yield f"\n{which}: nothing changed, {confidence}"
             continue
-        num = len(last.changed)
-        yield f"\nstep {last.number}: {num} cell{'' if num == 1 else 's'} changed, {confidence}"
+        yield f"\nstep {last.number}: {count(len(last.changed), 'cell')} changed, {confidence}"
         # At the first step every filled cell is new, so marks would say nothing.
         previous_S = None if last.number == 1 else steps[last.number - 2].tokens_S
         yield board.show(

@@ -196,6 +196,22 @@ def test_a_file_of_weights_gives_the_answers_of_its_run(run: Path, data: Path) -
     assert [step.confidence for step in solution.steps] == [step.confidence for step in expected.steps]
 
 
+def test_objects_print_in_a_short_line(run: Path) -> None:
+    """A notebook shows `repr` of what a cell returns, where arrays would fill the screen."""
+    solver = Solver.from_checkpoint(run, device="cpu")
+    (solution,) = solver.solve([QUESTION])
+    assert re.fullmatch(rf"Solver\('{run}/step_\d+', Sudoku 2x2, hrm, cpu\)", repr(solver))
+    assert repr(solution.puzzle) == "Puzzle('puzzle 1', 16 cells)"
+    assert re.fullmatch(r"Step\(1, \d+ cells? changed, confidence 0\.\d\d\)", repr(solution.steps[0]))
+    assert re.fullmatch(
+        rf"Solution\('puzzle 1', not solved: .*, '{re.escape(str(solution.answer))}', would stop at step \d of "
+        rf"{STEPS}, confidence 0\.\d\d\)",
+        repr(solution),
+    )
+    for shown in (solver, solution.puzzle, *solution.steps, solution):
+        assert "array" not in repr(shown) and "tensor" not in repr(shown) and "\n" not in repr(shown)
+
+
 def test_mistakes_in_python_are_value_errors(run: Path) -> None:
     with pytest.raises(ValueError, match="there is no checkpoint at nowhere"):
         Solver.from_checkpoint("nowhere")
