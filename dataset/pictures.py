@@ -26,24 +26,28 @@ _GAP, _HEAD = 0.15, 0.35
 # Inches: the width of a character of the note below the boards.
 _NOTE_CHARACTER = 0.07
 _MOST_CHANGES = 5
-# How many tokens stand in a line if their number is no square. A phone has room for as many.
-_MAX_COLUMNS = 16
+# At least so many tokens stand in a line if their number is no square: a phone has room for them.
+_LINE_COLUMNS = 16
+# No screen shows the cells of a wider board.
+_MOST_COLUMNS = 64
 
 
 def board_of(task: BoardTask | None, seq_len: int) -> Drawing:
     """Return how an example is drawn: as its task says, or as a board of its tokens.
 
-    The tokens are drawn too if there is no drawing for the kind of task. If the number of tokens
-    is no square, the key "wrapped" says that their rows and columns mean nothing.
+    The tokens are drawn too if there is no drawing for the kind of task. If their number is no
+    square, or a row of the task's board is too long for a screen, the tokens stand in lines. The
+    key "wrapped" then says that rows and columns mean nothing.
     """
     unknown: Drawing = {"kind": "numbers", "rows": 0, "columns": 0, "tokens": []}
     drawing = unknown if task is None else task.drawing
-    if drawing["rows"] * drawing["columns"] == seq_len:
+    rows, columns = drawing["rows"], drawing["columns"]
+    if rows * columns == seq_len and columns <= (_MOST_COLUMNS if rows > 1 else _LINE_COLUMNS):
         return drawing
     side = math.isqrt(seq_len)
-    if side * side == seq_len:
+    if rows * columns != seq_len and side * side == seq_len:
         return drawing | {"rows": side, "columns": side}
-    columns = min(seq_len, _MAX_COLUMNS)
+    columns = min(seq_len, max(_LINE_COLUMNS, side))
     return drawing | {"kind": "numbers", "rows": math.ceil(seq_len / columns), "columns": columns, "wrapped": True}
 
 

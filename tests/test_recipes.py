@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 
 import evaluate as program
 from dataset.schema import open_split
+from dataset.tasks import TASKS
+from dataset.tasks.base import joined
 from tests import runs
 from tests.in_process import SINGLE, Tensors, begin, changed, load_run, mistake, train_here, with_identifiers
 from tests.runs import rows, settings, train
@@ -329,11 +331,11 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     ),
     "an evaluator that isn't there": (
         {"evaluators": "[chess]"},
-        "input should be 'sudoku', 'maze', 'arc' or 'lights_out'",
+        f"input should be {joined([repr(task.kind) for task in TASKS], 'or')}",
     ),
     "TRM's evaluators": (
         {"evaluators": "[{name: arc@ARC}]"},
-        "input should be 'sudoku', 'maze', 'arc' or 'lights_out'",
+        f"input should be {joined([repr(task.kind) for task in TASKS], 'or')}",
     ),
     "patience without a metric": (
         {"early_stop_patience": 3, "best_metric": None},

@@ -45,6 +45,7 @@ class ArcTask(BoardTask):
     same_examples = "in ARC wherever on the canvas the grids stand"
     lets_vote = True
     name, title, side = "arc", "ARC", arc.SIDE
+    rows = columns = arc.SIDE
     tokens = ("padding", "end of the grid", *(f"colour {number}" for number in range(arc.NUM_COLOURS)))
     _colors_are_marks = False
 
@@ -68,9 +69,6 @@ class ArcTask(BoardTask):
         if num_wrong := int((answer_hw != solution_hw).sum()):
             return Verdict(True, False, f"{num_wrong} of {count(answer_hw.size, 'cell')} not as in the output")
         return Verdict(True, True, "the output that the task gives")
-
-    def _against_rules(self, question_S: np.ndarray, answer_S: np.ndarray) -> np.ndarray:
-        return np.zeros(len(answer_S), dtype=bool)
 
     def _lines(self, tokens_S: np.ndarray, cell: Cell) -> list[str]:
         """Return the lines of the cropped grid.

@@ -3,8 +3,7 @@
 A task is a kind of puzzle, such as Sudoku. A `BoardTask` is a task with boards of one size. The
 shape of a dataset, its number of tokens and of kinds of tokens, tells which task it holds.
 """
-# B, N = examples, S = cells of a board, L = side of a board, U = random numbers for a symmetry,
-# V = vocabulary
+# B, N = examples, S = cells of a board, U = random numbers for a symmetry, V = vocabulary
 
 from __future__ import annotations
 
@@ -30,9 +29,10 @@ Plain = str | list[list[int]]
 """A board for programs: a text with a character for each cell, or the rows of a grid of numbers."""
 
 Cell = Callable[[int, str, str], str]
-"""A function that formats a cell, two columns wide.
+"""A function that formats a cell.
 
-Its arguments are the cell's number, its text, and its own colour as an ANSI code ("": none).
+Its arguments are the cell's number, its text, and its own colour as an ANSI code ("": none). The
+texts of all cells are equally wide, and end in a column for a mark.
 """
 
 Fault = tuple[str, str]
@@ -41,6 +41,8 @@ Fault = tuple[str, str]
 # ANSI codes for given cells, cells that the answer adds, wrong cells, changed cells, and the
 # background.
 _GIVEN, _ADDED, _WRONG, _CHANGED, GREY = "1", "36", "31", "7", "90"
+# A board of one row is shown in lines of so many cells.
+_CELLS_IN_LINE = 30
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,9 @@ class BoardTask(ABC):
     name: str  # such as "sudoku 3x3"
     title: str  # the name in reports, such as "Sudoku 3x3"
     tokens: tuple[str, ...] = ()  # what each token is called, such as "wall"; empty if tokens are just numbers
-    side: int  # L
+    symbols: str = ""  # a character for each token; empty if boards are shown as numbers
+    rows: int  # a sequence has one row
+    columns: int
     has_one_solution = True  # true: a cell that differs from the solution is wrong
     _added_mark = ""  # the mark behind a cell that the answer adds
     _colors_are_marks = True  # false: colours show the tokens, so that marks must show the rest
@@ -157,24 +161,29 @@ class BoardTask(ABC):
 
     # ---- boards for programs and people ----
 
-    @abstractmethod
     def plain(self, tokens_S: np.ndarray) -> Plain:
         """Return the board in the form for programs.
 
-        Any tokens are allowed. "?" stands for a token that no board has.
+        Any tokens are allowed. In a text "?" stands for a token that no board has.
         """
+        rows: list[list[int]] = tokens_S.reshape(self.rows, self.columns).tolist()
+        return rows
 
     @abstractmethod
     def verdict(self, question_S: np.ndarray, answer_S: np.ndarray, solution_S: np.ndarray | None = None) -> Verdict:
         """Judge an answer by the rules of the task or, if it has no rules, by the solution."""
 
-    @abstractmethod
     def _against_rules(self, question_S: np.ndarray, answer_S: np.ndarray) -> np.ndarray:
         """Return which cells break the rules, without knowing the solution, (S,) bool."""
+        return np.zeros(len(answer_S), dtype=bool)
 
-    @abstractmethod
     def _lines(self, tokens_S: np.ndarray, cell: Cell) -> list[str]:
-        """Return the lines of a board for a terminal."""
+        """Return the lines of a board for a terminal: by default symbols or numbers."""
+        texts = [self.symbols[token] if self.symbols else str(token) for token in tokens_S.tolist()]
+        width = max(map(len, texts))
+        cells = [cell(number, text.rjust(width) + " ", "") for number, text in enumerate(texts)]
+        columns = self.columns if self.rows > 1 else min(self.columns, _CELLS_IN_LINE)
+        return ["".join(cells[first : first + columns]).rstrip() for first in range(0, len(cells), columns)]
 
     def show(
         self,
@@ -210,7 +219,7 @@ class BoardTask(ABC):
             mark = self._added_mark if is_added else ""
             if is_wrong or is_changed:
                 mark = "×" if is_wrong and is_changed else "!" if is_wrong else "*"
-            marked = text[0] + mark if mark else text
+            marked = text[:-1] + mark if mark else text
             if not color:
                 return marked
             if not self._colors_are_marks:
@@ -230,7 +239,7 @@ class BoardTask(ABC):
     @property
     def drawing(self) -> dict[str, Any]:
         """The data, as JSON, with which the viewer's page draws a board."""
-        return {"kind": self.kind, "rows": self.side, "columns": self.side, "tokens": list(self.tokens)}
+        return {"kind": self.kind, "rows": self.rows, "columns": self.columns, "tokens": list(self.tokens)}
 
     # ---- symmetries ----
 
@@ -283,7 +292,6 @@ class BoardTask(ABC):
 
     # ---- validation ----
 
-    @abstractmethod
     def faults(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray) -> dict[Fault, np.ndarray]:
         """Return for each possible fault which examples have it, (N,) bool.
 
@@ -291,6 +299,7 @@ class BoardTask(ABC):
             inputs_NS, labels_NS: tokens within the vocabulary; ignored labels are 0.
             labelled_NS: whether each label counts, bool; an ignored label does not.
         """
+        return {}
 
     def identity(self, tokens: bytes) -> bytes:
         """Return a key that is equal for inputs, or labels, that count as the same.
@@ -303,54 +312,65 @@ class BoardTask(ABC):
     # ---- for subclasses ----
 
     def _row(self, row: int) -> range:
-        return range(row * self.side, (row + 1) * self.side)
+        return range(row * self.columns, (row + 1) * self.columns)
 
 
 class TextTask(BoardTask):
-    """A task whose boards can be written as texts with one character for each cell."""
+    """A task whose boards can be written as texts with one character for each cell: `symbols`."""
 
-    @abstractmethod
+    def plain(self, tokens_S: np.ndarray) -> str:
+        return "".join(self.symbols[token] for token in tokens_S)
+
     def parse(self, text: str, where: str) -> np.ndarray:
         """Return the tokens of a puzzle, (S,) uint8.
+
+        By default every symbol may occur but that of padding.
 
         Raises:
             UserError: The text is not a puzzle. The message begins with `where`.
         """
+        token_of = {symbol: token for token, symbol in enumerate(self.symbols) if token}
+        return self._parse_cells(text, where, token_of, joined(list(token_of), "or"))
 
-    @abstractmethod
     def parse_solution(self, text: str, where: str, question_S: np.ndarray) -> np.ndarray:
         """Return the tokens of a solution, (S,) uint8.
 
         Raises:
             UserError: The text is not a solution of the question. The message begins with `where`.
         """
+        token_of = {symbol: token for token, symbol in enumerate(self.symbols) if token}
+        solution_S = self._parse_cells(text, where, token_of, joined(list(token_of), "or"))
+        verdict = self.verdict(question_S, solution_S)
+        if not verdict.solved:
+            raise UserError(f"{where} is no solution of its question: {verdict.reason}; correct it")
+        return solution_S
 
     def split(self, text: str, where: str) -> Iterator[tuple[str, str]]:
-        """Split a text into puzzles. A puzzle takes one line, or L lines of L characters.
+        """Split a text into puzzles. A puzzle takes one line, or a line for each of its rows.
 
         Yields:
             The place where the puzzle begins, as <where>:<line>, and the characters of its cells.
 
         Raises:
-            UserError: A board of L lines is incomplete, or one of its lines has another length.
+            UserError: A board of several lines is incomplete, or a line has another length.
         """
         rows: list[str] = []
         for number, line in enumerate(text.splitlines(), start=1):
             line = self._clean(line)
-            if len(line) == self.side:
+            if len(line) == self.columns:
                 rows.append(line)
-                if len(rows) == self.side:
-                    yield f"{where}:{number - self.side + 1}", "".join(rows)
+                if len(rows) == self.rows:
+                    yield f"{where}:{number - self.rows + 1}", "".join(rows)
                     rows = []
             elif rows:
                 raise UserError(
                     f"{where}:{number} has {len(line)} characters, but row {len(rows) + 1} of this board needs "
-                    f"{self.side}; correct the row, or give each puzzle on one line"
+                    f"{self.columns}; correct the row, or give each puzzle on one line"
                 )
             elif line:
                 yield f"{where}:{number}", line
         if rows:
-            raise UserError(f"{where} ends after row {len(rows)} of a board of {self.side} rows; add the missing rows")
+            raise UserError(f"{where} ends after row {len(rows)} of a board of {self.rows} rows; add the missing rows")
 
     def _clean(self, line: str) -> str:
         """Return the line without characters that are not cells, such as spaces at its ends."""
@@ -358,16 +378,17 @@ class TextTask(BoardTask):
 
     def _parse_cells(self, text: str, where: str, token_of: dict[str, int], only: str) -> np.ndarray:
         cells = "".join(self._clean(line) for line in text.splitlines())
-        if len(cells) != self.side**2:
+        num = self.rows * self.columns
+        if len(cells) != num:
             raise UserError(
-                f"{where} has {len(cells)} characters, this model's puzzles have {self.side**2} ({self.name}); "
-                "give one for every cell, row by row"
+                f"{where} has {len(cells)} characters, this model's puzzles have {num} ({self.name}); give "
+                "one for every cell, row by row"
             )
         for number, symbol in enumerate(cells):
             if symbol not in token_of:
                 raise UserError(
-                    f"{where} has {symbol!r} in cell {number + 1} (row {number // self.side + 1}, column "
-                    f"{number % self.side + 1}), where only {only} can be; correct the cell"
+                    f"{where} has {symbol!r} in cell {number + 1} (row {number // self.columns + 1}, column "
+                    f"{number % self.columns + 1}), where only {only} can be; correct the cell"
                 )
         return np.array([token_of[symbol] for symbol in cells], dtype=np.uint8)
 

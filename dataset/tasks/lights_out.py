@@ -49,6 +49,7 @@ class LightsOutTask(SquareTask):
     metrics = ("lamps_off", "fewest_presses")
     has_one_solution = False
     tokens = ("padding", "dark", "lit", "leave", "press")
+    symbols = SYMBOLS
 
     @classmethod
     def of_shape(cls, seq_len: int, vocab_size: int) -> LightsOutTask | None:
@@ -71,9 +72,6 @@ class LightsOutTask(SquareTask):
         if not verdict.solved:
             raise UserError(f"{where} is no solution of its question: {verdict.reason}; correct it")
         return solution_S
-
-    def plain(self, tokens_S: np.ndarray) -> str:
-        return "".join(SYMBOLS[token] for token in tokens_S)
 
     def verdict(self, question_S: np.ndarray, answer_S: np.ndarray, solution_S: np.ndarray | None = None) -> Verdict:
         if num_wrong := int((answer_S < LEAVE).sum()):

@@ -29,6 +29,7 @@ class MazeTask(SquareTask):
     metrics = ("path_valid", "path_optimal")
     has_one_solution = False
     tokens = ("padding", "wall", "free", "start", "goal", "path")
+    symbols = "?" + maze.SYMBOLS[1:]
 
     @classmethod
     def of_shape(cls, seq_len: int, vocab_size: int) -> MazeTask | None:
@@ -53,9 +54,6 @@ class MazeTask(SquareTask):
         if not verdict.valid:
             raise UserError(f"{where} is no solution of its question: {verdict.reason}; correct it")
         return solution_S
-
-    def plain(self, tokens_S: np.ndarray) -> str:
-        return "".join("?" if token == maze.PADDING else maze.SYMBOLS[token] for token in tokens_S)
 
     def verdict(self, question_S: np.ndarray, answer_S: np.ndarray, solution_S: np.ndarray | None = None) -> Verdict:
         judged = maze.judge_paths(question_S[None], answer_S[None])

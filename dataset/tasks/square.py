@@ -29,6 +29,7 @@ class SquareTask(TextTask):
 
     def __init__(self, side: int) -> None:
         self.title, self.side = f"{self.noun} {side}x{side}", side
+        self.rows = self.columns = side
         self.name = self.title.lower()
 
     @abstractmethod

@@ -42,8 +42,9 @@ class SudokuTask(TextTask):
 
     def __init__(self, box: Box) -> None:
         self.name, self.title, self.side, self._box = f"sudoku {box}", f"Sudoku {box}", box.side, box
-        self._symbols = "?." + "123456789"[: box.side]
-        self.tokens = ("padding", "blank", *self._symbols[2:])
+        self.rows = self.columns = box.side
+        self.symbols = "?." + "123456789"[: box.side]
+        self.tokens = ("padding", "blank", *self.symbols[2:])
         # The numbers of the cells in every row, column and box.
         self._cells_ULL = unit_ids(box).argsort(1, kind="stable").reshape(len(_UNITS), box.side, box.side)
 
@@ -53,7 +54,7 @@ class SudokuTask(TextTask):
         return None if box is None else cls(box)
 
     def parse(self, text: str, where: str) -> np.ndarray:
-        token_of = {symbol: token for token, symbol in enumerate(self._symbols) if token} | {"0": 1}
+        token_of = {symbol: token for token, symbol in enumerate(self.symbols) if token} | {"0": 1}
         tokens_S = self._parse_cells(text, where, token_of, f"1 to {self.side}, and . or 0 for a blank,")
         for unit, number, digit, places in self._repeated(tokens_S):
             across = {"row": "columns", "column": "rows", "box": "its cells"}[unit]
@@ -63,15 +64,12 @@ class SudokuTask(TextTask):
         return tokens_S
 
     def parse_solution(self, text: str, where: str, question_S: np.ndarray) -> np.ndarray:
-        token_of = {symbol: token for token, symbol in enumerate(self._symbols) if token > 1}
+        token_of = {symbol: token for token, symbol in enumerate(self.symbols) if token > 1}
         solution_S = self._parse_cells(text, where, token_of, f"1 to {self.side}")
         verdict = self.verdict(question_S, solution_S)
         if not verdict.solved:
             raise UserError(f"{where} is no solution of its question: {verdict.reason}; correct it")
         return solution_S
-
-    def plain(self, tokens_S: np.ndarray) -> str:
-        return "".join(self._symbols[token] for token in tokens_S)
 
     def verdict(self, question_S: np.ndarray, answer_S: np.ndarray, solution_S: np.ndarray | None = None) -> Verdict:
         faults = []
@@ -120,7 +118,7 @@ class SudokuTask(TextTask):
             cells = []
             for number in self._row(row):
                 token = tokens_S[number]
-                cells.append(" " + cell(number, f"{self._symbols[token]} ", GREY if token < 2 else ""))
+                cells.append(" " + cell(number, f"{self.symbols[token]} ", GREY if token < 2 else ""))
             stacks = ["".join(cells[left : left + columns]) + " " for left in range(0, self.side, columns)]
             lines.append(f"│{'│'.join(stacks)}│")
         return [*lines, bottom]

@@ -46,7 +46,7 @@ GENERAL = (
 def test_the_shape_tells_the_task(shape: tuple[int, int], name: str | None) -> None:
     task = task_of_shape(*shape)
     assert name == (task and task.name)
-    assert task is None or task.side**2 == shape[0]
+    assert task is None or task.rows * task.columns == shape[0]
 
 
 @pytest.mark.parametrize(
