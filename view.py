@@ -1,4 +1,4 @@
-"""Write an HTML page: the puzzles of a dataset, or the curves, reasoning and votes of a run.
+"""Write an HTML page: puzzles of a dataset; curves, reasoning and votes of a run; runs compared.
 
 The page needs no network. With --png, pictures are drawn too.
 
@@ -11,31 +11,39 @@ from pathlib import Path
 from dataset.builder import SPLITS
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
+from utils.run.status import find_runs, is_run
 from utils.shell import run_command
+from viewer.answers import save_missing_answers
 from viewer.dataset_page import page_of_dataset
 from viewer.pages import Page, Settings, write_page
 from viewer.pictures import draw_curves, draw_examples, draw_puzzle
 from viewer.run_page import page_of_run
+from viewer.runs_page import page_of_runs
 
 EXAMPLES = """
 examples:
   # a dataset: browse its puzzles, their solutions and their augmentations
   python view.py data/sudoku-extreme-1k-aug-1000 -o sudoku.html
 
-  # a run: first save the model's answer after every reasoning step, then write the page
-  python evaluate.py checkpoint=checkpoints/my-project/my-run \\
-      "save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]"
+  # a run: its curves, and the model's answer to test puzzles after every reasoning step
   python view.py checkpoints/my-project/my-run
 
   # draw curve.png and puzzle.png into the run's folder too (pip install -r requirements-demo.txt)
   python view.py checkpoints/my-project/my-run --png
 
-  # results that evaluate.py saved in another folder (out=...), or for data other than the run's own
+  # compare runs: configs, curves, numbers, and which of them solves a puzzle
+  python view.py checkpoints/my-project/my-run checkpoints/my-project/other-run
+  python view.py checkpoints/my-project
+
+  # answers to every test puzzle, or to other data than the run's own: evaluate.py saves them
+  python evaluate.py checkpoint=checkpoints/my-project/my-run \\
+      "save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]"
   python view.py checkpoints/my-project/my-run/eval_outputs/step_00001000_other
 
 The page is one file, which any current browser opens without a network. Press `?` in it for a list of
-keys. The page of a run without saved outputs shows the curves only. At most --max-examples examples
-are shown of each set, spread evenly over it.
+keys. If a run that you name has no saved answers, evaluate.py first lets its model answer
+--max-examples puzzles of each test set. At most --max-examples examples are shown of each set, spread
+evenly over it.
 """
 
 
@@ -46,18 +54,19 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         UserError: an option is unknown or malformed.
     """
     parser = Parser(
-        "view.py", "Write one HTML page of a dataset's puzzles, or of a run and what it predicted.", EXAMPLES
+        "view.py", "Write one HTML page of a dataset's puzzles, of a run and its answers, or of several runs.", EXAMPLES
     )
     add = parser.add_argument
     add(
-        "path",
+        "paths",
         type=typed_path,
+        nargs="+",
         metavar="RUN_OR_DATASET",
-        help="folder of a run, of what evaluate.py saved, or of a dataset in the published format",
+        help="folder of a run, of several runs, of what evaluate.py saved, or of a dataset",
     )
     add("-o", "--output", type=Path, metavar="FILE", default=Path("view.html"), help="default: %(default)s")
     add("--max-examples", type=int, metavar="N", default=200, help="of each set, evenly spread (default: %(default)s)")
-    add("--step", type=int, metavar="N", help="outputs saved at this training step (default: the newest)")
+    add("--step", type=int, metavar="N", help="answers at this training step (default: the newest)")
     add("--set", metavar="NAME", help="show this set only (default: all)")
     add("--png", action="store_true", help="draw pictures too: a run's into its folder, a dataset's beside the page")
     settings = Settings(**vars(parser.parse_args(argv)))
@@ -69,29 +78,70 @@ def view(argv: list[str] | None = None) -> str:
     """Write the page, draw the pictures that were asked for, and return a summary.
 
     Raises:
-        UserError: the folder is neither a run nor a dataset, or a file in it is damaged.
+        UserError: a folder is neither a run nor a dataset, or a file in it is damaged.
     """
     settings = parse_settings(argv)
-    path = settings.path
-    if not path.is_dir():
-        raise UserError(f"there is no folder {path}; give the folder of a run or of a dataset")
-    if any((path / split).is_dir() for split in SPLITS):
-        if settings.step is not None:
-            raise UserError(f"--step is for runs, and {path} is a dataset; leave it out")
-        page = page_of_dataset(settings)
-        drawn = pictures_of_dataset(page, settings) if settings.png else []
-    elif any((path / name).exists() for name in ("metrics.jsonl", "eval_outputs", "results.json")):
-        page = page_of_run(settings)
-        drawn = pictures_of_run(page, settings) if settings.png else []
-    else:
-        raise UserError(
-            f"{path} is neither a run (no metrics.jsonl, no eval_outputs), nor what evaluate.py saved (no "
-            "results.json), nor a dataset (no train, no test); give the folder of one"
-        )
+    page, drawn = compared(settings) if is_comparison(settings.paths) else shown(settings.paths[0], settings)
     write_page(page, settings.output)
     megabytes = settings.output.stat().st_size / 1e6
     wrote = f"wrote {settings.output} ({megabytes:.1f} MB): {len(page['examples']):,} examples, {page['summary']}"
     return "\n".join([*drawn, wrote])
+
+
+def is_comparison(paths: list[Path]) -> bool:
+    """Return whether the paths name several runs: one after the other, or a folder that holds runs.
+
+    Raises:
+        UserError: a path is no folder.
+    """
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"there is no folder {path}; give the folder of a run or of a dataset")
+    return len(paths) > 1 or (not is_dataset(paths[0]) and not is_run(paths[0]) and len(find_runs(paths)) > 0)
+
+
+def is_dataset(path: Path) -> bool:
+    return any((path / split).is_dir() for split in SPLITS)
+
+
+def compared(settings: Settings) -> tuple[Page, list[str]]:
+    """Return the page of several runs, and lines about what was done for it.
+
+    Raises:
+        UserError: a path holds no run, or an option is for one run.
+    """
+    for path in settings.paths:
+        if not find_runs([path]):
+            raise UserError(f"{path} is no run, and only runs are compared; give it alone")
+    if settings.png:
+        raise UserError("--png draws one run or dataset; watch.py ... --plot curves.png draws the curves of several")
+    runs = find_runs(settings.paths)
+    # A folder may hold many runs, whose answers would take long.
+    lines = [line for run in runs if run in settings.paths for line in save_missing_answers(run, settings)]
+    if len(runs) == 1:
+        return page_of_run(runs[0], settings), lines
+    return page_of_runs(runs, settings), lines
+
+
+def shown(path: Path, settings: Settings) -> tuple[Page, list[str]]:
+    """Return the page of one run or dataset, and lines about what was done for it.
+
+    Raises:
+        UserError: the folder is neither a run nor a dataset, or a file in it is damaged.
+    """
+    if is_dataset(path):
+        if settings.step is not None:
+            raise UserError(f"--step is for runs, and {path} is a dataset; leave it out")
+        page = page_of_dataset(path, settings)
+        return page, pictures_of_dataset(page, settings) if settings.png else []
+    if not any((path / name).exists() for name in ("metrics.jsonl", "eval_outputs", "results.json")):
+        raise UserError(
+            f"{path} is neither a run (no metrics.jsonl, no eval_outputs), nor what evaluate.py saved (no "
+            "results.json), nor a dataset (no train, no test), nor a folder of runs; give the folder of one"
+        )
+    lines = save_missing_answers(path, settings)
+    page = page_of_run(path, settings)
+    return page, [*lines, *(pictures_of_run(path, page) if settings.png else [])]
 
 
 def pictures_of_dataset(page: Page, settings: Settings) -> list[str]:
@@ -105,12 +155,12 @@ def pictures_of_dataset(page: Page, settings: Settings) -> list[str]:
     return [f"drew {path}"]
 
 
-def pictures_of_run(page: Page, settings: Settings) -> list[str]:
+def pictures_of_run(run: Path, page: Page) -> list[str]:
     """Draw curve.png and puzzle.png into the run's folder, and return lines that report them.
 
     Without saved outputs there is no puzzle to draw. The report names the command that saves them.
     """
-    curve, puzzle = settings.path / "curve.png", settings.path / "puzzle.png"
+    curve, puzzle = run / "curve.png", run / "puzzle.png"
     lines = [f"drew {curve}"] if draw_curves(page, curve) else []
     if page["examples"]:
         draw_puzzle(page, puzzle)

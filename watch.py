@@ -10,7 +10,7 @@ import signal
 import sys
 import termios
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,7 @@ from rich.live import Live
 
 from utils.arguments import Parser, typed_path
 from utils.errors import UserError
-from utils.run.status import Watched, runs_in
+from utils.run.status import Watched, find_runs, runs_in
 from utils.shell import run_command
 from utils.text import for_a_terminal
 from viewer.curve_pictures import draw_html, draw_png
@@ -121,16 +121,6 @@ def watch(argv: list[str] | None = None) -> str:
         watch_live(settings.paths, settings.every or 1.0, console)
         return ""
     return snapshot(find_runs(settings.paths))
-
-
-def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the runs that the paths name: themselves, or those in their folders. Each once."""
-    found: dict[tuple[int, int], Path] = {}
-    for run in (run for path in paths for run in runs_in(path)):
-        with suppress(OSError):  # the run has vanished
-            folder = os.stat(run)
-            found.setdefault((folder.st_dev, folder.st_ino), run)
-    return list(found.values())
 
 
 def require_runs(paths: Sequence[Path]) -> None:

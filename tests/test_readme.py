@@ -149,3 +149,12 @@ def test_command(clone: Path, command: str) -> None:
         assert (clone / command.split("--plot ")[1].split()[0]).stat().st_size > 0
     if "--png" in command:
         assert (clone / "checkpoints/p/run/curve.png").exists() and (clone / "checkpoints/p/run/puzzle.png").exists()
+
+
+def test_the_python_example(clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example of the README runs as it stands there, and prints one line."""
+    (example,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(clone)
+    exec(example.replace("<project>/<run>", "p/run"), {})
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("Solution('puzzle 1', not solved: ") and len(line) < 300

@@ -21,7 +21,9 @@ from dataset import maze, pictures, tasks
 from dataset.arc import to_tokens
 from dataset.pictures import board_of
 from dataset.tasks import task_of_shape, task_of_tokens
+from dataset.tasks.base import BoardTask
 from dataset.tasks.lights_out import LightsOutTask
+from tests.dataset.samples import samples_of
 from utils.drawing import BLACK, BLUE, RED
 from utils.shell import run_command as run_program
 from viewer.pages import ALPHABET, IGNORED, to_text
@@ -324,10 +326,28 @@ def test_a_task_without_a_drawing_keeps_its_names(monkeypatch: pytest.MonkeyPatc
     assert board_of(task, 20) == {"kind": "numbers", "rows": 2, "columns": 16, "tokens": names, "wrapped": True}
 
 
-@pytest.mark.parametrize("seq_len, vocab_size", [(36, 8), (100, 6), (900, 12), (25, 5)])
-def test_the_task_names_every_token(seq_len: int, vocab_size: int) -> None:
-    names = board_of(task_of_shape(seq_len, vocab_size), seq_len)["tokens"]
-    assert len(set(names)) == vocab_size and names[0] == "padding"
+@pytest.mark.parametrize(
+    "rows, columns, drawn",
+    [
+        *((3, 7, (3, 7, False)), (1, 16, (1, 16, False)), (10, 60, (10, 60, False))),
+        # Nobody could see the cells of these boards.
+        *((1, 17, (2, 16, True)), (1, 1000, (33, 31, True)), (10, 100, (33, 31, True))),
+    ],
+)
+def test_a_board_that_is_too_wide_for_a_screen_is_drawn_in_lines(
+    rows: int, columns: int, drawn: tuple[int, int, bool]
+) -> None:
+    task = UndrawnTask(5)
+    task.rows, task.columns = rows, columns
+    board = board_of(task, rows * columns)
+    assert (board["rows"], board["columns"], board.get("wrapped", False)) == drawn
+
+
+@pytest.mark.parametrize("kind", tasks.TASKS, ids=lambda kind: kind.kind)
+def test_the_task_names_every_token(kind: type[BoardTask]) -> None:
+    task, split = samples_of(kind)
+    names = board_of(task, split.metadata.seq_len)["tokens"]
+    assert not names or len(set(names)) == split.metadata.vocab_size
 
 
 def test_a_limited_number_of_examples_is_spread_over_all(tmp_path: Path) -> None:
@@ -419,6 +439,105 @@ def test_arc_votes_come_with_the_tasks_own_pairs(tmp_path: Path) -> None:
     assert second["tests"][0]["candidates"][0] == {"grid": ["33"], "count": 8, "confidence": 0.8, "right": False}
     shutil.rmtree(data)
     assert page_of(run, tmp_path / "view.html")["votes"][0]["train"] == []
+
+
+# ---- several runs --------------------------------------------------------------------------------
+
+
+def write_runs(folder: Path, data: Path) -> Path:
+    """Write two seeds of a TRM, the second without answers, and an HRM that solves other puzzles.
+
+    The TRM solves rows 0, 2 and 4 (NUM_WRONG_NT), the HRM solves rows 0 to 4 but row 1.
+    """
+    for name, change in (("hrm", {"arch": {"name": "hrm"}, "lr": 0.0002}), ("trm-0", {}), ("trm-1", {"seed": 1})):
+        run = write_run(folder / name, data)
+        config = json.loads((run / "config.yaml").read_text())
+        (run / "config.yaml").write_text(json.dumps(config | change))
+    for file in (folder / "hrm" / OUTPUTS).glob("*.safetensors"):
+        arrays = load_file(file)
+        arrays["predictions_at_step"][arrays["rows"] == 3, -1] = SOLUTION_S
+        save_file(arrays, file)
+    shutil.rmtree(folder / "trm-1" / "eval_outputs")
+    return folder
+
+
+def test_runs_of_a_folder_are_compared(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", write_sudoku(tmp_path / "data"))
+    page = page_of(runs, tmp_path / "view.html")
+    assert page["kind"] == "runs" and [run["name"] for run in page["runs"]] == ["hrm", "trm-0", "trm-1"]
+    differences = dict(page["differences"])
+    assert differences["arch.name"] == ["hrm", "trm", "trm"] and differences["lr"] == ["0.0002", "0.001", "0.001"]
+    assert differences["seed"] == ["0", "0", "1"], "a reader must see which seed a run has"
+    (accuracy,) = [one for one in page["numbers"] if one["metric"] == "eval/all/exact_accuracy"]
+    number = {"last": 0.5, "step": 500, "best": 0.5, "best_step": 500}
+    assert accuracy == {"metric": "eval/all/exact_accuracy", "better": "max", "runs": [number] * 3}
+    curve = page["curves"][0]
+    assert curve["metric"] == "eval/all/exact_accuracy" and set(curve["over"]) == {"step", "seconds"}
+    assert [(one["name"], "low" in one) for one in curve["over"]["step"]] == [
+        ("arch=hrm, lr=0.0002", False),
+        ("arch=trm, lr=0.001 (2 seeds)", True),
+    ]
+    assert page["answering"] == [0, 1] and page["sets"] == {"all": 6}
+    assert [sorted(puzzle["runs"]) for puzzle in page["examples"]] == [["0", "1"]] * 6
+    last = {run: tokens_of(answers["answers"][-1]) for run, answers in page["examples"][3]["runs"].items()}
+    assert last["0"] == SOLUTION_S.tolist() != last["1"]
+
+
+def test_the_compared_runs_show_the_puzzles_that_all_have_answered(tmp_path: Path) -> None:
+    """One run has answers to all puzzles, the other to three of them."""
+    one, other = (write_run(tmp_path / name, None) for name in ("one", "other"))
+    (other / OUTPUTS / "all_rank0_0000.safetensors").unlink()
+    view.view([str(one), str(other), "-o", str(tmp_path / "view.html"), "--max-examples", "2"])
+    examples = shown(tmp_path / "view.html")["examples"]
+    assert [(example["row"], sorted(example["runs"])) for example in examples] == [(1, ["0", "1"]), (5, ["0", "1"])]
+
+
+def test_only_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, data = write_run(tmp_path / "run", None), write_sudoku(tmp_path / "data")
+    assert "data is no run, and only runs are compared" in mistake(capsys, run, data)
+    assert "watch.py ... --plot curves.png" in mistake(capsys, run, write_run(tmp_path / "other", None), "--png")
+
+
+# ---- answers that are not saved yet --------------------------------------------------------------
+
+
+def test_a_run_without_answers_gets_them_from_evaluate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Results of a whole evaluation stay: those of a few puzzles must not replace them."""
+    run = write_run(tmp_path / "my run", None)
+    answers = tmp_path / "answers"
+    (run / OUTPUTS).rename(answers)
+    (run / "step_00000500").mkdir()
+    commands: list[list[str]] = []
+
+    def evaluate(typed: list[str]) -> None:
+        commands.append(typed)
+        shutil.copytree(answers, typed[-1].removeprefix("out=").strip("'"), dirs_exist_ok=True)
+
+    monkeypatch.setattr("viewer.answers._evaluate", evaluate)
+    (run / OUTPUTS).mkdir(parents=True)
+    whole = (answers / "results.json").read_text().replace('"all": 6', '"all": 999')
+    (run / OUTPUTS / "results.json").write_text(whole)
+    page = page_of(run, tmp_path / "view.html", "--max-examples", "4")
+    assert len(page["examples"]) == 4 and page["results"]["num_examples"] == {"all": 999}
+    saved = "save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]"
+    assert commands[0][:3] == [f"checkpoint='{run}'", saved, "max_examples=4"]
+    told = capsys.readouterr().err
+    assert f"{run} has no saved answers; its model answers up to 4 puzzles" in told and "python evaluate.py" in told
+    assert [path.name for path in (run / "eval_outputs").iterdir()] == ["step_00000500"], "no temporary folder is left"
+    page_of(run, tmp_path / "view.html")
+    assert len(commands) == 1, "answers that are there must not be made again"
+
+
+def test_a_run_whose_model_cannot_answer_keeps_its_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run", None)
+    shutil.rmtree(run / "eval_outputs")
+    (run / "step_00000500").mkdir()
+    monkeypatch.setattr("viewer.answers._evaluate", lambda typed: "the dataset is gone")
+    said = view.view([str(run), "-o", str(tmp_path / "view.html")])
+    assert said.splitlines()[0] == f"{run} has no answers on its page: the dataset is gone"
+    assert len(shown(tmp_path / "view.html")["curves"]) == 3
 
 
 # ---- pictures ------------------------------------------------------------------------------------
@@ -806,6 +925,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     undrawn, undrawn_run = write_undrawn(folder)
     sources = {"data": data, "run": run, "arc_data": arc_data, "arc_run": arc_run, "bare": bare, "other": other}
     sources |= {"undrawn": undrawn, "undrawn_run": undrawn_run}
+    sources |= {"runs": write_runs(folder / "runs", folder / "named")}
     outputs = {name: folder / f"{name}.html" for name in sources}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "TASKS", (*tasks.TASKS[:-1], UndrawnTask))
@@ -953,7 +1073,7 @@ UNNAMED = (
 )
 
 
-@pytest.mark.parametrize("name", ["run", "data", "arc_run", "arc_data", "bare", "other", "undrawn_run"])
+@pytest.mark.parametrize("name", ["run", "data", "arc_run", "arc_data", "bare", "other", "undrawn_run", "runs"])
 def test_a_phone_shows_every_view(browser: Browser, pages: dict[str, Path], name: str) -> None:
     browser.open(pages[name], width=360, height=740)
     for tab in browser.get("[...document.querySelectorAll('[role=tab]')].map((tab) => tab.id)"):
@@ -985,6 +1105,38 @@ def test_curves_can_be_chosen_and_read(browser: Browser, pages: dict[str, Path])
     assert "training step 500" in browser.text("#over-steps")
     browser.click("#tab-none")
     assert "python evaluate.py checkpoint=" in browser.text("#panel-none")
+
+
+def test_runs_are_compared(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["runs"])
+    assert browser.get("document.querySelector('#tab-compare').ariaSelected") == "true"
+    text = browser.text("#panel-compare")
+    assert "arch.name\thrm\ttrm\ttrm" in text and "eval/all/exact_accuracy" in text
+    tally = browser.get("[...document.querySelectorAll('.tally button')].map((button) => button.innerText)")
+    assert tally == [
+        *("1 runs differ", "3 all runs solve it", "2 no run solves it"),
+        *("1 only hrm solves it", "0 only trm-0 solves it"),
+    ]
+    browser.click(".tally button:nth-of-type(4)")
+    assert browser.rows() == [3] and browser.text("#heading") == "Row 3 · hrm"
+    verdicts = "[...document.querySelectorAll('#rivals button')].map((button) => button.innerText)"
+    assert browser.get(verdicts) == ["hrm\nstep 4: ✓ solved", "trm-0\nstep 4: ✗ 4 wrong"]
+    assert browser.picture("#rivals button:nth-of-type(1) canvas") != browser.picture(
+        "#rivals button:nth-of-type(2) canvas"
+    )
+    browser.keys("r")
+    assert browser.text("#heading") == "Row 3 · trm-0" and "4 wrong cells" in browser.text("#verdict")
+    browser.click("#back")
+    assert browser.get(verdicts) == ["hrm\nstep 3: ✗ 4 wrong", "trm-0\nstep 3: ✗ 4 wrong"]
+    browser.choose("#agreement", "none")
+    assert browser.rows() == [1, 5]
+    browser.click("#rivals button:nth-of-type(1)")
+    assert browser.text("#heading") == "Row 1 · hrm"
+    browser.click("#tab-curves")
+    assert browser.text("#curve .keys").splitlines() == ["arch=hrm, lr=0.0002", "arch=trm, lr=0.001 (2 seeds)"]
+    over_steps = browser.get("document.querySelector('#curve').innerHTML")
+    browser.choose("#over", "seconds")
+    assert browser.get("document.querySelector('#curve').innerHTML") != over_steps
 
 
 def test_results_are_a_table(browser: Browser, pages: dict[str, Path]) -> None:

@@ -33,7 +33,7 @@ from utils.drawing import plotly
 from utils.errors import UserError
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
-from utils.run.status import Watched
+from utils.run.status import Watched, find_runs
 from utils.shell import run_command
 from viewer.curves import LoggedRun, choose_metrics, groups_of, panels_of, x_in_epochs, x_in_seconds, x_in_steps
 from viewer.live import _COLUMNS, curve, names_of, read_statuses, screen
@@ -94,7 +94,7 @@ def test_the_state_of_real_runs(four: Path, data: Path, tmp_path: Path) -> None:
     )
     runs.until(lambda: (four / "running" / "metrics.jsonl").exists(), running)
     runs.until(lambda: len(runs.rows(four / "running")) > 1, running)
-    statuses = {run.path.name: run.status() for run in map(Watched, program.find_runs([four]))}
+    statuses = {run.path.name: run.status() for run in map(Watched, find_runs([four]))}
     running.signal(signal.SIGKILL)
     running.wait()
     assert {name: status.state for name, status in statuses.items()} == {
@@ -137,7 +137,7 @@ def shown_at(folder: Path, width: int, height: int) -> list[str]:
     """Return the lines of a screen of this size."""
     console = Console(width=width, height=height, color_system=None, force_terminal=False)
     with console.capture() as captured:
-        console.print(screen(read_statuses([Watched(run) for run in program.find_runs([folder])]), width, height))
+        console.print(screen(read_statuses([Watched(run) for run in find_runs([folder])]), width, height))
     return captured.get().splitlines()
 
 
@@ -175,7 +175,7 @@ def test_running_runs_come_first_and_then_the_newest(tmp_path: Path) -> None:
         os.utime(run / "config.yaml", (1000 - 1000 * (name == "running") + index,) * 2)
     with RunLock() as lock:
         lock.take(tmp_path / "running", print)
-        shown = read_statuses([Watched(run) for run in program.find_runs([tmp_path])])
+        shown = read_statuses([Watched(run) for run in find_runs([tmp_path])])
     assert [each.name for each in shown] == ["running", "new", "middle", "old"]
 
 
@@ -221,7 +221,7 @@ def test_names_tell_runs_apart_and_reach_the_terminal_clean(tmp_path: Path) -> N
 def test_a_run_that_is_named_twice_is_shown_once(tmp_path: Path) -> None:
     run = make_run(tmp_path / "project" / "run", rows_of(3))
     (tmp_path / "project" / "link").symlink_to(run)
-    assert len(program.find_runs([tmp_path / "project", run, tmp_path / "project" / "." / "run"])) == 1
+    assert len(find_runs([tmp_path / "project", run, tmp_path / "project" / "." / "run"])) == 1
 
 
 def test_a_dead_run_names_its_host(tmp_path: Path) -> None:

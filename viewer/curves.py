@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,9 +183,7 @@ def _labels(runs: list[LoggedRun]) -> list[str]:
     if len(runs) == 1:
         return [""]
     keys = list(dict.fromkeys(key for run in runs for key in run.config if key.split(".")[0] not in _OF_ONE_RUN))
-    tops = list(dict.fromkeys(key.partition(".")[0] for key in keys))
-    # Options of another group's architecture stand beside those of the first, behind their names.
-    keys.sort(key=lambda key: (tops.index(key.partition(".")[0]), not key.endswith(".name")))
+    keys = _in_order(keys)
     # The values of each key: among all runs, and among those that chose the same name in its group.
     values: dict[tuple[str, object], set[str]] = {}
     for run in runs:
@@ -201,6 +199,13 @@ def _labels(runs: list[LoggedRun]) -> list[str]:
         )
         for run in runs
     ]
+
+
+def _in_order(keys: Iterable[str]) -> list[str]:
+    """Return the keys with those of a config group together, behind the name of what was chosen."""
+    keys = list(keys)
+    tops = list(dict.fromkeys(key.partition(".")[0] for key in keys))
+    return sorted(keys, key=lambda key: (tops.index(key.partition(".")[0]), not key.endswith(".name")))
 
 
 def _choice(run: LoggedRun, key: str) -> str | None:
@@ -228,6 +233,17 @@ def _with_number(label: str, runs: Sequence[LoggedRun]) -> str:
     seeds = {run.config.get("seed") for run in runs}
     number = f"{len(runs)} {'seeds' if len(seeds) == len(runs) else 'runs'}"
     return f"{label} ({number})" if label else number
+
+
+def differences_of(runs: Sequence[LoggedRun]) -> dict[str, list[str | None]]:
+    """Return for each key in which the configs differ its value in each run, as it is typed.
+
+    None stands for a run whose config lacks the key. Seeds count, names and places do not.
+    """
+    keys = _in_order(dict.fromkeys(key for run in runs for key in run.config))
+    compared = [key for key in keys if key == "seed" or key.partition(".")[0] not in _OF_ONE_RUN]
+    values = {key: [_value(run.config[key]) if key in run.config else None for run in runs] for key in compared}
+    return {key: of_runs for key, of_runs in values.items() if len(set(of_runs)) > 1}
 
 
 def _value(value: object) -> str:

@@ -1,6 +1,8 @@
 """Collect the data for the page of a dataset: its puzzles by group, and facts about them."""
 # G = groups, P = puzzles, S = tokens of an example
 
+from pathlib import Path
+
 import numpy as np
 
 from dataset.builder import SPLITS, size_mb
@@ -14,13 +16,12 @@ from viewer.pages import Page, Settings, name_at, names_of, spread, to_text
 MAX_PUZZLES_OF_GROUP, MAX_EXAMPLES_OF_PUZZLE = 4, 5
 
 
-def page_of_dataset(settings: Settings) -> Page:
+def page_of_dataset(data: Path, settings: Settings) -> Page:
     """Return the data for the page.
 
     Raises:
         UserError: the dataset is damaged, or has no set of the chosen name.
     """
-    data = settings.path
     splits = [open_split(data, split) for split in SPLITS if (data / split).is_dir()]
     every = {f"{split.path.name}/{name}": (split, one) for split in splits for name, one in split.sets.items()}
     chosen = {name: pair for name, pair in every.items() if settings.set in (None, pair[1].name, name)}

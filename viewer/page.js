@@ -611,7 +611,7 @@ const axisText = (value) =>
  *
  * The options are:
  *
- *   series       [{name, colour, points: [[x, y]], dash?, faint?, dots?}]
+ *   series       [{name, colour, points: [[x, y]], band?: [[x, low, high]], dash?, faint?, dots?}]
  *   height       in CSS pixels
  *   x, label     the name of the x axis, and the name of the plot for screen readers
  *   low?, high?  the ends of the y axis, unless the data determines them
@@ -648,10 +648,11 @@ function plot(container, options) {
 function plotArea(shown, options, width) {
   const { height } = options;
   const all = shown.flatMap((one) => one.points);
+  const edges = shown.flatMap((one) => (one.band ?? []).flatMap(([x, low, high]) => [[x, low], [x, high]]));
   const xs = [...new Set(all.map(([x]) => x))].sort((a, b) => a - b);
   let [xLow, xHigh] = [xs[0], xs.at(-1)];
   if (xLow === xHigh) [xLow, xHigh] = [xLow - 0.5, xHigh + 0.5];
-  const [low, high] = plotRange(all, options);
+  const [low, high] = plotRange([...all, ...edges.filter(([, y]) => !options.log || y > 0)], options);
   const yTicks = options.log ? logTicks(low, high) : ticks(low, high, height < 160 ? 3 : 5);
   const left = 10 + 6.8 * Math.max(3, ...yTicks.map((value) => axisText(value).length));
   const right = 14,
@@ -711,6 +712,11 @@ function drawAxes(root, area, options) {
 }
 
 function drawSeries(root, { toX, toY }, one) {
+  if (one.band) {
+    const edge = (place) => one.band.map((point) => [point[0], point[place]]);
+    const d = pathOf([...edge(1), ...edge(2).reverse()], toX, toY);
+    root.append(svg("path", { d: `${d}Z`, fill: one.colour, opacity: 0.18 }));
+  }
   root.append(
     svg("path", {
       d: pathOf(one.points, toX, toY),
@@ -876,13 +882,61 @@ function choice(container, choices, pick) {
   return press;
 }
 
+/**
+ * Return the examples of each run, by the number of the run.
+ *
+ * An example has the puzzle's keys, and the answers of the run. `puzzle.of` has the examples of all
+ * runs for the same puzzle.
+ */
+function examplesByRun(page) {
+  page.byRun ??= new Map(
+    page.answering.map((run) => [
+      run,
+      page.examples
+        .filter((puzzle) => puzzle.runs[run])
+        .map((puzzle) => {
+          const example = { ...puzzle, ...puzzle.runs[run], puzzle };
+          study(example, page.board);
+          (puzzle.of ??= {})[run] = example;
+          return example;
+        }),
+    ]),
+  );
+  return page.byRun;
+}
+
+/** Return whether a puzzle is solved by the runs that `agreement` names: see `agreements`. */
+function agrees(page, puzzle, agreement) {
+  const examples = page.answering.flatMap((run) => puzzle.of[run] ?? []);
+  if (examples.length < page.answering.length || !examples[0].studied.scored) return false;
+  const solved = page.answering.filter((run) => puzzle.of[run].studied.solved);
+  if (agreement === "all") return solved.length === page.answering.length;
+  if (agreement === "none") return solved.length === 0;
+  if (agreement === "differ") return solved.length > 0 && solved.length < page.answering.length;
+  return solved.length === 1 && String(solved[0]) === agreement;
+}
+
+/** Return [[value, text, number of puzzles]] for the ways in which runs may agree on a puzzle. */
+function agreements(page) {
+  examplesByRun(page);
+  return [
+    ["differ", "runs differ"],
+    ["all", "all runs solve it"],
+    ["none", "no run solves it"],
+    ...page.answering.map((run) => [String(run), `only ${page.runs[run].name} solves it`]),
+  ].map(([value, text]) => [value, text, page.examples.filter((puzzle) => agrees(page, puzzle, value)).length]);
+}
+
 /** The view of the examples of a dataset or a run, with the player of the reasoning steps. */
 class Examples {
   constructor(page) {
     this.page = page;
     this.board = page.board;
-    this.isRun = page.kind === "run";
-    this.all = page.examples;
+    this.isRun = page.kind !== "dataset";
+    // With several runs, the examples are those of the run that is looked at.
+    this.byRun = page.kind === "runs" ? examplesByRun(page) : null;
+    this.run = page.answering?.[0];
+    this.all = this.byRun ? this.byRun.get(this.run) : page.examples;
     this.all.forEach((example) => study(example, this.board));
     this.filter = "all";
     this.shown = [];
@@ -899,23 +953,8 @@ class Examples {
     $("hint").hidden = hasSteps || !this.isRun;
     $("command").textContent = this.page.command ?? "";
     $("side").hidden = !this.isRun;
-    const scored = this.all.some((example) => example.studied.scored);
-    $("filter").hidden = !this.isRun || !scored;
-    if (this.isRun && scored) {
-      const solved = this.all.filter((example) => example.studied.solved).length;
-      this.pressFilter = choice(
-        $("filter"),
-        [
-          ["all", `All ${this.all.length}`],
-          ["solved", `Solved ${solved}`],
-          ["unsolved", `Failed ${this.all.length - solved}`],
-        ],
-        (value) => {
-          this.filter = value;
-          this.refill();
-        },
-      );
-    }
+    this.buildFilter();
+    this.buildAgreement();
     const sets = Object.keys(this.page.sets);
     $("set").append(
       ...(sets.length > 1 ? [make("option", { value: "" }, "all sets")] : []),
@@ -925,7 +964,7 @@ class Examples {
     $("sort").hidden = !this.isRun;
     $("search").classList.toggle("wide", !this.isRun);
     if (this.all.some((example) => example.name)) $("search").placeholder = "search…";
-    for (const id of ["set", "sort"]) $(id).addEventListener("change", () => this.refill());
+    for (const id of ["set", "sort", "agreement"]) $(id).addEventListener("change", () => this.refill());
     $("search").addEventListener("input", () => this.refill());
     $("previous").addEventListener("click", () => this.move(-1));
     $("next").addEventListener("click", () => this.move(1));
@@ -942,6 +981,57 @@ class Examples {
       }
     });
     this.showPlaying();
+  }
+
+  /** Fill the buttons that choose solved or failed examples. */
+  buildFilter() {
+    const scored = this.all.some((example) => example.studied.scored);
+    $("filter").hidden = !this.isRun || !scored;
+    if (!this.isRun || !scored) return;
+    const solved = this.all.filter((example) => example.studied.solved).length;
+    this.pressFilter = choice(
+      $("filter"),
+      [
+        ["all", `All ${this.all.length}`],
+        ["solved", `Solved ${solved}`],
+        ["unsolved", `Failed ${this.all.length - solved}`],
+      ],
+      (value) => {
+        this.filter = value;
+        this.refill();
+      },
+    );
+    this.pressFilter(this.filter);
+  }
+
+  /** Fill the choice of puzzles by the runs that solve them. */
+  buildAgreement() {
+    $("agreement").hidden = !this.byRun || this.page.answering.length < 2;
+    if ($("agreement").hidden) return;
+    const option = ([value, text, count]) => make("option", { value }, count === null ? text : `${text} (${count})`);
+    $("agreement").append(...[["", "solved by any run or none", null], ...agreements(this.page)].map(option));
+  }
+
+  /** Look at the answers of another run to the same puzzle. */
+  lookAt(run) {
+    const example = this.current?.puzzle.of[run];
+    const step = this.step === this.current?.studied.answers.length ? Infinity : this.step;
+    this.run = run;
+    this.all = this.byRun.get(run);
+    this.buildFilter();
+    this.current = null;
+    this.refill();
+    if (!example) return;
+    this.select(example, false);
+    this.seek(step);
+  }
+
+  /** Show the puzzles that some runs solve and others do not, as `agreements` names them. */
+  compareBy(value) {
+    $("agreement").value = value;
+    this.filter = "all";
+    this.buildFilter();
+    this.refill();
   }
 
   /** Show the examples that match the set, the search and the filter. */
@@ -980,6 +1070,8 @@ class Examples {
       shown = shown.filter(
         (example) => example.studied.scored && example.studied.solved === (this.filter === "solved"),
       );
+    const agreement = this.byRun ? $("agreement").value : "";
+    if (agreement) shown = shown.filter(({ puzzle }) => agrees(this.page, puzzle, agreement));
     const orders = {
       most: (a, b) => b.studied.wrong - a.studied.wrong,
       fewest: (a, b) => a.studied.wrong - b.studied.wrong,
@@ -1035,6 +1127,10 @@ class Examples {
         );
     } else if (!this.isRun) {
       label.append(make("span", { class: "quiet small" }, `${example.set} · row ${example.row}`));
+    }
+    if (this.byRun && scored) {
+      const marks = this.page.answering.map((run) => `${example.puzzle.of[run]?.studied.solved ? "✓" : "✗"} `);
+      label.append(make("span", { class: "quiet small", title: "in the order of the runs" }, `runs: ${marks.join("")}`));
     }
     if (example.name) label.append(make("span", { class: "quiet small" }, example.name.split("|||")[0]));
     return label;
@@ -1095,6 +1191,7 @@ class Examples {
     const example = this.current;
     const { question, label, scored, solved, wrong, settled, answers, halt, confidence } = example.studied;
     $("heading").textContent = `${this.isRun ? "Row" : `${this.groupText(example)}, row`} ${example.row}`;
+    if (this.byRun) $("heading").textContent += ` · ${this.page.runs[this.run].name}`;
     const about = [
       example.name ? augmentationText(example.name) : null,
       Object.keys(this.page.sets).length > 1 ? example.set : null,
@@ -1148,7 +1245,46 @@ class Examples {
     $("halt").textContent = halt ? `: halts at step ${halt}` : "";
     this.buildLegend();
     this.buildStrip();
+    this.buildRivals();
     this.redraw();
+  }
+
+  /** Show the answers of all runs side by side. Each is a button that shows its run's reasoning. */
+  buildRivals() {
+    const { byRun, page } = this;
+    $("rivals").hidden = !byRun || page.answering.length < 2;
+    this.rivals = [];
+    if ($("rivals").hidden) return;
+    this.rivals = page.answering.flatMap((run) => {
+      const example = this.current.puzzle.of[run];
+      if (!example) return [];
+      const canvas = make("canvas", { "aria-hidden": "true" });
+      const verdict = make("span", {});
+      const button = make(
+        "button",
+        { type: "button", "aria-current": run === this.run ? "true" : null, onclick: () => this.lookAt(run) },
+        canvas,
+        make("b", {}, page.runs[run].name),
+        make("br"),
+        verdict,
+      );
+      return [{ example, canvas, verdict, button }];
+    });
+    $("rivals").replaceChildren(...this.rivals.map(({ button }) => button));
+  }
+
+  /** Draw the answer of each run at the step of the player, or its last answer if it halted before. */
+  drawRivals() {
+    for (const { example, canvas, verdict } of this.rivals) {
+      const { question, label, answers, numWrong, windows, scored } = example.studied;
+      const step = Math.min(this.step, answers.length);
+      const tokens = step ? answers[step - 1] : question;
+      const picture = { tokens, question, label: scored && step ? label : undefined, window: windows.answer };
+      draw(canvas, this.board, picture, 120, 120);
+      const wrong = numWrong[step - 1];
+      verdict.className = !scored || !step ? "quiet" : wrong ? "bad" : "good";
+      verdict.textContent = !step ? "the puzzle" : `step ${step}` + (scored ? (wrong ? `: ✗ ${wrong} wrong` : ": ✓ solved") : "");
+    }
   }
 
   /** Show the other puzzles of the group: augmentations, or other pairs of an ARC task. */
@@ -1245,6 +1381,7 @@ class Examples {
   redraw() {
     if (!this.current || $("panel-examples").hidden) return;
     this.drawFigures();
+    this.drawRivals();
     $("said").hidden = !this.isRun;
     if (!this.isRun) return;
     const { answers } = this.current.studied;
@@ -1268,7 +1405,8 @@ class Examples {
     const room = $("boards").clientWidth;
     const numLarge = this.figures.filter((one) => !one.small).length;
     const beside = numLarge > 1 && room >= 560;
-    const height = clamp(window.innerHeight - 390, 300, 660);
+    const below = this.rivals.length ? 570 : 390;
+    const height = clamp(window.innerHeight - below, 300, 660);
     const width = beside ? (room - 16 * (numLarge - 1)) / numLarge : room;
     const pictures = this.figures.map((one) => one.picture());
     const whole = { rows: this.board.rows, columns: this.board.columns };
@@ -1404,6 +1542,12 @@ class Examples {
       k: () => this.move(-1),
       "/": () => $("search").focus(),
       f: () => this.cycleFilter(),
+      ...(this.rivals.length && {
+        r: () => {
+          const { answering } = this.page;
+          this.lookAt(answering[(answering.indexOf(this.run) + 1) % answering.length]);
+        },
+      }),
       ...(hasSteps && {
         " ": () => this.toggle(),
         ArrowRight: () => this.seek(this.step + 1),
@@ -1659,6 +1803,12 @@ class Curves {
     this.overSteps = page.over_steps;
     this.smooth = true;
     this.log = false;
+    // The curves of several runs are drawn over steps or seconds. A run has one colour everywhere.
+    const over = Object.keys(this.metrics[0].over ?? {});
+    $("over").append(...over.map((name) => make("option", { value: name }, name === "step" ? "over steps" : `over ${name}`)));
+    $("over").hidden = over.length < 2;
+    $("over").addEventListener("change", () => this.redraw());
+    this.names = [...new Set(this.metrics.flatMap(({ over: of }) => (of ? of.step.map(({ name }) => name) : [])))];
     $("metric").append(...this.metrics.map(({ metric }) => make("option", { value: metric }, metric)));
     $("metric").addEventListener("change", () => this.redraw());
     for (const name of ["smooth", "log"]) {
@@ -1688,8 +1838,30 @@ class Curves {
     $("over-steps-set").addEventListener("change", () => this.redraw());
   }
 
+  /** Return the lines of several runs for `plot`, the mean of several seeds with its band. */
+  seriesOfRuns(metric) {
+    return metric.over[$("over").value].flatMap(({ name, steps, values, low, high }) => {
+      const place = this.names.indexOf(name);
+      const points = steps.map((step, i) => [step, values[i]]);
+      const line = {
+        name,
+        colour: colours[`series-${(place % 4) + 1}`],
+        dash: ["none", "7 4", "2 4", "9 4 2 4"][Math.floor(place / 4) % 4],
+        points,
+        dots: metric.metric.startsWith("eval") && points.length <= 60,
+        band: low && steps.map((step, i) => [step, low[i], high[i]]),
+      };
+      if (!this.smooth || points.length < 40) return [line];
+      return [
+        { ...line, faint: true },
+        { ...line, band: undefined, points: smoothed(points, Math.ceil(points.length / 60)) },
+      ];
+    });
+  }
+
   /** Return the lines of a metric for `plot`: training in grey, evaluations in colours. */
   series(metric) {
+    if (metric.over) return this.seriesOfRuns(metric);
     let next = 0;
     return metric.series.flatMap(({ name, steps, values }) => {
       const points = steps.map((step, i) => [step, values[i]]);
@@ -1720,20 +1892,21 @@ class Curves {
       series,
       height: clamp(window.innerHeight * 0.42, 240, 400),
       log: this.log,
-      x: "step",
-      label: `${chosen.metric} over training steps`,
+      x: $("over").value || "step",
+      label: `${chosen.metric} over training ${$("over").value === "seconds" ? "time" : "steps"}`,
     });
     $("curve").append(plotKeys(series));
     for (const { metric, button } of this.minis) {
       button.setAttribute("aria-current", String(metric === chosen));
       button.replaceChildren(make("span", { class: "quiet" }, metric.metric));
-      const latest = metric.series.at(-1);
-      button.append(
-        make("b", {}, numberText(latest.values.at(-1))),
-        " ",
-        make("span", { class: "small quiet" }, latest.name === metric.metric ? "" : latest.name),
-        this.mini(metric),
-      );
+      const latest = metric.series?.at(-1);
+      if (latest)
+        button.append(
+          make("b", {}, numberText(latest.values.at(-1))),
+          " ",
+          make("span", { class: "small quiet" }, latest.name === metric.metric ? "" : latest.name),
+        );
+      button.append(this.mini(metric));
     }
     if (!$("over-steps-card").hidden) this.drawOverSteps();
   }
@@ -1828,6 +2001,139 @@ function showResults(results) {
   );
 }
 
+/** The view that compares runs: their configs, their numbers, and the puzzles that each solves. */
+class Compare {
+  constructor(page, tabs) {
+    this.page = page;
+    this.tabs = tabs;
+    const judged = page.numbers.filter(({ better }) => better);
+    const others = page.numbers.filter(({ better }) => !better);
+    const rest = make("details", {}, make("summary", {}, plural(others.length, "other metric")), this.numbers(others));
+    const cards = [
+      page.differences.length
+        ? this.card("What differs in the configs", this.differences())
+        : this.card("The configs are the same", make("p", {}, "The runs differ in their names and places only.")),
+      this.card("Logged values: the last, and the best with its step", this.numbers(judged), others.length ? rest : null),
+      page.results.length ? this.card("Evaluation of the saved answers", this.results()) : null,
+      page.answering.length > 1 ? this.puzzles() : null,
+      page.answering.length < page.runs.length ? this.missing() : null,
+    ];
+    $("panel-compare").append(...page.notes.map((note) => make("p", {}, note)), ...cards.filter(Boolean));
+  }
+
+  card(title, ...children) {
+    return make("div", { class: "card" }, make("h2", {}, title), ...children);
+  }
+
+  /** Make a table with a column for each run. A row is [name, [node of each run]]. */
+  table(rows, number) {
+    const head = this.page.runs.map(({ name, label }) =>
+      make(
+        "th",
+        { class: number ? "number" : "" },
+        name,
+        make("span", { class: "small quiet" }, label === name ? "" : label),
+      ),
+    );
+    const body = rows.map(([name, cells]) =>
+      make(
+        "tr",
+        {},
+        make("td", {}, name),
+        ...cells.map((cell) => make("td", { class: number ? "number" : "" }, ...(cell ?? [make("span", {}, "–")]))),
+      ),
+    );
+    const table = make("table", {}, make("thead", {}, make("tr", {}, make("th"), ...head)), make("tbody", {}, ...body));
+    return make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table of runs" }, table);
+  }
+
+  differences() {
+    return this.table(
+      this.page.differences.map(([key, values]) => [key, values.map((value) => (value === null ? null : [value]))]),
+      false,
+    );
+  }
+
+  /** Return the value of the best run: the only one that may stand out; null if nobody can tell. */
+  winner(better, values) {
+    const known = values.filter((value) => value !== null && value !== undefined);
+    if (!better || known.length < 2 || known.every((value) => value === known[0])) return null;
+    return better === "max" ? Math.max(...known) : Math.min(...known);
+  }
+
+  numbers(rows) {
+    return this.table(
+      rows.map(({ metric, better, runs }) => {
+        const winner = this.winner(
+          better,
+          runs.map((one) => one?.best),
+        );
+        const cell = (one) => {
+          if (one === null) return null;
+          const best = `best ${numberText(one.best)} at ${one.best_step?.toLocaleString("en")}`;
+          const mark = { class: `small ${one.best === winner ? "good" : "quiet"}` };
+          return [numberText(one.last), better ? make("span", mark, best) : null].filter((part) => part !== null);
+        };
+        return [metric, runs.map(cell)];
+      }),
+      true,
+    );
+  }
+
+  results() {
+    return this.table(
+      this.page.results.map(({ metric, better, runs }) => {
+        const winner = this.winner(
+          better,
+          runs.map((one) => one?.[0]),
+        );
+        const cell = (one) => {
+          if (!one) return null;
+          const [value, low, high] = one;
+          if (value === null) return null;
+          const range = low === undefined ? "" : `${numberText(low)} to ${numberText(high)}`;
+          return [
+            make("b", { class: value === winner ? "good" : "" }, numberText(value)),
+            make("span", { class: "small quiet" }, range),
+          ];
+        };
+        return [metric, runs.map(cell)];
+      }),
+      true,
+    );
+  }
+
+  /** Make the card that counts the puzzles that runs agree on. A click shows these puzzles. */
+  puzzles() {
+    const buttons = agreements(this.page).map(([value, text, count]) =>
+      make(
+        "button",
+        {
+          type: "button",
+          disabled: count === 0,
+          onclick: () => {
+            this.tabs.show("examples");
+            this.tabs.open.view.compareBy(value);
+          },
+        },
+        make("b", {}, String(count)),
+        ` ${text}`,
+      ),
+    );
+    const num = this.page.examples.filter((puzzle) => this.page.answering.every((run) => puzzle.runs[run])).length;
+    return this.card(
+      `${plural(num, "puzzle")} that ${this.page.answering.length} runs have answered`,
+      make("div", { class: "tally" }, ...buttons),
+    );
+  }
+
+  missing() {
+    const silent = this.page.runs.filter((_, run) => !this.page.answering.includes(run));
+    const text = "These runs have no saved answers. view.py makes them if it is given the run itself:";
+    return this.card("Without answers", make("p", {}, text), make("pre", {}, silent.map(({ path }) => path).join("\n")));
+  }
+}
+
 /** Tell the reader of a run without saved predictions how to save them. */
 function showNone(page) {
   $("panel-none").append(
@@ -1853,6 +2159,7 @@ const KEYS = {
     ["Home, End", "go to the puzzle, to the last step"],
     ["h", "go to the step at which the model would halt"],
     ["f", "show all, solved or failed examples"],
+    ["r", "show the next run's answers, on a page of several runs"],
     ["/", "search by row or name"],
   ],
   votes: [
@@ -1882,11 +2189,13 @@ class Tabs {
     this.tabs = [];
     this.open = null;
     const add = (name, title, build) => this.tabs.push({ name, title, build, built: false, view: null });
-    if (page.examples.length) add("examples", page.kind === "run" ? "Reasoning" : "Puzzles", () => new Examples(page));
+    if (page.kind === "runs") add("compare", "Comparison", () => new Compare(page, this));
+    if (page.examples.length)
+      add("examples", page.kind === "dataset" ? "Puzzles" : "Reasoning", () => new Examples(page));
     else if (page.kind === "run") add("none", "Reasoning", () => showNone(page));
     if (page.votes?.length) add("votes", "ARC votes", () => new Votes(page.votes));
     if (page.curves?.length) add("curves", "Curves", () => new Curves(page));
-    if (page.results) add("results", "Results", () => showResults(page.results));
+    if (page.results && page.kind === "run") add("results", "Results", () => showResults(page.results));
     $("tabs").append(
       ...this.tabs.map(({ name, title }) =>
         make(
@@ -1977,7 +2286,7 @@ function showHelp(page, tabs) {
     ),
   );
   $("keys-note").textContent =
-    page.kind === "run"
+    page.kind !== "dataset"
       ? "The model writes the whole board anew in every step. Adaptive evaluation halts at the first step that " +
         "changes nothing and has a confidence above 0.5."
       : "The puzzles are spread evenly over the dataset. A group is a puzzle and its augmentations.";

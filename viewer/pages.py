@@ -32,7 +32,7 @@ Page = dict[str, Any]
 class Settings:
     """The options of the command line."""
 
-    path: Path
+    paths: list[Path]
     output: Path
     max_examples: int
     step: int | None

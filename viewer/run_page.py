@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +24,15 @@ MAX_POINTS = 1500
 _OUTPUTS = re.compile(r"step_(?P<step>\d+)(?:_.+)?")  # evaluate.py appends the name of other data
 
 
-def page_of_run(settings: Settings) -> Page:
+def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.ndarray] | None = None) -> Page:
     """Return the data for the page.
+
+    Args:
+        shared: the rows of each set from which examples are chosen; None: all that were saved.
 
     Raises:
         UserError: a file in the folder is damaged.
     """
-    run_folder = settings.path
     config = read_run_config(run_folder)
     curves = read_curves(run_folder / "metrics.jsonl")
     outputs = outputs_folder(run_folder, settings.step)
@@ -39,7 +42,7 @@ def page_of_run(settings: Settings) -> Page:
     examples: list[Page] = []
     sets: dict[str, int] = {}
     if outputs is not None:
-        examples, sets, missing = read_examples(outputs, settings, names_of(data) if data else [])
+        examples, sets, missing = read_examples(outputs, settings, names_of(data) if data else [], shared)
         if missing:
             notes.append(missing)
     command = f'python evaluate.py checkpoint={shlex.quote(str(run_folder))} "save_outputs={SAVE_OUTPUTS}"'

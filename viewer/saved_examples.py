@@ -2,6 +2,7 @@
 # N = examples of a shard, T = reasoning steps, S = tokens of an example
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,43 @@ from viewer.pages import Page, Settings, finite, name_at, spread, to_text
 _SHARD = re.compile(r"(?P<set>.+)_rank\d+_\d+\.safetensors")
 
 
-def read_examples(outputs: Path, settings: Settings, names: list[str]) -> tuple[list[Page], dict[str, int], str | None]:
+def shards_of(outputs: Path) -> dict[str, list[Path]]:
+    """Return the files of each set in a folder of outputs."""
+    shards: dict[str, list[Path]] = {}
+    for file in sorted(outputs.glob("*.safetensors")):
+        if match := _SHARD.fullmatch(file.name):
+            shards.setdefault(match["set"], []).append(file)
+    return shards
+
+
+def shows_answers(file: Path) -> bool:
+    """Return whether a shard holds puzzles with their answers.
+
+    Raises:
+        UserError: the shard is damaged.
+    """
+    keys = keys_of(file)
+    return "inputs" in keys and bool(keys & {"predictions", "predictions_at_step"})
+
+
+def rows_of(files: Sequence[Path]) -> np.ndarray:
+    """Return the numbers of the rows that the shards of a set hold.
+
+    Raises:
+        UserError: a shard is damaged.
+    """
+    return np.concatenate([read_tensor(file, "rows", 1) for file in files])
+
+
+def read_examples(
+    outputs: Path, settings: Settings, names: list[str], shared: Mapping[str, np.ndarray] | None = None
+) -> tuple[list[Page], dict[str, int], str | None]:
     """Read examples that are spread evenly over each set.
 
     At any time, memory holds only the chosen examples and one shard.
+
+    Args:
+        shared: the rows of each set from which examples are chosen; None: all that were saved.
 
     Returns:
         The examples, the number of saved examples by set, and a note on what was not saved if the
@@ -27,10 +61,7 @@ def read_examples(outputs: Path, settings: Settings, names: list[str]) -> tuple[
     Raises:
         UserError: a shard is damaged, or there is no set of the chosen name.
     """
-    shards: dict[str, list[Path]] = {}
-    for file in sorted(outputs.glob("*.safetensors")):
-        if match := _SHARD.fullmatch(file.name):
-            shards.setdefault(match["set"], []).append(file)
+    shards = shards_of(outputs)
     if shards and settings.set is not None and settings.set not in shards:
         raise UserError(f"{outputs} has no set {settings.set}; it has {', '.join(shards)}")
     examples: list[Page] = []
@@ -39,12 +70,13 @@ def read_examples(outputs: Path, settings: Settings, names: list[str]) -> tuple[
         if settings.set not in (None, set_name):
             continue
         for file in files:
-            keys = keys_of(file)
-            if "inputs" not in keys or not keys & {"predictions", "predictions_at_step"}:
-                saved = ", ".join(sorted(keys - {"rows"}))
+            if not shows_answers(file):
+                saved = ", ".join(sorted(keys_of(file) - {"rows"}))
                 return [], {}, f"{outputs.name} holds {saved}, which doesn't show how puzzles were answered."
-        rows = np.concatenate([read_tensor(file, "rows", 1) for file in files])
+        rows = rows_of(files)
         sizes[set_name] = len(rows)
+        if shared is not None and set_name in shared:
+            rows = np.intersect1d(rows, shared[set_name])
         wanted = set(np.sort(rows)[spread(len(rows), settings.max_examples)].tolist())
         of_set: list[Page] = []
         for file in files:

@@ -200,6 +200,16 @@ def runs_in(folder: Path) -> list[Path]:
     return [path for path in paths if not path.name.startswith(".") and is_run(path)]
 
 
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Return the runs that the paths name: themselves, or those in their folders. Each once."""
+    found: dict[tuple[int, int], Path] = {}
+    for run in (run for path in paths for run in runs_in(path)):
+        with suppress(OSError):  # the run has vanished
+            folder = os.stat(run)
+            found.setdefault((folder.st_dev, folder.st_ino), run)
+    return list(found.values())
+
+
 def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 

@@ -1,0 +1,192 @@
+"""Collect the data for the page that compares runs: configs, curves, numbers, answers."""
+# P = points of a curve
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dataset.tasks import TASKS
+from utils.errors import UserError
+from utils.run.status import is_number
+from viewer.curves import Group, LoggedRun, Panel, differences_of, groups_of, panels_of, x_in_seconds, x_in_steps
+from viewer.pages import Page, Settings, finite
+from viewer.run_page import outputs_folder, page_of_run, rank_of
+from viewer.saved_examples import rows_of, shards_of, shows_answers
+
+_OVER_STEPS = "exact_accuracy_at_step/"
+
+
+def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
+    """Return the data for the page.
+
+    Raises:
+        UserError: a file of a run is damaged, or none of the runs has logged anything.
+    """
+    runs = [LoggedRun.open(folder) for folder in folders]
+    names = _names_of(folders)
+    with_rows = [run for run in runs if run.rows]
+    if not with_rows:
+        raise UserError("none of these runs has logged anything yet; train one of them for some steps first")
+    groups = groups_of(with_rows)
+    label_of = {run.path: group.label for group in groups for run in group.runs}
+    shared = _shared_rows(folders, settings)
+    pages = [
+        page_of_run(folder, settings, shared) if run.rows else None for folder, run in zip(folders, runs, strict=True)
+    ]
+    answered = {number: page for number, page in enumerate(pages) if page and page["examples"]}
+    board = next((page["board"] for page in answered.values()), None)
+    notes = [f"{name} has logged nothing yet." for name, run in zip(names, runs, strict=True) if not run.rows]
+    notes += [
+        f"The puzzles of {names[number]} are of another kind than those of the other runs."
+        for number, page in answered.items()
+        if page["board"] != board
+    ]
+    examples = {number: page["examples"] for number, page in answered.items() if page["board"] == board}
+    puzzles = _merged(examples)
+    metrics = _metrics_of(with_rows)
+    return {
+        "kind": "runs",
+        "title": f"{len(folders)} runs",
+        "board": board,
+        "facts": _facts(pages),
+        "notes": notes,
+        "runs": [
+            {"name": name, "path": str(folder), "label": label_of.get(folder, "")}
+            for name, folder in zip(names, folders, strict=True)
+        ],
+        "differences": [[key, values] for key, values in differences_of(runs).items()],
+        "numbers": [_numbers(metric, runs) for metric in metrics],
+        "results": _results(pages),
+        "sets": Counter(puzzle["set"] for puzzle in puzzles),
+        "answering": list(examples),
+        "examples": puzzles,
+        "curves": _curves(groups, metrics),
+        "over_steps": [],
+        "summary": f"{len(folders)} runs, {len(metrics)} metrics",
+    }
+
+
+def _names_of(folders: Sequence[Path]) -> list[str]:
+    """Return the names of the folders, with those above where names are equal."""
+    parts = [folder.resolve().parts for folder in folders]
+    names = [part[-1] for part in parts]
+    return ["/".join(part[-2:]) if names.count(name) > 1 else name for part, name in zip(parts, names, strict=True)]
+
+
+def _facts(pages: Sequence[Page | None]) -> Page:
+    """Return the facts that are the same in all runs."""
+    first, *others = [page["facts"] for page in pages if page]
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+
+
+def _shared_rows(folders: Sequence[Path], settings: Settings) -> dict[str, np.ndarray]:
+    """Return for each set the rows that all runs have saved answers to, of those that have any."""
+    shared: dict[str, np.ndarray] = {}
+    for folder in folders:
+        outputs = outputs_folder(folder, settings.step)
+        for name, files in shards_of(outputs).items() if outputs else ():
+            if all(map(shows_answers, files)):
+                rows = rows_of(files)
+                both = np.intersect1d(shared[name], rows) if name in shared else rows
+                # Runs on different test sets share no row, and each shows its own.
+                shared[name] = both if len(both) else shared[name]
+    return shared
+
+
+def _merged(examples: dict[int, list[Page]]) -> list[Page]:
+    """Return each puzzle once, with the answers of the runs under their numbers."""
+    merged: dict[tuple[str, int, str], Page] = {}
+    for number, of_run in examples.items():
+        for example in of_run:
+            key = (example["set"], example["row"], str(example["input"]))
+            own = {name: example[name] for name in ("answers", "confidence") if name in example}
+            rest = {name: value for name, value in example.items() if name not in own}
+            merged.setdefault(key, rest | {"runs": {}})["runs"][str(number)] = own
+    return list(merged.values())
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+
+def _metrics_of(runs: Sequence[LoggedRun]) -> list[str]:
+    """Return the names of all metrics, those first that a reader looks for first."""
+    names = {
+        name
+        for run in runs
+        for row in run.rows
+        for name, value in row.items()
+        if "/" in name and _OVER_STEPS not in name and is_number(value)
+    }
+
+    def place(name: str) -> tuple[int, bool, str]:
+        parts = name.split("/")
+        short = "/".join(parts[2:] if parts[0] == "eval" else parts[1:] if parts[0] == "train" else parts)
+        return rank_of(short), parts[0] != "eval", name
+
+    return sorted(names, key=place)
+
+
+def _better(metric: str) -> str | None:
+    """Return whether larger or smaller values of a metric are better; None if that is not known."""
+    short = metric.rpartition("/")[2]
+    if "accuracy" in short or "pass@" in short or any(short in task.metrics for task in TASKS):
+        return "max"
+    return "min" if short.endswith("loss") else None
+
+
+def _numbers(metric: str, runs: Sequence[LoggedRun]) -> Page:
+    """Return the last value of a metric in each run, and its best value with its step."""
+    better = _better(metric)
+    of_runs: list[Page | None] = []
+    for run in runs:
+        points = [(row["step"], float(row[metric])) for row in run.rows if is_number(row.get(metric))]
+        points = [(step, value) for step, value in points if np.isfinite(value)]
+        if not points:
+            of_runs.append(None)
+            continue
+        number: Page = {"last": finite(points[-1][1]), "step": points[-1][0]}
+        if better is not None:
+            sign = 1 if better == "max" else -1
+            step, value = max(points, key=lambda point: (sign * point[1], -point[0]))
+            number |= {"best": finite(value), "best_step": step}
+        of_runs.append(number)
+    return {"metric": metric, "better": better, "runs": of_runs}
+
+
+def _results(pages: Sequence[Page | None]) -> list[Page]:
+    """Return the metrics of results.json: for each run its value and perhaps its interval."""
+    tables = [page["results"]["rows"] if page and page["results"] else [] for page in pages]
+    rows = [{name: rest for name, *rest in table} for table in tables]
+    names = dict.fromkeys(name for row in rows for name in row if _OVER_STEPS not in name)
+    return [{"metric": name, "better": _better(name), "runs": [row.get(name) for row in rows]} for name in names]
+
+
+# ---- curves --------------------------------------------------------------------------------------
+
+
+def _curves(groups: Sequence[Group], metrics: Sequence[str]) -> list[Page]:
+    """Return each metric's curves over steps and, if all runs tell their time, over seconds."""
+    rows = [row for group in groups for run in group.runs for row in run.rows]
+    panels = {"step": panels_of(groups, metrics, "step", x_in_steps)}
+    if all(is_number(row.get("time_s")) for row in rows):
+        panels["seconds"] = panels_of(groups, metrics, "seconds", x_in_seconds)
+    return [
+        {"metric": metric, "over": {x_name: _series_of(of_x[place]) for x_name, of_x in panels.items()}}
+        for place, metric in enumerate(metrics)
+    ]
+
+
+def _series_of(panel: Panel) -> list[Page]:
+    found = []
+    for one in panel.series:
+        series: Page = {
+            "name": one.label,
+            "steps": [int(x) if x.is_integer() else round(x, 3) for x in one.x_P.tolist()],
+            "values": list(map(finite, one.mean_P)),
+        }
+        if one.num_runs > 1:
+            series |= {"low": list(map(finite, one.low_P)), "high": list(map(finite, one.high_P))}
+        found.append(series)
+    return found
