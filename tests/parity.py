@@ -1,6 +1,7 @@
 """Replay trajectories of the published code with this project's training step and evaluation.
 
-`python -m tests.parity DIR...` prints the largest error of each quantity and ends with
+`python -m tests.parity` replays the recordings of tests/reference/, and `python -m tests.parity
+DIR...` those of other folders. The program prints the largest error of each quantity and ends with
 `max_relative_error=<x>`. The exit status is 0 if everything that was recorded was compared and is
 within 1e-4, and 1 if not. It is 2, with one line `error: ...`, if a folder can't be replayed.
 """
@@ -37,6 +38,7 @@ from utils.checkpoint.format import Progress
 from utils.command_line import validate
 from utils.dist.world import World
 
+REFERENCE = Path(__file__).parent / "reference"
 TOLERANCE = 1e-4
 QUANTITIES = (
     "logits",
@@ -161,6 +163,11 @@ def _exact_error(ours: torch.Tensor | float, theirs: torch.Tensor | float) -> fl
     return 0.0 if torch.equal(torch.as_tensor(ours).double(), torch.as_tensor(theirs).double()) else math.inf
 
 
+def recordings_in(folder: Path) -> list[Path]:
+    """Return the recordings of HRM and TRM in a folder of recordings."""
+    return sorted(path.parent for arch in ("hrm", "trm") for path in folder.glob(f"{arch}_*/trajectory.json"))
+
+
 def read_recording(folder: Path) -> Recording:
     """Read a folder.
 
@@ -276,9 +283,7 @@ def replay(recording: Recording) -> Report:
 def main(arguments: list[str]) -> int:
     """Run the program and return the exit status."""
     try:
-        if not arguments:
-            raise ValueError("no folder given; run python -m tests.parity DIR...")
-        folders = [Path(argument) for argument in arguments]
+        folders = [Path(argument) for argument in arguments] or recordings_in(REFERENCE)
         recordings = [read_recording(folder) for folder in folders]
         reports = []
         for folder, recording in zip(folders, recordings, strict=True):
