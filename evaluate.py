@@ -24,7 +24,7 @@ from dataset.tta import Variations
 from models.base import RecursiveModel
 from training.data import require_same_sizes
 from training.evaluation import EvalOptions, evaluate, evaluate_votes
-from training.trained import TrainedConfig, open_trained
+from training.trained import TrainedConfig, is_file_of_weights, open_trained
 from utils.checkpoint.reader import open_checkpoint
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import Bool, Int
@@ -54,6 +54,8 @@ Draw accuracy over the number of steps:
   python evaluate.py checkpoint=<run> num_steps=32 plot=true
 Let eight symmetries of each puzzle vote:
   python evaluate.py checkpoint=<run> tta=8
+A file that python -m models.export wrote:
+  python evaluate.py checkpoint=model.safetensors data_path=data/sudoku-6x6
 A published checkpoint:
   python evaluate.py checkpoint=hf://owner/repo/file arch=trm_mlp data_path=data/sudoku-extreme-1k-aug-1000
 """
@@ -104,9 +106,13 @@ def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
         source, world, arch=config.arch, data_path=config.data_path, puzzle_table=config.puzzle_table
     )
     if trained.config is None or trained.checkpoint is None:  # a file of weights
-        assert config.data_path is not None
         with world.shared_errors():
+            if config.data_path is None:
+                raise UserError(
+                    f"{source} was trained on {trained.data} and holds no puzzles; say where they are: data_path=..."
+                )
             split = open_split(config.data_path, "test")
+            require_same_sizes(trained.sizes, split, trained.arch)
         return Loaded(trained.name, trained.load_model(world), split, batch_size=768, out=None, evaluators=[])
     of_run = trained.config
     out = run_folder_of(trained.checkpoint.path) / "eval_outputs" / trained.checkpoint.path.name
@@ -217,7 +223,7 @@ def main(world: World) -> None:
             if config.plot:
                 pyplot()
             for other in config.vote_with:
-                if not os.path.isfile(other):
+                if not is_file_of_weights(other):
                     open_checkpoint(Path(other), lambda text: print(text, file=sys.stderr))
             if out is not None:
                 if os.path.isfile(out):

@@ -64,6 +64,8 @@ The test inputs of an ARC task:
   python solve.py checkpoint=<run> task=0a1b2c3d.json
 Puzzles from standard input:
   cat mazes.txt | python solve.py checkpoint=<run> puzzle=-
+With a file that python -m models.export wrote:
+  python solve.py checkpoint=model.safetensors puzzle=...
 With a published checkpoint:
   python solve.py checkpoint=hf://owner/repo/file arch=trm_mlp data_path=data/sudoku-extreme-1k-aug-1000 puzzle=...
 
@@ -244,9 +246,9 @@ class Solver:
         Args:
             checkpoint: a run folder (its newest checkpoint), a step folder, a weights file, or
                 hf://owner/repo/file.
-            overrides: overrides as on the command line of solve.py. A weights file needs its
-                architecture and the dataset of its training, such as ["arch=trm_mlp",
-                "data_path=data/sudoku-extreme-1k-aug-1000"].
+            overrides: overrides as on the command line of solve.py. A weights file that `python -m
+                models.export` did not write needs its architecture and the dataset of its training,
+                such as ["arch=trm_mlp", "data_path=data/sudoku-extreme-1k-aug-1000"].
             device: "cuda", "mps" or "cpu"; "auto" takes the first of these that the machine has.
 
         Raises:
@@ -326,7 +328,7 @@ class Source:
         )
         sizes = trained.sizes
         with world.shared_errors():
-            if config.data_path and trained.config is not None:
+            if config.data_path:
                 require_same_sizes(sizes, open_split(config.data_path, "test"), trained.arch)
             board = task_of_shape(sizes.seq_len, sizes.vocab_size)
             if board is None:
@@ -336,9 +338,8 @@ class Source:
                 )
         if config.data_path:
             data_paths = [config.data_path]
-        else:
-            assert trained.config is not None, "a file of weights comes with a data_path"
-            data_paths = trained.config.train_paths
+        else:  # a file names no folders of this machine
+            data_paths = trained.config.train_paths if trained.config is not None else []
         return Source(config, trained, board, data_paths)
 
     @property
@@ -420,7 +421,7 @@ class Source:
         return _rows_of_names(self.data_paths) if self.has_puzzle_table else {}
 
     def _not_seen(self, task: Task) -> str:
-        data = " + ".join(self.data_paths)
+        data = " + ".join(self.data_paths) or self.trained.data
         if not self._rows:
             return (
                 f"there is no identifiers.json in {data}, which would say whether the model has seen {task.name}; its "

@@ -1,18 +1,30 @@
-"""Write a checkpoint with the names and the file format that the published HRM and TRM code reads.
+"""Write a checkpoint as one file of weights.
 
+    python -m models.export checkpoints/<project>/<run> -o FILE.safetensors
     python -m models.export --format hrm checkpoints/<project>/<run> -o FILE
 
-The tensors are written bit for bit as they are. If the name of FILE ends in .safetensors, FILE has
-that format; otherwise `torch.save` writes a plain dict.
+The first file describes its model, so that every command loads it without further keys. The second
+one has the names that the published HRM and TRM code reads. If its name ends in .safetensors, it
+has that format, otherwise `torch.save` writes a plain dict. The tensors are written bit for bit as
+they are.
 """
 
+import re
+import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from models import ArchConfig
+from models.exported import FORMAT, Exported, read_exported, whole_arch
 from models.published import Weights, to_ours, to_published
 from utils.arguments import Parser
-from utils.checkpoint.reader import open_checkpoint
+from utils.checkpoint.reader import Checkpoint, open_checkpoint
+from utils.command_line import read_config, validate
+from utils.config import flatten
+from utils.config_files import choices, quoted
 from utils.errors import UserError
 from utils.files import file_errors
 from utils.shell import run_command
@@ -25,6 +37,11 @@ _PUBLISHED_OPTIONS = {
     "mlp": ("swiglu",),
     "width_multiple": (256,),
     "pos_encodings": ("rope", "learned", "none"),
+}
+# Options that the published code lacks. They change nothing in what a trained model computes.
+_NOT_PUBLISHED = {
+    *("backprop", "backprop_warmup_steps", "activation_checkpointing", "depth_curriculum"),
+    *("loss.label_smoothing", "loss.halt_weight"),
 }
 
 
@@ -39,40 +56,54 @@ class Settings:
     raw: bool
 
 
+@dataclass(frozen=True)
+class Source:
+    """The weights of a checkpoint by our names, and what is known of the model."""
+
+    weights: Weights
+    model: Exported | None  # None for a file of weights that does not describe its model
+    data_paths: tuple[str, ...]
+
+
 def parse_settings(argv: list[str] | None) -> Settings:
     """Read the command line.
 
     Raises:
         UserError: An option is unknown, malformed or missing.
     """
-    parser = Parser(
-        "python -m models.export", "Write a checkpoint with the names that the published HRM and TRM code reads."
-    )
+    parser = Parser("python -m models.export", "Write a checkpoint as one file of weights.")
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a run folder, a step folder, or a weights file")
-    add("--format", required=True, choices=["hrm"], help="names to write: hrm, which HRM and TRM code both read")
     add(
-        "-o",
-        "--output",
-        required=True,
-        type=Path,
-        metavar="FILE",
-        help="safetensors if it ends so, else torch.save",
+        "--format",
+        default="native",
+        choices=["native", "hrm"],
+        help="native (the default): safetensors that describe their model, for every command of this project; "
+        "hrm: the names that HRM and TRM code both read",
     )
-    add("--compiled", action="store_true", help="write a compiled model's names, which begin with _orig_mod.")
+    add("-o", "--output", required=True, type=Path, metavar="FILE", help="native: NAME.safetensors; hrm: that or NAME")
+    add("--compiled", action="store_true", help="hrm: write a compiled model's names, which begin with _orig_mod.")
     add("--raw", action="store_true", help="write the trained weights instead of their moving average")
-    return Settings(**vars(parser.parse_args(argv)))
+    settings = Settings(**vars(parser.parse_args(argv)))
+    if settings.format == "native" and settings.compiled:
+        raise UserError("--compiled is about published names; give --format hrm as well, or leave it out")
+    if settings.format == "native" and settings.output.suffix != ".safetensors":
+        raise UserError(
+            f"-o {settings.output} has to end in .safetensors, the only format that can describe the model; rename it, "
+            "or give --format hrm"
+        )
+    return settings
 
 
-def load_weights(checkpoint: str, *, raw: bool) -> Weights:
-    """Return the weights of a checkpoint by our names.
+def load_source(checkpoint: str, *, raw: bool) -> Source:
+    """Return the weights of a checkpoint and its description.
 
     Args:
         checkpoint: a run folder, a step folder or a weights file.
         raw: return the trained weights. Otherwise the moving average is returned if there is one.
 
     Raises:
-        UserError: The checkpoint can't be read, or the published code has no such architecture.
+        UserError: The checkpoint can't be read.
     """
     path = Path(checkpoint)
     with file_errors():
@@ -80,34 +111,164 @@ def load_weights(checkpoint: str, *, raw: bool) -> Weights:
     if not is_run:
         if raw:
             raise UserError(f"--raw applies to the checkpoint of a run, but {checkpoint} is not one; leave it out")
-        return to_ours(read_weights(checkpoint))
+        return Source(to_ours(read_weights(checkpoint)), read_exported(checkpoint), ())
     opened = open_checkpoint(path, lambda warning: print(f"warning: {warning}", file=sys.stderr))
-    arch = opened.state.config.get("arch", {})
-    for option, published in _PUBLISHED_OPTIONS.items():
-        if arch.get(option, published[0]) not in published:
-            raise UserError(
-                f"{opened.path} has arch.{option}={arch[option]}, which the published code doesn't know; "
-                f"only {' or '.join(map(str, published))} can be exported"
-            )
-    return opened.weights() if raw else opened.trained_weights()
+    config = opened.state.config
+    data_paths = tuple(map(str, config.get("data_paths") or [config.get("data_path", "")]))
+    weights = opened.weights() if raw else opened.trained_weights()
+    return Source(weights, describe(opened, data_paths), data_paths)
+
+
+def describe(checkpoint: Checkpoint, data_paths: tuple[str, ...]) -> Exported:
+    """Return the description of the model of a run.
+
+    Raises:
+        UserError: state.json has other contents than a run's.
+    """
+    state = checkpoint.state
+    run = checkpoint.path.absolute().parent
+    described = {
+        "format": FORMAT,
+        "arch": whole_arch(state.config),
+        **state.task,
+        # The names of folders only: the path to them may say more than the owner wants to publish.
+        "data": [Path(path).name for path in data_paths],
+        "run": f"{run.parent.name}/{run.name}",
+        "step": state.step,
+    }
+    try:
+        return validate(Exported, described)
+    except UserError as error:
+        raise UserError(f"checkpoint {checkpoint.path} is damaged: state.json describes no model ({error})") from error
 
 
 def export(settings: Settings) -> str:
-    """Write the file and return a line about it.
+    """Write the file and return a line about it, and the commands that load it.
 
     Raises:
         UserError: The checkpoint can't be exported or the file can't be written. An earlier file
             of the same name stays as it was.
     """
-    weights = load_weights(settings.checkpoint, raw=settings.raw)
-    published = to_published(weights, compiled=settings.compiled)
+    source = load_source(settings.checkpoint, raw=settings.raw)
+    metadata = None
+    if settings.format == "native":
+        if source.model is None:
+            raise UserError(
+                f"{settings.checkpoint} is a file of weights, which does not say its architecture; export the run that "
+                "wrote it, or give --format hrm"
+            )
+        weights, metadata = source.weights, source.model.as_metadata()
+    else:
+        if source.model is not None:
+            _require_published(source.model.arch, settings.checkpoint)
+        weights = to_published(source.weights, compiled=settings.compiled)
     try:
-        write_weights(settings.output, published)
+        write_weights(settings.output, weights, metadata)
     except OSError as error:
         raise UserError(
             f"can't write {settings.output} ({error.strerror}); check the folder and its free space, or change -o"
         ) from error
-    return f"wrote {settings.output}: {len(published)} tensors, {sum(t.numel() for t in published.values()):,} numbers"
+    summary = f"wrote {settings.output}: {len(weights)} tensors, {sum(t.numel() for t in weights.values()):,} numbers"
+    return "\n".join([summary, *(f"  {line}" for line in commands(settings, source))])
+
+
+def commands(settings: Settings, source: Source) -> list[str]:
+    """Return the commands that load the file, as they are typed."""
+    file, data = _typed("checkpoint", str(settings.output)), "data_path=..."
+    if source.data_paths:
+        data = _typed("data_path", source.data_paths[0])
+    if settings.format == "native":
+        return [
+            f"python evaluate.py {file} {data}",
+            f"python solve.py {file} puzzle=...",
+            f"python pretrain.py {_typed('init_from', str(settings.output))} {data}",
+        ]
+    if source.model is None:
+        return [f"python evaluate.py {file} {data} arch=...   # with the options that it was trained with"]
+    arch = source.model.arch
+    return [
+        f"python evaluate.py {file} {data} {shlex.join(overrides_of(arch, choices('arch')))}",
+        _for_published_code(arch, settings),
+    ]
+
+
+def overrides_of(arch: ArchConfig, among: Sequence[str]) -> list[str]:
+    """Return the overrides that choose an architecture: a name of config/arch, and what differs.
+
+    Args:
+        among: the names to choose from. The one with the fewest differences is taken.
+    """
+    ours = arch.model_dump(mode="json")
+    same_name = [choice for choice in among if _arch([f"arch={choice}"])["name"] == arch.name]
+    closest = min(same_name, key=lambda choice: (len(_differing(ours, _arch([f"arch={choice}"]))), len(choice)))
+    overrides = [f"arch={closest}"]
+    # An option may set the default of another one, as hidden_size does. So they are added in turn.
+    while differing := _differing(ours, _arch(overrides)):
+        key, value = next(iter(differing.items()))
+        overrides.append(f"arch.{key}={_as_hydra(value)}")
+    for override in overrides[1:]:
+        others = [other for other in overrides if other != override]
+        if not _differing(ours, _arch(others)):  # a later option has set it as well
+            overrides = others
+    return overrides
+
+
+def _for_published_code(arch: ArchConfig, settings: Settings) -> str:
+    """Return a line that says how the published code loads the file."""
+    if settings.output.suffix == ".safetensors":
+        return "the published code reads only files of torch.save; name the file otherwise to load it there"
+    options = overrides_of(arch, [arch.name])[1:]
+    # Its YAML lacks this key, which its classes know.
+    known = [typed.replace("arch.rope_theta", "+arch.rope_theta") for typed in options if _is_published(typed)]
+    if arch.name == "trm":
+        typed = [_typed("load_checkpoint", str(settings.output)), "arch=trm", *known]
+        # A model that it compiles, as it does by default, has other names.
+        uncompiled = "" if settings.compiled else "DISABLE_COMPILE=1 "
+        return f"the published TRM code: {uncompiled}python pretrain.py {' '.join(typed)}"
+    typed = ["arch=hrm_v1", *known]
+    return f"the published HRM code: evaluate.py with these options in all_config.yaml beside it: {shlex.join(typed)}"
+
+
+def _is_published(override: str) -> bool:
+    return override.partition("=")[0].removeprefix("arch.") not in _NOT_PUBLISHED
+
+
+def _require_published(arch: ArchConfig, where: str) -> None:
+    for option, published in _PUBLISHED_OPTIONS.items():
+        if (value := getattr(arch, option)) not in published:
+            raise UserError(
+                f"{where} has arch.{option}={value}, which the published code doesn't know; only "
+                f"{' or '.join(map(str, published))} can be written for it; leave --format out for a file that this "
+                "project reads"
+            )
+
+
+def _arch(overrides: list[str]) -> dict[str, Any]:
+    """Return the options, which need not suit one another before all overrides are there."""
+    arch: dict[str, Any] = read_config("evaluate", ["checkpoint=_", *overrides])["arch"]
+    return arch
+
+
+def _differing(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    leaves = dict(flatten(theirs))
+    return {key: value for key, value in flatten(ours) if leaves.get(key, ...) != value}
+
+
+def _as_hydra(value: Any) -> str:
+    """Return a value as an override has it."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_as_hydra(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_as_hydra, value)) + "]"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(value)
+
+
+def _typed(key: str, value: str) -> str:
+    """Return the override of a text as a shell takes it."""
+    plain = re.fullmatch(r"[\w./@:+-]+", value) is not None
+    return shlex.quote(f"{key}={value if plain else quoted(value)}")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -62,7 +62,7 @@ MISTAKES = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "a_file").write_text("")
+    (tmp_path / "a_file").write_text("no weights")
     return tmp_path
 
 

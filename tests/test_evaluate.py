@@ -7,6 +7,8 @@ answered one by one.
 
 import base64
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -645,13 +647,40 @@ def test_an_exported_file_has_the_scores_of_its_run(
     file, raw = tmp_path / "published.pt", tmp_path / "raw.pt"
     names = ["--compiled"] if compiled else []
     assert export.main(["--format", "hrm", str(trm), "-o", str(file), *names]) == 0
-    scored = _score(monkeypatch, capsys, f"checkpoint={file}", f"data_path={data}", *TRM_ARCH)
+    _, program_name, *printed = shlex.split(capsys.readouterr().out.splitlines()[1])
+    assert program_name == "evaluate.py" and {*printed[2:]} >= {*TRM_ARCH}
+    scored = _score(monkeypatch, capsys, *printed)
     trained = {name: value for name, value in runs.rows(trm)[-1].items() if name.startswith("eval/")}
     assert {name: scored[name] for name in trained} == pytest.approx(trained, abs=1e-4)
     assert scored == _score(monkeypatch, capsys, f"checkpoint={trm}")
     assert export.main(["--format", "hrm", str(trm), "-o", str(raw), "--raw", *names]) == 0
     of_raw = _score(monkeypatch, capsys, f"checkpoint={raw}", f"data_path={data}", *TRM_ARCH)
     assert abs(of_raw["eval/all/lm_loss"] - scored["eval/all/lm_loss"]) > 1e-2
+
+
+def test_a_file_that_describes_its_model_needs_no_arch(
+    trm: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "model.safetensors"
+    assert export.main([str(trm), "-o", str(file)]) == 0
+    _, program_name, *printed = shlex.split(capsys.readouterr().out.splitlines()[1])
+    assert [program_name, *printed] == ["evaluate.py", f"checkpoint={file}", f"data_path={data}"]
+    of_run = _score(monkeypatch, capsys, f"checkpoint={trm}")
+    assert _score(monkeypatch, capsys, *printed) == of_run
+    more = with_identifiers(data, tmp_path / "more", 3)
+    _score(monkeypatch, capsys, f"checkpoint={file}", f"data_path={more}", "puzzle_table=zero")
+    for typed, expected in (
+        ([], f"{file} was trained on {data.name} and holds no puzzles; say where they are: data_path=..."),
+        ([f"data_path={more}"], "3 puzzle identifiers, but the model's table only 1 rows"),
+        (
+            [f"data_path={data}", *TRM_ARCH, "arch.L_cycles=3"],
+            "and arch differs in L_cycles: 2 -> 3",
+        ),
+        (["puzzle_table=zero"], "puzzle_table=zero fits the puzzle rows to other data; give data_path=..."),
+    ):
+        monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", f"checkpoint={file}", *typed])
+        with pytest.raises(UserError, match=re.escape(expected)):
+            program.main(SINGLE)
 
 
 def test_an_evaluator_adds_to_the_scores(

@@ -22,6 +22,7 @@ import solve as program
 from dataset import arc, maze, sudoku
 from dataset.augment import BOXES
 from dataset.builder import SPLITS, SplitWriter
+from models import export
 from models.act import initial_carry, segment
 from models.inference import Trace
 from solve import Solver, Source
@@ -210,6 +211,15 @@ def test_objects_print_in_a_short_line(run: Path) -> None:
     )
     for shown in (solver, solution.puzzle, *solution.steps, solution):
         assert "array" not in repr(shown) and "tensor" not in repr(shown) and "\n" not in repr(shown)
+
+
+def test_an_exported_file_solves_without_any_data(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    assert export.main([str(run), "-o", str(file)]) == 0
+    solver, of_run = Solver.from_checkpoint(file, device="cpu"), Solver.from_checkpoint(run, device="cpu")
+    (solution,), (expected,) = solver.solve([QUESTION]), of_run.solve([QUESTION])
+    assert [step.confidence for step in solution.steps] == [step.confidence for step in expected.steps]
+    assert solution.answer == expected.answer
 
 
 def test_mistakes_in_python_are_value_errors(run: Path) -> None:

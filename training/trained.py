@@ -11,12 +11,13 @@ from torch import Tensor
 from dataset.schema import open_split
 from models import ArchConfig, build_arch
 from models.base import RecursiveModel
+from models.exported import Exported, read_exported
 from models.published import PuzzleTable, fit_weights, to_ours
 from training.config import PretrainConfig
 from training.data import Sizes
 from training.precision import with_forward_dtype
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
-from utils.command_line import differences, validate
+from utils.command_line import differences, typed_keys_and_groups, validate
 from utils.config import StrictModel
 from utils.dist.world import World
 from utils.errors import UserError
@@ -27,8 +28,9 @@ from utils.weights_file import read_weights
 
 
 class TrainedConfig(StrictModel):
-    """The keys that name a trained model: a run, or a file of weights with its architecture and its
-    data.
+    """The keys that name a trained model: a run, or a file of weights.
+
+    A file that does not describe its model needs the architecture and the data.
     """
 
     checkpoint: str
@@ -38,22 +40,22 @@ class TrainedConfig(StrictModel):
 
     @property
     def is_run(self) -> bool:
-        # os.path, because Path.is_file raises an OSError for a folder that may not be read.
-        return not (self.checkpoint.startswith("hf://") or os.path.isfile(self.checkpoint))
+        return not is_file_of_weights(self.checkpoint)
 
     @model_validator(mode="after")
-    def _a_file_needs_what_a_run_knows(self) -> "TrainedConfig":
+    def _a_run_knows_its_own(self) -> "TrainedConfig":
         if self.arch and not os.path.exists(self.checkpoint) and self.is_run:
             raise ValueError(f"{self.checkpoint} does not exist; give a file of weights for arch to read, or a run")
         if self.is_run and (self.arch or self.puzzle_table):
             given = "arch" if self.arch else "puzzle_table"
             raise ValueError(f"{given} is given, but {self.checkpoint} is a run, which knows its own; leave it out")
-        if not self.is_run and not (self.arch and self.data_path):
-            raise ValueError(
-                f"{self.checkpoint} is a file of weights, which says neither its architecture nor its data; "
-                "give arch=... (with the options that it was trained with) and data_path=..."
-            )
         return self
+
+
+def is_file_of_weights(source: str) -> bool:
+    """Return whether this names a file of weights, and not a run."""
+    # os.path, because Path.is_file raises an OSError for a folder that may not be read.
+    return source.startswith("hf://") or os.path.isfile(source)
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Trained:
     config: PretrainConfig | None  # of the run; None for a file of weights
     checkpoint: Checkpoint | None  # of the run; None for a file of weights
     puzzle_table: PuzzleTable | None = None
+    data: str | None = None  # what a file says of the data that it was trained on
 
     def load_model(self, world: World) -> RecursiveModel:
         """Return the model with its trained weights on the world's device. Every rank.
@@ -94,18 +97,17 @@ def open_trained(
     """Look at a trained model without reading its weights. Every rank.
 
     Args:
-        source: the folder of a run, which means its newest checkpoint, or of one of its steps. With
-            `arch` and `data_path` a file of weights, or hf://owner/repo/path/in/repo.
+        source: the folder of a run, which means its newest checkpoint, or of one of its steps; or a
+            file of weights, also hf://owner/repo/path/in/repo.
+        arch: of a file that does not describe its model, which needs `data_path` as well.
         puzzle_table: what becomes of the puzzle rows of a file (models.published.fit_weights).
 
     Raises:
-        UserError: There is no whole checkpoint, or no dataset at `data_path`.
+        UserError: There is no whole checkpoint, or no dataset at `data_path`, or a file needs
+            `arch`.
     """
-    if arch is not None:
-        assert data_path is not None, "a file of weights does not say how large its data are"
-        with world.shared_errors():
-            sizes = Sizes.of(open_split(data_path, "test"))
-        return Trained(str(source), arch, sizes, None, None, puzzle_table)
+    if is_file_of_weights(str(source)):
+        return _open_file(str(source), world, arch, data_path, puzzle_table)
     found: tuple[Checkpoint, PretrainConfig] | None = None
     with world.shared_errors():
         if world.is_main:
@@ -115,6 +117,39 @@ def open_trained(
     assert found is not None
     checkpoint, config = found
     return Trained(str(checkpoint.path), config.arch, Sizes.of_checkpoint(checkpoint), config, checkpoint)
+
+
+def _open_file(
+    source: str, world: World, arch: ArchConfig | None, data_path: str | None, puzzle_table: PuzzleTable | None
+) -> Trained:
+    """Look at a file of weights. Every rank."""
+    described: Exported | None = None
+    with world.shared_errors():
+        if world.is_main:  # one download
+            described = read_exported(source)
+    described = world.broadcast_object(described)
+    with world.shared_errors():
+        if described is not None and arch is not None and arch != described.arch:
+            changed = differences(described.arch.model_dump(), arch.model_dump())
+            raise UserError(
+                f"{source} knows its architecture, and arch differs in {', '.join(changed)}; leave arch out"
+            )
+        if described is None and not (arch and data_path):
+            raise UserError(
+                f"{source} is a file of weights, which says neither its architecture nor its data; give arch=... (with "
+                "the options that it was trained with) and data_path=..., or a file that python -m models.export wrote"
+            )
+        if puzzle_table is not None and data_path is None:
+            raise UserError(f"puzzle_table={puzzle_table} fits the puzzle rows to other data; give data_path=...")
+        if described is not None and puzzle_table is None:
+            sizes = Sizes(**described.sizes)
+        else:
+            assert data_path is not None
+            sizes = Sizes.of(open_split(data_path, "test"))
+    if described is None:
+        assert arch is not None
+        return Trained(source, arch, sizes, None, None, puzzle_table)
+    return Trained(source, described.arch, sizes, None, None, puzzle_table, " + ".join(described.data))
 
 
 def load_weights(
@@ -152,3 +187,20 @@ def load_weights_from(source: str, model: RecursiveModel, puzzle_table: PuzzleTa
                 weights = to_ours(read_weights(source))
             model.load_state_dict(fit_weights(weights, model.state_dict(), puzzle_table, source))
     world.broadcast_(model.state_dict().values())
+
+
+def arch_of_weights(config: PretrainConfig, overrides: list[str]) -> ArchConfig:
+    """Return the architecture of a run that starts from trained weights.
+
+    It is that of a file that describes its model, unless the command line chooses one. For rank 0.
+
+    Raises:
+        UserError: The file can't be read, or describes no model.
+    """
+    source = config.initial_weights
+    groups = {typed.split(".")[0] for typed in typed_keys_and_groups(overrides)}
+    if source and is_file_of_weights(source) and not groups & {"arch", "experiment", "debug"}:
+        described = read_exported(source)
+        if described is not None:
+            return described.arch
+    return config.arch

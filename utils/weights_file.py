@@ -8,11 +8,13 @@ import os
 import re
 import warnings
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -36,25 +38,8 @@ def read_weights(where: str) -> dict[str, Tensor]:
     Raises:
         UserError: The file is missing or damaged, or holds something else than tensors.
     """
-    path = _download(where) if where.startswith("hf://") else Path(where)
-    if not os.path.isfile(path):  # unlike path.is_file(), False where a folder may not be read
-        what = (
-            "is a folder"
-            if os.path.isdir(path)
-            else "does not exist"
-            if not os.path.exists(path)
-            else "is no regular file"
-        )
-        raise UserError(f"{where} {what}; give a file of weights (safetensors, or written by torch.save)")
-    try:
-        with path.open("rb") as file:
-            head = file.read(9)
-        if not head:
-            raise UserError(f"{where} is empty; copy or download it again")
-        # Safetensors start with eight bytes for the header's length, then the header as JSON.
-        weights = _read_safetensors(path, where) if head[8:] == b"{" else _read_torch(path, where, head)
-    except OSError as error:
-        raise UserError(f"{where} can't be read ({error.strerror or error}); check its permissions") from error
+    with _opened(where) as (path, head):
+        weights = _read_safetensors(path, where) if _is_safetensors(head) else _read_torch(path, where, head)
     if isinstance(weights, dict) and isinstance(weights.get("model"), dict):
         weights = weights["model"]
     if not isinstance(weights, dict) or not weights:
@@ -76,10 +61,32 @@ def read_weights(where: str) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in weights.items()}
 
 
-def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
+def read_metadata(where: str) -> dict[str, str]:
+    """Return the texts in the header of a safetensors file. Files in torch's format have none.
+
+    Args:
+        where: as for `read_weights`.
+
+    Raises:
+        UserError: The file is missing or damaged.
+    """
+    with _opened(where) as (path, head):
+        if not _is_safetensors(head):
+            return {}
+        try:
+            with safe_open(path, framework="pt") as file:
+                return file.metadata() or {}
+        except SafetensorError as error:
+            raise _damaged(where, error) from error
+
+
+def write_weights(path: Path, weights: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write safetensors if the name ends in .safetensors, else a plain dict by torch.save.
 
     The file appears under its name when it is whole.
+
+    Args:
+        metadata: texts for the header, which only safetensors have.
 
     Raises:
         OSError: The file can't be written.
@@ -89,7 +96,7 @@ def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
     weights = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
     contents: bytes | memoryview
     if path.suffix == ".safetensors":
-        contents = save(weights)
+        contents = save(weights, metadata)
     else:
         buffer = io.BytesIO()
         torch.save(weights, buffer)
@@ -103,6 +110,38 @@ def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(where: str) -> Iterator[tuple[Path, bytes]]:
+    """Give the path of a file of weights and its first nine bytes.
+
+    Raises:
+        UserError: The file is missing, empty or can't be read.
+    """
+    path = _download(where) if where.startswith("hf://") else Path(where)
+    if not os.path.isfile(path):  # unlike path.is_file(), False where a folder may not be read
+        what = (
+            "is a folder"
+            if os.path.isdir(path)
+            else "does not exist"
+            if not os.path.exists(path)
+            else "is no regular file"
+        )
+        raise UserError(f"{where} {what}; give a file of weights (safetensors, or written by torch.save)")
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+        if not head:
+            raise UserError(f"{where} is empty; copy or download it again")
+        yield path, head
+    except OSError as error:
+        raise UserError(f"{where} can't be read ({error.strerror or error}); check its permissions") from error
+
+
+def _is_safetensors(head: bytes) -> bool:
+    # Safetensors start with eight bytes for the header's length, then the header as JSON.
+    return head[8:] == b"{"
 
 
 def _download(where: str) -> Path:
@@ -128,7 +167,11 @@ def _read_safetensors(path: Path, where: str) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch has no name for
-        raise UserError(f"{where} is no whole safetensors file ({error}); copy or download it again") from error
+        raise _damaged(where, error) from error
+
+
+def _damaged(where: str, error: Exception) -> UserError:
+    return UserError(f"{where} is no whole safetensors file ({error}); copy or download it again")
 
 
 class _Compressed(Exception):

@@ -1,18 +1,24 @@
 """An export equals a published file bit for bit. A mistake is one line and leaves no file."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.export import main
+from models import ArchConfig
+from models.export import main, overrides_of
+from models.exported import read_exported
 from models.published import to_ours
 from tests.models.test_published import FOLDERS, build, reference
 from utils.checkpoint.format import RunState
 from utils.checkpoint.writer import Checkpointer, Snapshot
+from utils.command_line import read_config
+from utils.config_files import choices
 from utils.dist.world import World
 from utils.weights_file import read_weights
 
@@ -42,8 +48,8 @@ def _save_step(
         pending_row=None,
         wandb_run_id="x",
         fingerprint={},
-        task={},
-        config={"arch": arch},
+        task={"seq_len": 6, "vocab_size": 7, "num_puzzle_identifiers": 5},
+        config={"arch": arch, "data_path": "/a/sudoku"},
     )
     snapshot = Snapshot(
         weights=model,
@@ -114,7 +120,9 @@ def test_the_published_code_can_load_the_file(tmp_path: Path, capsys: pytest.Cap
     assert type(state_dict) is dict
     assert "_orig_mod.model.inner.puzzle_emb.weights" in state_dict
     num_numbers = sum(tensor.numel() for tensor in weights.values())
-    assert capsys.readouterr().out == f"wrote {tmp_path}/step_5: 15 tensors, {num_numbers:,} numbers\n"
+    wrote, command = capsys.readouterr().out.splitlines()
+    assert wrote == f"wrote {tmp_path}/step_5: 15 tensors, {num_numbers:,} numbers"
+    assert command.startswith(f"  python evaluate.py checkpoint={tmp_path}/step_5 data_path=... arch=...")
 
 
 def test_a_published_file_can_be_converted(tmp_path: Path) -> None:
@@ -160,7 +168,7 @@ def test_the_moving_average_is_exported_by_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arch, match",
     [
-        ({"name": "urm"}, "arch.name=urm, which the published code doesn't know; only hrm or trm can be exported"),
+        ({"name": "urm"}, "arch.name=urm, which the published code doesn't know; only hrm or trm can be written"),
         ({"name": "hrm", "mlp": "normalized_swiglu"}, "arch.mlp=normalized_swiglu"),
         ({"name": "trm", "mlp": "swiglu", "width_multiple": 64}, "arch.width_multiple=64"),
         ({"name": "trm", "mlp": "swiglu", "pos_encodings": "rope_2d"}, "arch.pos_encodings=rope_2d"),
@@ -172,6 +180,83 @@ def test_models_that_the_published_code_lacks_are_refused(
     _save_step(tmp_path / "run", 1, arch, model=_generated("hrm"))
     assert match in _mistake(capsys, "--format", "hrm", tmp_path / "run", "-o", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+# ---- files that describe their model -----------------------------------------------------------
+
+
+def test_a_file_describes_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Models that the published code lacks are written as well. Such a file is a source, too."""
+    weights = _generated("hrm")
+    run = tmp_path / "demo" / "happy otter"
+    run.parent.mkdir()
+    _save_step(run, 7, {"name": "hrm", "mlp": "normalized_swiglu", "hidden_size": 32, "num_heads": 2}, model=weights)
+    file, again = tmp_path / "a model.safetensors", tmp_path / "again.safetensors"
+    assert main([str(run), "-o", str(file)]) == 0
+    _assert_same(read_weights(str(file)), weights)
+    described = read_exported(str(file))
+    assert described is not None and described.arch.mlp == "normalized_swiglu" and described.arch.hidden_size == 32
+    assert (described.run, described.step, described.data) == ("demo/happy otter", 7, ["sudoku"])
+    assert described.sizes == {"seq_len": 6, "vocab_size": 7, "num_puzzle_identifiers": 5}
+    evaluate, solve, train = capsys.readouterr().out.splitlines()[1:]
+    quoted = f"'{file}'"
+    assert shlex.split(evaluate) == ["python", "evaluate.py", f"checkpoint={quoted}", "data_path=/a/sudoku"]
+    assert shlex.split(solve) == ["python", "solve.py", f"checkpoint={quoted}", "puzzle=..."]
+    assert shlex.split(train) == ["python", "pretrain.py", f"init_from={quoted}", "data_path=/a/sudoku"]
+    assert main([str(file), "-o", str(again)]) == 0
+    assert again.read_bytes() == file.read_bytes()
+    assert "arch.mlp=normalized_swiglu" in _mistake_after(capsys, "--format", "hrm", file, "-o", tmp_path / "out")
+
+
+def _mistake_after(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capsys.readouterr()
+    return _mistake(capsys, *arguments)
+
+
+def test_a_file_without_its_architecture_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file(_generated("hrm"), tmp_path / "ours")
+    message = _mistake(capsys, tmp_path / "ours", "-o", tmp_path / "out.safetensors")
+    assert "does not say its architecture; export the run that wrote it, or give --format hrm" in message
+    assert "-o out.pt has to end in .safetensors" in _mistake(capsys, tmp_path / "ours", "-o", "out.pt")
+    assert "--compiled is about published names" in _mistake(capsys, "x", "-o", "y.safetensors", "--compiled")
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["arch=hrm"], ["arch=hrm"]),
+        (["arch=trm", "arch.mlp_t=true", "arch.pos_encodings=none"], ["arch=trm_mlp"]),
+        (["arch=trm", "arch.hidden_size=64", "arch.num_heads=4"], None),
+        (["arch=hrm", "arch.hidden_size=64", "arch.puzzle_emb_ndim=32", "arch.rope_theta=1e5"], None),
+        (["arch=transformer", "arch.recurrent=true", "arch.num_layers=3"], None),
+        (["arch=urm", "arch.depth_curriculum=[{until:0.3,H_cycles:1,L_cycles:2}]", "arch.backprop=3"], None),
+        (["arch=trm", "arch.loss.loss_type=softmax_cross_entropy", "arch.loss.label_smoothing=0.1"], None),
+    ],
+)
+def test_the_printed_options_are_those_that_differ(typed: list[str], expected: list[str] | None) -> None:
+    def arch(overrides: list[str]) -> Any:
+        options = read_config("evaluate", ["checkpoint=_", *overrides])["arch"]
+        return TypeAdapter(ArchConfig).validate_python(options)
+
+    printed = overrides_of(arch(typed), choices("arch"))
+    assert arch(printed) == arch(typed)
+    if expected is not None:
+        assert printed == expected
+    for option in printed[1:]:
+        assert arch([typed for typed in printed if typed != option]) != arch(typed), f"{option} is not needed"
+
+
+def test_the_published_code_is_told_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arch = {"name": "trm", "mlp_t": True, "pos_encodings": "none", "L_cycles": 4, "rope_theta": 5e4, "backprop": "all"}
+    _save_step(tmp_path / "run", 1, arch, model=_generated("trm_mlp"))
+    assert _export(tmp_path / "run", "-o", tmp_path / "out") == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line == (
+        f"  the published TRM code: DISABLE_COMPILE=1 python pretrain.py load_checkpoint={tmp_path}/out arch=trm "
+        "arch.L_cycles=4 arch.mlp_t=true arch.pos_encodings=none +arch.rope_theta=50000.0"
+    )
+    assert _export(tmp_path / "run", "-o", tmp_path / "out.safetensors") == 0
+    assert "reads only files of torch.save; name the file otherwise" in capsys.readouterr().out.splitlines()[-1]
 
 
 # ---- mistakes ----------------------------------------------------------------------------------
@@ -204,7 +289,6 @@ def test_wrong_paths_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     "arguments, match",
     [
-        (["x", "-o", "y"], "--format"),
         (["--format", "hrm", "x"], "-o"),
         (["--format", "hrm", "-o", "y"], "CHECKPOINT"),
         (["--format", "onnx", "x", "-o", "y"], "onnx"),

@@ -7,11 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models import export
+from models import ArchConfig, export
+from pretrain import read_config_and_checkpoint
 from tests import runs
-from tests.in_process import Tensors, begin, changed, mistake, train_here, weights_of, with_identifiers
+from tests.in_process import SINGLE, Tensors, begin, changed, mistake, train_here, weights_of, with_identifiers
 from tests.runs import rows, settings, train
+from training.trained import open_trained
 from utils.checkpoint.reader import Checkpoint
+from utils.run.lock import RunLock
 
 # A TRM that halts by q_halt. The published code knows all its options except the moving average.
 TRAINED = {"arch": "trm", "ema": "true", "ema_rate": 0.8, "max_steps": 4, "eval_every_n_steps": 4}
@@ -79,6 +82,23 @@ def test_a_run_starts_with_exactly_the_given_weights(
     assert begun.state.ema is not None
     own_average = begun.state.ema.tensors()
     assert own_average and all(torch.equal(tensor, expected[name]) for name, tensor in own_average.items())
+
+
+def test_a_run_has_the_architecture_of_an_exported_file(puzzles: Path, trained: Path, tmp_path: Path) -> None:
+    """Only if the command line chooses none."""
+    file = tmp_path / "model.safetensors"
+    assert export.main([str(trained), "-o", str(file)]) == 0
+    typed = [f"data_path={puzzles}", f"init_from={file}", f"checkpoint_path={tmp_path / 'run'}"]
+
+    def arch(*more: str) -> ArchConfig:
+        with RunLock() as lock:
+            start = read_config_and_checkpoint([*typed, *more], lock, SINGLE)
+        assert start is not None
+        return start.config.arch
+
+    of_run = open_trained(trained, SINGLE).arch
+    assert arch() == of_run and of_run.name == "trm"
+    assert arch("arch=hrm").name == "hrm"
 
 
 def test_a_torch_file_with_our_names_is_accepted(puzzles: Path, raw: Tensors, tmp_path: Path) -> None:
