@@ -1,22 +1,31 @@
-"""The closed table of architectures by name: no config or checkpoint can name code to run."""
+"""The closed table of architectures: no config or checkpoint can name code to run."""
 
 import os
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import torch
-from pydantic import Field
 
-from models.base import RecursiveModel
+from models.base import CommonConfig, RecursiveModel
 from models.hrm import HRM, HRMConfig
 from models.transformer import Transformer, TransformerConfig
 from models.trm import TRM, TRMConfig
 from models.urm import URM, URMConfig
+from utils.config import union_of
 from utils.errors import UserError
 
-ArchConfig = Annotated[HRMConfig | TRMConfig | TransformerConfig | URMConfig, Field(discriminator="name")]
+ARCHS: dict[type[CommonConfig], Callable[..., RecursiveModel]] = {
+    HRMConfig: HRM,
+    TRMConfig: TRM,
+    TransformerConfig: Transformer,
+    URMConfig: URM,
+}
+"""Every architecture: its options, whose `name` names a file in config/arch/, and its model."""
 
-ARCHS: dict[str, Callable[..., RecursiveModel]] = {"hrm": HRM, "trm": TRM, "transformer": Transformer, "urm": URM}
+if TYPE_CHECKING:
+    ArchConfig = CommonConfig
+else:  # a type checker can't follow the table
+    ArchConfig = union_of(ARCHS)
 
 
 def build_arch(config: ArchConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> RecursiveModel:
@@ -33,7 +42,7 @@ def build_arch(config: ArchConfig, *, seq_len: int, vocab_size: int, num_puzzle_
     """
 
     def build() -> RecursiveModel:
-        return ARCHS[config.name](
+        return ARCHS[type(config)](
             config, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=num_puzzle_identifiers
         )
 

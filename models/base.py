@@ -50,6 +50,7 @@ class CommonConfig(DepthConfig):
     no_ACT_continue: Bool
     forward_dtype: Literal["auto", "bfloat16", "float16", "float32"]
     loss: LossConfig
+    name: str  # a Literal in each architecture
 
     @model_validator(mode="after")
     def _heads_share_the_hidden_size(self) -> Self:

@@ -9,16 +9,16 @@ from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from optim.adam_atan2 import AdamATan2
 from optim.muon import Muon
-from utils.config import Float, Int, StrictModel
+from utils.config import Float, Int, StrictModel, name_of, union_of
 from utils.errors import UserError
 from utils.shapes import Shapes, compare_shapes
 
@@ -32,6 +32,10 @@ class Rates:
     lr: float
     betas: tuple[float, float]
     weight_decay: float
+
+
+Groups = list[dict[str, Any]]
+"""Parameters in the form that torch's optimizers take, grouped by the ranks over which they lie."""
 
 
 class OptimizerConfig(StrictModel):
@@ -57,8 +61,8 @@ class OptimizerConfig(StrictModel):
         return None
 
     @abstractmethod
-    def make(self, parameters: list[nn.Parameter], rates: Rates) -> torch.optim.Optimizer:
-        """Return the optimizer. The lr of each parameter group is its base rate."""
+    def make(self, groups: Groups, rates: Rates) -> torch.optim.Optimizer:
+        """Return the optimizer of these parameter groups. The lr of a group is its base rate."""
 
     @abstractmethod
     def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -77,8 +81,8 @@ class AdamATan2Config(OptimizerConfig):
 
     name: Literal["adam_atan2"]
 
-    def make(self, parameters: list[nn.Parameter], rates: Rates) -> torch.optim.Optimizer:
-        return AdamATan2(_groups(parameters), lr=rates.lr, betas=rates.betas, weight_decay=rates.weight_decay)
+    def make(self, groups: Groups, rates: Rates) -> torch.optim.Optimizer:
+        return AdamATan2(groups, lr=rates.lr, betas=rates.betas, weight_decay=rates.weight_decay)
 
     def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         return _moments(parameter)
@@ -95,9 +99,9 @@ class AdamWConfig(OptimizerConfig):
         _require_eps(self.eps)
         return self
 
-    def make(self, parameters: list[nn.Parameter], rates: Rates) -> torch.optim.Optimizer:
+    def make(self, groups: Groups, rates: Rates) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
-            _groups(parameters),
+            groups,
             lr=rates.lr,
             betas=rates.betas,
             eps=self.eps,
@@ -142,9 +146,9 @@ class MuonConfig(OptimizerConfig):
     def for_the_rest(self) -> OptimizerConfig:
         return AdamWConfig(name="adamw", eps=self.eps) if self.rest == "adamw" else AdamATan2Config(name="adam_atan2")
 
-    def make(self, parameters: list[nn.Parameter], rates: Rates) -> torch.optim.Optimizer:
+    def make(self, groups: Groups, rates: Rates) -> torch.optim.Optimizer:
         return Muon(
-            parameters,
+            groups,
             lr=self.muon_lr,
             momentum=self.muon_momentum,
             weight_decay=self.muon_weight_decay,
@@ -170,24 +174,13 @@ def _moments(parameter: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """Group parameters by mesh and placements.
+OPTIMIZERS: tuple[type[OptimizerConfig], ...] = (AdamATan2Config, AdamWConfig, MuonConfig)
+"""Every optimizer. A new one is a class above, its entry here, and config/optim/<name>.yaml."""
 
-    torch's foreach functions don't accept a list that mixes plain tensors with DTensors, or
-    DTensors of several meshes.
-    """
-    groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
-    for parameter in parameters:
-        place = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
-        groups[place].append(parameter)
-    return [{"params": group} for group in groups.values()]
-
-
-OptimConfig = Annotated[AdamATan2Config | AdamWConfig | MuonConfig, Field(discriminator="name")]
-"""Every optimizer. A new one is a class above, its name here, and config/optim/<name>.yaml."""
-
-# {"adam_atan2", "adamw", "muon"}
-_NAMES = {get_args(config.model_fields["name"].annotation)[0] for config in get_args(get_args(OptimConfig)[0])}
+if TYPE_CHECKING:
+    OptimConfig = OptimizerConfig
+else:  # a type checker can't follow the table
+    OptimConfig = union_of(OPTIMIZERS)
 
 # ---- the optimizers of a run --------------------------------------------------------------------
 
@@ -261,7 +254,7 @@ def require_same_state(saved: Shapes, own: Shapes) -> None:
         UserError: The optimizers, the parameters or their shapes differ.
     """
     here, there = _owners(own), _owners(saved)
-    if here and there and here != there and there <= _NAMES:
+    if here and there and here != there and there <= set(map(name_of, OPTIMIZERS)):
         raise UserError(
             f"the checkpoint holds the state of {' and '.join(sorted(there))}, but this run's optimizer is "
             f"{' and '.join(sorted(here))}; resuming keeps the optimizer: give {_options(there)}"
@@ -291,8 +284,9 @@ def _owners(tensors: Iterable[str]) -> set[str]:
 
 def _options(owners: set[str]) -> str:
     """Return the overrides that choose these optimizers."""
-    rest = " ".join(owners - {"muon"})
-    return f"optim=muon optim.rest={rest}" if "muon" in owners else f"optim={rest}"
+    leading = {name_of(config) for config in OPTIMIZERS if "rest" in config.model_fields} & owners
+    chosen = [f"optim={name}" for name in leading or owners]
+    return " ".join([*chosen, *(f"optim.rest={name}" for name in owners if leading and name not in leading)])
 
 
 # ---- who gets what -----------------------------------------------------------------------------
@@ -324,13 +318,26 @@ def build_optimizers(
     each: OptimizerConfig | None = config
     while each is not None:
         if taken := each.takes(left, in_blocks):
-            built.append((each, each.make(taken, rates)))
+            built.append((each, each.make(_groups(taken), rates)))
         gone = set(taken)
         left = [parameter for parameter in left if parameter not in gone]
         each = each.for_the_rest()
     groups = [group for _, optimizer in built for group in optimizer.param_groups]
     require_exact_cover(model, [parameter for group in groups for parameter in group["params"]])
     return Optimizers(built)
+
+
+def _groups(parameters: Iterable[nn.Parameter]) -> Groups:
+    """Group parameters by mesh and placements.
+
+    torch's foreach functions don't accept a list that mixes plain tensors with DTensors, or
+    DTensors of several meshes.
+    """
+    groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
+    for parameter in parameters:
+        place = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
+        groups[place].append(parameter)
+    return [{"params": group} for group in groups.values()]
 
 
 def require_exact_cover(model: nn.Module, updated: Iterable[Tensor]) -> None:

@@ -235,17 +235,12 @@ STEP_PATH = {
     "models/losses.py": ("act_loss", "token_cross_entropy", "correctness", "stablemax"),
     "models/base.py": ("RecursiveModel.reset", "RecursiveModel.embed", "RecursiveModel.read_out"),
     "models/depth.py": ("Calls.__call__",),
-    "models/hrm.py": ("HRM.forward",),
-    "models/trm.py": ("TRM.forward",),
-    "models/transformer.py": ("Transformer.forward",),
-    "models/urm.py": ("URM.forward",),
     "models/puzzle_embedding.py": ("PuzzleEmbedding.rows", "ShardedPuzzleEmbedding.rows"),
     "optim/sparse_sign_sgd.py": ("sparse_sign_sgd_", "_update_own_"),
     "models/parallel/layout.py": ("Layout.forward_backward", "Layout.grad_norm", "loss_of_slots"),
     "models/parallel/dtensor.py": ("DTensorLayout.grad_norm", "DTensorLayout.clip_"),
     "models/parallel/ddp.py": ("DDPLayout._sum",),
-    "optim/adam_atan2.py": ("AdamATan2.step",),
-    "optim/muon.py": ("Muon.step", "Muon._update", "orthogonal"),
+    "optim/muon.py": ("Muon._update", "orthogonal"),
     "optim/build.py": ("Optimizers.step", "Optimizers.zero_grad"),
     "optim/ema.py": ("EMA.update",),
     "dataset/loader.py": ("TrainLoader._device_part", "_Resident.rows"),
@@ -269,7 +264,21 @@ def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
     return found
 
 
-@pytest.mark.parametrize("file, name", [(file, name) for file, names in STEP_PATH.items() for name in names])
+def _on_step_path() -> list[tuple[str, str]]:
+    """Return STEP_PATH, the forward of every network, and the step of every optimizer."""
+    listed = [(file, name) for file, names in STEP_PATH.items() for name in names]
+    methods = [("models", ".forward"), ("optim", ".step")]
+    found = [
+        (f"{folder}/{path.name}", name)
+        for folder, method in methods
+        for path in sorted((ROOT / folder).glob("*.py"))
+        for name in _functions(_tree(path))
+        if name.endswith(method)
+    ]
+    return list(dict.fromkeys([*listed, *found]))
+
+
+@pytest.mark.parametrize("file, name", _on_step_path())
 def test_a_training_step_does_not_wait_for_the_device(file: str, name: str) -> None:
     function = _functions(_tree(Path(file)))[name]
     for node in ast.walk(function):

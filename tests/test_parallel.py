@@ -14,8 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 import pretrain
+from models import ARCHS as MODELS
 from tests.runs import Row, rows, settings, stopped_after, tensors, train, with_arguments
 from tests.spawn import run_ranks
+from utils.config import name_of
 from utils.dist.world import World
 from utils.errors import UserError
 
@@ -47,7 +49,7 @@ COMMON: dict[str, object] = {
     "dist.timeout_s": 60,
     "check_replicas_every_n_steps": 10,  # replicated tensors must be equal bit for bit
 }
-ARCHS: dict[str, dict[str, object]] = {
+OWN: dict[str, dict[str, object]] = {
     "hrm": {},
     "trm": {"arch": "trm", "optim": "muon", "arch.H_layers": 0},
     "transformer": {
@@ -55,6 +57,18 @@ ARCHS: dict[str, dict[str, object]] = {
         **{"arch.H_cycles": 1, "arch.L_cycles": 1, "arch.H_layers": "", "arch.L_layers": ""},
     },
 }
+# Every other architecture has one block in each of its networks.
+ARCHS = {
+    name_of(config): OWN.get(
+        name_of(config),
+        {"arch.H_layers": "", "arch.L_layers": ""}
+        | {f"arch.{key}": 1 for key in config.model_fields if key.endswith("_layers")}
+        | {"arch": name_of(config)},
+    )
+    for config in MODELS
+}
+# What a strategy refuses, and why.
+REFUSED = {("tp", "urm"): "arch.mlp is conv_swiglu"}
 # Each entry has the numbers of ranks for its runs. A plain strategy runs on all numbers that it
 # supports, and a strategy with further options on one number.
 STRATEGIES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
@@ -115,6 +129,8 @@ def _cases(num_ranks: int, *, every_arch: bool) -> list[tuple[str, str, dict[str
         # Further options of a strategy do not depend on the recursion, so that one architecture is
         # enough.
         archs = ["transformer"] if strategy.startswith("pipeline") else ["hrm", "trm"] if strategy in PLAIN else ["hrm"]
+        if num_ranks == 2 and strategy in PLAIN:  # here every architecture takes part
+            archs = list(ARCHS)
         if not every_arch:
             archs = ON_FOUR.get(strategy, archs)
         found += [(strategy, arch, changes) for arch in archs]
@@ -196,6 +212,10 @@ def test_every_strategy_has_the_losses_of_one_process(
     failures: dict[str, Any] = run_ranks(_train_all, num_ranks, commands, timeout_s=600)[0]
     worst = 0.0
     for name, arch, _ in cases:
+        strategy = name.removesuffix(f"-{arch}")
+        if (strategy, arch) in REFUSED:
+            assert REFUSED[strategy, arch] in failures.pop(name), f"{name} was to be refused"
+            continue
         if name in failures:
             continue
         found = rows(tmp_path / name)

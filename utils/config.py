@@ -1,7 +1,9 @@
 """Strict types for config classes: a value of the wrong type is an error and never converted."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,6 +21,20 @@ class StrictModel(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True, protected_namespaces=())
+
+
+def name_of(config_class: type[BaseModel]) -> str:
+    """Return the value of the key `name` that chooses a config class of a union."""
+    (name,) = get_args(config_class.model_fields["name"].annotation)
+    return str(name)
+
+
+def union_of(config_classes: Iterable[type[StrictModel]]) -> Any:
+    """Return the union of config classes as a type for pydantic.
+
+    The key `name` chooses one of them. Therefore each class declares its name as a Literal.
+    """
+    return Annotated[reduce(or_, config_classes), Field(discriminator="name")]
 
 
 def flatten(container: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -124,9 +124,10 @@ class PipelineConfig(LayoutConfig):
         """As in the base class: no recurrence, and a block for each stage."""
         if not isinstance(model.config, TransformerConfig) or model.config.recurrent:
             raise UserError(
-                f"parallel=pipeline needs a stack that is gone through once, but {type(model).__name__} is recurrent: "
-                "its state would go round through all stages in every cycle, one at work while the others wait; take "
-                "arch=transformer with arch.recurrent=false, or another strategy (ddp, fsdp, hsdp, tp, fsdp_tp)"
+                "parallel=pipeline needs a stack that is gone through once, and only arch=transformer with "
+                "arch.recurrent=false is; the state of a recurrent model would go round through all stages in every "
+                "cycle, one at work while the others wait; take that, or another strategy (ddp, fsdp, hsdp, tp, "
+                "fsdp_tp)"
             )
         length = world.ranks_per_share
         num_layers, num_stages = model.config.num_layers, self.num_stages(length)

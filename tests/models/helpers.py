@@ -11,7 +11,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from models import ArchConfig, build_arch
+from models import ARCHS, ArchConfig, build_arch
 from models.attention import Attention
 from models.base import RecursiveModel, SegmentOutput, State
 from models.block import Block, Level
@@ -19,61 +19,35 @@ from models.depth import Depth
 from models.hrm import HRM
 from models.layers import ConvSwiGLU, NormalizedSwiGLU, SwiGLU
 from utils.batch import Batch
+from utils.command_line import read_config
+from utils.config import name_of
 
 SEQ_LEN, VOCAB_SIZE, NUM_PUZZLES = 9, 7, 5  # SEQ_LEN is a square, because rope_2d needs a grid
 
-_OF_ARCH: dict[str, dict[str, Any]] = {
-    "hrm": {"H_layers": 1, "L_layers": 1},
-    "trm": {
-        "H_layers": 0,
-        "L_layers": 1,
-        "L_cycles": 3,
-        "backprop": "last_H_cycle",
-        "no_ACT_continue": True,
-        "puzzle_emb_len": 3,
-    },
-    "transformer": {
-        "num_layers": 2,
-        "recurrent": False,
-        "backprop": "all",
-        "H_cycles": 1,
-        "L_cycles": 1,
-        "halt_max_steps": 1,
-        "no_ACT_continue": True,
-    },
-    "urm": {"num_layers": 1, "mlp": "conv_swiglu", "backprop": "last_H_cycle", "no_ACT_continue": True},
+ARCH_NAMES = tuple(map(name_of, ARCHS))
+
+# What a small model changes in config/arch/<name>.yaml. Each number is the largest for its option.
+_LARGEST = {
+    "hidden_size": 32,
+    "num_heads": 2,
+    "puzzle_emb_ndim": 32,
+    "puzzle_emb_len": 3,
+    "H_cycles": 2,
+    "L_cycles": 2,
+    "halt_max_steps": 4,
+    **{name: 1 for arch in ARCHS for name in arch.model_fields if name.endswith("_layers")},
 }
-ARCH_NAMES = tuple(_OF_ARCH)
+_FIXED = {"forward_dtype": "float32", "halt_exploration_prob": 0.0}
+
+# What makes an architecture repeat its networks, where its YAML file does not.
+RECURRENT: dict[str, dict[str, Any]] = {"transformer": {"recurrent": True, "halt_max_steps": 4}}
 
 
 def small_options(name: str = "hrm", **changes: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "hidden_size": 32,
-        "num_heads": 2,
-        "expansion": 4.0,
-        "width_multiple": 256,
-        "mlp": "swiglu",
-        "mlp_t": False,
-        "pos_encodings": "rope",
-        "rope_theta": 10000.0,
-        "num_registers": 0,
-        "puzzle_emb_ndim": 32,
-        "puzzle_emb_len": 0,
-        "H_cycles": 2,
-        "L_cycles": 2,
-        "backprop": "one_step",
-        "backprop_warmup_steps": 0,
-        "activation_checkpointing": "none",
-        "depth_curriculum": [],
-        "halt_max_steps": 4,
-        "halt_exploration_prob": 0.0,
-        "no_ACT_continue": False,
-        "forward_dtype": "float32",
-        "loss": {"loss_type": "stablemax_cross_entropy", "label_smoothing": 0.0, "halt_weight": 0.5},
-        **_OF_ARCH[name],
-        **changes,
-    }
+    """Return the options of the architecture's YAML file, with sizes that take no time."""
+    options = read_config("pretrain", [f"arch={name}"])["arch"]
+    small = {key: min(options[key], largest) for key, largest in _LARGEST.items() if key in options}
+    return options | small | _FIXED | changes
 
 
 def small_config(name: str = "hrm", **changes: Any) -> ArchConfig:

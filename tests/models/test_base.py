@@ -5,6 +5,7 @@
 import itertools
 import math
 from collections.abc import Iterable
+from functools import partialmethod
 from typing import Any, Literal
 
 import pytest
@@ -13,12 +14,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from models import ArchConfig, build_arch
 from models.base import RecursiveModel
+from models.block import Level
 from models.puzzle_embedding import PuzzleEmbedding
 from tests.models.helpers import (
     ARCH_NAMES,
     NUM_PUZZLES,
+    RECURRENT,
     SEQ_LEN,
     VOCAB_SIZE,
+    assert_same_gradients,
     blank_model,
     embedded,
     fresh_state,
@@ -31,6 +35,51 @@ from tests.models.helpers import (
 )
 
 BATCH = 3
+
+
+@pytest.mark.parametrize("name", ARCH_NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_segment_returns_what_training_needs(name: str, dtype: torch.dtype) -> None:
+    """The new state replaces the old one in the carry, so it has the same tensors."""
+    model = small_model(name, forward_dtype=str(dtype).removeprefix("torch."))
+    old = fresh_state(model, BATCH)
+    state, logits_BSV, q_halt_B, q_continue_B = run(model, random_batch(BATCH), state=old)
+    assert {z: (of.shape, of.dtype) for z, of in state.items()} == {z: (of.shape, of.dtype) for z, of in old.items()}
+    assert logits_BSV.shape == (BATCH, SEQ_LEN, VOCAB_SIZE) and logits_BSV.dtype == dtype
+    assert q_halt_B.shape == q_continue_B.shape == (BATCH,)
+    assert q_halt_B.dtype == q_continue_B.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ARCH_NAMES)
+def test_a_slot_does_not_depend_on_the_other_slots(name: str) -> None:
+    model, batch = small_model(name), random_batch(BATCH)
+    state, logits_BSV, _, _ = run(model, batch)
+    for b in range(BATCH):
+        alone, logits_1SV, _, _ = run(model, {key: of[b : b + 1] for key, of in batch.items()})
+        torch.testing.assert_close(logits_1SV[0], logits_BSV[b])
+        for z, of in alone.items():
+            torch.testing.assert_close(of[0], state[z][b], msg=z)
+
+
+@pytest.mark.parametrize("name", ARCH_NAMES)
+def test_compiled_levels_compute_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend runs the graph as it is, because a compiler for the CPU takes a minute."""
+    model, batch = small_model(name), random_batch(BATCH)
+    expected = run(model, batch)
+    graphs = 0
+
+    def count(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> torch.fx.GraphModule:
+        nonlocal graphs
+        graphs += 1
+        return graph
+
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=count))
+    model.compile_levels()
+    found = run(model, batch)
+    assert graphs > 0, "nothing is compiled: build networks with RecursiveModel._level"
+    for ours, theirs in zip(found[1:], expected[1:], strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert_same_gradients(gradients_of(model, found), gradients_of(model, expected))
 
 
 @pytest.mark.parametrize("name", ARCH_NAMES)
@@ -171,12 +220,10 @@ def test_q_values_are_read_from_the_first_position(changes: dict[str, Any], hold
 def test_reset_restarts_halted_slots_only(name: str) -> None:
     model = small_model(name)
     state = model.initial_state(2, torch.device("cpu"))
-    assert state.keys() == {"hrm": {"z_H", "z_L"}, "trm": {"z_H", "z_L"}, "transformer": set(), "urm": {"z"}}[name]
     new = model.reset({z: torch.full_like(tensor, 7.0) for z, tensor in state.items()}, torch.tensor([True, False]))
     assert new.keys() == state.keys()
-    starts = {"z_H": "H_init", "z_L": "L_init", "z": "z_init"}
     for z, tensor_BTD in new.items():
-        start_D = model.get_buffer(starts[z])
+        start_D = model.get_buffer(model._states[z])
         assert tensor_BTD.shape == (2, model.num_positions, 32)
         assert torch.equal(tensor_BTD[0], start_D.expand(model.num_positions, 32)), z
         assert (tensor_BTD[1] == 7).all(), z
@@ -205,7 +252,7 @@ _VARIANTS = [
     {"pos_encodings": "learned", "num_registers": 2},
     {"pos_encodings": "rope_2d"},
     {"puzzle_emb_ndim": 0},
-    {"name": "transformer", "recurrent": True, "L_cycles": 2},
+    *({"name": name, "L_cycles": 2, **changes} for name, changes in RECURRENT.items()),
 ]
 
 
@@ -230,9 +277,10 @@ def test_initial_weights_fill_everything_and_are_a_function_of_the_generator(cha
         )
 
 
-@pytest.mark.parametrize(("name", "starts"), [("hrm", {"H_init", "L_init"}), ("urm", {"z_init"})])
-def test_start_states_are_saved_in_the_forward_dtype_and_are_not_parameters(name: str, starts: set[str]) -> None:
-    model = small_model(name, forward_dtype="bfloat16")
+@pytest.mark.parametrize("name", ARCH_NAMES)
+def test_start_states_are_saved_in_the_forward_dtype_and_are_not_parameters(name: str) -> None:
+    model = small_model(name, forward_dtype="bfloat16", L_cycles=2, **RECURRENT.get(name, {}))
+    starts = set(model._states.values())
     assert {model.state_dict()[start].dtype for start in starts} == {torch.bfloat16}
     assert not {*starts, "rotary_cos"} & dict(model.named_parameters()).keys()
     assert "rotary_cos" not in model.state_dict()
@@ -251,7 +299,9 @@ def test_block_weights_are_the_weights_inside_the_recursion(name: str) -> None:
     model = small_model(name, num_registers=1)
     weights = model.block_weights()
     assert len({id(weight) for weight in weights}) == len(weights), "a weight is listed twice"
-    assert _names(model, model.parameters()) - _names(model, weights) == OUTSIDE_BLOCKS
+    in_levels = {id(weight) for level in model.modules() if isinstance(level, Level) for weight in level.parameters()}
+    assert {id(weight) for weight in weights} == in_levels
+    assert _names(model, model.parameters()) - _names(model, weights) >= OUTSIDE_BLOCKS
 
 
 def test_trained_tensors_are_the_weights_and_the_puzzle_table() -> None:
@@ -333,7 +383,7 @@ def test_options_out_of_range_are_refused(changes: dict[str, Any], message: str)
 
 
 def test_unknown_architectures_and_options_of_other_architectures_are_refused() -> None:
-    with pytest.raises(ValidationError, match="'hrm', 'trm', 'transformer', 'urm'"):
+    with pytest.raises(ValidationError, match=", ".join(map(repr, ARCH_NAMES))):
         TypeAdapter[ArchConfig](ArchConfig).validate_python(small_options() | {"name": "mamba"})
     with pytest.raises(ValidationError, match="recurrent\n  Extra inputs"):
         small_config("hrm", recurrent=True)

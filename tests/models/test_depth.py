@@ -15,6 +15,8 @@ from models.base import RecursiveModel, SegmentOutput
 from models.block import Block, Level
 from models.depth import Calls, Depth
 from tests.models.helpers import (
+    ARCH_NAMES,
+    RECURRENT,
     assert_same_gradients,
     embedded,
     fresh_state,
@@ -58,6 +60,16 @@ def test_calls_and_their_gradient(name: str, backprop: str | int, calls: int, wi
     assert config.depth == Depth(3, 3, calls, with_gradient)
     model = small_model(name, H_cycles=3, L_cycles=3, backprop=backprop, **recurrent)
     assert _calls_of(model, config.depth) == [False] * (calls - with_gradient) + [True] * with_gradient
+
+
+@pytest.mark.parametrize("backprop", ["one_step", "last_H_cycle", "all"])
+@pytest.mark.parametrize("name", ARCH_NAMES)
+def test_every_architecture_makes_the_calls_that_its_depth_says(name: str, backprop: str) -> None:
+    """If not, `calls_of_H` of the config is wrong, and other calls carry gradient than it says."""
+    model = small_model(name, H_cycles=3, L_cycles=2, backprop=backprop, **RECURRENT.get(name, {}))
+    depth = model.config.depth
+    without = depth.num_calls - depth.num_grad_calls
+    assert _calls_of(model, depth) == [False] * without + [True] * depth.num_grad_calls
 
 
 def _calls_of(model: RecursiveModel, depth: Depth) -> list[bool]:
@@ -189,10 +201,11 @@ def test_a_stage_needs_all_its_options(stage: dict[str, Any], message: str) -> N
         small_config(depth_curriculum=[stage])
 
 
-@pytest.mark.parametrize("name", ["hrm", "trm", "urm"])
+@pytest.mark.parametrize("name", ARCH_NAMES)
 def test_forward_at_another_depth_is_the_model_of_that_depth(name: str) -> None:
-    batch = random_batch(BATCH)
-    deep, shallow = small_model(name, H_cycles=3, L_cycles=3), small_model(name, H_cycles=1, L_cycles=2)
+    batch, changes = random_batch(BATCH), RECURRENT.get(name, {})
+    deep = small_model(name, H_cycles=3, L_cycles=3, **changes)
+    shallow = small_model(name, H_cycles=1, L_cycles=2, **changes)
     assert deep.state_dict().keys() == shallow.state_dict().keys()
     ours, theirs = run(deep, batch, depth=shallow.config.depth), run(shallow, batch)
     assert torch.equal(ours[1], theirs[1])

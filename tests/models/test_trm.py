@@ -38,7 +38,7 @@ def test_the_recursion_equals_an_unrolled_loop(mlp_t: bool) -> None:
 
     The function f is made of loops, in float64.
     """
-    model, batch = _small_trm(L_layers=2, mlp_t=mlp_t), random_batch(BATCH)
+    model, batch = _small_trm(L_layers=2, L_cycles=3, mlp_t=mlp_t), random_batch(BATCH)
     state, logits_BSV, q_halt_B, q_continue_B = run(model, batch)
     f = naive_level(model.L_level, 10000.0)
     for b, x_TD in enumerate(embedded(model, batch).detach()):
@@ -57,7 +57,7 @@ def test_the_recursion_equals_an_unrolled_loop(mlp_t: bool) -> None:
 
 
 def test_the_gradient_is_that_of_the_last_cycle() -> None:
-    model, batch = _small_trm(), random_batch(BATCH)
+    model, batch = _small_trm(L_cycles=3), random_batch(BATCH)
     rotary, x_BTD = (model.rotary_cos, model.rotary_sin), embedded(model, batch)
     states = fresh_state(model, BATCH)
 

@@ -5,6 +5,7 @@
 import copy
 import math
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -17,28 +18,51 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from optim.build import OptimConfig, Optimizers, build_optimizers, require_exact_cover, require_same_state
+from optim.build import (
+    OPTIMIZERS,
+    OptimConfig,
+    Optimizers,
+    build_optimizers,
+    require_exact_cover,
+    require_same_state,
+)
 from optim.ema import EMA
 from tests.runs import REPOSITORY
 from tests.spawn import run_ranks
+from utils.config import name_of
 from utils.dist.world import World
+from utils.errors import UserError
 
 LR, BETAS, WEIGHT_DECAY = 0.1, (0.9, 0.95), 0.2
-MUON: dict[str, object] = {
-    "name": "muon",
-    "muon_lr": 0.05,
-    "muon_momentum": 0.9,
-    "muon_weight_decay": 0.3,
-    "muon_iterations": 5,
-    "rest": "adamw",
-    "eps": 1e-8,
+# What the tests change in config/optim/<name>.yaml, so that three steps of a tiny model show it.
+CHANGES: dict[str, dict[str, object]] = {
+    "adamw": {"eps": 1e-3},
+    "muon": {"muon_lr": 0.05, "muon_momentum": 0.9, "muon_weight_decay": 0.3},
 }
-CONFIGS: dict[str, dict[str, object]] = {
-    "adam_atan2": {"name": "adam_atan2"},
-    "adamw": {"name": "adamw", "eps": 1e-3},
-    "muon with adamw": MUON,
-    "muon with adam_atan2": MUON | {"rest": "adam_atan2"},
-}
+
+
+def _defaults(name: str) -> dict[str, object]:
+    values = OmegaConf.to_container(OmegaConf.load(REPOSITORY / f"config/optim/{name}.yaml"))
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def _configs() -> dict[str, dict[str, object]]:
+    """Return the options of every optimizer, with every optimizer for the rest that it can have."""
+    found = {}
+    for config in OPTIMIZERS:
+        name = name_of(config)
+        values = _defaults(name) | CHANGES.get(name, {})
+        rest = config.model_fields.get("rest")
+        if rest is None:
+            found[name] = values
+        else:
+            found |= {f"{name} with {each}": values | {"rest": each} for each in get_args(rest.annotation)}
+    return found
+
+
+CONFIGS = _configs()
+MUON = CONFIGS["muon with adamw"]
 each_config = pytest.mark.parametrize("name", CONFIGS)
 
 
@@ -75,7 +99,7 @@ def _build(model: Model, name: str, **changes: object) -> Optimizers:
 def _set_gradients(model: nn.Module, step: int) -> None:
     generator = torch.Generator().manual_seed(100 + step)
     for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.device)
 
 
 def _train(model: Model, optimizers: Optimizers, steps: range, multiplier: float = 1.0) -> None:
@@ -231,7 +255,7 @@ def test_a_run_resumes_bit_for_bit_from_a_file(name: str, tmp_path: Path) -> Non
     forgetful = copy.deepcopy(resumed)
     _train(forgetful, _build(forgetful, name), range(6, 7))
     _train(resumed, its_optimizers, range(6, 7))
-    assert not any(torch.equal(a, b) for a, b in zip(forgetful.parameters(), resumed.parameters(), strict=True))
+    assert not _same(forgetful, resumed)
 
 
 @each_config
@@ -242,6 +266,31 @@ def test_state_is_complete_before_the_first_step(name: str) -> None:
     _train(model, optimizers, range(2))
     _train(other, its_optimizers, range(2))
     assert _same(model, other)
+
+
+@each_config
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_initial_state_is_what_the_optimizer_makes_at_a_first_gradient(name: str, device: str) -> None:
+    """A step from `initial_state` equals a step of an optimizer that has no state yet.
+
+    The meta device is any device but the host. It computes no values.
+    """
+    model, other = Model().to(device), Model().to(device)
+    ours, theirs = _build(model, name), _build(other, name)
+    for optimizer in theirs._by_name.values():
+        optimizer.state.clear()
+    _train(model, ours, range(1))
+    _train(other, theirs, range(1))
+    made = theirs.export_state(other)
+    found = ours.export_state(model)
+    assert found.keys() == made.keys()
+    for key, tensor in made.items():
+        said = f"initial_state of {key}: the optimizer itself makes {tensor.dtype} on {tensor.device}"
+        assert (found[key].dtype, found[key].device, found[key].shape) == (tensor.dtype, tensor.device, tensor.shape), (
+            said
+        )
+        assert tensor.is_meta or torch.equal(found[key], tensor), f"initial_state of {key} has another value"
+    assert device == "meta" or _same(model, other)
 
 
 def test_states_made_before_the_first_step_equal_those_of_torch() -> None:
@@ -260,11 +309,11 @@ def test_hyperparameters_come_from_the_config_not_from_the_checkpoint(name: str)
     optimizers = _build(model, name)
     _train(model, optimizers, range(2), multiplier=0.25)
     still = copy.deepcopy(model)
-    still_muon: dict[str, object] = {"muon_lr": 0.0, "muon_weight_decay": 0.0}
+    own_rates = {key: 0.0 for key in CONFIGS[name] if key.endswith(("_lr", "_weight_decay"))}
     resumed = build_optimizers(
         model,
         model.blocks.parameters(),
-        _config(CONFIGS[name] | (still_muon if name.startswith("muon") else {})),
+        _config(CONFIGS[name] | own_rates),
         lr=0.0,
         betas=BETAS,
         weight_decay=0.0,
@@ -390,15 +439,53 @@ def test_sharded_parameters_get_the_same_update(num_ranks: int) -> None:
 # ---- config ------------------------------------------------------------------------------------
 
 
-def _defaults(path: Path) -> dict[str, object]:
-    values = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+def test_every_optimizer_has_a_file_and_every_file_an_optimizer() -> None:
+    files = {path.stem for path in (REPOSITORY / "config/optim").glob("*.yaml")}
+    assert files == {_config(_defaults(name_of(config))).name for config in OPTIMIZERS}
 
 
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "config/optim").glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_defaults_are_valid(path: Path) -> None:
-    assert _config(_defaults(path)).name == path.stem
+def _other_values(annotation: Any, value: object) -> list[object]:
+    match value:
+        case bool():
+            return [not value]
+        case int():
+            return [value + 1, 2 * value]
+        case float():
+            return [2 * value, value + 0.01]
+        case _:
+            return [choice for choice in get_args(annotation) if choice != value]
+
+
+def _trained(optimizer: str, weight_decay: float = WEIGHT_DECAY, **changes: Any) -> Model:
+    model, name = Model(), next(name for name in CONFIGS if name.split()[0] == optimizer)
+    config = _config(CONFIGS[name] | changes)
+    optimizers = build_optimizers(
+        model, model.blocks.parameters(), config, lr=LR, betas=BETAS, weight_decay=weight_decay
+    )
+    _train(model, optimizers, range(3))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "option"),
+    [(name_of(config), option) for config in OPTIMIZERS for option in config.model_fields if option != "name"],
+)
+def test_every_option_has_an_effect_or_is_refused(optimizer: str, option: str) -> None:
+    (config,) = (config for config in OPTIMIZERS if name_of(config) == optimizer)
+    value = next(values for values in CONFIGS.values() if values["name"] == optimizer)[option]
+    usual, seen = _trained(optimizer), False
+    for other in _other_values(config.model_fields[option].annotation, value):
+        change: dict[str, Any] = {option: other}
+        try:
+            seen |= not _same(usual, _trained(optimizer, **change))
+        except (ValidationError, UserError):
+            seen = True
+    assert seen, f"optim.{option}={value} can be changed, but has no effect"
+
+
+@pytest.mark.parametrize("optimizer", [name_of(config) for config in OPTIMIZERS])
+def test_the_weight_decay_of_the_run_has_an_effect(optimizer: str) -> None:
+    assert not _same(_trained(optimizer), _trained(optimizer, weight_decay=0.0))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from models.base import RecursiveModel
 from models.inference import idle_segment
 from models.losses import LossSpec, act_loss
 from models.parallel.pipeline import PipelineConfig, PipelineLayout
-from tests.models.helpers import SEQ_LEN, VOCAB_SIZE, random_batch, small_config, small_model
+from tests.models.helpers import ARCH_NAMES, RECURRENT, SEQ_LEN, VOCAB_SIZE, random_batch, small_config, small_model
 from tests.models.parallel.helpers import whole
 from tests.spawn import run_ranks
 from tests.utils.dist.helpers import dist_config
@@ -27,6 +27,7 @@ from utils.dist.config import Axes
 from utils.dist.replicas import require_same_replicas
 from utils.dist.setup import connect_devices
 from utils.dist.world import World
+from utils.errors import UserError
 
 BATCH, STEPS, LR, CLIP = 8, 30, 1e-3, 0.05
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
@@ -341,11 +342,11 @@ def test_pipelines_shard_blocks_in_pairs_and_sum_over_the_pairs() -> None:
     run_ranks(_check_rank_of_four_pipelines, 8)
 
 
-@pytest.mark.parametrize("name", ["hrm", "trm", "urm", "transformer"])
+@pytest.mark.parametrize("name", ARCH_NAMES)
 def test_a_recurrent_model_is_refused_with_the_reason(name: str) -> None:
-    changes = {"recurrent": True, "L_cycles": 2} if name == "transformer" else {}
-    with pytest.raises(ValueError, match=r"is recurrent: its state .* one at work while the others wait; take arch="):
-        _config().require_support(small_model(name, **changes), World(size=2))
+    model = small_model(name, L_cycles=2, **RECURRENT.get(name, {}))
+    with pytest.raises(UserError, match=r"only arch=transformer with arch.recurrent=false is; the state of a recur"):
+        _config().require_support(model, World(size=2))
 
 
 @pytest.mark.parametrize(
