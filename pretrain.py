@@ -294,6 +294,9 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
     Args:
         state: its weights, optimizers, average, loss scale and carry change.
         batch: the next example for each slot of this rank.
+
+    Raises:
+        UserError: A weight that is to be trained has no gradient in the first step.
     """
     layout, loss_scale = state.layout, state.loss_scale
     scale = 1.0 if loss_scale is None else loss_scale.factor
@@ -305,6 +308,7 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
         min_halt_steps_B=settings.min_halt_steps_B,
         loss=LossSpec(settings.loss, IGNORE_LABEL, settings.global_batch_size, scale),
     )
+    layout.require_gradients()
     rows = [part.puzzle_rows_BE for part in outputs if part.puzzle_rows_BE is not None]
     rows_grads = [part_BE.grad for part_BE in rows if part_BE.grad is not None]
     if loss_scale is not None:  # gradients of puzzle rows stay scaled: only their signs are used

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from models.base import RecursiveModel
 from models.parallel.dtensor import DTensorLayout
 from models.parallel.layout import LayoutConfig
-from models.parallel.requirements import can_sum
+from models.parallel.requirements import can_sum, require_gradients
 from utils.config import Bool, Float, Int
 from utils.dist.config import Axes
 from utils.dist.world import World
@@ -132,7 +132,13 @@ class DDPLayout(DTensorLayout):
             rows_1E = torch.zeros(1, model.puzzle_embedding.weight.shape[1], device=device)
         _, logits_1SV, q_halt_1, q_continue_1 = self._ddp(state, inputs_1S, rows_1E, model.config.depth)
         (logits_1SV.float().sum() + q_halt_1.sum() + q_continue_1.sum()).backward()
+        if not self._config.find_unused_parameters:  # DDP would end the next step with a message of torch's
+            require_gradients(model)
         model.zero_grad()
+
+    def require_gradients(self) -> None:
+        if not self._config.find_unused_parameters:
+            super().require_gradients()
 
     def _sum(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Sum a bucket over the ranks, compressed as the config says. This is DDP's hook.

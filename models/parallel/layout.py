@@ -18,7 +18,7 @@ from models.act import Carry, segment
 from models.base import RecursiveModel, SegmentOutput
 from models.depth import Depth
 from models.losses import LossSpec, Outputs, act_loss
-from models.parallel.requirements import nearest_divisors
+from models.parallel.requirements import nearest_divisors, require_gradients
 from utils.batch import Batch
 from utils.config import StrictModel
 from utils.dist.config import Axes
@@ -84,6 +84,7 @@ class Layout:
         self._world = world
         self._num_microbatches = num_microbatches
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._gradients_are_checked = False
 
     def forward_backward(
         self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss: LossSpec
@@ -132,6 +133,17 @@ class Layout:
         Gradients travel with the last part only.
         """
         return nullcontext()
+
+    def require_gradients(self) -> None:
+        """Raise UserError if the first backward pass left out a trained parameter. Every rank.
+
+        Later calls do nothing.
+        """
+        if self._gradients_are_checked:
+            return
+        self._gradients_are_checked = True
+        with self._world.shared_errors():  # the stages of a pipeline have different parameters
+            require_gradients(self.model)
 
     def grad_norm(self) -> Tensor:
         """Return the 2-norm of the gradients of all trained parameters. Every rank.

@@ -2,6 +2,7 @@
 
 import torch
 
+from models.base import RecursiveModel
 from utils.dist.world import World
 from utils.errors import UserError
 
@@ -36,6 +37,22 @@ def fill_in_degrees(num_ranks: int, given: dict[str, int | None]) -> tuple[int, 
             "or start another number of ranks"
         )
     return min(matching, key=lambda pair: (abs(pair[0] - pair[1]), pair))
+
+
+def require_gradients(model: RecursiveModel) -> None:
+    """Raise UserError if the backward pass that has ended left out a trained parameter.
+
+    The host knows which parameters have a gradient, so it does not wait for the device.
+    """
+    left_out = [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
+    if left_out:
+        backprop = model.config.backprop
+        deeper = "" if backprop == "all" else f"arch.backprop={backprop} may end before it: give more calls, or "
+        raise UserError(
+            f"arch={model.config.name}: no gradient reaches {left_out[0]} ({len(left_out)} such parameters), so it is "
+            f"never trained; {deeper}use it in forward, remove it, or freeze it with requires_grad_(False); "
+            "with parallel=ddp, parallel.find_unused_parameters=true lets it be"
+        )
 
 
 def can_sum(dtype: torch.dtype, world: World) -> bool:

@@ -80,7 +80,7 @@ def start(model: RecursiveModel, world: World) -> Carry:
 def train(
     layout: Layout, world: World, carry: Carry, steps: range, *, clip: float | None = None
 ) -> tuple[Carry, Found]:
-    """Train some steps by plain SGD. Return the last carry and the results."""
+    """Train some steps by plain SGD as pretrain.py does. Return the last carry and the results."""
     model, mine, found = layout.model, world.slice_of(BATCH), Found()
     config = model.config
 
@@ -92,6 +92,7 @@ def train(
             min_halt_steps_B=draw_min_halt_steps(0, step, BATCH, 0.5, config.halt_max_steps)[mine],
             loss=LossSpec(config.loss, ignore_label=0, global_batch_size=BATCH),
         )
+        layout.require_gradients()
         found.norms.append(layout.grad_norm())
         if clip is not None:
             layout.clip_(clip, found.norms[-1])
