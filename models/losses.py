@@ -168,4 +168,5 @@ def act_loss(
             "q_halt_loss": q_halt_loss,
             "q_continue_loss": q_continue_loss,
         }
+        assert sums.keys() == set(METRICS), "METRICS names the sums that are computed here"
         return loss, torch.stack([sums[name].to(widest_float(loss.device)) for name in METRICS])

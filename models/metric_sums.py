@@ -14,7 +14,8 @@ from models.losses import LOSS_SUMS, METRICS, LossConfig, Outputs, act_loss, cor
 from utils.dist.world import World
 from utils.errors import UserError
 
-EVAL_METRICS = ("exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss")
+EVAL_METRICS = (*(name for name in METRICS if name not in ("count", "q_continue_loss")), "halt_step")
+"""What every evaluation measures. The value of going on is learned, and never evaluated."""
 
 
 def _zeros(size: int, world: World) -> Tensor:
