@@ -124,7 +124,7 @@ def print_for_wandb(argv: list[str]) -> str:
 
 def show_sweep(page: str, argv: list[str]) -> str:
     """Return a page about a sweep that has begun, or write files and return their names."""
-    parser = Parser(f"sweep.py {page}", "Show a sweep that has begun.")
+    parser = Parser(f"sweep.py {page}", "Show a sweep that has begun.", path_keys=("sweep",))
     parser.add_argument("sweep", help=NAMED)
     if page in WRITERS:
         parser.add_argument("-o", "--output", type=typed_path, metavar="PATH", help=WRITERS[page][1])

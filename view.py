@@ -54,7 +54,10 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         UserError: an option is unknown or malformed.
     """
     parser = Parser(
-        "view.py", "Write one HTML page of a dataset's puzzles, of a run and its answers, or of several runs.", EXAMPLES
+        "view.py",
+        "Write one HTML page of a dataset's puzzles, of a run and its answers, or of several runs.",
+        EXAMPLES,
+        path_keys=("checkpoint", "data_path", "run"),
     )
     add = parser.add_argument
     add(
@@ -64,7 +67,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         metavar="RUN_OR_DATASET",
         help="folder of a run, of several runs, of what evaluate.py saved, or of a dataset",
     )
-    add("-o", "--output", type=Path, metavar="FILE", default=Path("view.html"), help="default: %(default)s")
+    add("-o", "--output", type=typed_path, metavar="FILE", default=Path("view.html"), help="default: %(default)s")
     add("--max-examples", type=int, metavar="N", default=200, help="of each set, evenly spread (default: %(default)s)")
     add("--step", type=int, metavar="N", help="answers at this training step (default: the newest)")
     add("--set", metavar="NAME", help="show this set only (default: all)")

@@ -80,11 +80,12 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     Raises:
         UserError: An option is unknown, malformed or out of place.
     """
-    parser = Parser("watch.py", "Show runs while they train, or draw their curves.", EXAMPLES)
+    description = "Show runs while they train, or draw their curves."
+    parser = Parser("watch.py", description, EXAMPLES, path_keys=("checkpoint", "run"))
     add = parser.add_argument
     add("paths", type=typed_path, nargs="+", metavar="RUN_OR_FOLDER", help="folder of a run, or of several runs")
     add("--every", type=float, metavar="SECONDS", help="seconds between two looks (default: 1)")
-    add("--plot", type=Path, metavar="FILE", help="draw curves into FILE.png or FILE.html instead")
+    add("--plot", type=typed_path, metavar="FILE", help="draw curves into FILE.png or FILE.html instead")
     add(
         "--metric",
         action="append",

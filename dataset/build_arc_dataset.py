@@ -48,6 +48,7 @@ from dataset.schema import SplitName
 from utils.arguments import Parser, check_at_least, check_exclusive, given, typed_path
 from utils.errors import UserError
 from utils.shell import run_command
+from utils.terminal import tell
 
 DEFAULT_DIRS = [Path("dataset/raw-data/ARC-AGI/data"), Path("dataset/raw-data/ConceptARC/corpus")]
 TEST_FOLDER = "evaluation"
@@ -126,7 +127,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         epilog=EXAMPLES,
     )
     add = parser.add_argument
-    add("--output-dir", type=Path, metavar="DIR", default=Path("data/arc-aug-1000"), help="default: %(default)s")
+    add("--output-dir", type=typed_path, metavar="DIR", default=Path("data/arc-aug-1000"), help="default: %(default)s")
     add("--num-aug", type=int, metavar="N", default=1000, help="augmented versions of each ARC task (default: 1000)")
     add("--seed", type=int, metavar="N", default=42, help="seed of all random choices (default: 42)")
     add(
@@ -262,9 +263,9 @@ def make_puzzles(sources: Sequence[Source], allow_leak: bool) -> list[Puzzle]:
             repeated.append(task.name)
             puzzles[task.name] = _merge(puzzles[task.name], pairs)
     if repeated:
-        print(f"note: ARC tasks that occur more than once are built once: {_few(repeated)}", file=sys.stderr)
+        tell(f"note: ARC tasks that occur more than once are built once: {_few(repeated)}")
     if num_unknown:
-        print(f"note: test pairs of training tasks without output are left out: {num_unknown}", file=sys.stderr)
+        tell(f"note: test pairs of training tasks without output are left out: {num_unknown}")
     return list(puzzles.values())
 
 
@@ -305,7 +306,7 @@ def _check_leak(sources: Sequence[Source], allow_leak: bool) -> None:
     what = f"{len(leaks)} of {len(tested)} test pairs are among the training pairs: {_few(leaks)}"
     if len(leaks) > MAX_LEAK * len(tested) and not allow_leak:
         raise UserError(f"{what}; leave those ARC tasks out of training, or add --allow-leak")
-    print(f"warning: {what}", file=sys.stderr)
+    tell(f"warning: {what}")
 
 
 def _few(names: Sequence[str]) -> str:
@@ -341,7 +342,7 @@ def draw_all(puzzles: Sequence[Puzzle], settings: Settings) -> list[Augmentation
             bar.update()
     fewer = [puzzle.name for puzzle, found in zip(puzzles, drawn, strict=True) if len(found[0]) <= settings.num_aug]
     if fewer:
-        print(f"note: fewer than {settings.num_aug} different versions were found of {_few(fewer)}", file=sys.stderr)
+        tell(f"note: fewer than {settings.num_aug} different versions were found of {_few(fewer)}")
     return drawn
 
 

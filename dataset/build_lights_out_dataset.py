@@ -21,7 +21,7 @@ import numpy as np
 from dataset.builder import SPLITS, SplitWriter, collect, finish, new_dataset, progress, record_of, summary
 from dataset.tasks.lights_out import DARK, LEAVE, LIT, MAX_SIDE, MIN_SIDE, PRESS, VOCAB_SIZE, solve, toggled
 from dataset.transforms import NUM_TRANSFORMS, transform_sources
-from utils.arguments import Parser, check_at_least
+from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
 from utils.shell import run_command
 
@@ -79,7 +79,9 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         epilog=EXAMPLES,
     )
     add = parser.add_argument
-    add("--output-dir", type=Path, metavar="DIR", default=Path("data/lights-out-5x5"), help="default: %(default)s")
+    add(
+        "--output-dir", type=typed_path, metavar="DIR", default=Path("data/lights-out-5x5"), help="default: %(default)s"
+    )
     add("--side", type=int, metavar="L", default=5, help=f"side, {MIN_SIDE} to {MAX_SIDE} (default: %(default)s)")
     add("--max-presses", type=int, metavar="K", help="press 1 to K cells to make a board (default: any number)")
     add("--generate", type=int, metavar="N", default=1000, help="make N training boards (default: %(default)s)")

@@ -38,7 +38,7 @@ from dataset.schema import SplitName
 from dataset.tasks import task_of_shape
 from dataset.tasks.maze import MazeTask
 from dataset.transforms import NUM_TRANSFORMS, transformed
-from utils.arguments import Parser, check_at_least
+from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
 from utils.shell import run_command
 
@@ -115,7 +115,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     add = parser.add_argument
     add(
         "--output-dir",
-        type=Path,
+        type=typed_path,
         metavar="DIR",
         default=Path("data/maze-30x30-hard-1k"),
         help="default: %(default)s",

@@ -37,7 +37,7 @@ from dataset.builder import (
 from dataset.puzzle_csv import FIX_ROW, NO_TOKEN, Row
 from dataset.schema import SplitName
 from dataset.sudoku import generate, valid_solutions
-from utils.arguments import Parser, check_at_least
+from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
 from utils.shell import run_command
 
@@ -111,7 +111,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     add = parser.add_argument
     add(
         "--output-dir",
-        type=Path,
+        type=typed_path,
         metavar="DIR",
         default=Path("data/sudoku-extreme-full"),
         help="default: %(default)s",

@@ -25,6 +25,7 @@ from tqdm import tqdm
 from dataset.schema import DatasetMetadata, SplitName, check_contents, open_split
 from utils.arguments import Parser, check_exclusive, given, typed_path
 from utils.errors import UserError
+from utils.terminal import tell
 from utils.text import one_line
 
 SPLITS: tuple[SplitName, ...] = ("train", "test")
@@ -67,14 +68,17 @@ def check_sources(settings: object, unit: str, *, of_files: Sequence[str], of_ge
 
 
 class _Lines:
-    """A stream that prints each update of tqdm on a line of its own, for a file or a pipe."""
+    """A stream that prints each update of tqdm on a line of its own, for a file or a pipe.
+
+    The lines are lost if their reader has left.
+    """
 
     def write(self, text: str) -> None:
         if line := text.strip():
-            print(line, file=sys.stderr)
+            tell(line)
 
     def flush(self) -> None:
-        sys.stderr.flush()
+        """Do nothing: each line is flushed."""
 
 
 def progress(what: str, total: int | None, unit: str) -> "tqdm[NoReturn]":

@@ -3,7 +3,6 @@
 
 import csv
 import gzip
-import sys
 import zlib
 from collections.abc import Iterator
 from functools import partial
@@ -15,6 +14,7 @@ import numpy as np
 from dataset.builder import SPLITS
 from dataset.schema import SplitName
 from utils.errors import UserError
+from utils.terminal import tell
 from utils.text import one_line
 
 HEADER = ["source", "question", "answer", "rating"]
@@ -77,7 +77,7 @@ def download(repo: str) -> dict[SplitName, Path]:
     logging.set_verbosity_error()  # otherwise each retry prints two lines of warnings
     files: dict[SplitName, Path] = {}
     for split in SPLITS:
-        print(f"fetching {split}.csv of {repo} from the Hugging Face Hub", file=sys.stderr)
+        tell(f"fetching {split}.csv of {repo} from the Hugging Face Hub")
         try:
             files[split] = Path(huggingface_hub.hf_hub_download(repo, f"{split}.csv", repo_type="dataset"))
         except (OSError, ValueError) as error:  # no network, no such data set, or a malformed name

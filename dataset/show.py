@@ -72,6 +72,7 @@ def parse_settings(argv: list[str] | None) -> Settings:
         "python -m dataset.show",
         "Show a dataset: counts, fingerprints, how it was built, and some examples.",
         EXAMPLES,
+        path_keys=("data_path",),
     )
     add = parser.add_argument
     add("path", type=typed_path, metavar="PATH", help="the folder that holds train and test")

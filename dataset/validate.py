@@ -502,6 +502,7 @@ def _program(argv: list[str] | None) -> tuple[str, int]:
         "python -m dataset.validate",
         "Check a dataset of any task. Each line of the report names a fault and its place.",
         CHECKS,
+        path_keys=("data_path",),
     )
     parser.add_argument("path", type=typed_path, metavar="PATH", help="the folder that holds train and test")
     parser.add_argument("--allow-leak", action="store_true", help="only warn if test examples are in the training data")

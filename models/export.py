@@ -9,6 +9,7 @@ has that format, otherwise `torch.save` writes a plain dict. The tensors are wri
 they are.
 """
 
+import os
 import re
 import shlex
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 from models import ArchConfig
 from models.exported import FORMAT, Exported, read_exported, whole_arch
 from models.published import Weights, to_ours, to_published
-from utils.arguments import Parser
+from utils.arguments import Parser, typed_path
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
 from utils.command_line import read_config, validate
 from utils.config import flatten
@@ -28,6 +29,7 @@ from utils.config_files import choices, quoted
 from utils.errors import UserError
 from utils.files import file_errors
 from utils.shell import run_command
+from utils.terminal import tell
 from utils.weights_file import read_weights, write_weights
 
 # The options of the published code. Names of tensors don't show the MLP's kind or the positions. A
@@ -71,9 +73,16 @@ def parse_settings(argv: list[str] | None) -> Settings:
     Raises:
         UserError: An option is unknown, malformed or missing.
     """
-    parser = Parser("python -m models.export", "Write a checkpoint as one file of weights.")
+    parser = Parser(
+        "python -m models.export", "Write a checkpoint as one file of weights.", path_keys=("checkpoint", "run")
+    )
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="a run folder, a step folder, or a weights file")
+    add(
+        "checkpoint",
+        type=os.path.expanduser,
+        metavar="CHECKPOINT",
+        help="a run folder, a step folder, or a weights file",
+    )
     add(
         "--format",
         default="native",
@@ -81,7 +90,14 @@ def parse_settings(argv: list[str] | None) -> Settings:
         help="native (the default): safetensors that describe their model, for every command of this project; "
         "hrm: the names that HRM and TRM code both read",
     )
-    add("-o", "--output", required=True, type=Path, metavar="FILE", help="native: NAME.safetensors; hrm: that or NAME")
+    add(
+        "-o",
+        "--output",
+        required=True,
+        type=typed_path,
+        metavar="FILE",
+        help="native: NAME.safetensors; hrm: that or NAME",
+    )
     add("--compiled", action="store_true", help="hrm: write a compiled model's names, which begin with _orig_mod.")
     add("--raw", action="store_true", help="write the trained weights instead of their moving average")
     settings = Settings(**vars(parser.parse_args(argv)))
@@ -112,7 +128,7 @@ def load_source(checkpoint: str, *, raw: bool) -> Source:
         if raw:
             raise UserError(f"--raw applies to the checkpoint of a run, but {checkpoint} is not one; leave it out")
         return Source(to_ours(read_weights(checkpoint)), read_exported(checkpoint), ())
-    opened = open_checkpoint(path, lambda warning: print(f"warning: {warning}", file=sys.stderr))
+    opened = open_checkpoint(path, lambda warning: tell(f"warning: {warning}"))
     config = opened.state.config
     data_paths = tuple(map(str, config.get("data_paths") or [config.get("data_path", "")]))
     weights = opened.weights() if raw else opened.trained_weights()

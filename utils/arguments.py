@@ -1,16 +1,32 @@
 """Command lines of programs that take options instead of Hydra overrides."""
 
 import argparse
+import difflib
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from utils.errors import UserError
+from utils.look_alikes import plain_text
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises UserError and keeps the line breaks of its description and examples."""
+    """A parser that raises UserError and keeps the line breaks of its description and examples.
 
-    def __init__(self, prog: str, description: str, epilog: str = "") -> None:
+    Each option can be typed as the other commands take their keys, too: output=FILE is --output
+    FILE, and png=true is --png. Programs that pass overrides on (a positional argument of this
+    name) take only options.
+
+    Args:
+        prog: the name of the program.
+        description, epilog: text in front of the options and behind them.
+        path_keys: keys for the first positional argument, such as checkpoint for checkpoint=RUN.
+    """
+
+    def __init__(self, prog: str, description: str, epilog: str = "", path_keys: Sequence[str] = ()) -> None:
         super().__init__(
             prog,
             description=description,
@@ -18,19 +34,73 @@ class Parser(argparse.ArgumentParser):
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=24, width=100),
             allow_abbrev=False,
         )
+        self._path_keys = path_keys
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError instead of printing the usage: a mistake is reported in one line."""
-        raise UserError(f"{message}; --help shows the options")
+        raise UserError(f"{message}{'' if message.endswith('?') else ';'} --help shows the options")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command line, in which options may be written key=value."""
+        words = list(sys.argv[1:] if args is None else args)
+        if not any(action.dest == "overrides" for action in self._actions):
+            words = list(self._with_dashes(words))
+        return super().parse_known_args(words, namespace)
+
+    def _with_dashes(self, words: Sequence[str]) -> Iterator[str]:
+        """Yield the words with --option=value for option=value, and PATH for checkpoint=PATH."""
+        is_value = False  # of the option before it
+        for number, word in enumerate(words):
+            if word == "--":
+                yield from words[number:]
+                return
+            name, equals, value = word.lstrip("-").partition("=")
+            if is_value:
+                yield word
+            elif (plain := plain_text(word)) != word and plain.startswith("-"):
+                raise UserError(f"{word!r} begins with a dash that only looks like a hyphen; write {plain}")
+            elif word.startswith("--") and name in self._path_keys:  # --checkpoint RUN, --checkpoint=RUN
+                yield from [value] * bool(equals)
+            elif word.startswith("--") and option(name) not in self._option_string_actions:
+                self._refuse(word, name)
+            elif re.fullmatch(r"[A-Za-z][\w-]*", name) and equals and not word.startswith("-"):
+                yield from self._as_option(word, name, value)
+            else:
+                yield word
+            action = self._option_string_actions.get(word)
+            is_value = action is not None and action.nargs != 0
+
+    def _as_option(self, word: str, key: str, value: str) -> Iterator[str]:
+        action = self._option_string_actions.get(option(key))
+        if action is None and key in self._path_keys:
+            yield value
+        elif action is None and os.path.exists(word):  # a path with an equals sign
+            yield word
+        elif action is None:
+            self._refuse(word, key)
+        elif action.nargs == 0:
+            if value.lower() not in ("true", "false"):
+                raise UserError(f"{key} is {value!r}; write {key}=true, or leave it out")
+            yield from [option(key)] * (value.lower() == "true")
+        elif action.nargs == "+":
+            yield from [option(key), *filter(None, re.split(r"[,\s]+", value.strip("[]")))]
+        else:
+            yield f"{option(key)}={value}"
+
+    def _refuse(self, word: str, name: str) -> NoReturn:
+        options = {each.lstrip("-"): each for each in self._option_string_actions if each.startswith("--")}
+        known = {**{key: f"{key}=..." for key in self._path_keys}, **options}
+        close = difflib.get_close_matches(name.replace("_", "-"), known, n=1)
+        self.error(f"unrecognized arguments: {word}" + (f"; did you mean {known[close[0]]}?" if close else ""))
 
 
 def typed_path(text: str) -> Path:
-    """Return a path that was typed, for `type=` of an argument.
+    """Return a path that was typed, for `type=` of an argument. ~ is the home directory.
 
     Raises:
         argparse.ArgumentTypeError: No file can have this name, or its folder may not be read.
     """
-    path = Path(text)
+    path = Path(os.path.expanduser(text))
     try:
         path.exists()
     except OSError as error:

@@ -14,7 +14,8 @@ import dataset.show
 import dataset.validate
 import models.export
 import view
-from utils.arguments import typed_path
+from utils.arguments import Parser, typed_path
+from utils.errors import UserError
 from utils.shell import run_command
 
 TOO_LONG = "a" * 300
@@ -51,3 +52,63 @@ def test_every_possible_path_is_accepted(tmp_path: Path) -> None:
         assert typed_path(str(path)) == path
     with pytest.raises(argparse.ArgumentTypeError, match="too long"):
         typed_path(TOO_LONG)
+
+
+# ---- options as the other commands take their keys ---------------------------------------------
+
+
+def _parser() -> Parser:
+    parser = Parser("x.py", "X.", path_keys=("checkpoint", "run"))
+    parser.add_argument("path", type=typed_path)
+    parser.add_argument("-o", "--output-file", type=typed_path)
+    parser.add_argument("--png", action="store_true")
+    parser.add_argument("--num", type=int, default=3)
+    parser.add_argument_group("more").add_argument("--dirs", nargs="+")
+    return parser
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "RUN --output-file F --png --num 5",
+        "RUN output_file=F png=true num=5",
+        "checkpoint=RUN output-file=F png=True num=5",
+        "num=5 run=RUN -o F --png",
+        "--checkpoint RUN --num=5 output_file=F --png",
+        "--checkpoint=RUN --num=5 output_file=F --png",
+    ],
+)
+def test_an_option_is_also_a_key(typed: str) -> None:
+    expected = {"path": Path("RUN"), "output_file": Path("F"), "png": True, "num": 5, "dirs": None}
+    assert vars(_parser().parse_args(typed.split())) == expected
+
+
+def test_a_value_with_an_equals_sign_is_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a=b").mkdir()
+    assert _parser().parse_args(["a=b", "-o", "num=3", "png=false"]).output_file == Path("num=3")
+    assert _parser().parse_args(["RUN", "dirs=[a,b]"]).dirs == ["a", "b"]
+
+
+def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parsed = _parser().parse_args(["checkpoint=~/RUN", "--output-file=~/x"])
+    assert (parsed.path, parsed.output_file) == (tmp_path / "RUN", tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("RUN ouput_file=F", "unrecognized arguments: ouput_file=F; did you mean --output-file? --help"),
+        ("RUN --out_file F", "unrecognized arguments: --out_file; did you mean --output-file? --help"),
+        ("chekpoint=RUN", "unrecognized arguments: chekpoint=RUN; did you mean checkpoint=...?"),
+        ("--bogus RUN", "unrecognized arguments: --bogus; --help shows the options"),
+        ("RUN png=maybe", "png is 'maybe'; write png=true, or leave it out"),
+        ("RUN \u2013\u2013png", "'\u2013\u2013png' begins with a dash that only looks like a hyphen; write --png"),
+        ("RUN num=x", "argument --num: invalid int value: 'x'"),
+    ],
+)
+def test_a_mistake_names_the_option(typed: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        _parser().parse_args(typed.split())
+    assert message in str(caught.value)
