@@ -34,10 +34,11 @@ from utils.dist.world import World
 from utils.drawing import draw_accuracy_over_steps, pyplot
 from utils.errors import UserError
 from utils.files import file_errors, refuse_links, write_atomically
+from utils.mistakes import Origin
 from utils.program import run
 from utils.run.folder import run_folder_of
 from utils.saved_outputs import SavedOutput
-from utils.terminal import show
+from utils.terminal import show, tell
 
 USAGE = """
 evaluate.py: score a checkpoint.
@@ -189,7 +190,7 @@ def evaluators_of(config: EvaluateConfig, loaded: Loaded, world: World) -> Evalu
             build_evaluators([name], split)
         except UserError as error:  # datasets of other programs may lack what votes need
             if world.is_main:
-                print(f"without the evaluator {name}: {error}", file=sys.stderr)
+                tell(f"without the evaluator {name}: {error}")
         else:
             able.append(name)
     return build_evaluators(able, split)
@@ -204,7 +205,11 @@ def main(world: World) -> None:
             if command.page:
                 show(command.page)
             else:
-                config = validate(EvaluateConfig, read_config("evaluate", command.overrides))
+                config = validate(
+                    EvaluateConfig,
+                    read_config("evaluate", command.overrides),
+                    Origin("evaluate", command.overrides),
+                )
     config = world.broadcast_object(config)
     if config is None:
         return
@@ -224,7 +229,7 @@ def main(world: World) -> None:
                 pyplot()
             for other in config.vote_with:
                 if not is_file_of_weights(other):
-                    open_checkpoint(Path(other), lambda text: print(text, file=sys.stderr))
+                    open_checkpoint(Path(other), tell)
             if out is not None:
                 if os.path.isfile(out):
                     raise UserError(f"out={out} is a file; give a folder")

@@ -23,6 +23,7 @@ From Python, with any number of puzzles at once:
 import csv
 import gzip
 import json
+import os
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -50,6 +51,7 @@ from utils.dist.config import DeviceName
 from utils.dist.setup import connect_devices
 from utils.dist.world import World
 from utils.errors import UserError
+from utils.mistakes import Origin
 from utils.program import run
 from utils.terminal import leave, show
 
@@ -607,11 +609,13 @@ def read_command_line(argv: Sequence[str]) -> Typed:
             raise UserError(f"{key} is given twice; give it once, or many puzzles with csv= or puzzle=-")
         if not value:
             raise UserError(f"{key} is given, but empty; give {key}=...")
-        verbatim[key] = value
+        verbatim[key] = value if key == "puzzle" else os.path.expanduser(value)
     command = CommandLine.parse([typed for typed in rest if typed != "--json"], "solve", USAGE)
     if command.page:
         return Typed(None, command.page, as_json=False)
-    config = validate(SolveConfig, read_config("solve", command.overrides) | verbatim)
+    config = validate(
+        SolveConfig, read_config("solve", command.overrides) | verbatim, Origin("solve", command.overrides)
+    )
     if len(verbatim) > 1:
         raise UserError(f"{' and '.join(f'{key}=' for key in verbatim)} exclude each other; give one of them")
     if not verbatim:

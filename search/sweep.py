@@ -20,6 +20,7 @@ from utils.config import StrictModel
 from utils.config_files import is_group, names_file
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, write_atomically, writing
+from utils.mistakes import Origin
 from utils.run.folder import CHECKPOINTS
 
 SWEEPS = CHECKPOINTS / "sweeps"
@@ -84,7 +85,7 @@ class Sweep:
         if (container["points"] or not has_file) and "sweep.sampler.name" not in given:
             finite = not any(isinstance(each, dict) for each in container["parameters"].values())
             container["sampler"]["name"] = "grid" if finite else "tpe"
-        config = validate(SweepPage, {"sweep": container}).sweep
+        config = validate(SweepPage, {"sweep": container}, Origin("sweep", own)).sweep
         if not (config.parameters or config.points) and len(config.seeds) == 1:
             raise UserError("there is nothing to search; give a file (sweep=lr_arch) or several values (lr=1e-4,2e-4)")
         name = config.name or _name_of_file(own) or "+".join(config.parameters) or "seed"

@@ -207,7 +207,7 @@ def _mistake(call: Callable[[], Any]) -> str:
         ),
         ({"arch__loss__loss_type": "mse"}, "loss.loss_type: input should be 'stablemax_cross_entropy' or"),
         ({"arch__num_registers": -1}, "num_registers: input should be greater than or equal to 0, but it is -1"),
-        ({"arch": "transformer_xl"}, "there is no config 'arch/transformer_xl'; choose one of "),
+        ({"arch": "mamba"}, "there is no config 'arch/mamba'; choose one of "),
     ],
 )
 def test_an_option_out_of_range_is_refused(tmp_path: Path, changes: dict[str, object], expected: str) -> None:
@@ -225,7 +225,7 @@ def test_a_value_that_fits_no_type_of_a_union_is_one_mistake(tmp_path: Path) -> 
 
 
 def test_only_possible_choices_are_offered(tmp_path: Path) -> None:
-    assert "_common" not in _mistake(lambda: _start(tmp_path, tmp_path / "run", arch="transformer_xl"))
+    assert "_common" not in _mistake(lambda: _start(tmp_path, tmp_path / "run", arch="mamba"))
 
 
 def test_an_unknown_architecture_is_one_mistake(tmp_path: Path) -> None:

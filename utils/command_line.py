@@ -4,9 +4,8 @@ Every mistake is a UserError of one line.
 """
 
 import argparse
-import difflib
+import os
 import re
-import reprlib
 import shlex
 import textwrap
 from collections.abc import Sequence
@@ -21,23 +20,26 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
-from yaml import MarkedYAMLError, YAMLError
+from yaml import YAMLError
 
 from utils.config import flatten
 from utils.config_files import (
     CONFIG_DIR,
+    check_chosen,
     choices,
+    default_groups,
     from_folder,
     in_quotes,
     is_group,
-    malformed,
     names_file,
     placed,
     quoted,
 )
 from utils.errors import UserError
+from utils.mistakes import Origin, describe, in_one_line, key_of
 from utils.secrets import secret_in
 from utils.text import one_line
+from utils.typed_words import correction, overrides_among
 
 Container = dict[str, Any]
 C = TypeVar("C", bound=BaseModel)
@@ -63,7 +65,8 @@ class CommandLine:
         parser.add_argument("--cfg", "-c", choices=["job"])
         parser.add_argument("--config-dir")
         parser.add_argument("--multirun", "-m", action="store_true")
-        arguments = parser.parse_intermixed_args([_without_dashes(typed) for typed in argv])
+        asks_for_help = "--help" in argv or "-h" in argv
+        arguments = parser.parse_intermixed_args(argv if asks_for_help else overrides_among(argv, config_name))
         if arguments.multirun and config_name != "sweep":  # which runs several anyway
             _require_one_run(config_name, "-m", arguments.overrides)
         if arguments.config_dir is not None and not arguments.help:
@@ -79,17 +82,6 @@ class CommandLine:
         return CommandLine(arguments.overrides)
 
 
-def _without_dashes(typed: str) -> str:
-    """Return --key=value, the form in which an agent of W&B passes overrides, as key=value.
-
-    The agent writes values as Python does. Hydra reads True and False, but None only as null.
-    """
-    match = re.fullmatch(r"--(?!cfg=|config-dir=|help=)([\w.]+=)(.*)", typed, re.DOTALL)
-    if match is None:
-        return typed
-    return match[1] + ("null" if match[2] == "None" else match[2])
-
-
 def read_config(config_name: str, overrides: list[str]) -> Container:
     """Compose config/<config_name>.yaml with the overrides, and resolve its interpolations.
 
@@ -102,6 +94,7 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
     for typed in overrides:
         _require_no_secret("the command line", typed)
         _require_single_value(typed, config_name, overrides)
+    check_chosen(overrides)
     try:
         container = _compose(config_name, overrides)
         # In experiment=x arch=y the experiment may set options of its own architecture that y does
@@ -115,7 +108,7 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
                     if f"{group}.{key}" not in keys:
                         del options[key]
     except (HydraException, OmegaConfBaseException, YAMLError, RecursionError) as error:
-        message = _in_one_line(error, config_name)
+        message = in_one_line(error, Origin(config_name, overrides))
         try:
             _require_no_secret("what is wrong with the config", f"{error} {message}")
         except ValueError as secret:
@@ -127,7 +120,16 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
             container[key] = {**deepcopy(_composed(config_name, ())[key]), **value}
     for key, value in flatten(container):
         _require_no_secret(key, str(value))
-    return container
+    return {key: _at_home(value) for key, value in container.items()}
+
+
+def _at_home(value: Any) -> Any:
+    """Return a value of the config with the home directory for ~ at the beginning of a path."""
+    if isinstance(value, dict):
+        return {key: _at_home(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_at_home(inner) for inner in value]
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 
 def switches(config_name: str) -> list[str]:
@@ -190,12 +192,6 @@ def _composed(config_name: str, overrides: tuple[str, ...]) -> Container:
     container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     assert isinstance(container, dict)
     return container  # type: ignore[return-value]
-
-
-def default_groups(config_name: str) -> list[tuple[str, str]]:
-    """Return the groups in the config's defaults with their choices, in order; "null": none."""
-    page = (CONFIG_DIR / f"{config_name}.yaml").read_text()
-    return re.findall(r"^  - (?:optional )?(\w+): ?(\w+)", page, flags=re.MULTILINE)
 
 
 def typed_keys_and_groups(overrides: list[str]) -> set[str]:
@@ -276,8 +272,13 @@ def differences(old: Container, new: Container) -> list[str]:
     ]
 
 
-def validate(config_class: type[C], container: Container) -> C:
+def validate(config_class: type[C], container: Container, origin: Origin | None = None) -> C:
     """Build the config object.
+
+    Args:
+        config_class: the class of the whole config.
+        container: its values.
+        origin: where the values come from. With it, messages name the file and the line of a key.
 
     Raises:
         UserError: Keys or values are wrong; the message names each of them.
@@ -287,8 +288,10 @@ def validate(config_class: type[C], container: Container) -> C:
     except ValidationError as error:
         by_key: dict[str, list[Any]] = {}
         for each in error.errors():
-            by_key.setdefault(_key_of(each["loc"], container, missing=each["type"] == "missing"), []).append(each)
-        raise UserError("; ".join(_describe(key, errors, container) for key, errors in by_key.items())) from error
+            by_key.setdefault(key_of(each["loc"], container, missing=each["type"] == "missing"), []).append(each)
+        # What is missing may be missing because its key is misspelt.
+        ordered = sorted(by_key.items(), key=lambda each: each[1][0]["type"] == "missing")
+        raise UserError("; ".join(describe(key, errors, container, origin) for key, errors in ordered)) from error
 
 
 class _Parser(argparse.ArgumentParser):
@@ -319,7 +322,8 @@ def _require_single_value(typed: str, config_name: str, overrides: list[str]) ->
         override = OverridesParser.create().parse_override(typed)
     except (HydraException, ValueError) as error:  # ValueError: a number of thousands of digits
         raise UserError(
-            f"{typed!r} can't be read ({' '.join(str(error).split())}); "
+            correction(typed)
+            or f"{typed!r} can't be read ({' '.join(str(error).split())}); "
             f"a value with special characters needs quotes of its own: \"{key}='{value}'\""
         ) from error
     if override.key_or_group == "hydra" or override.key_or_group.startswith(("hydra.", "hydra/")):
@@ -330,11 +334,7 @@ def _require_single_value(typed: str, config_name: str, overrides: list[str]) ->
     if override.is_sweep_override() or is_sweep:
         _require_one_run(config_name, repr(typed), overrides)
     if is_group(key) and equals and not isinstance(override.value(), str | list | dict):
-        raise UserError(f"{typed!r} names no config of the group {key}; choose one of {_choices(key)}")
-
-
-def _choices(group: str) -> str:
-    return ", ".join(choices(group))
+        raise UserError(f"{typed!r} names no config of the group {key}; choose one of {', '.join(choices(key))}")
 
 
 def _help_page(config_name: str, usage: str) -> str:
@@ -349,7 +349,7 @@ def _help_page(config_name: str, usage: str) -> str:
     ]
     main, groups = CONFIG_DIR / f"{config_name}.yaml", default_groups(config_name)
     for group, default in groups:
-        entry = f"{_choices(group)}  (default: {default})"
+        entry = f"{', '.join(choices(group))}  (default: {default})"
         lines += textwrap.wrap(entry, 140, initial_indent=f"  {group:<12}", subsequent_indent=" " * 14)
     files = [main]
     for group, default in groups:
@@ -359,100 +359,3 @@ def _help_page(config_name: str, usage: str) -> str:
     for path in files:
         lines += ["", f"--- {path.relative_to(CONFIG_DIR.parent)} ---", path.read_text().strip()]
     return "\n".join(lines)
-
-
-def _in_one_line(error: Exception, config_name: str) -> str:
-    """Return one line that names the wrong key or choice and the right ones.
-
-    The messages of Hydra and OmegaConf have several lines and talk about internals.
-    """
-    text = str(error) or type(error).__name__
-    if isinstance(error, RecursionError):
-        return "a file of the config refers to itself, or is nested too deeply; correct its defaults"
-    if isinstance(error, MarkedYAMLError):
-        return malformed(error)
-    if unknown := re.search(
-        r"Could not override '([^']+)'|is not in struct\s+full_key: (\S+)|Could not delete from config. '([^']+)'", text
-    ):
-        key = next(filter(None, unknown.groups()))
-        known = [*(group for group, _ in default_groups(config_name)), *_known_keys(config_name)]
-        if key in known:
-            return f"unknown key {key!r}: the defaults have it, but not the chosen options; leave it out"
-        if others := _choices_with(key):
-            group, named = key.split(".")[0], " or ".join(others)
-            return f"unknown key {key!r}: the chosen {group} doesn't have it; take {named}, or leave the key out"
-        close = difflib.get_close_matches(key, known, n=3) or [name for name in known if name.endswith("." + key)]
-        return f"unknown key {key!r}; " + (f"did you mean {' or '.join(close)}?" if close else "--help lists the keys")
-    if choice := re.search(
-        r"Could not find '([^']+)'(?:\s+Available options in '[^']*':\s*(.*?)(?:Config search path|$))?",
-        text,
-        re.DOTALL,
-    ):
-        group = choice[1].split("/")[0]
-        return f"there is no config {choice[1]!r}; " + (
-            f"choose one of {_choices(group)}" if choice[2] and choice[2].strip() else "--help lists the groups"
-        )
-    if merging := re.search(r"In (.*?): .*Cannot merge DictConfig with ListConfig", text, re.DOTALL):
-        return f"{merging[1]}: a list stands where keys belong, or keys where a list belongs; compare it with --help"
-    if missing := re.search(r"Missing mandatory value: (\S+)", text):
-        return f"{missing[1]} is not set; give {missing[1]}=..."
-    if interpolation := re.match(r"(.*nterpolation.*)\s+full_key: (\S+)", text):
-        return f"{interpolation[2]}: {interpolation[1].strip()}; inside ${{}} write another key that --help lists"
-    return f"{' '.join(text.split())}; --help shows the keys and their values"
-
-
-def _choices_with(key: str) -> list[str]:
-    """Return the choices of the key's group, as they are typed, that have the key."""
-    group, _, name = key.partition(".")
-    files = {choice: CONFIG_DIR / group / f"{choice}.yaml" for choice in choices(group)}
-    return [
-        f"{group}={choice}"
-        for choice, file in files.items()
-        if re.search(rf"^{re.escape(name)}:", file.read_text(), flags=re.MULTILINE)
-    ]
-
-
-def _known_keys(config_name: str) -> list[str]:
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        # Interpolations are not resolved, because keys that must be given have no value yet.
-        container = OmegaConf.to_container(compose(config_name))
-    assert isinstance(container, dict)
-    return [name for name, _ in flatten(container)]  # type: ignore[arg-type]
-
-
-def _key_of(location: Sequence[Any], container: Any, *, missing: bool) -> str:
-    """Return the key as a user types it, without pydantic's tags for the members of a union."""
-    parts: list[str] = []
-    for part in location:
-        if (isinstance(container, dict) and part in container) or (
-            isinstance(container, list) and isinstance(part, int)
-        ):
-            container = container[part]
-        elif not (missing and part == location[-1]):
-            continue
-        parts.append(str(part))
-    return ".".join(parts)
-
-
-def _describe(key: str, errors: list[Any], container: Container) -> str:
-    """Say what is wrong with a key. A union of types says for each type what it accepts."""
-    error = errors[0]
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        group, _, last = key.rpartition(".")
-        beside: Any = container
-        for part in filter(None, group.split(".")):
-            beside = beside[int(part) if isinstance(beside, list) else part]
-        close = [f"{group}.{name}".lstrip(".") for name in difflib.get_close_matches(last, set(beside) - {last})]
-        return f"unknown key {key!r}; " + (f"did you mean {' or '.join(close)}?" if close else "--help lists the keys")
-    if error["type"] == "missing":
-        return f"{key} is not set; give {key}=..."
-    if error["type"] == "union_tag_invalid":
-        tags, tag = error["ctx"]["expected_tags"], error["ctx"]["tag"]
-        return f"{key}.name: input should be one of {tags}, but it is {tag!r}; {key}=... chooses with all its options"
-    if error["type"] == "union_tag_not_found":
-        return f"{key}.name is not set; give {key}=..., one of {_choices(key)}"
-    if error["type"] == "value_error":
-        return f"{key}: {message}" if key else message
-    wanted = " or ".join(e["msg"][0].lower() + e["msg"][1:] for e in errors)
-    return f"{key}: {wanted}, but it is {reprlib.repr(error['input'])}"

@@ -1,5 +1,6 @@
 """The YAML files of config/, and files of the user that take a place among them."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,14 @@ _SUFFIXES = (".yaml", ".yml")
 # The files of these groups set keys of the whole config, which their first line has to say.
 _GLOBAL_GROUPS = ("experiment", "debug")
 _GLOBAL = "# @package _global_"
+# What to do about a problem of the YAML reader, by a part of its message.
+_FIXES = {
+    r"'\t'": "replace the tab in this line by blanks",
+    "mapping values are not allowed": "indent this line as the one above it, and put one colon in it",
+    "but found '<block mapping start>'": "indent this line as the keys beside it",
+    "found duplicate key": "keep one of the two lines",
+    "could not find expected ':'": "write key: value, with a blank after the colon",
+}
 
 
 def is_group(name: str) -> bool:
@@ -32,6 +41,17 @@ def is_group(name: str) -> bool:
 def choices(group: str) -> list[str]:
     """Return the names in a group. Files that start with an underscore are parts of other files."""
     return sorted(path.stem for path in (CONFIG_DIR / group).glob("[!_]*.yaml"))
+
+
+def default_groups(config_name: str) -> list[tuple[str, str]]:
+    """Return the groups in the config's defaults with their choices, in order; "null": none."""
+    page = (CONFIG_DIR / f"{config_name}.yaml").read_text()
+    return re.findall(r"^  - (?:optional )?(\w+): ?(\w+)", page, flags=re.MULTILINE)
+
+
+def sets_whole_config(group: str) -> bool:
+    """Return whether the files of a group set keys of the whole config; "": config/<name>.yaml."""
+    return group in ("", *_GLOBAL_GROUPS)
 
 
 def names_file(override: str) -> bool:
@@ -59,9 +79,12 @@ def quoted(text: str) -> str:
 
 def malformed(error: MarkedYAMLError, file: str | None = None) -> str:
     """Return a message with the file and the line; None: the file that the error itself names."""
-    mark = error.problem_mark
+    problem = error.problem or "malformed"
+    # Of a line without a colon, the problem is noticed later.
+    mark = error.context_mark if "could not find expected ':'" in problem else error.problem_mark
     file, line = file or (mark.name if mark is not None else "a file of the config"), mark.line + 1 if mark else 1
-    return f"{file}:{line}: can't be read as YAML ({error.problem}); correct this line or the one before"
+    fix = next((fix for part, fix in _FIXES.items() if part in problem), "correct this line or the one before")
+    return f"{file}:{line}: can't be read as YAML ({problem}); {fix}"
 
 
 def from_folder(folder: str, overrides: list[str]) -> list[str]:
@@ -73,7 +96,7 @@ def from_folder(folder: str, overrides: list[str]) -> list[str]:
     Raises:
         UserError: The folder is missing, or holds none of the chosen configs.
     """
-    root, found = Path(folder), []
+    root, found = Path(os.path.expanduser(folder)), []
     with file_errors():
         if not root.is_dir():
             raise UserError(f"--config-dir {folder!r} is no folder; give one that holds experiment/, arch/ or the like")
@@ -118,7 +141,7 @@ def placed(overrides: Iterable[str]) -> Iterator[tuple[list[str], list[Path]]]:
             override = OverridesParser.create().parse_override(typed.lstrip("+"))
             group = override.key_or_group
             with file_errors():
-                file = Path(str(override.value())).expanduser().absolute()
+                file = Path(os.path.expanduser(str(override.value()))).absolute()
                 text = _contents(group, file)
                 (folders[0] / group).mkdir(exist_ok=True)
                 (folders[0] / group / f"file_{number}.yaml").write_text(text, encoding="utf-8")
@@ -131,9 +154,10 @@ def placed(overrides: Iterable[str]) -> Iterator[tuple[list[str], list[Path]]]:
 def _contents(group: str, file: Path) -> str:
     """Return the text of a file that is to be read as a config of this group."""
     if not file.is_file():
-        raise UserError(f"{group}={file} is not there, or is no regular file; correct the path")
+        known = f"write {group}={file.stem}" if file.stem in choices(group) else "correct the path"
+        raise UserError(f"{group}={file} is not there, or is no regular file; {known}")
     try:
-        text = read_plain_yaml(file)
+        text = read_plain_yaml(file).removeprefix("\ufeff")  # which some editors put in front
         config = OmegaConf.load(StringIO(text))
     except MarkedYAMLError as error:
         raise UserError(malformed(error, str(file))) from error
@@ -147,7 +171,29 @@ def _contents(group: str, file: Path) -> str:
         raise UserError(f"{file} has settings of Hydra's own, which have no effect here; remove hydra: from it")
     if not isinstance(config.get("defaults", []), ListConfig | list):
         raise UserError(f"{file}: defaults is no list; write a line such as - override /arch: trm for each choice")
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    if group in _GLOBAL_GROUPS and first != _GLOBAL:
-        raise UserError(f"{group}={file}: the first line has to be '{_GLOBAL}', as in config/{group}/; add it")
+    _require_package(group, file, text)
     return text
+
+
+def check_chosen(overrides: Iterable[str]) -> None:
+    """Raise UserError if a chosen file of config/ does not say that it sets keys of all groups.
+
+    Files that are chosen by their path are checked where they are read.
+    """
+    for typed in overrides:
+        group, _, names = typed.lstrip("+").partition("=")
+        for name in re.findall(r"\w+", names) if group in _GLOBAL_GROUPS and not names_file(typed) else ():
+            file = CONFIG_DIR / group / f"{name}.yaml"
+            if file.is_file():
+                with file_errors():
+                    _require_package(group, file, file.read_text(encoding="utf-8"))
+
+
+def _require_package(group: str, file: Path, text: str) -> None:
+    """Raise UserError if a file of this group does not begin as it has to."""
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    says_global = re.fullmatch(r"#\s*@package\s+_global_", first) is not None
+    if group == "sweep" and says_global:
+        raise UserError(f"{file}:1: a file of a sweep sets keys of the sweep alone; remove this line")
+    if group in _GLOBAL_GROUPS and not says_global:
+        raise UserError(f"{file}:1: the first line has to be '{_GLOBAL}', as in config/{group}/; add it")

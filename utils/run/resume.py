@@ -14,7 +14,6 @@ from utils.checkpoint.format import step_folders
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
 from utils.command_line import (
     Container,
-    default_groups,
     differences,
     filled_up,
     read_config,
@@ -24,11 +23,12 @@ from utils.command_line import (
     with_changes,
 )
 from utils.config import flatten
-from utils.config_files import choices
+from utils.config_files import choices, default_groups
 from utils.dist.config import DEFAULT_MEETING
 from utils.dist.launch import Launch
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
+from utils.mistakes import Origin
 from utils.run.folder import C, RunConfig, claim_fresh, clear_stopped, note_name, run_folder_of, same_folder, with_names
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
@@ -71,14 +71,14 @@ def read_start(
         run_path = where.run_path
         _take(run_path, lock, notes)
         if where.resume is None and not Launched.began(run_path, launch):
-            asked = validate(config_class, read_config(config_name, overrides))
+            asked = validate(config_class, read_config(config_name, overrides), Origin(config_name, overrides))
             claim_fresh(run_path)
             return Start(_named_as(asked, where), notes=notes)
         checkpoint = find_checkpoint(run_path, notes.append)
 
     stored = _config_of(run_path) if checkpoint is None else checkpoint.state.config
     if stored is None:
-        asked = validate(config_class, read_config(config_name, overrides))
+        asked = validate(config_class, read_config(config_name, overrides), Origin(config_name, overrides))
         return Start(_named_as(asked, where), notes=[f"resume=auto: no checkpoint in {run_path}, starting afresh"])
     whole = completed(stored, config_name)
     if newer := sorted(whole.keys() - stored.keys()):
@@ -100,7 +100,7 @@ def read_start(
         notes.append(f"resuming {checkpoint.path} at step {checkpoint.state.step}")
         if not same_folder(run_path, checkpoint.path.parent):
             changes.setdefault("run_name", run_path.name)
-    config = with_names(validate(config_class, with_changes(stored, changes)), launch)
+    config = with_names(validate(config_class, with_changes(stored, changes), Origin(config_name, overrides)), launch)
     notes += [f"changed on the command line: {line}" for line in _changes(whole, config.model_dump(), config_name)]
     return Start(config, checkpoint, notes)
 

@@ -1,0 +1,134 @@
+"""Find the file and the line in which a key of the config is set."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from utils.config_files import CONFIG_DIR, default_groups, is_group, sets_whole_config
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of a YAML file."""
+
+    file: Path
+    line: int
+
+    def __str__(self) -> str:
+        shown = self.file.relative_to(Path.cwd()) if self.file.is_relative_to(Path.cwd()) else self.file
+        return f"{shown}:{self.line}"
+
+
+@dataclass(frozen=True)
+class ChosenFile:
+    """A YAML file that takes part in a config.
+
+    Attributes:
+        group: the group under which it was chosen, such as arch; empty for the file of all keys.
+    """
+
+    file: Path
+    group: str
+
+    @property
+    def prefix(self) -> str:
+        """What stands in front of the file's keys, such as `arch.`."""
+        return "" if sets_whole_config(self.group) else f"{self.group}."
+
+    def keys_with_lines(self) -> Iterator[tuple[str, int]]:
+        """Yield each key, also of groups, as the whole config has it, with its line.
+
+        A file that can't be read yields none.
+        """
+        try:
+            root = yaml.compose(self.file.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
+        except (OSError, UnicodeError, yaml.YAMLError, RecursionError):
+            return
+        if isinstance(root, yaml.MappingNode):
+            yield from _keys(root, self.prefix)
+        elif isinstance(root, yaml.ScalarNode):  # lr:1e-4, which lacks a blank
+            yield f"{self.prefix}{root.value}", root.start_mark.line + 1
+
+    def line_with(self, pattern: str) -> Place | None:
+        """Return the first line that matches a pattern."""
+        for number, line in enumerate(self.file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            if re.search(pattern, line):
+                return Place(self.file, number)
+        return None
+
+    def chosen_by_defaults(self) -> Iterator[tuple[str, str]]:
+        """Yield the groups and the names of the files that this file's defaults choose."""
+        try:
+            values = yaml.safe_load(self.file.read_text(encoding="utf-8-sig"))
+        except (OSError, UnicodeError, yaml.YAMLError, RecursionError):
+            return
+        defaults = values.get("defaults") if isinstance(values, dict) else None
+        for entry in defaults if isinstance(defaults, list) else ():
+            if isinstance(entry, str) and entry != "_self_":
+                yield self.group, entry
+            for key, name in entry.items() if isinstance(entry, dict) else ():
+                yield str(key).split()[-1].lstrip("/").split("@")[0], str(name)
+
+
+def _keys(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, int]]:
+    for key, value in node.value:
+        name = f"{prefix}{key.value}"
+        yield name, key.start_mark.line + 1
+        if isinstance(value, yaml.MappingNode):
+            yield from _keys(value, f"{name}.")
+
+
+def chosen_files(config_name: str, overrides: Sequence[str]) -> list[ChosenFile]:
+    """Return the files that make up a config, in an order in which later ones win."""
+    choices: list[tuple[str, str]] = []
+    for typed in overrides:
+        try:
+            override = OverridesParser.create().parse_override(typed.lstrip("+"))
+            value: Any = override.value()
+        except (HydraException, ValueError):
+            continue
+        if is_group(override.key_or_group) and isinstance(value, str | list):
+            names = value if isinstance(value, list) else [value]
+            choices += [(override.key_or_group, str(name)) for name in names]
+    roots = [Path(os.path.expanduser(name)).absolute().parent.parent for _, name in choices] + [CONFIG_DIR]
+    typed_groups = {group for group, _ in choices}
+    # Files that set keys of the whole config come last, as in the defaults of pretrain.yaml.
+    choices = [each for each in default_groups(config_name) if each[0] not in typed_groups] + choices
+    choices.sort(key=lambda each: sets_whole_config(each[0]))
+    found = [ChosenFile(CONFIG_DIR / f"{config_name}.yaml", "")]
+    for group, name in choices:
+        _add(found, group, name, roots)
+    return found
+
+
+def _add(found: list[ChosenFile], group: str, name: str, roots: Sequence[Path]) -> None:
+    """Add a file, after the files that its defaults choose."""
+    by_path = Path(os.path.expanduser(name)).absolute()
+    files = [by_path] if by_path.suffix in (".yaml", ".yml") else [root / group / f"{name}.yaml" for root in roots]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None or any(each.file == file for each in found):
+        return
+    chosen = ChosenFile(file, group)
+    found.append(chosen)  # before its defaults, which may refer to it again
+    for other_group, other in chosen.chosen_by_defaults():
+        _add(found, other_group, other, roots)
+    found.append(found.pop(found.index(chosen)))
+
+
+def place_of(key: str, config_name: str, overrides: Sequence[str]) -> Place | None:
+    """Return where a chosen file sets a key; None: it was typed, or no file sets it."""
+    typed = {each.lstrip("+~").split("=")[0] for each in overrides}
+    if any(key == each or key.startswith(f"{each}.") for each in typed if not is_group(each)):
+        return None
+    for chosen in reversed(chosen_files(config_name, overrides)):
+        for name, line in chosen.keys_with_lines():
+            if name == key:
+                return Place(chosen.file, line)
+    return None
