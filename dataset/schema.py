@@ -9,6 +9,7 @@ examples. Index arrays say where each of them begins.
 import hashlib
 import json
 import mmap
+import re
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -178,6 +179,38 @@ def open_split(data_path: str | Path, split: SplitName) -> Split:
     return Split(folder, metadata, sets)
 
 
+# The options with which a dataset was probably built, by a part of its name.
+_BUILDERS = (
+    (r"maze", "maze", ""),
+    (r"lights?[-_]?out", "lights_out", ""),
+    (r"(^|[-_])arc", "arc", ""),
+    (r"4x4", "sudoku", "--generate 1000 --box 2x2"),
+    (r"6x6", "sudoku", "--generate 1000 --generate-test 500 --box 2x3"),
+    (r"1k", "sudoku", "--subsample-size 1000"),
+    (r"sudoku", "sudoku", ""),
+    (r"", "sudoku", "..."),
+)
+
+
+def build_command(data_path: Path) -> str:
+    """Return the command line that builds a dataset of such a name."""
+    name = data_path.name.lower()
+    task, options = next((task, options) for part, task, options in _BUILDERS if re.search(part, name))
+    if augmented := re.search(r"aug-(\d+)", name):
+        options = f"{options} --num-aug {augmented[1]}".strip()
+    return f"python dataset/build_{task}_dataset.py --output-dir {data_path} {options}".rstrip()
+
+
+def _why_none(data_path: Path, file: Path) -> str:
+    """Say why there is no dataset at a path whose dataset.json is missing, and what to do."""
+    if any((data_path / name).is_file() for name in ("config.yaml", "metrics.jsonl", "latest")):
+        return f"it is the folder of a run; resume={data_path} goes on with it, and checkpoint={data_path} evaluates it"
+    if (data_path / "dataset.json").is_file():
+        return f"it is one split of a dataset; give the folder above it, {data_path.parent}"
+    missing = f"{file} is missing" if data_path.exists() else f"there is no folder {data_path}"
+    return f"{missing}; build it ({build_command(data_path)}) or set data_path to one that exists"
+
+
 def read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
     """Read and check dataset.json in the folder of a split.
 
@@ -188,11 +221,7 @@ def read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
     try:
         text = plain(file).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
-        missing = f"{file} is missing" if data_path.exists() else f"there is no folder {data_path}"
-        raise UserError(
-            f"no dataset at {data_path}: {missing}; build it "
-            f"(python dataset/build_sudoku_dataset.py --output-dir {data_path} ...) or set data_path to one that exists"
-        ) from None
+        raise UserError(f"no dataset at {data_path}: {_why_none(data_path, file)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: cannot be read ({_one_line(error)}); rebuild the dataset") from None
     try:

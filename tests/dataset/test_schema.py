@@ -14,6 +14,7 @@ import pytest
 
 from dataset import schema
 from dataset.schema import check_contents, merge_splits, open_datasets, open_split
+from utils.errors import UserError
 
 NUM_GROUPS, GROUP_SIZE, EXAMPLES, SEQ_LEN, VOCAB = 3, 2, 2, 5, 7
 METADATA: dict[str, Any] = {
@@ -317,3 +318,34 @@ def test_a_garbled_header_is_named(tmp_path: Path, header: bytes) -> None:
     contents[10 : 10 + 117] = header.ljust(117)
     file.write_bytes(contents)
     assert str(file) in _error(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("maze-30x30-hard-1k", "build_maze_dataset.py --output-dir {path})"),
+        ("arc-2-aug-1000", "build_arc_dataset.py --output-dir {path} --num-aug 1000)"),
+        ("lights-out-5x5", "build_lights_out_dataset.py --output-dir {path})"),
+        (
+            "sudoku-extreme-1k-aug-1000",
+            "build_sudoku_dataset.py --output-dir {path} --subsample-size 1000 --num-aug 1000)",
+        ),
+        ("sudoku-6x6", "build_sudoku_dataset.py --output-dir {path} --generate 1000 --generate-test 500 --box 2x3)"),
+        ("research", "build_sudoku_dataset.py --output-dir {path} ...)"),
+    ],
+)
+def test_a_missing_dataset_names_its_builder(name: str, command: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        open_split(tmp_path / name, "train")
+    assert f"build it (python dataset/{command.format(path=tmp_path / name)} or set" in str(caught.value)
+
+
+def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(UserError, match=f"it is the folder of a run; resume={tmp_path} goes on with it"):
+        open_split(tmp_path, "train")
+    split = tmp_path / "data" / "train"
+    split.mkdir(parents=True)
+    (split / "dataset.json").touch()
+    with pytest.raises(UserError, match=f"one split of a dataset; give the folder above it, {tmp_path}/data$"):
+        open_split(split, "train")
