@@ -1,6 +1,7 @@
 """A user's mistake gives one line with the value and the correction, and leaves no file behind."""
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -79,7 +80,7 @@ def test_a_mistake_is_one_line_with_status_2_and_leaves_no_file(data: Path, fold
 
 
 def test_all_ranks_together_give_one_line(folder: Path) -> None:
-    """torchrun adds its own report and exits with 1.
+    """torchrun adds its own report and exits with 1, and the line stands once more behind it.
 
     The report has no traceback of this project.
     """
@@ -87,8 +88,10 @@ def test_all_ranks_together_give_one_line(folder: Path) -> None:
     command = [*torchrun, str(runs.REPOSITORY / "pretrain.py"), "data_path=data/nowhere", "device=cpu"]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180)
     assert ended.returncode == 1
-    errors = [line for line in ended.stderr.splitlines() if "no dataset" in line]
-    assert len(errors) == 1 and errors[0].startswith("error: no dataset at data/nowhere: ")
+    lines = ended.stderr.splitlines()
+    errors = [line for line in lines if "no dataset" in line]
+    assert len(errors) == 2 and errors[0].startswith("error: no dataset at data/nowhere: ")
+    assert errors[0] == errors[1] == lines[-1], "the reason has to stand below the report"
     assert "exitcode  : 2" in ended.stderr
     assert "agree" not in ended.stderr and "UserError" not in ended.stderr
     assert ended.stdout == ""
@@ -104,6 +107,16 @@ def test_a_reader_that_leaves_early_is_no_fault(data: Path, tmp_path: Path, prog
     process.stdout.close()
     assert process.wait(timeout=120) == 0
     assert process.stderr.read() == ""
+
+
+def test_a_reader_of_everything_that_leaves_early_is_no_fault(data: Path) -> None:
+    """As in `python dataset/validate.py DATASET 2>&1 | head -1`, also for lines of progress."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "dataset/validate.py", f"data_path={data}"]
+    process = subprocess.Popen(command, cwd=runs.REPOSITORY, stdout=writer, stderr=writer)
+    os.close(writer)
+    assert process.wait(timeout=120) == 0
 
 
 @pytest.mark.parametrize(("redirected", "status"), [(">&-", 0), (">/dev/full", 2)])

@@ -12,11 +12,17 @@ from utils.terminal import show, tell
 from utils.text import for_a_terminal, one_line
 
 
-def tell_mistake(error: UserError) -> None:
-    """Print the user's mistake in one line, after its traceback if DEBUG=1 is set."""
+def tell_mistake(error: UserError) -> str:
+    """Print the user's mistake in one line, after its traceback if DEBUG=1 is set.
+
+    Returns:
+        The line.
+    """
     if wants_traceback():
         tell("".join(traceback.format_exception(error)).rstrip())
-    tell(f"error: {for_a_terminal(one_line(error))}")  # it may quote names and files of a stranger
+    line = f"error: {for_a_terminal(one_line(error))}"  # it may quote names and files of a stranger
+    tell(line)
+    return line
 
 
 def wants_traceback() -> bool:

@@ -51,6 +51,7 @@ class Launch:
             gives each launch a port of its own.
         is_elastic: whether torchrun itself started the process, and may start it again.
         restarts: torchrun's count of restarts; on rank 0, how often training began before.
+        max_restarts: how often torchrun restarts the ranks at most.
         requeues: how often Slurm has put the job back into the queue.
         identity: the same for all attempts of a launch; None: there will be no further attempt.
     """
@@ -64,6 +65,7 @@ class Launch:
     name: str = ""
     is_elastic: bool = False
     restarts: int = 0
+    max_restarts: int = 0
     requeues: int = 0
     identity: str | None = None
 
@@ -208,6 +210,9 @@ def _by_torchrun(environment: Environment) -> Launch | None:
         port=_number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else None,
         is_elastic=is_elastic,
         restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT") if is_elastic else 0,
+        max_restarts=_number(environment, "TORCHELASTIC_MAX_RESTARTS")
+        if "TORCHELASTIC_MAX_RESTARTS" in environment
+        else 0,
         requeues=requeues,
         identity=identity,
     )
