@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError instead of printing the usage: a mistake is reported in one line."""
-        raise UserError(f"{message}{'' if message.endswith('?') else ';'} --help shows the options")
+        raise UserError(f"{message}; --help shows the options")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse a command line, in which options may be written key=value."""
@@ -91,7 +91,7 @@ class Parser(argparse.ArgumentParser):
         options = {each.lstrip("-"): each for each in self._option_string_actions if each.startswith("--")}
         known = {**{key: f"{key}=..." for key in self._path_keys}, **options}
         close = difflib.get_close_matches(name.replace("_", "-"), known, n=1)
-        self.error(f"unrecognized arguments: {word}" + (f"; did you mean {known[close[0]]}?" if close else ""))
+        self.error(f"unrecognized arguments: {word}" + (f" (did you mean {known[close[0]]}?)" if close else ""))
 
 
 def typed_path(text: str) -> Path:

@@ -185,5 +185,5 @@ def test_a_wrong_option_is_one_line() -> None:
     parser.add_argument("--number", type=int)
     with pytest.raises(ValueError, match=r"invalid int value: 'a'; --help shows the options$"):
         parser.parse_args(["--number", "a"])
-    with pytest.raises(ValueError, match=r"unrecognized arguments: --num; did you mean --number\? --help shows"):
+    with pytest.raises(ValueError, match=r"unrecognized arguments: --num \(did you mean --number\?\); --help shows"):
         parser.parse_args(["--num", "1"])

@@ -99,9 +99,9 @@ def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("RUN ouput_file=F", "unrecognized arguments: ouput_file=F; did you mean --output-file? --help"),
-        ("RUN --out_file F", "unrecognized arguments: --out_file; did you mean --output-file? --help"),
-        ("chekpoint=RUN", "unrecognized arguments: chekpoint=RUN; did you mean checkpoint=...?"),
+        ("RUN ouput_file=F", "unrecognized arguments: ouput_file=F (did you mean --output-file?); --help"),
+        ("RUN --out_file F", "unrecognized arguments: --out_file (did you mean --output-file?); --help"),
+        ("chekpoint=RUN", "unrecognized arguments: chekpoint=RUN (did you mean checkpoint=...?)"),
         ("--bogus RUN", "unrecognized arguments: --bogus; --help shows the options"),
         ("RUN png=maybe", "png is 'maybe'; write png=true, or leave it out"),
         ("RUN \u2013\u2013png", "'\u2013\u2013png' begins with a dash that only looks like a hyphen; write --png"),
