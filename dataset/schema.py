@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from utils.config import Float, Int
 from utils.errors import UserError
 from utils.files import file_errors, plain
+from utils.programs import typed
 
 SplitName = Literal["train", "test"]
 
@@ -198,7 +199,8 @@ def build_command(data_path: Path) -> str:
     task, options = next((task, options) for part, task, options in _BUILDERS if re.search(part, name))
     if augmented := re.search(r"aug-(\d+)", name):
         options = f"{options} --num-aug {augmented[1]}".strip()
-    return f"python dataset/build_{task}_dataset.py --output-dir {data_path} {options}".rstrip()
+    builder = " ".join(typed(f"hrm-build-{task.replace('_', '-')}"))
+    return f"{builder} --output-dir {data_path} {options}".rstrip()
 
 
 def _why_none(data_path: Path, file: Path) -> str:

@@ -22,6 +22,7 @@ from utils.arguments import Parser, check_at_least
 from utils.command_line import read_config, validate
 from utils.config_files import names_file
 from utils.errors import UserError
+from utils.programs import under_torchrun
 from utils.secrets import secret_in
 from utils.shell import run_command
 
@@ -200,7 +201,7 @@ def script(request: Request) -> str:
     # Kubernetes also makes $ of $$.
     typed = [shlex.quote(word).replace("$", "$$") for word in overrides]
     return _SCRIPT.format(
-        torchrun=" ".join([*words, "pretrain.py", *typed]),
+        torchrun=" ".join([*words, *under_torchrun("hrm-train"), *typed]),
         run=shlex.quote(run).replace("$", "$$"),
         stopped=STOPPED,
         mistake=MISTAKE,

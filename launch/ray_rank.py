@@ -34,9 +34,9 @@ from utils.checkpoint.format import read_name, step_folders
 from utils.dist.launch import without_launcher
 from utils.errors import UserError
 from utils.processes import ending_with_parent
+from utils.programs import ENVIRONMENT, PRETRAIN
 from utils.run.history import METRICS_FILE, History
 
-PRETRAIN = Path(__file__).resolve().parent.parent / "pretrain.py"
 _NUM_LAST_LINES = 25
 _LOOK_EVERY_S = 1.0
 # After rank 0 has ended well or by a stop, the others have nothing left to do.
@@ -127,7 +127,7 @@ class Program:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**without_launcher(os.environ), **environment},  # of the launcher that started Ray
+            env={**without_launcher(os.environ), **ENVIRONMENT, **environment},  # of the launcher that started Ray
             cwd=cwd,
             start_new_session=True,  # Ctrl-C reaches the program of the user alone, which asks for a stop
             # Not SIGTERM: a rank can save only together with the others, and the next attempt needs

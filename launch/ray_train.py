@@ -37,6 +37,7 @@ from launch.ray_job import RayJob
 from launch.ray_rank import Desk, Outcome, TellFailures, run_rank
 from utils.command_line import CommandLine
 from utils.errors import UserError
+from utils.programs import ENVIRONMENT, ROOT
 from utils.run.stop import StopSignal
 from utils.shell import run_command
 from utils.text import one_line
@@ -53,7 +54,6 @@ Keys of Ray begin with ray. and stand below. All other keys are those of pretrai
 
 T = TypeVar("T")
 
-ROOT = Path(__file__).resolve().parent.parent
 _LOOK_EVERY_S = 0.3
 _ANSWER_WITHIN_S = 10
 _THREAD = "Ray Train"
@@ -94,8 +94,9 @@ def _connect(config: RayConfig) -> None:
         address=address,
         logging_level=logging.ERROR,
         log_to_driver=False,  # the desk passes on what the ranks print
-        # Each node has the project in the same folder, from which its workers import this package.
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
+        # Each node has the project in the same folder, from which its workers import this package,
+        # or has the package installed.
+        runtime_env={"env_vars": ENVIRONMENT or {"PYTHONPATH": str(ROOT)}},
     )
 
 

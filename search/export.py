@@ -17,6 +17,7 @@ from utils.config import flatten
 from utils.config_files import CONFIG_DIR, choices, default_groups
 from utils.errors import UserError
 from utils.files import file_errors, refuse_links, write_atomically
+from utils.programs import PACKAGE
 
 EXPERIMENTS = CONFIG_DIR / "experiment"
 # Where a run is, and what belongs to one start of it. The seed is left at its default: the values
@@ -37,7 +38,8 @@ def write_experiment(study: Study, file: Path | None) -> str:
         UserError: No trial has a value yet, or the file exists or can't be written.
     """
     sweep, best = study.sweep, require_best_first(study)[0]
-    file = file or EXPERIMENTS / f"{re.sub(r'[^A-Za-z0-9-]+', '_', sweep.name).strip('_')}_best.yaml"
+    folder = Path("config/experiment") if PACKAGE else EXPERIMENTS  # a package must not write into itself
+    file = file or folder / f"{re.sub(r'[^A-Za-z0-9-]+', '_', sweep.name).strip('_')}_best.yaml"
     if file.suffix not in (".yaml", ".yml") or file.name.startswith("_"):
         raise UserError(f"{file} can't be chosen as experiment=...; give a name like my_best.yaml")
     # Hydra finds a name only with .yaml, and a path with either.

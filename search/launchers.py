@@ -18,9 +18,8 @@ from search.config import LauncherConfig
 from utils.dist.launch import without_launcher
 from utils.files import file_errors
 from utils.processes import ending_with_parent
+from utils.programs import ENVIRONMENT, PRETRAIN, typed, under_torchrun
 from utils.run.lock import is_locked
-
-PRETRAIN = Path(__file__).resolve().parent.parent / "pretrain.py"
 
 
 class Job(Protocol):
@@ -94,14 +93,14 @@ class ProcessLauncher:
             yield self._start(start)
 
     def _start(self, start: Start) -> "ProcessJob":
-        environment = without_launcher(os.environ) | {"OMP_NUM_THREADS": str(self._config.threads)}
+        environment = without_launcher(os.environ) | ENVIRONMENT | {"OMP_NUM_THREADS": str(self._config.threads)}
         if self._config.gpus:
             ranks = self._config.ranks
             mine = self._config.gpus[start.place * ranks : (start.place + 1) * ranks]
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, mine))
         with file_errors(), open(start.log, "a") as output:
             process = subprocess.Popen(
-                [sys.executable, *self._words(str(PRETRAIN)), *start.arguments],
+                [sys.executable, *self._words([str(PRETRAIN)]), *start.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -112,14 +111,15 @@ class ProcessLauncher:
         return ProcessJob(process)
 
     def shown(self, arguments: list[str]) -> str:
-        words = ["torchrun", *self._words("pretrain.py")[2:]] if self._config.name == "torchrun" else None
-        return shown(self._config, [*(words or ["python", "pretrain.py"]), *arguments])
+        if self._config.name == "torchrun":
+            return shown(self._config, ["torchrun", *self._words(under_torchrun("hrm-train"))[2:], *arguments])
+        return shown(self._config, [*typed("hrm-train"), *arguments])
 
-    def _words(self, program: str) -> list[str]:
+    def _words(self, program: list[str]) -> list[str]:
         if self._config.name == "local":
-            return [program]
+            return program
         ranks = str(self._config.ranks)
-        return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, program]
+        return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, *program]
 
 
 class ProcessJob:

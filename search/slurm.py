@@ -19,11 +19,12 @@ from types import FrameType
 from typing import Any
 
 from search.config import LauncherConfig
-from search.launchers import PRETRAIN, Start, shown
+from search.launchers import Start, shown
 from utils.dist.launch import without_launcher
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
 from utils.processes import ending_with_parent
+from utils.programs import ENVIRONMENT, PACKAGE, PRETRAIN, ROOT, typed
 from utils.run.lock import is_locked
 
 _AT_ONCE = 8
@@ -68,7 +69,7 @@ class SlurmLauncher:
         return [SlurmJob(number, log, self._queue) for log, number in found.items() if number is not None]
 
     def shown(self, arguments: list[str]) -> str:
-        return shown(self._config, ["srun", *self._sizes(), "python", "pretrain.py", *arguments])
+        return shown(self._config, ["srun", *self._sizes(), *typed("hrm-train"), *arguments])
 
     def _sizes(self) -> list[str]:
         options = [f"--ntasks={self._config.ranks}"] if self._config.ranks > 1 else []
@@ -104,7 +105,8 @@ class SlurmLauncher:
             # The job finds this module wherever the sweep was started.
             setup=[
                 f"export OMP_NUM_THREADS={config.threads} SRUN_CPUS_PER_TASK={config.threads}",
-                f"export PYTHONPATH={shlex.quote(str(PRETRAIN.parent))}${{PYTHONPATH:+:$PYTHONPATH}}",
+                *[f"export {name}={value}" for name, value in ENVIRONMENT.items()],
+                *([] if PACKAGE else [f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"]),
             ],
             srun_args=["--kill-on-bad-exit=1"],
             additional_parameters={name.replace("_", "-"): value for name, value in options.items()},

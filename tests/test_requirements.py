@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -13,7 +14,8 @@ OWN = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in 
 # Some sources need more than requirements.txt.
 PICTURES, SWEEPS, CHECKS = "requirements-plot.txt", "requirements-sweep.txt", "requirements-dev.txt"
 RAY, SLURM = "requirements-ray.txt", "requirements-slurm.txt"
-NEEDS = {"utils/drawing.py": PICTURES, "search": SWEEPS, "tests": CHECKS, "benchmarks": CHECKS} | {
+NEEDS = {"utils/drawing.py": PICTURES, "search": SWEEPS, "tests": CHECKS, "benchmarks": CHECKS}
+NEEDS |= {"setup.py": CHECKS, "release": CHECKS} | {
     path: RAY for path in ("launch/ray_train.py", "launch/ray_rank.py", "launch/ray_worker.py", "tests/test_ray.py")
 }
 NEEDS["search/slurm.py"] = SLURM
@@ -54,6 +56,11 @@ def _sources() -> list[Path]:
 def test_every_requirement_is_pinned(file: str) -> None:
     loose = {name: version for name, version in _required(file).items() if not re.fullmatch(r"==\d+(\.\d+)+", version)}
     assert not loose
+
+
+def test_a_package_is_built_with_what_the_tests_build_it_with() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert build == [f"setuptools{_required(CHECKS)['setuptools']}"]
 
 
 def test_every_import_is_required() -> None:

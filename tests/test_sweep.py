@@ -183,7 +183,7 @@ while True:
 def _start_a_run_and_be_killed(folder: Path) -> None:
     program = folder / "pretrain.py"
     program.write_text(WAITS)
-    launchers.PRETRAIN = program
+    launchers.PRETRAIN = program  # type: ignore[attr-defined]
     options = {"name": "local", "at_once": 1, "threads": 1, "ranks": 1, "gpus": [], "slurm": None}
     launcher = build_launcher(LauncherConfig.model_validate(options))
     jobs = [*launcher.start([Start([str(folder / "begun")], folder / "log", 0)])]

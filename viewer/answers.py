@@ -4,19 +4,17 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from utils.config_files import quoted
 from utils.errors import UserError
+from utils.programs import started
 from utils.terminal import tell
 from viewer.pages import Settings, read_json
 from viewer.run_page import SAVE_OUTPUTS, outputs_folder
 from viewer.saved_examples import shards_of, shows_answers
-
-_EVALUATE = Path(__file__).absolute().parents[1] / "evaluate.py"
 
 
 def save_missing_answers(run: Path, settings: Settings) -> list[str]:
@@ -73,7 +71,7 @@ def _evaluate(typed: Sequence[str]) -> str | None:
     The page itself needs no PyTorch, whose import takes seconds.
     """
     running = subprocess.Popen(
-        [sys.executable, str(_EVALUATE), *typed], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*started("hrm-evaluate"), *typed], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     try:
         _, said = running.communicate()

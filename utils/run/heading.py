@@ -11,9 +11,9 @@ import torch
 
 from utils.dist.rendezvous import meeting_point
 from utils.dist.world import World
+from utils.programs import PACKAGE, ROOT, VERSION
 from utils.text import for_a_terminal
 
-_ROOT = Path(__file__).resolve().parent.parent.parent
 _GIT_TIMEOUT_S = 10
 
 
@@ -38,8 +38,9 @@ def heading(arguments: list[str], run: Path, world: World) -> list[str]:
     seats = world.gather_objects(_own_seat(world))
     if not world.is_main:
         return []
+    program = "hrm-train" if PACKAGE else Path(arguments[0]).name
     lines = [
-        f"command: {shlex.join([Path(arguments[0]).name, *arguments[1:]])}",
+        f"command: {shlex.join([program, *arguments[1:]])}",
         f"code: {_git_state()}; {_versions()}",
         f"ranks: {_ranks(world)}",
     ]
@@ -96,8 +97,10 @@ def _versions() -> str:
 
 def _git_state() -> str:
     """Return the commit of this code and how many of its files differ from the commit."""
+    if PACKAGE:
+        return f"{PACKAGE} {VERSION}"
     try:
-        if Path(_git("rev-parse", "--show-toplevel")).resolve() != _ROOT:
+        if Path(_git("rev-parse", "--show-toplevel")).resolve() != ROOT:
             return _noted_commit()
         commit, changes = _git("log", "-1", "--format=%h of %cs"), _git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
@@ -108,12 +111,12 @@ def _git_state() -> str:
 
 def _noted_commit() -> str:
     """Return the commit that the build of an image has written into the file COMMIT."""
-    file = _ROOT / "COMMIT"
+    file = ROOT / "COMMIT"
     noted = file.read_text(errors="replace").strip() if file.is_file() else ""
     return f"commit {noted}" if noted else "not under git"
 
 
 def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(_ROOT), "--no-optional-locks", *arguments]
+    command = ["git", "-C", str(ROOT), "--no-optional-locks", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_TIMEOUT_S)
     return done.stdout.strip()

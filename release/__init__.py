@@ -1,0 +1,1 @@
+"""Make a package, which pip can install, of the modules of this repository."""

@@ -1,0 +1,108 @@
+"""The modules of the package import one another below one name, and name commands that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from release.build import ROOT, converted, own_modules, requirements, shipped, with_commands, write_package
+from utils.programs import COMMANDS, PACKAGE, typed, under_torchrun
+
+OWN = {"models", "utils", "pretrain"}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("from models.x import y", "from hrm_trainer.models.x import y"),
+        ("from models import x", "from hrm_trainer.models import x"),
+        ("import pretrain", "from hrm_trainer import pretrain"),
+        ("import models.x as y", "import hrm_trainer.models.x as y"),
+        ("import pretrain as p", "import hrm_trainer.pretrain as p"),
+        ("if True:\n    from utils.x import (\n        y,\n    )", None),
+        ("from modelsearch.utils import x; import torch.utils", "from modelsearch.utils import x; import torch.utils"),
+        ('models = "from models.x import y"', 'models = "from models.x import y"'),
+    ],
+)
+def test_an_import_of_our_own_names_the_package(line: str, expected: str | None) -> None:
+    assert converted(line, OWN) == (expected or line.replace("from utils.", "from hrm_trainer.utils."))
+
+
+@pytest.mark.parametrize("line", ["import models.x", "import pretrain, sys", "x = 1; from models import y"])
+def test_an_import_that_the_build_cannot_move_stops_it(line: str) -> None:
+    with pytest.raises(ValueError, match="line 1: "):
+        converted(line, OWN)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("python pretrain.py resume=auto", "hrm-train resume=auto"),
+        ("pretrain.py stops", "hrm-train stops"),
+        ("python dataset/build_lights_out_dataset.py --seed 1", "hrm-build-lights-out --seed 1"),
+        ("build_maze_dataset.py: write mazes", "hrm-build-maze: write mazes"),
+        ("python -m models.export --format hrm", "hrm-export --format hrm"),
+        ("torchrun --nproc-per-node 8 evaluate.py x", "torchrun --nproc-per-node 8 -m hrm_trainer.evaluate x"),
+        ("pip install -r requirements-plot.txt", "pip install 'hrm-trainer[plot]'"),
+        ("needs requirements-plot.txt", "needs hrm-trainer[plot]"),
+        ("from solve import Solver", "from hrm_trainer import Solver"),
+        ("  python view.py run        one page", "  hrm-view run              one page"),
+        ("path/pretrain.py viewer/pages.py my_view.py", "path/pretrain.py viewer/pages.py my_view.py"),
+    ],
+)
+def test_a_text_names_commands_that_exist(line: str, expected: str) -> None:
+    assert with_commands(line) == expected
+
+
+def test_a_text_that_is_code_stops_the_build() -> None:
+    with pytest.raises(ValueError, match="is a path"):
+        converted('file = ROOT / "evaluate.py"', OWN)
+    with pytest.raises((ValueError, SyntaxError)):
+        converted("x = 'pip install -r requirements-plot.txt'", OWN)
+
+
+def test_every_program_has_a_command() -> None:
+    programs = {
+        ".".join(file.with_suffix("").parts)
+        for file in set(shipped().values())
+        if file.suffix == ".py" and 'if __name__ == "__main__":' in (ROOT / file).read_text()
+    }
+    assert programs == set(COMMANDS.values()), "write the command of each program into utils/programs.py"
+
+
+# What a clone has and an installed package lacks. Words such as path/pretrain.py are of the user.
+_OF_A_CLONE = re.compile(
+    r"python (-m )?(dataset|models|launch|search|viewer)[./]|python \w+\.py|requirements-|"
+    rf"(?<![\w/.])({'|'.join(module for module in COMMANDS.values() if '.' not in module)})\.py"
+)
+
+
+def test_the_package_is_whole_and_names_nothing_that_only_a_clone_has(tmp_path: Path) -> None:
+    """The import of every module is tried by tests/test_package.py."""
+    files = write_package(tmp_path / "hrm_trainer")
+    names = {str(path.relative_to(tmp_path / "hrm_trainer")) for path in files}
+    assert {
+        "__init__.py",
+        "commands.py",
+        "py.typed",
+        "pretrain.py",
+        "viewer/page.html",
+        "config/pretrain.yaml",
+    } <= names
+    assert {path.name for path in tmp_path.iterdir()} == {"hrm_trainer"}
+    assert not [name for name in names if name.startswith(("tests", "benchmarks", "release", "viewer/lint", "docs"))]
+    own = "|".join(own_modules())
+    for path in files:
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            place = f"{path.relative_to(tmp_path)}:{number}: {line.strip()}"
+            assert not re.match(rf"\s*(from|import) ({own})\b", line), f"{place}: an import of a clone's module"
+            assert not _OF_A_CLONE.search(line), f"{place}: names a file of a clone; see release/build.py"
+
+
+def test_an_extra_has_what_its_file_refers_to() -> None:
+    assert [line.partition("==")[0] for line in requirements("requirements-plot.txt")] == ["matplotlib", "plotly"]
+
+
+def test_a_clone_names_its_files() -> None:
+    assert PACKAGE == "" and typed("hrm-train") == ["python", "pretrain.py"]
+    assert under_torchrun("hrm-evaluate") == ["evaluate.py"]

@@ -1,0 +1,136 @@
+"""The package is built and installed, and its commands are typed beside modules of the user.
+
+The environment is new, but finds PyTorch and the other requirements in the environment of the test.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.runs import REPOSITORY
+from utils.dist.launch import without_launcher
+from utils.programs import VERSION
+
+pytestmark = [pytest.mark.launch, pytest.mark.timeout(600)]
+
+TINY = "debug=tiny device=cpu data_path=data/sudoku-6x6 eval_every_n_steps=null arch=trm_mlp checkpoint_path=run"
+# Modules of the user with the names of ours.
+MINE = ("utils", "models", "dataset", "config", "solve")
+
+Typed = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the source distribution, and the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    hook = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", hook], cwd=REPOSITORY, check=True, capture_output=True, timeout=300)
+    (source,) = folder.glob("*.tar.gz")
+    wheel = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index"]
+    subprocess.run([*wheel, "-w", str(folder), str(source)], check=True, capture_output=True, timeout=300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def typed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Typed:
+    """Return a function that types a command in a folder, where the package is installed."""
+    environment, folder = tmp_path_factory.mktemp("environment"), tmp_path_factory.mktemp("mine")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True, timeout=300)
+    (wheel,) = dist.glob("*.whl")
+    python = str(environment / "bin/python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True, timeout=300)
+    (site_packages,) = environment.glob("lib/*/site-packages")
+    (site_packages / "requirements.pth").write_text(sysconfig.get_path("purelib"))
+    for name in MINE:
+        (folder / f"{name}.py").write_text("MINE = True\n")
+    variables = {name: value for name, value in without_launcher(os.environ).items() if name != "PYTHONPATH"}
+    variables |= {"PATH": f"{environment}/bin:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+
+    def typed(command: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=folder, env=variables, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == status, f"{command}: status {done.returncode}\n{done.stdout}{done.stderr}"
+        return done
+
+    return typed
+
+
+def test_the_wheel_holds_one_package_and_the_license(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        names = [Path(name) for name in file.namelist()]
+        metadata = file.read(f"hrm_trainer-{VERSION}.dist-info/METADATA").decode()
+    assert {name.parts[0] for name in names} == {"hrm_trainer", f"hrm_trainer-{VERSION}.dist-info"}
+    assert Path(f"hrm_trainer-{VERSION}.dist-info/licenses/LICENSE") in names
+    assert {name.suffix for name in names if name.parts[0] == "hrm_trainer"} <= {
+        *(".py", ".typed", ".yaml", ".html", ".css", ".js")
+    }
+    assert not [name for name in names if {"tests", "benchmarks", "data", "checkpoints"} & {*name.parts}]
+    for line in (REPOSITORY / "requirements.txt").read_text().splitlines():
+        if requirement := line.partition("#")[0].strip():
+            assert f"Requires-Dist: {requirement}\n" in metadata
+    assert "Provides-Extra: sweep\n" in metadata and 'optuna==5.0.0; extra == "sweep"' in metadata
+
+
+def test_a_source_distribution_holds_what_a_package_needs(dist: Path) -> None:
+    """The wheel was built from it. It leaves nothing in the clone."""
+    (source,) = dist.glob("*.tar.gz")
+    with tarfile.open(source) as file:
+        names = {Path(*Path(name).parts[1:]) for name in file.getnames()}
+    assert {Path("LICENSE"), Path("CHANGELOG.md"), Path("requirements-sweep.txt")} <= names
+    assert not [name for name in names if name.parts and name.parts[0] in ("tests", "data", "checkpoints")]
+    assert not (REPOSITORY / "build").exists() and not [*REPOSITORY.glob("*.egg-info")]
+    assert f"## {VERSION}" in (REPOSITORY / "CHANGELOG.md").read_text(), "CHANGELOG.md has no section of this version"
+
+
+def test_an_installed_package_trains_resumes_evaluates_and_shows(typed: Typed) -> None:
+    typed("hrm-build-sudoku --output-dir data/sudoku-6x6 --generate 20 --generate-test 8 --box 2x3")
+    told = typed(f"hrm-train {TINY} max_steps=5")
+    assert f"code: hrm_trainer {VERSION}" in told.stdout + told.stderr
+    typed("hrm-torchrun --nproc-per-node 2 -m hrm_trainer.pretrain resume=auto checkpoint_path=run max_steps=7")
+    assert "exact_accuracy=" in typed("hrm-evaluate checkpoint=run save_outputs=[inputs,labels]").stdout
+    typed(f"hrm-solve checkpoint=run puzzle={'.' * 36}", status=1)
+    assert "wrote view.html" in typed("hrm-view run").stdout
+    program = f"""
+import importlib, pkgutil, sys
+import hrm_trainer
+from hrm_trainer import Solver, __version__
+(solution,) = Solver.from_checkpoint("run").solve(["." * 36])
+print(__version__, len(solution.answer))
+for module in pkgutil.walk_packages(hrm_trainer.__path__, "hrm_trainer."):
+    if "ray_" not in module.name:  # these need Ray
+        importlib.import_module(module.name)
+assert not {set(MINE)} & set(sys.modules), "a module of the package imports one by its name in a clone"
+import utils, models, solve
+assert utils.MINE and models.MINE and solve.MINE, "the package hides modules of the user"
+"""
+    assert typed(f"python -c {shlex.quote(program)}").stdout.split() == [VERSION, "36"]
+
+
+def test_help_and_mistakes_name_the_commands(typed: Typed) -> None:
+    page = typed("hrm-train --help").stdout
+    assert "hrm-train: train" in page and "hrm-train resume=auto" in page and "pretrain.py" not in page
+    assert "torchrun --nproc-per-node 8 -m hrm_trainer.pretrain " in page
+    assert typed("hrm-view --version").stdout == f"hrm-view {VERSION}\n"
+    (line,) = typed("hrm-train lrr=1", status=2).stderr.splitlines()
+    assert line.startswith("error: unknown key 'lrr'") and "lr?" in line
+
+
+def test_a_sweep_starts_runs_of_the_package(typed: Typed) -> None:
+    pytest.importorskip("optuna")
+    typed("hrm-build-sudoku --output-dir data/sudoku-6x6 --generate 20 --generate-test 8 --box 2x3")
+    options = "lr=1e-3,2e-3 debug=tiny device=cpu data_path=data/sudoku-6x6 max_steps=1 eval_every_n_steps=1"
+    assert " hrm-train " in typed(f"hrm-sweep {options}").stdout
+    torchrun = typed(f"hrm-sweep --dry-run {options} sweep.launcher.name=torchrun sweep.launcher.ranks=2").stdout
+    assert "torchrun --standalone --nproc-per-node 2 -m hrm_trainer.pretrain " in torchrun
