@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from models.act import Carry, draw_min_halt_steps, initial_carry, segment, wants_to_halt
 from models.base import RecursiveModel
-from tests.models.helpers import ARCH_NAMES, fresh_state, random_batch, run, small_model
+from models.losses import Outputs
+from tests.models.helpers import ARCH_NAMES, fresh_state, random_batch, run, seed_with, small_model
 from utils.batch import Batch
 
 BATCH = 4
@@ -96,15 +98,23 @@ def test_exploration_delays_halting_until_its_minimum_or_the_last_step() -> None
 
 
 def test_the_target_of_q_continue_is_the_value_after_one_more_segment() -> None:
-    model, batch = small_model(seed=1), random_batch(BATCH)
-    carry = _going_on(model, batch, [False] * BATCH, [3, 1, 3, 2])
-    after, outputs = segment(model, carry, batch, training=True)
-    going_on = Carry(after.state, after.steps_B, torch.zeros(BATCH, dtype=torch.bool), after.current)
-    _, following = segment(model, going_on, batch, training=False)
-    next_halt_B, next_continue_B = following.q_halt_B.detach(), following.q_continue_B.detach()
-    assert (next_continue_B > next_halt_B)[[0, 2]].any(), (
-        "slots at their last step must have q_continue > q_halt, or the test can't tell the two rules apart"
-    )
+    batch = random_batch(BATCH)
+
+    def two_segments(seed: int) -> tuple[Outputs, Tensor, Tensor]:
+        """Return the outputs of a segment, and the Q values of the segment after it."""
+        model = small_model(seed=seed)
+        carry = _going_on(model, batch, [False] * BATCH, [3, 1, 3, 2])
+        after, outputs = segment(model, carry, batch, training=True)
+        going_on = Carry(after.state, after.steps_B, torch.zeros(BATCH, dtype=torch.bool), after.current)
+        _, following = segment(model, going_on, batch, training=False)
+        return outputs, following.q_halt_B.detach(), following.q_continue_B.detach()
+
+    def tells_rules_apart(seed: int) -> bool:
+        _, halt_B, continue_B = two_segments(seed)
+        return bool((continue_B > halt_B)[[0, 2]].any())
+
+    seed = seed_with(tells_rules_apart, "slots at their last step with q_continue > q_halt")
+    outputs, next_halt_B, next_continue_B = two_segments(seed)
     expected_B = torch.sigmoid(torch.maximum(next_halt_B, next_continue_B))
     expected_B[[0, 2]] = torch.sigmoid(next_halt_B[[0, 2]])  # slots 0 and 2 have reached halt_max_steps
     assert outputs.target_q_continue_B is not None

@@ -9,7 +9,7 @@ import torch
 from models.act import initial_carry, segment
 from models.hrm import HRM
 from models.inference import Finished, Slots, trace
-from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_hrm
+from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, seed_with, small_hrm
 from utils.batch import Batch
 
 # N = sequences, T = segments, S = tokens
@@ -17,9 +17,19 @@ NUM, STEPS = 17, 5
 
 
 @pytest.fixture(scope="module")
-def model() -> HRM:
+def model(batch: Batch) -> HRM:
     """Return a model whose sequences halt after different numbers of segments, or never."""
-    return small_hrm(seed=6, halt_max_steps=3)
+
+    def differ(seed: int) -> bool:
+        found = _alone(_model(seed), batch)
+        settled_at = {one.settled_at for one in found}
+        return len(settled_at) > 2 and settled_at != {one.halts_at for one in found}
+
+    return _model(seed_with(differ, "sequences that settle at different segments"))
+
+
+def _model(seed: int) -> HRM:
+    return small_hrm(seed=seed, halt_max_steps=3)
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +69,11 @@ class Alone:
 
 @pytest.fixture(scope="module")
 def alone(model: HRM, batch: Batch) -> list[Alone]:
-    found = [Alone(model, batch, n) for n in range(NUM)]
-    settled_at = {one.settled_at for one in found}
-    assert len(settled_at) > 2 and settled_at != {one.halts_at for one in found}, (
-        "sequences must settle at different segments, or the tests compare nothing"
-    )
-    return found
+    return _alone(model, batch)
+
+
+def _alone(model: HRM, batch: Batch) -> list[Alone]:
+    return [Alone(model, batch, n) for n in range(NUM)]
 
 
 def _pieces(batch: Batch, sizes: list[int]) -> Iterator[tuple[np.ndarray, Batch]]:

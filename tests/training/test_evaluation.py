@@ -1,5 +1,6 @@
 """Evaluation scores every example once, with the numbers of segments that are run by hand."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +16,7 @@ from models.act import initial_carry, segment
 from models.hrm import HRM
 from models.inference import Slots
 from models.losses import act_loss
-from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_hrm
+from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, seed_with, small_hrm
 from tests.spawn import run_ranks
 from training.evaluation import AnswerSample, EvalOptions, evaluate
 from utils.batch import Batch
@@ -100,8 +101,38 @@ def _by_hand(model: HRM, rows: dict[str, np.ndarray]) -> list[dict[str, torch.Te
 
 
 @pytest.fixture(scope="module")
-def model() -> HRM:
-    return small_hrm(seed=7, halt_max_steps=STEPS)
+def seed() -> int:
+    """Return the seed of a model whose sequences halt and settle at different segments."""
+
+    def differ(seed: int) -> bool:
+        said = _by_hand(_model(seed), _rows(23, seed=1))
+        changed_N = (said[0]["predictions"] != said[-1]["predictions"]).any(-1)
+        halts_at = {_halts_at(said, n) for n in range(23)}
+        return len(halts_at) > 1 and len({_settled_at(said, n) for n in range(23)}) > 1 and int(changed_N.sum()) > 11
+
+    return seed_with(differ, "sequences that halt and settle at different segments")
+
+
+@pytest.fixture(scope="module")
+def model(seed: int) -> HRM:
+    return _model(seed)
+
+
+def _model(seed: int) -> HRM:
+    return small_hrm(seed=seed, halt_max_steps=STEPS)
+
+
+def _halts_at(said: list[dict[str, torch.Tensor]], n: int) -> int:
+    """Return the step at which the Q head halts."""
+    wants = [t + 1 for t in range(STEPS) if said[t]["q_halt"][n] > said[t]["q_continue"][n]]
+    return min([*wants, STEPS])
+
+
+def _settled_at(said: list[dict[str, torch.Tensor]], n: int) -> int:
+    """Return the step at which the Q head halts and the answer equals the one before."""
+    wants = [t for t in range(1, STEPS) if said[t]["q_halt"][n] > said[t]["q_continue"][n]]
+    same = [t for t in wants if torch.equal(said[t]["predictions"][n], said[t - 1]["predictions"][n])]
+    return min([*(t + 1 for t in same), STEPS])
 
 
 @pytest.fixture(scope="module")
@@ -165,10 +196,6 @@ def test_the_metrics_equal_those_of_segments_run_by_hand(model: HRM, rows: dict[
         hits = [guess == label for guess, label in pairs if label != IGNORED]
         return sum(hits) / len(hits)
 
-    def halts_at(n: int) -> int:
-        wants = [t + 1 for t in range(STEPS) if said[t]["q_halt"][n] > said[t]["q_continue"][n]]
-        return min([*wants, STEPS])
-
     metrics = _evaluate(model, _split(all=rows), 8)
     at_step = [metrics[f"eval/all/exact_accuracy_at_step/{t + 1}"] for t in range(STEPS)]
     assert at_step == pytest.approx([sum(right(t, n) for n in counted) / 22 for t in range(STEPS)])
@@ -177,7 +204,7 @@ def test_the_metrics_equal_those_of_segments_run_by_hand(model: HRM, rows: dict[
     assert metrics["eval/all/accuracy"] == pytest.approx(sum(map(share_of_right_tokens, counted)) / 22)
     assert metrics["eval/all/steps"] == STEPS
     assert 1 < metrics["eval/all/halt_step"] < STEPS
-    assert metrics["eval/all/halt_step"] == pytest.approx(sum(map(halts_at, counted)) / 22)
+    assert metrics["eval/all/halt_step"] == pytest.approx(sum(_halts_at(said, n) for n in counted) / 22)
     confident = [(float(said[-1]["q_halt"][n]) >= 0) == right(STEPS - 1, n) for n in counted]
     assert metrics["eval/all/q_halt_accuracy"] == pytest.approx(sum(confident) / 22)
     # The losses include the example without labels.
@@ -200,17 +227,17 @@ def test_the_batch_size_does_not_change_the_metrics(model: HRM, rows: dict[str, 
             assert value == pytest.approx(expected[name], abs=1e-7), name  # rounding of float32 sums
 
 
-def _on_rank(world: World, rows: dict[str, np.ndarray], batch_size: int) -> dict[str, float] | None:
-    model = small_hrm(seed=7, halt_max_steps=STEPS)
+def _on_rank(world: World, seed: int, rows: dict[str, np.ndarray], batch_size: int) -> dict[str, float] | None:
+    model = _model(seed)
     return evaluate(model, _split(all=rows), world, EvalOptions(batch_size))
 
 
-def test_the_number_of_ranks_does_not_change_the_metrics(model: HRM, rows: dict[str, np.ndarray]) -> None:
+def test_the_number_of_ranks_does_not_change_the_metrics(model: HRM, seed: int, rows: dict[str, np.ndarray]) -> None:
     """Three ranks take 22 rows in batches of 7. The last row is left for one rank alone."""
     some = {name: array[:22] for name, array in rows.items()}
     expected = _evaluate(model, _split(all=some), 7)
     assert expected is not None and expected != _evaluate(model, _split(all=rows), 7)
-    for rank, metrics in enumerate(run_ranks(_on_rank, 3, some, 7)):
+    for rank, metrics in enumerate(run_ranks(_on_rank, 3, seed, some, 7)):
         assert metrics == pytest.approx(expected, rel=1e-5), f"rank {rank}"
 
 
@@ -239,17 +266,8 @@ def test_evaluation_does_not_change_the_model(model: HRM, rows: dict[str, np.nda
 
 def test_settled_sequences_leave_with_their_answer(model: HRM, rows: dict[str, np.ndarray], tmp_path: Path) -> None:
     said = _by_hand(model, rows)
-
-    def settled_at(n: int) -> int:
-        """Return the step at which the Q head halts and the answer equals the one before."""
-        wants = [t for t in range(1, STEPS) if said[t]["q_halt"][n] > said[t]["q_continue"][n]]
-        same = [t for t in wants if torch.equal(said[t]["predictions"][n], said[t - 1]["predictions"][n])]
-        return min([*(t + 1 for t in same), STEPS])
-
+    settled_at = partial(_settled_at, said)
     options: dict[str, Any] = {"adaptive": True, "save_outputs": ["predictions", "steps"], "save_to": tmp_path}
-    assert len({settled_at(n) for n in range(23)}) > 1, (
-        "sequences must settle at different segments, or the test compares nothing"
-    )
     metrics = _evaluate(model, _split(all=rows), 5, **options)
     saved = load_file(tmp_path / "all_rank0_0000.safetensors")
     labels_NS = torch.from_numpy(rows["labels"].astype(np.int32))
