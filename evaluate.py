@@ -24,7 +24,8 @@ from dataset.tta import Variations
 from models.base import RecursiveModel
 from training.data import require_same_sizes
 from training.evaluation import EvalOptions, evaluate, evaluate_votes
-from training.trained import TrainedConfig, is_file_of_weights, open_trained
+from training.trained import TrainedConfig, open_trained
+from utils.checkpoint.names import is_file_of_weights, run_folder_of
 from utils.checkpoint.reader import open_checkpoint
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import Bool, Int
@@ -36,7 +37,6 @@ from utils.errors import UserError
 from utils.files import file_errors, refuse_links, write_atomically
 from utils.mistakes import Origin
 from utils.program import run
-from utils.run.folder import run_folder_of
 from utils.saved_outputs import SavedOutput
 from utils.terminal import show, tell
 
@@ -47,6 +47,8 @@ The newest checkpoint of a run, on the data on which it was trained:
   python evaluate.py checkpoint=checkpoints/<project>/<run>
 One step of a run, on other data:
   python evaluate.py checkpoint=<run>/step_00001000 data_path=data/other
+The best step of a run:
+  python evaluate.py checkpoint=<run>/best
 On eight devices:
   torchrun --nproc-per-node 8 evaluate.py checkpoint=... batch_size=4096
 Run all steps of every example, as published:

@@ -61,6 +61,7 @@ pretrain.py: train a hierarchical reasoning model.
   python pretrain.py data_path=data/sudoku-extreme-1k-aug-1000 epochs=20000 eval_interval=2000    one process
   torchrun --nproc-per-node 8 pretrain.py experiment=sudoku_extreme_1k lr=2e-4                    eight
   python pretrain.py resume=auto checkpoint_path=checkpoints/<project>/<run>                      go on after a stop
+  python pretrain.py resume=checkpoints/<project>/<run> run_name=branch lr=3e-5                   branch off
   python pretrain.py --cfg job experiment=sudoku_extreme_1k                                       show, don't run
 
 Any key below is set with key=value, also inside groups (arch.hidden_size=128). experiment=path/to/my.yaml takes a

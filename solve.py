@@ -246,8 +246,8 @@ class Solver:
         """Load a model for solving.
 
         Args:
-            checkpoint: a run folder (its newest checkpoint), a step folder, a weights file, or
-                hf://owner/repo/file.
+            checkpoint: a run folder (its newest checkpoint), <run>/best, a step folder, a weights
+                file, or hf://owner/repo/file.
             overrides: overrides as on the command line of solve.py. A weights file that `python -m
                 models.export` did not write needs its architecture and the dataset of its training,
                 such as ["arch=trm_mlp", "data_path=data/sudoku-extreme-1k-aug-1000"].

@@ -6,10 +6,12 @@ python view.py checkpoints/<project>/<run> -o view.html
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from dataset.builder import SPLITS
 from utils.arguments import Parser, check_at_least, typed_path
+from utils.checkpoint.names import step_named
 from utils.errors import UserError
 from utils.run.status import find_runs, is_run
 from utils.shell import run_command
@@ -65,7 +67,8 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         type=typed_path,
         nargs="+",
         metavar="RUN_OR_DATASET",
-        help="folder of a run, of several runs, of what evaluate.py saved, or of a dataset",
+        help="folder of a run, of a step (also <run>/best), of several runs, of what evaluate.py saved, or of a "
+        "dataset",
     )
     add("-o", "--output", type=typed_path, metavar="FILE", default=Path("view.html"), help="default: %(default)s")
     add("--max-examples", type=int, metavar="N", default=200, help="of each set, evenly spread (default: %(default)s)")
@@ -83,12 +86,28 @@ def view(argv: list[str] | None = None) -> str:
     Raises:
         UserError: a folder is neither a run nor a dataset, or a file in it is damaged.
     """
-    settings = parse_settings(argv)
+    settings = at_named_step(parse_settings(argv))
     page, drawn = compared(settings) if is_comparison(settings.paths) else shown(settings.paths[0], settings)
     write_page(page, settings.output)
     megabytes = settings.output.stat().st_size / 1e6
     wrote = f"wrote {settings.output} ({megabytes:.1f} MB): {len(page['examples']):,} examples, {page['summary']}"
     return "\n".join([*drawn, wrote])
+
+
+def at_named_step(settings: Settings) -> Settings:
+    """Return the settings with a step's name, such as <run>/best, as the run and its --step.
+
+    Raises:
+        UserError: there is no such step, or two steps are named.
+    """
+    if len(settings.paths) != 1:
+        return settings
+    step = step_named(settings.paths[0])
+    if step is None or (step / "results.json").exists():  # saved outputs lie in folders of the same name
+        return settings
+    if settings.step is not None:
+        raise UserError(f"--step={settings.step} and {settings.paths[0]} both name a step; give one of them")
+    return replace(settings, paths=[step.parent], step=int(step.name[5:]))
 
 
 def is_comparison(paths: list[Path]) -> bool:

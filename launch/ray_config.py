@@ -2,7 +2,6 @@
 
 import os
 import re
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -13,8 +12,8 @@ from utils.command_line import read_config, validate
 from utils.config import Float, Int, StrictModel
 from utils.dist.launch import Launch
 from utils.errors import UserError
-from utils.run.folder import run_folder_of, with_names
-from utils.run.resume import place_of_run
+from utils.run.folder import with_names
+from utils.run.resume import place_of_resumed, place_of_run
 
 _GB = 10**9
 
@@ -86,10 +85,7 @@ def read_job(overrides: list[str]) -> RayJob:
     """
     place = place_of_run("pretrain", overrides)
     path = place.resume if place.resume not in (None, "auto") else None
-    if path is None:
-        run = with_names(place, Launch()).run_path
-    else:
-        run = Path(place.checkpoint_path) if place.checkpoint_path else run_folder_of(Path(path))
+    run = (with_names(place, Launch()) if path is None else place_of_resumed(place, overrides)).run_path
     if place.resume is None:  # the config of a resumed run is stored in its checkpoint
         validate(PretrainConfig, read_config("pretrain", overrides))
     return RayJob(tuple(overrides), str(run), path, os.getcwd())

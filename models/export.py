@@ -22,12 +22,12 @@ from models import ArchConfig
 from models.exported import FORMAT, Exported, read_exported, whole_arch
 from models.published import Weights, to_ours, to_published
 from utils.arguments import Parser, typed_path
+from utils.checkpoint.names import is_file_of_weights
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
 from utils.command_line import read_config, validate
 from utils.config import flatten
 from utils.config_files import choices, quoted
 from utils.errors import UserError
-from utils.files import file_errors
 from utils.shell import run_command
 from utils.terminal import tell
 from utils.weights_file import read_weights, write_weights
@@ -81,7 +81,7 @@ def parse_settings(argv: list[str] | None) -> Settings:
         "checkpoint",
         type=os.path.expanduser,
         metavar="CHECKPOINT",
-        help="a run folder, a step folder, or a weights file",
+        help="a run folder (its newest step), a step folder, <run>/best, or a weights file",
     )
     add(
         "--format",
@@ -115,16 +115,14 @@ def load_source(checkpoint: str, *, raw: bool) -> Source:
     """Return the weights of a checkpoint and its description.
 
     Args:
-        checkpoint: a run folder, a step folder or a weights file.
+        checkpoint: a run folder, a step folder, <run>/best, <run>/latest or a weights file.
         raw: return the trained weights. Otherwise the moving average is returned if there is one.
 
     Raises:
         UserError: The checkpoint can't be read.
     """
     path = Path(checkpoint)
-    with file_errors():
-        is_run = path.is_dir()
-    if not is_run:
+    if is_file_of_weights(checkpoint) or not os.path.exists(checkpoint):
         if raw:
             raise UserError(f"--raw applies to the checkpoint of a run, but {checkpoint} is not one; leave it out")
         return Source(to_ours(read_weights(checkpoint)), read_exported(checkpoint), ())

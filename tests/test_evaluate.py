@@ -606,6 +606,9 @@ def test_an_older_step_and_other_data_can_be_scored(
     quiet: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (older,) = [row for row in runs.rows(quiet) if row["step"] == 10]
+    typed = [f"checkpoint={quiet}/best", "batch_size=7"]
+    scored = _score(monkeypatch, capsys, *typed)
+    assert scored["eval/all/exact_accuracy"] == max(row.get("eval/all/exact_accuracy", 0) for row in runs.rows(quiet))
     typed = [f"checkpoint={quiet}/step_00000010", f"data_path={data}", "evaluators=[]"]
     scored = _score(monkeypatch, capsys, *typed)
     assert scored == pytest.approx({name: older[name] for name in scored}, abs=1e-4)

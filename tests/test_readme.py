@@ -107,8 +107,8 @@ def _made_small(command: str) -> str:
     if any(program in command for program in ("evaluate.py", "solve.py")):
         steps = " num_steps=2" if "tta=" in command else ""
         return f"{command} device=cpu{steps}" + (f" {TINY_ARCH}" if " arch=" in command else "")
-    if "resume=auto" in command:
-        return f"{command} max_steps=4"
+    if "resume=" in command:  # the run has done 3 steps; its branch goes on after the resumed run has ended
+        return f"{command} max_steps={4 if 'resume=auto' in command else 5}"
     # Later commands name the first run.
     name = "run" if "experiment=sudoku_extreme_1k_single_gpu" in command else f"run{zlib.crc32(command.encode())}"
     return f"{command} {TINY} run_name={name}"

@@ -16,6 +16,7 @@ from models.published import PuzzleTable, fit_weights, to_ours
 from training.config import PretrainConfig
 from training.data import Sizes
 from training.precision import with_forward_dtype
+from utils.checkpoint.names import is_file_of_weights
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
 from utils.command_line import differences, typed_keys_and_groups, validate
 from utils.config import StrictModel
@@ -50,12 +51,6 @@ class TrainedConfig(StrictModel):
             given = "arch" if self.arch else "puzzle_table"
             raise ValueError(f"{given} is given, but {self.checkpoint} is a run, which knows its own; leave it out")
         return self
-
-
-def is_file_of_weights(source: str) -> bool:
-    """Return whether this names a file of weights, and not a run."""
-    # os.path, because Path.is_file raises an OSError for a folder that may not be read.
-    return source.startswith("hf://") or os.path.isfile(source)
 
 
 @dataclass(frozen=True)
@@ -97,8 +92,8 @@ def open_trained(
     """Look at a trained model without reading its weights. Every rank.
 
     Args:
-        source: the folder of a run, which means its newest checkpoint, or of one of its steps; or a
-            file of weights, also hf://owner/repo/path/in/repo.
+        source: the folder of a run, which means its newest checkpoint, or of one of its steps,
+            <run>/best or <run>/latest; or a file of weights, also hf://owner/repo/path/in/repo.
         arch: of a file that does not describe its model, which needs `data_path` as well.
         puzzle_table: what becomes of the puzzle rows of a file (models.published.fit_weights).
 
@@ -180,11 +175,10 @@ def load_weights_from(source: str, model: RecursiveModel, puzzle_table: PuzzleTa
     """
     with world.shared_errors():
         if world.is_main:  # one download, one reading
-            path = Path(source)
-            if os.path.isdir(path):
-                weights = open_checkpoint(path, tell).trained_weights()
-            else:
+            if is_file_of_weights(source) or not os.path.exists(source):
                 weights = to_ours(read_weights(source))
+            else:
+                weights = open_checkpoint(Path(source), tell).trained_weights()
             model.load_state_dict(fit_weights(weights, model.state_dict(), puzzle_table, source))
     world.broadcast_(model.state_dict().values())
 

@@ -9,12 +9,15 @@ from safetensors.torch import load_file
 
 from models import ArchConfig, export
 from pretrain import read_config_and_checkpoint
+from solve import Solver
 from tests import runs
 from tests.in_process import SINGLE, Tensors, begin, changed, mistake, train_here, weights_of, with_identifiers
 from tests.runs import rows, settings, train
-from training.trained import open_trained
+from training.trained import TrainedConfig, open_trained
 from utils.checkpoint.reader import Checkpoint
+from utils.command_line import validate
 from utils.run.lock import RunLock
+from view import at_named_step, parse_settings
 
 # A TRM that halts by q_halt. The published code knows all its options except the moving average.
 TRAINED = {"arch": "trm", "ema": "true", "ema_rate": 0.8, "max_steps": 4, "eval_every_n_steps": 4}
@@ -54,8 +57,9 @@ def average(trained: Path, raw: Tensors) -> Tensors:
 def _source(kind: str, trained: Path, folder: Path) -> str:
     """Return a value of init_from of the given kind."""
     step = trained / "step_00000004"
-    if kind in ("run", "step", "our file"):
-        return str({"run": trained, "step": step, "our file": step / "model.safetensors"}[kind])
+    ours = {"run": trained, "step": step, "best": trained / "best", "our file": step / "model.safetensors"}
+    if kind in ours:
+        return str(ours[kind])
     file = folder / ("published.pt" if kind != "published safetensors" else "published.safetensors")
     compiled = ["--compiled"] if kind == "published, compiled" else []
     assert export.main(["--format", "hrm", str(trained), "-o", str(file), *compiled]) == 0
@@ -68,7 +72,7 @@ def _source(kind: str, trained: Path, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "kind", ["run", "step", "our file", "published", "published, compiled", "published safetensors"]
+    "kind", ["run", "step", "best", "our file", "published", "published, compiled", "published safetensors"]
 )
 def test_a_run_starts_with_exactly_the_given_weights(
     puzzles: Path, trained: Path, raw: Tensors, average: Tensors, tmp_path: Path, kind: str
@@ -129,6 +133,21 @@ def test_a_resumed_run_keeps_its_own_weights(puzzles: Path, average: Tensors, tm
     source.unlink()
     train_here([f"resume={tmp_path / 'run'}"])
     runs.assert_same_run(tmp_path / "run", tmp_path / "whole", metrics=False)
+
+
+# ---- the steps of a run ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("marker", ["best", "latest"])
+def test_every_command_takes_a_step_by_its_name(trained: Path, tmp_path: Path, marker: str) -> None:
+    named, step = trained / marker, trained / "step_00000004"
+    assert open_trained(named, SINGLE).name == str(step)
+    config = {"checkpoint": str(named), "arch": None, "puzzle_table": None, "data_path": None}
+    assert validate(TrainedConfig, config).is_run
+    assert export.main(["--format", "hrm", str(named), "-o", str(tmp_path / "weights")]) == 0
+    assert Solver.from_checkpoint(named, device="cpu").source.checkpoint == str(step)
+    settings = at_named_step(parse_settings([str(named)]))
+    assert (settings.paths, settings.step) == ([trained], 4)
 
 
 # ---- a puzzle table of another size ------------------------------------------------------------

@@ -28,6 +28,9 @@ FILE_OF_A_STEP = re.compile(r"model\.safetensors|state\.json|state/rank_\d{4,}\.
 
 SLOTS = re.compile(r"slots\.(\d+)_(\d+)\.(.+)")
 
+# A stranger's file may be large, and a file of weights may be called best.
+_MOST_NAME_BYTES = 64
+
 REPLACED = f"{INCOMPLETE}replaced_"
 
 
@@ -117,7 +120,10 @@ def of_rank(rank: int, num_ranks: int) -> str:
 @file_errors()
 def read_name(path: Path) -> str:
     """Return the step folder that the file `latest` or `best` names; "" if it names none."""
-    name = path.read_text(errors="replace").strip() if path.is_file() else ""
+    if not path.is_file():
+        return ""
+    with open(path, "rb") as file:
+        name = file.read(_MOST_NAME_BYTES).decode(errors="replace").strip()
     return name if STEP_FOLDER.fullmatch(name) else ""
 
 

@@ -31,6 +31,7 @@ from utils.checkpoint.format import (
     sha256_of_file,
     step_folders,
 )
+from utils.checkpoint.names import explain_missing, step_named
 from utils.errors import UserError
 from utils.files import file_errors, plain
 from utils.shapes import compare_shapes, shapes_of
@@ -230,14 +231,19 @@ def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None
 
 @file_errors()
 def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
-    """Open the checkpoint that a path names: a step folder, or the newest whole one of a run.
+    """Open the checkpoint that a path names: a step, or the newest whole one of a run.
+
+    Args:
+        path: a run folder, a step folder, <run>/best or <run>/latest.
+        warn: called with a line for each damaged checkpoint that was passed over.
 
     Raises:
         UserError: There is no checkpoint, or it is damaged.
     """
-    checkpoint = Checkpoint.open(path) if path in step_folders(path.parent) else find_checkpoint(path, warn)
+    step = step_named(path)
+    checkpoint = find_checkpoint(path, warn) if step is None else Checkpoint.open(step)
     if checkpoint is None:
-        raise UserError(f"there is no checkpoint at {path}; give the folder of a run or of one of its steps")
+        raise UserError(explain_missing(path))
     return checkpoint
 
 

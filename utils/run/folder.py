@@ -86,24 +86,21 @@ def _note_of_launch(project: str, identity: str) -> Path:
     return CHECKPOINTS / project / ".launches" / re.sub(r"[^\w.-]", "_", identity)
 
 
-@file_errors()
-def run_folder_of(checkpoint_path: Path) -> Path:
-    """Return the run folder of a path: the folder above a step folder, or the path itself."""
-    return checkpoint_path.parent if checkpoint_path in step_folders(checkpoint_path.parent) else checkpoint_path
-
-
 def same_folder(one: Path, other: Path) -> bool:
     """Return whether two paths, relative or absolute, are the same folder."""
     return one.resolve() == other.resolve()
 
 
 @file_errors()
-def claim_fresh(run: Path) -> None:
+def claim_fresh(run: Path, *, branches_off: bool = False) -> None:
     """Raise UserError if the folder holds checkpoints, which a new run would overwrite."""
     if steps := step_folders(run):
+        goes_on, begins = (
+            (f"resume={run}", "branches off again") if branches_off else ("resume=auto", "starts a new one")
+        )
         raise UserError(
-            f"{run} already holds checkpoints (newest {steps[-1].name}); resume=auto continues that run, "
-            "another run_name or checkpoint_path starts a new one"
+            f"{run} already holds checkpoints (newest {steps[-1].name}); {goes_on} continues that run, "
+            f"another run_name or checkpoint_path {begins}"
         )
 
 

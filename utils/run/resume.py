@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from utils.checkpoint.format import step_folders
+from utils.checkpoint.format import read_state, step_folders
+from utils.checkpoint.names import nearest_run, refuse_folder_of_runs, run_folder_of
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
 from utils.command_line import (
     Container,
@@ -29,10 +30,12 @@ from utils.dist.launch import Launch
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
 from utils.mistakes import Origin
-from utils.run.folder import C, RunConfig, claim_fresh, clear_stopped, note_name, run_folder_of, same_folder, with_names
+from utils.run.folder import CHECKPOINTS, C, RunConfig, claim_fresh, clear_stopped, note_name, same_folder, with_names
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
+from utils.terminal import tell
 
+_NAMES = ("project_name", "run_name")
 # Keys that belong to one start, not to the run: where the run is, and what a user allowed once.
 _OF_THIS_START = {"resume", "checkpoint_path", "allow_changed_data"}
 
@@ -65,10 +68,14 @@ def read_start(
     checkpoint: Checkpoint | None
     where = place_of_run(config_name, overrides)
     if where.resume not in (None, "auto"):
-        run_path, checkpoint = _named_checkpoint(where, launch, lock, notes)
+        where = place_of_resumed(where, overrides)
+        run_path = where.run_path
+        checkpoint = _named_checkpoint(where, launch, lock, notes)
     else:
         where = with_names(where, launch)
         run_path = where.run_path
+        if where.resume == "auto":
+            refuse_folder_of_runs(run_path)
         _take(run_path, lock, notes)
         if where.resume is None and not Launched.began(run_path, launch):
             asked = validate(config_class, read_config(config_name, overrides), Origin(config_name, overrides))
@@ -79,7 +86,11 @@ def read_start(
     stored = _config_of(run_path) if checkpoint is None else checkpoint.state.config
     if stored is None:
         asked = validate(config_class, read_config(config_name, overrides), Origin(config_name, overrides))
-        return Start(_named_as(asked, where), notes=[f"resume=auto: no checkpoint in {run_path}, starting afresh"])
+        if where.resume == "auto" and not run_path.exists():
+            tell(_afresh(run_path))  # at once: the defaults may fail on missing data, which would hide the reason
+        else:
+            notes.append(f"resume=auto: no checkpoint in {run_path}, starting afresh")
+        return Start(_named_as(asked, where), notes=notes)
     whole = completed(stored, config_name)
     if newer := sorted(whole.keys() - stored.keys()):
         notes.append(f"not known when the run began: {', '.join(f'{key}={whole[key]}' for key in newer)}")
@@ -89,6 +100,8 @@ def read_start(
         "checkpoint_path": str(run_path),
         "allow_changed_data": where.allow_changed_data,
     }
+    if where.resume not in (None, "auto"):  # a typed group, such as debug=tiny, gives no new names
+        changes |= {key: getattr(where, key) or stored.get(key) for key in _NAMES}
     if checkpoint is None:
         if stored.get("resume") not in (None, "auto"):
             raise UserError(
@@ -96,10 +109,10 @@ def read_start(
                 f"give resume={stored['resume']} checkpoint_path={run_path} again"
             )
         notes.append(f"resume=auto: no checkpoint in {run_path} yet, starting afresh with its config.yaml")
-    else:
+    elif same_folder(run_path, checkpoint.path.parent):
         notes.append(f"resuming {checkpoint.path} at step {checkpoint.state.step}")
-        if not same_folder(run_path, checkpoint.path.parent):
-            changes.setdefault("run_name", run_path.name)
+    else:
+        notes.append(f"branches off {checkpoint.path.parent} at step {checkpoint.state.step} into {run_path}")
     config = with_names(validate(config_class, with_changes(stored, changes), Origin(config_name, overrides)), launch)
     notes += [f"changed on the command line: {line}" for line in _changes(whole, config.model_dump(), config_name)]
     return Start(config, checkpoint, notes)
@@ -120,6 +133,48 @@ def place_of_run(config_name: str, overrides: list[str]) -> RunConfig:
         options = tuple(f"{group}." for group, _ in default_groups(config_name))
         values = read_config(config_name, [typed for typed in overrides if not typed.lstrip("+~").startswith(options)])
     return validate(RunConfig, {key: values[key] for key in RunConfig.model_fields})
+
+
+def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
+    """Return the folder of a run that goes on with resume=PATH, and its names if they are new.
+
+    A typed checkpoint_path, or another project_name or run_name than that of the run at PATH, means
+    a new run, which branches off into a folder of its own.
+
+    Args:
+        where: what place_of_run has returned.
+
+    Raises:
+        UserError: The config of the run at PATH can't be read, or its names can't name folders.
+    """
+    assert where.resume is not None
+    source = run_folder_of(Path(where.resume))
+    # A name that stands in a typed group, such as debug=tiny, does not mean another run.
+    typed = {key: getattr(where, key) for key in typed_keys_and_groups(overrides) & {*_NAMES} if getattr(where, key)}
+    path, names = source, typed
+    if where.checkpoint_path is not None:
+        path = Path(where.checkpoint_path)
+        if not same_folder(path, source):
+            names = {"run_name": path.name} | typed
+    elif typed:
+        own = _names_of(source)
+        if own | typed != own:
+            names = own | typed
+            place = validate(RunConfig, where.model_dump() | names)
+            assert place.project_name is not None and place.run_name is not None
+            path = CHECKPOINTS / place.project_name / place.run_name
+    path = source if same_folder(path, source) else path
+    return where.model_copy(update=dict.fromkeys(_NAMES) | names | {"checkpoint_path": str(path)})
+
+
+def _names_of(run: Path) -> dict[str, Any]:
+    """Return the project_name and the run_name of a run."""
+    stored = _config_of(run)
+    if stored is None:  # only steps were copied, or nothing is there
+        steps = step_folders(run)
+        stored = read_state(steps[-1]).config if steps else {}
+    of_folder = {"project_name": run.resolve().parent.name, "run_name": run.resolve().name}
+    return {key: stored.get(key) or name for key, name in of_folder.items()}
 
 
 def completed(stored: Container, config_name: str) -> Container:
@@ -202,23 +257,35 @@ def _config_of(run_path: Path) -> Container | None:
     return stored  # type: ignore[return-value]
 
 
-def _named_checkpoint(asked: RunConfig, launch: Launch, lock: RunLock, notes: list[str]) -> tuple[Path, Checkpoint]:
-    """Return for resume=PATH the folder that the run writes into, and the checkpoint to resume."""
-    assert asked.resume is not None
-    where = Path(asked.resume)
-    run_path = Path(asked.checkpoint_path) if asked.checkpoint_path else run_folder_of(where)
+def _named_checkpoint(where: RunConfig, launch: Launch, lock: RunLock, notes: list[str]) -> Checkpoint:
+    """Lock the folder that the run of resume=PATH writes into, and return its checkpoint."""
+    assert where.resume is not None
+    asked, run_path = Path(where.resume), where.run_path
+    source = run_folder_of(asked)
+    refuse_folder_of_runs(source)
     _take(run_path, lock, notes)
     if Launched.began(run_path, launch) and (own := find_checkpoint(run_path, notes.append)):
-        return run_path, own  # an earlier attempt of this launch has already gone on from PATH
-    checkpoint = open_checkpoint(where, notes.append)
-    if not same_folder(run_path, run_folder_of(where)):
-        claim_fresh(run_path)
-    elif run_folder_of(where) != where and (newest := step_folders(run_path)[-1]).name != where.name:
+        return own  # an earlier attempt of this launch has already gone on from PATH
+    checkpoint = open_checkpoint(asked, notes.append)
+    if not same_folder(run_path, source):
+        claim_fresh(run_path, branches_off=True)
+    elif source != asked and (newest := step_folders(run_path)[-1]).name != checkpoint.path.name:
         raise UserError(
-            f"resume={where}, but the run went on to {newest.name}; resume={run_path} continues it there, "
-            "and another checkpoint_path branches off here"
+            f"resume={asked}, but the run went on to {newest.name}; resume={run_path} continues it there, "
+            "and another run_name or checkpoint_path branches off here"
         )
-    return run_path, checkpoint
+    return checkpoint
+
+
+def _afresh(run_path: Path) -> str:
+    """Return the warning for resume=auto in a folder that does not exist."""
+    nearest = nearest_run(run_path)
+    similar = f" (did you mean {nearest}?)" if nearest else ""
+    return (
+        f"warning: resume=auto finds no folder {run_path}{similar}, so a new run is starting afresh there. This is no "
+        "error, because a launcher repeats its command after a fault, also before the run began. To go on with an "
+        "older run, check checkpoint_path, project_name and run_name"
+    )
 
 
 def _named_as(config: C, where: RunConfig) -> C:
@@ -255,7 +322,9 @@ def prepare(start: Start[C], lock: RunLock, launch: Launch) -> None:
         run.mkdir(parents=True, exist_ok=True)
         lock.take(run, start.notes.append)
         if start.checkpoint is None or start.branches_off:
-            claim_fresh(run)  # another run may have used the folder while this one read its data
+            claim_fresh(
+                run, branches_off=start.branches_off
+            )  # another run may have used the folder while this one read its data
         write_atomically(run / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(start.config.model_dump())))
         clear_stopped(run)
         note_name(start.config, launch)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.utils.run.helpers import prepare_run, read, set_attempt
-from utils.run.folder import claim_fresh, run_folder_of
+from utils.run.folder import claim_fresh
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -66,14 +66,6 @@ def test_a_run_with_a_path_of_its_own_leaves_no_note(monkeypatch: pytest.MonkeyP
 
 
 # ---- the folder --------------------------------------------------------------------------------
-
-
-def test_run_folder_of(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_folder_of(quiet) == quiet
-    assert run_folder_of(quiet / "step_00000004") == quiet
-    assert run_folder_of(quiet / "step_00000099") == quiet / "step_00000099"
-    monkeypatch.chdir(quiet)
-    assert run_folder_of(Path("step_00000004")) == Path()
 
 
 def test_claim_fresh(quiet: Path, tmp_path: Path) -> None:

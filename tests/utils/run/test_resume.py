@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,81 @@ def test_a_restart_resumes_the_newest_step_of_the_earlier_attempt(
     assert start.checkpoint is not None and start.checkpoint.state.step == 12
 
 
+# ---- branches ----------------------------------------------------------------------------------
+
+
+def test_a_typed_name_branches_off_into_a_folder_of_its_own(quiet: Path, tmp_path: Path) -> None:
+    """The run at PATH stays as it is, also if only its newest step is named."""
+    before = all_bytes(quiet)
+    own = json.loads((quiet / "step_00000012" / "state.json").read_text())["config"]
+    checkpoints = Path("checkpoints")
+    for typed, run, project, name in (
+        (["run_name=branch"], checkpoints / own["project_name"] / "branch", own["project_name"], "branch"),
+        (["project_name=p"], checkpoints / "p" / own["run_name"], "p", own["run_name"]),
+        (["project_name=p", "+run_name=branch"], checkpoints / "p" / "branch", "p", "branch"),
+        ([f"checkpoint_path={tmp_path}/else"], tmp_path / "else", own["project_name"], "else"),
+        ([f"checkpoint_path={tmp_path}/else", "run_name=branch"], tmp_path / "else", own["project_name"], "branch"),
+    ):
+        for source, step in ((quiet, 12), (quiet / "latest", 12), (quiet / "step_00000004", 4)):
+            start = read(f"resume={source}", *typed)
+            assert start.branches_off and start.checkpoint is not None and start.checkpoint.state.step == step
+            config = start.config
+            assert (config.run_path, config.project_name, config.run_name) == (run, project, name)
+            assert f"branches off {quiet} at step {step} into {run}" in start.notes
+            prepare_run(start)
+            assert (run / "metrics.jsonl").read_bytes() == (quiet / "metrics.jsonl").read_bytes()
+    assert all_bytes(quiet) == before
+
+
+def test_the_names_of_the_run_itself_are_no_branch(quiet: Path) -> None:
+    """A person repeats the first command with resume=PATH. A group with a name is no new name."""
+    for typed in (
+        ["run_name=run", f"checkpoint_path={quiet}"],
+        ["run_name=run"],
+        ["project_name=debug", "run_name=null"],
+        ["debug=overfit"],
+    ):
+        start = read(f"resume={quiet}", *typed)
+        assert not start.branches_off and start.config.run_path == quiet
+        assert (start.config.project_name, start.config.run_name) == ("debug", "run")
+
+
+def test_a_branch_goes_on_by_itself(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart of the launch repeats the command, and so does a requeued job of Slurm."""
+    typed = [f"resume={copied}/step_00000004", "project_name=p", "run_name=branch"]
+    branch = Path("checkpoints/p/branch")
+    set_attempt(monkeypatch, "x", 0)
+    prepare_run(read(*typed))
+    set_attempt(monkeypatch, "x", 1)
+    start = read(*typed)
+    assert start.branches_off and start.checkpoint is not None and start.checkpoint.state.step == 4
+    (copied / "step_00000006").rename(branch / "step_00000006")
+    for gone in (False, True):
+        if gone:
+            shutil.rmtree(copied)
+        start = read(*typed)
+        assert not start.branches_off and start.config.run_path == branch
+        assert f"resuming {branch}/step_00000006 at step 6" in start.notes
+        assert (start.config.project_name, start.config.run_name) == ("p", "branch")
+
+
+def test_a_branch_that_is_there_is_not_overwritten(quiet: Path) -> None:
+    (Path("checkpoints/p/branch") / "step_00000001").mkdir(parents=True)
+    with pytest.raises(
+        ValueError,
+        match=r"checkpoints/p/branch already holds checkpoints \(newest step_00000001\); resume=checkpoints/p/branch "
+        "continues that run, another run_name or checkpoint_path branches off again",
+    ):
+        read(f"resume={quiet}", "project_name=p", "run_name=branch")
+
+
+def test_names_that_lead_out_of_the_folder_are_refused(copied: Path) -> None:
+    config = yaml.safe_load((copied / "config.yaml").read_text()) | {"run_name": "../../x"}
+    (copied / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ValueError, match=r"run_name: '\.\./\.\./x' can't name a folder"):
+        read(f"resume={copied}", "project_name=p")
+
+
 def test_older_step_is_refused_or_branched_off(quiet: Path, tmp_path: Path) -> None:
     before = all_bytes(quiet)
     with pytest.raises(ValueError, match=r"went on to step_00000012; resume=.* continues .*checkpoint_path"):
@@ -82,6 +158,43 @@ def test_older_step_is_refused_or_branched_off(quiet: Path, tmp_path: Path) -> N
     with pytest.raises(ValueError, match="already holds checkpoints"):
         read(f"resume={quiet}/step_00000004", f"checkpoint_path={tmp_path}/taken")
     assert all_bytes(quiet) == before
+
+
+def test_a_step_is_named_by_best_and_latest(copied: Path) -> None:
+    start = read(f"resume={copied}/latest")
+    assert start.config.run_path == copied and f"resuming {copied}/step_00000012 at step 12" in start.notes
+    (copied / "best").write_text("step_00000010\n")
+    with pytest.raises(
+        ValueError, match=rf"resume={copied}/best, but the run went on to step_00000012; resume={copied} "
+    ):
+        read(f"resume={copied}/best")
+    branch = read(f"resume={copied}/best", "project_name=p", "run_name=branch")
+    assert branch.checkpoint is not None and branch.checkpoint.state.step == 10
+
+
+@pytest.mark.parametrize("typed", ["resume={}", "resume=auto checkpoint_path={}"])
+def test_a_folder_of_runs_is_no_run(copied: Path, typed: str) -> None:
+    project = copied.parent
+    with pytest.raises(ValueError, match=rf"{project} is a folder of runs; give one of them: {copied} \(step 12\)"):
+        read(*typed.format(project).split())
+    assert not (project / ".lock").exists()
+
+
+def test_resume_auto_without_a_folder_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The name may have a typing mistake. But a launcher types the same before the run began."""
+    (tmp_path / "mellow-otter" / "step_00000001").mkdir(parents=True)
+    read("resume=auto", f"checkpoint_path={tmp_path}/melow-otter")
+    told = capsys.readouterr().err
+    similar = f"(did you mean {tmp_path}/mellow-otter?), so a new run is starting afresh there"
+    assert told.startswith(f"warning: resume=auto finds no folder {tmp_path}/melow-otter {similar}")
+    assert "check checkpoint_path" in told and told.count("\n") == 1
+    read("resume=auto", f"checkpoint_path={tmp_path}/baseline")
+    told = capsys.readouterr().err
+    assert told.startswith("warning: ") and "did you mean" not in told
+    prepare_run(read("resume=auto", f"checkpoint_path={tmp_path}/baseline"))
+    capsys.readouterr()
+    read("resume=auto", f"checkpoint_path={tmp_path}/baseline")
+    assert not capsys.readouterr().err, "the run has begun: its config.yaml is there"
 
 
 @pytest.mark.parametrize("where", ["nowhere", "nowhere/step_00000004"])

@@ -1,0 +1,102 @@
+"""What a typed path names: a step, a run, a folder of runs, or a file of weights."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from utils.checkpoint.format import read_name
+from utils.checkpoint.names import (
+    explain_missing,
+    is_file_of_weights,
+    nearest_run,
+    refuse_folder_of_runs,
+    run_folder_of,
+    step_named,
+)
+from utils.errors import UserError
+
+
+def _run(path: Path, *steps: int, at: int = 0) -> Path:
+    """Make the folders of a run whose newest step was written at a time."""
+    for step in steps:
+        (path / f"step_{step:08d}").mkdir(parents=True)
+        os.utime(path / f"step_{step:08d}", (at, at))
+    return path
+
+
+# ---- a step ------------------------------------------------------------------------------------
+
+
+def test_a_path_names_a_step(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, step in (
+        ("step_00000004", "step_00000004"),
+        ("latest", "step_00000012"),
+        ("best", read_name(quiet / "best")),
+    ):
+        assert step_named(quiet / name) == quiet / step and run_folder_of(quiet / name) == quiet
+    for path in (quiet, quiet / "step_00000099", quiet / "config.yaml", quiet / "nothing" / "best"):
+        assert step_named(path) is None and run_folder_of(path) == path
+    monkeypatch.chdir(quiet)
+    assert step_named(Path("latest")) == Path("step_00000012") and run_folder_of(Path("step_00000004")) == Path()
+
+
+def test_a_marker_without_its_step_is_a_mistake(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run", 1)
+    with pytest.raises(UserError, match=f"{run} has no best step yet; give {run} for its newest step"):
+        step_named(run / "best")
+    (run / "best").write_text("step_00000007\n")
+    with pytest.raises(UserError, match=f"{run}/best names step_00000007, which is gone; give {run} for"):
+        step_named(run / "best")
+
+
+def test_a_run_may_have_the_name_of_a_marker(tmp_path: Path) -> None:
+    run = _run(tmp_path / "best", 1)
+    assert step_named(run) is None and run_folder_of(run / "step_00000001") == run
+
+
+def test_files_of_weights_are_told_from_markers(quiet: Path, tmp_path: Path) -> None:
+    for path in (quiet, quiet / "best", quiet / "latest", quiet / "step_00000012", tmp_path / "nothing"):
+        assert not is_file_of_weights(str(path))
+    (tmp_path / "best").write_bytes(b"PK\3\4" + bytes(1000))
+    (tmp_path / "step_20000000").write_bytes(b"PK\3\4")  # the published code names its files like this
+    for typed in ("hf://owner/repo/best", str(tmp_path / "best"), str(tmp_path / "step_20000000")):
+        assert is_file_of_weights(typed)
+
+
+# ---- no checkpoint -----------------------------------------------------------------------------
+
+
+def test_a_folder_of_runs_lists_them_newest_first(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    _run(project / "old", 3, 20, at=100)
+    _run(project / "new", 5, at=200)
+    (project / "no_checkpoint_yet").mkdir()
+    (project / ".launches").mkdir()
+    runs = f"give one of them: {project}/new (step 5), {project}/old (step 20)"
+    assert explain_missing(project) == f"{project} is a folder of runs; {runs}"
+    assert explain_missing(tmp_path) == f"{tmp_path} is a folder of runs; {runs}", "a folder of projects has runs too"
+    with pytest.raises(UserError, match="is a folder of runs"):
+        refuse_folder_of_runs(project)
+    for number in range(11):
+        _run(project / f"other_{number:02d}", 1, at=number)
+    text = explain_missing(project)
+    assert text.count("(step") == 10 and text.endswith("other_03 (step 1) and 3 more")
+
+
+def test_a_run_may_hold_other_runs(tmp_path: Path) -> None:
+    _run(tmp_path / "run" / "inner", 1)
+    (tmp_path / "run" / "config.yaml").touch()
+    refuse_folder_of_runs(tmp_path / "run")
+    refuse_folder_of_runs(tmp_path / "nothing")
+
+
+def test_the_nearest_run_is_named(tmp_path: Path) -> None:
+    run = _run(tmp_path / "sudoku" / "mellow-otter", 1)
+    _run(tmp_path / "sudoku" / "swift-falcon", 1)
+    (tmp_path / "sudoku" / "mellow-otters").mkdir()  # no run
+    for typed in (run.with_name("melow-otter"), tmp_path / "sudokus" / "mellow-otter"):
+        assert nearest_run(typed) == run
+        assert explain_missing(typed).startswith(f"there is no checkpoint at {typed}, but there is {run}; give")
+    for typed in (run.with_name("baseline"), tmp_path / "maze" / "mellow-otter", tmp_path / "a" / "b" / "mellow-otter"):
+        assert nearest_run(typed) is None

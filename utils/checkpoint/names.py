@@ -1,0 +1,116 @@
+"""Tell what a typed path names: a step of a run, a run, a folder of runs, or a file of weights.
+
+This module does not import PyTorch, so that programs that only look at runs start at once.
+"""
+
+import difflib
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from utils.checkpoint.format import STEP_FOLDER, read_name, step_folders
+from utils.errors import UserError
+from utils.files import file_errors
+
+MARKERS = ("best", "latest")
+# A message lists so many runs at most.
+_MOST_RUNS = 10
+
+
+@file_errors()
+def step_named(path: Path) -> Path | None:
+    """Return the step folder that a path names.
+
+    A step folder names itself. <run>/best and <run>/latest name the step that stands in these
+    files.
+
+    Returns:
+        None for any other path, such as the folder of a run.
+
+    Raises:
+        UserError: The path is <run>/best or <run>/latest, and there is no such step.
+    """
+    if path.name not in MARKERS:
+        return path if STEP_FOLDER.fullmatch(path.name) and os.path.isdir(path) else None
+    if os.path.isdir(path):  # a run may have this name
+        return None
+    run, name = path.parent, read_name(path)
+    if name and os.path.isdir(run / name):
+        return run / name
+    if name:
+        raise UserError(f"{path} names {name}, which is gone; give {run} for its newest step")
+    if step_folders(run) and not os.path.exists(path):
+        raise UserError(f"{run} has no {path.name} step yet; give {run} for its newest step")
+    return None
+
+
+def run_folder_of(path: Path) -> Path:
+    """Return the run folder of a path: the folder of the step that it names, or the path itself."""
+    step = step_named(path)
+    return path if step is None else step.parent
+
+
+def is_file_of_weights(typed: str) -> bool:
+    """Return whether a text names a file of weights, here or on the Hugging Face Hub.
+
+    <run>/best and <run>/latest are files as well, but they name steps.
+    """
+    # os.path, because Path.is_file raises an OSError for a folder that may not be read.
+    return typed.startswith("hf://") or (step_named(Path(typed)) is None and os.path.isfile(typed))
+
+
+def explain_missing(path: Path) -> str:
+    """Return a line that says why there is no checkpoint at a path, and what to give instead."""
+    if runs := _newest_first(path):
+        listed = ", ".join(f"{run} (step {int(step_folders(run)[-1].name[5:])})" for run in runs[:_MOST_RUNS])
+        more = f" and {len(runs) - _MOST_RUNS} more" if len(runs) > _MOST_RUNS else ""
+        return f"{path} is a folder of runs; give one of them: {listed}{more}"
+    nearest = nearest_run(path)
+    similar = f", but there is {nearest}" if nearest else ""
+    return f"there is no checkpoint at {path}{similar}; give the folder of a run or of one of its steps"
+
+
+def refuse_folder_of_runs(path: Path) -> None:
+    """Raise UserError if a path that should be a run is a folder of runs. It lists them."""
+    is_run = _has_steps(path) or os.path.exists(path / "config.yaml")
+    if not is_run and _newest_first(path):
+        raise UserError(explain_missing(path))
+
+
+def nearest_run(path: Path) -> Path | None:
+    """Return the run whose name is most similar to that of a missing one; None if none is similar.
+
+    It is looked for in the folder around the path. If that is missing too, it is looked for in the
+    folder whose name is most similar.
+    """
+    around: Path | None = path.parent
+    if not os.path.isdir(path.parent):
+        around = _most_similar(path.parent, _folders_in(path.parent.parent))
+    return None if around is None else _most_similar(path, filter(_has_steps, _folders_in(around)))
+
+
+def _most_similar(path: Path, others: Iterable[Path]) -> Path | None:
+    by_name = {other.name: other for other in others}
+    nearest = difflib.get_close_matches(path.name, by_name, n=1)
+    return by_name[nearest[0]] if nearest else None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """Return the runs with checkpoints in a folder and in its folders, by their newest step."""
+    runs: list[Path] = []
+    for below in _folders_in(folder):
+        runs.extend(each for each in ([below] if _has_steps(below) else _folders_in(below)) if _has_steps(each))
+    return sorted(runs, key=lambda run: os.stat(step_folders(run)[-1]).st_mtime, reverse=True)
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    with suppress(OSError):  # the folder is missing or may not be read
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return []
+
+
+def _has_steps(folder: Path) -> bool:
+    with suppress(OSError):
+        return bool(step_folders(folder))
+    return False
