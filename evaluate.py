@@ -22,7 +22,7 @@ from dataset.evaluators import EvaluatorName, Evaluators, build_evaluators, fitt
 from dataset.schema import Split, check_contents, open_datasets, open_split
 from dataset.tta import Variations
 from models.base import RecursiveModel
-from training.data import require_same_sizes
+from training.data import open_own, require_same_sizes
 from training.evaluation import EvalOptions, evaluate, evaluate_votes
 from training.trained import TrainedConfig, open_trained
 from utils.checkpoint.names import is_file_of_weights, run_folder_of
@@ -122,7 +122,7 @@ def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
     with world.shared_errors():
         same_folder = {Path(path).resolve(): path for path in of_run.train_paths}
         if config.data_path is None:
-            split = open_datasets(of_run.test_paths, "test", numbered_by=of_run.train_paths)
+            split = open_own(of_run, "test")
         elif trained_on := same_folder.get(Path(config.data_path).resolve()):
             split = open_datasets([trained_on], "test", numbered_by=of_run.train_paths)
         else:  # the user who names other data promises that its puzzles have the same numbers

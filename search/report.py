@@ -1,6 +1,7 @@
 """Say what a sweep has found: a table of its trials, and the best of them."""
 
 import math
+import os
 import re
 import shlex
 import statistics
@@ -13,13 +14,14 @@ from optuna.trial import FrozenTrial, TrialState
 from tqdm import tqdm
 
 from search import study as attributes
+from search.config import as_override
 from search.launchers import build_launcher
 from search.space import Point, shown_value
 from search.study import Study
 from search.sweep import Sweep
 from utils.errors import UserError
 from utils.programs import typed
-from utils.run.history import METRICS_FILE, History
+from utils.run.history import METRICS_FILE, History, read_run_config
 
 
 @dataclass(frozen=True)
@@ -193,10 +195,13 @@ def best_page(study: Study) -> str:
     sweep, best = study.sweep, require_best_first(study)[0]
     seeds = sweep.config.seeds
     launcher = build_launcher(sweep.config.launcher)
-    command = launcher.shown(sweep.overrides(best.point, seeds[0]))
+    overrides = sweep.overrides(best.point, seeds[0])
+    started_in = read_run_config(sweep.run_folder(best.number, seeds[0])).get("started_in")
+    if started_in not in (None, os.getcwd()):  # the data may have a relative path
+        overrides.append(f"started_in={as_override(started_in)}")
     lines = [f"# trial {best.number}: {measured(sweep, best)}"]
     lines += [f"# {sweep.run_folder(best.number, seed)}" for seed in seeds]
-    return "\n".join([*lines, command])
+    return "\n".join([*lines, launcher.shown(overrides)])
 
 
 def measured(sweep: Sweep, best: Best) -> str:

@@ -156,11 +156,12 @@ class PretrainConfig(RunConfig):
 
     @property
     def initial_weights(self) -> str | None:
-        return self.init_from or self.load_checkpoint
+        given = self.init_from or self.load_checkpoint
+        return self.located(given) if given else None
 
     @property
     def test_paths(self) -> list[str]:
-        return self.data_paths_test or self.train_paths
+        return [self.located(path) for path in self.data_paths_test] or self.train_paths
 
     @property
     def evaluates(self) -> bool:

@@ -1,9 +1,10 @@
 """The data of a run: its splits, their sizes, and the slots of a batch that each rank has."""
 
 import math
+import os
 from dataclasses import asdict, dataclass
 
-from dataset.schema import Split, check_contents, open_datasets
+from dataset.schema import Split, SplitName, check_contents, open_datasets
 from models import ArchConfig
 from training.config import PretrainConfig
 from utils.checkpoint.reader import Checkpoint
@@ -61,16 +62,32 @@ def open_data(config: PretrainConfig, world: World) -> Data:
     """
     fingerprint: dict[str, str] = {}
     with world.shared_errors():
-        train = open_datasets(config.train_paths, "train", numbered_by=config.train_paths)
-        test = None
-        if config.evaluates:
-            test = open_datasets(config.test_paths, "test", numbered_by=config.train_paths)
+        train = open_own(config, "train")
+        test = open_own(config, "test") if config.evaluates else None
         require_whole_shares(config, world)
         for split in filter(None, (train, test)):
             require_same_sizes(Sizes.of(train), split, config.arch)
             if world.is_main:
                 fingerprint[split.path.name] = check_contents(split)
     return Data(train, test, world.broadcast_object(fingerprint))
+
+
+def open_own(config: PretrainConfig, name: SplitName) -> Split:
+    """Open the train or the test split of a run.
+
+    Raises:
+        UserError: The data are missing or damaged. If the run was started in another folder, the
+            message names it.
+    """
+    paths, here = (config.train_paths if name == "train" else config.test_paths), os.getcwd()
+    for path in [*config.train_paths, *paths]:
+        if config.started_in not in (None, here) and not (os.path.isabs(path) or os.path.exists(path)):
+            key = "data_paths_test" if path not in config.train_paths else "data_path"
+            raise UserError(
+                f"no dataset at {path}: the run was started in {config.started_in}, and it is neither there nor here "
+                f"in {here}; give {key}=<folder of the dataset>"
+            )
+    return open_datasets(paths, name, numbered_by=config.train_paths)
 
 
 def require_whole_shares(config: PretrainConfig, world: World) -> None:

@@ -18,14 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from dataset.loader import IGNORE_LABEL
-from dataset.schema import open_datasets
 from models import build_arch
 from models.act import empty_batch, initial_carry
 from models.depth import Depth
 from models.losses import LossSpec
 from models.parallel.layout import Layout
 from training.config import PretrainConfig
-from training.data import Sizes
+from training.data import Sizes, open_own
 from utils.checkpoint.format import RunState, read_state, step_folders
 from utils.command_line import validate
 from utils.dist.world import World
@@ -199,7 +198,7 @@ def sizes_of_run(run: Path, config: PretrainConfig) -> Sizes:
     if (state := _newest_state(run)) is not None:
         return Sizes(**state.task)
     try:
-        return Sizes.of(open_datasets(config.train_paths, "train", numbered_by=config.train_paths))
+        return Sizes.of(open_own(config, "train"))
     except UserError as error:
         raise UserError(
             f"{run}: the sizes of its model are not known, because it has no checkpoint and its data are gone "

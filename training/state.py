@@ -205,10 +205,8 @@ def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data)
         UserError: The data are others, or the run was to begin from other weights.
     """
     saved = checkpoint.state
-    if config.initial_weights and config.initial_weights not in (
-        saved.config["init_from"],
-        saved.config["load_checkpoint"],
-    ):
+    sources = filter(None, (saved.config["init_from"], saved.config["load_checkpoint"]))
+    if config.initial_weights and config.initial_weights not in map(config.located, sources):
         raise UserError(
             f"init_from={config.initial_weights} is where a run begins, but {checkpoint.path} goes on; "
             "give another run_name and no resume to begin there"

@@ -27,7 +27,17 @@ _LONG_AFTER = 0.1
 DEFAULT_METRICS = ("train/lm_loss", "train/exact_accuracy")
 # What tells the runs of a group apart: their seeds, and where they are and report to.
 _OF_ONE_RUN = {
-    *("seed", "run_name", "project_name", "checkpoint_path", "resume", "allow_changed_data", "wandb", "tensorboard"),
+    *(
+        "seed",
+        "run_name",
+        "project_name",
+        "checkpoint_path",
+        "resume",
+        "allow_changed_data",
+        "started_in",
+        "wandb",
+        "tensorboard",
+    ),
 }
 
 

@@ -1,5 +1,6 @@
 """What status, best and the end of a sweep print."""
 
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,14 @@ def test_the_best_has_its_folders_and_its_command(tmp_path: Path) -> None:
 def test_the_command_of_several_ranks(tmp_path: Path) -> None:
     _, _, words = _best_page(tmp_path, launcher={"name": "torchrun", "ranks": 2})
     assert words[1:6] == ["torchrun", "--standalone", "--nproc-per-node", "2", "pretrain.py"]
+
+
+def test_in_another_folder_the_command_says_where_the_data_are(tmp_path: Path) -> None:
+    _, _, words = _best_page(tmp_path)
+    run = tmp_path / "sweep" / "trial_0000_seed_3"
+    for started_in, told in (("/there", ["started_in=/there"]), (os.getcwd(), []), ("null", [])):
+        (run / "config.yaml").write_text(f"started_in: {started_in}\n")
+        assert _best_page(tmp_path)[2] == [*words, *told]
 
 
 # ---- the end of a sweep ------------------------------------------------------------------------

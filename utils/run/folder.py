@@ -1,5 +1,6 @@
 """The folder of a run: its name, its markers, and who may write into it."""
 
+import os
 import re
 from pathlib import Path
 from typing import TypeVar
@@ -37,6 +38,7 @@ class RunConfig(StrictModel):
     checkpoint_path: str | None
     resume: str | None
     allow_changed_data: Bool
+    started_in: str | None
 
     @field_validator("project_name", "run_name")
     @classmethod
@@ -45,12 +47,31 @@ class RunConfig(StrictModel):
 
     @property
     def train_paths(self) -> list[str]:
-        return self.data_paths or [self.data_path]
+        return [self.located(path) for path in self.data_paths or [self.data_path]]
 
     @property
     def run_path(self) -> Path:
         assert self.checkpoint_path is not None, "names are filled in before anything else looks at them"
         return Path(self.checkpoint_path)
+
+    def located(self, path: str) -> str:
+        """Return where a path of this config leads (see the function of this name)."""
+        return located(path, self.started_in)
+
+
+def located(path: str, started_in: str | None) -> str:
+    """Return where a path of a run's config leads from the current directory.
+
+    A relative path is relative to where the run was started. If nothing is there, because the run
+    or its data were moved, the path is relative to the current directory.
+
+    Args:
+        started_in: None for a run of an older version, which did not store it.
+    """
+    if started_in is None or "://" in path or os.path.isabs(path) or started_in == os.getcwd():
+        return path
+    there = os.path.join(started_in, path)
+    return there if os.path.exists(there) else path
 
 
 C = TypeVar("C", bound=RunConfig)

@@ -1,5 +1,6 @@
 """Decide how a run begins: its config, and the checkpoint that it resumes, if any. For rank 0."""
 
+import os
 import shutil
 from dataclasses import dataclass, field
 from io import StringIO
@@ -37,7 +38,9 @@ from utils.terminal import tell
 
 _NAMES = ("project_name", "run_name")
 # Keys that belong to one start, not to the run: where the run is, and what a user allowed once.
-_OF_THIS_START = {"resume", "checkpoint_path", "allow_changed_data"}
+_OF_THIS_START = {"resume", "checkpoint_path", "allow_changed_data", "started_in"}
+# Keys of stored paths. The path of the run itself is not among them: each start knows its own.
+_PATHS = {"data_path", "data_paths", "data_paths_test", "init_from", "load_checkpoint", "resume"}
 
 
 @dataclass
@@ -92,7 +95,7 @@ def read_start(
             notes.append(f"resume=auto: no checkpoint in {run_path}, starting afresh")
         return Start(_named_as(asked, where), notes=notes)
     whole = completed(stored, config_name)
-    if newer := sorted(whole.keys() - stored.keys()):
+    if newer := sorted(whole.keys() - stored.keys() - _OF_THIS_START):
         notes.append(f"not known when the run began: {', '.join(f'{key}={whole[key]}' for key in newer)}")
     stored, changes = _merged(whole, config_name, overrides)
     changes |= {
@@ -102,20 +105,57 @@ def read_start(
     }
     if where.resume not in (None, "auto"):  # a typed group, such as debug=tiny, gives no new names
         changes |= {key: getattr(where, key) or stored.get(key) for key in _NAMES}
+    changes |= _as_stored(changes, started_in=changes.get("started_in", stored.get("started_in")))
+    asked = validate(config_class, with_changes(stored, changes), Origin(config_name, overrides))
+    config = _with_start(with_names(asked, launch))
     if checkpoint is None:
         if stored.get("resume") not in (None, "auto"):
+            source = config.located(str(stored["resume"]))
             raise UserError(
-                f"{run_path} was to go on from {stored['resume']} and has no checkpoint of its own yet; "
-                f"give resume={stored['resume']} checkpoint_path={run_path} again"
+                f"{run_path} was to go on from {source} and has no checkpoint of its own yet; "
+                f"give resume={source} checkpoint_path={run_path} again"
             )
         notes.append(f"resume=auto: no checkpoint in {run_path} yet, starting afresh with its config.yaml")
     elif same_folder(run_path, checkpoint.path.parent):
         notes.append(f"resuming {checkpoint.path} at step {checkpoint.state.step}")
     else:
         notes.append(f"branches off {checkpoint.path.parent} at step {checkpoint.state.step} into {run_path}")
-    config = with_names(validate(config_class, with_changes(stored, changes), Origin(config_name, overrides)), launch)
+    if config.started_in != os.getcwd():
+        notes.append(f"the run was started in {config.started_in}, to which its relative paths refer")
     notes += [f"changed on the command line: {line}" for line in _changes(whole, config.model_dump(), config_name)]
     return Start(config, checkpoint, notes)
+
+
+def _as_stored(changes: Container, started_in: str | None) -> Container:
+    """Return the typed paths as the run stores them.
+
+    They are relative to the current directory, and stored paths to where the run was started. If
+    these are different folders, typed paths become absolute.
+    """
+    here = os.getcwd()
+    if started_in in (None, here):
+        return {}
+
+    def absolute(path: Any) -> Any:
+        if isinstance(path, list):
+            return [absolute(each) for each in path]
+        is_path = isinstance(path, str) and path != "auto" and "://" not in path
+        return os.path.join(here, path) if is_path else path
+
+    return {key: absolute(changes[key]) for key in changes.keys() & _PATHS}
+
+
+def _with_start(config: C) -> C:
+    """Return the config with the folder to which its relative paths refer from now on.
+
+    That is the folder where the run was started. It is the current directory if that is not known,
+    or if the training data have moved from there to here.
+    """
+    paths, started_in = config.data_paths or [config.data_path], config.started_in
+    stays = started_in is not None and (
+        all(os.path.exists(os.path.join(started_in, path)) for path in paths) or not all(map(os.path.exists, paths))
+    )
+    return config if stays else config.model_copy(update={"started_in": os.getcwd()})
 
 
 def place_of_run(config_name: str, overrides: list[str]) -> RunConfig:
@@ -291,6 +331,7 @@ def _afresh(run_path: Path) -> str:
 def _named_as(config: C, where: RunConfig) -> C:
     return config.model_copy(
         update={key: getattr(where, key) for key in ("project_name", "run_name", "checkpoint_path")}
+        | {"started_in": config.started_in or os.getcwd()}
     )
 
 

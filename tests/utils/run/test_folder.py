@@ -1,11 +1,12 @@
 """The name of a run, and the conditions under which a run may use its folder."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.utils.run.helpers import prepare_run, read, set_attempt
-from utils.run.folder import claim_fresh
+from utils.run.folder import claim_fresh, located
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -73,3 +74,21 @@ def test_claim_fresh(quiet: Path, tmp_path: Path) -> None:
     claim_fresh(tmp_path)
     with pytest.raises(ValueError, match="already holds checkpoints"):
         claim_fresh(quiet)
+
+
+# ---- paths -------------------------------------------------------------------------------------
+
+
+def test_a_relative_path_is_relative_to_where_the_run_was_started(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "there").mkdir(parents=True)
+    assert located("there", str(folder)) == str(folder / "there")
+    for path in ("nowhere", "/absolute", "hf://owner/repo/file"):
+        assert located(path, str(folder)) == path
+    assert located("there", None) == "there", "a run of an older version"
+    assert read("checkpoint_path=run").config.started_in == os.getcwd()
+
+
+def test_a_run_in_its_own_folder_has_the_paths_that_were_typed() -> None:
+    Path("data").mkdir()
+    assert read("data_path=data", "data_paths_test=[data]").config.test_paths == ["data"]

@@ -1,0 +1,100 @@
+"""Commands in another folder than the one where a run was started, with relative paths."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import evaluate
+from solve import Solver
+from tests.in_process import SINGLE, begin, mistake, train_here
+from tests.runs import settings
+from training.config import PretrainConfig
+from utils.checkpoint.reader import Checkpoint, open_checkpoint
+from utils.command_line import validate
+from view import view
+
+TINY = {"max_steps": 2, "eval_every_n_steps": 2, "arch": "trm"}
+
+
+@pytest.fixture
+def there(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Train a run in a folder, and return the folder. The current directory is another one."""
+    there = tmp_path / "there"
+    shutil.copytree(data, there / "data" / "four")
+    monkeypatch.chdir(there)
+    train_here(settings(Path("data/four"), Path("run"), **TINY))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return there
+
+
+def _evaluate(monkeypatch: pytest.MonkeyPatch, *typed: str) -> None:
+    monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
+    evaluate.main(SINGLE)
+
+
+def _stored(run: Path, step: int) -> PretrainConfig:
+    return validate(PretrainConfig, Checkpoint.open(run / f"step_{step:08d}").state.config)
+
+
+def test_all_commands_find_the_data_where_the_run_was_started(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, data = there / "run", str(there / "data" / "four")
+    _evaluate(monkeypatch, f"checkpoint={run}", "save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]")
+    assert Solver.from_checkpoint(run, device="cpu").source.data_paths == [data]
+    assert "20 examples" in view([str(run)])
+    begun = begin([f"resume={run}", "max_steps=3"])
+    assert begun.start.config.train_paths == [data]
+    assert f"the run was started in {there}, to which its relative paths refer" in begun.start.notes
+    begun.fit()
+    stored = _stored(run, 3)
+    assert (stored.data_path, stored.started_in) == ("data/four", str(there)), "the place of the first start stays"
+    # A typed path is relative to the current directory, and the run remembers which one that was.
+    shutil.copytree(data, "own")
+    train_here([f"resume={run}", "data_path=own", "max_steps=4"])
+    monkeypatch.chdir("/")
+    assert _stored(run, 4).train_paths == [str(there.parent / "here" / "own")]
+    train_here([f"resume={run}", "max_steps=5"])
+
+
+def test_initial_weights_are_found_where_the_run_was_started(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was killed before its first checkpoint reads them again."""
+    monkeypatch.chdir(there)
+    begun = begin(settings(Path("data/four"), Path("second"), init_from="run/best", **TINY))
+    begun.fit()
+    shutil.rmtree("second/step_00000002")
+    monkeypatch.chdir(there.parent / "here")
+    again = begin(["resume=auto", f"checkpoint_path={there}/second"]).start.config
+    assert again.initial_weights == f"{there}/run/best"
+
+
+def test_a_run_that_was_moved_finds_the_data_beside_it(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.move(there / "run", "run")
+    shutil.move(there / "data", "data")
+    _evaluate(monkeypatch, "checkpoint=run")
+    begun = begin(["resume=run", "max_steps=3"])
+    assert begun.start.config.train_paths == ["data/four"]
+    begun.fit()
+    assert _stored(Path("run"), 3).started_in == os.getcwd(), "from now on the paths refer to the new place"
+
+
+def test_data_that_are_gone_are_looked_for_where_the_run_was_started(
+    there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.move(there / "data", there / "elsewhere")
+    expected = (
+        f"no dataset at data/four: the run was started in {there}, and it is neither there nor here in {os.getcwd()}; "
+        "give data_path=<folder of the dataset>"
+    )
+    assert mistake([f"resume={there}/run", "max_steps=3"]) == expected
+    with pytest.raises(ValueError) as caught:
+        _evaluate(monkeypatch, f"checkpoint={there}/run")
+    assert str(caught.value) == expected
+    _evaluate(monkeypatch, f"checkpoint={there}/run", f"data_path={there}/elsewhere/four")
+
+
+def test_a_run_of_an_older_version_has_paths_from_here(there: Path) -> None:
+    state = open_checkpoint(there / "run", print).state.config
+    config = validate(PretrainConfig, state | {"started_in": None})
+    assert config.train_paths == ["data/four"] and config.test_paths == ["data/four"]
