@@ -286,7 +286,9 @@ def test_too_few_examples_for_one_batch_are_refused(data: Path, tmp_path: Path) 
 @pytest.mark.parametrize("metric", ["eval/all/exact", "eval/test/exact_accuracy", "eval/all/exact_accuracy_at_step/9"])
 def test_a_best_metric_that_no_evaluation_has_is_refused(data: Path, tmp_path: Path, metric: str) -> None:
     message = _mistake(lambda: _run(data, tmp_path / "run", best_metric=metric))
-    assert message.startswith(f"best_metric={metric} is no metric of this data; take one of eval/all/exact_accuracy, ")
+    before, _, choices = message.partition("; take one of ")
+    assert before == f"best_metric={metric} is no metric of this data"
+    assert "eval/all/exact_accuracy" in choices.split(", ")
     assert not (tmp_path / "run").exists()
 
 
@@ -408,10 +410,9 @@ def test_resuming_with_other_data_is_refused(copied: Path, copied_data: Path) ->
     )
 
 
-@pytest.mark.parametrize("what", ["missing", "empty folder", "a file", "a dataset"])
+@pytest.mark.parametrize("what", ["missing", "empty folder", "a dataset"])
 def test_evaluating_a_path_without_a_checkpoint_is_refused(data: Path, tmp_path: Path, what: str) -> None:
-    path = {"missing": tmp_path / "x", "empty folder": tmp_path, "a file": tmp_path / "file", "a dataset": data}[what]
-    (tmp_path / "file").write_text("text")
+    path = {"missing": tmp_path / "x", "empty folder": tmp_path, "a dataset": data}[what]
     message = _mistake(lambda: load_run(path, SINGLE))
     assert message == f"there is no checkpoint at {path}; give the folder of a run or of one of its steps"
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import evaluate as program
+from dataset.evaluators import build_evaluators, fitting_evaluators
 from dataset.schema import open_split
 from dataset.tasks import TASKS
 from dataset.tasks.base import joined
@@ -73,7 +74,8 @@ def test_the_average_is_evaluated(
 
     _, model, _ = load_run(averaged, SINGLE)
     split = open_split(data, "test")
-    assert evaluate(model, split, SINGLE, EvalOptions(16)) == trained
+    judged = build_evaluators(fitting_evaluators(split), split)
+    assert evaluate(model, split, SINGLE, EvalOptions(16), evaluators=judged) == trained
     model.load_state_dict(_weights(averaged, 12))
     of_raw = evaluate(model, split, SINGLE, EvalOptions(16))
     assert of_raw is not None and abs(of_raw["eval/all/lm_loss"] - trained["eval/all/lm_loss"]) > 1e-2

@@ -255,7 +255,10 @@ MISTAKES = {
     "unknown sweep": (["sweep=nope"], "there is no config 'sweep/nope'; choose one of "),
     "missing file": (["sweep=nope.yaml"], "nope.yaml is not there"),
     "unknown key": (["sweep=my.yaml", "sweep.trial=3"], "unknown key 'sweep.trial'; did you mean sweep.trials"),
-    "unknown key in the file": (["sweep=unknown.yaml"], "unknown key 'sweep.trialz'; did you mean sweep.trials?"),
+    "unknown key in the file": (
+        ["sweep=unknown.yaml"],
+        "unknown.yaml:1: unknown key 'sweep.trialz'; did you mean trials?",
+    ),
     "unknown kind of range": (
         ["sweep=kind.yaml"],
         "sweep.parameters.lr: unknown key 'log_rang'; did you mean log_range or range?",
@@ -268,7 +271,10 @@ MISTAKES = {
         ["global_batch_size=16,32", "grad_accumulation=1,2,0"],
         "the config refuses global_batch_size=16 grad_accumulation=0: grad_accumulation: ",
     ),
-    "choice of a group": (["arch=hrm,tmr"], "the config refuses arch=tmr: there is no config 'arch/tmr'; choose one"),
+    "choice of a group": (
+        ["arch=hrm,tmr"],
+        "the config refuses arch=tmr: there is no config 'arch/tmr'; did you mean trm?",
+    ),
     "misspelt metric": (
         ["lr=1,2", "sweep.metric=exact_acuracy"],
         "sweep.metric=exact_acuracy is no metric of these runs; did you mean eval/all/exact_accuracy",
