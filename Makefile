@@ -5,7 +5,7 @@ VENV := .venv/bin
 LINTER := $(VENV)/node .venv/lint/node_modules/.bin
 PIP_INSTALL := $(VENV)/python -m pip install --quiet --disable-pip-version-check
 
-# Measured on two cores: two threads take 0.6 of the time of one. More were not measured.
+# Measured on two cores (docs/benchmarks.md, "Busy cores"): two threads are faster unless other programs use both.
 DEMO_THREADS ?= 2
 DEMO_DATA := data/sudoku-6x6
 

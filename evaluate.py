@@ -7,6 +7,8 @@ checkpoints.
 """
 # N = sequences, S = tokens of a puzzle
 
+from utils import openmp  # isort: skip # noqa: F401 - before torch
+
 import json
 import math
 import os

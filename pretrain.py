@@ -13,6 +13,8 @@ says "Every rank." marks a function that all ranks must call together.
 """
 # B = slots of this rank, E = puzzle embedding size
 
+from utils import openmp  # isort: skip # noqa: F401 - before torch
+
 import sys
 import uuid
 from dataclasses import dataclass

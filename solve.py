@@ -20,6 +20,8 @@ From Python, with any number of puzzles at once:
 """
 # N = puzzles, T = steps (segments), S = cells of a board
 
+from utils import openmp  # isort: skip # noqa: F401 - before torch
+
 import csv
 import gzip
 import json

@@ -162,6 +162,7 @@ def test_wandb_stays_behind_the_metrics(path: Path) -> None:
 MAY_READ_ENVIRONMENT = {
     *(path for path in SOURCES if path.is_relative_to("utils/dist")),
     *(Path("utils/program.py"), Path("utils/shell.py"), Path("utils/secrets.py")),
+    Path("utils/openmp.py"),  # says how OpenMP's threads wait, unless the user says it
     Path("search/slurm.py"),  # jobs inherit the environment of the sweep, but not what a launcher says there
     Path("search/launchers.py"),  # a run of a sweep gets the environment of the sweep, and the number of its threads
 }
@@ -172,6 +173,12 @@ def test_the_environment_is_read_in_one_place(path: Path) -> None:
     if path not in MAY_READ_ENVIRONMENT and path.parts[0] not in ("launch", "benchmarks"):  # these start programs
         reads = {"os.environ", "os.getenv", "os.putenv", "os.unsetenv"}
         assert not reads & {*_names(path), *_imports(path)}
+
+
+@pytest.mark.parametrize("name", ["pretrain.py", "evaluate.py", "solve.py"])
+def test_programs_that_compute_say_how_threads_wait_before_torch_is_loaded(name: str) -> None:
+    imports = [node for node in _tree(Path(name)).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert ast.unparse(imports[0]) == "from utils import openmp", "OpenMP reads its variables when torch loads it"
 
 
 CAN_RUN_CODE = ("pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "torch.load", "torch.save")
