@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -394,10 +395,14 @@ def _write_tensors(path: Path, tensors: Tensors, header: dict[str, str] | None =
 
     Neither writing nor hashing holds Python's global lock, so that training goes on meanwhile.
     """
+    with open(path, "wb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     try:
         save_file(tensors, path, header)
     except SafetensorError as error:  # only the disk can fail here: the tensors are on the host and contiguous
         raise OSError(str(error)) from error
+    # safetensors puts a file in its place that only its owner may read.
+    path.chmod(mode)
     with open(path, "rb") as file:
         os.fsync(file.fileno())
     return File(bytes=path.stat().st_size, sha256=sha256_of_file(path))

@@ -49,6 +49,18 @@ def test_manifest_lists_every_file(quiet: Path) -> None:
         assert found == {*listed, "manifest.json"}
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_the_umask_decides_who_may_read_a_checkpoint(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        save_step(tmp_path, 1, World.single())
+    finally:
+        os.umask(before)
+    found = {file.name: oct(file.stat().st_mode & 0o777) for file in tmp_path.rglob("*") if file.is_file()}
+    assert found.keys() >= {"model.safetensors", "rank_0000.safetensors", "manifest.json", "latest"}
+    assert set(found.values()) == {oct(0o666 & ~umask)}, found
+
+
 def test_keep_last_k_also_keeps_the_best(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for step in range(1, 8):
