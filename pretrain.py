@@ -47,6 +47,7 @@ from utils.checkpoint.format import Progress
 from utils.command_line import CommandLine
 from utils.dist.setup import connect_devices
 from utils.dist.world import World
+from utils.errors import UserError
 from utils.metrics import Row
 from utils.program import run
 from utils.run.folder import clear_stopped
@@ -203,12 +204,18 @@ def train(
 
     Raises:
         BadStep: A step went wrong. Its metrics and checkpoints are on the disk.
-        UserError: The data do not give what the config asks for, or the disk fails.
+        UserError: The data do not give what the config asks for, or the disk fails, or a branch has
+            no step to do.
     """
     progress = state.progress
     plan = Plan.make(start.config, data, progress, world)
     if plan.is_finished(progress):
         with world.shared_errors():
+            if start.checkpoint is not None and start.branches_off:
+                raise UserError(
+                    f"{start.checkpoint.path} has done {progress.step} steps, so a branch of {plan.last_step} steps "
+                    f"has nothing to do; give {plan.what_allows_more(progress.step)} for the branch"
+                )
             if world.is_main:
                 run_path = start.config.run_path
                 tell(f"{run_path} is finished: it has done {progress.step} of {plan.last_step} steps")

@@ -257,7 +257,8 @@ def require_same_state(saved: Shapes, own: Shapes) -> None:
     if here and there and here != there and there <= set(map(name_of, OPTIMIZERS)):
         raise UserError(
             f"the checkpoint holds the state of {' and '.join(sorted(there))}, but this run's optimizer is "
-            f"{' and '.join(sorted(here))}; resuming keeps the optimizer: give {_options(there)}"
+            f"{' and '.join(sorted(here))}; resuming keeps the optimizer: give {_options(there)}; "
+            "a new run with init_from=<run> instead of resume takes the weights and may have another optimizer"
         )
     found = compare_shapes(saved, own)
     if found.missing:

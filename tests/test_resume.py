@@ -412,6 +412,19 @@ def test_a_branch_starts_from_an_older_step(data: Path, quiet: Path, tmp_path: P
     assert times[0] == times_of_source[1] and times == sorted(times), "the clock goes on from the rows that are kept"
 
 
+def test_a_branch_without_a_step_to_do_is_a_mistake(quiet: Path, tmp_path: Path) -> None:
+    """The sentence that a run is finished would name a folder that does not exist."""
+    branch, newest = tmp_path / "branch", quiet / "step_00000012"
+    typed = [f"resume={quiet}", f"checkpoint_path={branch}", "lr=3e-5"]
+    done = f"{newest} has done 12 steps, so a branch of 12 steps has nothing to do"
+    assert mistake(typed) == f"{done}; give max_steps=... above 12 for the branch"
+    assert mistake([*typed, "max_steps=null", "epochs=1"]).endswith("; give epochs=... above 1 for the branch")
+    assert mistake([*typed, "epochs=1"]).endswith("; give max_steps=... above 12 and epochs=... above 1 for the branch")
+    assert not branch.exists(), "a refused branch left a folder"
+    train_here([*typed, "max_steps=13", "epochs=100"])
+    assert runs.latest(branch) == 13
+
+
 def test_a_branch_has_no_best_and_no_patience_yet(data: Path, tmp_path: Path) -> None:
     """A branch ignores the exhausted patience of its source run.
 

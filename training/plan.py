@@ -130,6 +130,15 @@ class Plan:
         ended = progress.step >= self.last_step or self.out_of_patience(progress)
         return ended and progress.pending_row is None
 
+    def what_allows_more(self, step: int) -> str:
+        """Return a phrase that names the keys that must grow before a step can follow this one."""
+        config, phrases = self.config, []
+        if config.max_steps is not None and config.max_steps <= step:
+            phrases.append(f"max_steps=... above {step}")
+        if self.sampler.last_step <= step:
+            phrases.append(f"epochs=... above {config.epochs}")
+        return " and ".join(phrases)
+
 
 def improves(value: float | None, best: float | None, mode: Literal["max", "min"]) -> bool:
     """Return whether a value is the best so far. None, of examples without labels, is not."""

@@ -96,17 +96,23 @@ def _versions() -> str:
 
 
 def _git_state() -> str:
-    """Return the commit of this code and how many of its files differ from the commit."""
+    """Return the commit of this code, and how many of its files differ from it or are new."""
     if PACKAGE:
         return f"{PACKAGE} {VERSION}"
     try:
         if Path(_git("rev-parse", "--show-toplevel")).resolve() != ROOT:
             return _noted_commit()
-        commit, changes = _git("log", "-1", "--format=%h of %cs"), _git("status", "--porcelain", "--untracked-files=no")
+        commit = _git("log", "-1", "--format=%h of %cs")
+        num_changed = len(_git("status", "--porcelain", "--untracked-files=no").splitlines())
+        # Only code of the repository's own folders counts. Untracked data and results are no code.
+        within = ["", *(f"{folder}/**/" for folder in _git("ls-tree", "-d", "--name-only", "HEAD").splitlines())]
+        code = [f":(glob){folder}*.{end}" for folder in within for end in ("py", "yaml")]
+        num_new = len(_git("ls-files", "--others", "--exclude-standard", "--", *code).splitlines())
     except (OSError, subprocess.SubprocessError):
         return _noted_commit()
-    num_changed = len(changes.splitlines())
-    return f"commit {commit}" + (f", {num_changed} file{'s' * (num_changed > 1)} changed" if num_changed else "")
+    changed = f", {num_changed} file{'s' * (num_changed > 1)} changed" if num_changed else ""
+    new = f", {num_new} new{'' if num_changed else ' file' + 's' * (num_new > 1)}" if num_new else ""
+    return f"commit {commit}{changed}{new}"
 
 
 def _noted_commit() -> str:

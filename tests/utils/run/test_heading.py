@@ -1,5 +1,6 @@
 """The first lines of a log name the command, the code, the ranks and the folder."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +59,38 @@ def test_the_code_outside_of_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Neither a copy without git nor a copy inside another repository has a commit of its own."""
     monkeypatch.setattr("utils.run.heading.ROOT", tmp_path)
     assert "code: not under git" in heading(["pretrain.py"], tmp_path, World.single())[1]
+
+
+def test_changed_and_new_code_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new file of code may matter as much as a changed one. Data and results are no code."""
+
+    def git(*typed: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", "-C", str(tmp_path), *who, *typed], check=True, capture_output=True)
+
+    def write(*names: str) -> None:
+        for name in names:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(name)
+
+    def told() -> str:
+        return heading(["pretrain.py"], tmp_path, World.single())[1].partition(";")[0].partition("20")[2][8:]
+
+    monkeypatch.setattr("utils.run.heading.ROOT", tmp_path)
+    write("train.py", "models/one.py", "config/arch/one.yaml", ".gitignore")
+    (tmp_path / ".gitignore").write_text("config/mine/\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    assert told() == ""
+    write("data/one.yaml", "runs/one/config.yaml", "models/notes.txt", "config/mine/one.yaml")
+    assert told() == ""
+    write("config/experiment/mine.yaml")
+    assert told() == ", 1 new file"
+    write("models/two.py", "mine.py")
+    assert told() == ", 3 new files"
+    (tmp_path / "train.py").write_text("changed")
+    assert told() == ", 1 file changed, 3 new"
 
 
 @pytest.mark.parametrize(("noted", "told"), [("1a2b3c4-dirty\n", "commit 1a2b3c4-dirty;"), ("\n", "not under git;")])
