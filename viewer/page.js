@@ -180,7 +180,7 @@ function cross(context, x, y, c, stroke, under) {
  *   line?          the colour of the lines between cells, instead of the theme's
  *   windows?       a function of (board, question, label, answers) that returns the parts to show
  *   largestCell?   the largest side of a cell in CSS pixels; by default cells fill the screen
- *   namesTokens?   true if the legend names the tokens
+ *   namesTokens?   true if cells hold the names of the tokens, or their numbers with a legend of names
  *   besidePuzzle?  true if answers do not contain the puzzle, so that both need a large board
  */
 const DRAWINGS = {
@@ -336,7 +336,7 @@ function numberCell(context, { x, y, c, token, question, wrong, changed }, board
     context.fillStyle = wrong ? colours["wrong-soft"] : colours.changed;
     context.fillRect(x, y, c, c);
   }
-  const text = token < 0 ? "" : namesFit(board, c) ? tokenName(board, token) : String(token);
+  const text = token < 0 ? "" : board.byName ? tokenName(board, token) : String(token);
   const given = token === question;
   context.fillStyle = wrong ? colours.wrong : given ? colours.given : colours.answer;
   context.font = `${given ? 700 : 500} ${textSize(text.length, c)}px ${FONT}`;
@@ -347,10 +347,11 @@ function numberCell(context, { x, y, c, token, question, wrong, changed }, board
 /** Return the font size at which a text of this length fits into a cell. */
 const textSize = (length, c) => Math.min(c * 0.5, (c * 1.4) / Math.max(1, length));
 
-/** Return whether the tokens have names, and the longest name is legible in a cell. */
-function namesFit(board, c) {
-  board.longestName ??= Math.max(0, ...board.tokens.map((name) => name.length));
-  return board.longestName > 0 && textSize(board.longestName, c) >= 8;
+/** Return whether tokens have names that are legible in a cell, or as short as their numbers. */
+function namesFit(board, tokens, c) {
+  if (!board.tokens.length) return false;
+  const longest = Math.max(...tokens.map((token) => tokenName(board, token).length));
+  return longest <= String(Math.max(...tokens)).length || textSize(longest, c) >= 8;
 }
 
 function underline(context, x, y, c) {
@@ -562,6 +563,15 @@ function study(example, board) {
     windows: drawingOf(board).windows?.(board, question, label, answers) ?? {},
   };
   return example.studied;
+}
+
+/** Return the tokens of the examples: each once, without ignored labels. */
+function usedTokens(examples) {
+  const used = new Set();
+  for (const { question, label, answers } of examples.map((example) => example.studied))
+    for (const tokens of [question, label ?? [], ...answers]) tokens.forEach((token) => used.add(token));
+  used.delete(-1);
+  return [...used].sort((a, b) => a - b);
 }
 
 /** Return the parts of the 30x30 canvas that hold an ARC puzzle, its answers and its solution. */
@@ -938,6 +948,7 @@ class Examples {
     this.run = page.answering?.[0];
     this.all = this.byRun ? this.byRun.get(this.run) : page.examples;
     this.all.forEach((example) => study(example, this.board));
+    this.tokens = drawingOf(this.board).namesTokens ? usedTokens(this.all) : [];
     this.filter = "all";
     this.shown = [];
     this.current = null;
@@ -1352,12 +1363,29 @@ class Examples {
     );
   }
 
-  /** Return legend entries for the tokens of the example, unless names fit into every cell. */
+  /** Return legend entries that name the tokens of the example, unless its cells show the names. */
   tokenLegend() {
-    if (namesFit(this.board, LEGEND_CELL)) return [];
-    const { question, label, answers } = this.current.studied;
-    const used = new Set([question, label ?? [], ...answers].flatMap((tokens) => [...tokens]));
-    return this.board.tokens.flatMap((name, token) => (used.has(token) ? [[name, token, token, token]] : []));
+    if (this.board.byName || !this.board.tokens.length) return [];
+    return usedTokens([this.current]).map((token) => [tokenName(this.board, token), token, token, token]);
+  }
+
+  /** Draw names of tokens into all boards if they fit into the cells of the large ones, else numbers. */
+  nameTokens(c) {
+    const byName = this.tokens.length > 0 && namesFit(this.board, this.tokens, c);
+    if (byName === this.board.byName) return;
+    this.board.byName = byName;
+    this.redrawSmall();
+  }
+
+  /** Draw the thumbnails, the legend and the other puzzles of the group again. */
+  redrawSmall() {
+    document.querySelectorAll("#items canvas").forEach((canvas) => {
+      if (canvas.width > 1) this.thumbnail(canvas);
+    });
+    if (this.current) {
+      this.buildLegend();
+      this.buildStrip();
+    }
   }
 
   /** Return the picture of the large board at the current step. */
@@ -1415,6 +1443,7 @@ class Examples {
       ...this.figures.map((one, i) => (one.small ? Infinity : cellSide(pictures[i].window ?? whole, width, height))),
       drawingOf(this.board).largestCell ?? Infinity,
     );
+    this.nameTokens(scale);
     for (const [i, one] of this.figures.entries()) {
       const picture = pictures[i],
         part = picture.window ?? whole;
@@ -1573,13 +1602,7 @@ class Examples {
   }
 
   restyle() {
-    document.querySelectorAll("#items canvas").forEach((canvas) => {
-      if (canvas.width > 1) this.thumbnail(canvas);
-    });
-    if (this.current) {
-      this.buildLegend();
-      this.buildStrip();
-    }
+    this.redrawSmall();
     this.redraw();
   }
 }
