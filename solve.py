@@ -278,6 +278,11 @@ class Solver:
         for number, puzzle in enumerate(puzzles, start=1):
             if isinstance(puzzle, Task):
                 parsed += self.source.puzzles_of_tasks([puzzle], f"puzzle {number}")
+            elif not isinstance(puzzle, str):
+                raise UserError(
+                    f"puzzle {number} is of the type {type(puzzle).__name__}; give a text with a character for each "
+                    "cell, or for ARC a task as JSON"
+                )
             else:
                 parsed += self.source.puzzles_of_text(puzzle, f"puzzle {number}")
         return list(self.solutions(parsed))

@@ -67,6 +67,10 @@ def check_sources(settings: object, unit: str, *, of_files: Sequence[str], of_ge
             raise UserError(f"{option} needs --generate; add --generate N or leave {option} out")
 
 
+# Files and pipes get a line so often. A stage that takes less time prints none.
+_LINE_EVERY_S = 10.0
+
+
 class _Lines:
     """A stream that prints each update of tqdm on a line of its own, for a file or a pipe.
 
@@ -82,15 +86,19 @@ class _Lines:
 
 
 def progress(what: str, total: int | None, unit: str) -> "tqdm[NoReturn]":
-    """Return a progress bar, which on a file or pipe prints a line every ten seconds."""
-    interactive = sys.stderr.isatty()
+    """Return a progress bar. On a file or pipe it prints plain lines, and none in a short time."""
+    unit_scale = total is None or total >= 10_000
+    if sys.stderr.isatty():
+        return tqdm(desc=what, total=total, unit=f" {unit}", unit_scale=unit_scale)
     return tqdm(
         desc=what,
         total=total,
         unit=f" {unit}",
-        unit_scale=total is None or total >= 10_000,
-        mininterval=0.1 if interactive else 10.0,
-        file=None if interactive else _Lines(),
+        unit_scale=unit_scale,
+        delay=_LINE_EVERY_S,
+        mininterval=_LINE_EVERY_S,
+        bar_format="{desc}: {n_fmt} of {total_fmt}{unit} after {elapsed}",
+        file=_Lines(),
     )
 
 

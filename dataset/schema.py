@@ -10,6 +10,7 @@ import hashlib
 import json
 import mmap
 import re
+import shlex
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -194,13 +195,21 @@ _BUILDERS = (
 
 
 def build_command(data_path: Path) -> str:
-    """Return the command line that builds a dataset of such a name."""
+    """Return the command line that builds a dataset of such a name, or from the CSV files there."""
     name = data_path.name.lower()
     task, options = next((task, options) for part, task, options in _BUILDERS if re.search(part, name))
     if augmented := re.search(r"aug-(\d+)", name):
         options = f"{options} --num-aug {augmented[1]}".strip()
+    if _holds_csv(data_path):  # a new folder, because these files are no part of a dataset
+        task = "maze" if task == "maze" else "sudoku"
+        options = f"--source-dir {shlex.quote(str(data_path))}"
+        data_path = Path("data") / f"{data_path.resolve().name}-built"
     builder = " ".join(typed(f"hrm-build-{task.replace('_', '-')}"))
-    return f"{builder} --output-dir {data_path} {options}".rstrip()
+    return f"{builder} --output-dir {shlex.quote(str(data_path))} {options}".rstrip()
+
+
+def _holds_csv(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("train.csv", "train.csv.gz"))
 
 
 def _why_none(data_path: Path, file: Path) -> str:
@@ -209,6 +218,8 @@ def _why_none(data_path: Path, file: Path) -> str:
         return f"it is the folder of a run; resume={data_path} goes on with it, and checkpoint={data_path} evaluates it"
     if (data_path / "dataset.json").is_file():
         return f"it is one split of a dataset; give the folder above it, {data_path.parent}"
+    if _holds_csv(data_path):
+        return f"it holds CSV files; build a dataset of them ({build_command(data_path)}) and give that as data_path"
     missing = f"{file} is missing" if data_path.exists() else f"there is no folder {data_path}"
     return f"{missing}; build it ({build_command(data_path)}) or set data_path to one that exists"
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from dataset.builder import SPLITS, SplitWriter
 from models import export
 from models.act import initial_carry, segment
 from models.inference import Trace
-from solve import Solver, Source
+from solve import Solver, Source, Step
 from tests import runs
 from tests.in_process import load_run, train_here
 from training.trained import Trained
@@ -227,6 +227,25 @@ def test_mistakes_in_python_are_value_errors(run: Path) -> None:
         Solver.from_checkpoint("nowhere")
     with pytest.raises(ValueError, match="puzzle 2 has 3 characters, this model's puzzles have 16"):
         Solver.from_checkpoint(run, device="cpu").solve([QUESTION, "123"])
+    rows: Any = [[1, 2, 3]]
+    with pytest.raises(UserError, match="puzzle 1 is of the type list; give a text with a character for each cell"):
+        Solver.from_checkpoint(run, device="cpu").solve(rows)
+
+
+def test_the_page_names_the_fields_of_a_solution(run: Path) -> None:
+    """docs/solving.md lists them; each row has the names that stand in its first column."""
+    page = (runs.REPOSITORY / "docs/solving.md").read_text()
+    solver = Solver.from_checkpoint(run, ["num_steps=3"], device="cpu")
+    (solution,) = solver.solve([QUESTION])
+    assert len(solution.steps) == 3, "the page says that num_steps is given as an override"
+    objects = {"solution": solution, "step": solution.steps[0]}
+    rows = re.findall(r"^\| (`(?:solution|step)\..*?) \|", page, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+\.\w+)`", row)}
+    for name in named:
+        of, _, field = name.partition(".")
+        assert hasattr(objects[of], field), name
+    assert {name for name in named if name.startswith("step.")} == {f"step.{each.name}" for each in fields(Step)}
+    assert {f"solution.{key}" for key in ("solved", "valid", "reason", "answer", "steps", "settled_at")} <= named
 
 
 # ---- one puzzle --------------------------------------------------------------------------------

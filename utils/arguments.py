@@ -17,8 +17,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises UserError and keeps the line breaks of its description and examples.
 
     Each option can be typed as the other commands take their keys, too: output=FILE is --output
-    FILE, and png=true is --png. Programs that pass overrides on (a positional argument of this
-    name) take only options.
+    FILE, and png=true is --png. Underscores are dashes. Programs that pass overrides on (a
+    positional argument of this name) take only options.
 
     Args:
         prog: the name of the program.
@@ -63,6 +63,9 @@ class Parser(argparse.ArgumentParser):
                 yield from [value] * bool(equals)
             elif word.startswith("--") and option(name) not in self._option_string_actions:
                 self._refuse(word, name)
+            elif word.startswith("--"):  # --output_file too
+                word = option(name) + equals + value
+                yield word
             elif re.fullmatch(r"[A-Za-z][\w-]*", name) and equals and not word.startswith("-"):
                 yield from self._as_option(word, name, value)
             else:

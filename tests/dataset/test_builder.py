@@ -6,6 +6,7 @@ mistake in one line.
 # N = examples, S = tokens, P = puzzles, G = groups
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -187,3 +188,24 @@ def test_a_wrong_option_is_one_line() -> None:
         parser.parse_args(["--number", "a"])
     with pytest.raises(ValueError, match=r"unrecognized arguments: --num \(did you mean --number\?\); --help shows"):
         parser.parse_args(["--num", "1"])
+
+
+# ---- progress ----------------------------------------------------------------------------------
+
+
+def test_a_log_gets_no_lines_of_a_short_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    with builder.progress("writing", 3, "boards") as bar:
+        for _ in range(3):
+            bar.update()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_log_gets_plain_lines_of_a_long_stage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(builder, "_LINE_EVERY_S", 0.01)
+    with builder.progress("writing", 3, "boards") as bar:
+        for _ in range(3):
+            time.sleep(0.02)
+            bar.update()
+    assert capsys.readouterr().err.splitlines()[-1] == "writing: 3 of 3 boards after 00:00"

@@ -5,6 +5,7 @@ An error about a malformed folder is one line, which names the file.
 
 import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,19 @@ def test_the_error_for_a_missing_dataset_names_the_command_that_builds_it(tmp_pa
         message = _error(folder)
         assert "no dataset at" in message
         assert f"python dataset/build_sudoku_dataset.py --output-dir {folder}" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "builder"), [("my sudokus 1k", "build_sudoku_dataset"), ("mazes-30x30", "build_maze_dataset")]
+)
+def test_the_error_for_csv_files_names_the_command_that_reads_them(tmp_path: Path, name: str, builder: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "train.csv.gz").touch()
+    message = _error(folder)
+    command = message.partition("(")[2].partition(")")[0]
+    expected = ["python", f"dataset/{builder}.py", "--output-dir", f"data/{name}-built", "--source-dir", str(folder)]
+    assert shlex.split(command) == expected, message
 
 
 @pytest.mark.parametrize(

@@ -106,3 +106,8 @@ def test_an_extra_has_what_its_file_refers_to() -> None:
 def test_a_clone_names_its_files() -> None:
     assert PACKAGE == "" and typed("hrm-train") == ["python", "pretrain.py"]
     assert under_torchrun("hrm-evaluate") == ["evaluate.py"]
+
+
+def test_the_page_names_every_command() -> None:
+    page = (ROOT / "docs/training.md").read_text()
+    assert not [name for name in COMMANDS if not re.search(rf"{name}(?![\w-])", page)]

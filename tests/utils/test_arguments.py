@@ -77,6 +77,8 @@ def _parser() -> Parser:
         "num=5 run=RUN -o F --png",
         "--checkpoint RUN --num=5 output_file=F --png",
         "--checkpoint=RUN --num=5 output_file=F --png",
+        "RUN --output_file F --num=5 --png",
+        "RUN --num 5 --output_file=F --png",
     ],
 )
 def test_an_option_is_also_a_key(typed: str) -> None:
