@@ -43,6 +43,8 @@ class OnlineAugmentation:
         seq_len, vocab_size = split.metadata.seq_len, split.metadata.vocab_size
         task = task_of_shape(seq_len, vocab_size)
         symmetries = task.symmetries(list(split.sets.values())) if task is not None else None
+        if task is not None and symmetries is None:
+            raise UserError(f"{split.path} holds {task.title}, a task without symmetries; set augment=none")
         if symmetries is None:
             raise UserError(
                 f"{split.path} has {seq_len} tokens of {vocab_size} kinds, a task whose symmetries are not known "

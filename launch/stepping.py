@@ -74,7 +74,7 @@ class SteppedRun:
         _, data_failed = self._session.vote_to_end()
         if data_failed:
             self._session.raise_data_error()
-        return {"step": self.step, **row}
+        return {"step": self.step, "epoch": self._session.plan.sampler.epoch(self.step), **row}
 
     def evaluate(self) -> Row:
         """Evaluate the test split, with the averaged weights if there are any, and return metrics.

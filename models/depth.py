@@ -143,7 +143,10 @@ class Calls:
 
     def __call__(self, network: Level, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
         """Return network(x_BTD, rotary), with gradient if this is one of the last calls."""
-        assert self._left > 0, "the recursion makes more calls than its depth says"
+        assert self._left > 0, (
+            "the recursion makes more calls than its depth says; does calls_of_H of the config class count the call "
+            "that ends each H cycle?"
+        )
         self._left -= 1
         with torch.set_grad_enabled(self._grad_wanted and self._left < self._num_grad_calls):
             if self._checkpointing == "none" or not torch.is_grad_enabled():

@@ -3,6 +3,7 @@ end.
 """
 
 import socket
+import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from dataset.loader import TrainLoader
 from dataset.pictures import board_of, draw_answers
-from dataset.schema import DatasetMetadata
+from dataset.schema import DatasetMetadata, Split
 from dataset.tasks import task_of_shape
 from training.advice import advice
 from training.config import PretrainConfig
@@ -37,7 +38,10 @@ from utils.run.folder import mark_stopped
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
 from utils.run.resume import Start, prepare
+from utils.run.status import in_words
 from utils.run.stop import StopSignal
+
+_LONG_EVALUATION_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,7 @@ class Session:
         flops = FlopsOfRun(config, data.sizes, plan.last_step)
         self._flops = FlopsGauge(flops, state.model.dtype, progress.step, world)
         self.clock, self._eval_share = StepClock(), TimeShare(config.eval_max_share)
+        self._last_eval_s: float | None = None
         self._data_error: UserError | None = None  # why this rank has no next batch
         for line in [*start.notes, describe(config, data, state, plan, world)]:
             self.say(line)
@@ -222,6 +227,8 @@ class Session:
             save_to=config.run_path / "eval_outputs" / f"step_{progress.step:08d}",
             sample=sample,
         )
+        self._announce_evaluation(self._data.test)
+        began = time.perf_counter()
         try:
             with self._eval_share.taking(limited=limited) as deadline, state.averaged_weights():
                 metrics = evaluate(
@@ -243,6 +250,7 @@ class Session:
             return Evaluation(row, is_done=False)
         if sample is not None:
             self._metrics.show(progress.step, pictures_of(sample, self._data.test.metadata))
+        self._last_eval_s = time.perf_counter() - began
         row = row | metrics | {"perf/eval_share": self._eval_share.share}
         if not deadline.was_met:  # a result on some of the examples may be luck
             self.say(f"step {progress.step}: no time for all of the evaluation (eval_max_share)")
@@ -250,6 +258,15 @@ class Session:
         if self._saves.may_fail:  # a best step that could not be saved must not count as the best any more
             self._saves.finish(last_comes=True)
         return Evaluation(row, is_done=True, is_best=self.plan.update_best(metrics, progress))
+
+    def _announce_evaluation(self, test: Split) -> None:
+        """Say that an evaluation begins, unless the last one was short. A silent run looks hung."""
+        if self._last_eval_s is not None and self._last_eval_s < _LONG_EVALUATION_S:
+            return
+        sizes = [len(puzzle_set.inputs) for puzzle_set in test.sets.values()]
+        num_examples = sum(min(size, self.config.eval_max_examples or size) for size in sizes)
+        before = "" if self._last_eval_s is None else f", which took {in_words(self._last_eval_s)} the last time"
+        self.say(f"step {self.state.progress.step}: evaluating {num_examples:,} examples{before}")
 
     def log(self, row: Row) -> None:
         """Write a row to all sinks. Every rank.

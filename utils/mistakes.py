@@ -244,6 +244,9 @@ def describe(key: str, errors: list[Any], container: dict[str, Any], origin: Ori
         if is_group(key) and given in choices(key):
             return f"{place}: {key}: {given} belongs under defaults:, as the line - override /{key}: {given}"
     wanted = " or ".join(e["msg"][0].lower() + e["msg"][1:] for e in errors)
+    if error["type"] == "list_type" and isinstance(given, str) and given.isprintable():
+        written = f"{key}: [{given}]" if place is not None else f"{key}=[{given.strip('[]')}]"
+        return f"{_at(place)}{key}: {wanted}, but it is {reprlib.repr(given)}; write {written}"
     return f"{_at(place)}{key}: {wanted}, but it is {reprlib.repr(given)}{_correction(given)}"
 
 

@@ -422,3 +422,16 @@ def test_the_marker_of_a_stop_is_written_after_its_checkpoint(
         session.mark_stopped()
         assert (_run(session) / "latest").exists(), "the marker was written before the checkpoint"
         assert (_run(session) / "stopped").read_text() == f"{reason}\n"
+
+
+def test_an_evaluation_is_announced_unless_the_last_one_was_short(open_session: Open) -> None:
+    said: list[str] = []
+    session = open_session()
+    session.say = said.append
+    session.evaluate({}, limited=False)
+    assert said == ["step 4: evaluating 20 examples"], "a long first evaluation would look like a run that hangs"
+    session.evaluate({}, limited=False)
+    assert len(said) == 1
+    session._last_eval_s = 65.0
+    session.evaluate({}, limited=False)
+    assert said[1:] == ["step 4: evaluating 20 examples, which took 1 min the last time"]

@@ -162,6 +162,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "null for a map": (["wandb=null"], r"wandb: .*dictionary.*None"),
     "null for text": (["data_path=null"], r"data_path: .*string.*None"),
     "arch without a model": (["arch.name=mamba"], r"arch.name: .*'hrm', 'trm', .*'mamba'"),
+    "text for a list": (["data_paths=data/a"], r"data_paths: .*list.*; write data_paths=\[data/a\]"),
     "best metric": (["evaluators=[]", "best_metric=foo"], r"best_metric is 'foo'; .*eval/all/exact_accuracy"),
 }
 

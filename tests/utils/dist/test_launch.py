@@ -183,7 +183,9 @@ def _name_below(wrappers: int) -> list[str]:
     done = subprocess.run(
         ["mpirun.mpich", "-n", "2", "sh", "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
     )
-    return re.findall(r"NAME (.*)", done.stdout)
+    names = re.findall(r"NAME (.*)", done.stdout)
+    assert len(names) == 2, f"a rank did not say its name: {done}"
+    return names
 
 
 @pytest.mark.launch
@@ -191,7 +193,7 @@ def _name_below(wrappers: int) -> list[str]:
 def test_ranks_behind_scripts_know_their_launch() -> None:
     """Each rank has a parent of its own then, but Hydra's daemon is above them all."""
     one, other = _name_below(1), _name_below(2)
-    assert len(one) == len(other) == 2 and one[0] == one[1] != other[0] == other[1]
+    assert one[0] == one[1] != other[0] == other[1]
 
 
 def test_the_innermost_launcher_decides_who_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
