@@ -11,7 +11,6 @@ they are.
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,8 +27,10 @@ from utils.command_line import read_config, validate
 from utils.config import flatten
 from utils.config_files import choices, quoted
 from utils.errors import UserError
+from utils.run.folder import located
 from utils.shell import run_command
 from utils.terminal import tell
+from utils.text import for_shell
 from utils.weights_file import read_weights, write_weights
 
 # The options of the published code. Names of tensors don't show the MLP's kind or the positions. A
@@ -64,7 +65,7 @@ class Source:
 
     weights: Weights
     model: Exported | None  # None for a file of weights that does not describe its model
-    data_paths: tuple[str, ...]
+    data_paths: tuple[str, ...]  # from the current directory
 
 
 def parse_settings(argv: list[str] | None) -> Settings:
@@ -128,7 +129,11 @@ def load_source(checkpoint: str, *, raw: bool) -> Source:
         return Source(to_ours(read_weights(checkpoint)), read_exported(checkpoint), ())
     opened = open_checkpoint(path, lambda warning: tell(f"warning: {warning}"))
     config = opened.state.config
-    data_paths = tuple(map(str, config.get("data_paths") or [config.get("data_path", "")]))
+    started_in = config.get("started_in")
+    data_paths = tuple(
+        located(str(path), started_in if isinstance(started_in, str) else None)
+        for path in config.get("data_paths") or [config.get("data_path", "")]
+    )
     weights = opened.weights() if raw else opened.trained_weights()
     return Source(weights, describe(opened, data_paths), data_paths)
 
@@ -201,7 +206,7 @@ def commands(settings: Settings, source: Source) -> list[str]:
         return [f"python evaluate.py {file} {data} arch=...   # with the options that it was trained with"]
     arch = source.model.arch
     return [
-        f"python evaluate.py {file} {data} {shlex.join(overrides_of(arch, choices('arch')))}",
+        f"python evaluate.py {file} {data} {for_shell(overrides_of(arch, choices('arch')))}",
         _for_published_code(arch, settings),
     ]
 
@@ -240,7 +245,7 @@ def _for_published_code(arch: ArchConfig, settings: Settings) -> str:
         uncompiled = "" if settings.compiled else "DISABLE_COMPILE=1 "
         return f"the published TRM code: {uncompiled}python pretrain.py {' '.join(typed)}"
     typed = ["arch=hrm_v1", *known]
-    return f"the published HRM code: evaluate.py with these options in all_config.yaml beside it: {shlex.join(typed)}"
+    return f"the published HRM code: evaluate.py with these options in all_config.yaml beside it: {for_shell(typed)}"
 
 
 def _is_published(override: str) -> bool:
@@ -282,7 +287,7 @@ def _as_hydra(value: Any) -> str:
 def _typed(key: str, value: str) -> str:
     """Return the override of a text as a shell takes it."""
     plain = re.fullmatch(r"[\w./@:+-]+", value) is not None
-    return shlex.quote(f"{key}={value if plain else quoted(value)}")
+    return for_shell([f"{key}={value if plain else quoted(value)}"])
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,8 @@
-"""Make text from elsewhere fit for one line of a message."""
+"""Make text from elsewhere fit for one line of a message, or for a shell."""
+
+import re
+import shlex
+from collections.abc import Iterable
 
 _LONGEST_MISTAKE = 2000
 
@@ -15,3 +19,14 @@ def for_a_terminal(text: str) -> str:
 def one_line(error: Exception) -> str:
     """Return the message of an error without line breaks, or its type if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def for_shell(words: Iterable[str]) -> str:
+    """Return words as a person types them into a shell.
+
+    A word with single quotes gets double quotes around it if these change nothing in it. shlex
+    would write each single quote as five characters.
+    """
+    return " ".join(
+        f'"{word}"' if "'" in word and not re.search(r'["$`\\!]', word) else shlex.quote(word) for word in words
+    )

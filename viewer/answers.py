@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from utils.config_files import quoted
 from utils.errors import UserError
 from utils.programs import started
 from utils.terminal import tell
+from utils.text import for_shell
 from viewer.pages import Settings, read_json
 from viewer.run_page import SAVE_OUTPUTS, outputs_folder
 from viewer.saved_examples import shards_of, shows_answers
@@ -39,7 +39,7 @@ def save_missing_answers(run: Path, settings: Settings) -> list[str]:
         f"save_outputs={SAVE_OUTPUTS}",
         f"max_examples={settings.max_examples}",
     ]
-    command = f"python evaluate.py {shlex.join(typed)}"
+    command = f"python evaluate.py {for_shell(typed)}"
     tell(f"{run} has no saved answers; its model answers up to {settings.max_examples} puzzles of each test set now")
     tell(f"(Ctrl-C leaves them out): {command}")
     outputs = run / "eval_outputs"

@@ -35,7 +35,12 @@ def _assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 
 def _save_step(
-    run: Path, step: int, arch: dict[str, Any], model: dict[str, Tensor], ema: dict[str, Tensor] | None = None
+    run: Path,
+    step: int,
+    arch: dict[str, Any],
+    model: dict[str, Tensor],
+    ema: dict[str, Tensor] | None = None,
+    config: dict[str, Any] | None = None,
 ) -> Path:
     run.mkdir(exist_ok=True)
     state = RunState(
@@ -49,7 +54,7 @@ def _save_step(
         wandb_run_id="x",
         fingerprint={},
         task={"seq_len": 6, "vocab_size": 7, "num_puzzle_identifiers": 5},
-        config={"arch": arch, "data_path": "/a/sudoku"},
+        config={"arch": arch, "data_path": "/a/sudoku"} | (config or {}),
     )
     snapshot = Snapshot(
         weights=model,
@@ -153,6 +158,24 @@ def test_a_run_or_a_step_can_be_exported(arch: str, tmp_path: Path, capsys: pyte
     assert "warning: " in (said := capsys.readouterr().err) and "going back to step_00000001" in said
 
 
+def test_the_printed_commands_find_the_data_from_another_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "my lab"
+    (there / "data" / "sudoku").mkdir(parents=True)
+    started = {"data_path": "data/sudoku", "started_in": str(there)}
+    _save_step(there / "run", 1, {"name": "hrm"}, model=_generated("hrm"), config=started)
+    for folder, data in ((tmp_path, there / "data" / "sudoku"), (there, Path("data/sudoku"))):
+        monkeypatch.chdir(folder)
+        assert main([str(there / "run"), "-o", "m.safetensors"]) == 0
+        evaluate, _, train = capsys.readouterr().out.splitlines()[1:]
+        for command in (evaluate, train):
+            typed = shlex.split(command)[-1].removeprefix("data_path=").strip("'")
+            assert typed == str(data) and Path(typed).is_dir(), command
+    described = read_exported("m.safetensors")
+    assert described is not None and described.data == ["sudoku"], "the file names no folders of its author"
+
+
 def test_the_moving_average_is_exported_by_default(tmp_path: Path) -> None:
     """The average has only the trained tensors. H_init and L_init come from the weights."""
     weights = _generated("hrm")
@@ -200,6 +223,7 @@ def test_a_file_describes_its_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert described.sizes == {"seq_len": 6, "vocab_size": 7, "num_puzzle_identifiers": 5}
     evaluate, solve, train = capsys.readouterr().out.splitlines()[1:]
     quoted = f"'{file}'"
+    assert f'"checkpoint={quoted}"' in evaluate, "a person can read it"
     assert shlex.split(evaluate) == ["python", "evaluate.py", f"checkpoint={quoted}", "data_path=/a/sudoku"]
     assert shlex.split(solve) == ["python", "solve.py", f"checkpoint={quoted}", "puzzle=..."]
     assert shlex.split(train) == ["python", "pretrain.py", f"init_from={quoted}", "data_path=/a/sudoku"]

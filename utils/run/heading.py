@@ -1,7 +1,6 @@
 """The first lines of a log: what a person needs to repeat and to debug the run."""
 
 import platform
-import shlex
 import subprocess
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from utils.dist.rendezvous import meeting_point
 from utils.dist.world import World
 from utils.programs import PACKAGE, ROOT, VERSION
-from utils.text import for_a_terminal
+from utils.text import for_a_terminal, for_shell
 
 _GIT_TIMEOUT_S = 10
 
@@ -40,7 +39,7 @@ def heading(arguments: list[str], run: Path, world: World) -> list[str]:
         return []
     program = "hrm-train" if PACKAGE else Path(arguments[0]).name
     lines = [
-        f"command: {shlex.join([program, *arguments[1:]])}",
+        f"command: {for_shell([program, *arguments[1:]])}",
         f"code: {_git_state()}; {_versions()}",
         f"ranks: {_ranks(world)}",
     ]
