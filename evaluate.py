@@ -13,12 +13,13 @@ import json
 import math
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from dataset.evaluators import EvaluatorName, Evaluators, build_evaluators, fitting_evaluators
 from dataset.schema import Split, check_contents, open_datasets, open_split
@@ -36,10 +37,10 @@ from utils.dist.setup import connect_devices
 from utils.dist.world import World
 from utils.drawing import draw_accuracy_over_steps, pyplot
 from utils.errors import UserError
-from utils.files import file_errors, refuse_links, write_atomically
+from utils.files import file_errors, plain, refuse_links, write_atomically
 from utils.mistakes import Origin
 from utils.program import run
-from utils.saved_outputs import SavedOutput
+from utils.saved_outputs import SavedOutput, num_saved
 from utils.terminal import show, tell
 
 USAGE = """
@@ -200,6 +201,53 @@ def evaluators_of(config: EvaluateConfig, loaded: Loaded, world: World) -> Evalu
     return build_evaluators(able, split)
 
 
+def num_evaluated(split: Split, config: EvaluateConfig) -> dict[str, int]:
+    """Return how many examples of each set the config asks for."""
+    sizes = {name: len(puzzle_set.inputs) for name, puzzle_set in split.sets.items()}
+    return {name: min(size, config.max_examples or size) for name, size in sizes.items()}
+
+
+class FormerResults(BaseModel):
+    """What counts of the results.json of an earlier evaluation."""
+
+    num_examples: dict[str, int]
+
+    @staticmethod
+    def num_in(folder: Path) -> int:
+        """Return how many examples a folder holds results of. Damaged results count as none."""
+        try:
+            text = plain(folder / "results.json").read_text(encoding="utf-8")
+            return sum(FormerResults.model_validate_json(text).num_examples.values())
+        except (OSError, UnicodeDecodeError, ValidationError):
+            return 0
+
+
+def prepare_own_folder(out: Path, split: Split, config: EvaluateConfig) -> None:
+    """Make the folder for results in the folder of a run, or check that it may be written.
+
+    Raises:
+        UserError: The folder can't be written, or it holds results or answers of more examples than
+            this evaluation would put in their place.
+    """
+    with file_errors():
+        refuse_links([out.parent, out, *out.rglob("*")])  # the run may come from somebody else
+    num = sum(num_evaluated(split, config).values())
+    former = [(FormerResults.num_in(out), "results of {} examples")]
+    if config.save_outputs:
+        former.append((num_saved(out, list(split.sets)), "answers to {} examples"))
+    for former_num, what in former:
+        if former_num > num:
+            raise UserError(
+                f"{out} holds {what.format(former_num)}, and this evaluation of {num} would replace them; "
+                f"give out=<another folder>, or out={out} to replace them"
+            )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise UserError(f"{out} can't be written ({error.strerror}); give another folder with out=...") from error
+
+
 def main(world: World) -> None:
     """Run the program. Every rank."""
     config: EvaluateConfig | None = None
@@ -237,10 +285,11 @@ def main(world: World) -> None:
             if out is not None:
                 if os.path.isfile(out):
                     raise UserError(f"out={out} is a file; give a folder")
-                with file_errors():
-                    if config.out is None:  # the run's folder may come from somebody else
-                        refuse_links([out.parent, out, *out.rglob("*")])
-                    out.mkdir(parents=True, exist_ok=True)
+                if config.out is None:
+                    prepare_own_folder(out, split, config)
+                else:
+                    with file_errors():
+                        out.mkdir(parents=True, exist_ok=True)
     options = EvalOptions(
         config.batch_size or loaded.batch_size,
         num_steps=config.num_steps,
@@ -260,7 +309,9 @@ def main(world: World) -> None:
                 )
         evaluate(voter.model, split, world, options, evaluators=evaluators)
     began = time.perf_counter()
-    saving = replace(options, save_outputs=config.save_outputs, save_to=out)
+    # In the run's folder, results and answers may come from two calls: both are of the same step.
+    keep_saved = config.out is None and not config.save_outputs
+    saving = replace(options, save_outputs=config.save_outputs, save_to=out, keep_saved=keep_saved)
     metrics = evaluate(model, split, world, saving, evaluators=evaluators)
     assert metrics is not None
     seconds = time.perf_counter() - began
@@ -286,8 +337,7 @@ def report(
         out: the folder; None: write no files.
     """
     split = loaded.split
-    sizes = {name: len(puzzle_set.inputs) for name, puzzle_set in split.sets.items()}
-    num_examples = {name: min(size, config.max_examples or size) for name, size in sizes.items()}
+    num_examples = num_evaluated(split, config)
     total = sum(num_examples.values())
     found = intervals(metrics, evaluators)
     show(

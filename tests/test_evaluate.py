@@ -6,6 +6,7 @@ answered one by one.
 # N = examples, T = segments, S = cells, K = variations of an example
 
 import base64
+import errno
 import json
 import re
 import shlex
@@ -450,9 +451,52 @@ def test_all_outputs_can_be_saved(known: Known, run: Path, tmp_path: Path, evalu
     assert left_early
 
 
+def test_a_smaller_evaluation_replaces_no_larger_one(run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    """A quick look must not cost the results of hours, nor the answers that view.py shows."""
+    copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("eval_outputs")))
+    folder, saves = copy / "eval_outputs" / LAST, "save_outputs=[inputs,predictions]"
+    answers = folder / "all_rank0_0000.safetensors"
+    evaluated(f"checkpoint={copy}", saves, "max_examples=10")
+    saved = answers.read_bytes()
+
+    with pytest.raises(UserError) as caught:
+        evaluated(f"checkpoint={copy}", "max_examples=5")
+    assert str(caught.value) == (
+        f"{folder} holds results of 10 examples, and this evaluation of 5 would replace them; "
+        f"give out=<another folder>, or out={folder} to replace them"
+    )
+    assert evaluated(f"checkpoint={copy}", "max_examples=12").tail[0] == f"written to {folder}"
+    assert _results(folder)["num_examples"] == {"all": 12} and answers.read_bytes() == saved, "answers are gone"
+    (folder / "results.json").write_text("damaged")
+    with pytest.raises(UserError, match="holds answers to 10 examples, and this evaluation of 5 would replace them"):
+        evaluated(f"checkpoint={copy}", saves, "max_examples=5")
+    evaluated(f"checkpoint={copy}", saves, "max_examples=5", f"out={tmp_path / 'else'}")
+    assert answers.read_bytes() == saved
+    evaluated(f"checkpoint={copy}", "max_examples=5", f"out={folder}")
+    assert _results(folder)["num_examples"] == {"all": 5} and not answers.exists(), "answers of other results are left"
+
+
+def test_a_run_that_can_not_be_written_needs_out(
+    run: Path, tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests may run as root, whom no mode keeps from writing."""
+    copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("eval_outputs")))
+
+    def not_here(**_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", not_here)
+    fix = "; give another folder with out=..."
+    assert refused(f"checkpoint={copy}") == f"{copy}/eval_outputs/{LAST} can't be written (Permission denied){fix}"
+    shutil.rmtree(copy / "eval_outputs")
+    (copy / "eval_outputs").write_text("a file")
+    assert refused(f"checkpoint={copy}").endswith(f"can't be written (Not a directory){fix}")
+
+
 def test_the_viewer_reads_what_was_saved(known: Known, run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
     """The outputs are saved with the options that view.py's help names."""
     outputs = "save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]"
+    shutil.rmtree(run / "eval_outputs", ignore_errors=True)
     evaluated(f"checkpoint={run}", outputs, "max_examples=10")
     page = tmp_path / "x.html"
     command = [sys.executable, str(runs.REPOSITORY / "view.py"), str(run), "-o", str(page)]

@@ -77,6 +77,7 @@ class EvalOptions:
         keep_votes: add to the votes of the evaluation before, for checkpoints that vote together.
         save_outputs: what to write of each example, beside its row in the dataset.
         save_to: the folder for these outputs and for the evaluators' own files.
+        keep_saved: leave the outputs that an earlier evaluation saved in the folder.
         sample: takes a few answers; None on ranks that show none.
     """
 
@@ -87,6 +88,7 @@ class EvalOptions:
     keep_votes: bool = False
     save_outputs: Sequence[SavedOutput] = ()
     save_to: Path | None = None
+    keep_saved: bool = False
     sample: AnswerSample | None = None
 
 
@@ -120,7 +122,7 @@ def evaluate(
     """
     deadline = deadline or Deadline()
     metrics: dict[str, float] = {}
-    if options.save_to is not None:
+    if options.save_to is not None and not options.keep_saved:
         OutputWriter.clear(options.save_to, list(split.sets), world)
     for set_name, part in deadline.shared_by(list(split.sets)):
         evaluation = _SetEvaluation(model, split, set_name, world, options, evaluators)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -28,6 +29,24 @@ SavedOutput = Literal[
 _BYTES_PER_FILE = 64 << 20
 
 
+def _files(folder: Path, set_names: list[str]) -> list[Path]:
+    """Return the files of outputs of these sets in a folder, which may be missing."""
+    ours = re.compile(rf"({'|'.join(map(re.escape, set_names))})_rank\d+_\d{{4,}}\.safetensors")
+    return [file for file in folder.iterdir() if ours.fullmatch(file.name)] if folder.is_dir() else []
+
+
+def num_saved(folder: Path, set_names: list[str]) -> int:
+    """Return the number of examples whose outputs a folder holds. Damaged files hold none."""
+    num = 0
+    for file in _files(folder, set_names):
+        try:
+            with safe_open(file, "pt") as saved:
+                num += saved.get_slice("rows").get_shape()[0]
+        except (OSError, SafetensorError, IndexError):
+            continue
+    return num
+
+
 class OutputWriter:
     """Writes this rank's outputs for one set into files <set>_rank<rank>_<number>.safetensors.
 
@@ -48,12 +67,10 @@ class OutputWriter:
 
         Readers would otherwise count their rows twice.
         """
-        ours = re.compile(rf"({'|'.join(map(re.escape, set_names))})_rank\d+_\d{{4,}}\.safetensors")
         with world.shared_errors(), file_errors():
-            if world.is_main and folder.is_dir():
-                for file in folder.iterdir():
-                    if ours.fullmatch(file.name):
-                        file.unlink()
+            if world.is_main:
+                for file in _files(folder, set_names):
+                    file.unlink()
 
     def add(self, outputs: dict[str, Tensor]) -> None:
         """Add tensors by name, all of the same examples."""

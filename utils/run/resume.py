@@ -75,6 +75,10 @@ def read_start(
         run_path = where.run_path
         checkpoint = _named_checkpoint(where, launch, lock, notes)
     else:
+        if where.resume == "auto" and not (where.checkpoint_path or where.run_name or launch.identity):
+            raise UserError(
+                "resume=auto finds a run by its folder; give checkpoint_path=checkpoints/<project>/<run> as well"
+            )
         where = with_names(where, launch)
         run_path = where.run_path
         if where.resume == "auto":

@@ -11,6 +11,7 @@ import yaml
 
 from tests.utils.run.helpers import all_bytes, prepare_run, read, set_attempt
 from utils.dist.launch import Launch
+from utils.errors import UserError
 from utils.run.folder import mark_stopped
 from utils.run.launched import Launched
 
@@ -178,6 +179,18 @@ def test_a_folder_of_runs_is_no_run(copied: Path, typed: str) -> None:
     with pytest.raises(ValueError, match=rf"{project} is a folder of runs; give one of them: {copied} \(step 12\)"):
         read(*typed.format(project).split())
     assert not (project / ".lock").exists()
+
+
+def test_resume_auto_needs_the_run_unless_a_launch_knows_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drawn name would mean another run each time."""
+    with pytest.raises(UserError, match=r"^resume=auto finds a run by its folder; give checkpoint_path=checkpoints/"):
+        read("resume=auto")
+    assert read("resume=auto", "project_name=p", "run_name=r").config.run_path == Path("checkpoints/p/r")
+    set_attempt(monkeypatch, "x", 0)
+    first = read("resume=auto", "project_name=p")
+    prepare_run(first)
+    set_attempt(monkeypatch, "x", 1)
+    assert read("resume=auto", "project_name=p").config.run_path == first.config.run_path
 
 
 def test_resume_auto_without_a_folder_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
