@@ -164,6 +164,7 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
             load_weights(model, checkpoint.weights(), checkpoint, config.arch)
     elif config.initial_weights:
         load_weights_from(config.initial_weights, model, config.puzzle_table, world)
+        start.notes.append(f"starting from the weights of {config.initial_weights}")
     model.freeze("weights" if config.freeze_weights else config.freeze)
     layout = parallelize(
         model, config.parallel, world, num_microbatches=config.grad_accumulation, compile=config.compile

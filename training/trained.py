@@ -186,15 +186,20 @@ def load_weights_from(source: str, model: RecursiveModel, puzzle_table: PuzzleTa
 def arch_of_weights(config: PretrainConfig, overrides: list[str]) -> ArchConfig:
     """Return the architecture of a run that starts from trained weights.
 
-    It is that of a file that describes its model, unless the command line chooses one. For rank 0.
+    It is that of a run or of a file that describes its model, unless the command line chooses one.
+    For rank 0.
 
     Raises:
-        UserError: The file can't be read, or describes no model.
+        UserError: The weights can't be read, or their description is damaged.
     """
     source = config.initial_weights
     groups = {typed.split(".")[0] for typed in typed_keys_and_groups(overrides)}
-    if source and is_file_of_weights(source) and not groups & {"arch", "experiment", "debug"}:
+    if not source or groups & {"arch", "experiment", "debug"}:
+        return config.arch
+    if is_file_of_weights(source):
         described = read_exported(source)
-        if described is not None:
-            return described.arch
-    return config.arch
+        return config.arch if described is None else described.arch
+    if not os.path.exists(source):
+        return config.arch
+    stored = open_checkpoint(Path(source), tell).state.config
+    return validate(PretrainConfig, completed(stored, "pretrain")).arch

@@ -184,14 +184,35 @@ def _composed(config_name: str, overrides: tuple[str, ...]) -> Container:
     OmegaConf.register_new_resolver("when", lambda condition, then, other: then if condition else other, replace=True)
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         try:
-            composed = compose(config_name, overrides=list(overrides))
+            composed = compose(config_name, overrides=list(overrides), return_hydra_config=True)
         except ValueError as error:  # Hydra's answer to a defaults list that is none
             if isinstance(error, HydraException | OmegaConfBaseException):
                 raise
             raise UserError(f"{one_line(error)}; correct the defaults of this file") from error
-    container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+    container = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     assert isinstance(container, dict)
+    for group, choice in composed.hydra.runtime.choices.items():
+        if group in container and choice in choices(group):
+            _require_name_of_choice(group, choice, container[group])
     return container  # type: ignore[return-value]
+
+
+def _require_name_of_choice(group: str, choice: str, options: Any) -> None:
+    """Raise UserError if the options of a group have the name of another choice.
+
+    arch.name=trm would give a TRM all the options of the default architecture.
+    """
+    pages = {each: (CONFIG_DIR / group / f"{each}.yaml").read_text() for each in choices(group)}
+    names = {each: re.findall(r"^name: (\w+)", page, re.MULTILINE) for each, page in pages.items()}
+    name = options.get("name") if isinstance(options, dict) else None
+    others = [each for each, found in names.items() if name in found]
+    if names[choice] and others and choice not in others:
+        wanted = name if name in others else others[0]
+        raise UserError(
+            f"{group}.name={name} does not choose the options of {name}, and those of {choice} would stay; write "
+            f"{group}={wanted}, or in YAML the line - override /{group}: {wanted} below defaults:"
+        )
 
 
 def typed_keys_and_groups(overrides: list[str]) -> set[str]:

@@ -424,10 +424,12 @@ def test_the_marker_of_a_stop_is_written_after_its_checkpoint(
         assert (_run(session) / "stopped").read_text() == f"{reason}\n"
 
 
-def test_an_evaluation_is_announced_unless_the_last_one_was_short(open_session: Open) -> None:
+def test_an_evaluation_is_announced_unless_the_last_one_was_short(
+    open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
     session = open_session()
-    session.say = said.append
+    monkeypatch.setattr(session, "say", said.append)
     session.evaluate({}, limited=False)
     assert said == ["step 4: evaluating 20 examples"], "a long first evaluation would look like a run that hangs"
     session.evaluate({}, limited=False)

@@ -82,17 +82,22 @@ def test_a_run_starts_with_exactly_the_given_weights(
     begun = begin(_typed(puzzles, tmp_path / "run", init_from=source, seed=9))
     expected = raw if kind == "our file" else average
     assert not changed(expected, weights_of(begun.state))
+    assert f"starting from the weights of {source}" in begun.start.notes
     assert begun.state.progress.step == 0 and begun.state.progress.best is None
     assert begun.state.ema is not None
     own_average = begun.state.ema.tensors()
     assert own_average and all(torch.equal(tensor, expected[name]) for name, tensor in own_average.items())
 
 
-def test_a_run_has_the_architecture_of_an_exported_file(puzzles: Path, trained: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["an exported file", "a run", "a step"])
+def test_a_run_has_the_architecture_of_its_first_weights(
+    puzzles: Path, trained: Path, tmp_path: Path, kind: str
+) -> None:
     """Only if the command line chooses none."""
     file = tmp_path / "model.safetensors"
     assert export.main([str(trained), "-o", str(file)]) == 0
-    typed = [f"data_path={puzzles}", f"init_from={file}", f"checkpoint_path={tmp_path / 'run'}"]
+    source = {"an exported file": file, "a run": trained, "a step": trained / "best"}[kind]
+    typed = [f"data_path={puzzles}", f"init_from={source}", f"checkpoint_path={tmp_path / 'run'}"]
 
     def arch(*more: str) -> ArchConfig:
         with RunLock() as lock:

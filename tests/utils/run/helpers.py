@@ -25,4 +25,5 @@ def set_attempt(monkeypatch: pytest.MonkeyPatch, run_id: str, restarts: int) -> 
 
 
 def all_bytes(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Return the contents of every file but the lock, which names the process that read last."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
