@@ -7,11 +7,11 @@ import sys
 from functools import partial
 from importlib.util import find_spec
 
-from utils.terminal import tell
+from search.config import USAGE
+from utils.command_line import CommandLine, only_help
 
 if find_spec("optuna") is None:
-    tell("error: sweep.py needs optuna; pip install -r requirements-sweep.txt")
-    sys.exit(2)
+    sys.exit(only_help("sweep", USAGE, "sweep.py needs optuna; pip install -r requirements-sweep.txt"))
 
 from search.again import sweep_again
 from search.check import check_sweep
@@ -24,31 +24,9 @@ from search.study import dry_points, open_study
 from search.sweep import Sweep
 from search.wandb import wandb_page
 from utils.arguments import Parser, check_at_least, typed_path
-from utils.command_line import CommandLine
 from utils.errors import UserError
 from utils.run.stop import StopSignal
 from utils.shell import run_command
-
-USAGE = """
-sweep.py: run many trainings, and find the best.
-
-  python sweep.py sweep=lr_arch                              config/sweep/lr_arch.yaml
-  python sweep.py sweep=path/to/my.yaml max_steps=500        a file of yours; max_steps is the same for all
-  python sweep.py lr=1e-4,2e-4 arch=hrm,trm seed=range(3)    without a file: all combinations
-  python sweep.py --dry-run sweep=lr_arch                    print the command lines, don't run
-
-The same command goes on after a stop. Typed in a second terminal, it joins.
-
-  python sweep.py again lr_arch --best 5 seed=range(3)       its best points again, with other seeds, data or steps
-  python sweep.py status lr_arch       a table of its trials           (a name in checkpoints/sweeps, or a folder)
-  python sweep.py best lr_arch         the command line of the best
-  python sweep.py plot lr_arch         plots.html and pictures         (-o names a folder for them)
-  python sweep.py export lr_arch       the best as config/experiment/lr_arch_best.yaml       (-o names another file)
-  python sweep.py wandb sweep=lr_arch  print the same as a sweep of Weights & Biases; overrides as in a new sweep
-
-Keys of the sweep begin with sweep. and stand below. All other keys are those of pretrain.py.
-"""
-
 
 NAMED = "its name in checkpoints/sweeps, or its folder"
 

@@ -15,6 +15,16 @@ from utils.errors import UserError
 from utils.run.folder import with_names
 from utils.run.resume import place_of_resumed, place_of_run
 
+USAGE = """
+python -m launch.ray_train: run pretrain.py on workers of Ray.
+
+  python -m launch.ray_train ray.num_workers=2 experiment=demo                  two ranks on this machine
+  python -m launch.ray_train ray.address=head:6379 ray.num_workers=8 ray.gpus=1 ray.cpus=4 experiment=demo
+  python -m launch.ray_train ray.num_workers=2 ray.gpus=0.5 experiment=demo     two ranks share a device, over gloo
+
+Keys of Ray begin with ray. and stand below. All other keys are those of pretrain.py, and mean the same.
+"""
+
 _GB = 10**9
 
 

@@ -18,11 +18,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
+from launch.ray_config import USAGE, RayConfig, read_job, read_ray
+from utils.command_line import CommandLine, only_help
 from utils.terminal import tell
 
 if find_spec("ray") is None:
-    tell("error: launch.ray_train needs ray; pip install -r requirements-ray.txt")
-    sys.exit(2)
+    sys.exit(only_help("ray", USAGE, "python -m launch.ray_train needs ray; pip install -r requirements-ray.txt"))
 
 import ray
 from ray.exceptions import RayActorError
@@ -32,25 +33,13 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from launch.ray_config import RayConfig, read_job, read_ray
 from launch.ray_job import RayJob
 from launch.ray_rank import Desk, Outcome, TellFailures, run_rank
-from utils.command_line import CommandLine
 from utils.errors import UserError
 from utils.programs import ENVIRONMENT, ROOT
 from utils.run.stop import StopSignal
 from utils.shell import run_command
 from utils.text import one_line
-
-USAGE = """
-python -m launch.ray_train: run pretrain.py on workers of Ray.
-
-  python -m launch.ray_train ray.num_workers=2 experiment=demo                  two ranks on this machine
-  python -m launch.ray_train ray.address=head:6379 ray.num_workers=8 ray.gpus=1 ray.cpus=4 experiment=demo
-  python -m launch.ray_train ray.num_workers=2 ray.gpus=0.5 experiment=demo     two ranks share a device, over gloo
-
-Keys of Ray begin with ray. and stand below. All other keys are those of pretrain.py, and mean the same.
-"""
 
 T = TypeVar("T")
 

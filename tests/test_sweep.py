@@ -3,13 +3,15 @@
 import json
 import os
 import re
+import runpy
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -365,17 +367,46 @@ def test_status_and_best_of_a_sweep(here: Path) -> None:
     assert best.splitlines()[-1] == "OMP_NUM_THREADS=1 python pretrain.py debug=tiny data_path=data/4 lr=0.002 seed=0"
 
 
-def test_without_optuna_the_error_names_what_to_install(tmp_path: Path) -> None:
-    code = (
-        "import importlib.util, runpy, sys; found = importlib.util.find_spec;"
-        "importlib.util.find_spec = lambda name, *rest: None if name == 'optuna' else found(name, *rest);"
-        f"sys.argv = ['sweep.py']; runpy.run_path({str(REPOSITORY / 'sweep.py')!r}, run_name='__main__')"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, env={**os.environ}
-    )
-    assert ended.returncode == 2 and ended.stdout == ""
-    assert ended.stderr == "error: sweep.py needs optuna; pip install -r requirements-sweep.txt\n"
+@pytest.mark.parametrize(
+    ("file", "package", "shown", "expected"),
+    [
+        (
+            "sweep.py",
+            "optuna",
+            "python sweep.py status lr_arch",
+            "sweep.py needs optuna; pip install -r requirements-sweep.txt",
+        ),
+        (
+            "launch/ray_train.py",
+            "ray",
+            "num_workers: ",
+            "python -m launch.ray_train needs ray; pip install -r requirements-ray.txt",
+        ),
+    ],
+)
+def test_without_its_extra_a_program_shows_its_help(
+    file: str,
+    package: str,
+    shown: str,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Anything else names the command, and what to install for it."""
+
+    def without(name: str, *rest: Any) -> Any:
+        return None if name.partition(".")[0] == package else find_spec(name, *rest)
+
+    monkeypatch.setattr("importlib.util.find_spec", without)
+    monkeypatch.setitem(sys.modules, package, None)
+    for typed, status in (["--help"], 0), (["seed=1,2"], 2):
+        monkeypatch.setattr("sys.argv", [file, *typed])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(REPOSITORY / file), run_name="__main__")
+        assert ended.value.code == status
+        out, err = capsys.readouterr()
+        assert err == ("" if status == 0 else f"error: {expected}\n")
+        assert shown in out if status == 0 else out == ""
 
 
 YAML_OF_THE_PAGE = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "docs/sweeps.md").read_text(), flags=re.DOTALL)

@@ -7,6 +7,7 @@ import argparse
 import os
 import re
 import shlex
+import sys
 import textwrap
 from collections.abc import Sequence
 from copy import deepcopy
@@ -38,6 +39,7 @@ from utils.config_files import (
 from utils.errors import UserError
 from utils.mistakes import Origin, describe, in_one_line, key_of
 from utils.secrets import secret_in
+from utils.shell import run_command
 from utils.text import one_line
 from utils.typed_words import correction, overrides_among
 
@@ -80,6 +82,25 @@ class CommandLine:
                 arguments.overrides, page=OmegaConf.to_yaml(read_config(config_name, arguments.overrides))
             )
         return CommandLine(arguments.overrides)
+
+
+def only_help(config_name: str, usage: str, missing: str) -> int:
+    """Run a program that lacks a package: it can only show its --help.
+
+    Args:
+        missing: says what the program needs and how it is installed.
+
+    Returns:
+        The exit status: 0, or 2 if anything but --help was typed.
+    """
+
+    def show_help(argv: list[str] | None) -> str:
+        typed = sys.argv[1:] if argv is None else argv
+        if not {"--help", "-h"} & set(typed):
+            raise UserError(missing)
+        return _help_page(config_name, usage)
+
+    return run_command(show_help, None)
 
 
 def read_config(config_name: str, overrides: list[str]) -> Container:
