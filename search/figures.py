@@ -105,7 +105,7 @@ def figures_of(study: Study) -> Figures:
     front = [best.number for best in complete[:1]]
     # The curves of later trials cover those of earlier ones.
     ordered = sorted(trials, key=lambda trial: (trial.number in front, trial.state == TrialState.COMPLETE))
-    groups = [Group(f"trial {trial.number}", _runs(sweep, trial)) for trial in ordered]
+    groups = [Group(f"trial {trial.number}", _runs(sweep, trial), ()) for trial in ordered]
     metric = _full_name(sweep.config.metric, [row for group in groups for run in group.runs for row in run.rows])
     panels = panels_of(groups, [*dict.fromkeys((metric, _LOSS))], "training step", x_in_steps)
     return Figures(

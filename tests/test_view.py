@@ -481,6 +481,35 @@ def test_runs_of_a_folder_are_compared(tmp_path: Path) -> None:
     assert [sorted(puzzle["runs"]) for puzzle in page["examples"]] == [["0", "1"]] * 6
     last = {run: tokens_of(answers["answers"][-1]) for run, answers in page["examples"][3]["runs"].items()}
     assert last["0"] == SOLUTION_S.tolist() != last["1"]
+    labels = [run["label"] for run in page["runs"]]
+    assert labels == ["arch=hrm, lr=0.0002", "arch=trm, lr=0.001, seed 0", "arch=trm, lr=0.001, seed 1"]
+
+
+def test_columns_of_runs_name_their_seed_or_three_keys(tmp_path: Path) -> None:
+    for name, change in (("s0", {}), ("s1", {"seed": 1})):
+        run = write_run(tmp_path / "runs" / name, None)
+        config = json.loads((run / "config.yaml").read_text())
+        (run / "config.yaml").write_text(json.dumps(config | change))
+    page = page_of(tmp_path / "runs", tmp_path / "view.html")
+    assert [run["label"] for run in page["runs"]] == ["seed 0", "seed 1"], "a column is one run with one seed"
+    other = {"lr": 0.002, "lr_min_ratio": 0.5, "epochs": 7, "global_batch_size": 9, "lr_warmup_steps": 3}
+    (tmp_path / "runs" / "s1" / "config.yaml").write_text(json.dumps(config | other))
+    labels = [run["label"] for run in page_of(tmp_path / "runs", tmp_path / "view.html")["runs"]]
+    assert all(label.count("=") == 3 and " more" in label for label in labels), labels
+
+
+def test_answers_to_another_task_are_not_missing_and_restrict_no_rows(tmp_path: Path) -> None:
+    """Their rows 0 and 1 are of other puzzles than rows 0 and 1 of the Sudoku."""
+    sudoku = write_run(tmp_path / "sudoku", tmp_path / "sudoku-4x4")
+    _, arc = write_arc(tmp_path / "arc")
+    silent = write_run(tmp_path / "silent", tmp_path / "sudoku-4x4")
+    shutil.rmtree(silent / "eval_outputs")
+    output = tmp_path / "view.html"
+    view.view([str(sudoku), str(arc), str(silent), "-o", str(output)])
+    page = shown(output)
+    assert len(page["examples"]) == 6 and page["answering"] == [0] and page["unanswered"] == [2]
+    assert page["notes"] == ["run has answers to puzzles of another task, which are not compared."]
+    assert page["command"] == f"python view.py {sudoku} {arc} {silent} -o {output}"
 
 
 def test_the_compared_runs_show_the_puzzles_that_all_have_answered(tmp_path: Path) -> None:
@@ -863,6 +892,13 @@ class Browser:
         self.keys("t", "t")
         return set(self.get("window.texts"))
 
+    def num_lines(self, text: str) -> int:
+        """Return over how many lines the first text node of a table that is `text` runs."""
+        find = "document.createNodeIterator(document.querySelector('#panel-compare'), NodeFilter.SHOW_TEXT)"
+        loop = f"const all = {find}; for (let n; (n = all.nextNode()); ) if (n.data === {json.dumps(text)})"
+        lines = "{ const r = new Range(); r.selectNode(n); return r.getClientRects().length }"
+        return int(self.run(f"{loop} {lines} return 0"))
+
     def choose(self, select: str, value: str) -> None:
         change = "dispatchEvent(new Event('change'))"
         self.run(f"const e = document.querySelector('{select}'); e.value = {json.dumps(value)}; e.{change}")
@@ -1119,6 +1155,9 @@ def test_runs_are_compared(browser: Browser, pages: dict[str, Path]) -> None:
     assert browser.get("document.querySelector('#tab-compare').ariaSelected") == "true"
     text = browser.text("#panel-compare")
     assert "arch.name\thrm\ttrm\ttrm" in text and "eval/all/exact_accuracy" in text
+    assert browser.text("#panel-compare thead").split() == ["hrm", "trm-0", "trm-1"], "its rows say the rest"
+    assert "No saved answers: trm-1." in text and "python view.py" in text
+    assert browser.num_lines("exact_accuracy") == 1, "a name must not be broken"
     tally = browser.get("[...document.querySelectorAll('.tally button')].map((button) => button.innerText)")
     assert tally == [
         *("1 runs differ", "3 all runs solve it", "2 no run solves it"),

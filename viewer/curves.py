@@ -157,10 +157,12 @@ class Group:
 
     Attributes:
         label: what tells the group from the others, and how many seeds it has.
+        marks: the keys and values of the label, key=value.
     """
 
     label: str
     runs: tuple[LoggedRun, ...]
+    marks: tuple[str, ...]
 
 
 def groups_of(runs: Sequence[LoggedRun]) -> list[Group]:
@@ -172,9 +174,10 @@ def groups_of(runs: Sequence[LoggedRun]) -> list[Group]:
         key = json.dumps(shared, sort_keys=True, default=str) if run.config else f"run {run.path}"
         by_config.setdefault(key, []).append(run)
     members = list(by_config.values())
-    found = _labels([group[0] for group in members])
-    labels = _told_apart([_with_number(*pair) for pair in zip(found, members, strict=True)], members)
-    groups = [Group(label, tuple(group)) for label, group in zip(labels, members, strict=True)]
+    marks = _marks([group[0] for group in members])
+    found = [_with_number(", ".join(of_group), group) for of_group, group in zip(marks, members, strict=True)]
+    labels = _told_apart(found, members)
+    groups = [Group(label, tuple(runs), of_group) for label, runs, of_group in zip(labels, members, marks, strict=True)]
     return sorted(groups, key=lambda group: _sort_key(group.label))
 
 
@@ -184,14 +187,14 @@ def _sort_key(label: str) -> list[tuple[float, str]]:
     return [(float(part), "") if place % 2 else (math.inf, part) for place, part in enumerate(parts)]
 
 
-def _labels(runs: list[LoggedRun]) -> list[str]:
+def _marks(runs: list[LoggedRun]) -> list[tuple[str, ...]]:
     """Return for one run of each group the keys and values that tell it from the other groups.
 
     If groups have different architectures, most options of these differ as well. Therefore an
     option of a config group, such as arch.H_layers, is compared only among equal names, arch.name.
     """
     if len(runs) == 1:
-        return [""]
+        return [()]
     keys = list(dict.fromkeys(key for run in runs for key in run.config if key.split(".")[0] not in _OF_ONE_RUN))
     keys = _in_order(keys)
     # The values of each key: among all runs, and among those that chose the same name in its group.
@@ -202,7 +205,7 @@ def _labels(runs: list[LoggedRun]) -> list[str]:
             for peers in {None, _choice(run, key)}:
                 values.setdefault((key, peers), set()).add(value)
     return [
-        ", ".join(
+        tuple(
             f"{key.removesuffix('.name')}={_value(run.config.get(key))}"
             for key in keys
             if run.config and len(values[key, _choice(run, key)]) > 1

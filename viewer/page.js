@@ -1339,7 +1339,7 @@ class Examples {
   }
 
   buildLegend() {
-    const small = { ...this.board, rows: 1, columns: 1, box: [1, 1], wrapped: false };
+    const small = { ...this.board, rows: 1, columns: 1, box: [1, 1], wrapped: false, byName: false };
     const { legend, namesTokens } = drawingOf(this.board);
     const entries = [...(this.isRun ? legend : []), ...(namesTokens ? this.tokenLegend() : [])];
     $("legend").hidden = entries.length === 0;
@@ -2024,6 +2024,11 @@ function showResults(results) {
   );
 }
 
+/** Return the nodes of a dotted or slashed name, which a line may leave between its parts only. */
+function breakable(name) {
+  return name.split(/(?<=[/.])/).flatMap((part, i) => (i ? [make("wbr"), part] : [part]));
+}
+
 /** The view that compares runs: their configs, their numbers, and the puzzles that each solves. */
 class Compare {
   constructor(page, tabs) {
@@ -2039,7 +2044,7 @@ class Compare {
       this.card("Logged values: the last, and the best with its step", this.numbers(judged), others.length ? rest : null),
       page.results.length ? this.card("Evaluation of the saved answers", this.results()) : null,
       page.answering.length > 1 ? this.puzzles() : null,
-      page.answering.length < page.runs.length ? this.missing() : null,
+      page.unanswered.length ? this.missing() : null,
     ];
     $("panel-compare").append(...page.notes.map((note) => make("p", {}, note)), ...cards.filter(Boolean));
   }
@@ -2050,19 +2055,19 @@ class Compare {
 
   /** Make a table with a column for each run. A row is [name, [node of each run]]. */
   table(rows, number) {
+    // The table of differences has no numbers, and its rows are what the label repeats.
     const head = this.page.runs.map(({ name, label }) =>
       make(
         "th",
         { class: number ? "number" : "" },
-        name,
-        make("span", { class: "small quiet" }, label === name ? "" : label),
+        make("div", {}, name, number ? make("span", { class: "small quiet" }, label) : null),
       ),
     );
     const body = rows.map(([name, cells]) =>
       make(
         "tr",
         {},
-        make("td", {}, name),
+        make("td", {}, ...breakable(name)),
         ...cells.map((cell) => make("td", { class: number ? "number" : "" }, ...(cell ?? [make("span", {}, "–")]))),
       ),
     );
@@ -2151,9 +2156,9 @@ class Compare {
   }
 
   missing() {
-    const silent = this.page.runs.filter((_, run) => !this.page.answering.includes(run));
-    const text = "These runs have no saved answers. view.py makes them if it is given the run itself:";
-    return this.card("Without answers", make("p", {}, text), make("pre", {}, silent.map(({ path }) => path).join("\n")));
+    const names = this.page.unanswered.map((run) => this.page.runs[run].name).join(", ");
+    const text = `No saved answers: ${names}. This command lets their models answer, and writes the page again:`;
+    return this.card("Without answers", make("p", {}, text), make("pre", {}, this.page.command));
   }
 }
 

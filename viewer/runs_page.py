@@ -1,21 +1,25 @@
 """Collect the data for the page that compares runs: configs, curves, numbers, answers."""
 # P = points of a curve
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from dataset.builder import SPLITS
 from dataset.tasks import TASKS
 from utils.errors import UserError
+from utils.run.history import read_run_config
 from utils.run.status import is_number
 from viewer.curves import Group, LoggedRun, Panel, differences_of, groups_of, panels_of, x_in_seconds, x_in_steps
 from viewer.pages import Page, Settings, finite
-from viewer.run_page import outputs_folder, page_of_run, rank_of
+from viewer.run_page import data_paths_of, outputs_folder, page_of_run, rank_of, read_results
 from viewer.saved_examples import rows_of, shards_of, shows_answers
 
 _OVER_STEPS = "exact_accuracy_at_step/"
+_MOST_KEYS = 3  # below the name of a run: "What differs" has all
 
 
 def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
@@ -30,16 +34,17 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
     if not with_rows:
         raise UserError("none of these runs has logged anything yet; train one of them for some steps first")
     groups = groups_of(with_rows)
-    label_of = {run.path: group.label for group in groups for run in group.runs}
+    label_of = {run.path: _column_label(group, run) for group in groups for run in group.runs}
     shared = _shared_rows(folders, settings)
     pages = [
-        page_of_run(folder, settings, shared) if run.rows else None for folder, run in zip(folders, runs, strict=True)
+        page_of_run(folder, settings, shared[_data_name(folder, settings)]) if run.rows else None
+        for folder, run in zip(folders, runs, strict=True)
     ]
     answered = {number: page for number, page in enumerate(pages) if page and page["examples"]}
     board = next((page["board"] for page in answered.values()), None)
     notes = [f"{name} has logged nothing yet." for name, run in zip(names, runs, strict=True) if not run.rows]
     notes += [
-        f"The puzzles of {names[number]} are of another kind than those of the other runs."
+        f"{names[number]} has answers to puzzles of another task, which are not compared."
         for number, page in answered.items()
         if page["board"] != board
     ]
@@ -61,6 +66,8 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         "results": _results(pages),
         "sets": Counter(puzzle["set"] for puzzle in puzzles),
         "answering": list(examples),
+        "unanswered": [number for number in range(len(folders)) if number not in answered],
+        "command": f"python view.py {shlex.join([*map(str, folders), '-o', str(settings.output)])}",
         "examples": puzzles,
         "curves": _curves(groups, metrics),
         "over_steps": [],
@@ -81,18 +88,35 @@ def _facts(pages: Sequence[Page | None]) -> Page:
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
-def _shared_rows(folders: Sequence[Path], settings: Settings) -> dict[str, np.ndarray]:
-    """Return for each set the rows that all runs have saved answers to, of those that have any."""
-    shared: dict[str, np.ndarray] = {}
+def _column_label(group: Group, run: LoggedRun) -> str:
+    """Return what a run's column says below its name: at most three keys, and which seed it is."""
+    label = ", ".join(group.marks[:_MOST_KEYS])
+    if len(group.marks) > _MOST_KEYS:
+        label += f" and {len(group.marks) - _MOST_KEYS} more"
+    seed = f"seed {run.config.get('seed')}" if len(group.runs) > 1 else ""
+    return ", ".join(filter(None, (label, seed)))
+
+
+def _data_name(folder: Path, settings: Settings) -> str:
+    """Return the name of the data that a run's answers are to: rows of other data don't compare."""
+    results = read_results(outputs_folder(folder, settings.step))
+    paths = [results["data"]] if results and results["data"] else data_paths_of(read_run_config(folder))
+    return ", ".join(Path(path).parent.name if Path(path).name in SPLITS else Path(path).name for path in paths)
+
+
+def _shared_rows(folders: Sequence[Path], settings: Settings) -> dict[str, dict[str, np.ndarray]]:
+    """Return for each data and set the rows that all of its runs with answers have answered."""
+    shared_of: dict[str, dict[str, np.ndarray]] = {}
     for folder in folders:
         outputs = outputs_folder(folder, settings.step)
+        shared = shared_of.setdefault(_data_name(folder, settings), {})
         for name, files in shards_of(outputs).items() if outputs else ():
             if all(map(shows_answers, files)):
                 rows = rows_of(files)
                 both = np.intersect1d(shared[name], rows) if name in shared else rows
-                # Runs on different test sets share no row, and each shows its own.
+                # Data of one name may differ: without a shared row, each run shows its own.
                 shared[name] = both if len(both) else shared[name]
-    return shared
+    return shared_of
 
 
 def _merged(examples: dict[int, list[Page]]) -> list[Page]:
