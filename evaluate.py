@@ -118,7 +118,7 @@ def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
                     f"{source} was trained on {trained.data} and holds no puzzles; say where they are: data_path=..."
                 )
             split = open_split(config.data_path, "test")
-            require_same_sizes(trained.sizes, split, trained.arch)
+            require_same_sizes(trained.sizes, split, trained.arch, trained.data)
         return Loaded(trained.name, trained.load_model(world), split, batch_size=768, out=None, evaluators=[])
     of_run = trained.config
     out = run_folder_of(trained.checkpoint.path) / "eval_outputs" / trained.checkpoint.path.name
@@ -131,7 +131,7 @@ def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
         else:  # the user who names other data promises that its puzzles have the same numbers
             split = open_split(config.data_path, "test")
             out = out.with_name(f"{out.name}_{Path(config.data_path).resolve().name}")
-        require_same_sizes(trained.sizes, split, of_run.arch)
+        require_same_sizes(trained.sizes, split, of_run.arch, trained.data)
     batch_size = of_run.eval_batch_size or of_run.global_batch_size
     return Loaded(trained.name, trained.load_model(world), split, batch_size, out, of_run.evaluators or [])
 

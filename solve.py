@@ -338,7 +338,7 @@ class Source:
         sizes = trained.sizes
         with world.shared_errors():
             if config.data_path:
-                require_same_sizes(sizes, open_split(config.data_path, "test"), trained.arch)
+                require_same_sizes(sizes, open_split(config.data_path, "test"), trained.arch, trained.data)
             board = task_of_shape(sizes.seq_len, sizes.vocab_size)
             if board is None:
                 raise UserError(

@@ -354,7 +354,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "seq_len": (lambda d: _set_json(d, "test", seq_len=81), "but seq_len in dataset.json is 81; rebuild"),
     "vocabulary": (
         lambda d: _set_json(d, "test", vocab_size=9),
-        "but the model was built for {'seq_len': 16, 'vocab_size",
+        "and a vocabulary of 9, but the model was trained on ",
     ),
     "identifiers": (lambda d: _set_json(d, "test", num_puzzle_identifiers=9), "has 9 puzzle identifiers, but"),
     "negative size": (lambda d: _set_json(d, "train", vocab_size=-1), "dataset.json: vocab_size: "),
@@ -388,11 +388,13 @@ def test_scoring_data_of_another_task_is_refused(quiet: Path, data: Path, copied
         _set_json(copied_data, split, vocab_size=9)
     other = open_data(_start(copied_data, tmp_path / "run"), SINGLE).test
     assert other is not None
-    message = _mistake(lambda: require_same_sizes(Sizes.of_checkpoint(checkpoint), other, config.arch))
-    assert "'vocab_size': 9" in message and message.endswith("take data of the same task")
+    message = _mistake(lambda: require_same_sizes(Sizes.of_checkpoint(checkpoint), other, config.arch, "data/own"))
+    assert "a vocabulary of 9, but the model was trained on data/own, with" in message and message.endswith(
+        "take data of the same task"
+    )
     own = open_data(_start(data, tmp_path / "run2"), SINGLE).test
     assert own is not None
-    require_same_sizes(Sizes.of_checkpoint(checkpoint), own, config.arch)
+    require_same_sizes(Sizes.of_checkpoint(checkpoint), own, config.arch, "data/own")
     assert Sizes.of(own) == Sizes.of_checkpoint(checkpoint)
 
 

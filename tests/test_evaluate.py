@@ -718,7 +718,7 @@ def test_a_file_that_describes_its_model_needs_no_arch(
     _score(monkeypatch, capsys, f"checkpoint={file}", f"data_path={more}", "puzzle_table=zero")
     for typed, expected in (
         ([], f"{file} was trained on {data.name} and holds no puzzles; say where they are: data_path=..."),
-        ([f"data_path={more}"], "3 puzzle identifiers, but the model's table only 1 rows"),
+        ([f"data_path={more}"], f"3 puzzle identifiers, but the model's table only 1 rows, of {data.name};"),
         (
             [f"data_path={data}", *TRM_ARCH, "arch.L_cycles=3"],
             "and arch differs in L_cycles: 2 -> 3",

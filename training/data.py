@@ -66,7 +66,7 @@ def open_data(config: PretrainConfig, world: World) -> Data:
         test = open_own(config, "test") if config.evaluates else None
         require_whole_shares(config, world)
         for split in filter(None, (train, test)):
-            require_same_sizes(Sizes.of(train), split, config.arch)
+            require_same_sizes(Sizes.of(train), split, config.arch, " + ".join(config.train_paths))
             if world.is_main:
                 fingerprint[split.path.name] = check_contents(split)
     return Data(train, test, world.broadcast_object(fingerprint))
@@ -117,16 +117,21 @@ def slots_of_ranks(config: PretrainConfig, world: World) -> list[int]:
     return [share.stop - share.start for share in shares(world.share_weights, config.global_batch_size)]
 
 
-def require_same_sizes(sizes: Sizes, other: Split, arch: ArchConfig) -> None:
-    """Raise UserError if a model that was built for `sizes` cannot read another split."""
+def require_same_sizes(sizes: Sizes, other: Split, arch: ArchConfig, trained_on: str) -> None:
+    """Raise UserError if a model that was built for `sizes` cannot read another split.
+
+    Args:
+        trained_on: the training data of the model, for the message.
+    """
     theirs = Sizes.of(other)
     if (theirs.seq_len, theirs.vocab_size) != (sizes.seq_len, sizes.vocab_size):
         raise UserError(
-            f"{other.path} has {theirs.as_dict()}, but the model was built for {sizes.as_dict()}; "
+            f"{other.path} has puzzles of {theirs.seq_len} tokens and a vocabulary of {theirs.vocab_size}, but the "
+            f"model was trained on {trained_on}, with {sizes.seq_len} and {sizes.vocab_size}; "
             "take data of the same task"
         )
     if arch.puzzle_emb_ndim and theirs.num_puzzle_identifiers > sizes.num_puzzle_identifiers:
         raise UserError(
             f"{other.path} has {theirs.num_puzzle_identifiers} puzzle identifiers, but the model's table only "
-            f"{sizes.num_puzzle_identifiers} rows; take data with puzzles that it was trained on"
+            f"{sizes.num_puzzle_identifiers} rows, of {trained_on}; take data with puzzles that it was trained on"
         )

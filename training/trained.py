@@ -63,7 +63,7 @@ class Trained:
     config: PretrainConfig | None  # of the run; None for a file of weights
     checkpoint: Checkpoint | None  # of the run; None for a file of weights
     puzzle_table: PuzzleTable | None = None
-    data: str | None = None  # what a file says of the data that it was trained on
+    data: str = "other data"  # its training data, as far as the run or the file names them
 
     def load_model(self, world: World) -> RecursiveModel:
         """Return the model with its trained weights on the world's device. Every rank.
@@ -111,7 +111,8 @@ def open_trained(
     found = world.broadcast_object(found)
     assert found is not None
     checkpoint, config = found
-    return Trained(str(checkpoint.path), config.arch, Sizes.of_checkpoint(checkpoint), config, checkpoint)
+    data = " + ".join(config.train_paths)
+    return Trained(str(checkpoint.path), config.arch, Sizes.of_checkpoint(checkpoint), config, checkpoint, data=data)
 
 
 def _open_file(

@@ -113,10 +113,13 @@ def test_microbatches_must_divide_the_slots_of_every_pipeline(microbatches: int,
 def test_a_model_refuses_data_of_other_sizes(seq_len: int, vocab_size: int) -> None:
     arch, sizes = _config().arch, Sizes(81, 11, 1)
     if (seq_len, vocab_size) == (81, 11):
-        require_same_sizes(sizes, split_of(seq_len, vocab_size), arch)
+        require_same_sizes(sizes, split_of(seq_len, vocab_size), arch, "data/own")
     else:
-        with pytest.raises(ValueError, match=r"but the model was built for .*; take data of the same task"):
-            require_same_sizes(sizes, split_of(seq_len, vocab_size), arch)
+        with pytest.raises(
+            ValueError,
+            match=r"puzzles of 8\d tokens and .*trained on data/own, with 81 and 11; take data of the same task$",
+        ):
+            require_same_sizes(sizes, split_of(seq_len, vocab_size), arch, "data/own")
 
 
 @pytest.mark.parametrize(("own", "theirs", "is_fine"), [(3, 3, True), (5, 3, True), (3, 4, False)])
@@ -124,9 +127,11 @@ def test_a_model_needs_a_row_for_each_puzzle(own: int, theirs: int, is_fine: boo
     split = split_of(81, 11)
     split = replace(split, metadata=split.metadata.model_copy(update={"num_puzzle_identifiers": theirs}))
     sizes = Sizes(81, 11, own)
-    require_same_sizes(sizes, split, _config("arch.puzzle_emb_ndim=0").arch)
+    require_same_sizes(sizes, split, _config("arch.puzzle_emb_ndim=0").arch, "data/own")
     if is_fine:
-        require_same_sizes(sizes, split, _config().arch)
+        require_same_sizes(sizes, split, _config().arch, "data/own")
     else:
-        with pytest.raises(ValueError, match="has 4 puzzle identifiers, but the model's table only 3 rows"):
-            require_same_sizes(sizes, split, _config().arch)
+        with pytest.raises(
+            ValueError, match="has 4 puzzle identifiers, but the model's table only 3 rows, of data/own;"
+        ):
+            require_same_sizes(sizes, split, _config().arch, "data/own")
