@@ -37,6 +37,7 @@ _KNOWN = {
     "hrm": re.compile(rf"{_OUTSIDE_LEVELS}|[HL]_level\.layers\.\d+\.({_ATTENTION}|{_MLP})\.weight"),
     "trm": re.compile(rf"{_OUTSIDE_LEVELS}|L_level\.layers\.\d+\.({_ATTENTION}|{_MLP}|{_MLP_T})\.weight"),
 }
+_EMBEDDING = "embed_tokens.weight"
 _NUM_NAMED = 3  # most names that an error message lists
 
 
@@ -106,6 +107,12 @@ def fit_weights(weights: Weights, own: Weights, puzzle_table: PuzzleTable | None
         elif table_KE is not None and _has_rows_of(table_KE, own_KE):
             weights[PUZZLE_TABLE] = _resized(table_KE, len(own_KE), puzzle_table or "keep")
 
+    theirs_VD, own_VD = weights.get(_EMBEDDING), own[_EMBEDDING]
+    if theirs_VD is not None and theirs_VD.shape[1:] == own_VD.shape[1:] and len(theirs_VD) != len(own_VD):
+        raise UserError(
+            f"{source} was trained with a vocabulary of {len(theirs_VD)}, and the data have one of {len(own_VD)}; "
+            "take data of the same task"
+        )
     if problems := _mismatches(weights, own):
         raise UserError(
             f"{source} doesn't fit the model: {'; '.join(problems)}; arch and data must be the checkpoint's"

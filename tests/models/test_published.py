@@ -185,6 +185,15 @@ def test_mismatches_are_named_and_counted() -> None:
     )
 
 
+def test_another_vocabulary_is_named_before_the_tensors_that_follow_it() -> None:
+    weights = _random(build("hrm"))
+    weights |= {name: torch.ones(9, 32) for name in ("embed_tokens.weight", "lm_head.weight")}
+    assert _refusal(weights, build("hrm")) == (
+        f"the file was trained with a vocabulary of 9, and the data have one of {VOCAB_SIZE}; "
+        "take data of the same task"
+    )
+
+
 def test_a_checkpoint_of_another_architecture_is_refused() -> None:
     assert "missing H_level.layers.0" in _refusal(_random(build("trm")), build("hrm"))
     assert "unexpected H_level.layers.0" in _refusal(_random(build("hrm")), build("trm"))
