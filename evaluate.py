@@ -222,30 +222,33 @@ class FormerResults(BaseModel):
             return 0
 
 
-def prepare_own_folder(out: Path, split: Split, config: EvaluateConfig) -> None:
-    """Make the folder for results in the folder of a run, or check that it may be written.
+def prepare_own_folder(out: Path, split: Split, config: EvaluateConfig) -> Path | None:
+    """Make the folder for results in the folder of a run, and return it.
+
+    A quick look must not cost the results of hours. It says so if it replaces answers of more
+    examples, as the user asked for by save_outputs.
+
+    Returns:
+        None if the folder holds results of more examples, and only results are to be written.
 
     Raises:
-        UserError: The folder can't be written, or it holds results or answers of more examples than
-            this evaluation would put in their place.
+        UserError: The folder can't be written.
     """
     with file_errors():
         refuse_links([out.parent, out, *out.rglob("*")])  # the run may come from somebody else
     num = sum(num_evaluated(split, config).values())
-    former = [(FormerResults.num_in(out), "results of {} examples")]
-    if config.save_outputs:
-        former.append((num_saved(out, list(split.sets)), "answers to {} examples"))
-    for former_num, what in former:
-        if former_num > num:
-            raise UserError(
-                f"{out} holds {what.format(former_num)}, and this evaluation of {num} would replace them; "
-                f"give out=<another folder>, or out={out} to replace them"
-            )
+    former = FormerResults.num_in(out)
+    if former > num and not config.save_outputs and not config.plot:
+        tell(f"{out} keeps its results of {former:,} examples; give out=<another folder> to store those of {num:,}")
+        return None
+    if config.save_outputs and (former := num_saved(out, list(split.sets))) > num:
+        tell(f"the answers to {num:,} examples replace those to {former:,} in {out}; out=<another folder> keeps both")
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
         raise UserError(f"{out} can't be written ({error.strerror}); give another folder with out=...") from error
+    return out
 
 
 def main(world: World) -> None:
@@ -286,10 +289,11 @@ def main(world: World) -> None:
                 if os.path.isfile(out):
                     raise UserError(f"out={out} is a file; give a folder")
                 if config.out is None:
-                    prepare_own_folder(out, split, config)
+                    out = prepare_own_folder(out, split, config)
                 else:
                     with file_errors():
                         out.mkdir(parents=True, exist_ok=True)
+    out = world.broadcast_object(out)
     options = EvalOptions(
         config.batch_size or loaded.batch_size,
         num_steps=config.num_steps,

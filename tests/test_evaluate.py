@@ -451,27 +451,28 @@ def test_all_outputs_can_be_saved(known: Known, run: Path, tmp_path: Path, evalu
     assert left_early
 
 
-def test_a_smaller_evaluation_replaces_no_larger_one(run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+def test_a_smaller_evaluation_replaces_no_larger_one(
+    run: Path, tmp_path: Path, evaluated: Evaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A quick look must not cost the results of hours, nor the answers that view.py shows."""
     copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("eval_outputs")))
     folder, saves = copy / "eval_outputs" / LAST, "save_outputs=[inputs,predictions]"
     answers = folder / "all_rank0_0000.safetensors"
     evaluated(f"checkpoint={copy}", saves, "max_examples=10")
     saved = answers.read_bytes()
+    said: list[str] = []
+    monkeypatch.setattr(program, "tell", said.append)
 
-    with pytest.raises(UserError) as caught:
-        evaluated(f"checkpoint={copy}", "max_examples=5")
-    assert str(caught.value) == (
-        f"{folder} holds results of 10 examples, and this evaluation of 5 would replace them; "
-        f"give out=<another folder>, or out={folder} to replace them"
-    )
+    evaluated(f"checkpoint={copy}", "max_examples=5")
+    assert _results(folder)["num_examples"] == {"all": 10} and answers.read_bytes() == saved
+    assert "keeps its results of 10 examples; give out=" in said.pop() and not said
     assert evaluated(f"checkpoint={copy}", "max_examples=12").tail[0] == f"written to {folder}"
     assert _results(folder)["num_examples"] == {"all": 12} and answers.read_bytes() == saved, "answers are gone"
-    (folder / "results.json").write_text("damaged")
-    with pytest.raises(UserError, match="holds answers to 10 examples, and this evaluation of 5 would replace them"):
-        evaluated(f"checkpoint={copy}", saves, "max_examples=5")
     evaluated(f"checkpoint={copy}", saves, "max_examples=5", f"out={tmp_path / 'else'}")
     assert answers.read_bytes() == saved
+    evaluated(f"checkpoint={copy}", saves, "max_examples=6")
+    assert "the answers to 6 examples replace those to 10 in" in said.pop() and not said
+    assert _results(folder)["num_examples"] == {"all": 6} and answers.read_bytes() != saved
     evaluated(f"checkpoint={copy}", "max_examples=5", f"out={folder}")
     assert _results(folder)["num_examples"] == {"all": 5} and not answers.exists(), "answers of other results are left"
 
@@ -582,7 +583,7 @@ def test_tta_needs_a_task_with_known_symmetries(
         f"tta=4, but {other / 'test'} has 16 tokens of 7 kinds, whose answers can't be turned back"
     )
     assert not (folder / "eval_outputs").exists()
-    assert "was built for" in refused(f"checkpoint={run}", f"data_path={other}")
+    assert "take data of the same task" in refused(f"checkpoint={run}", f"data_path={other}")
 
 
 def test_mistakes_are_noticed_before_any_work(
