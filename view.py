@@ -5,6 +5,7 @@ The page needs no network. With --png, pictures are drawn too.
 python view.py checkpoints/<project>/<run> -o view.html
 """
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -87,11 +88,25 @@ def view(argv: list[str] | None = None) -> str:
         UserError: a folder is neither a run nor a dataset, or a file in it is damaged.
     """
     settings = at_named_step(parse_settings(argv))
+    check_output(settings.output)
     page, drawn = compared(settings) if is_comparison(settings.paths) else shown(settings.paths[0], settings)
     write_page(page, settings.output)
     megabytes = settings.output.stat().st_size / 1e6
     wrote = f"wrote {settings.output} ({megabytes:.1f} MB): {len(page['examples']):,} examples, {page['summary']}"
     return "\n".join([*drawn, wrote])
+
+
+def check_output(output: Path) -> None:
+    """Refuse a page that can't be written, before a model answers puzzles for it.
+
+    Raises:
+        UserError: its folder is missing or read-only.
+    """
+    folder = output.parent
+    if not folder.is_dir():
+        raise UserError(f"cannot write {output}: there is no folder {folder}; create it or choose another --output")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"cannot write {output}: {folder} is read-only; choose another --output")
 
 
 def at_named_step(settings: Settings) -> Settings:
@@ -142,7 +157,12 @@ def compared(settings: Settings) -> tuple[Page, list[str]]:
     lines = [line for run in runs if run in settings.paths for line in save_missing_answers(run, settings)]
     if len(runs) == 1:
         return page_of_run(runs[0], settings), lines
-    return page_of_runs(runs, settings), lines
+    page = page_of_runs(runs, settings)
+    silent = [runs[number] for number in page["unanswered"] if runs[number] not in settings.paths]
+    if silent:
+        have = "1 run has" if len(silent) == 1 else f"{len(silent)} runs have"
+        lines.append(f"{have} no saved answers; this makes them: {page['command']}")
+    return page, lines
 
 
 def shown(path: Path, settings: Settings) -> tuple[Page, list[str]]:
@@ -163,7 +183,7 @@ def shown(path: Path, settings: Settings) -> tuple[Page, list[str]]:
         )
     lines = save_missing_answers(path, settings)
     page = page_of_run(path, settings)
-    return page, [*lines, *(pictures_of_run(path, page) if settings.png else [])]
+    return page, [*lines, *(pictures_of_run(path, page, settings) if settings.png else [])]
 
 
 def pictures_of_dataset(page: Page, settings: Settings) -> list[str]:
@@ -177,12 +197,17 @@ def pictures_of_dataset(page: Page, settings: Settings) -> list[str]:
     return [f"drew {path}"]
 
 
-def pictures_of_run(run: Path, page: Page) -> list[str]:
+def pictures_of_run(run: Path, page: Page, settings: Settings) -> list[str]:
     """Draw curve.png and puzzle.png into the run's folder, and return lines that report them.
 
+    If the run is read-only, the pictures lie beside the page, <page>_curve.png and
+    <page>_puzzle.png.
     Without saved outputs there is no puzzle to draw. The report names the command that saves them.
     """
     curve, puzzle = run / "curve.png", run / "puzzle.png"
+    if not os.access(run, os.W_OK):
+        output = settings.output
+        curve, puzzle = (output.with_name(f"{output.stem}_{path.name}") for path in (curve, puzzle))
     lines = [f"drew {curve}"] if draw_curves(page, curve) else []
     if page["examples"]:
         draw_puzzle(page, puzzle)

@@ -485,6 +485,13 @@ def test_runs_of_a_folder_are_compared(tmp_path: Path) -> None:
     assert labels == ["arch=hrm, lr=0.0002", "arch=trm, lr=0.001, seed 0", "arch=trm, lr=0.001, seed 1"]
 
 
+def test_runs_of_a_folder_without_answers_are_told_with_the_command(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", write_sudoku(tmp_path / "data"))
+    said = view.view([str(runs), "-o", str(tmp_path / "view.html")]).splitlines()
+    command = f"python view.py {runs / 'hrm'} {runs / 'trm-0'} {runs / 'trm-1'} -o {tmp_path / 'view.html'}"
+    assert said[0] == f"1 run has no saved answers; this makes them: {command}"
+
+
 def test_columns_of_runs_name_their_seed_or_three_keys(tmp_path: Path) -> None:
     for name, change in (("s0", {}), ("s1", {"seed": 1})):
         run = write_run(tmp_path / "runs" / name, None)
@@ -823,9 +830,26 @@ def test_arrays_that_contradict_one_another_are_refused(tmp_path: Path, capsys: 
     assert "labels has shape (16,), but 2 axes" in mistake(capsys, run)
 
 
-def test_a_page_in_a_missing_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = write_sudoku(tmp_path / "data")
-    assert "cannot write" in mistake(capsys, data, "-o", tmp_path / "no" / "view.html")
+def test_a_page_in_a_missing_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a model answers puzzles for it, which takes long."""
+    run = write_run(tmp_path / "run", None)
+    shutil.rmtree(run / "eval_outputs")
+    (run / "step_00000500").mkdir()
+    monkeypatch.setattr("viewer.answers._evaluate", lambda typed: pytest.fail("a model answered puzzles"))
+    output = tmp_path / "no" / "view.html"
+    said = f"error: cannot write {output}: there is no folder {output.parent}; create it or choose another --output\n"
+    assert mistake(capsys, run, "-o", output) == said
+
+
+def test_pictures_of_a_read_only_run_lie_beside_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run", None)
+    monkeypatch.setattr("view.os.access", lambda path, mode: path != run)
+    (tmp_path / "pages").mkdir()
+    said = view.view([str(run), "-o", str(tmp_path / "pages" / "v.html"), "--png"])
+    assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == ["v.html", "v_curve.png", "v_puzzle.png"]
+    assert f"drew {tmp_path / 'pages' / 'v_curve.png'}" in said and not list(run.glob("*.png"))
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

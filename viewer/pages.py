@@ -73,7 +73,9 @@ def write_page(page: Page, output: Path) -> None:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"cannot write {output} ({one_line(error)}); choose another --output") from None
+        raise UserError(
+            f"cannot write {output} ({error.strerror or one_line(error)}); choose another --output"
+        ) from None
 
 
 def digest(body: str) -> str:
