@@ -201,12 +201,6 @@ def evaluators_of(config: EvaluateConfig, loaded: Loaded, world: World) -> Evalu
     return build_evaluators(able, split)
 
 
-def num_evaluated(split: Split, config: EvaluateConfig) -> dict[str, int]:
-    """Return how many examples of each set the config asks for."""
-    sizes = {name: len(puzzle_set.inputs) for name, puzzle_set in split.sets.items()}
-    return {name: min(size, config.max_examples or size) for name, size in sizes.items()}
-
-
 class FormerResults(BaseModel):
     """What counts of the results.json of an earlier evaluation."""
 
@@ -236,7 +230,7 @@ def prepare_own_folder(out: Path, split: Split, config: EvaluateConfig) -> Path 
     """
     with file_errors():
         refuse_links([out.parent, out, *out.rglob("*")])  # the run may come from somebody else
-    num = sum(num_evaluated(split, config).values())
+    num = sum(split.num_examples(config.max_examples).values())
     former = FormerResults.num_in(out)
     if former > num and not config.save_outputs and not config.plot:
         tell(f"{out} keeps its results of {former:,} examples; give out=<another folder> to store those of {num:,}")
@@ -341,7 +335,7 @@ def report(
         out: the folder; None: write no files.
     """
     split = loaded.split
-    num_examples = num_evaluated(split, config)
+    num_examples = split.num_examples(config.max_examples)
     total = sum(num_examples.values())
     found = intervals(metrics, evaluators)
     show(

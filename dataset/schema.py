@@ -155,6 +155,11 @@ class Split:
         assert not self.parts, "the files are those of the parts"
         return array_file(self.path, set_name, array)
 
+    def num_examples(self, most: int | None) -> dict[str, int]:
+        """Return how many examples of each set an evaluation of at most `most` of them has."""
+        sizes = {name: len(puzzle_set.inputs) for name, puzzle_set in self.sets.items()}
+        return {name: size if most is None else min(size, most) for name, size in sizes.items()}
+
 
 def array_file(folder: Path, set_name: str, array: str) -> Path:
     return folder / f"{set_name}__{array}.npy"

@@ -3,7 +3,6 @@ end.
 """
 
 import socket
-import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -119,7 +118,6 @@ class Session:
         flops = FlopsOfRun(config, data.sizes, plan.last_step)
         self._flops = FlopsGauge(flops, state.model.dtype, progress.step, world)
         self.clock, self._eval_share = StepClock(), TimeShare(config.eval_max_share)
-        self._last_eval_s: float | None = None
         self._data_error: UserError | None = None  # why this rank has no next batch
         for line in [*start.notes, describe(config, data, state, plan, world)]:
             self.say(line)
@@ -228,7 +226,6 @@ class Session:
             sample=sample,
         )
         self._announce_evaluation(self._data.test)
-        began = time.perf_counter()
         try:
             with self._eval_share.taking(limited=limited) as deadline, state.averaged_weights():
                 metrics = evaluate(
@@ -250,7 +247,6 @@ class Session:
             return Evaluation(row, is_done=False)
         if sample is not None:
             self._metrics.show(progress.step, pictures_of(sample, self._data.test.metadata))
-        self._last_eval_s = time.perf_counter() - began
         row = row | metrics | {"perf/eval_share": self._eval_share.share}
         if not deadline.was_met:  # a result on some of the examples may be luck
             self.say(f"step {progress.step}: no time for all of the evaluation (eval_max_share)")
@@ -261,11 +257,11 @@ class Session:
 
     def _announce_evaluation(self, test: Split) -> None:
         """Say that an evaluation begins, unless the last one was short. A silent run looks hung."""
-        if self._last_eval_s is not None and self._last_eval_s < _LONG_EVALUATION_S:
+        last_s = self._eval_share.last_s
+        if last_s is not None and last_s < _LONG_EVALUATION_S:
             return
-        sizes = [len(puzzle_set.inputs) for puzzle_set in test.sets.values()]
-        num_examples = sum(min(size, self.config.eval_max_examples or size) for size in sizes)
-        before = "" if self._last_eval_s is None else f", which took {in_words(self._last_eval_s)} the last time"
+        num_examples = sum(test.num_examples(self.config.eval_max_examples).values())
+        before = "" if last_s is None else f", which took {in_words(last_s)} the last time"
         self.say(f"step {self.state.progress.step}: evaluating {num_examples:,} examples{before}")
 
     def log(self, row: Row) -> None:

@@ -224,11 +224,14 @@ def _require_name_of_choice(group: str, choice: str, options: Any) -> None:
 
     arch.name=trm would give a TRM all the options of the default architecture.
     """
-    pages = {each: (CONFIG_DIR / group / f"{each}.yaml").read_text() for each in choices(group)}
-    names = {each: re.findall(r"^name: (\w+)", page, re.MULTILINE) for each, page in pages.items()}
+
+    def names(choice: str) -> list[str]:
+        return re.findall(r"^name: (\w+)", (CONFIG_DIR / group / f"{choice}.yaml").read_text(), re.MULTILINE)
+
     name = options.get("name") if isinstance(options, dict) else None
-    others = [each for each, found in names.items() if name in found]
-    if names[choice] and others and choice not in others:
+    if not (own := names(choice)) or name in own:
+        return
+    if others := [each for each in choices(group) if name in names(each)]:
         wanted = name if name in others else others[0]
         raise UserError(
             f"{group}.name={name} does not choose the options of {name}, and those of {choice} would stay; write "

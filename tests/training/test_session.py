@@ -434,6 +434,6 @@ def test_an_evaluation_is_announced_unless_the_last_one_was_short(
     assert said == ["step 4: evaluating 20 examples"], "a long first evaluation would look like a run that hangs"
     session.evaluate({}, limited=False)
     assert len(said) == 1
-    session._last_eval_s = 65.0
+    session._eval_share.last_s = 65.0
     session.evaluate({}, limited=False)
     assert said[1:] == ["step 4: evaluating 20 examples, which took 1 min the last time"]

@@ -19,6 +19,7 @@ class TimeShare:
     def __init__(self, largest: float | None) -> None:
         self._largest, self._began, self._taken_s = largest, time.perf_counter(), 0.0
         self._lap_s = 0.0
+        self.last_s: float | None = None  # the time that was taken the last time
 
     @property
     def share(self) -> float:
@@ -39,7 +40,8 @@ class TimeShare:
         deadline = Deadline(limit_s, self._lap_s)
         yield deadline
         self._lap_s = deadline.lap_s
-        self._taken_s += time.perf_counter() - began
+        self.last_s = time.perf_counter() - began
+        self._taken_s += self.last_s
 
 
 class Deadline:
