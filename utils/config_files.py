@@ -182,7 +182,7 @@ def check_chosen(overrides: Iterable[str]) -> None:
     """
     for typed in overrides:
         group, _, names = typed.lstrip("+").partition("=")
-        for name in re.findall(r"\w+", names) if group in _GLOBAL_GROUPS and not names_file(typed) else ():
+        for name in re.findall(r"[^][,'\"\s]+", names) if group in _GLOBAL_GROUPS and not names_file(typed) else ():
             file = CONFIG_DIR / group / f"{name}.yaml"
             if file.is_file():
                 with file_errors():

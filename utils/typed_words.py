@@ -1,4 +1,23 @@
-"""Read the words of a command line before Hydra does: bare paths, ~, and slips of the keyboard."""
+"""Read the words of a command line before Hydra does: bare paths, ~, and slips of the keyboard.
+
+Each word is looked at once, in this order. The first step that knows the word decides.
+
+1. Our own flags, and the word behind a flag that takes a value, stay.
+2. A word that begins with a dash: --key=value is key=value. For --key and -key the message says
+   key=value (`_without_dashes`).
+3. key=value stays, unless a path with an equals sign exists under this name. ~ becomes the home
+   directory.
+4. Any other word (`_bare`). These checks come in this order, because a later one takes what an
+   earlier one refuses:
+   a. blanks around an equals sign, which make several words of an override;
+   b. an override with a colon, quotes or typographic characters, such as lr:1e-4;
+   c. a key whose value is the next word;
+   d. a YAML file;
+   e. the name of a choice, such as demo or experiment/demo;
+   f. a path, which becomes key=path.
+5. A word that none of them knows stays. utils/command_line.py passes it to Hydra's parser. If that
+   can't read it, `correction` says what to write, and Hydra's message is the last resort.
+"""
 
 import os
 import re
@@ -6,22 +25,24 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from utils.config_files import choices, default_groups, is_group, quoted
+from utils.config_files import choices, default_groups, quoted
 from utils.errors import UserError
 from utils.look_alikes import look_alikes, plain_text
-from utils.mistakes import Origin
+from utils.mistakes import Origin, suggestions
 
 # The key that a bare path stands for.
 _MAIN_KEYS = {"pretrain": "data_path", "ray": "data_path", "evaluate": "checkpoint", "solve": "checkpoint"}
 _FLAGS = ("--help", "-h", "--multirun", "-m")
 _FLAGS_WITH_VALUE = ("--cfg", "-c", "--config-dir")
 _YAML = (".yaml", ".yml")
+# The programs that pass keys on to pretrain.py.
+_WITH_KEYS_OF_RUNS = ("ray", "sweep")
 
 
 def overrides_among(words: Sequence[str], config_name: str) -> list[str]:
     """Return the words with key=path for a bare path, and with the home directory for ~.
 
-    Flags stay. A word of which nobody knows what it means stays as well, for Hydra to refuse.
+    Flags and unknown words stay. Hydra's parser refuses unknown words later.
 
     Raises:
         UserError: A word is no override, and the message says what to write instead.
@@ -45,7 +66,7 @@ def overrides_among(words: Sequence[str], config_name: str) -> list[str]:
 
 
 def correction(typed: str) -> str | None:
-    """Return a message for an override that Hydra can't read; None: nobody knows what is meant."""
+    """Return what to write for an override that Hydra can't read; None: that is unknown."""
     plain = plain_text(typed)
     if plain != typed:
         written = re.sub(r"=([\"'])(.*)\1$", r"=\2", plain).strip("-\"' ")
@@ -69,12 +90,30 @@ def _without_dashes(word: str, after: Sequence[str], config_name: str) -> str:
     key = word.lstrip("-").replace("-", "_")
     if re.fullmatch(r"[A-Za-z][\w.]*", key):
         is_value = bool(after) and "=" not in after[0] and not re.match(r"-[A-Za-z-]", after[0])
-        if is_value and word.startswith("--"):
-            raise UserError(f"{word} {after[0]}: overrides are written key=value; write {key}={shlex.quote(after[0])}")
-        if key in Origin(config_name).known_keys():
-            value = shlex.quote(after[0]) if is_value else "..."
-            raise UserError(f"{word}: overrides are written key=value; write {key}={value}")
+        typed, value = (f"{word} {after[0]}", shlex.quote(after[0])) if is_value else (word, "...")
+        if key == "config_path":  # Hydra's own flag
+            raise UserError(f"{typed}: a folder of configs is chosen with --config-dir; write --config-dir {value}")
+        known = _known_keys(config_name)
+        if key in known:
+            raise UserError(f"{typed}: overrides are written key=value; write {key}={value}")
+        if close := suggestions(key, known):
+            meant = " or ".join(f"{each}={value}" for each in close)
+            raise UserError(f"{typed}: overrides are written key=value; did you mean {meant}?")
     return word
+
+
+def _known_keys(config_name: str) -> list[str]:
+    return [key for name in _configs(config_name) for key in Origin(name).known_keys()]
+
+
+def _groups(config_name: str) -> list[str]:
+    """Return the groups whose files the program takes."""
+    return [group for name in _configs(config_name) for group, _ in default_groups(name)]
+
+
+def _configs(config_name: str) -> list[str]:
+    """Return the names of the files in config/ that hold the keys of a program."""
+    return [config_name, *["pretrain"] * (config_name in _WITH_KEYS_OF_RUNS)]
 
 
 def _at_home(override: str) -> str:
@@ -86,33 +125,36 @@ def _at_home(override: str) -> str:
 
 
 def _each_at_home(override: str) -> str:
-    return re.sub(r"(?<=[=,\[])~(?=/)", os.path.expanduser("~"), override)
+    home = os.path.expanduser("~")
+    return re.sub(r"([=,\[]\s*)~(?=/)", lambda match: match[1] + home, override)
 
 
 def _bare(word: str, before: str, after: Sequence[str], config_name: str) -> str:
     """Return key=path for a bare path; a word that is none stays as it is."""
     _require_no_blanks(word, before, after)
     plain = plain_text(word).strip()
-    known = Origin(config_name).known_keys
     assigned = re.fullmatch(r"-*[\"']?([\w.]+)\s*[=:]\s*(\S.*)", plain)
-    if assigned and (assigned[1] in known() or is_group(assigned[1])):
+    if assigned and assigned[1] in _known_keys(config_name):
         written = f"{assigned[1]}={assigned[2].rstrip(',')}".strip("\"'")
         has = f" has typographic characters ({look_alikes(word)})" if look_alikes(word) else ""
         raise UserError(f"{word!r}{has or ' is no override'}; write {shlex.quote(written)}")
     is_value = bool(after) and "=" not in after[0] and not after[0].startswith("-")
-    if is_value and re.fullmatch(r"[\w.]+:?", word) and word.rstrip(":") in known():
+    if is_value and re.fullmatch(r"[\w.]+:?", word) and word.rstrip(":") in _known_keys(config_name):
         raise UserError(f"{word!r} is no override; write {word.rstrip(':')}={shlex.quote(after[0])}")
 
     path = Path(word)
     if path.suffix in _YAML and config_name == "sweep":
         return f"sweep={word}"
-    if path.suffix in _YAML:
-        group = path.parent.name if is_group(path.parent.name) else "experiment"
-        raise UserError(f"{word!r} is a file of keys; write {group}={shlex.quote(word)}")
-    groups = [group for group, _ in default_groups(config_name) if path.name in choices(group)]
-    if groups and not path.exists():
-        raise UserError(f"{word!r} is no override; write {' or '.join(f'{group}={path.name}' for group in groups)}")
-    main = _MAIN_KEYS.get(config_name)
+    main, groups = _MAIN_KEYS.get(config_name), _groups(config_name)
+    if path.suffix in _YAML and not path.is_dir():
+        group = path.parent.name if path.parent.name in groups else "experiment"
+        if group in groups:
+            raise UserError(f"{word!r} is a file of keys; write {group}={shlex.quote(word)}")
+        raise UserError(f"{word!r} is a file of keys, and this program reads none; write {main}=... and key=value")
+    # A path such as checkpoints/p/trm names a run, but arch/trm names a choice of a group.
+    named = [group for group in groups if path.name in choices(group) and path.parent.name in ("", group)]
+    if named and not path.exists():
+        raise UserError(f"{word!r} is no override; write {' or '.join(f'{group}={path.name}' for group in named)}")
     is_path = ("/" in word or os.path.exists(word) or word == "~") and not re.search(r"[\s\"'{}\[\]=]", plain)
     if main is not None and (is_path or os.path.exists(word)):
         return f"{main}={quoted(os.path.expanduser(word))}"

@@ -153,12 +153,14 @@ def test_a_mistake_in_a_file_names_the_line_and_what_to_write(case: str, tmp_pat
 
 def test_files_of_config_are_checked_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "forgot.yaml").write_text("lr: 3\n")
+    for name in ("forgot", "my-other"):
+        (tmp_path / "experiment" / f"{name}.yaml").write_text("lr: 3\n")
     for module in ("utils.config_files", "utils.yaml_places"):
         monkeypatch.setattr(f"{module}.CONFIG_DIR", tmp_path)
-    expected = f"{tmp_path}/experiment/forgot.yaml:1: the first line has to be '# @package _global_'"
-    with pytest.raises(UserError, match=expected):
-        read_config("pretrain", ["experiment=forgot"])
+    for typed, name in (("forgot", "forgot"), ("my-other", "my-other"), ("['my-other']", "my-other")):
+        expected = f"{tmp_path}/experiment/{name}.yaml:1: the first line has to be '# @package _global_'"
+        with pytest.raises(UserError, match=expected):
+            read_config("pretrain", [f"experiment={typed}"])
 
 
 def test_a_value_that_is_typed_is_not_sought_in_a_file(tmp_path: Path) -> None:

@@ -25,10 +25,13 @@ def _mistake(typed: str, config_name: str = "pretrain") -> str:
     ("typed", "message"),
     [
         ("--lr 1e-4", "--lr 1e-4: overrides are written key=value; write lr=1e-4"),
-        ("-lr 1e-4", "-lr: overrides are written key=value; write lr=1e-4"),
+        ("-lr 1e-4", "-lr 1e-4: overrides are written key=value; write lr=1e-4"),
         ("--arch.hidden_size 64", "write arch.hidden_size=64"),
         ("--compile", "--compile: overrides are written key=value; write compile=..."),
-        ("--learning-rate 3", "write learning_rate=3"),
+        ("--learning-rate 3", "--learning-rate 3: overrides are written key=value; did you mean lr=3?"),
+        ("--config-name trm", "did you mean experiment=trm?"),
+        ("--config-path mine", "write --config-dir mine"),
+        ("--bogus 3", "unrecognized arguments: --bogus; overrides are written key=value, flags are --help"),
         ("lr = 1e-4", "an override has no blanks around its equals sign; write lr=1e-4"),
         ("lr =1e-4", "write lr=1e-4"),
         ("lr= 1e-4", "write lr=1e-4"),
@@ -83,6 +86,23 @@ def test_a_bare_path_stands_for_the_main_key(
     assert "'word' is no override" in _mistake("word checkpoint=x", "evaluate")
 
 
+def test_advice_names_only_what_the_program_has() -> None:
+    expected = "'model.yaml' is a file of keys, and this program reads none; write checkpoint=... and key=value"
+    assert _mistake("model.yaml", "evaluate") == _mistake("model.yaml", "solve") == expected
+    assert "unrecognized arguments: --lr" in _mistake("--lr 3", "evaluate")
+    assert "write arch=mine/arch/small.yaml" in _mistake("mine/arch/small.yaml", "evaluate")
+    for config_name in ("sweep", "ray"):  # they pass the keys of runs on
+        assert "write lr=3" in _mistake("--lr 3", config_name)
+        assert "write experiment=demo" in _mistake("demo", config_name)
+    assert "write experiment=mine.yaml" in _mistake("mine.yaml", "ray")
+
+
+def test_a_path_that_ends_like_a_choice_is_a_path() -> None:
+    assert _overrides("checkpoints/p/trm", "evaluate") == ["checkpoint='checkpoints/p/trm'"]
+    assert _overrides("data/demo") == ["data_path='data/demo'"]
+    assert "write arch=trm" in _mistake("config/arch/trm")
+
+
 def test_a_bare_file_is_that_of_a_sweep() -> None:
     assert _overrides("my/file.yaml trials=3", "sweep")[0] == "sweep='my/file.yaml'"
     assert "write sweep=lr_arch" in _mistake("lr_arch", "sweep")
@@ -100,6 +120,10 @@ def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.Monke
     assert read_config("evaluate", _overrides("'~/run'", "evaluate"))["checkpoint"] == f"{home}/run"
     monkeypatch.setenv("HOME", str(tmp_path))
     assert read_config("pretrain", _overrides("'data_paths=[~/a,~/b]'"))["data_paths"] == [
+        f"{tmp_path}/a",
+        f"{tmp_path}/b",
+    ]
+    assert read_config("pretrain", _overrides("'data_paths=[~/a, ~/b]'"))["data_paths"] == [
         f"{tmp_path}/a",
         f"{tmp_path}/b",
     ]
