@@ -25,6 +25,7 @@ from dataset.evaluators import EvaluatorName, Evaluators, build_evaluators, fitt
 from dataset.schema import Split, check_contents, open_datasets, open_split
 from dataset.tta import Variations
 from models.base import RecursiveModel
+from training.config import PretrainConfig
 from training.data import open_own, require_same_sizes
 from training.evaluation import EvalOptions, evaluate, evaluate_votes
 from training.trained import TrainedConfig, open_trained
@@ -130,10 +131,16 @@ def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
             split = open_datasets([trained_on], "test", numbered_by=of_run.train_paths)
         else:  # the user who names other data promises that its puzzles have the same numbers
             split = open_split(config.data_path, "test")
-            out = out.with_name(f"{out.name}_{Path(config.data_path).resolve().name}")
+        if config.data_path is not None and not _is_own(config.data_path, of_run):
+            out = folder_for_other_data(out, split)
         require_same_sizes(trained.sizes, split, of_run.arch, trained.data)
     batch_size = of_run.eval_batch_size or of_run.global_batch_size
     return Loaded(trained.name, trained.load_model(world), split, batch_size, out, of_run.evaluators or [])
+
+
+def _is_own(data_path: str, of_run: PretrainConfig) -> bool:
+    """Return whether the run's own test split is that of this dataset alone."""
+    return {Path(path).resolve() for path in of_run.test_paths} == {Path(data_path).resolve()}
 
 
 # ---- results -----------------------------------------------------------------------------------
@@ -205,25 +212,48 @@ class FormerResults(BaseModel):
     """What counts of the results.json of an earlier evaluation."""
 
     num_examples: dict[str, int]
+    data: str = ""
 
     @staticmethod
-    def num_in(folder: Path) -> int:
-        """Return how many examples a folder holds results of. Damaged results count as none."""
+    def of(folder: Path) -> "FormerResults":
+        """Return the results in a folder. Damaged results count as those of no examples."""
         try:
             text = plain(folder / "results.json").read_text(encoding="utf-8")
-            return sum(FormerResults.model_validate_json(text).num_examples.values())
+            return FormerResults.model_validate_json(text)
         except (OSError, UnicodeDecodeError, ValidationError):
-            return 0
+            return FormerResults(num_examples={})
+
+    @property
+    def total(self) -> int:
+        return sum(self.num_examples.values())
 
 
-def prepare_own_folder(out: Path, split: Split, config: EvaluateConfig) -> Path | None:
-    """Make the folder for results in the folder of a run, and return it.
+def folder_for_other_data(own: Path, split: Split) -> Path:
+    """Return the folder for results on other data than the run's own.
 
-    A quick look must not cost the results of hours. It says so if it replaces answers of more
-    examples, as the user asked for by save_outputs.
+    Its name ends with the name of the data, and also with a number if that folder holds results on
+    data of the same name in another place.
+
+    Args:
+        own: the folder for results on the run's own data.
+    """
+    first = own.with_name(f"{own.name}_{split.path.parent.resolve().name}")
+    folder, number = first, 1
+    while (former := FormerResults.of(folder).data) and os.path.abspath(former) != os.path.abspath(split.path):
+        number += 1
+        folder = first.with_name(f"{first.name}_{number}")
+    return folder
+
+
+def prepare_own_folder(out: Path, split: Split, config: EvaluateConfig) -> tuple[Path | None, bool]:
+    """Make the folder for results in the folder of a run.
+
+    A quick look must not cost the results of hours. They stay, and a line says so. Another line
+    says so if the answers that the user asked for by save_outputs replace those to more examples.
 
     Returns:
-        None if the folder holds results of more examples, and only results are to be written.
+        The folder, or None if there is nothing to write; and whether it keeps its results, because
+        they are of more examples.
 
     Raises:
         UserError: The folder can't be written.
@@ -231,10 +261,12 @@ def prepare_own_folder(out: Path, split: Split, config: EvaluateConfig) -> Path 
     with file_errors():
         refuse_links([out.parent, out, *out.rglob("*")])  # the run may come from somebody else
     num = sum(split.num_examples(config.max_examples).values())
-    former = FormerResults.num_in(out)
-    if former > num and not config.save_outputs and not config.plot:
+    former = FormerResults.of(out).total
+    keeps_results = former > num
+    if keeps_results:
         tell(f"{out} keeps its results of {former:,} examples; give out=<another folder> to store those of {num:,}")
-        return None
+        if not config.save_outputs and not config.plot:
+            return None, True
     if config.save_outputs and (former := num_saved(out, list(split.sets))) > num:
         tell(f"the answers to {num:,} examples replace those to {former:,} in {out}; out=<another folder> keeps both")
     try:
@@ -242,7 +274,7 @@ def prepare_own_folder(out: Path, split: Split, config: EvaluateConfig) -> Path 
         tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
         raise UserError(f"{out} can't be written ({error.strerror}); give another folder with out=...") from error
-    return out
+    return out, keeps_results
 
 
 def main(world: World) -> None:
@@ -265,7 +297,7 @@ def main(world: World) -> None:
     world = connect_devices(world, config.device, config.dist)
     loaded = load(config, config.checkpoint, world)
     split, model = loaded.split, loaded.model
-    out = Path(config.out) if config.out is not None else loaded.out
+    out, keeps_results = Path(config.out) if config.out is not None else loaded.out, False
     with world.shared_errors():
         evaluators = evaluators_of(config, loaded, world)
         if config.vote_with and not evaluators.let_vote:
@@ -283,11 +315,11 @@ def main(world: World) -> None:
                 if os.path.isfile(out):
                     raise UserError(f"out={out} is a file; give a folder")
                 if config.out is None:
-                    out = prepare_own_folder(out, split, config)
+                    out, keeps_results = prepare_own_folder(out, split, config)
                 else:
                     with file_errors():
                         out.mkdir(parents=True, exist_ok=True)
-    out = world.broadcast_object(out)
+    out, keeps_results = world.broadcast_object((out, keeps_results))
     options = EvalOptions(
         config.batch_size or loaded.batch_size,
         num_steps=config.num_steps,
@@ -309,7 +341,9 @@ def main(world: World) -> None:
     began = time.perf_counter()
     # In the run's folder, results and answers may come from two calls: both are of the same step.
     keep_saved = config.out is None and not config.save_outputs
-    saving = replace(options, save_outputs=config.save_outputs, save_to=out, keep_saved=keep_saved)
+    saving = replace(
+        options, save_outputs=config.save_outputs, save_to=out, keep_saved=keep_saved, keep_results=keeps_results
+    )
     metrics = evaluate(model, split, world, saving, evaluators=evaluators)
     assert metrics is not None
     seconds = time.perf_counter() - began
@@ -317,7 +351,7 @@ def main(world: World) -> None:
         metrics |= evaluate_votes(model, split, world, options, evaluators=evaluators, variations=variations)
     with world.shared_errors():
         if world.is_main:
-            report(config, loaded, metrics, evaluators, seconds, out)
+            report(config, loaded, metrics, evaluators, seconds, out, keeps_results=keeps_results)
 
 
 def report(
@@ -327,12 +361,15 @@ def report(
     evaluators: Evaluators,
     seconds: float,
     out: Path | None,
+    *,
+    keeps_results: bool,
 ) -> None:
     """Print the table, and write results.json and the picture into a folder.
 
     Args:
         seconds: the time of the evaluation without votes of symmetries.
         out: the folder; None: write no files.
+        keeps_results: leave its results.json as it is.
     """
     split = loaded.split
     num_examples = split.num_examples(config.max_examples)
@@ -347,15 +384,18 @@ def report(
     if out is not None:
         results = {
             "checkpoint": loaded.name,
-            "data": str(split.path),
+            # A typed path is stored as an absolute one, because the next evaluation may begin in
+            # another folder.
+            "data": str(split.path) if config.data_path is None else os.path.abspath(split.path),
             "num_examples": num_examples,
             "settings": config.model_dump(mode="json"),
             "seconds": seconds,
             "metrics": metrics,
             "intervals": found,
         }
-        with file_errors():
-            write_atomically(out / "results.json", json.dumps(results, indent=2) + "\n")
+        if not keeps_results:
+            with file_errors():
+                write_atomically(out / "results.json", json.dumps(results, indent=2) + "\n")
         over_steps = {name: accuracy_over_steps(metrics, name) for name in split.sets}
         with_labels = {name: values for name, values in over_steps.items() if values}
         if config.plot and with_labels:

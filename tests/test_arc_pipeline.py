@@ -476,6 +476,21 @@ def test_a_submission_of_few_examples_has_all_tasks(
     assert json.loads((tmp_path / "results.json").read_text())["num_examples"] == {"all": 2}
 
 
+def test_votes_of_few_examples_replace_none_of_more(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Saved answers were asked for. The votes of a whole evaluation stay."""
+    copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("eval_outputs")))
+    _evaluate_run(monkeypatch, capsys, f"checkpoint={copy}")
+    (folder,) = (copy / "eval_outputs").iterdir()
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert before.keys() == {"results.json", "arc_votes.json", "submission.json"}
+    _evaluate_run(monkeypatch, capsys, f"checkpoint={copy}", "max_examples=2", "save_outputs=[inputs]")
+    after = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert after.keys() - before.keys() == {"all_rank0_0000.safetensors"}
+    assert before == {name: after[name] for name in before}
+
+
 # ---- mistakes ----------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ from models.inference import Trace, trace
 from tests import runs
 from tests.dataset.shapes import split_of
 from tests.in_process import load_run, train_here, with_identifiers
+from training.config import PretrainConfig
 from utils.command_line import CommandLine, read_config, validate
 from utils.dist.world import World
 from utils.drawing import draw_accuracy_over_steps
@@ -380,6 +381,39 @@ def test_other_data_have_a_folder_of_their_own(run: Path, puzzles: Path, tmp_pat
     assert _results(run / "eval_outputs" / "step_00000022")["num_examples"] == {"all": 1}
 
 
+def test_data_of_the_same_name_share_no_folder(
+    run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As typed: data_path=/tmp/o1/t, then data_path=/tmp/o2/t."""
+    folder = run / "eval_outputs" / "step_00000022_t"
+    for place, path, num, expected in (
+        ("o1", "t", 9, folder),
+        ("o2", "t", 7, folder.with_name(f"{folder.name}_2")),
+        (".", "o1/t", 9, folder),  # the same data, from another folder
+        (".", "o2/t", 8, folder.with_name(f"{folder.name}_2")),
+    ):
+        (tmp_path / place).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / place)
+        if not Path(path).exists():
+            shutil.copytree(puzzles, path)
+        typed = [f"checkpoint={run}/step_00000022", f"data_path={path}", f"max_examples={num}"]
+        printed = evaluated(*typed, "save_outputs=[inputs]" if place == "o1" else "evaluators=[]")
+        assert printed.tail[0] == f"written to {expected}"
+        assert _results(expected)["num_examples"] == {"all": num}
+        assert _results(expected)["data"] == str(tmp_path.resolve() / Path(place, path) / "test")
+    assert (folder / "all_rank0_0000.safetensors").exists()
+
+
+def test_a_part_of_the_own_data_has_a_folder_of_its_own() -> None:
+    def is_own(data_path: str, **paths: list[str]) -> bool:
+        typed = [f"{key}=[{','.join(values)}]" for key, values in paths.items()]
+        return program._is_own(data_path, validate(PretrainConfig, read_config("pretrain", ["data_path=a", *typed])))
+
+    assert is_own("a") and is_own("./a/") and not is_own("b")
+    assert not is_own("a", data_paths=["a", "b"]), "the own test split is that of a and b together"
+    assert not is_own("a", data_paths_test=["b"]) and is_own("b", data_paths_test=["b"])
+
+
 def test_results_of_a_file_of_weights_are_written_only_if_asked(
     run: Path, weights: Path, puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluated: Evaluate
 ) -> None:
@@ -470,9 +504,13 @@ def test_a_smaller_evaluation_replaces_no_larger_one(
     assert _results(folder)["num_examples"] == {"all": 12} and answers.read_bytes() == saved, "answers are gone"
     evaluated(f"checkpoint={copy}", saves, "max_examples=5", f"out={tmp_path / 'else'}")
     assert answers.read_bytes() == saved
-    evaluated(f"checkpoint={copy}", saves, "max_examples=6")
+    for more, is_changed in ((["plot=true"], False), ([saves], True)):
+        evaluated(f"checkpoint={copy}", *more, "max_examples=6")
+        assert "keeps its results of 12 examples; give out=" in said.pop(0)
+        assert _results(folder)["num_examples"] == {"all": 12}, f"{more} cost the results of more examples"
+        assert (answers.read_bytes() != saved) == is_changed
+    assert (folder / "accuracy_over_steps.png").exists(), "the picture was asked for"
     assert "the answers to 6 examples replace those to 10 in" in said.pop() and not said
-    assert _results(folder)["num_examples"] == {"all": 6} and answers.read_bytes() != saved
     evaluated(f"checkpoint={copy}", "max_examples=5", f"out={folder}")
     assert _results(folder)["num_examples"] == {"all": 5} and not answers.exists(), "answers of other results are left"
 

@@ -78,6 +78,7 @@ class EvalOptions:
         save_outputs: what to write of each example, beside its row in the dataset.
         save_to: the folder for these outputs and for the evaluators' own files.
         keep_saved: leave the outputs that an earlier evaluation saved in the folder.
+        keep_results: leave the evaluators' own files of an earlier evaluation there.
         sample: takes a few answers; None on ranks that show none.
     """
 
@@ -89,6 +90,7 @@ class EvalOptions:
     save_outputs: Sequence[SavedOutput] = ()
     save_to: Path | None = None
     keep_saved: bool = False
+    keep_results: bool = False
     sample: AnswerSample | None = None
 
 
@@ -181,7 +183,7 @@ class _SetEvaluation:
             loader.require_all_read()
         found = self._sums.reduce()
         if found:  # at least one example
-            found |= evaluators.results(world, options.save_to)
+            found |= evaluators.results(world, None if options.keep_results else options.save_to)
         if self._writer is not None:
             self._writer.close(world)
         return found
