@@ -78,7 +78,7 @@ solved, reason, settled_at, confidence, steps (step, answer, changed and confide
 counted from 0, row by row.
 
 Exit status: 0 if all puzzles are solved (an ARC task without outputs only has to be answered), 1 if not all are solved,
-2 after a mistake in the command or in a puzzle.
+2 after a mistake in the command or in a puzzle. If the reader of the output leaves early, as head does, it is 0.
 """
 
 # The values of these keys don't go through Hydra. It would read 0030.. as a number, # as the start
@@ -608,7 +608,7 @@ def read_command_line(argv: Sequence[str]) -> Typed:
     verbatim: dict[str, str] = {}
     rest = []
     for typed in argv:
-        key, _, value = typed.lstrip("+").partition("=")
+        key, _, value = typed.lstrip("+-").partition("=")  # --puzzle=... is read as --device=... is
         if key not in _VERBATIM:
             rest.append(typed)
             continue
@@ -650,7 +650,7 @@ def main(world: World) -> None:
     try:
         num_solved = report(solver, puzzles, as_json=typed.as_json)
     except BrokenPipeError:  # the reader of the solutions has left
-        leave(1)
+        leave(0)
     if num_solved < len(puzzles):
         sys.exit(1)
 

@@ -16,6 +16,7 @@ from utils.checkpoint.names import step_named
 from utils.errors import UserError
 from utils.run.status import find_runs, is_run
 from utils.shell import run_command
+from utils.terminal import tell
 from viewer.answers import save_missing_answers
 from viewer.dataset_page import page_of_dataset
 from viewer.pages import Page, Settings, write_page
@@ -110,19 +111,31 @@ def check_output(output: Path) -> None:
 
 
 def at_named_step(settings: Settings) -> Settings:
-    """Return the settings with a step's name, such as <run>/best, as the run and its --step.
+    """Return the settings with runs and --step for the names of steps, such as <run>/best.
+
+    A page shows the same step of all runs. If the names are of different steps, it shows the newest
+    answers of each run, and a line says so.
 
     Raises:
-        UserError: there is no such step, or two steps are named.
+        UserError: there is no such step, or --step is given too.
     """
-    if len(settings.paths) != 1:
-        return settings
-    step = step_named(settings.paths[0])
-    if step is None or (step / "results.json").exists():  # saved outputs lie in folders of the same name
+    named = [_step_in(path) for path in settings.paths]
+    paths = [path if step is None else step.parent for path, step in zip(settings.paths, named, strict=True)]
+    steps = {None if step is None else int(step.name[5:]) for step in named}
+    if steps == {None}:
         return settings
     if settings.step is not None:
-        raise UserError(f"--step={settings.step} and {settings.paths[0]} both name a step; give one of them")
-    return replace(settings, paths=[step.parent], step=int(step.name[5:]))
+        raise UserError(f"--step={settings.step} and a path such as {settings.paths[0]} name a step; give one of them")
+    if len(steps) > 1:
+        tell("the paths name different steps, and a page compares one step of all runs: it shows the newest answers")
+        return replace(settings, paths=paths)
+    return replace(settings, paths=paths, step=steps.pop())
+
+
+def _step_in(path: Path) -> Path | None:
+    """Return the step folder of a run that a path names; None for any other path."""
+    step = step_named(path)
+    return None if step is None or (step / "results.json").exists() else step  # saved outputs have such names too
 
 
 def is_comparison(paths: list[Path]) -> bool:

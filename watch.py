@@ -11,7 +11,7 @@ import sys
 import termios
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Literal, get_args
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.live import Live
 
 from utils.arguments import Parser, typed_path
+from utils.checkpoint.names import run_folder_of
 from utils.errors import UserError
 from utils.run.status import Watched, find_runs, runs_in
 from utils.shell import run_command
@@ -95,6 +96,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     )
     add("--x", choices=get_args(X), help="with --plot: what the curves are drawn over (default: steps)")
     settings = Settings(**vars(parser.parse_args(argv)))
+    settings = replace(settings, paths=[run_folder_of(path) for path in settings.paths])  # of <run>/best, too
     if settings.plot is None and (settings.metric or settings.x):
         raise UserError(f"--{'metric' if settings.metric else 'x'} says what --plot draws; give --plot FILE too")
     if settings.plot is not None and settings.every is not None:

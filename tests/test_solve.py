@@ -575,6 +575,8 @@ def test_a_wrong_puzzle_is_refused_before_the_weights_are_loaded(
     monkeypatch.setattr(Trained, "load_model", load)
     with pytest.raises(UserError, match="puzzle has 3 characters, this model's puzzles have 16"):
         call(f"checkpoint={run}", "puzzle=123")
+    with pytest.raises(UserError, match="puzzle has 3 characters, this model's puzzles have 16"):
+        call(f"--checkpoint={run}", "--puzzle=123")
 
 
 def test_wrong_models_are_refused(run: Path, call: Call, tmp_path: Path) -> None:
@@ -647,5 +649,5 @@ def test_standard_streams(run: Path, tmp_path: Path) -> None:
     found = json.loads(process.stdout.readline())
     assert (found["name"], found["question"], found["solved"]) == ("stdin:1", "." * 16, False)
     process.stdout.close()
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=60) == 0, "1 would say that not all puzzles are solved"
     assert process.stderr.read() == ""

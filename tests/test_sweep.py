@@ -293,6 +293,8 @@ MISTAKES = {
     "shuffled": (["lr=shuffle(1,2)"], "'lr=shuffle(1,2)' is no list of values; write lr=a,b or =range(3)"),
     "glob": (["arch=glob(*)"], "'arch=glob(*)' is no list of values"),
     "unreadable": (["lr=1,[2"], "'lr=1,[2' can't be read"),
+    "comma": (["lr=1e-4,1e-3,"], "'lr=1e-4,1e-3,' ends with a comma; write lr=1e-4,1e-3"),
+    "only a comma": (["lr,"], "'lr,' can't be read"),
     "range in a grid": (
         ["sweep=my.yaml", "sweep.sampler.name=grid"],
         "parameters.lr has infinitely many values; give num, how many of them to try",

@@ -528,6 +528,25 @@ def test_the_compared_runs_show_the_puzzles_that_all_have_answered(tmp_path: Pat
     assert [(example["row"], sorted(example["runs"])) for example in examples] == [(1, ["0", "1"]), (5, ["0", "1"])]
 
 
+def test_runs_are_compared_by_the_names_of_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = write_runs(tmp_path / "runs", write_sudoku(tmp_path / "data"))
+    for run, names in (("hrm", ("best", "latest")), ("trm-0", ("best",))):
+        (runs / run / "step_00000500").mkdir()
+        for name in names:
+            (runs / run / name).write_text("step_00000500\n")
+    output = str(tmp_path / "view.html")
+    view.view([str(runs / "hrm"), str(runs / "trm-0"), "-o", output])
+    expected = shown(tmp_path / "view.html")
+    for named in ("best", "step_00000500"):
+        view.view([str(runs / "hrm" / named), str(runs / "trm-0" / named), "-o", output])
+        assert shown(tmp_path / "view.html") == expected
+    assert capsys.readouterr().err == ""
+    view.view([str(runs / "hrm" / "best"), str(runs / "trm-0"), "-o", output])
+    assert shown(tmp_path / "view.html") == expected
+    assert "the paths name different steps" in capsys.readouterr().err
+    assert "name a step; give one of them" in mistake(capsys, runs / "hrm" / "best", runs / "trm-0", "--step", "500")
+
+
 def test_only_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, data = write_run(tmp_path / "run", None), write_sudoku(tmp_path / "data")
     assert "data is no run, and only runs are compared" in mistake(capsys, run, data)

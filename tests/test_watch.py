@@ -224,6 +224,14 @@ def test_a_run_that_is_named_twice_is_shown_once(tmp_path: Path) -> None:
     assert len(find_runs([tmp_path / "project", run, tmp_path / "project" / "." / "run"])) == 1
 
 
+def test_the_name_of_a_step_stands_for_its_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "project" / "run", rows_of(3))
+    (run / "step_00000003").mkdir()
+    (run / "best").write_text("step_00000003\n")
+    for name in ("best", "step_00000003"):
+        assert program.watch([str(run / name)]) == program.watch([str(run)])
+
+
 def test_a_dead_run_names_its_host(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", rows_of(3))
     assert "on host-a" in "\n".join(shown_at(tmp_path, 80, 24))

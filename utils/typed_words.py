@@ -71,7 +71,7 @@ def correction(typed: str) -> str | None:
     if plain != typed:
         written = re.sub(r"=([\"'])(.*)\1$", r"=\2", plain).strip("-\"' ")
         return f"{typed!r} has typographic characters ({look_alikes(typed)}); write {_word(written)}"
-    if typed.endswith((",", ";")) and len(typed.split("=")[1]) > 1:
+    if typed.endswith((",", ";")) and len(typed.partition("=")[2]) > 1:
         return f"{typed!r} ends with a {'comma' if typed[-1] == ',' else 'semicolon'}; write {typed.rstrip(',;')}"
     return None
 
