@@ -13,8 +13,9 @@ from pathlib import Path
 from dataset.builder import SPLITS
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.checkpoint.names import step_named
+from utils.drawing import pyplot
 from utils.errors import UserError
-from utils.run.status import find_runs, is_run
+from utils.run.status import find_runs
 from utils.shell import run_command
 from utils.terminal import tell
 from viewer.answers import save_missing_answers
@@ -90,11 +91,20 @@ def view(argv: list[str] | None = None) -> str:
     """
     settings = at_named_step(parse_settings(argv))
     check_output(settings.output)
-    page, drawn = compared(settings) if is_comparison(settings.paths) else shown(settings.paths[0], settings)
+    if settings.png:
+        pyplot()  # find out now, and not after a model has answered puzzles, that it is missing
+    runs = runs_named(settings.paths)
+    path = runs[0] if runs else settings.paths[0]
+    page, lines = compared(runs, settings) if len(runs) > 1 else shown(path, settings)
     write_page(page, settings.output)
+    if settings.png:
+        try:
+            lines += pictures_of_dataset(page, settings) if is_dataset(path) else pictures_of_run(path, page, settings)
+        except UserError as error:
+            raise UserError(f"wrote {settings.output}, but not all pictures: {error}") from error
     megabytes = settings.output.stat().st_size / 1e6
     wrote = f"wrote {settings.output} ({megabytes:.1f} MB): {len(page['examples']):,} examples, {page['summary']}"
-    return "\n".join([*drawn, wrote])
+    return "\n".join([*lines, wrote])
 
 
 def check_output(output: Path) -> None:
@@ -138,38 +148,37 @@ def _step_in(path: Path) -> Path | None:
     return None if step is None or (step / "results.json").exists() else step  # saved outputs have such names too
 
 
-def is_comparison(paths: list[Path]) -> bool:
-    """Return whether the paths name several runs: one after the other, or a folder that holds runs.
+def runs_named(paths: list[Path]) -> list[Path]:
+    """Return the runs that the paths name: themselves, or those in their folders.
+
+    Returns:
+        An empty list if the only path is a dataset, or a folder of saved outputs.
 
     Raises:
-        UserError: a path is no folder.
+        UserError: a path is no folder, or one of several paths holds no run.
     """
     for path in paths:
         if not path.is_dir():
             raise UserError(f"there is no folder {path}; give the folder of a run or of a dataset")
-    return len(paths) > 1 or (not is_dataset(paths[0]) and not is_run(paths[0]) and len(find_runs(paths)) > 0)
+        if len(paths) > 1 and not find_runs([path]):
+            raise UserError(f"{path} is no run, and only runs are compared; give it alone")
+    return [] if len(paths) == 1 and is_dataset(paths[0]) else find_runs(paths)
 
 
 def is_dataset(path: Path) -> bool:
     return any((path / split).is_dir() for split in SPLITS)
 
 
-def compared(settings: Settings) -> tuple[Page, list[str]]:
+def compared(runs: list[Path], settings: Settings) -> tuple[Page, list[str]]:
     """Return the page of several runs, and lines about what was done for it.
 
     Raises:
-        UserError: a path holds no run, or an option is for one run.
+        UserError: an option is for one run, or a file of a run is damaged.
     """
-    for path in settings.paths:
-        if not find_runs([path]):
-            raise UserError(f"{path} is no run, and only runs are compared; give it alone")
     if settings.png:
         raise UserError("--png draws one run or dataset; watch.py ... --plot curves.png draws the curves of several")
-    runs = find_runs(settings.paths)
     # A folder may hold many runs, whose answers would take long.
     lines = [line for run in runs if run in settings.paths for line in save_missing_answers(run, settings)]
-    if len(runs) == 1:
-        return page_of_run(runs[0], settings), lines
     page = page_of_runs(runs, settings)
     silent = [runs[number] for number in page["unanswered"] if runs[number] not in settings.paths]
     if silent:
@@ -187,23 +196,20 @@ def shown(path: Path, settings: Settings) -> tuple[Page, list[str]]:
     if is_dataset(path):
         if settings.step is not None:
             raise UserError(f"--step is for runs, and {path} is a dataset; leave it out")
-        page = page_of_dataset(path, settings)
-        return page, pictures_of_dataset(page, settings) if settings.png else []
+        return page_of_dataset(path, settings), []
     if not any((path / name).exists() for name in ("metrics.jsonl", "eval_outputs", "results.json")):
         raise UserError(
             f"{path} is neither a run (no metrics.jsonl, no eval_outputs), nor what evaluate.py saved (no "
             "results.json), nor a dataset (no train, no test), nor a folder of runs; give the folder of one"
         )
     lines = save_missing_answers(path, settings)
-    page = page_of_run(path, settings)
-    return page, [*lines, *(pictures_of_run(path, page, settings) if settings.png else [])]
+    return page_of_run(path, settings), lines
 
 
 def pictures_of_dataset(page: Page, settings: Settings) -> list[str]:
     """Draw examples of a dataset, and return the lines that report the picture.
 
-    The picture lies beside the page: a builder refuses to replace a dataset with foreign files in
-        it.
+    The picture lies beside the page: a builder refuses to replace a dataset with foreign files.
     """
     path = settings.output.with_suffix(".png")
     draw_examples(page, path)

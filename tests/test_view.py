@@ -26,8 +26,9 @@ from dataset.tasks.lights_out import LightsOutTask
 from tests.dataset.samples import samples_of
 from utils.drawing import BLACK, BLUE, RED
 from utils.shell import run_command as run_program
+from viewer import answers
 from viewer.pages import ALPHABET, IGNORED, to_text
-from viewer.run_page import MAX_POINTS, rank_of, thinned
+from viewer.run_page import MAX_POINTS, SAVE_OUTPUTS, rank_of, thinned
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # A name with code that would run if the page treated the name as HTML.
@@ -492,6 +493,18 @@ def test_runs_of_a_folder_without_answers_are_told_with_the_command(tmp_path: Pa
     assert said[0] == f"1 run has no saved answers; this makes them: {command}"
 
 
+def test_a_folder_of_one_run_shows_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets answers and pictures, as the run itself would."""
+    run = write_run(tmp_path / "project" / "run", None)
+    shutil.rmtree(run / "eval_outputs")
+    (run / "step_00000500").mkdir()
+    monkeypatch.setattr("viewer.answers._evaluate", lambda typed: "the dataset is gone")
+    for paths in ([run.parent], [run, run]):
+        said = view.view([*map(str, paths), "-o", str(tmp_path / "view.html"), "--png"]).splitlines()
+        assert said[:2] == [f"{run} has no answers on its page: the dataset is gone", f"drew {run / 'curve.png'}"]
+        assert shown(tmp_path / "view.html")["title"] == "run"
+
+
 def test_columns_of_runs_name_their_seed_or_three_keys(tmp_path: Path) -> None:
     for name, change in (("s0", {}), ("s1", {"seed": 1})):
         run = write_run(tmp_path / "runs" / name, None)
@@ -576,13 +589,57 @@ def test_a_run_without_answers_gets_them_from_evaluate(
     (run / OUTPUTS / "results.json").write_text(whole)
     page = page_of(run, tmp_path / "view.html", "--max-examples", "4")
     assert len(page["examples"]) == 4 and page["results"]["num_examples"] == {"all": 999}
-    saved = "save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]"
+    saved = f"save_outputs={SAVE_OUTPUTS}"
     assert commands[0][:3] == [f"checkpoint='{run}'", saved, "max_examples=4"]
     told = capsys.readouterr().err
     assert f"{run} has no saved answers; its model answers up to 4 puzzles" in told and "python evaluate.py" in told
     assert [path.name for path in (run / "eval_outputs").iterdir()] == ["step_00000500"], "no temporary folder is left"
     page_of(run, tmp_path / "view.html")
     assert len(commands) == 1, "answers that are there must not be made again"
+
+
+def test_saved_outputs_without_answers_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be the work of hours. One rank of two has answers: the page would have none."""
+    run = write_run(tmp_path / "run", None)
+    (run / "step_00000500").mkdir()
+    file = run / OUTPUTS / "all_rank1_0000.safetensors"
+    save_file({"rows": np.arange(3), "predictions": np.zeros((3, 16), np.uint8)}, file)
+    before = {path: path.read_bytes() for path in (run / OUTPUTS).iterdir()}
+    monkeypatch.setattr("viewer.answers._evaluate", lambda typed: pytest.fail("a model answered puzzles"))
+    said = view.view([str(run), "-o", str(tmp_path / "view.html")]).splitlines()[0]
+    assert said.startswith(f"{run} has no answers on its page: {run / OUTPUTS} holds outputs without the puzzles")
+    assert said.endswith(
+        f"python evaluate.py checkpoint={run} 'save_outputs={SAVE_OUTPUTS}' max_examples=200 out=answers"
+    )
+    assert {path: path.read_bytes() for path in (run / OUTPUTS).iterdir()} == before
+
+
+def test_a_read_only_run_without_answers_keeps_its_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run", None)
+    shutil.rmtree(run / "eval_outputs")
+    (run / "step_00000500").mkdir()
+    mkdir = Path.mkdir
+
+    def refuse(path: Path, *args: Any, **options: Any) -> None:
+        if path.parent == run:  # permissions do not bind root, as which tests may run
+            raise PermissionError(13, "Permission denied", str(path))
+        mkdir(path, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    said = view.view([str(run), "-o", str(tmp_path / "view.html")]).splitlines()[0]
+    reason = f"{run / 'eval_outputs'} can't be written (Permission denied)"
+    assert said.startswith(f"{run} has no answers on its page: {reason}; this saves answers in another folder")
+    assert said.endswith("out=answers") and len(shown(tmp_path / "view.html")["curves"]) == 3
+
+
+def test_what_evaluate_says_is_passed_on_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = "import sys; print('a table'); print('a warning', file=sys.stderr); sys.exit('error: ' + sys.argv[1])"
+    monkeypatch.setattr("viewer.answers.started", lambda command: [sys.executable, "-c", script])
+    assert answers._evaluate(["the dataset is gone"]) == "the dataset is gone"
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.splitlines() == ["a warning", "error: the dataset is gone"]
 
 
 def test_a_run_whose_model_cannot_answer_keeps_its_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -770,12 +827,15 @@ def test_pictures_that_cannot_be_drawn_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, output = write_run(tmp_path / "run", None), tmp_path / "view.html"
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        assert "drawing needs matplotlib; pip install" in mistake(capsys, run, "-o", output, "--png")
+    assert not output.exists()
     (run / "curve.png").symlink_to(tmp_path / "elsewhere")
-    assert "curve.png is a link" in mistake(capsys, run, "-o", output, "--png")
-    (run / "curve.png").unlink()
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "drawing needs matplotlib; pip install" in mistake(capsys, run, "-o", output, "--png")
-    assert not output.exists() and not list(tmp_path.rglob("*.png")) and not (tmp_path / "elsewhere").exists()
+    said = mistake(capsys, run, "-o", output, "--png")
+    assert f"wrote {output}, but not all pictures: " in said and "curve.png is a link" in said
+    assert len(shown(output)["examples"]) == 6, "a page must not be lost for want of a picture"
+    assert list(tmp_path.rglob("*.png")) == [run / "curve.png"] and not (tmp_path / "elsewhere").exists()
 
 
 # ---- mistakes ------------------------------------------------------------------------------------

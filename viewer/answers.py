@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from utils.checkpoint.format import step_folders
 from utils.config_files import quoted
 from utils.errors import UserError
 from utils.programs import started
@@ -20,7 +21,9 @@ from viewer.saved_examples import shards_of, shows_answers
 def save_missing_answers(run: Path, settings: Settings) -> list[str]:
     """Save answers to a run's test puzzles as evaluate.py does, unless the run has some.
 
-    A run without checkpoints keeps its curves only. Ctrl-C leaves the answers out.
+    A run without checkpoints keeps its curves only. So does a run that is read-only, or whose saved
+    outputs lack the answers: they may be the work of hours, and are not replaced. Ctrl-C leaves the
+    answers out.
 
     Returns:
         Lines that say why there are no answers.
@@ -28,28 +31,35 @@ def save_missing_answers(run: Path, settings: Settings) -> list[str]:
     Raises:
         UserError: a file of saved outputs is damaged.
     """
-    steps = sorted(path for path in run.glob("step_*") if path.is_dir())
-    if settings.step is not None:
-        steps = [path for path in steps if path.name == f"step_{settings.step:08d}"]
-    if not steps or _has_answers(run, settings.step if steps and settings.step is not None else None):
+    steps = [path for path in step_folders(run) if settings.step is None or path.name == f"step_{settings.step:08d}"]
+    if not steps or _has_answers(run, settings.step):
         return []
-    checkpoint = run if settings.step is None else steps[0]
+    checkpoint = run if settings.step is None else steps[-1]
     typed = [
         f"checkpoint={_as_typed(checkpoint)}",
         f"save_outputs={SAVE_OUTPUTS}",
         f"max_examples={settings.max_examples}",
     ]
     command = f"python evaluate.py {for_shell(typed)}"
+    nothing = f"{run} has no answers on its page"
+    elsewhere = f"this saves answers in another folder, for view.py: {command} out=answers"
+    outputs = run / "eval_outputs"
+    kept = outputs / steps[-1].name
+    if shards_of(kept):
+        return [f"{nothing}: {kept} holds outputs without the puzzles or without the answers; {elsewhere}"]
+    try:
+        outputs.mkdir(exist_ok=True)
+        temporary = tempfile.TemporaryDirectory(dir=outputs, prefix=".view-")
+    except OSError as error:
+        return [f"{nothing}: {outputs} can't be written ({error.strerror}); {elsewhere}"]
     tell(f"{run} has no saved answers; its model answers up to {settings.max_examples} puzzles of each test set now")
     tell(f"(Ctrl-C leaves them out): {command}")
-    outputs = run / "eval_outputs"
-    outputs.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=outputs, prefix=".view-") as folder:
+    with temporary as folder:
         failed = _evaluate([*typed, f"out={_as_typed(folder)}"])
         if failed is None:
             _move(Path(folder), outputs)
             return []
-    return [f"{run} has no answers on its page: {failed}"]
+    return [f"{nothing}: {failed}"]
 
 
 def _as_typed(path: str | Path) -> str:
@@ -58,28 +68,36 @@ def _as_typed(path: str | Path) -> str:
 
 
 def _has_answers(run: Path, step: int | None) -> bool:
+    """Return whether the page has answers: the shards of all ranks hold them."""
     try:
         outputs = outputs_folder(run, step)
     except UserError:  # there are outputs, but none of this step
         return False
-    return outputs is not None and any(shows_answers(file) for files in shards_of(outputs).values() for file in files)
+    shards = [file for files in shards_of(outputs).values() for file in files] if outputs else []
+    return bool(shards) and all(map(shows_answers, shards))
 
 
 def _evaluate(typed: Sequence[str]) -> str | None:
     """Run evaluate.py in a process of its own, and return why it failed; None if it did not.
 
-    The page itself needs no PyTorch, whose import takes seconds.
+    The page itself needs no PyTorch, whose import takes seconds. What evaluate.py says on stderr is
+    passed on at once. Its table on stdout is not, because the page holds it.
     """
+    command = [*started("hrm-evaluate"), *typed]
     running = subprocess.Popen(
-        [*started("hrm-evaluate"), *typed], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
     )
+    assert running.stderr is not None
+    last = ""
     try:
-        _, said = running.communicate()
+        for line in running.stderr:
+            last = line.rstrip("\n")
+            tell(last)
+        status = running.wait()
     except KeyboardInterrupt:  # the process has got the signal too
-        running.wait()
+        running.communicate()  # lets it finish what it says about the signal
         return "interrupted"
-    lines = said.splitlines() or [f"evaluate.py ended with status {running.returncode}"]
-    return lines[-1].removeprefix("error: ") if running.returncode else None
+    return (last.removeprefix("error: ") or f"evaluate.py ended with status {status}") if status else None
 
 
 def _move(folder: Path, outputs: Path) -> None:
