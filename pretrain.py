@@ -41,7 +41,7 @@ from training.precision import with_forward_dtype
 from training.recovery import Recovery
 from training.session import Session
 from training.state import TrainState, fresh_carry, require_same_run
-from training.trained import arch_of_weights, load_weights, load_weights_from
+from training.trained import load_weights, load_weights_from, read_config_of_new_run
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.command_line import CommandLine
@@ -115,10 +115,9 @@ def read_config_and_checkpoint(argv: list[str], lock: RunLock, world: World) -> 
             if command.page:
                 show(command.page)
             else:
-                start = read_start(PretrainConfig, "pretrain", command.overrides, lock, world.launch)
-                if start.checkpoint is None:
-                    arch = arch_of_weights(start.config, command.overrides)
-                    start.config = start.config.model_copy(update={"arch": arch})
+                start = read_start(
+                    PretrainConfig, "pretrain", command.overrides, lock, world.launch, read_config_of_new_run
+                )
     return world.broadcast_object(start)
 
 

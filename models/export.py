@@ -21,7 +21,7 @@ from models import ArchConfig
 from models.exported import FORMAT, Exported, read_exported, whole_arch
 from models.published import Weights, to_ours, to_published
 from utils.arguments import Parser, typed_path
-from utils.checkpoint.names import is_file_of_weights
+from utils.checkpoint.names import is_run_or_step
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
 from utils.command_line import read_config, validate
 from utils.config import flatten
@@ -123,7 +123,7 @@ def load_source(checkpoint: str, *, raw: bool) -> Source:
         UserError: The checkpoint can't be read.
     """
     path = Path(checkpoint)
-    if is_file_of_weights(checkpoint) or not os.path.exists(checkpoint):
+    if not is_run_or_step(checkpoint):
         if raw:
             raise UserError(f"--raw applies to the checkpoint of a run, but {checkpoint} is not one; leave it out")
         return Source(to_ours(read_weights(checkpoint)), read_exported(checkpoint), ())

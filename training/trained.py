@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,16 +17,28 @@ from models.published import PuzzleTable, fit_weights, to_ours
 from training.config import PretrainConfig
 from training.data import Sizes
 from training.precision import with_forward_dtype
-from utils.checkpoint.names import is_file_of_weights
+from utils.checkpoint.format import read_state, step_folders
+from utils.checkpoint.names import is_file_of_weights, is_run_or_step, step_named
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
-from utils.command_line import differences, typed_keys_and_groups, validate
+from utils.command_line import (
+    Container,
+    differences,
+    read_config,
+    typed_changes,
+    typed_keys_and_groups,
+    validate,
+    with_changes,
+)
 from utils.config import StrictModel
+from utils.config_files import sets_whole_config
 from utils.dist.world import World
 from utils.errors import UserError
-from utils.run.resume import completed
+from utils.files import file_errors
+from utils.run.resume import completed, read_beside_groups
 from utils.shapes import compare_shapes, shapes_of
 from utils.terminal import tell
 from utils.weights_file import read_weights
+from utils.yaml_places import chosen_files
 
 
 class TrainedConfig(StrictModel):
@@ -176,31 +189,50 @@ def load_weights_from(source: str, model: RecursiveModel, puzzle_table: PuzzleTa
     """
     with world.shared_errors():
         if world.is_main:  # one download, one reading
-            if is_file_of_weights(source) or not os.path.exists(source):
-                weights = to_ours(read_weights(source))
-            else:
+            if is_run_or_step(source):
                 weights = open_checkpoint(Path(source), tell).trained_weights()
+            else:
+                weights = to_ours(read_weights(source))
             model.load_state_dict(fit_weights(weights, model.state_dict(), puzzle_table, source))
     world.broadcast_(model.state_dict().values())
 
 
-def arch_of_weights(config: PretrainConfig, overrides: list[str]) -> ArchConfig:
-    """Return the architecture of a run that starts from trained weights.
+def read_config_of_new_run(config_name: str, overrides: list[str]) -> Container:
+    """Compose the config of a new run. For rank 0.
 
-    It is that of a run or of a file that describes its model, unless the command line chooses one.
-    For rank 0.
+    A run that starts from trained weights has the architecture of their run, or of their file if
+    that describes its model. Typed options change it. A typed architecture, or that of a typed
+    experiment, replaces it.
 
     Raises:
-        UserError: The weights can't be read, or their description is damaged.
+        UserError: The config is wrong, or the weights or their description can't be read.
     """
-    source = config.initial_weights
-    groups = {typed.split(".")[0] for typed in typed_keys_and_groups(overrides)}
-    if not source or groups & {"arch", "experiment", "debug"}:
-        return config.arch
-    if is_file_of_weights(source):
+    values = read_beside_groups(config_name, overrides)
+    source = values["init_from"] or values["load_checkpoint"]
+    recipes = (file for file in chosen_files(config_name, overrides) if file.group and sets_whole_config(file.group))
+    chosen = {group for recipe in recipes for group, _ in recipe.chosen_by_defaults()}
+    chosen |= typed_keys_and_groups(overrides)
+    arch = None if not source or "arch" in chosen else _arch_of_weights(str(source))
+    if arch is None:
+        return read_config(config_name, overrides)
+    name = [f"arch={arch['name']}"]
+    changes = typed_changes(config_name, overrides, name)
+    of_arch = {key: value for key, value in changes.items() if key.startswith("arch.")}
+    return with_changes(read_config(config_name, [*name, *overrides]) | {"arch": arch}, of_arch)
+
+
+@file_errors()
+def _arch_of_weights(source: str) -> Container | None:
+    """Return the architecture of a run, or of a file that describes its model; None if unknown."""
+    if not is_run_or_step(source):
         described = read_exported(source)
-        return config.arch if described is None else described.arch
-    if not os.path.exists(source):
-        return config.arch
-    stored = open_checkpoint(Path(source), tell).state.config
-    return validate(PretrainConfig, completed(stored, "pretrain")).arch
+        return None if described is None else described.arch.model_dump()
+    step = step_named(Path(source))
+    for folder in [step] if step is not None else reversed(step_folders(Path(source))):
+        # The weights are read later. Then a damaged step is refused, or an older one is taken.
+        with suppress(UserError):
+            stored = read_state(folder).config
+            break
+    else:
+        return None
+    return validate(PretrainConfig, completed(stored, "pretrain")).arch.model_dump()

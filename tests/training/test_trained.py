@@ -1,6 +1,7 @@
 """Start from trained weights, and train only a part of them."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,14 @@ from solve import Solver
 from tests import runs
 from tests.in_process import SINGLE, Tensors, begin, changed, mistake, train_here, weights_of, with_identifiers
 from tests.runs import rows, settings, train
+from training.config import PretrainConfig
 from training.trained import TrainedConfig, open_trained
 from utils.checkpoint.reader import Checkpoint
 from utils.command_line import validate
+from utils.dist.launch import Launch
+from utils.errors import UserError
 from utils.run.lock import RunLock
+from utils.run.resume import Start, prepare
 from view import at_named_step, parse_settings
 
 # A TRM that halts by q_halt. The published code knows all its options except the moving average.
@@ -26,6 +31,14 @@ PUZZLES = "puzzle_embedding.weight"
 
 def _typed(data: Path, run: Path, **changes: object) -> list[str]:
     return settings(data, run, **TRAINED | changes)
+
+
+def _start(typed: list[str]) -> Start[PretrainConfig]:
+    """Return how the program would start with this command line."""
+    with RunLock() as lock:
+        start = read_config_and_checkpoint(typed, lock, SINGLE)
+    assert start is not None
+    return start
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +113,50 @@ def test_a_run_has_the_architecture_of_its_first_weights(
     typed = [f"data_path={puzzles}", f"init_from={source}", f"checkpoint_path={tmp_path / 'run'}"]
 
     def arch(*more: str) -> ArchConfig:
-        with RunLock() as lock:
-            start = read_config_and_checkpoint([*typed, *more], lock, SINGLE)
-        assert start is not None
-        return start.config.arch
+        return _start([*typed, *more]).config.arch
 
     of_run = open_trained(trained, SINGLE).arch
     assert arch() == of_run and of_run.name == "trm"
     assert arch("arch=hrm").name == "hrm"
+    assert arch("experiment=sudoku_extreme_1k") == of_run, "this experiment chooses no architecture"
+    assert arch("experiment=demo").hidden_size != of_run.hidden_size, "this one does"
+    for option, changes in (
+        ("arch.halt_exploration_prob=0.25", {"halt_exploration_prob": 0.25}),
+        ("arch.no_ACT_continue=false", {"no_ACT_continue": False}),  # an option of TRM, not of HRM
+        ("debug=tiny", {"H_cycles": 1, "L_cycles": 1}),
+    ):
+        changed_arch = of_run.model_copy(update=changes)
+        assert arch(option) == changed_arch != of_run, f"{option} must leave all other options as they are"
+
+
+def test_a_restart_keeps_its_architecture(puzzles: Path, trained: Path, tmp_path: Path) -> None:
+    """The run is killed before its first checkpoint. Its config.yaml holds typed options."""
+    run = tmp_path / "run"
+    typed = [f"data_path={puzzles}", f"init_from={trained}", f"checkpoint_path={run}"]
+    first = _start([*typed, "arch.halt_max_steps=2"])
+    assert first.config.arch.halt_max_steps == 2
+    with RunLock() as lock:
+        prepare(first, lock, Launch())
+    again = _start(["resume=auto", f"checkpoint_path={run}"])
+    assert again.config.arch == first.config.arch, "nothing was typed that changes the architecture"
+    assert not [note for note in again.notes if "changed" in note]
+
+
+def test_the_architecture_of_the_weights_is_validated_with_the_config(puzzles: Path, tmp_path: Path) -> None:
+    """These options need a puzzle table, and the run whose weights are loaded has none."""
+    bare = tmp_path / "bare"
+    train_here(_typed(puzzles, bare, arch__puzzle_emb_ndim=0, max_steps=1, eval_every_n_steps=None))
+    for typed in ("freeze_weights=true", "freeze=puzzle_table"):
+        with pytest.raises(UserError, match=r"arch\.puzzle_emb_ndim is 0: there is none"):
+            _start([f"data_path={puzzles}", f"init_from={bare}", f"checkpoint_path={tmp_path / 'run'}", typed])
+
+
+def test_a_damaged_step_does_not_hide_the_architecture(trained: Path, puzzles: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(trained, tmp_path / "copy"))
+    shutil.copytree(copy / "step_00000004", copy / "step_00000009")
+    (copy / "step_00000009" / "state.json").write_text("{")
+    start = _start([f"data_path={puzzles}", f"init_from={copy}", f"checkpoint_path={tmp_path / 'run'}"])
+    assert start.config.arch.name == "trm"
 
 
 def test_a_torch_file_with_our_names_is_accepted(puzzles: Path, raw: Tensors, tmp_path: Path) -> None:

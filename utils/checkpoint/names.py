@@ -60,6 +60,11 @@ def is_file_of_weights(typed: str) -> bool:
     return typed.startswith("hf://") or (step_named(Path(typed)) is None and os.path.isfile(typed))
 
 
+def is_run_or_step(typed: str) -> bool:
+    """Return whether a text names an existing folder of a run, or a step of it, not a file."""
+    return os.path.exists(typed) and not is_file_of_weights(typed)
+
+
 def explain_missing(path: Path) -> str:
     """Return a line that says why there is no checkpoint at a path, and what to give instead."""
     if runs := _newest_first(path):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -58,11 +59,19 @@ class Start(Generic[C]):
 
 
 def read_start(
-    config_class: type[C], config_name: str, overrides: list[str], lock: RunLock, launch: Launch
+    config_class: type[C],
+    config_name: str,
+    overrides: list[str],
+    lock: RunLock,
+    launch: Launch,
+    read_new: Callable[[str, list[str]], Container] = read_config,
 ) -> Start[C]:
     """Compose the config, name the run, lock its folder and find its checkpoint. For rank 0.
 
     A resumed run has the stored config, and only the overrides change it.
+
+    Args:
+        read_new: composes the config of a run of which nothing is stored yet.
 
     Raises:
         UserError: The config is wrong, or the run can't begin or resume there.
@@ -85,14 +94,14 @@ def read_start(
             refuse_folder_of_runs(run_path)
         _take(run_path, lock, notes)
         if where.resume is None and not Launched.began(run_path, launch):
-            asked = validate(config_class, read_config(config_name, overrides), Origin(config_name, overrides))
+            asked = validate(config_class, read_new(config_name, overrides), Origin(config_name, overrides))
             claim_fresh(run_path)
             return Start(_named_as(asked, where), notes=notes)
         checkpoint = find_checkpoint(run_path, notes.append)
 
     stored = _config_of(run_path) if checkpoint is None else checkpoint.state.config
     if stored is None:
-        asked = validate(config_class, read_config(config_name, overrides), Origin(config_name, overrides))
+        asked = validate(config_class, read_new(config_name, overrides), Origin(config_name, overrides))
         if where.resume == "auto" and not run_path.exists():
             tell(_afresh(run_path))  # at once: the defaults may fail on missing data, which would hide the reason
         else:
@@ -168,15 +177,25 @@ def place_of_run(config_name: str, overrides: list[str]) -> RunConfig:
     Raises:
         UserError: The config is wrong.
     """
-    try:
-        values = read_config(config_name, overrides)
-    except UserError:
-        # An option of a group, such as arch.L_layers=1, may be wrong for the default architecture
-        # and right for that of the resumed run. That one is not known yet, so options are left out
-        # here and read later.
-        options = tuple(f"{group}." for group, _ in default_groups(config_name))
-        values = read_config(config_name, [typed for typed in overrides if not typed.lstrip("+~").startswith(options)])
+    values = read_beside_groups(config_name, overrides)
     return validate(RunConfig, {key: values[key] for key in RunConfig.model_fields})
+
+
+def read_beside_groups(config_name: str, overrides: list[str]) -> Container:
+    """Compose the config for the keys that are in no group, such as resume or init_from.
+
+    An option of a group, such as arch.L_layers=1, may be wrong for the default architecture and
+    right for that of the resumed run or of the first weights. That one is not known yet, so such
+    options are left out here and read later.
+
+    Raises:
+        UserError: The config is wrong.
+    """
+    try:
+        return read_config(config_name, overrides)
+    except UserError:
+        options = tuple(f"{group}." for group, _ in default_groups(config_name))
+        return read_config(config_name, [typed for typed in overrides if not typed.lstrip("+~").startswith(options)])
 
 
 def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
