@@ -37,7 +37,7 @@ from utils.config_files import (
     quoted,
 )
 from utils.errors import UserError
-from utils.mistakes import Origin, describe, in_one_line, key_of
+from utils.mistakes import Origin, describe, describe_missing, in_one_line, key_of
 from utils.secrets import secret_in
 from utils.shell import run_command
 from utils.text import one_line
@@ -138,7 +138,7 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
     for key in switches(config_name):  # a file may have the switch alone
         value = container[key] if isinstance(container[key], dict) else {"enabled": container[key]}
         if value.keys() == {"enabled"} and isinstance(value["enabled"], bool):
-            container[key] = {**deepcopy(_composed(config_name, ())[key]), **value}
+            container[key] = {**_compose(config_name, [])[key], **value}
     for key, value in flatten(container):
         _require_no_secret(key, str(value))
     return {key: _at_home(value) for key, value in container.items()}
@@ -190,17 +190,23 @@ def _compose(config_name: str, overrides: list[str]) -> Container:
         with placed(overrides) as (by_name, folders):
             paths = ",".join(quoted(f"file://{folder}") for folder in folders)
             try:
-                return _composed.__wrapped__(config_name, (f"hydra.searchpath=[{paths}]", *by_name))
+                container, chosen = _composed.__wrapped__(config_name, (f"hydra.searchpath=[{paths}]", *by_name))
             except HydraException as error:
                 text = str(error)
                 for typed, placed_as in zip(overrides, by_name, strict=True):  # name the file as it was typed
                     text = text.replace(f"'{placed_as.replace('=', '/')}'", typed)
                 raise HydraException(text) from error
-    return deepcopy(_composed(config_name, tuple(overrides)))
+    else:
+        container, chosen = deepcopy(_composed(config_name, tuple(overrides)))
+    for group, choice in chosen.items():
+        if group in container and choice in choices(group):
+            _require_name_of_choice(group, choice, container[group], Origin(config_name, overrides))
+    return container
 
 
 @cache  # composing takes a fifth of a second, and a resumed run asks for the same config repeatedly
-def _composed(config_name: str, overrides: tuple[str, ...]) -> Container:
+def _composed(config_name: str, overrides: tuple[str, ...]) -> tuple[Container, dict[str, str]]:
+    """Return a config, and the choice of each group."""
     # In YAML ${when:${.recurrent},6,1} is 6 if recurrent is true, else 1.
     OmegaConf.register_new_resolver("when", lambda condition, then, other: then if condition else other, replace=True)
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
@@ -213,13 +219,10 @@ def _composed(config_name: str, overrides: tuple[str, ...]) -> Container:
     own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
     container = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     assert isinstance(container, dict)
-    for group, choice in composed.hydra.runtime.choices.items():
-        if group in container and choice in choices(group):
-            _require_name_of_choice(group, choice, container[group])
-    return container  # type: ignore[return-value]
+    return container, dict(composed.hydra.runtime.choices)  # type: ignore[return-value]
 
 
-def _require_name_of_choice(group: str, choice: str, options: Any) -> None:
+def _require_name_of_choice(group: str, choice: str, options: Any, origin: Origin) -> None:
     """Raise UserError if the options of a group have the name of another choice.
 
     arch.name=trm would give a TRM all the options of the default architecture.
@@ -233,8 +236,10 @@ def _require_name_of_choice(group: str, choice: str, options: Any) -> None:
         return
     if others := [each for each in choices(group) if name in names(each)]:
         wanted = name if name in others else others[0]
+        place = origin.place_of(f"{group}.name")
+        at = f"{place}: " if place else ""
         raise UserError(
-            f"{group}.name={name} does not choose the options of {name}, and those of {choice} would stay; write "
+            f"{at}{group}.name={name} does not choose the options of {name}, and those of {choice} would stay; write "
             f"{group}={wanted}, or in YAML the line - override /{group}: {wanted} below defaults:"
         )
 
@@ -334,9 +339,15 @@ def validate(config_class: type[C], container: Container, origin: Origin | None 
         by_key: dict[str, list[Any]] = {}
         for each in error.errors():
             by_key.setdefault(key_of(each["loc"], container, missing=each["type"] == "missing"), []).append(each)
-        # What is missing may be missing because its key is misspelt.
-        ordered = sorted(by_key.items(), key=lambda each: each[1][0]["type"] == "missing")
-        raise UserError("; ".join(describe(key, errors, container, origin) for key, errors in ordered)) from error
+        missing = [key for key, errors in by_key.items() if errors[0]["type"] == "missing"]
+        wrong = {key: errors for key, errors in by_key.items() if key not in missing}
+        messages = [
+            describe(key, errors, container, origin)
+            for key, errors in wrong.items()
+            if origin is None or not origin.derives(key, wrong)
+        ]
+        # These come last: a key may be missing because it is misspelt.
+        raise UserError("; ".join([*messages, *describe_missing(missing)])) from error
 
 
 class _Parser(argparse.ArgumentParser):

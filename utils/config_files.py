@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,6 +32,18 @@ _FIXES = {
     "found duplicate key": "keep one of the two lines",
     "could not find expected ':'": "write key: value, with a blank after the colon",
 }
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of a YAML file."""
+
+    file: Path
+    line: int
+
+    def __str__(self) -> str:
+        shown = self.file.relative_to(Path.cwd()) if self.file.is_relative_to(Path.cwd()) else self.file
+        return f"{shown}:{self.line}"
 
 
 def is_group(name: str) -> bool:
@@ -83,8 +96,9 @@ def malformed(error: MarkedYAMLError, file: str | None = None) -> str:
     # Of a line without a colon, the problem is noticed later.
     mark = error.context_mark if "could not find expected ':'" in problem else error.problem_mark
     file, line = file or (mark.name if mark is not None else "a file of the config"), mark.line + 1 if mark else 1
+    place = Place(Path(file), line)
     fix = next((fix for part, fix in _FIXES.items() if part in problem), "correct this line or the one before")
-    return f"{file}:{line}: can't be read as YAML ({problem}); {fix}"
+    return f"{place}: can't be read as YAML ({problem}); {fix}"
 
 
 def from_folder(folder: str, overrides: list[str]) -> list[str]:
@@ -193,7 +207,8 @@ def _require_package(group: str, file: Path, text: str) -> None:
     """Raise UserError if a file of this group does not begin as it has to."""
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     says_global = re.fullmatch(r"#\s*@package\s+_global_", first) is not None
-    if group == "sweep" and says_global:
-        raise UserError(f"{file}:1: a file of a sweep sets keys of the sweep alone; remove this line")
+    sets_own_group = re.search(rf"^{group}:", text, re.MULTILINE) is not None  # Hydra can read such a file
+    if says_global and group not in _GLOBAL_GROUPS and (group == "sweep" or not sets_own_group):
+        raise UserError(f"{Place(file, 1)}: the keys of this file belong to {group}; remove this line")
     if group in _GLOBAL_GROUPS and not says_global:
-        raise UserError(f"{file}:1: the first line has to be '{_GLOBAL}', as in config/{group}/; add it")
+        raise UserError(f"{Place(file, 1)}: the first line has to be '{_GLOBAL}', as in config/{group}/; add it")

@@ -6,7 +6,7 @@ The messages of Hydra, OmegaConf and pydantic have several lines and talk about 
 import difflib
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -20,11 +20,12 @@ from yaml import MarkedYAMLError, YAMLError
 
 from utils import synonyms
 from utils.config import flatten
-from utils.config_files import CONFIG_DIR, choices, default_groups, is_group, malformed, names_file
+from utils.config_files import CONFIG_DIR, Place, choices, default_groups, is_group, malformed, names_file
 from utils.look_alikes import plain_text
-from utils.yaml_places import Place, chosen_files, place_of
+from utils.yaml_places import chosen_files, place_of
 
 _MOST_SUGGESTIONS = 3
+_MOST_MISSING = 3
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,16 @@ class Origin:
     def place_of(self, key: str) -> Place | None:
         """Return where a chosen file sets a key; None: it was typed, or no file sets it."""
         return place_of(key, self.config_name, self.overrides)
+
+    def derives(self, key: str, others: Iterable[str]) -> bool:
+        """Return whether a file takes the value of a key from one of the other keys, as ${.key}."""
+        place = self.place_of(key)
+        if place is None:
+            return False
+        line = place.file.read_text(encoding="utf-8", errors="replace").splitlines()[place.line - 1]
+        sources = re.findall(r"[\w.]+", " ".join(re.findall(r"\$\{.*\}", line)))
+        names = {other.rpartition(".")[2] for other in others if other != key}
+        return any(source.rpartition(".")[2] in names for source in sources)
 
     def line_with(self, pattern: str) -> Place | None:
         """Return the first line of the chosen files of all groups that matches a pattern."""
@@ -62,7 +73,16 @@ def _keys(config_name: str, *overrides: str) -> list[str]:
         # Interpolations are not resolved, because keys that must be given have no value yet.
         container = OmegaConf.to_container(compose(config_name, overrides=list(overrides)))
     assert isinstance(container, dict)
-    return [name for name, _ in flatten(container)]  # type: ignore[arg-type]
+    return [*_names(container)]  # type: ignore[arg-type]
+
+
+def _names(container: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield each dotted key, also one whose options are empty, such as parameters of a sweep."""
+    for key, value in container.items():
+        if isinstance(value, dict) and value:
+            yield from _names(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
 
 
 # ---- unknown keys ------------------------------------------------------------------------------
@@ -214,6 +234,14 @@ def key_of(location: Sequence[Any], container: Any, *, missing: bool) -> str:
     return ".".join(parts)
 
 
+def describe_missing(keys: Sequence[str]) -> list[str]:
+    """Say which keys are not set. A file without its defaults may lack them all."""
+    if len(keys) <= _MOST_MISSING:
+        return [f"{key} is not set; give {key}=..." for key in keys]
+    first = ", ".join(keys[:_MOST_MISSING])
+    return [f"{first} and {len(keys) - _MOST_MISSING} more keys are not set; give them"]
+
+
 def describe(key: str, errors: list[Any], container: dict[str, Any], origin: Origin | None) -> str:
     """Say what is wrong with a key. A union of types says for each type what it accepts."""
     error = errors[0]
@@ -224,8 +252,6 @@ def describe(key: str, errors: list[Any], container: dict[str, Any], origin: Ori
         known = [name for name, _ in flatten(container) if name != key and not name.startswith(f"{key}.")]
         close = suggestions(key, known)
         return f"unknown key {key!r}; " + (f"did you mean {' or '.join(close)}?" if close else "--help lists the keys")
-    if error["type"] == "missing":
-        return f"{key} is not set; give {key}=..."
     place = origin.place_of(key) if origin is not None else None
     if error["type"] == "union_tag_invalid":
         tags, tag = error["ctx"]["expected_tags"], error["ctx"]["tag"]

@@ -11,19 +11,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from utils.config_files import CONFIG_DIR, default_groups, is_group, sets_whole_config
-
-
-@dataclass(frozen=True)
-class Place:
-    """A line of a YAML file."""
-
-    file: Path
-    line: int
-
-    def __str__(self) -> str:
-        shown = self.file.relative_to(Path.cwd()) if self.file.is_relative_to(Path.cwd()) else self.file
-        return f"{shown}:{self.line}"
+from utils.config_files import CONFIG_DIR, Place, default_groups, is_group, sets_whole_config
 
 
 @dataclass(frozen=True)
@@ -123,7 +111,11 @@ def _add(found: list[ChosenFile], group: str, name: str, roots: Sequence[Path]) 
 
 
 def place_of(key: str, config_name: str, overrides: Sequence[str]) -> Place | None:
-    """Return where a chosen file sets a key; None: it was typed, or no file sets it."""
+    """Return where a chosen file sets a key; None: it was typed, or no file sets it.
+
+    The place of an element of a list, such as evaluators.0, is that of the list.
+    """
+    key = re.sub(r"\.\d+(\..*)?$", "", key)
     typed = {each.lstrip("+~").split("=")[0] for each in overrides}
     if any(key == each or key.startswith(f"{each}.") for each in typed if not is_group(each)):
         return None

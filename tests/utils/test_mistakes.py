@@ -129,6 +129,21 @@ MISTAKES = {
         GLOBAL + "defaults:\n  - override arch: trm\n",
         ":3: here a group is chosen as - override /arch: ...",
     ),
+    "element of a list": (
+        "experiment",
+        GLOBAL + "lr: 3\nevaluators:\n  - sudko\n",
+        ":3: evaluators.0: input should be",
+    ),
+    "package of an architecture": (
+        "arch",
+        GLOBAL + "defaults: [trm]\nhidden_size: 64\n",
+        ":1: the keys of this file belong to arch; remove this line",
+    ),
+    "name of another choice": (
+        "experiment",
+        GLOBAL + "arch:\n  name: trm\n",
+        ":3: arch.name=trm does not choose the options of trm",
+    ),
     "unknown group": (
         "experiment",
         GLOBAL + "defaults:\n  - override /arc: trm\n",
@@ -149,6 +164,28 @@ def test_a_mistake_in_a_file_names_the_line_and_what_to_write(case: str, tmp_pat
     file.write_text(text, encoding="utf-8")
     message = _mistake(f"{group}={file}")
     assert message.startswith(f"{file}:") and expected in message
+
+
+def test_a_value_that_is_derived_from_a_wrong_one_is_no_second_mistake(tmp_path: Path) -> None:
+    """puzzle_emb_ndim is ${.hidden_size}."""
+    (tmp_path / "mine.yaml").write_text(GLOBAL + "arch: {hidden_size: big}\n")
+    wrong = "arch.hidden_size: input should be a valid integer, but it is 'big'"
+    assert _mistake(f"experiment={tmp_path}/mine.yaml") == f"{tmp_path}/mine.yaml:2: {wrong}"
+    assert _mistake("arch.hidden_size=big") == wrong
+
+
+def test_keys_that_are_not_set_do_not_bury_the_misspelt_one(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("name: trm\nhiden_size: 64\n")
+    message = _mistake(f"arch={tmp_path}/mine.yaml")
+    assert message.startswith(f"{tmp_path}/mine.yaml:2: unknown key 'arch.hiden_size'; did you mean hidden_size?")
+    assert message.endswith(" more keys are not set; give them") and message.count("arch.") < 6
+
+
+def test_every_place_in_a_file_has_the_same_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text in ("lr: 3\n", GLOBAL + "lr: fast\n", GLOBAL + "lr: [\n", GLOBAL + "lr: 1\nlr: 2\n"):
+        Path("mine.yaml").write_text(text)
+        assert _mistake("experiment=mine.yaml").startswith("mine.yaml:")
 
 
 def test_files_of_config_are_checked_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +226,7 @@ def test_a_mistake_behind_the_defaults_of_a_file_is_found(tmp_path: Path) -> Non
             ":3: unknown key 'sweep.max_steps'; max_steps is a key of the runs; write it",
         ),
         ("sweep:\n  trials: 3\n", ":3: unknown key 'sweep.sweep'; the keys of this file belong to sweep already"),
+        ("paramters: {}\n", ":3: unknown key 'sweep.paramters'; did you mean parameters?"),
         (" trials: 3\n", ":3: can't be read as YAML"),
     ],
 )
