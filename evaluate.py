@@ -29,7 +29,7 @@ from training.config import PretrainConfig
 from training.data import open_own, require_same_sizes
 from training.evaluation import EvalOptions, evaluate, evaluate_votes
 from training.trained import TrainedConfig, open_trained
-from utils.checkpoint.names import is_file_of_weights, run_folder_of
+from utils.checkpoint.names import is_file_of_weights
 from utils.checkpoint.reader import open_checkpoint
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import Bool, Int
@@ -122,7 +122,8 @@ def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
             require_same_sizes(trained.sizes, split, trained.arch, trained.data)
         return Loaded(trained.name, trained.load_model(world), split, batch_size=768, out=None, evaluators=[])
     of_run = trained.config
-    out = run_folder_of(trained.checkpoint.path) / "eval_outputs" / trained.checkpoint.path.name
+    step = trained.checkpoint.path
+    out = step.parent / "eval_outputs" / step.name
     with world.shared_errors():
         same_folder = {Path(path).resolve(): path for path in of_run.train_paths}
         if config.data_path is None:

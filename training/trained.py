@@ -12,7 +12,7 @@ from torch import Tensor
 from dataset.schema import open_split
 from models import ArchConfig, build_arch
 from models.base import RecursiveModel
-from models.exported import Exported, read_exported
+from models.exported import read_exported
 from models.published import PuzzleTable, fit_weights, to_ours
 from training.config import PretrainConfig
 from training.data import Sizes
@@ -114,47 +114,43 @@ def open_trained(
         UserError: There is no whole checkpoint, or no dataset at `data_path`, or a file needs
             `arch`.
     """
-    if is_file_of_weights(str(source)):
-        return _open_file(str(source), world, arch, data_path, puzzle_table)
-    found: tuple[Checkpoint, PretrainConfig] | None = None
+    trained: Trained | None = None
     with world.shared_errors():
+        # Only rank 0 looks at files: a run that still trains may remove a step meanwhile.
         if world.is_main:
-            checkpoint = open_checkpoint(Path(source), tell)
-            found = checkpoint, validate(PretrainConfig, completed(checkpoint.state.config, "pretrain"))
-    found = world.broadcast_object(found)
-    assert found is not None
-    checkpoint, config = found
+            if is_file_of_weights(str(source)):
+                trained = _of_file(str(source), arch, data_path, puzzle_table)
+            else:
+                trained = _of_run(Path(source))
+    trained = world.broadcast_object(trained)
+    assert trained is not None
+    return trained
+
+
+def _of_run(source: Path) -> Trained:
+    checkpoint = open_checkpoint(source, tell)
+    config = validate(PretrainConfig, completed(checkpoint.state.config, "pretrain"))
     data = " + ".join(config.train_paths)
     return Trained(str(checkpoint.path), config.arch, Sizes.of_checkpoint(checkpoint), config, checkpoint, data=data)
 
 
-def _open_file(
-    source: str, world: World, arch: ArchConfig | None, data_path: str | None, puzzle_table: PuzzleTable | None
-) -> Trained:
-    """Look at a file of weights. Every rank."""
-    described: Exported | None = None
-    with world.shared_errors():
-        if world.is_main:  # one download
-            described = read_exported(source)
-    described = world.broadcast_object(described)
-    with world.shared_errors():
-        if described is not None and arch is not None and arch != described.arch:
-            changed = differences(described.arch.model_dump(), arch.model_dump())
-            raise UserError(
-                f"{source} knows its architecture, and arch differs in {', '.join(changed)}; leave arch out"
-            )
-        if described is None and not (arch and data_path):
-            raise UserError(
-                f"{source} is a file of weights, which says neither its architecture nor its data; give arch=... (with "
-                "the options that it was trained with) and data_path=..., or a file that python -m models.export wrote"
-            )
-        if puzzle_table is not None and data_path is None:
-            raise UserError(f"puzzle_table={puzzle_table} fits the puzzle rows to other data; give data_path=...")
-        if described is not None and puzzle_table is None:
-            sizes = Sizes(**described.sizes)
-        else:
-            assert data_path is not None
-            sizes = Sizes.of(open_split(data_path, "test"))
+def _of_file(source: str, arch: ArchConfig | None, data_path: str | None, puzzle_table: PuzzleTable | None) -> Trained:
+    described = read_exported(source)
+    if described is not None and arch is not None and arch != described.arch:
+        changed = differences(described.arch.model_dump(), arch.model_dump())
+        raise UserError(f"{source} knows its architecture, and arch differs in {', '.join(changed)}; leave arch out")
+    if described is None and not (arch and data_path):
+        raise UserError(
+            f"{source} is a file of weights, which says neither its architecture nor its data; give arch=... (with "
+            "the options that it was trained with) and data_path=..., or a file that python -m models.export wrote"
+        )
+    if puzzle_table is not None and data_path is None:
+        raise UserError(f"puzzle_table={puzzle_table} fits the puzzle rows to other data; give data_path=...")
+    if described is not None and puzzle_table is None:
+        sizes = Sizes(**described.sizes)
+    else:
+        assert data_path is not None
+        sizes = Sizes.of(open_split(data_path, "test"))
     if described is None:
         assert arch is not None
         return Trained(source, arch, sizes, None, None, puzzle_table)

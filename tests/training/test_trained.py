@@ -2,7 +2,10 @@
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from training.trained import TrainedConfig, open_trained
 from utils.checkpoint.reader import Checkpoint
 from utils.command_line import validate
 from utils.dist.launch import Launch
+from utils.dist.world import World
 from utils.errors import UserError
 from utils.run.lock import RunLock
 from utils.run.resume import Start, prepare
@@ -202,6 +206,32 @@ def test_every_command_takes_a_step_by_its_name(trained: Path, tmp_path: Path, m
     assert Solver.from_checkpoint(named, device="cpu").source.checkpoint == str(step)
     settings = at_named_step(parse_settings([str(named)]))
     assert (settings.paths, settings.step) == ([trained], 4)
+
+
+class _Rank1(World):
+    """A rank that only hears what rank 0 has found."""
+
+    heard: Any = None
+
+    @contextmanager
+    def shared_errors(self) -> Iterator[None]:
+        yield
+
+    def broadcast_object(self, value: Any) -> Any:
+        return self.heard
+
+
+def test_only_rank_0_looks_at_the_files_of_a_model(
+    trained: Path, raw: Tensors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that still trains removes a step between the looks of two ranks."""
+    (tmp_path / "best").write_text("step_00000003\n")
+    (tmp_path / "step_00000004").mkdir()
+    torch.save(raw, tmp_path / "weights.pt")
+    for source in (tmp_path / "best", tmp_path / "weights.pt"):
+        monkeypatch.setattr(_Rank1, "heard", open_trained(trained / "best", SINGLE))
+        found = open_trained(source, _Rank1(rank=1, size=2))
+        assert found.name == str(trained / "step_00000004"), f"rank 1 looked at {source} itself"
 
 
 # ---- a puzzle table of another size ------------------------------------------------------------
