@@ -69,14 +69,19 @@ class OpenSums:
         """Take the sums of a checkpoint.
 
         With as many shares as before, each takes its own, so that the sums round alike. Otherwise
-        the first share takes them all.
+        the first share takes them all. At a logged step nothing is open, and METRICS may be others.
 
         Raises:
-            UserError: The checkpoint holds sums of other metrics.
+            UserError: The checkpoint holds open sums of other metrics.
         """
         by_rank = tensors["open_sums"]
         if by_rank.shape[1:] != self._values.shape:
-            raise UserError(f"the checkpoint has {tuple(by_rank.shape)} open sums; it is damaged or of another version")
+            if not by_rank.any():
+                return
+            raise UserError(
+                f"the checkpoint holds open sums of {by_rank.shape[-1] - 1} metrics, but METRICS in models/losses.py "
+                f"names {len(METRICS)}; resume from a step that was logged, or start a new run with init_from=<run>"
+            )
         if len(by_rank) == self._world.data_size:
             self._values.copy_(by_rank[self._world.data_rank])
         elif self._world.data_rank == 0:

@@ -51,6 +51,11 @@ QUANTITIES = (
     "final weights",
     "evaluation",
 )
+# METRICS may have more.
+PUBLISHED_METRICS = (
+    *("count", "accuracy", "exact_accuracy", "q_halt_accuracy", "steps"),
+    *("lm_loss", "q_halt_loss", "q_continue_loss"),
+)
 COUNTS = ("count", "exact_accuracy", "q_halt_accuracy", "steps")  # the metrics that are sums of integers
 
 SIZES = ("batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers")
@@ -315,9 +320,10 @@ def _loss(sums: torch.Tensor, halt_weight: float) -> float:
 
 
 def _compare_metrics(report: Report, quantity: str, prefix: str, sums: torch.Tensor, *, with_q_continue: bool) -> None:
-    for name, ours in zip(METRICS, sums.tolist(), strict=True):
+    by_name = dict(zip(METRICS, sums.tolist(), strict=True))
+    for name in PUBLISHED_METRICS:
         if name != "q_continue_loss" or with_q_continue:
-            report.compare(quantity, f"{prefix}.{name}", ours, exact=name in COUNTS)
+            report.compare(quantity, f"{prefix}.{name}", by_name[name], exact=name in COUNTS)
 
 
 def _read_model(arch: str, options: Any, loss_type: Any, folder: Path) -> tuple[ArchConfig, dict[str, int]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.losses import METRICS
 from models.parallel.ddp import DDPLayout
 from models.parallel.layout import Layout
 from pretrain import build_state
@@ -46,9 +47,9 @@ def _scramble(state: TrainState) -> None:
                 tensor.logical_not_()
             else:
                 tensor.add_(torch.randint(1, 3, tensor.shape, generator=generator).to(tensor.dtype))
-        state.sums.add(torch.arange(1.0, 9.0, dtype=torch.float64), torch.tensor(3.0))
+        state.sums.add(torch.arange(1.0, 1 + len(METRICS), dtype=torch.float64), torch.tensor(3.0))
         for step in range(1, 4):
-            state.watch.add(step, 16, torch.full((8,), float(step), dtype=torch.float64), torch.tensor(1.0))
+            state.watch.add(step, 16, torch.full((len(METRICS),), float(step), dtype=torch.float64), torch.tensor(1.0))
     state.watch.require_no_bad_step(lambda: "nothing")
 
 
