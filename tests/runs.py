@@ -197,13 +197,10 @@ class Ended:
     stderr: str
 
 
-def command(line: str, cwd: Path, timeout_s: float = 180, *, sources_of_cwd: bool = False) -> Ended:
+def command(line: str, cwd: Path, timeout_s: float = 180) -> Ended:
     """Run a command line in processes that have already imported PyTorch.
 
     The line begins with `python`, or with `torchrun --nproc-per-node N` for N ranks.
-
-    Args:
-        sources_of_cwd: import the project's modules from `cwd`, a clone with changes.
     """
     words = shlex.split(line)
     environment = dict(word.split("=", 1) for word in itertools.takewhile(lambda word: "=" in word, words))
@@ -219,8 +216,7 @@ def command(line: str, cwd: Path, timeout_s: float = 180, *, sources_of_cwd: boo
     with tempfile.TemporaryDirectory() as folder:
         stdout, stderr = (Path(folder) / name for name in ("stdout", "stderr"))
         streams = [str(stdout), str(stderr)]
-        script = _script_of_cwd if sources_of_cwd else _script
-        running = Running([fork(script, words, str(cwd), streams, names) for names in environments], stderr)
+        running = Running([fork(_script, words, str(cwd), streams, names) for names in environments], stderr)
         finished = running.wait(timeout_s)
         return Ended(finished.status, stdout.read_text(), finished.output)
 
@@ -236,15 +232,6 @@ def _script(words: list[str], cwd: str, streams: list[str], environment: dict[st
         fork_runs()
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
-
-
-def _script_of_cwd(words: list[str], cwd: str, streams: list[str], environment: dict[str, str]) -> None:
-    for name, module in list(sys.modules.items()):
-        file = Path(getattr(module, "__file__", None) or "/")
-        if file.is_relative_to(REPOSITORY) and not file.is_relative_to(REPOSITORY / ".venv") and name != __name__:
-            del sys.modules[name]
-    sys.path[:] = [cwd, *(path for path in sys.path if path not in ("", str(REPOSITORY)))]
-    _script(words, cwd, streams, environment)
 
 
 def _redirect(stdout: str, stderr: str) -> None:
