@@ -1,62 +1,113 @@
-"""Measure the step time of pretrain.py, run in its own process, without the first steps.
+"""Measure how fast pretrain.py trains, and how much of what the machine can do that is.
 
-python -m benchmarks.throughput [--steps N] [--nproc-per-node N] OVERRIDE...
-e.g. python -m benchmarks.throughput --steps 30 experiment=sudoku_extreme_1k_single_gpu
+python -m benchmarks.throughput [--steps 20] [--rounds 5] [--nproc-per-node N] [--json FILE]
+                                [--against COMMAND] OVERRIDE...
+e.g. python -m benchmarks.throughput experiment=sudoku_extreme_1k_single_gpu compile=true
+     python -m benchmarks.throughput experiment=sudoku_extreme_1k_single_gpu \\
+         --against "python -m benchmarks.published_steps ../HRM"
+
+Both programs start and warm up first, and then train in turn, --steps steps in each of --rounds
+rounds. No step waits for the device, as in a run between two logs. COMMAND is any program that
+answers the requests of benchmarks/on_request.py, also `python -m benchmarks.our_steps OVERRIDE...`.
+
+utilization is model_tflops / peak_tflops. model_tflops counts the products that the model needs,
+and nothing twice. peak_tflops is what this machine reaches with the same matrices and nothing else.
 """
 
 import argparse
 import json
-import platform
+import shlex
 import statistics
-import subprocess
 import sys
-import tempfile
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-import torch
+from benchmarks.on_request import Asked
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-_WARMUP = 5
-_FIGURES = ("perf/step_ms", "perf/data_ms", "perf/examples_per_second", "perf/max_memory_gb")
+_PART_STEPS = 3
+Row = dict[str, float]
 
 
-def measure(overrides: list[str], num_steps: int, nproc_per_node: int) -> dict[str, list[float]]:
-    """Return each figure of each step after the warm-up.
+def measure(commands: list[list[str]], num_steps: int, num_rounds: int) -> list[dict[str, Any]]:
+    """Return for each command what it is, the figures of each round, and the parts of a step."""
+    with ExitStack() as stack:
+        programs = [stack.enter_context(Asked(command)) for command in commands]
+        rounds: list[list[Row]] = [[] for _ in programs]
+        for _ in range(num_rounds):
+            for program, rows in zip(programs, rounds, strict=True):
+                rows.append(figures(program.description, program.ask(f"steps {num_steps}")))
+        # The parts are measured last, because a recording may slow down what follows it.
+        return [
+            {"command": command, **program.description, "rounds": rows, "parts": program.ask(f"parts {_PART_STEPS}")}
+            for command, program, rows in zip(commands, programs, rounds, strict=True)
+        ]
 
-    Every step is logged, so that every step waits for the device.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        program = ["torch.distributed.run", "--nproc-per-node", str(nproc_per_node), "pretrain.py"]
-        command = [sys.executable, *(["-m", *program] if nproc_per_node > 1 else program[-1:]), *overrides]
-        command += [f"max_steps={_WARMUP + num_steps}", "log_interval=1", f"checkpoint_path={folder}/run"]
-        command += ["eval_interval=null", "eval_every_n_steps=null", "wandb.mode=disabled"]
-        process = subprocess.run(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
-        if process.returncode:
-            sys.exit(process.stderr.strip())
-        rows = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
-    return {name: [row[name] for row in rows[_WARMUP:]] for name in _FIGURES}
+
+def figures(description: dict[str, Any], row: Row) -> Row:
+    """Return the figures of a round, from what a program says of itself and of the round."""
+    found = {"examples_per_second": 1e3 * description["batch_size"] / row["step_ms"], "step_ms": row["step_ms"]}
+    if "flops" in description:
+        found["model_tflops"] = description["flops"] / row["step_ms"] / 1e9
+        found["peak_tflops"] = description["peak_tflops"]
+        found["utilization"] = found["model_tflops"] / found["peak_tflops"]
+    return found | {name: row[name] for name in ("max_memory_gb",) if name in row}
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return the figures of a program as Markdown."""
+    words = (str(result[key]) for key in ("what", "device", "torch", "threads") if key in result)
+    lines = [
+        f"{'; '.join(words)}; batch {result['batch_size']}",
+        "",
+        "| figure | median | lowest | highest |",
+        "|---|---|---|---|",
+    ]
+    for name in result["rounds"][0]:
+        values = [row[name] for row in result["rounds"]]
+        cells = (f"{value:.4g}" for value in (statistics.median(values), min(values), max(values)))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    if result["parts"]:
+        step_ms = result["parts"]["step"]
+        lines += ["", "| part of a step | ms | share |", "|---|---|---|"]
+        lines += [f"| {name} | {ms:.4g} | {ms / step_ms:.1%} |" for name, ms in result["parts"].items()]
+    return "\n".join(lines)
+
+
+def comparison(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """Return how many times as fast the first program is. Its rounds are compared one by one."""
+    ratios = [
+        mine["examples_per_second"] / other["examples_per_second"]
+        for mine, other in zip(ours["rounds"], theirs["rounds"], strict=True)
+    ]
+    return (
+        f"examples per second, the first divided by the second: {statistics.median(ratios):.3f} "
+        f"({min(ratios):.3f} to {max(ratios):.3f})"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=20, help="steps of a round (default: 20)")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--nproc-per-node", type=int, default=1)
+    parser.add_argument("--against", metavar="COMMAND", help="a program to compare with")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     args = parser.parse_intermixed_args()
 
-    figures = measure(args.overrides, args.steps, args.nproc_per_node)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
-    print(
-        f"{' '.join(args.overrides)}; {args.nproc_per_node} x {device}; torch {torch.__version__}; {args.steps} steps"
-    )
-    print(f"{'':<28}{'median':>12}{'min':>12}{'max':>12}")
-    for name, values in figures.items():
-        print(f"{name:<28}{statistics.median(values):>12.3f}{min(values):>12.3f}{max(values):>12.3f}")
-    share = statistics.median(figures["perf/data_ms"]) / statistics.median(figures["perf/step_ms"])
-    print(f"loader's share of a step: {share:.2%}")
+    launcher = ["torch.distributed.run", "--nproc-per-node", str(args.nproc_per_node), "-m"]
+    module = [*(launcher if args.nproc_per_node > 1 else []), "benchmarks.our_steps"]
+    commands = [[sys.executable, "-m", *module, *args.overrides]]
+    if args.against:
+        program, *arguments = shlex.split(args.against)
+        commands.append([sys.executable if program == "python" else program, *arguments])
+    results = measure(commands, args.steps, args.rounds)
+    print("\n\n".join(map(table, results)))
+    if args.against:
+        print(f"\n{comparison(*results)}")
     if args.json is not None:
-        args.json.write_text(json.dumps({"overrides": args.overrides, "figures": figures}, indent=1) + "\n")
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

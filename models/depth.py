@@ -7,15 +7,18 @@ last calls of the row.
 # B = batch, T = positions, D = hidden size
 
 import itertools
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
+from torch.profiler import record_function
 
 from models.attention import Rotary
 from models.block import Level, recomputed
 from utils.config import Float, Int, StrictModel
+from utils.perf.recording import NO_GRAD
 
 Checkpointing = Literal["none", "block", "cycle"]
 """What a call with gradient keeps for the backward pass.
@@ -148,7 +151,9 @@ class Calls:
             "that ends each H cycle?"
         )
         self._left -= 1
-        with torch.set_grad_enabled(self._grad_wanted and self._left < self._num_grad_calls):
+        has_grad = self._grad_wanted and self._left < self._num_grad_calls
+        part = nullcontext() if has_grad else record_function(NO_GRAD)
+        with part, torch.set_grad_enabled(has_grad):
             if self._checkpointing == "none" or not torch.is_grad_enabled():
                 return network(x_BTD, rotary)
             if self._checkpointing == "block":

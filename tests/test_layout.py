@@ -86,8 +86,8 @@ MAY_IMPORT = {
     "viewer": {"dataset", "utils"},
     "search": {"training", *SIBLINGS, "utils", "viewer"},
     "utils": set[str](),
-    "benchmarks": BELOW_ENTRYPOINTS,
-    # A program that takes the steps of a run one at a time takes those of pretrain.py.
+    # Programs that take the steps of a run one at a time take those of pretrain.py.
+    "benchmarks": {*BELOW_ENTRYPOINTS, "pretrain"},
     "launch": {*BELOW_ENTRYPOINTS, "pretrain"},
     # The installed package offers a class of solve.py.
     "release": {"solve", "utils"},

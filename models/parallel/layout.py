@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from models.act import Carry, segment
 from models.base import RecursiveModel, SegmentOutput
@@ -24,6 +25,7 @@ from utils.config import StrictModel
 from utils.dist.config import Axes
 from utils.dist.world import World
 from utils.errors import UserError
+from utils.perf.recording import BACKWARD, FORWARD
 
 
 class LayoutConfig(StrictModel):
@@ -111,17 +113,19 @@ class Layout:
         for n in range(num_parts):
             part = slice(n * num_slots // num_parts, (n + 1) * num_slots // num_parts)
             with self._part(is_last=n == num_parts - 1):
-                new_carry, outputs = segment(
-                    self.model,
-                    _carry_of(carry, part),
-                    {name: tensor[part] for name, tensor in batch.items()},
-                    training=True,
-                    depth=depth,
-                    min_halt_steps_B=None if min_halt_steps_B is None else min_halt_steps_B[part],
-                    forward=self._called,
-                )
-                part_of_loss, sums = loss_of_slots(outputs, new_carry, loss)
-                part_of_loss.backward()
+                with record_function(FORWARD):
+                    new_carry, outputs = segment(
+                        self.model,
+                        _carry_of(carry, part),
+                        {name: tensor[part] for name, tensor in batch.items()},
+                        training=True,
+                        depth=depth,
+                        min_halt_steps_B=None if min_halt_steps_B is None else min_halt_steps_B[part],
+                        forward=self._called,
+                    )
+                    part_of_loss, sums = loss_of_slots(outputs, new_carry, loss)
+                with record_function(BACKWARD):
+                    part_of_loss.backward()
             carries.append(new_carry)
             all_outputs.append(_detached(outputs))
             all_sums.append(sums)

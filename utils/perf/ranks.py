@@ -2,25 +2,17 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-import torch
-from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
-from torch._C._profiler import (
-    ProfilerActivity,
-    ProfilerConfig,
-    ProfilerState,
-    RecordScope,
-    _ExperimentalConfig,
-)
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from utils.dist.world import World
 from utils.perf.devices import gpu_utilization, max_memory_gb
+from utils.perf.recording import recording, transfers, union
 
 _BACKENDS = ("gloo:", "nccl:", "mpi:")  # the first part of the name of a transfer on the host
 # Bytes of an element, by the names that the profiler gives to dtypes.
@@ -90,12 +82,12 @@ class RankSampler:
         self._world.await_peers()
         self._world.wait_for_device()
         entered = time.perf_counter()
-        with _recording(device) as events:
+        with recording(device) as events:
             began = time.perf_counter()
             yield
             self._world.wait_for_device()
             step_ms = 1e3 * (time.perf_counter() - began)
-        comm_ms, num_bytes = _union(_spans(events)) / 1e6, _num_bytes(events)
+        comm_ms, num_bytes = union(transfers(events)) / 1e6, _num_bytes(events)
         trace_ms = 1e3 * (time.perf_counter() - entered) - step_ms
         memory_gb = max_memory_gb(device)
         self._sample = _Sample(step, comm_ms, step_ms, trace_ms, num_bytes, self._num_slots, memory_gb, utilization)
@@ -153,41 +145,6 @@ class RankSampler:
             self._next = step + math.ceil(trace_ms / (self._max_share * fmean(s.step_ms for s in samples)))
 
 
-@contextmanager
-def _recording(device: torch.device) -> Iterator[list[Any]]:
-    """Record the transfers of what runs inside, and on CUDA its kernels.
-
-    torch.profiler would also record every operation of the step, which takes a hundred times as
-    long (docs/benchmarks.md). It has no way to ask for less.
-
-    Yields:
-        A list that holds the events once the block has ended.
-    """
-    activities = {ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])}
-    # The flags: shapes of inputs, memory, stacks, FLOPs, modules.
-    config = ProfilerConfig(ProfilerState.KINETO, True, False, False, False, False, _ExperimentalConfig())
-    events: list[Any] = []
-    _prepare_profiler(config, activities)
-    _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
-    try:
-        yield events
-    finally:
-        events += _disable_profiler().events()
-
-
-def _spans(events: list[Any]) -> Iterator[tuple[int, int]]:
-    """Yield beginning and end of each transfer, in ns.
-
-    On the host a call ends with its transfer. NCCL's calls return at once, so the kernels on the
-    device count instead.
-    """
-    for event in events:
-        name = event.name()
-        on_device = event.device_type() == DeviceType.CUDA
-        if name.startswith("nccl") if on_device else name.startswith(("gloo:", "mpi:")):
-            yield event.start_ns(), event.start_ns() + event.duration_ns()
-
-
 def _num_bytes(events: list[Any]) -> float:
     """Return the size of all tensors that this rank handed to its collectives and sends.
 
@@ -202,12 +159,3 @@ def _num_bytes(events: list[Any]) -> float:
             for shape, dtype in zip(event.shapes(), event.dtypes(), strict=True):
                 total += math.prod(shape) * _BYTES.get(dtype, math.nan)
     return total
-
-
-def _union(spans: Iterable[tuple[int, int]]) -> int:
-    """Return the length that the spans (first, end) cover together."""
-    covered, reached = 0, 0
-    for first, end in sorted(spans):
-        covered += max(0, end - max(first, reached))
-        reached = max(reached, end)
-    return covered

@@ -16,7 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from tests.runs import settings, train
 from tests.spawn import run_ranks
 from utils.dist.world import World
-from utils.perf.ranks import RankSampler, _union
+from utils.perf.ranks import RankSampler
+from utils.perf.recording import union
 
 MEMORY = {"perf/max_memory_gb"}
 OF_RANKS = {f"perf/{name}/rank_{rank}" for name in ("memory_gb", "examples_per_second") for rank in (0, 1)}
@@ -34,8 +35,8 @@ SAMPLED = MEMORY | OF_RANKS | {f"perf/{name}" for name in OF_COMM}
 
 
 def test_overlapping_spans_count_once() -> None:
-    assert _union([]) == 0
-    assert _union([(30, 40), (10, 20), (15, 18), (19, 25), (40, 41)]) == 26
+    assert union([]) == 0
+    assert union([(30, 40), (10, 20), (15, 18), (19, 25), (40, 41)]) == 26
 
 
 def _check_rows(world: World) -> None:

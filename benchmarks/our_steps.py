@@ -1,0 +1,106 @@
+"""Train this project's model on request, for benchmarks.throughput.
+
+python -m benchmarks.our_steps OVERRIDE...
+torchrun --nproc-per-node N -m benchmarks.our_steps OVERRIDE...
+"""
+
+import platform
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.matrix_peak import matrix_peak_tflops
+from benchmarks.on_request import answer_requests, timed
+from dataset.loader import TrainLoader
+from pretrain import StepSettings, build_state, open_run, train_step
+from training.config import PretrainConfig
+from training.flops import flops_of_step
+from training.plan import Plan
+from utils.command_line import read_config, validate
+from utils.dist.setup import join_ranks
+from utils.perf.devices import max_memory_gb
+from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD, OPTIMIZER, parts, recording, transfers, union
+from utils.run.resume import Start
+
+
+class OurTrainer:
+    """Trains like pretrain.py, without evaluations, logs and checkpoints."""
+
+    def __init__(self, overrides: list[str]) -> None:
+        world = join_ranks()
+        start = Start(validate(PretrainConfig, read_config("pretrain", overrides)))
+        self._world, data = open_run(start, world)
+        self._config, self._sizes = start.config, data.sizes
+        self._state = build_state(start, data, self._world)
+        self._plan = Plan.make(self._config, data, self._state.progress, self._world)
+        loader = TrainLoader(
+            data.train,
+            self._plan.sampler,
+            self._world,
+            augmentation=self._plan.augmentation,
+            data_on=self._config.data_on,
+        )
+        self._batches = iter(loader.batches(range(1, self._plan.last_step + 1)))
+        self._data_s = 0.0
+        self.is_main = self._world.is_main
+
+    def next_request(self, read: Callable[[], str]) -> str:
+        """Return the next request, which rank 0 reads. Every rank."""
+        return str(self._world.broadcast_object(read() if self.is_main else None))
+
+    def describe(self) -> dict[str, Any]:
+        config, world = self._config, self._world
+        device = world.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+        num_slots = config.global_batch_size // world.size // config.grad_accumulation
+        return {
+            "what": f"{config.arch.name}, {config.arch.forward_dtype}, compile={config.compile}",
+            "device": f"{world.size} x {name}",
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "batch_size": config.global_batch_size,
+            "flops": flops_of_step(config, self._sizes, config.arch.depth),
+            "peak_tflops": world.size * matrix_peak_tflops(self._state.model, num_slots),
+        }
+
+    def steps(self, num_steps: int) -> dict[str, float]:
+        """Train some steps, and return the mean ms of one and of its wait for data. Every rank."""
+        self._data_s = 0.0
+        step_ms = timed(self._step, num_steps, self._world.device)
+        return {
+            "step_ms": step_ms,
+            "data_ms": 1e3 * self._data_s / num_steps,
+            "max_memory_gb": max_memory_gb(self._world.device),
+        }
+
+    def _step(self) -> None:
+        state, began = self._state, time.perf_counter()
+        batch = next(self._batches)
+        self._data_s += time.perf_counter() - began
+        state.progress.step += 1
+        result = train_step(state, batch, StepSettings.at(state.progress.step, self._plan, self._world), self._world)
+        state.sums.add(result.sums, result.grad_norm)
+
+    def parts(self, num_steps: int) -> dict[str, float]:
+        """Train some steps, and return the ms that each part of one takes. Every rank.
+
+        The parts are exclusive. What ranks send while they compute is not part of the reduction.
+        """
+        device = self._world.device
+        with recording(device) as events:
+            row = self.steps(num_steps)
+        spans = {name: list(parts(events, name, device)) for name in (NO_GRAD, FORWARD, BACKWARD, OPTIMIZER)}
+        ms = {name: union(each) / num_steps / 1e6 for name, each in spans.items()}
+        ms[FORWARD] -= ms[NO_GRAD]
+        computing = [span for each in spans.values() for span in each]
+        reduction_ns = union([*computing, *transfers(events)]) - union(computing)
+        ms = {"data": row["data_ms"], **ms, "reduction": reduction_ns / num_steps / 1e6}
+        ms["optimizer"] = ms.pop(OPTIMIZER)
+        return {"step": row["step_ms"], **ms, "rest": row["step_ms"] - sum(ms.values())}
+
+
+if __name__ == "__main__":
+    answer_requests(OurTrainer(sys.argv[1:]))

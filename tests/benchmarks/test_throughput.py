@@ -1,0 +1,85 @@
+"""The benchmark of steps measures two programs in turn, and says where the time of a step goes."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from benchmarks.matrix_peak import matrix_peak_tflops
+from benchmarks.published_steps import flash_attention
+from benchmarks.throughput import comparison, figures
+from tests import runs
+from tests.models.helpers import ARCH_NAMES, small_model
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return what the benchmark writes about a tiny model against the same with twice the slots."""
+    folder = tmp_path_factory.mktemp("throughput")
+    overrides = ["debug=tiny", "device=cpu", f"data_path={runs.build_data(folder / 'data')}"]
+    other = " ".join(["python -m benchmarks.our_steps", *overrides, "global_batch_size=16"])
+    command = ["-m", "benchmarks.throughput", *overrides, "global_batch_size=8", "--steps", "2", "--rounds", "3"]
+    command += ["--against", other, "--json", str(folder / "json")]
+    done = subprocess.run([sys.executable, *command], cwd=runs.REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "| utilization |" in done.stdout and "| forward without gradient |" in done.stdout, done.stdout
+    assert "the first divided by the second: " in done.stdout.splitlines()[-1], done.stdout
+    written: list[dict[str, Any]] = json.loads((folder / "json").read_text())
+    return written
+
+
+def test_both_programs_are_measured_in_every_round(results: list[dict[str, Any]]) -> None:
+    assert [(result["batch_size"], len(result["rounds"])) for result in results] == [(8, 3), (16, 3)]
+    assert results[1]["flops"] == 2 * results[0]["flops"], "twice the slots are twice the operations"
+    for result in results:
+        for row in result["rounds"]:
+            assert row["examples_per_second"] == pytest.approx(1e3 * result["batch_size"] / row["step_ms"])
+            assert 0 < row["utilization"] < 1, "a step can't be faster than its products alone"
+
+
+def test_the_parts_make_up_the_step(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        parts = result["parts"]
+        names = ("data", "forward without gradient", "forward", "backward", "optimizer", "reduction", "rest")
+        assert set(parts) == {"step", *names}
+        assert sum(parts[name] for name in names) == pytest.approx(parts["step"])
+        for name in ("forward without gradient", "forward", "backward", "optimizer"):
+            assert parts[name] > 0.01 * parts["step"], f"{name} was not seen"
+        assert 0 <= parts["rest"] < 0.5 * parts["step"], "most of a step has a name"
+
+
+def test_the_figures_follow_from_time_and_operations() -> None:
+    row = figures({"batch_size": 4, "flops": 10**9, "peak_tflops": 0.2}, {"step_ms": 20.0, "data_ms": 1.0})
+    assert row == pytest.approx(
+        {
+            "examples_per_second": 200.0,
+            "step_ms": 20.0,
+            "model_tflops": 0.05,
+            "peak_tflops": 0.2,
+            "utilization": 0.25,
+        }
+    )
+
+
+def test_rounds_are_compared_one_by_one() -> None:
+    ours = {"rounds": [{"examples_per_second": value} for value in (20.0, 10.0, 24.0)]}
+    theirs = {"rounds": [{"examples_per_second": value} for value in (10.0, 10.0, 8.0)]}
+    assert comparison(ours, theirs).endswith(": 2.000 (1.000 to 3.000)")
+
+
+@pytest.mark.parametrize("name", ARCH_NAMES)
+def test_every_architecture_has_a_peak(name: str) -> None:
+    assert matrix_peak_tflops(small_model(name), num_slots=2) > 0
+
+
+def test_attention_of_the_published_code_is_that_of_flash_attn() -> None:
+    """flash_attn_func takes (batch, position, head, component), and so must what replaces it."""
+    q, k, v = torch.randn(3, 2, 5, 3, 4, generator=torch.Generator().manual_seed(0))
+    expected = torch.stack(
+        [F.softmax(q[:, :, n] @ k[:, :, n].transpose(1, 2) / 2, dim=-1) @ v[:, :, n] for n in range(3)], dim=2
+    )
+    torch.testing.assert_close(flash_attention(q, k, v, causal=False), expected)

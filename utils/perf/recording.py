@@ -1,0 +1,79 @@
+"""Record what happens when in a step: transfers between ranks, and the parts that code names."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
+from torch._C._profiler import (
+    ProfilerActivity,
+    ProfilerConfig,
+    ProfilerState,
+    RecordScope,
+    _ExperimentalConfig,
+)
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+
+# The parts of a step that the code names with torch.profiler.record_function. The calls without
+# gradient are inside of the forward part. Optimizers of PyTorch name their steps themselves.
+FORWARD, NO_GRAD, BACKWARD, OPTIMIZER = "forward", "forward without gradient", "backward", "Optimizer.step#"
+
+Span = tuple[int, int]
+"""Beginning and end, in ns."""
+
+
+@contextmanager
+def recording(device: torch.device) -> Iterator[list[Any]]:
+    """Record the transfers and the named parts of what runs inside, and on CUDA its kernels.
+
+    torch.profiler would also record every operation of the step, which takes a hundred times as
+    long (docs/benchmarks.md). It has no way to ask for less.
+
+    Yields:
+        A list that holds the events once the block has ended.
+    """
+    activities = {ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])}
+    # The flags: shapes of inputs, memory, stacks, FLOPs, modules.
+    config = ProfilerConfig(ProfilerState.KINETO, True, False, False, False, False, _ExperimentalConfig())
+    events: list[Any] = []
+    _prepare_profiler(config, activities)
+    _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
+    try:
+        yield events
+    finally:
+        events += _disable_profiler().events()
+
+
+def transfers(events: list[Any]) -> Iterator[Span]:
+    """Yield beginning and end of each transfer between ranks.
+
+    On the host a call ends with its transfer. NCCL's calls return at once, so the kernels on the
+    device count instead.
+    """
+    for event in events:
+        name = event.name()
+        on_device = event.device_type() == DeviceType.CUDA
+        if name.startswith("nccl") if on_device else name.startswith(("gloo:", "mpi:")):
+            yield event.start_ns(), event.start_ns() + event.duration_ns()
+
+
+def parts(events: list[Any], name: str, device: torch.device) -> Iterator[Span]:
+    """Yield beginning and end of each named part, such as FORWARD.
+
+    On CUDA they are those of the kernels that the part has started.
+    """
+    wanted = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
+    for event in events:
+        is_part = event.name().startswith(name) if name == OPTIMIZER else event.name() == name
+        if is_part and event.device_type() == wanted:
+            yield event.start_ns(), event.start_ns() + event.duration_ns()
+
+
+def union(spans: Iterable[Span]) -> int:
+    """Return the length that the spans cover together, in ns."""
+    covered, reached = 0, 0
+    for first, end in sorted(spans):
+        covered += max(0, end - max(first, reached))
+        reached = max(reached, end)
+    return covered
