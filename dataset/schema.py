@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from utils.config import Float, Int
 from utils.errors import UserError
 from utils.files import file_errors, plain
-from utils.programs import typed
+from utils.programs import command_words
 
 SplitName = Literal["train", "test"]
 
@@ -209,7 +209,7 @@ def build_command(data_path: Path) -> str:
         task = "maze" if task == "maze" else "sudoku"
         options = f"--source-dir {shlex.quote(str(data_path))}"
         data_path = Path("data") / f"{data_path.resolve().name}-built"
-    builder = " ".join(typed(f"hrm-build-{task.replace('_', '-')}"))
+    builder = " ".join(command_words(f"hrm-build-{task.replace('_', '-')}"))
     return f"{builder} --output-dir {shlex.quote(str(data_path))} {options}".rstrip()
 
 

@@ -18,7 +18,7 @@ from search.config import LauncherConfig
 from utils.dist.launch import without_launcher
 from utils.files import file_errors
 from utils.processes import ending_with_parent
-from utils.programs import ENVIRONMENT, PRETRAIN, typed, under_torchrun
+from utils.programs import ENVIRONMENT, PRETRAIN, command_words, under_torchrun
 from utils.run.lock import is_locked
 
 
@@ -113,7 +113,7 @@ class ProcessLauncher:
     def shown(self, arguments: list[str]) -> str:
         if self._config.name == "torchrun":
             return shown(self._config, ["torchrun", *self._words(under_torchrun("hrm-train"))[2:], *arguments])
-        return shown(self._config, [*typed("hrm-train"), *arguments])
+        return shown(self._config, [*command_words("hrm-train"), *arguments])
 
     def _words(self, program: list[str]) -> list[str]:
         if self._config.name == "local":

@@ -20,7 +20,7 @@ from search.space import Point, shown_value
 from search.study import Study
 from search.sweep import Sweep
 from utils.errors import UserError
-from utils.programs import typed
+from utils.programs import command_words
 from utils.run.history import METRICS_FILE, History, read_run_config
 
 
@@ -225,6 +225,6 @@ def finished_page(study: Study, *, done: bool) -> str:
     elif others:
         lines.append(f"other processes still run {num_of(others, 'trial')} of {study.sweep.path}")
     if best is None:
-        command = shlex.join([*typed("hrm-sweep"), "status", str(study.sweep.path)])
+        command = shlex.join([*command_words("hrm-sweep"), "status", str(study.sweep.path)])
         return "\n".join([*lines, f"no trial of {study.sweep.path} has a value; {command}"])
     return "\n".join([*lines, best_page(study)])

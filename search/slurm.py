@@ -24,7 +24,7 @@ from utils.dist.launch import without_launcher
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
 from utils.processes import ending_with_parent
-from utils.programs import ENVIRONMENT, PACKAGE, PRETRAIN, ROOT, typed
+from utils.programs import ENVIRONMENT, PACKAGE, PRETRAIN, ROOT, command_words
 from utils.run.lock import is_locked
 
 _AT_ONCE = 8
@@ -69,7 +69,7 @@ class SlurmLauncher:
         return [SlurmJob(number, log, self._queue) for log, number in found.items() if number is not None]
 
     def shown(self, arguments: list[str]) -> str:
-        return shown(self._config, ["srun", *self._sizes(), *typed("hrm-train"), *arguments])
+        return shown(self._config, ["srun", *self._sizes(), *command_words("hrm-train"), *arguments])
 
     def _sizes(self) -> list[str]:
         options = [f"--ntasks={self._config.ranks}"] if self._config.ranks > 1 else []

@@ -61,7 +61,11 @@ def test_published_models_are_reproduced_in_any_clone(capsys: pytest.CaptureFixt
     assert float(out.splitlines()[-1].removeprefix("max_relative_error=")) <= parity.TOLERANCE
 
 
-@pytest.mark.parametrize("folder", parity.recordings_in(LARGER), ids=lambda folder: folder.name)
+# Without a reason, pytest would report that the test was skipped, but not why.
+_NONE = pytest.param(LARGER, marks=pytest.mark.skip(reason="there are no larger recordings beside this checkout"))
+
+
+@pytest.mark.parametrize("folder", parity.recordings_in(LARGER) or [_NONE], ids=lambda folder: folder.name)
 def test_larger_recordings_are_reproduced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert parity.main([str(folder)]) == 0, capsys.readouterr().out
 

@@ -37,13 +37,18 @@ COMMANDS = {
 PRETRAIN = ROOT / f"{COMMANDS['hrm-train']}.py"
 
 
-def typed(command: str) -> list[str]:
+def command_words(command: str) -> list[str]:
     """Return the words with which a user starts a program.
 
     Args:
         command: the command of the package, such as hrm-train.
     """
-    return [command] if PACKAGE else ["python", f"{COMMANDS[command].replace('.', '/')}.py"]
+    if PACKAGE:
+        return [command]
+    module = COMMANDS[command]
+    if "." in module and not command.startswith("hrm-build-"):  # builders are named as in the published code
+        return ["python", "-m", module]
+    return ["python", f"{module.replace('.', '/')}.py"]
 
 
 def started(command: str) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from release.build import ROOT, converted, own_modules, requirements, shipped, with_commands, write_package
-from utils.programs import COMMANDS, PACKAGE, typed, under_torchrun
+from utils.programs import COMMANDS, PACKAGE, command_words, under_torchrun
 
 OWN = {"models", "utils", "pretrain"}
 
@@ -104,7 +104,9 @@ def test_an_extra_has_what_its_file_refers_to() -> None:
 
 
 def test_a_clone_names_its_files() -> None:
-    assert PACKAGE == "" and typed("hrm-train") == ["python", "pretrain.py"]
+    assert PACKAGE == "" and command_words("hrm-train") == ["python", "pretrain.py"]
+    assert command_words("hrm-export") == ["python", "-m", "models.export"]
+    assert command_words("hrm-build-maze") == ["python", "dataset/build_maze_dataset.py"]
     assert under_torchrun("hrm-evaluate") == ["evaluate.py"]
 
 

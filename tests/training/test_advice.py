@@ -18,7 +18,6 @@ from utils.run.status import in_words
 
 SINGLE = World.single()
 SIZES = Sizes(seq_len=36, vocab_size=8, num_puzzle_identifiers=1)
-DAY_S = 86_400
 
 
 def _typed(*overrides: str) -> PretrainConfig:
