@@ -255,7 +255,7 @@ def x_in_flops(run: LoggedRun) -> Sequence[float]:
 
 
 def notes_on(panels: Sequence[Panel]) -> list[str]:
-    """Return a line for each group of which a panel does not show all that was logged."""
+    """Return a line for each group whose runs are not shown in full."""
     notes: dict[str, str] = {}
     for panel in panels:
         for series in panel.series:

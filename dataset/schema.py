@@ -6,6 +6,7 @@ examples. Index arrays say where each of them begins.
 """
 # N = examples, S = sequence length, P = puzzles, G = groups
 
+import difflib
 import hashlib
 import json
 import mmap
@@ -226,7 +227,20 @@ def _why_none(data_path: Path, file: Path) -> str:
     if _holds_csv(data_path):
         return f"it holds CSV files; build a dataset of them ({build_command(data_path)}) and give that as data_path"
     missing = f"{file} is missing" if data_path.exists() else f"there is no folder {data_path}"
-    return f"{missing}; build it ({build_command(data_path)}) or set data_path to one that exists"
+    near = None if data_path.exists() else _nearest_dataset(data_path)
+    similar = f", but there is {near}" if near else ""
+    return f"{missing}{similar}; build it ({build_command(data_path)}) or set data_path to {near or 'one that exists'}"
+
+
+def _nearest_dataset(data_path: Path) -> Path | None:
+    """Return the dataset whose name is most similar to a missing one; None if none is.
+
+    It is looked for in data/ and beside the missing one.
+    """
+    around = (data_path.parent, Path("data"))
+    found = {file.parents[1].name: file.parents[1] for each in around for file in each.glob("*/train/dataset.json")}
+    nearest = difflib.get_close_matches(data_path.name, found, n=1)
+    return found[nearest[0]] if nearest else None
 
 
 def read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:

@@ -212,7 +212,7 @@ def _composed(config_name: str, overrides: tuple[str, ...]) -> tuple[Container, 
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         try:
             composed = compose(config_name, overrides=list(overrides), return_hydra_config=True)
-        except ValueError as error:  # Hydra's answer to a defaults list that is none
+        except ValueError as error:  # Hydra raises it if defaults: holds no list
             if isinstance(error, HydraException | OmegaConfBaseException):
                 raise
             raise UserError(f"{one_line(error)}; correct the defaults of this file") from error
@@ -356,7 +356,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _require_one_run(config_name: str, typed: str, overrides: list[str]) -> NoReturn:
-    """Raise UserError for what asks for several runs. It names the command that runs them."""
+    """Raise UserError for a flag or an override that asks for several runs.
+
+    The message names the command that starts several runs.
+    """
     if config_name == "pretrain":
         raise UserError(
             f"{typed} asks for several runs, and this is one; python sweep.py {shlex.join(overrides)} runs them"

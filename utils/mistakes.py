@@ -277,7 +277,7 @@ def describe(key: str, errors: list[Any], container: dict[str, Any], origin: Ori
 
 
 def _correction(given: Any) -> str:
-    """Return what to write for a text that is nearly a number; empty: it is none."""
+    """Return what to write for a text that is nearly a number; empty for any other value."""
     if isinstance(given, str):
         number = plain_text(given).strip("'\" ,;")
         with suppress(ValueError):

@@ -130,7 +130,11 @@ def _each_at_home(override: str) -> str:
 
 
 def _bare(word: str, before: str, after: Sequence[str], config_name: str) -> str:
-    """Return key=path for a bare path; a word that is none stays as it is."""
+    """Return key=path for a bare path, and any unknown word as it is.
+
+    Raises:
+        UserError: The word is a slip, and the message says what to write instead.
+    """
     _require_no_blanks(word, before, after)
     plain = plain_text(word).strip()
     assigned = re.fullmatch(r"-*[\"']?([\w.]+)\s*[=:]\s*(\S.*)", plain)

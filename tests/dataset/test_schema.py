@@ -354,6 +354,16 @@ def test_a_missing_dataset_names_its_builder(name: str, command: str, tmp_path: 
     assert f"build it (python dataset/{command.format(path=tmp_path / name)} or set" in str(caught.value)
 
 
+@pytest.mark.parametrize("typed", ["sudoku-x", "data/sudoku-y"])
+def test_a_missing_dataset_names_a_similar_one(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(tmp_path / "data" / "sudoku-x")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        open_split(Path(typed), "train")
+    assert f"there is no folder {typed}, but there is data/sudoku-x; build it (python" in str(caught.value)
+    assert str(caught.value).endswith(" or set data_path to data/sudoku-x")
+
+
 def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(UserError, match=f"it is the folder of a run; resume={tmp_path} goes on with it"):
