@@ -486,6 +486,40 @@ def test_runs_of_a_folder_are_compared(tmp_path: Path) -> None:
     assert labels == ["arch=hrm, lr=0.0002", "arch=trm, lr=0.001, seed 0", "arch=trm, lr=0.001, seed 1"]
 
 
+def write_mixed_runs(folder: Path) -> Path:
+    """Write an HRM and two seeds of a TRM. The HRM comes first.
+
+    The HRM has final answers only, evaluated on fewer examples. Its config has a long key and a
+    long value. The lower edge of the seeds' band is zero: the second seed has solved nothing.
+    """
+    runs = write_runs(folder, folder / "data")
+    config = json.loads((runs / "hrm" / "config.yaml").read_text())
+    config["arch"] |= {"puzzle_emb_weight_decay_of_every_layer": 1}
+    config["data_paths"] = ["/a/long/way/to/the/data/sudoku-extreme-1k-aug-1000-hard"]
+    (runs / "hrm" / "config.yaml").write_text(json.dumps(config))
+    for file in (runs / "hrm" / OUTPUTS).glob("*.safetensors"):
+        arrays = load_file(file)
+        arrays["predictions"] = np.ascontiguousarray(arrays.pop("predictions_at_step")[:, -1])
+        del arrays["q_halt_at_step"]
+        save_file(arrays, file)
+    results = runs / "hrm" / OUTPUTS / "results.json"
+    of_three = json.loads(results.read_text()) | {"num_examples": {"all": 3}}
+    of_three["metrics"] |= {"eval/all/num_examples": 3, "eval/all/exact_accuracy": 0.6667}
+    results.write_text(json.dumps(of_three))
+    metrics = runs / "trm-1" / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows = [row | {name: 0 for name in row if name.endswith("exact_accuracy")} for row in rows]
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return runs
+
+
+def test_each_evaluation_names_its_data_and_its_number_of_examples(tmp_path: Path) -> None:
+    page = page_of(write_mixed_runs(tmp_path / "runs"), tmp_path / "view.html")
+    of_data = {"data": "data"}
+    assert page["evaluated"] == [{**of_data, "num_examples": {"all": num}} for num in (3, 6)] + [None]
+    assert [row["metric"] for row in page["results"]] == ["eval/all/exact_accuracy", "eval/all/lm_loss"]
+
+
 def test_runs_of_a_folder_without_answers_are_told_with_the_command(tmp_path: Path) -> None:
     runs = write_runs(tmp_path / "runs", write_sudoku(tmp_path / "data"))
     said = view.view([str(runs), "-o", str(tmp_path / "view.html")]).splitlines()
@@ -1071,7 +1105,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     undrawn, undrawn_run = write_undrawn(folder)
     sources = {"data": data, "run": run, "arc_data": arc_data, "arc_run": arc_run, "bare": bare, "other": other}
     sources |= {"undrawn": undrawn, "undrawn_run": undrawn_run}
-    sources |= {"runs": write_runs(folder / "runs", folder / "named")}
+    sources |= {"runs": write_runs(folder / "runs", folder / "named"), "mixed": write_mixed_runs(folder / "mixed")}
     outputs = {name: folder / f"{name}.html" for name in sources}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "TASKS", (*tasks.TASKS[:-1], UndrawnTask))
@@ -1219,7 +1253,9 @@ UNNAMED = (
 )
 
 
-@pytest.mark.parametrize("name", ["run", "data", "arc_run", "arc_data", "bare", "other", "undrawn_run", "runs"])
+@pytest.mark.parametrize(
+    "name", ["run", "data", "arc_run", "arc_data", "bare", "other", "undrawn_run", "runs", "mixed"]
+)
 def test_a_phone_shows_every_view(browser: Browser, pages: dict[str, Path], name: str) -> None:
     browser.open(pages[name], width=360, height=740)
     for tab in browser.get("[...document.querySelectorAll('[role=tab]')].map((tab) => tab.id)"):
@@ -1227,6 +1263,15 @@ def test_a_phone_shows_every_view(browser: Browser, pages: dict[str, Path], name
         assert browser.overflow() == 0, tab
         assert browser.get(SMALL) == [], tab
         assert browser.get(UNNAMED) == [], tab
+
+
+def test_long_keys_leave_room_for_the_runs_on_a_phone(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["mixed"], width=360, height=740)
+    names = "[...document.querySelectorAll('.scroll tr > :first-child')].map((e) => e.getBoundingClientRect().width)"
+    assert max(browser.get(names)) < 150, "the columns of the runs are hidden"
+    browser.run("document.querySelector('#tab-curves').click()")
+    keys = "document.querySelector('#curve .keys')"
+    assert browser.get(f"{keys}.scrollWidth - {keys}.clientWidth") == 0, "the legend is wider than its card"
 
 
 def test_curves_can_be_chosen_and_read(browser: Browser, pages: dict[str, Path]) -> None:
@@ -1286,6 +1331,46 @@ def test_runs_are_compared(browser: Browser, pages: dict[str, Path]) -> None:
     over_steps = browser.get("document.querySelector('#curve').innerHTML")
     browser.choose("#over", "seconds")
     assert browser.get("document.querySelector('#curve').innerHTML") != over_steps
+
+
+RESULTS = "[...document.querySelectorAll('#panel-compare .card')].find((e) => e.innerText.startsWith('Evaluation'))"
+
+
+def test_evaluations_of_other_examples_have_no_winner(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["mixed"])
+    text = " ".join(browser.get(f"{RESULTS}.innerText").split())
+    assert "data data data –" in text and "examples 3 of all 6 of all –" in text
+    assert "0.6667" in text and "no value is marked as the best" in text
+    assert browser.get(f"{RESULTS}.querySelectorAll('.good').length") == 0
+    browser.open(pages["runs"])
+    assert "marked as the best" not in browser.get(f"{RESULTS}.innerText"), "they are of the same examples"
+
+
+def test_each_run_has_the_player_that_its_answers_allow(browser: Browser, pages: dict[str, Path]) -> None:
+    from selenium.webdriver import Keys
+
+    browser.open(pages["mixed"])
+    browser.click("#tab-examples")
+    controls, hint = (f"document.querySelector('#{name}').checkVisibility()" for name in ("controls", "hint"))
+    assert browser.text("#heading") == "Row 0 · hrm" and not browser.get(controls) and browser.get(hint)
+    assert "python evaluate.py checkpoint=" in browser.text("#hint"), "view.py makes no answers where there are some"
+    verdicts = "[...document.querySelectorAll('#rivals button')].map((button) => button.innerText)"
+    assert browser.get(verdicts) == ["hrm\nstep 1: ✓ solved", "trm-0\nstep 4: ✓ solved"]
+    browser.click("#rivals button:nth-of-type(2)")
+    assert browser.text("#heading") == "Row 0 · trm-0" and browser.get(controls) and not browser.get(hint)
+    browser.keys(Keys.ARROW_LEFT)
+    assert "step 3 of 4" in browser.text("#said")
+    browser.keys("r")
+    assert browser.text("#heading") == "Row 0 · hrm" and not browser.get(controls) and browser.get(hint)
+
+
+def test_a_band_that_touches_zero_is_drawn_on_a_log_scale(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["mixed"])
+    browser.click("#tab-curves")
+    browser.click("#log")
+    paths = browser.get("[...document.querySelectorAll('#curve path')].map((path) => path.getAttribute('d'))")
+    assert any(d.endswith("Z") for d in paths), "there must be a band"
+    assert not [d for d in paths if "Infinity" in d or "NaN" in d]
 
 
 def test_results_are_a_table(browser: Browser, pages: dict[str, Path]) -> None:

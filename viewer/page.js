@@ -636,6 +636,7 @@ function plot(container, options) {
   const shown = options.series.map((one) => ({
     ...one,
     points: one.points.filter(([, y]) => y !== null && (!options.log || y > 0)),
+    band: one.band?.filter(([, low, high]) => low !== null && high !== null),
   }));
   container.replaceChildren();
   if (shown.every((one) => one.points.length === 0)) {
@@ -668,7 +669,8 @@ function plotArea(shown, options, width) {
   const right = 14,
     top = 12,
     bottom = 36;
-  const scale = options.log ? Math.log : (value) => value;
+  // The edge of a band may be zero, which has no logarithm: it lies at the bottom of the plot.
+  const scale = options.log ? (value) => Math.log(Math.max(value, low)) : (value) => value;
   const toX = (x) => left + ((x - xLow) / (xHigh - xLow)) * (width - left - right);
   const toY = (y) => top + (1 - (scale(y) - scale(low)) / (scale(high) - scale(low))) * (height - top - bottom);
   return { width, height, xs, xLow, xHigh, yTicks, left, right, top, bottom, toX, toY };
@@ -722,7 +724,7 @@ function drawAxes(root, area, options) {
 }
 
 function drawSeries(root, { toX, toY }, one) {
-  if (one.band) {
+  if (one.band?.length) {
     const edge = (place) => one.band.map((point) => [point[0], point[place]]);
     const d = pathOf([...edge(1), ...edge(2).reverse()], toX, toY);
     root.append(svg("path", { d: `${d}Z`, fill: one.colour, opacity: 0.18 }));
@@ -947,8 +949,9 @@ class Examples {
     this.byRun = page.kind === "runs" ? examplesByRun(page) : null;
     this.run = page.answering?.[0];
     this.all = this.byRun ? this.byRun.get(this.run) : page.examples;
-    this.all.forEach((example) => study(example, this.board));
-    this.tokens = drawingOf(this.board).namesTokens ? usedTokens(this.all) : [];
+    const every = this.byRun ? [...this.byRun.values()].flat() : page.examples;
+    every.forEach((example) => study(example, this.board));
+    this.tokens = drawingOf(this.board).namesTokens ? usedTokens(every) : [];
     this.filter = "all";
     this.shown = [];
     this.current = null;
@@ -959,10 +962,7 @@ class Examples {
   }
 
   buildControls() {
-    const hasSteps = this.isRun && this.all.some((example) => example.answers.length > 1);
-    $("controls").hidden = !hasSteps;
-    $("hint").hidden = hasSteps || !this.isRun;
-    $("command").textContent = this.page.command ?? "";
+    this.buildPlayer();
     $("side").hidden = !this.isRun;
     this.buildFilter();
     this.buildAgreement();
@@ -992,6 +992,14 @@ class Examples {
       }
     });
     this.showPlaying();
+  }
+
+  /** Show the player, or the command that saves the answers which it needs. */
+  buildPlayer() {
+    const hasSteps = this.isRun && this.all.some((example) => example.answers.length > 1);
+    $("controls").hidden = !hasSteps;
+    $("hint").hidden = hasSteps || !this.isRun;
+    $("command").textContent = (this.byRun ? this.page.runs[this.run] : this.page).command ?? "";
   }
 
   /** Fill the buttons that choose solved or failed examples. */
@@ -1029,6 +1037,7 @@ class Examples {
     const step = this.step === this.current?.studied.answers.length ? Infinity : this.step;
     this.run = run;
     this.all = this.byRun.get(run);
+    this.buildPlayer();
     this.buildFilter();
     this.current = null;
     this.refill();
@@ -1284,11 +1293,16 @@ class Examples {
     $("rivals").replaceChildren(...this.rivals.map(({ button }) => button));
   }
 
-  /** Draw the answer of each run at the step of the player, or its last answer if it halted before. */
+  /**
+   * Draw the answer of each run at the step of the player, or its last answer if it halted before.
+   *
+   * A run with one answer has no player. Beside its answer stand the last answers of the others.
+   */
   drawRivals() {
+    const at = this.step === 1 && $("controls").hidden ? Infinity : this.step;
     for (const { example, canvas, verdict } of this.rivals) {
       const { question, label, answers, numWrong, windows, scored } = example.studied;
-      const step = Math.min(this.step, answers.length);
+      const step = Math.min(at, answers.length);
       const tokens = step ? answers[step - 1] : question;
       const picture = { tokens, question, label: scored && step ? label : undefined, window: windows.answer };
       draw(canvas, this.board, picture, 120, 120);
@@ -1921,7 +1935,7 @@ class Curves {
     $("curve").append(plotKeys(series));
     for (const { metric, button } of this.minis) {
       button.setAttribute("aria-current", String(metric === chosen));
-      button.replaceChildren(make("span", { class: "quiet" }, metric.metric));
+      button.replaceChildren(make("span", { class: "quiet" }, ...breakable(metric.metric)));
       const latest = metric.series?.at(-1);
       if (latest)
         button.append(
@@ -2042,7 +2056,7 @@ class Compare {
         ? this.card("What differs in the configs", this.differences())
         : this.card("The configs are the same", make("p", {}, "The runs differ in their names and places only.")),
       this.card("Logged values: the last, and the best with its step", this.numbers(judged), others.length ? rest : null),
-      page.results.length ? this.card("Evaluation of the saved answers", this.results()) : null,
+      page.results.length ? this.card("Evaluation of the saved answers", ...this.results()) : null,
       page.answering.length > 1 ? this.puzzles() : null,
       page.unanswered.length ? this.missing() : null,
     ];
@@ -2108,27 +2122,35 @@ class Compare {
     );
   }
 
+  /** Make the table of evaluations. A value stands out only if all evaluations are of the same examples. */
   results() {
-    return this.table(
-      this.page.results.map(({ metric, better, runs }) => {
-        const winner = this.winner(
-          better,
-          runs.map((one) => one?.[0]),
-        );
-        const cell = (one) => {
-          if (!one) return null;
-          const [value, low, high] = one;
-          if (value === null) return null;
-          const range = low === undefined ? "" : `${numberText(low)} to ${numberText(high)}`;
-          return [
-            make("b", { class: value === winner ? "good" : "" }, numberText(value)),
-            make("span", { class: "small quiet" }, range),
-          ];
-        };
-        return [metric, runs.map(cell)];
-      }),
-      true,
-    );
+    const { evaluated } = this.page;
+    const same = new Set(evaluated.filter(Boolean).map((one) => JSON.stringify(one))).size === 1;
+    const note = "The evaluations are of different data or examples, so that no value is marked as the best.";
+    const examplesOf = ({ num_examples: of }) =>
+      Object.entries(of).map(([set, num]) => `${num.toLocaleString("en")} of ${set}`).join(", ");
+    const head = [
+      ["data", evaluated.map((one) => one && [one.data])],
+      ["examples", evaluated.map((one) => one && [examplesOf(one)])],
+    ];
+    const rows = this.page.results.map(({ metric, better, runs }) => {
+      const winner = this.winner(
+        same && better,
+        runs.map((one) => one?.[0]),
+      );
+      const cell = (one) => {
+        if (!one) return null;
+        const [value, low, high] = one;
+        if (value === null) return null;
+        const range = low === undefined ? "" : `${numberText(low)} to ${numberText(high)}`;
+        return [
+          make("b", { class: value === winner ? "good" : "" }, numberText(value)),
+          make("span", { class: "small quiet" }, range),
+        ];
+      };
+      return [metric, runs.map(cell)];
+    });
+    return [same ? null : make("p", { class: "small quiet" }, note), this.table([...head, ...rows], true)];
   }
 
   /** Make the card that counts the puzzles that runs agree on. A click shows these puzzles. */

@@ -58,12 +58,18 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         "facts": _facts(pages),
         "notes": notes,
         "runs": [
-            {"name": name, "path": str(folder), "label": label_of.get(folder, "")}
-            for name, folder in zip(names, folders, strict=True)
+            {"name": name, "path": str(folder), "label": label_of.get(folder, ""), "command": page and page["command"]}
+            for name, folder, page in zip(names, folders, pages, strict=True)
         ],
         "differences": [[key, values] for key, values in differences_of(runs).items()],
         "numbers": [_numbers(metric, runs) for metric in metrics],
         "results": _results(pages),
+        "evaluated": [
+            {"data": _data_name(folder, settings), "num_examples": page["results"]["num_examples"]}
+            if page and page["results"]
+            else None
+            for folder, page in zip(folders, pages, strict=True)
+        ],
         "sets": Counter(puzzle["set"] for puzzle in puzzles),
         "answering": list(examples),
         "unanswered": [number for number in range(len(folders)) if number not in answered],
@@ -180,10 +186,15 @@ def _numbers(metric: str, runs: Sequence[LoggedRun]) -> Page:
 
 
 def _results(pages: Sequence[Page | None]) -> list[Page]:
-    """Return the metrics of results.json: for each run its value and perhaps its interval."""
+    """Return the metrics of results.json: for each run its value and perhaps its interval.
+
+    The numbers of examples are not among them: `evaluated` has them.
+    """
     tables = [page["results"]["rows"] if page and page["results"] else [] for page in pages]
     rows = [{name: rest for name, *rest in table} for table in tables]
-    names = dict.fromkeys(name for row in rows for name in row if _OVER_STEPS not in name)
+    names = dict.fromkeys(
+        name for row in rows for name in row if _OVER_STEPS not in name and not name.endswith("/num_examples")
+    )
     return [{"metric": name, "better": _better(name), "runs": [row.get(name) for row in rows]} for name in names]
 
 
