@@ -27,7 +27,7 @@ from utils.command_line import read_config, validate
 from utils.config import flatten
 from utils.config_files import choices, quoted
 from utils.errors import UserError
-from utils.run.folder import located
+from utils.run.folder import located_paths
 from utils.shell import run_command
 from utils.terminal import tell
 from utils.text import for_shell
@@ -129,11 +129,7 @@ def load_source(checkpoint: str, *, raw: bool) -> Source:
         return Source(to_ours(read_weights(checkpoint)), read_exported(checkpoint), ())
     opened = open_checkpoint(path, lambda warning: tell(f"warning: {warning}"))
     config = opened.state.config
-    started_in = config.get("started_in")
-    data_paths = tuple(
-        located(str(path), started_in if isinstance(started_in, str) else None)
-        for path in config.get("data_paths") or [config.get("data_path", "")]
-    )
+    data_paths = tuple(located_paths(config, config.get("data_paths") or [config.get("data_path")]))
     weights = opened.weights() if raw else opened.trained_weights()
     return Source(weights, describe(opened, data_paths), data_paths)
 

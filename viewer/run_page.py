@@ -13,7 +13,7 @@ from dataset.schema import open_split
 from dataset.tasks import TASKS, task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
 from utils.errors import UserError
-from utils.run.folder import located
+from utils.run.folder import located_paths
 from utils.run.history import History, read_run_config
 from viewer.arc_votes import read_votes
 from viewer.pages import ALPHABET, Page, Settings, finite, names_of, read_json
@@ -90,18 +90,12 @@ def facts_of(config: Page, task: BoardTask | None, outputs: Path | None, results
 
 def data_paths_of(config: Page) -> list[str]:
     """Return the datasets that the run is tested on."""
-    paths = config.get("data_paths_test") or config.get("data_paths") or [config.get("data_path")]
-    return [_located(config, str(path)) for path in paths if path]
-
-
-def _located(config: Page, path: str) -> str:
-    started_in = config.get("started_in")
-    return located(path, started_in if isinstance(started_in, str) else None)
+    return located_paths(config, config.get("data_paths_test") or config.get("data_paths") or [config.get("data_path")])
 
 
 def data_of(config: Page, results: Page | None) -> Path | None:
     """Return the dataset that the outputs belong to; None for several datasets or a missing one."""
-    paths = [_located(config, results["data"])] if results and results["data"] else data_paths_of(config)
+    paths = located_paths(config, [results["data"]]) if results and results["data"] else data_paths_of(config)
     folders = {Path(path).parent if Path(path).name in SPLITS else Path(path) for path in paths}
     # Datasets that are scored together share one numbering of puzzles: names would be wrong.
     if len(folders) != 1:

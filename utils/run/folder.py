@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,6 +73,16 @@ def located(path: str, started_in: str | None) -> str:
         return path
     there = os.path.join(started_in, path)
     return there if os.path.exists(there) else path
+
+
+def located_paths(config: Mapping[str, object], paths: Iterable[object]) -> list[str]:
+    """Return where paths lead that stand in the stored config of a run. Empty paths are left out.
+
+    Args:
+        config: as it was read from a file, which may be damaged or of an older version.
+    """
+    started_in = config.get("started_in")
+    return [located(str(path), started_in if isinstance(started_in, str) else None) for path in paths if path]
 
 
 C = TypeVar("C", bound=RunConfig)

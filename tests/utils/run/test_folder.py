@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.utils.run.helpers import prepare_run, read, set_attempt
-from utils.run.folder import claim_fresh, located
+from utils.run.folder import claim_fresh, located, located_paths
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -86,6 +86,8 @@ def test_a_relative_path_is_relative_to_where_the_run_was_started(tmp_path: Path
     for path in ("nowhere", "/absolute", "hf://owner/repo/file"):
         assert located(path, str(folder)) == path
     assert located("there", None) == "there", "a run of an older version"
+    for started_in, expected in ((str(folder), str(folder / "there")), (None, "there"), (3, "there")):
+        assert located_paths({"started_in": started_in}, ["there", None, ""]) == [expected], "a damaged config counts"
     assert read("checkpoint_path=run").config.started_in == os.getcwd()
 
 
