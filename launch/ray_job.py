@@ -4,13 +4,12 @@ Ray's workers import this module, so it imports neither PyTorch nor Ray.
 """
 
 import os
-import re
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.config_files import quoted
+from utils.config_files import as_override
 from utils.run.launched import LAUNCH_FILE
 
 
@@ -42,8 +41,7 @@ class RayJob:
         """
         words = [*self.overrides]
         if not any(word.lstrip("+").startswith("checkpoint_path=") for word in words):
-            is_plain = re.fullmatch(r"[\w./-]+", self.run)
-            words.append(f"checkpoint_path={self.run if is_plain else quoted(self.run)}")
+            words.append(f"checkpoint_path={as_override(self.run)}")
         if has_begun and (self.resume is None or has_checkpoints):
             words.append("resume=auto")
         return words

@@ -9,8 +9,8 @@ has that format, otherwise `torch.save` writes a plain dict. The tensors are wri
 they are.
 """
 
+import math
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from utils.checkpoint.names import is_run_or_step
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
 from utils.command_line import read_config, validate
 from utils.config import flatten
-from utils.config_files import choices, quoted
+from utils.config_files import as_override, choices
 from utils.errors import UserError
 from utils.run.folder import located_paths
 from utils.shell import run_command
@@ -33,19 +33,14 @@ from utils.terminal import tell
 from utils.text import for_shell
 from utils.weights_file import read_weights, write_weights
 
-# The options of the published code. Names of tensors don't show the MLP's kind or the positions. A
-# multiple other than 256 gives shapes that the published code never builds.
-_PUBLISHED_OPTIONS = {
-    "name": ("hrm", "trm"),
-    "mlp": ("swiglu",),
-    "width_multiple": (256,),
-    "pos_encodings": ("rope", "learned", "none"),
-}
 # Options that the published code lacks. They change nothing in what a trained model computes.
 _NOT_PUBLISHED = {
     *("backprop", "backprop_warmup_steps", "activation_checkpointing", "depth_curriculum"),
     *("loss.label_smoothing", "loss.halt_weight"),
 }
+# The published HRM has no such options. The first changes only when a slot halts in training. The
+# prefix has the length that the puzzle embedding needs.
+_NOT_IN_HRM = {"no_ACT_continue", "puzzle_emb_len"}
 
 
 @dataclass(frozen=True)
@@ -220,7 +215,7 @@ def overrides_of(arch: ArchConfig, among: Sequence[str]) -> list[str]:
     # An option may set the default of another one, as hidden_size does. So they are added in turn.
     while differing := _differing(ours, _arch(overrides)):
         key, value = next(iter(differing.items()))
-        overrides.append(f"arch.{key}={_as_hydra(value)}")
+        overrides.append(f"arch.{key}={as_override(value)}")
     for override in overrides[1:]:
         others = [other for other in overrides if other != override]
         if not _differing(ours, _arch(others)):  # a later option has set it as well
@@ -232,9 +227,13 @@ def _for_published_code(arch: ArchConfig, settings: Settings) -> str:
     """Return a line that says how the published code loads the file."""
     if settings.output.suffix == ".safetensors":
         return "the published code reads only files of torch.save; name the file otherwise to load it there"
+    if not arch.puzzle_emb_ndim:  # the published TRM builds a state of another length otherwise
+        arch = arch.model_copy(update={"puzzle_emb_len": 0})
+    lacking = _NOT_PUBLISHED | (_NOT_IN_HRM if arch.name == "hrm" else set())
     options = overrides_of(arch, [arch.name])[1:]
+    known = [typed for typed in options if typed.partition("=")[0].removeprefix("arch.") not in lacking]
     # Its YAML lacks this key, which its classes know.
-    known = [typed.replace("arch.rope_theta", "+arch.rope_theta") for typed in options if _is_published(typed)]
+    known = [typed.replace("arch.rope_theta", "+arch.rope_theta") for typed in known]
     if arch.name == "trm":
         typed = [_typed("load_checkpoint", str(settings.output)), "arch=trm", *known]
         # A model that it compiles, as it does by default, has other names.
@@ -244,12 +243,23 @@ def _for_published_code(arch: ArchConfig, settings: Settings) -> str:
     return f"the published HRM code: evaluate.py with these options in all_config.yaml beside it: {for_shell(typed)}"
 
 
-def _is_published(override: str) -> bool:
-    return override.partition("=")[0].removeprefix("arch.") not in _NOT_PUBLISHED
-
-
 def _require_published(arch: ArchConfig, where: str) -> None:
-    for option, published in _PUBLISHED_OPTIONS.items():
+    """Raise UserError if the published code computes something else than this model.
+
+    Names of tensors don't show these options. A width_multiple other than 256 gives shapes that the
+    published code never builds.
+    """
+    options: dict[str, tuple[Any, ...]] = {
+        "name": ("hrm", "trm"),
+        "mlp": ("swiglu",),
+        "width_multiple": (256,),
+        "pos_encodings": ("rope", "learned", "none"),
+    }
+    if arch.name == "hrm":
+        options["pos_encodings"] = ("rope", "learned")
+        if arch.puzzle_emb_ndim:
+            options["puzzle_emb_len"] = (0, math.ceil(arch.puzzle_emb_ndim / arch.hidden_size))
+    for option, published in options.items():
         if (value := getattr(arch, option)) not in published:
             raise UserError(
                 f"{where} has arch.{option}={value}, which the published code doesn't know; only "
@@ -269,21 +279,9 @@ def _differing(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flatten(ours) if leaves.get(key, ...) != value}
 
 
-def _as_hydra(value: Any) -> str:
-    """Return a value as an override has it."""
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_as_hydra(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(_as_hydra, value)) + "]"
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return str(value)
-
-
 def _typed(key: str, value: str) -> str:
     """Return the override of a text as a shell takes it."""
-    plain = re.fullmatch(r"[\w./@:+-]+", value) is not None
-    return for_shell([f"{key}={value if plain else quoted(value)}"])
+    return for_shell([f"{key}={as_override(value)}"])
 
 
 def main(argv: list[str] | None = None) -> int:

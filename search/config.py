@@ -5,12 +5,10 @@ import math
 import re
 from typing import Annotated, Any, Literal, TypeAlias
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from utils.config import Bool, Float, Int, StrictModel
-from utils.config_files import quoted
+from utils.config_files import as_override
 from utils.run.folder import require_folder_name
 
 # Here, because --help needs no optuna.
@@ -305,27 +303,6 @@ class SweepConfig(StrictModel):
                 if any(entry.listed() is None for entry in entries):
                     raise ValueError(f"parameters.{key} has infinitely many values; give num, how many of them to try")
         return self
-
-
-def as_override(value: Any) -> str:
-    """Return a value as it is typed after the equals sign of an override."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return f"[{','.join(map(as_override, value))}]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{as_override(inner)}" for key, inner in value.items()) + "}"
-    text = str(value)
-    if not isinstance(value, str):
-        return text
-    try:
-        read = OverridesParser.create().parse_override(f"key={text}").value()
-    except (HydraException, ValueError):
-        return quoted(text)
-    # A list among the values of a parameter is kept as text (`_lists_become_text`).
-    return text if read == text or isinstance(read, list | dict) else quoted(text)
 
 
 def without_password(url: str) -> str:

@@ -7,14 +7,13 @@ from typing import Any
 
 import yaml
 
-from search.config import as_override
 from search.launchers import build_launcher
 from search.report import Best, measured, num_of, require_best_first
 from search.study import Study
 from search.sweep import Sweep
 from utils.command_line import Container, read_config, with_changes
 from utils.config import flatten
-from utils.config_files import CONFIG_DIR, choices, default_groups
+from utils.config_files import CONFIG_DIR, as_override, choices, default_groups
 from utils.errors import UserError
 from utils.files import file_errors, refuse_links, write_atomically
 from utils.programs import PACKAGE

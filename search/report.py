@@ -14,11 +14,11 @@ from optuna.trial import FrozenTrial, TrialState
 from tqdm import tqdm
 
 from search import study as attributes
-from search.config import as_override
 from search.launchers import build_launcher
 from search.space import Point, shown_value
 from search.study import Study
 from search.sweep import Sweep
+from utils.config_files import as_override
 from utils.errors import UserError
 from utils.programs import command_words
 from utils.run.history import METRICS_FILE, History, read_run_config

@@ -15,7 +15,8 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, Trial
 
-from search.config import Entry, Value, as_override
+from search.config import Entry, Value
+from utils.config_files import as_override
 
 Point = dict[str, Value]
 

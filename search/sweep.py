@@ -13,11 +13,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from search.config import OWN_KEYS, SweepConfig, as_override
+from search.config import OWN_KEYS, SweepConfig
 from search.space import Point, Space, overrides_of
 from utils.command_line import Container, filled_up, read_config, validate
 from utils.config import StrictModel
-from utils.config_files import is_group, names_file
+from utils.config_files import as_override, is_group, names_file
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, write_atomically, writing
 from utils.mistakes import Origin

@@ -7,12 +7,13 @@ from typing import Any
 import yaml
 
 from search.check import check_point
-from search.config import Entry, Value, as_override
+from search.config import Entry, Value
 from search.launchers import build_launcher
 from search.space import Point
 from search.sweep import Sweep
 from training.config import PretrainConfig
 from utils.command_line import Container, read_config, validate
+from utils.config_files import as_override
 from utils.dist.launch import Launch
 from utils.errors import UserError
 from utils.run.folder import with_names

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
@@ -88,6 +90,27 @@ def quoted(text: str) -> str:
     """Return a text in the quotes of an override, where only backslashes before a quote count."""
     escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + match[2].replace("'", "\\'"), text)
     return f"'{escaped}'"
+
+
+def as_override(value: Any) -> str:
+    """Return a value as it is typed after the equals sign of an override."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{','.join(map(as_override, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{as_override(inner)}" for key, inner in value.items()) + "}"
+    text = str(value)
+    if not isinstance(value, str):
+        return text
+    try:
+        read = OverridesParser.create().parse_override(f"key={text}").value()
+    except (HydraException, ValueError):
+        return quoted(text)
+    # A sweep keeps a list among the values of a parameter as text.
+    return text if read == text or isinstance(read, list | dict) else quoted(text)
 
 
 def malformed(error: MarkedYAMLError, file: str | None = None) -> str:

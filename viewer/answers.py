@@ -1,14 +1,13 @@
 """Let the model of a run answer test puzzles where evaluate.py has not saved any answers yet."""
 
 import os
-import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from utils.checkpoint.format import step_folders
-from utils.config_files import quoted
+from utils.config_files import as_override
 from utils.errors import UserError
 from utils.programs import started
 from utils.terminal import tell
@@ -36,7 +35,7 @@ def save_missing_answers(run: Path, settings: Settings) -> list[str]:
         return []
     checkpoint = run if settings.step is None else steps[-1]
     typed = [
-        f"checkpoint={_as_typed(checkpoint)}",
+        f"checkpoint={as_override(str(checkpoint))}",
         f"save_outputs={SAVE_OUTPUTS}",
         f"max_examples={settings.max_examples}",
     ]
@@ -55,16 +54,11 @@ def save_missing_answers(run: Path, settings: Settings) -> list[str]:
     tell(f"{run} has no saved answers; its model answers up to {settings.max_examples} puzzles of each test set now")
     tell(f"(Ctrl-C leaves them out): {command}")
     with temporary as folder:
-        failed = _evaluate([*typed, f"out={_as_typed(folder)}"])
+        failed = _evaluate([*typed, f"out={as_override(str(folder))}"])
         if failed is None:
             _move(Path(folder), outputs)
             return []
     return [f"{nothing}: {failed}"]
-
-
-def _as_typed(path: str | Path) -> str:
-    """Return a path as an override takes it: with blanks or commas it needs quotes."""
-    return quoted(str(path)) if re.search(r"[^\w./+-]", str(path)) else str(path)
 
 
 def _has_answers(run: Path, step: int | None) -> bool:

@@ -25,9 +25,9 @@ def test_an_attempt_resumes_what_an_earlier_one_began(
     resume: str | None, has_begun: bool, has_checkpoints: bool, added: list[str]
 ) -> None:
     typed = ("lr=1e-3", *([f"resume={resume}"] if resume else []))
-    job = RayJob(typed, "checkpoints/my run", resume, "/")
+    job = RayJob(typed, "checkpoints/my, run", resume, "/")
     words = job.arguments(has_begun=has_begun, has_checkpoints=has_checkpoints)
-    assert words == [*typed, "checkpoint_path='checkpoints/my run'", *added]
+    assert words == [*typed, "checkpoint_path='checkpoints/my, run'", *added]
 
 
 def test_a_folder_that_was_typed_is_not_repeated() -> None:

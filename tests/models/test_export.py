@@ -195,6 +195,11 @@ def test_the_moving_average_is_exported_by_default(tmp_path: Path) -> None:
         ({"name": "hrm", "mlp": "normalized_swiglu"}, "arch.mlp=normalized_swiglu"),
         ({"name": "trm", "mlp": "swiglu", "width_multiple": 64}, "arch.width_multiple=64"),
         ({"name": "trm", "mlp": "swiglu", "pos_encodings": "rope_2d"}, "arch.pos_encodings=rope_2d"),
+        ({"name": "hrm", "pos_encodings": "none"}, "arch.pos_encodings=none, which the published code doesn't know"),
+        (
+            {"name": "hrm", "puzzle_emb_len": 4},
+            "arch.puzzle_emb_len=4, which the published code doesn't know; only 0 or",
+        ),
     ],
 )
 def test_models_that_the_published_code_lacks_are_refused(
@@ -214,7 +219,7 @@ def test_a_file_describes_its_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     run = tmp_path / "demo" / "happy otter"
     run.parent.mkdir()
     _save_step(run, 7, {"name": "hrm", "mlp": "normalized_swiglu", "hidden_size": 32, "num_heads": 2}, model=weights)
-    file, again = tmp_path / "a model.safetensors", tmp_path / "again.safetensors"
+    file, again = tmp_path / "a, model.safetensors", tmp_path / "again.safetensors"
     assert main([str(run), "-o", str(file)]) == 0
     _assert_same(read_weights(str(file)), weights)
     described = read_exported(str(file))
@@ -279,6 +284,13 @@ def test_the_published_code_is_told_what_it_needs(tmp_path: Path, capsys: pytest
         f"  the published TRM code: DISABLE_COMPILE=1 python pretrain.py load_checkpoint={tmp_path}/out arch=trm "
         "arch.L_cycles=4 arch.mlp_t=true arch.pos_encodings=none +arch.rope_theta=50000.0"
     )
+    _save_step(tmp_path / "bare", 1, {"name": "trm", "puzzle_emb_ndim": 0}, model=_generated("trm_mlp"))
+    assert _export(tmp_path / "bare", "-o", tmp_path / "out") == 0
+    assert "arch.puzzle_emb_len=0" in capsys.readouterr().out, "the published TRM crashes with any other length"
+    arch = {"name": "hrm", "puzzle_emb_len": 1, "no_ACT_continue": True, "H_cycles": 3}
+    _save_step(tmp_path / "hrm", 1, arch, model=_generated("hrm"))
+    assert _export(tmp_path / "hrm", "-o", tmp_path / "out") == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(" beside it: arch=hrm_v1 arch.H_cycles=3")
     assert _export(tmp_path / "run", "-o", tmp_path / "out.safetensors") == 0
     assert "reads only files of torch.save; name the file otherwise" in capsys.readouterr().out.splitlines()[-1]
 

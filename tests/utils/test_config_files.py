@@ -8,6 +8,7 @@ from pretrain import USAGE
 from tests import runs
 from training.config import PretrainConfig
 from utils.command_line import CommandLine, read_config, validate
+from utils.config_files import as_override
 from utils.errors import UserError
 
 EXPERIMENT = """# @package _global_
@@ -164,3 +165,32 @@ def test_a_run_by_an_own_experiment_resumes_without_the_file(folder: Path, data:
     runs.train([*typed, "max_steps=2"], tmp_path / "log").ok()
     file.unlink()
     assert "at step 2" in runs.train([f"resume={run}", "max_steps=3"], tmp_path / "log").ok()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "runs/a-1.b",
+        "my runs/a",
+        "my runs/a, b",
+        "it's \\",
+        "1",
+        "1e-4",
+        "true",
+        "null",
+        "",
+        "a=b",
+        "key:x",
+        "(a)",
+        "@~%ü",
+        "{a",
+        "[1",
+    ],
+)
+def test_a_text_that_is_typed_as_an_override_is_read_as_that_text(value: str) -> None:
+    assert read_config("pretrain", [f"run_name={as_override(value)}", "data_path=x"])["run_name"] == value
+
+
+@pytest.mark.parametrize("value", [None, True, 3, 0.5, ["a b", "1", 2], [{"until": 0.3, "name": "a, b"}]])
+def test_a_value_that_is_typed_as_an_override_is_read_as_that_value(value: object) -> None:
+    assert read_config("pretrain", [f"arch.depth_curriculum={as_override(value)}"])["arch"]["depth_curriculum"] == value
