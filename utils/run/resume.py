@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -26,7 +26,7 @@ from utils.command_line import (
     with_changes,
 )
 from utils.config import flatten
-from utils.config_files import choices, default_groups
+from utils.config_files import Place, choices, default_groups
 from utils.dist.config import DEFAULT_MEETING
 from utils.dist.launch import Launch
 from utils.errors import UserError
@@ -36,6 +36,7 @@ from utils.run.folder import CHECKPOINTS, C, RunConfig, claim_fresh, clear_stopp
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
 from utils.terminal import tell
+from utils.yaml_places import ChosenFile
 
 _NAMES = ("project_name", "run_name")
 # Keys that belong to one start, not to the run: where the run is, and what a user allowed once.
@@ -56,6 +57,30 @@ class Start(Generic[C]):
     def branches_off(self) -> bool:
         """Whether the checkpoint belongs to another run."""
         return self.checkpoint is not None and not same_folder(self.checkpoint.path.parent, self.config.run_path)
+
+
+@dataclass(frozen=True)
+class _Resumed(Origin):
+    """Where the config of a resumed run comes from: its stored config, and overrides.
+
+    Attributes:
+        file: config.yaml, or a state.json, which has the keys below `config`.
+        changed: the keys and groups that the overrides change.
+    """
+
+    file: Path = Path()
+    changed: Set[str] = frozenset()
+
+    def place_of(self, key: str) -> Place | None:
+        """Return where a file sets a key; None: it was typed, or no file sets it."""
+        if any(key == each or key.startswith(f"{each}.") for each in self.changed):
+            return super().place_of(key)
+        above = "config." if self.file.name == "state.json" else ""
+        lines = dict(ChosenFile(self.file, group="").keys_with_lines())
+        stored = f"{above}{key}"
+        while stored not in lines and "." in stored:  # a list and its elements have one line
+            stored = stored.rpartition(".")[0]
+        return Place(self.file, lines[stored]) if stored in lines else None
 
 
 def read_start(
@@ -118,9 +143,30 @@ def read_start(
     }
     if where.resume not in (None, "auto"):  # a typed group, such as debug=tiny, gives no new names
         changes |= {key: getattr(where, key) or stored.get(key) for key in _NAMES}
-    changes |= _as_stored(changes, started_in=changes.get("started_in", stored.get("started_in")))
-    asked = validate(config_class, with_changes(stored, changes), Origin(config_name, overrides))
-    config = _with_start(with_names(asked, launch))
+    changes |= _typed_paths_as_stored(changes, started_in=changes.get("started_in", stored.get("started_in")))
+    origin = _Resumed(
+        config_name,
+        overrides,
+        file=run_path / "config.yaml" if checkpoint is None else checkpoint.path / "state.json",
+        changed=changes.keys() | {key for key in stored if stored[key] != whole[key]},
+    )
+    asked = validate(config_class, with_changes(stored, changes), origin)
+    named = with_names(asked, launch)
+    config = _with_started_in(named, checkpoint)
+    notes.append(_goes_on(config, stored, checkpoint))
+    if config.started_in != os.getcwd():
+        notes.append(f"the run was started in {config.started_in}, to which its relative paths refer")
+    notes += [f"changed on the command line: {line}" for line in _changes(whole, named.model_dump(), config_name)]
+    return Start(config, checkpoint, notes)
+
+
+def _goes_on(config: RunConfig, stored: Container, checkpoint: Checkpoint | None) -> str:
+    """Return a line that says from where a run with a stored config goes on.
+
+    Raises:
+        UserError: The run was to branch off, and has no checkpoint yet.
+    """
+    run_path = config.run_path
     if checkpoint is None:
         if stored.get("resume") not in (None, "auto"):
             source = config.located(str(stored["resume"]))
@@ -128,22 +174,20 @@ def read_start(
                 f"{run_path} was to go on from {source} and has no checkpoint of its own yet; "
                 f"give resume={source} checkpoint_path={run_path} again"
             )
-        notes.append(f"resume=auto: no checkpoint in {run_path} yet, starting afresh with its config.yaml")
-    elif same_folder(run_path, checkpoint.path.parent):
-        notes.append(f"resuming {checkpoint.path} at step {checkpoint.state.step}")
-    else:
-        notes.append(f"branches off {checkpoint.path.parent} at step {checkpoint.state.step} into {run_path}")
-    if config.started_in != os.getcwd():
-        notes.append(f"the run was started in {config.started_in}, to which its relative paths refer")
-    notes += [f"changed on the command line: {line}" for line in _changes(whole, config.model_dump(), config_name)]
-    return Start(config, checkpoint, notes)
+        return f"resume=auto: no checkpoint in {run_path} yet, starting afresh with its config.yaml"
+    if same_folder(run_path, checkpoint.path.parent):
+        return f"resuming {checkpoint.path} at step {checkpoint.state.step}"
+    return f"branches off {checkpoint.path.parent} at step {checkpoint.state.step} into {run_path}"
 
 
-def _as_stored(changes: Container, started_in: str | None) -> Container:
-    """Return the typed paths as the run stores them.
+def _typed_paths_as_stored(changes: Container, started_in: str | None) -> Container:
+    """Return those of the typed changes that are paths, as the run stores them.
 
-    They are relative to the current directory, and stored paths to where the run was started. If
-    these are different folders, typed paths become absolute.
+    Typed paths are relative to the current directory, and stored paths to where the run was
+    started. If these are different folders, typed paths become absolute.
+
+    Returns:
+        Nothing if the folders are the same.
     """
     here = os.getcwd()
     if started_in in (None, here):
@@ -158,17 +202,26 @@ def _as_stored(changes: Container, started_in: str | None) -> Container:
     return {key: absolute(changes[key]) for key in changes.keys() & _PATHS}
 
 
-def _with_start(config: C) -> C:
-    """Return the config with the folder to which its relative paths refer from now on.
+def _with_started_in(config: C, checkpoint: Checkpoint | None) -> C:
+    """Return the config with `started_in`, the folder to which its relative paths refer.
 
     That is the folder where the run was started. It is the current directory if that is not known,
-    or if the training data have moved from there to here.
+    or if the training data have moved from there to here. What did not move gets absolute paths.
     """
-    paths, started_in = config.data_paths or [config.data_path], config.started_in
-    stays = started_in is not None and (
-        all(os.path.exists(os.path.join(started_in, path)) for path in paths) or not all(map(os.path.exists, paths))
-    )
-    return config if stays else config.model_copy(update={"started_in": os.getcwd()})
+    train_paths, before = config.data_paths or [config.data_path], config.started_in
+    if before is not None:
+        are_there = all(os.path.exists(os.path.join(before, path)) for path in train_paths)
+        are_here = all(os.path.exists(path) for path in train_paths)
+        if are_there or not are_here:
+            return config
+    # A run with a checkpoint does not read its first weights again.
+    others = {"data_paths_test"} if checkpoint is not None else _PATHS - {"data_path", "data_paths", "resume"}
+    absolute = {
+        key: [config.located(path) for path in value] if isinstance(value, list) else config.located(value)
+        for key, value in config.model_dump(include=others).items()
+        if value is not None
+    }
+    return config.model_copy(update=absolute | {"started_in": os.getcwd()})
 
 
 def place_of_run(config_name: str, overrides: list[str]) -> RunConfig:

@@ -1,7 +1,9 @@
 """The start of a run: its config, and the checkpoint that it resumes."""
 
 import fcntl
+import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -307,6 +309,40 @@ def test_a_run_killed_before_its_first_checkpoint_keeps_its_recipe(data: Path, t
     (run / "config.yaml").write_text("{")
     with pytest.raises(ValueError, match=r"config\.yaml can't be read as YAML; remove it"):
         read("resume=auto", f"checkpoint_path={run}")
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_wrong_stored_value_is_named_with_its_file(copied: Path, has_checkpoint: bool) -> None:
+    file = copied / ("step_00000012/state.json" if has_checkpoint else "config.yaml")
+    if has_checkpoint:
+        state = json.loads(file.read_text())
+        state["config"] |= {"lr": "fast", "seeed": 1, "evaluators": ["sudoko"]}
+        file.write_text(json.dumps(state, indent=1))
+        manifest = json.loads((file.parent / "manifest.json").read_text())
+        content = file.read_bytes()
+        manifest["files"]["state.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        (file.parent / "manifest.json").write_text(json.dumps(manifest))
+    else:
+        for step in copied.glob("step_*"):
+            shutil.rmtree(step)
+        stored = yaml.safe_load(file.read_text()) | {"lr": "fast", "seeed": 1, "evaluators": ["sudoko"]}
+        file.write_text(yaml.safe_dump(stored))
+    lines = file.read_text().splitlines()
+
+    def place(key: str) -> str:
+        (number,) = (n for n, line in enumerate(lines, 1) if re.match(rf"^ *\"?{key}\"?:", line))
+        return f"{file.relative_to(Path.cwd())}:{number}"
+
+    with pytest.raises(UserError) as caught:
+        read("resume=auto", f"checkpoint_path={copied}", "beta1=much")
+    message = str(caught.value)
+    assert f"{place('lr')}: lr: input should be a valid number" in message
+    assert f"{place('seeed')}: unknown key 'seeed'; did you mean seed?" in message
+    assert f"{place('evaluators')}: evaluators.0: " in message
+    assert "; beta1: input should be a valid number" in f"; {message}", "this one was typed"
+    with pytest.raises(UserError) as caught:
+        read("resume=auto", f"checkpoint_path={copied}", "lr=1e-4")
+    assert "lr:" not in str(caught.value), "the typed value replaces the wrong one"
 
 
 def test_a_branch_killed_before_its_first_checkpoint_needs_its_source_again(quiet: Path, tmp_path: Path) -> None:
