@@ -66,6 +66,8 @@ def _on_time(plan: Plan, flops: FlopsOfRun, first_step: int, per_s: float) -> st
     Args:
         per_s: the operations in a second, over all ranks together.
     """
+    if first_step > plan.last_step:  # only an interrupted evaluation is left
+        return ""
     step_s = flops.of(first_step) / per_s
     run_s = flops.of_steps(first_step, plan.last_step) / per_s
     row_s = flops.of_steps(first_step, plan.next_row(first_step)) / per_s

@@ -83,6 +83,7 @@ def test_a_run_that_is_too_large_for_the_device(speed: Any) -> None:
     assert "130,198 steps of about 1 min, the first row after about 10 min)" in line, "rows come every ten steps"
     (line,) = _advice(config, last_step=1000)
     assert line == "1,000 steps of about 1 min: the first row comes after about 1 min, the end after about 16 h 40"
+    assert _advice(config, last_step=1000, first_step=1001) == [], "only an evaluation is left"
     speed(of_step * _OVERHEAD)
     assert _advice(config, last_step=1000) == [], "who waits for a second needs no warning"
     assert _advice(config, last_step=1000, world=World(rank=1, size=2)) == []
