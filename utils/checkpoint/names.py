@@ -78,8 +78,7 @@ def explain_missing(path: Path) -> str:
 
 def refuse_folder_of_runs(path: Path) -> None:
     """Raise UserError if a path that should be a run is a folder of runs. It lists them."""
-    is_run = _has_steps(path) or os.path.exists(path / "config.yaml")
-    if not is_run and _newest_first(path):
+    if _newest_first(path):
         raise UserError(explain_missing(path))
 
 
@@ -102,7 +101,13 @@ def _most_similar(path: Path, others: Iterable[Path]) -> Path | None:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    """Return the runs with checkpoints in a folder and in its folders, by their newest step."""
+    """Return the runs with checkpoints in a folder and in its folders, by their newest step.
+
+    Returns:
+        Nothing if the folder is a run itself.
+    """
+    if _is_run(folder):
+        return []
     runs: list[Path] = []
     for below in _folders_in(folder):
         runs.extend(each for each in ([below] if _has_steps(below) else _folders_in(below)) if _has_steps(each))
@@ -115,7 +120,12 @@ def _folders_in(folder: Path) -> list[Path]:
     return []
 
 
+def _is_run(folder: Path) -> bool:
+    return _has_steps(folder) or any(os.path.exists(folder / name) for name in ("config.yaml", "latest"))
+
+
 def _has_steps(folder: Path) -> bool:
+    """Return whether a folder holds steps. Those in eval_outputs have the same names."""
     with suppress(OSError):
-        return bool(step_folders(folder))
+        return folder.name != "eval_outputs" and bool(step_folders(folder))
     return False

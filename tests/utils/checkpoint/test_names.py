@@ -91,6 +91,18 @@ def test_a_run_may_hold_other_runs(tmp_path: Path) -> None:
     refuse_folder_of_runs(tmp_path / "nothing")
 
 
+@pytest.mark.parametrize("own", ["config.yaml", "latest", "nothing"])
+def test_outputs_of_evaluations_are_no_run(tmp_path: Path, own: str) -> None:
+    """The run has lost its checkpoints, or has none yet."""
+    run = tmp_path / "project" / "run"
+    _run(run / "eval_outputs", 100)
+    if own != "nothing":
+        (run / own).touch()
+    for path in (run, run.parent):
+        assert explain_missing(path).startswith(f"there is no checkpoint at {path}; give the folder of a run")
+        refuse_folder_of_runs(path)
+
+
 def test_the_nearest_run_is_named(tmp_path: Path) -> None:
     run = _run(tmp_path / "sudoku" / "mellow-otter", 1)
     _run(tmp_path / "sudoku" / "swift-falcon", 1)
