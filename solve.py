@@ -250,9 +250,9 @@ class Solver:
         Args:
             checkpoint: a run folder (its newest checkpoint), <run>/best, a step folder, a weights
                 file, or hf://owner/repo/file.
-            overrides: overrides as on the command line of solve.py. A weights file that `python -m
-                models.export` did not write needs its architecture and the dataset of its training,
-                such as ["arch=trm_mlp", "data_path=data/sudoku-extreme-1k-aug-1000"].
+            overrides: overrides as on the command line of solve.py. A weights file that
+                `python -m models.export` did not write needs its architecture and the dataset of
+                its training, such as ["arch=trm_mlp", "data_path=data/sudoku-extreme-1k-aug-1000"].
             device: "cuda", "mps" or "cpu"; "auto" takes the first of these that the machine has.
 
         Raises:
