@@ -16,11 +16,13 @@ from dataset.evaluators import build_evaluators, fitting_evaluators
 from dataset.schema import open_split
 from dataset.tasks import TASKS
 from dataset.tasks.base import joined
+from optim.build import OPTIMIZERS
 from tests import runs
 from tests.in_process import SINGLE, Tensors, begin, changed, load_run, mistake, train_here, with_identifiers
 from tests.runs import rows, settings, train
 from training.evaluation import EvalOptions, evaluate
 from utils.checkpoint.reader import Checkpoint
+from utils.config import name_of
 
 
 def _weights(run: Path, step: int) -> Tensors:
@@ -316,7 +318,10 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
         {"overfit_one_batch": "true", "augment": "online"},
         "overfit_one_batch repeats a batch, and augment=online varies it; give augment=none",
     ),
-    "another optimizer": ({"optim": "sgd"}, "there is no config 'optim/sgd'; choose one of adam_atan2, adamw, muon"),
+    "another optimizer": (
+        {"optim": "sgd"},
+        f"there is no config 'optim/sgd'; choose one of {', '.join(sorted(name_of(one) for one in OPTIMIZERS))}",
+    ),
     "another rest": ({"optim": "muon", "optim__rest": "muon"}, "rest: input should be 'adamw' or 'adam_atan2'"),
     "no eps": ({"optim": "adamw", "optim__eps": 0}, "eps is 0.0; give a small positive number, such as 1e-8"),
     "too little gradient": (

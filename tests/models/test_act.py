@@ -233,3 +233,10 @@ def test_exploration_has_its_frequency_and_bounds() -> None:
     assert (draw_min_halt_steps(0, 1, 100, 1.0, 5) >= 2).all()
     assert (draw_min_halt_steps(0, 1, 100, 1.0, 2) == 2).all()
     assert (draw_min_halt_steps(0, 1, 100, 1.0, 1) == 0).all()
+
+
+def test_a_tie_of_q_values_goes_on() -> None:
+    """The published code halts only where halting is worth more: `>`, not `>=`."""
+    q_B = torch.tensor([-1.0, 0.0, 2.0])
+    assert not wants_to_halt(small_model("hrm", no_ACT_continue=False), q_B, q_B).any()
+    assert wants_to_halt(small_model("trm", no_ACT_continue=True), q_B, q_B).tolist() == [False, False, True]
