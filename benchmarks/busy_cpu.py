@@ -2,7 +2,7 @@
 
 python -m benchmarks.busy_cpu --data-path data/sudoku-6x6 [--busy 2] [--rounds 3] [ARM...]
 
-An arm is a number of threads, and perhaps GOMP_SPINCOUNT behind a colon: 1 2 2:1000. `default` as
+An arm is a number of threads, and perhaps GOMP_SPINCOUNT behind a colon: 1 2 2:3000. `default` as
 the count leaves the choice to OpenMP. The arms alternate. Busy loops stand still while a run
 starts, and run from its tenth step on.
 """
@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import mean, median
+
+from utils.openmp import SPINS
 
 _WARMUP = 10
 # Threads that spin on busy cores take seconds for a step.
@@ -54,7 +56,7 @@ def step_ms(arm: str, data_path: str, steps: int, busy: list[subprocess.Popen[by
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("arms", nargs="*", metavar="ARM", default=["1", "2:default", "2:1000"])
+    parser.add_argument("arms", nargs="*", metavar="ARM", default=["1", "2:default", f"2:{SPINS}"])
     parser.add_argument("--data-path", required=True)
     parser.add_argument("--busy", type=int, default=2, help="busy loops (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3)

@@ -10,5 +10,6 @@ OpenMP reads the variable once, when torch loads it. How threads wait changes no
 
 import os
 
+SPINS = "3000"
 if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():  # what the user says counts
-    os.environ["GOMP_SPINCOUNT"] = "3000"
+    os.environ["GOMP_SPINCOUNT"] = SPINS
