@@ -2,6 +2,7 @@
 
 # B = batch, T = positions (prefix and tokens), D = hidden size
 
+import functools
 from collections.abc import Iterable
 
 import torch
@@ -59,20 +60,24 @@ class Level(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(blocks)
 
-    def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None, *, keep_inputs_only: bool = False) -> torch.Tensor:
-        """Return x_BTD after all blocks.
+    def forward(self, *inputs_BTD: torch.Tensor, rotary: Rotary | None, keep_inputs_only: bool = False) -> torch.Tensor:
+        """Return the sum of the inputs after all blocks.
 
         Args:
             keep_inputs_only: keep only the input of each block, and compute the block again in the
                 backward pass.
         """
+        # The sum is formed here, where torch.compile makes it a part of the first block.
+        x_BTD = functools.reduce(torch.add, inputs_BTD)
         for layer in self.layers:
-            x_BTD = recomputed(layer, x_BTD, rotary) if keep_inputs_only else layer(x_BTD, rotary)
+            x_BTD = recomputed(layer, x_BTD, rotary) if keep_inputs_only else layer(x_BTD, rotary=rotary)
         return x_BTD
 
 
 def recomputed(network: nn.Module, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
-    """Return network(x_BTD, rotary), of which only the input is kept for the backward pass."""
+    """Return network(x_BTD, rotary=rotary), of which only the input is kept for the backward
+    pass.
+    """
     # Blocks draw no random numbers, so there is no random state to restore.
-    y_BTD: torch.Tensor = checkpoint(network, x_BTD, rotary, use_reentrant=False, preserve_rng_state=False)
+    y_BTD: torch.Tensor = checkpoint(network, x_BTD, rotary=rotary, use_reentrant=False, preserve_rng_state=False)
     return y_BTD

@@ -6,8 +6,8 @@ last calls of the row.
 
 # B = batch, T = positions, D = hidden size
 
+import functools
 import itertools
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -144,18 +144,22 @@ class Calls:
         self._checkpointing = checkpointing
         self._grad_wanted = torch.is_grad_enabled()
 
-    def __call__(self, network: Level, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
-        """Return network(x_BTD, rotary), with gradient if this is one of the last calls."""
+    def __call__(self, network: Level, *inputs_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+        """Return what the network makes of the sum of the inputs.
+
+        It has a gradient if this is one of the last calls.
+        """
         assert self._left > 0, (
             "the recursion makes more calls than its depth says; does calls_of_H of the config class count the call "
             "that ends each H cycle?"
         )
         self._left -= 1
         has_grad = self._grad_wanted and self._left < self._num_grad_calls
-        part = nullcontext() if has_grad else record_function(NO_GRAD)
-        with part, torch.set_grad_enabled(has_grad):
-            if self._checkpointing == "none" or not torch.is_grad_enabled():
-                return network(x_BTD, rotary)
-            if self._checkpointing == "block":
-                return network(x_BTD, rotary, keep_inputs_only=True)
-            return recomputed(network, x_BTD, rotary)
+        if not has_grad:
+            # The compiler makes another graph for inputs that require a gradient.
+            with record_function(NO_GRAD), torch.no_grad():
+                return network(*(x_BTD.detach() for x_BTD in inputs_BTD), rotary=rotary)
+        if self._checkpointing == "cycle":
+            # Only the sum is kept, not each input.
+            return recomputed(network, functools.reduce(torch.add, inputs_BTD), rotary)
+        return network(*inputs_BTD, rotary=rotary, keep_inputs_only=self._checkpointing == "block")

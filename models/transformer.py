@@ -68,8 +68,8 @@ class Transformer(RecursiveModel):
         x_BTD = self.embed(inputs_BS, puzzle_rows_BE)
         call, rotary = self.calls(depth), self.rotary()
         if not state:
-            return self.read_out(call(self.level, x_BTD, rotary), {})
+            return self.read_out(call(self.level, x_BTD, rotary=rotary), {})
         z_BTD = state["z"]
         for _ in range(depth.H_cycles * depth.L_cycles):
-            z_BTD = call(self.level, z_BTD + x_BTD, rotary)
+            z_BTD = call(self.level, z_BTD, x_BTD, rotary=rotary)
         return self.read_out(z_BTD, {"z": z_BTD})

@@ -53,6 +53,6 @@ class TRM(RecursiveModel):
         call, rotary = self.calls(depth), self.rotary()
         for _ in range(depth.H_cycles):
             for _ in range(depth.L_cycles):
-                z_L_BTD = call(self.L_level, z_L_BTD + z_H_BTD + x_BTD, rotary)
-            z_H_BTD = call(self.L_level, z_H_BTD + z_L_BTD, rotary)
+                z_L_BTD = call(self.L_level, z_L_BTD, z_H_BTD, x_BTD, rotary=rotary)
+            z_H_BTD = call(self.L_level, z_H_BTD, z_L_BTD, rotary=rotary)
         return self.read_out(z_H_BTD, {"z_H": z_H_BTD, "z_L": z_L_BTD})

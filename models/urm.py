@@ -48,5 +48,5 @@ class URM(RecursiveModel):
         call, rotary = self.calls(depth), self.rotary()
         for _ in range(depth.H_cycles):
             for _ in range(depth.L_cycles):
-                z_BTD = call(self.level, z_BTD + x_BTD, rotary)
+                z_BTD = call(self.level, z_BTD, x_BTD, rotary=rotary)
         return self.read_out(z_BTD, {"z": z_BTD})

@@ -178,7 +178,7 @@ class _Stage(nn.Module):
             self.rows.append(rows_BE)
         if self.is_first:
             x = model.embed(x, rows_BE)
-        x = model.calls(model.config.depth)(self.level, x, model.rotary())
+        x = model.calls(model.config.depth)(self.level, x, rotary=model.rotary())
         if not self.is_last:
             return x.contiguous()  # only contiguous tensors can be sent
         _, logits_BSV, q_halt_B, q_continue_B = model.read_out(x, {})

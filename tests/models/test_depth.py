@@ -227,15 +227,15 @@ def _by_hand(model: RecursiveModel, num_grad_calls: int, batch: dict[str, Tensor
         for _ in range(L_cycles):
             if remaining > num_grad_calls:
                 with torch.no_grad():
-                    z_L = L_level(z_L + z_H + x_BTD, rotary)
+                    z_L = L_level(z_L + z_H + x_BTD, rotary=rotary)
             else:
-                z_L = L_level(z_L + z_H + x_BTD, rotary)
+                z_L = L_level(z_L + z_H + x_BTD, rotary=rotary)
             remaining -= 1
         if remaining > num_grad_calls:
             with torch.no_grad():
-                z_H = H_level(z_H + z_L, rotary)
+                z_H = H_level(z_H + z_L, rotary=rotary)
         else:
-            z_H = H_level(z_H + z_L, rotary)
+            z_H = H_level(z_H + z_L, rotary=rotary)
         remaining -= 1
     q_halt_B, q_continue_B = model.q_head(z_H[:, 0]).unbind(-1)
     return gradients_of(model, ({}, model.lm_head(z_H[:, model.prefix_len :]), q_halt_B, q_continue_B))
@@ -269,7 +269,7 @@ def test_gradient_stays_within_the_last_calls() -> None:
     x_BTD = torch.randn(1, 3, 8, generator=generator, requires_grad=True)
     z_BTD = x_BTD
     for level in levels:
-        z_BTD = call(level, z_BTD, None)
+        z_BTD = call(level, z_BTD, rotary=None)
     z_BTD[0, 0, 0].backward()
     assert x_BTD.grad is None
     for index, level in enumerate(levels):
@@ -280,9 +280,9 @@ def test_more_calls_than_the_depth_raise_an_assertion() -> None:
     level = small_model("urm").get_submodule("level")
     assert isinstance(level, Level)
     call = Calls(Depth(1, 1, num_calls=1, num_grad_calls=1), checkpointing="none")
-    z_BTD = call(level, torch.zeros(1, 3, 32), None)
+    z_BTD = call(level, torch.zeros(1, 3, 32), rotary=None)
     with pytest.raises(AssertionError, match="more calls"):
-        call(level, z_BTD, None)
+        call(level, z_BTD, rotary=None)
 
 
 @pytest.mark.parametrize("forward_dtype", ["float32", "bfloat16", "float16"])

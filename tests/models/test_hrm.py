@@ -23,10 +23,10 @@ def _naive_forward(model: HRM, x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch
     rotary = (model.rotary_cos, model.rotary_sin)
 
     def L(z: torch.Tensor) -> torch.Tensor:
-        return model.L_level(z, rotary)
+        return model.L_level(z, rotary=rotary)
 
     def H(z: torch.Tensor) -> torch.Tensor:
-        return model.H_level(z, rotary)
+        return model.H_level(z, rotary=rotary)
 
     z_H, z_L = (model.get_buffer(start).expand_as(x_BTD) for start in ("H_init", "L_init"))
     z_L = L(z_L + z_H + x_BTD)

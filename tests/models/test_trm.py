@@ -63,8 +63,8 @@ def test_the_gradient_is_that_of_the_last_cycle() -> None:
 
     def cycle(y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         for _ in range(3):
-            z = model.L_level(x_BTD + y + z, rotary)
-        return model.L_level(y + z, rotary), z
+            z = model.L_level(x_BTD + y + z, rotary=rotary)
+        return model.L_level(y + z, rotary=rotary), z
 
     with torch.no_grad():
         y, z = cycle(states["z_H"], states["z_L"])

@@ -59,9 +59,9 @@ def test_only_the_last_loops_carry_gradient() -> None:
     z_BTD = fresh_state(model, BATCH)["z"]
     with torch.no_grad():
         for _ in range(3):
-            z_BTD = model.level(z_BTD + x_BTD, rotary)
+            z_BTD = model.level(z_BTD + x_BTD, rotary=rotary)
     for _ in range(3):
-        z_BTD = model.level(z_BTD + x_BTD, rotary)
+        z_BTD = model.level(z_BTD + x_BTD, rotary=rotary)
     q_halt_B, q_continue_B = model.q_head(z_BTD[:, 0]).unbind(-1)
     theirs = gradients_of(model, ({}, model.lm_head(z_BTD[:, model.prefix_len :]), q_halt_B, q_continue_B))
     ours = gradients_of(model, run(model, batch))
