@@ -87,6 +87,8 @@ class RecursiveModel(nn.Module, ABC):
 
     rotary_cos: torch.Tensor
     rotary_sin: torch.Tensor
+    is_compiled = False
+    """Whether `compile_levels` was called. Each new number of slots then costs a compilation."""
 
     def __init__(
         self,
@@ -195,6 +197,7 @@ class RecursiveModel(nn.Module, ABC):
 
         The whole model would be compiled anew for every depth of a depth schedule.
         """
+        self.is_compiled = True
         for module in self.modules():
             if isinstance(module, Level):
                 module.compile()

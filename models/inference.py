@@ -57,10 +57,15 @@ class Finished:
 class Slots:
     """Runs the sequences of a stream, one segment of every slot at a time.
 
+    At the end of the stream, slots without a sequence are removed. A compiled model keeps them,
+    because it would be compiled again for another number of slots. They compute along, and nothing
+    counts their results.
+
     Args:
         examples: pieces of the stream, of any sizes. The size of the first is the number of slots.
         num_steps: the most segments of a sequence.
-        adaptive: a sequence leaves when it is settled. To know this, the host waits for the device.
+        adaptive: a sequence leaves when it is settled. To know this, the host waits for the device
+            once a segment. Otherwise it never waits.
         keep_steps: also keep the predictions of every segment.
     """
 
@@ -79,6 +84,7 @@ class Slots:
         self._carry: Carry | None = None
         # State of each slot. These arrays are on the host, so that reading them waits for nothing:
         self._rows_B, self._steps_B, self._free_B = np.zeros(0, np.int64), np.zeros(0, np.int64), np.ones(0, bool)
+        self._empty_B = np.zeros(0, bool)  # free slots of a compiled model that no sequence will take
         # These tensors are on the device:
         self._halted_B = torch.empty(0)
         self._answers_BS = torch.empty(0)
@@ -101,17 +107,24 @@ class Slots:
         wants_B = wants_to_halt(self._model, outputs.q_halt_B, outputs.q_continue_B)
         self._halted_B = before_B | wants_B
         self._steps_B += 1
-        self._free_B = self._steps_B >= self._num_steps
+        self._free_B = self._empty_B | (self._steps_B >= self._num_steps)
         if self._adaptive:
             answers_BS = outputs.logits_BSV.argmax(-1)
             settled_B = wants_B & ~fresh_B & (answers_BS == self._answers_BS).all(-1)
             self._free_B = self._free_B | settled_B.cpu().numpy()
             self._answers_BS = answers_BS
         # segment() marks slots as halted after halt_max_steps, but num_steps may differ.
-        self._carry.halted_B = torch.tensor(self._free_B, device=fresh_B.device)
+        self._carry.halted_B = _on(fresh_B.device, self._free_B)
         if self._keep_steps:
             self._keep(outputs)
-        return Segment(outputs, self._carry.current["labels"], self._carry.steps_B, before_B, self._finished(outputs))
+        taken = self._places(~self._empty_B)
+        return Segment(
+            _of_slots(outputs, taken),
+            self._carry.current["labels"][taken],
+            self._carry.steps_B[taken],
+            before_B[taken],
+            self._finished(outputs),
+        )
 
     def _refill(self) -> Batch:
         """Give free slots to waiting sequences, and remove the slots that stay free.
@@ -125,7 +138,7 @@ class Slots:
             self._waiting = next(self._examples, None)
             self._carry = initial_carry(self._model, batch)
             self._rows_B, self._steps_B = rows_B.astype(np.int64), np.zeros(len(rows_B), np.int64)
-            self._free_B = np.zeros(len(rows_B), bool)
+            self._free_B, self._empty_B = np.zeros(len(rows_B), bool), np.zeros(len(rows_B), bool)
             self._halted_B = torch.zeros_like(self._carry.halted_B)
             self._answers_BS = torch.zeros_like(batch["inputs"], dtype=torch.int64)
             if self._keep_steps:
@@ -137,10 +150,12 @@ class Slots:
         self._rows_B[taken], self._steps_B[taken], self._free_B[taken] = rows, 0, False
         batch = self._carry.current
         if new is not None:
-            slots = torch.from_numpy(taken).to(self._carry.halted_B.device, non_blocking=True)
+            slots = _on(self._carry.halted_B.device, taken)
             all_new = len(taken) == len(self._free_B)
             batch = new if all_new else {name: old.index_copy(0, slots, new[name]) for name, old in batch.items()}
-        if self._free_B.any():
+        if self._model.is_compiled:
+            self._empty_B = self._free_B
+        elif self._free_B.any():
             batch = self._close_free(batch)
         return batch
 
@@ -162,8 +177,9 @@ class Slots:
     def _close_free(self, batch: Batch) -> Batch:
         assert self._carry is not None
         stay = np.flatnonzero(~self._free_B)
-        self._rows_B, self._steps_B, self._free_B = self._rows_B[stay], self._steps_B[stay], self._free_B[stay]
-        slots = torch.from_numpy(stay).to(self._carry.halted_B.device, non_blocking=True)
+        self._rows_B, self._steps_B = self._rows_B[stay], self._steps_B[stay]
+        self._free_B, self._empty_B = self._free_B[stay], self._empty_B[stay]
+        slots = _on(self._carry.halted_B.device, stay)
         self._carry = Carry.from_tensors({name: tensor[slots] for name, tensor in self._carry.tensors().items()})
         self._halted_B, self._answers_BS = self._halted_B[slots], self._answers_BS[slots]
         self._kept = {name: tensor[slots] for name, tensor in self._kept.items()}
@@ -182,29 +198,38 @@ class Slots:
 
     def _finished(self, outputs: Outputs) -> Finished | None:
         assert self._carry is not None
-        leaving = np.flatnonzero(self._free_B)
-        if len(leaving) == 0:
+        leaving_B = self._free_B & ~self._empty_B
+        if not leaving_B.any():
             return None
-        every = len(leaving) == len(self._free_B)
-        slots = torch.from_numpy(leaving).to(self._halted_B.device, non_blocking=True)
-
-        def of(tensor: Tensor) -> Tensor:
-            return tensor if every else tensor[slots]
-
+        slots = self._places(leaving_B)
         return Finished(
-            self._rows_B[leaving],
-            {name: of(tensor) for name, tensor in self._carry.current.items()},
-            replace(
-                outputs,
-                logits_BSV=of(outputs.logits_BSV),
-                q_halt_B=of(outputs.q_halt_B),
-                q_continue_B=of(outputs.q_continue_B),
-                puzzle_rows_BE=None,
-            ),
-            of(self._carry.steps_B),
-            of(self._kept["predictions"]) if self._keep_steps else None,
-            of(self._kept["q_halt"]) if self._keep_steps else None,
+            self._rows_B[leaving_B],
+            {name: tensor[slots] for name, tensor in self._carry.current.items()},
+            _of_slots(outputs, slots),
+            self._carry.steps_B[slots],
+            self._kept["predictions"][slots] if self._keep_steps else None,
+            self._kept["q_halt"][slots] if self._keep_steps else None,
         )
+
+    def _places(self, chosen_B: np.ndarray) -> slice | Tensor:
+        """Return an index of the chosen slots: a slice, which copies nothing, for all of them."""
+        return slice(None) if chosen_B.all() else _on(self._halted_B.device, np.flatnonzero(chosen_B))
+
+
+def _on(device: torch.device, array: np.ndarray) -> Tensor:
+    """Copy an array to the device. The host doesn't wait, and may change the array at once."""
+    tensor = torch.tensor(array)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
+def _of_slots(outputs: Outputs, slots: slice | Tensor) -> Outputs:
+    return replace(
+        outputs,
+        logits_BSV=outputs.logits_BSV[slots],
+        q_halt_B=outputs.q_halt_B[slots],
+        q_continue_B=outputs.q_continue_B[slots],
+        puzzle_rows_BE=None,
+    )
 
 
 def idle_segment(model: RecursiveModel, seq_len: int, device: torch.device) -> None:

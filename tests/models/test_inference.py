@@ -122,6 +122,30 @@ def test_every_sequence_is_answered_as_if_it_were_alone(
             assert done.q_halt_NT[i].tolist() == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_compiled_model_always_sees_the_same_number_of_slots(
+    model: HRM, batch: Batch, adaptive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be compiled anew for another number. Empty slots change no result."""
+    seen = []
+    hook = model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[1])))
+
+    def run() -> tuple[list[Finished], list[int]]:
+        return _run(Slots(model, _pieces(batch, [4] * 4 + [1]), num_steps=STEPS, adaptive=adaptive, keep_steps=True))
+
+    expected, expected_sizes = run()
+    seen.clear()
+    monkeypatch.setattr(model, "is_compiled", True)
+    finished, sizes = run()
+    hook.remove()
+    assert set(seen) == {4} and sizes == expected_sizes and min(sizes) < 4
+    for one, other in zip(finished, expected, strict=True):
+        assert one.rows_N.tolist() == other.rows_N.tolist()
+        assert one.steps_N.tolist() == other.steps_N.tolist()
+        assert one.predictions_NTS is not None and other.predictions_NTS is not None
+        assert torch.equal(one.predictions_NTS, other.predictions_NTS)
+
+
 def test_leaving_early_saves_segments(model: HRM, batch: Batch, alone: list[Alone]) -> None:
     """No slot is ever empty: the segments that run are exactly those that the sequences need."""
     _, sizes = _run(Slots(model, _pieces(batch, [4] * 4 + [1]), num_steps=STEPS, adaptive=True))
