@@ -1,0 +1,78 @@
+"""A training on the fake accelerator: a model of any config, its optimizers, and its batches."""
+
+# B = slots, S = tokens
+
+import torch
+
+from models import build_arch
+from models.act import empty_batch, initial_carry
+from models.metric_sums import OpenSums
+from models.parallel.layout import Layout
+from optim.build import build_optimizers
+from optim.ema import EMA
+from pretrain import StepSettings, train_step
+from training.config import PretrainConfig
+from training.number_watch import NumberWatch
+from training.state import TrainState
+from utils.batch import Batch
+from utils.checkpoint.format import Progress
+from utils.command_line import read_config, validate
+from utils.dist.world import World
+
+# The tokens of a Sudoku; a thousand puzzles and the row of unknown ones.
+SEQ_LEN, VOCAB_SIZE, NUM_PUZZLES = 81, 11, 1001
+
+
+def config_of(*typed: str) -> PretrainConfig:
+    """Return the config of a command line."""
+    return validate(PretrainConfig, read_config("pretrain", list(typed)))
+
+
+class FakeTraining:
+    """Takes the steps of a config inside `fake_accelerator`, as pretrain.py does."""
+
+    def __init__(self, config: PretrainConfig, device: torch.device) -> None:
+        self._config, self.world = config, World(device=device)
+        with device:  # fake tensors can't move to the device with `.to`
+            self.model = build_arch(
+                config.arch, seq_len=SEQ_LEN, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=NUM_PUZZLES
+            )
+        self.batch: Batch = empty_batch(config.global_batch_size, SEQ_LEN, device)
+        optimizers = build_optimizers(
+            self.model,
+            self.model.block_weights(),
+            config.optim,
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+        )
+        self.state = TrainState(
+            Layout(self.model, self.world, num_microbatches=config.grad_accumulation),
+            optimizers,
+            EMA(self.model.trained_tensors()) if config.ema else None,
+            None,
+            initial_carry(self.model, self.batch),
+            OpenSums(self.world),
+            NumberWatch(self.world, config.loss_spike),
+            Progress(),
+        )
+
+    def step(self) -> None:
+        """Take a training step, and add its sums as the loop does."""
+        config, progress = self._config, self.state.progress
+        progress.step += 1
+        num_slots = config.global_batch_size
+        settings = StepSettings(
+            depth=config.arch.depth_at(progress.step, 100),
+            loss=config.arch.loss,
+            global_batch_size=num_slots,
+            min_halt_steps_B=self.world.to_device(torch.zeros(num_slots, dtype=torch.int32, device="cpu")),
+            lr_factor=1.0,
+            puzzle_emb_lr=config.puzzle_emb_lr,
+            puzzle_emb_weight_decay=config.puzzle_emb_weight_decay,
+            grad_clip=config.grad_clip,
+            ema_rate=config.ema_rate,
+        )
+        result = train_step(self.state, self.batch, settings, self.world)
+        self.state.sums.add(result.sums, result.grad_norm)
+        self.state.watch.add(progress.step, num_slots, result.sums, result.grad_norm)

@@ -1,0 +1,131 @@
+"""What a training step costs at the paper's size: operators, and bytes that they read and write.
+
+    python -m tests.step_costs    count again, and renew tests/step_costs.json
+
+The counts are of eager steps on the fake accelerator, so they take seconds and no arithmetic. That
+device has no fused kernels: attention and the norm count as their parts. A GPU launches fewer
+kernels, and each line that a change adds is still counted.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.fake_accelerator import FakeAccelerator, fake_accelerator, register
+from tests.fake_training import FakeTraining, config_of
+
+RECORD = Path(__file__).with_suffix(".json")
+TOLERANCE = 0.01  # of the operators and of the bytes of a step
+_SHOWN = 5
+
+RECIPES: dict[str, tuple[str, ...]] = {
+    "hrm": ("data_path=x", "arch.forward_dtype=bfloat16"),
+    "sudoku_extreme_fast": ("experiment=sudoku_extreme_fast", "arch.forward_dtype=bfloat16"),
+}
+
+Costs = dict[str, dict[str, Any]]
+"""For each function of this repository: "operators" by name, "megabytes", and the "lines"."""
+
+
+def costs_of_a_step(device: torch.device, recipe: str) -> Costs:
+    """Return what one step of a recipe costs, by the function that asks for it."""
+    with fake_accelerator(device, as_cuda=True) as seen:
+        training = FakeTraining(config_of(*RECIPES[recipe]), device)
+        seen.forget()
+        # Anomaly detection notes for each operator of the backward pass who called its forward.
+        with torch.autograd.set_detect_anomaly(True, check_nan=False):
+            training.step()
+    return _by_function(seen)
+
+
+def _by_function(seen: FakeAccelerator) -> Costs:
+    return {
+        name: {
+            "operators": dict(sorted(seen.operators[name].items())),
+            "megabytes": round(seen.num_bytes[name] / 1e6, 1),
+            "lines": sorted(seen.lines[name]),
+        }
+        for name in sorted(seen.operators)
+    }
+
+
+def num_operators(costs: Costs) -> int:
+    return sum(_operators_of(costs, name) for name in costs)
+
+
+def megabytes(costs: Costs) -> float:
+    return sum(_megabytes_of(costs, name) for name in costs)
+
+
+def _operators_of(costs: Costs, name: str) -> int:
+    return sum(costs.get(name, {}).get("operators", {}).values())
+
+
+def _megabytes_of(costs: Costs, name: str) -> float:
+    return float(costs.get(name, {}).get("megabytes", 0))
+
+
+def difference(recorded: Costs, now: Costs) -> str:
+    """Return what changed by more than the tolerance, and which functions changed most.
+
+    Returns an empty string if nothing did.
+    """
+    parts = []
+    for what, total, of in (
+        ("operators", num_operators, _operators_of),
+        ("MB read and written", megabytes, _megabytes_of),
+    ):
+        before, after = total(recorded), total(now)
+        if abs(after - before) <= TOLERANCE * before:
+            continue
+        parts.append(f"{after - before:+,.0f} {what}, {after:,.0f} instead of {before:,.0f}:")
+        changes = {name: of(now, name) - of(recorded, name) for name in recorded.keys() | now.keys()}
+        for name in sorted(changes, key=lambda name: -abs(changes[name]))[:_SHOWN]:
+            parts.append(f"  {changes[name]:+,.0f} in {name}{_calls(recorded, now, name)}")
+    return "\n".join(parts)
+
+
+def _calls(recorded: Costs, now: Costs, name: str) -> str:
+    """Return where a function calls which operators more or less often than before."""
+    before, after = (costs.get(name, {}).get("operators", {}) for costs in (recorded, now))
+    changes = {each: after.get(each, 0) - before.get(each, 0) for each in sorted(before.keys() | after.keys())}
+    changed = ", ".join(f"{each} {change:+d}" for each, change in changes.items() if change)
+    lines = ", ".join(now.get(name, {}).get("lines", []))
+    return f" ({changed or 'the same operators'}{f' at {lines}' if lines else ''})"
+
+
+def torch_version() -> str:
+    """Return the version whose operators the counts are of, such as "2.13"."""
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+def read_record() -> dict[str, Any]:
+    return dict(json.loads(RECORD.read_text()))
+
+
+def main() -> None:
+    device = register()
+    recipes = {}
+    for recipe in RECIPES:
+        costs = costs_of_a_step(device, recipe)
+        print(f"{recipe}: {num_operators(costs):,} operators, {megabytes(costs):,.0f} MB read and written")
+        # Lines move with every change; functions stay.
+        recipes[recipe] = {name: {key: cost[key] for key in ("operators", "megabytes")} for name, cost in costs.items()}
+    RECORD.write_text(_as_json({"torch": torch_version(), "recipes": recipes}))
+
+
+def _as_json(record: dict[str, Any]) -> str:
+    """Return the record with a line for each function, so that a renewal is easy to review."""
+    recipes = ",\n".join(
+        f" {json.dumps(recipe)}: {{\n"
+        + ",\n".join(f"  {json.dumps(name)}: {json.dumps(cost)}" for name, cost in costs.items())
+        + "\n }"
+        for recipe, costs in record["recipes"].items()
+    )
+    return f'{{"torch": {json.dumps(record["torch"])}, "recipes": {{\n{recipes}\n}}}}\n'
+
+
+if __name__ == "__main__":
+    main()
