@@ -5,6 +5,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Literal, Self
 
 import torch
@@ -29,6 +30,29 @@ State = dict[str, torch.Tensor]
 
 SegmentOutput = tuple[State, torch.Tensor, torch.Tensor, torch.Tensor]
 """The new state, detached; logits_BSV in forward_dtype; q_halt_B and q_continue_B in float32."""
+
+
+# A run needs at most five graphs for training and for evaluations with as many slots: with and
+# without gradient, for two or three inputs of which some require one. Other numbers of slots need
+# two or three more (tests/test_compiled.py counts them).
+_MOST_GRAPHS = 16
+
+
+def compile_each(levels: Iterable[Level]) -> None:
+    """Compile levels with torch.compile, for all training steps of this process.
+
+    Beyond a number of graphs, PyTorch would go on without compiling, with no more than a warning.
+    Here that is an error, because such a run would only be slow.
+    """
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
+    config.fail_on_recompile_limit_hit = True
+    # That option splits a graph at each of DDP's buckets of 25 MB. A level of 54 MB would become
+    # three graphs. DDP still sums the gradients of a level while others are computed.
+    config.optimize_ddp = False
+    for level in levels:
+        level.compile()
 
 
 class CommonConfig(DepthConfig):
@@ -198,9 +222,7 @@ class RecursiveModel(nn.Module, ABC):
         The whole model would be compiled anew for every depth of a depth schedule.
         """
         self.is_compiled = True
-        for module in self.modules():
-            if isinstance(module, Level):
-                module.compile()
+        compile_each([module for module in self.modules() if isinstance(module, Level)])
 
     def freeze(self, what: Literal["none", "blocks", "puzzle_table", "weights"]) -> None:
         """Let no gradient reach the blocks, the puzzle table, or all weights but the table."""

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from models.act import Carry
-from models.base import RecursiveModel, SegmentOutput, State
+from models.base import RecursiveModel, SegmentOutput, State, compile_each
 from models.block import Block, Level
 from models.depth import Depth
 from models.losses import METRICS, LossSpec, Outputs, widest_float
@@ -239,8 +239,8 @@ class PipelineLayout(DTensorLayout):
             self._shard(world.mesh["replicate", "shard"] if world.mesh["replicate"].size() > 1 else world.mesh["shard"])
         super().__init__(model, world, num_microbatches=num_microbatches, lockstep=True)
         if compile:
-            for stage in self._stages:
-                stage.level.compile()
+            model.is_compiled = True
+            compile_each(stage.level for stage in self._stages)
         # Evaluation calls the model, whatever the strategy is. The stages of one rank can't compute
         # an answer, so the model's forward becomes the walk through the stages of all ranks. The
         # alternative is worse: everything that evaluates would have to pass a second callable along

@@ -1,0 +1,136 @@
+"""A compiled run needs few graphs, makes none after its start, and computes what an eager one does.
+
+The compilers here run a graph as it is, because a compiler for the CPU takes a minute.
+"""
+
+from collections.abc import Iterator
+from functools import partialmethod
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.exc import FailOnRecompileLimitHit
+
+from dataset.loader import IGNORE_LABEL
+from models.act import Carry, initial_carry
+from models.base import RecursiveModel
+from models.block import Level
+from models.inference import Slots
+from models.losses import LossSpec
+from models.parallel import parallelize
+from models.parallel.layout import Layout
+from tests.models.helpers import random_batch, small_model
+from tests.models.parallel.helpers import DIST, NUM_STEPS, by_one_process, close, config_of, model_of, start, train
+from tests.spawn import run_ranks
+from utils.batch import Batch
+from utils.dist.setup import connect_devices
+from utils.dist.world import World
+
+NUM_SLOTS = 8
+LARGEST_TRAINING = 5  # graphs, with evaluations of as many slots
+FOR_OTHER_SIZES = 2  # more graphs, for evaluations with any other number of slots
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "hrm": ("hrm", {}),
+    "hrm with unequal levels": ("hrm", {"H_layers": 1, "L_layers": 2}),
+    "trm": ("trm", {}),
+    "trm_mlp, whose backward pass grows": ("trm_mlp", {"backprop_warmup_steps": 3}),
+}
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Return the list to which each graph that is compiled adds its inputs."""
+    found: list[str] = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: list[Any]) -> torch.fx.GraphModule:
+        tensors = [each for each in inputs if isinstance(each, torch.Tensor) and each.ndim == 3]
+        grad = "with" if torch.is_grad_enabled() else "without"
+        shapes = ", ".join(f"{tuple(each.shape)}{' trained' * each.requires_grad}" for each in tensors)
+        found.append(f"{grad} gradient: {shapes}")
+        return graph
+
+    monkeypatch.setattr(Level, "compile", partialmethod(nn.Module.compile, backend=compiler), raising=False)
+    torch._dynamo.reset()  # graphs of other tests count toward the limit of one function
+    yield found
+    torch._dynamo.reset()
+
+
+def _step(model: RecursiveModel, carry: Carry, batch: Batch, step: int) -> Carry:
+    loss = LossSpec(model.config.loss, IGNORE_LABEL, NUM_SLOTS, 1.0)
+    layout = Layout(model, World.single())
+    depth = model.config.depth_at(step, 10)
+    carry, _, _ = layout.forward_backward(carry, batch, depth=depth, min_halt_steps_B=None, loss=loss)
+    model.zero_grad()
+    return carry
+
+
+def _evaluate(model: RecursiveModel, batch: Batch, sizes: list[int]) -> None:
+    pieces = [(np.arange(size), {name: tensor[:size] for name, tensor in batch.items()}) for size in sizes]
+    slots = Slots(model, iter(pieces), num_steps=3, adaptive=True)
+    while slots.busy:
+        slots.advance()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_compiled_run_needs_few_graphs_and_none_after_its_start(name: str, graphs: list[str]) -> None:
+    arch, changes = MODELS[name]
+    model, batch = small_model(arch, **changes), random_batch(NUM_SLOTS)
+    model.compile_levels()
+    carry = initial_carry(model, batch)
+    for step in (1, 2, 3):
+        carry = _step(model, carry, batch, step)
+    _evaluate(model, batch, [NUM_SLOTS, 3])
+    assert 0 < len(graphs) <= LARGEST_TRAINING, "\n".join(graphs)
+    _evaluate(model, batch, [NUM_SLOTS - 2, 3])
+    assert len(graphs) <= LARGEST_TRAINING + FOR_OTHER_SIZES, "\n".join(graphs)
+    after_start = len(graphs)
+    for step in (4, 5):
+        carry = _step(model, carry, batch, step)
+        _evaluate(model, batch, [NUM_SLOTS - 3, 2])
+    assert len(graphs) == after_start, "\n".join(graphs[after_start:])
+
+
+def test_more_graphs_than_the_limit_are_an_error(graphs: list[str]) -> None:
+    """PyTorch would warn once and go on without compiling."""
+    model, batch = small_model("hrm"), random_batch(NUM_SLOTS)
+    model.compile_levels()
+    assert torch._dynamo.config.recompile_limit > LARGEST_TRAINING + FOR_OTHER_SIZES
+    with torch._dynamo.config.patch(recompile_limit=1), pytest.raises(FailOnRecompileLimitHit):
+        _step(model, initial_carry(model, batch), batch, 1)
+
+
+def _train_on_ranks(world: World, strategy: str, options: dict[str, Any]) -> int:
+    """Return the number of graphs of a rank, and compare its training with that of one process."""
+    num_graphs = 0
+
+    def compiler(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        nonlocal num_graphs
+        num_graphs += 1
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    Level.compile = partialmethod(nn.Module.compile, backend=compiler)  # type: ignore[assignment, method-assign]
+    config = config_of(strategy, **options)
+    world = connect_devices(world, "cpu", DIST, axes=config.axes(world.size))
+    layout = parallelize(model_of("hrm", L_layers=2), config, world, compile=True)
+    _, found = train(layout, world, start(layout.model, world), range(NUM_STEPS))
+    expected = by_one_process("hrm", L_layers=2)
+    for step in range(NUM_STEPS):
+        close(found.sums[step], expected.sums[step], f"the sums of metrics of step {step}")
+        for name, gradient in expected.gradients[step].items():
+            close(found.gradients[step][name], gradient, f"the gradient of {name} in step {step}")
+    return num_graphs
+
+
+@pytest.mark.invariance
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    # Buckets of a few weights: with DDP's own splitting, each bucket would be a graph.
+    [("ddp", {"bucket_cap_mb": 0.01}), ("fsdp", {}), ("tp", {})],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_compiled_ranks_compute_what_one_eager_process_does(strategy: str, options: dict[str, Any]) -> None:
+    for num_graphs in run_ranks(_train_on_ranks, 2, strategy, options):
+        assert 0 < num_graphs <= LARGEST_TRAINING
