@@ -6,7 +6,7 @@ The carry is the state of training between segments. No function makes the host 
 # B = slots of the batch, S = tokens, V = vocabulary, E = puzzle embedding size
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -122,7 +122,8 @@ def segment(
             # Q-learning without a replay buffer: one more segment of the same example says what
             # going on is worth, whether or not the slot halts here.
             with torch.no_grad():
-                _, _, next_halt_B, next_continue_B = model(state, current["inputs"], rows_BE, depth)
+                q_values = replace(depth, q_values_only=True)
+                _, _, next_halt_B, next_continue_B = model(state, current["inputs"], rows_BE, q_values)
                 best_next_B = torch.maximum(next_halt_B, next_continue_B)
                 target_B = torch.where(last_B, next_halt_B, best_next_B).sigmoid()
 

@@ -84,11 +84,19 @@ class Attention(nn.Module):
         self.qkv_proj = Linear(hidden_size, 3 * hidden_size)
         self.o_proj = Linear(hidden_size, hidden_size)
 
-    def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
-        """Return y_BTD. `rotary` rotates q and k; None: no rotation."""
+    def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None, *, num_queries: int | None = None) -> torch.Tensor:
+        """Return y_BTD.
+
+        Args:
+            rotary: rotates q and k; None: no rotation.
+            num_queries: how many of the first positions to return; None: all.
+        """
         qkv_BT3NH = self.qkv_proj(x_BTD).unflatten(-1, (3, self.num_heads, -1))
         q_BNTH, k_BNTH, v_BNTH = (projected_BTNH.transpose(1, 2) for projected_BTNH in qkv_BT3NH.unbind(2))
+        q_BNTH = q_BNTH[:, :, :num_queries]
         if rotary is not None:
-            q_BNTH, k_BNTH = apply_rotary(q_BNTH, rotary), apply_rotary(k_BNTH, rotary)
+            cos_TH, sin_TH = rotary
+            q_BNTH = apply_rotary(q_BNTH, (cos_TH[:num_queries], sin_TH[:num_queries]))
+            k_BNTH = apply_rotary(k_BNTH, rotary)
         y_BNTH = attend(q_BNTH, k_BNTH, v_BNTH)
         return self.o_proj(y_BNTH.transpose(1, 2).flatten(2))

@@ -41,15 +41,18 @@ class Block(nn.Module):
         )
         self.mlp = MLPS[mlp](hidden_size, swiglu_width(hidden_size, expansion, width_multiple))
 
-    def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
-        """Return x_BTD after token mixing and the MLP."""
+    def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None, *, first_position_only: bool = False) -> torch.Tensor:
+        """Return x_BTD after token mixing and the MLP; of the first position only, (B,1,D), if
+        asked.
+        """
         if self.mlp_t is not None:
             x_BDT = x_BTD.transpose(1, 2)
             x_BDT = rms_norm(x_BDT + self.mlp_t(x_BDT))  # the norm is over positions here, as published
-            x_BTD = x_BDT.transpose(1, 2)
+            x_BTD = x_BDT.transpose(1, 2)[:, : 1 if first_position_only else None]
         else:
             assert self.self_attn is not None
-            x_BTD = rms_norm(x_BTD + self.self_attn(x_BTD, rotary))
+            num_queries = 1 if first_position_only else None
+            x_BTD = rms_norm(x_BTD[:, :num_queries] + self.self_attn(x_BTD, rotary, num_queries=num_queries))
         return rms_norm(x_BTD + self.mlp(x_BTD))
 
 
@@ -60,17 +63,29 @@ class Level(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(blocks)
 
-    def forward(self, *inputs_BTD: torch.Tensor, rotary: Rotary | None, keep_inputs_only: bool = False) -> torch.Tensor:
+    def forward(
+        self,
+        *inputs_BTD: torch.Tensor,
+        rotary: Rotary | None,
+        keep_inputs_only: bool = False,
+        first_position_only: bool = False,
+    ) -> torch.Tensor:
         """Return the sum of the inputs after all blocks.
 
         Args:
             keep_inputs_only: keep only the input of each block, and compute the block again in the
                 backward pass.
+            first_position_only: return only the first position, (B,1,D), and compute no more than
+                that in the last block. Only without gradient.
         """
         # The sum is formed here, where torch.compile makes it a part of the first block.
         x_BTD = functools.reduce(torch.add, inputs_BTD)
-        for layer in self.layers:
-            x_BTD = recomputed(layer, x_BTD, rotary) if keep_inputs_only else layer(x_BTD, rotary=rotary)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            if keep_inputs_only:
+                x_BTD = recomputed(layer, x_BTD, rotary)
+            else:
+                x_BTD = layer(x_BTD, rotary=rotary, first_position_only=first_position_only and index == last)
         return x_BTD
 
 

@@ -119,12 +119,17 @@ class DepthConfig(StrictModel):
 
 @dataclass(frozen=True)
 class Depth:
-    """The depth of one segment: its cycles, its calls, and how many of the last carry gradient."""
+    """The depth of one segment: its cycles, its calls, and how many of the last carry gradient.
+
+    With `q_values_only`, only the Q values of the segment are of use. They come from the first
+    position, so the last block of a call without gradient computes nothing else.
+    """
 
     H_cycles: int
     L_cycles: int
     num_calls: int
     num_grad_calls: int
+    q_values_only: bool = False
 
 
 class Calls:
@@ -140,14 +145,15 @@ class Calls:
 
     def __init__(self, depth: Depth, *, checkpointing: Checkpointing) -> None:
         self._left = depth.num_calls
-        self._num_grad_calls = depth.num_grad_calls
+        self._num_grad_calls, self._q_values_only = depth.num_grad_calls, depth.q_values_only
         self._checkpointing = checkpointing
         self._grad_wanted = torch.is_grad_enabled()
 
     def __call__(self, network: Level, *inputs_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
         """Return what the network makes of the sum of the inputs.
 
-        It has a gradient if this is one of the last calls.
+        It has a gradient if this is one of the last calls. With Depth.q_values_only, the last call
+        returns only the first position, (B,1,D).
         """
         assert self._left > 0, (
             "the recursion makes more calls than its depth says; does calls_of_H of the config class count the call "
@@ -158,7 +164,9 @@ class Calls:
         if not has_grad:
             # The compiler makes another graph for inputs that require a gradient.
             with record_function(NO_GRAD), torch.no_grad():
-                return network(*(x_BTD.detach() for x_BTD in inputs_BTD), rotary=rotary)
+                detached = (x_BTD.detach() for x_BTD in inputs_BTD)
+                first_only = self._q_values_only and self._left == 0
+                return network(*detached, rotary=rotary, first_position_only=first_only)
         if self._checkpointing == "cycle":
             # Only the sum is kept, not each input.
             return recomputed(network, functools.reduce(torch.add, inputs_BTD), rotary)

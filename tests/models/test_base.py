@@ -5,6 +5,7 @@
 import itertools
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partialmethod
 from typing import Any, Literal
 
@@ -59,6 +60,21 @@ def test_a_slot_does_not_depend_on_the_other_slots(name: str) -> None:
         torch.testing.assert_close(logits_1SV[0], logits_BSV[b])
         for z, of in alone.items():
             torch.testing.assert_close(of[0], state[z][b], msg=z)
+
+
+@pytest.mark.parametrize("mlp_t", [False, True])
+@pytest.mark.parametrize("name", ARCH_NAMES)
+def test_q_values_alone_are_the_same(name: str, mlp_t: bool) -> None:
+    """With Depth.q_values_only, the last block computes only the first position."""
+    changes = RECURRENT.get(name, {}) | ({"mlp_t": True, "pos_encodings": "none"} if mlp_t else {})
+    model, batch = small_model(name, **changes), random_batch(BATCH)
+    depth = model.config.depth
+    with torch.no_grad():
+        _, logits_BSV, *expected = run(model, batch, depth=depth)
+        _, cut_BSV, *found = run(model, batch, depth=replace(depth, q_values_only=True))
+    assert cut_BSV.shape[1] < logits_BSV.shape[1], "the other positions were computed as well"
+    for ours_B, theirs_B in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours_B, theirs_B)
 
 
 @pytest.mark.parametrize("name", ARCH_NAMES)

@@ -55,6 +55,13 @@ def _block() -> int:
     return attention + projections + _linear(rows, HIDDEN, 2 * WIDTH) + _linear(rows, WIDTH, HIDDEN)
 
 
+def _left_out_for_q_values() -> int:
+    """Return the operations that a block saves if it computes only its first position."""
+    rows = BATCH * (POSITIONS - 1)
+    attention = 2 * BATCH * 2 * (POSITIONS - 1) * POSITIONS * HIDDEN
+    return attention + _linear(rows, HIDDEN, HIDDEN) + _linear(rows, HIDDEN, 2 * WIDTH) + _linear(rows, WIDTH, HIDDEN)
+
+
 def _heads() -> int:
     return _linear(BATCH * SIZES.seq_len, HIDDEN, SIZES.vocab_size) + _linear(BATCH, HIDDEN, 2)
 
@@ -67,7 +74,8 @@ def test_an_hrm() -> None:
     L_layers, H_layers = 2, 3
     calls = 2 * (3 * L_layers + H_layers) * _block()
     with_gradient = (L_layers + H_layers) * _block() + _heads()
-    target = calls + _heads()  # of q_continue: one more segment without gradient
+    # The target of q_continue: one more segment without gradient, of which only the Q values count.
+    target = calls - _left_out_for_q_values() + _linear(BATCH, HIDDEN, 2)
     expected = calls + _heads() + 2 * with_gradient + target
     counted = _count("arch=hrm", f"arch.L_layers={L_layers}", f"arch.H_layers={H_layers}")
     assert counted == expected
