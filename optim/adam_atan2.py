@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
+from utils.dist.world import local_part
 from utils.errors import UserError
 
 
@@ -52,10 +53,13 @@ class AdamATan2(torch.optim.Optimizer):
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
             state["step"] += 1
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         times = [self.state[parameter]["step"].item() for parameter in parameters]
-        means = [self.state[parameter]["exp_avg"] for parameter in parameters]
-        squares = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
+        # Each number is updated alone, so a rank can update its parts. An operator on a DTensor
+        # would take the host ten times as long.
+        gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        means = [local_part(self.state[parameter]["exp_avg"]) for parameter in parameters]
+        squares = [local_part(self.state[parameter]["exp_avg_sq"]) for parameter in parameters]
+        parameters = [local_part(parameter) for parameter in parameters]
         beta1, beta2 = group["betas"]
 
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
