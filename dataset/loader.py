@@ -50,7 +50,7 @@ class TrainLoader:
         augmentation: OnlineAugmentation | None = None,
         data_on: DataOn = "auto",
     ) -> None:
-        self._split, self._sampler, self._device = split, sampler, world.device
+        self._split, self._sampler, self._world, self._device = split, sampler, world, world.device
         self._slots = world.slice_of(sampler.global_batch_size)
         self._sets = list(split.sets.values())
         self._augmentation = augmentation
@@ -65,7 +65,8 @@ class TrainLoader:
 
         A thread reads them. It begins at once and stays a few steps ahead.
         """
-        pool, upcoming = ThreadPoolExecutor(1, thread_name_prefix="loader"), iter(steps)
+        pool = ThreadPoolExecutor(1, thread_name_prefix="loader", initializer=self._world.enter_thread)
+        upcoming = iter(steps)
         self._pending = deque(
             pool.submit(self._host_part, step) for _, step in zip(range(_PREFETCH), upcoming, strict=False)
         )

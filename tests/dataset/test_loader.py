@@ -20,6 +20,7 @@ from dataset.loader import IGNORE_LABEL, DataOn, EvalLoader, TrainLoader
 from dataset.sampler import Sampler
 from dataset.schema import DatasetMetadata, PuzzleSet, Split
 from tests.spawn import world_of
+from tests.utils.dist.helpers import devices_of_threads
 from utils.dist.world import World
 
 SEQ_LEN, VOCAB = 5, 7
@@ -303,3 +304,14 @@ def test_every_batch_can_be_spread_over_the_file() -> None:
     assert [rows.tolist() for rows, _ in EvalLoader(_split([[1] * 10]), "set0", 99, spread=True).batches(World())] == [
         list(range(10))
     ]
+
+
+def test_the_reading_thread_uses_the_card_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread begins with the first card, where it would open a context of half a gigabyte."""
+    devices = devices_of_threads(monkeypatch)
+    for name in ("_pinned", "_to_device"):  # need a card
+        monkeypatch.setattr(loader, name, lambda batch, _: batch)
+    split = _split([[3, 2]])
+    world = World(device=torch.device("cuda", 1))
+    list(TrainLoader(split, _sampler(split, 4), world, data_on="host").batches(range(1, 3)))
+    assert devices == {"loader_0": torch.device("cuda", 1)}

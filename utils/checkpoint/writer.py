@@ -153,9 +153,10 @@ class Checkpointer:
         assert world.size == 1 or world.thread_group is not None, "call connect_devices first: ranks need its groups"
         self.run, self._world, self._keep_last_k = run, world, keep_last_k
         self._writer_id = ""
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=world.enter_thread)
         self._saving: Future[None] | None = None
         self._staged: Tensors = {}
+        self._copied: torch.cuda.Event | None = None  # follows the copies to self._staged on the device's stream
         self._write_staged: Callable[[], None] | None = None
         with file_errors():
             for leftover in run.glob(f"{INCOMPLETE}*") if world.is_main else ():
@@ -264,6 +265,9 @@ class Checkpointer:
                 )
             local_part(place).copy_(local_part(tensor), non_blocking=on_cuda)
             staged[name] = place
+        if on_cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record()
         return staged
 
     def _write(
@@ -283,7 +287,8 @@ class Checkpointer:
         weights = {name.removeprefix("model."): of for name, of in staged.items() if name.startswith("model.")}
         rest = {name: tensor for name, tensor in staged.items() if not name.startswith("model.")}
         try:
-            world.wait_for_device()  # for the copies
+            if self._copied is not None:
+                self._copied.synchronize()  # and not with the device, which has got further work since
             with world.shared_errors(), file_errors():
                 if world.is_main:
                     if first is not None:

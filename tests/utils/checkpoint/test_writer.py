@@ -7,6 +7,7 @@ import resource
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from tests import runs
 from tests.spawn import run_ranks, world_of
 from tests.utils.checkpoint.helpers import CONFIG, SLOTS, carry_of, placed, save_step, silent, snapshot_at, weights_at
+from tests.utils.dist.helpers import devices_of_threads
 from utils import files
 from utils.checkpoint import writer as writer_module
 from utils.checkpoint.format import read_name, step_folders
@@ -211,6 +214,18 @@ def test_on_cuda_a_save_copies_before_later_work_of_the_stream(tmp_path: Path) -
     checkpoint.load_into({"ema.sharded": sharded})
     assert (sharded.to_local() == 2).all()
     world.close()
+
+
+def test_the_writing_thread_uses_the_card_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread begins with the first card, where it would open a context of half a gigabyte."""
+    devices = devices_of_threads(monkeypatch)
+    world = World(device=torch.device("cuda", 1))
+    checkpointer = Checkpointer(tmp_path, world, None)
+    cloned = partial(tree_map_only, Tensor, partial(torch.clone, memory_format=torch.contiguous_format))
+    monkeypatch.setattr(checkpointer, "_stage", cloned)  # the original needs a card
+    checkpointer.save(snapshot_at(1, world), is_best=False)
+    checkpointer.wait()
+    assert devices == {"checkpoint_0": torch.device("cuda", 1)}
 
 
 def _saves_and_ends(run: str) -> None:
