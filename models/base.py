@@ -44,8 +44,9 @@ def compile_each(levels: Iterable[Level]) -> None:
     Beyond a number of graphs, PyTorch would go on without compiling, with no more than a warning.
     Here that is an error, because such a run would only be slow.
     """
-    from torch._dynamo import config
+    from torch._dynamo import config, reset
 
+    reset()  # graphs of a model that a rewind has replaced would count as well
     config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
     config.fail_on_recompile_limit_hit = True
     # That option splits a graph at each of DDP's buckets of 25 MB. A level of 54 MB would become

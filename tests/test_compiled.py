@@ -102,6 +102,17 @@ def test_more_graphs_than_the_limit_are_an_error(graphs: list[str]) -> None:
         _step(model, initial_carry(model, batch), batch, 1)
 
 
+def test_the_graphs_of_an_earlier_model_do_not_count(graphs: list[str]) -> None:
+    """A run that rewinds builds its model anew in the same process."""
+    batch = random_batch(NUM_SLOTS)
+    models = [small_model("hrm") for _ in range(3)]  # none is freed before the end
+    for model in models:
+        model.compile_levels()
+        with torch._dynamo.config.patch(recompile_limit=LARGEST_TRAINING):
+            _step(model, initial_carry(model, batch), batch, 1)
+    assert len(graphs) > LARGEST_TRAINING
+
+
 def _train_on_ranks(world: World, strategy: str, options: dict[str, Any]) -> int:
     """Return the number of graphs of a rank, and compare its training with that of one process."""
     num_graphs = 0
