@@ -42,23 +42,24 @@ class Begun:
     data: Data
     state: TrainState
     lock: RunLock
+    world: World
 
     def fit(self) -> TrainState:
         with self.lock:
-            train(self.start, self.data, self.state, StopSignal(), self.lock, SINGLE)
+            train(self.start, self.data, self.state, StopSignal(), self.lock, self.world)
         return self.state
 
 
-def begin(overrides: list[str]) -> Begun:
+def begin(overrides: list[str], world: World = SINGLE) -> Begun:
     lock = RunLock()
     start = read_start(PretrainConfig, "pretrain", overrides, lock, Launch())
-    opened = open_data(start.config, SINGLE)
-    return Begun(start, opened, build_state(start, opened, SINGLE), lock)
+    opened = open_data(start.config, world)
+    return Begun(start, opened, build_state(start, opened, world), lock, world)
 
 
-def train_here(overrides: list[str]) -> TrainState:
+def train_here(overrides: list[str], world: World = SINGLE) -> TrainState:
     """Train a whole run and return its final state."""
-    return begin(overrides).fit()
+    return begin(overrides, world).fit()
 
 
 def load_run(path: Path, world: World = SINGLE) -> tuple[PretrainConfig, RecursiveModel, Checkpoint]:

@@ -3,8 +3,6 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ from optim.build import AdamATan2Config, MuonConfig, OptimConfig, build_optimize
 from optim.ema import EMA
 from pretrain import StepResult, StepSettings, train_step
 from tests import runs
+from tests.gpu.device import waiting_is_an_error
 from tests.models.helpers import random_batch, small_hrm
 from training.number_watch import NumberWatch
 from training.state import TrainState
@@ -105,16 +104,6 @@ class _Training:
         return result
 
 
-@contextmanager
-def _waiting_is_an_error() -> Iterator[None]:
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
 @pytest.mark.parametrize("forward_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optim", [ADAM_ATAN2, MUON], ids=lambda optim: optim.name)
 def test_a_step_never_waits_for_the_device(forward_dtype: str, optim: OptimConfig) -> None:
@@ -122,7 +111,7 @@ def test_a_step_never_waits_for_the_device(forward_dtype: str, optim: OptimConfi
     batches = [training.batch(seed) for seed in range(6)]
     minimum_B = torch.zeros(BATCH_SIZE, dtype=torch.int32).pin_memory()
     training.train(batches[0], minimum_B.cuda())  # libraries initialise at their first call, and may wait then
-    with _waiting_is_an_error():
+    with waiting_is_an_error():
         for batch in batches[1:]:
             training.train(batch, minimum_B.to("cuda", non_blocking=True))
     torch.cuda.synchronize()
@@ -131,7 +120,7 @@ def test_a_step_never_waits_for_the_device(forward_dtype: str, optim: OptimConfi
 
 def test_the_guard_sees_a_wait() -> None:
     """The test above proves something only if the guard notices a wait."""
-    with _waiting_is_an_error(), pytest.raises(RuntimeError, match="synchroniz"):
+    with waiting_is_an_error(), pytest.raises(RuntimeError, match="synchroniz"):
         torch.ones(1, device="cuda").item()
 
 

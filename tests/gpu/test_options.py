@@ -1,0 +1,159 @@
+"""On CUDA, runs with any options train as on the CPU, and wait for the GPU only when they log."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dataset.loader import TrainLoader
+from pretrain import StepSettings, train_step
+from tests import runs
+from tests.gpu.device import DEVICE, on_the_gpu, waiting_is_an_error
+from tests.in_process import begin, train_here
+from training.plan import Plan
+from utils.dist.setup import connect_devices
+from utils.dist.world import World
+
+pytestmark = on_the_gpu
+
+FLOAT32, HALF = 2e-3, 5e-2  # relative differences of losses from those of the CPU in float32
+
+OPTIONS: dict[str, tuple[list[str], float]] = {
+    "compile": (["compile=true"], FLOAT32),
+    "compile, bfloat16": (["compile=true", "arch.forward_dtype=bfloat16"], HALF),
+    "compile, trm_mlp": (["compile=true", "arch=trm_mlp"], FLOAT32),
+    "fast recipe": (
+        [
+            *["arch=trm_mlp", "arch.mlp=normalized_swiglu", "arch.num_registers=1", "arch.puzzle_emb_ndim=0"],
+            *["arch.loss.loss_type=softmax_cross_entropy", "arch.loss.label_smoothing=0.2", "ema=true"],
+        ],
+        FLOAT32,
+    ),
+    # On CUDA Muon iterates in bfloat16.
+    "muon": (["arch=trm", "optim=muon"], HALF),
+    "urm": (["arch=urm"], FLOAT32),
+    "transformer": (["arch=transformer", "arch.recurrent=true"], FLOAT32),
+    "rope_2d": (["arch.pos_encodings=rope_2d", "arch.puzzle_emb_ndim=0"], FLOAT32),
+    "learned positions": (["arch.pos_encodings=learned"], FLOAT32),
+    "float16": (["arch.forward_dtype=float16"], HALF),
+    "accumulation": (["grad_accumulation=2"], FLOAT32),
+    "blocks computed again": (["arch.activation_checkpointing=block"], FLOAT32),
+    "cycles computed again": (["arch.activation_checkpointing=cycle"], FLOAT32),
+    "augmentation, data on the host": (["augment=online", "data_on=host"], FLOAT32),
+    "augmentation, data on the device": (["augment=online", "data_on=device"], FLOAT32),
+}
+
+
+def _settings(data: Path, run: Path, device: str, *typed: str) -> list[str]:
+    return [
+        *["debug=tiny", f"data_path={data}", f"device={device}", f"checkpoint_path={run}", "max_steps=4"],
+        *["eval_every_n_steps=4", "arch.halt_max_steps=3", "arch.halt_exploration_prob=0.5", *typed],
+    ]
+
+
+def _train(data: Path, run: Path, device: str, *typed: str) -> list[runs.Row]:
+    train_here(_settings(data, run, device, *typed), connect_devices(World.single(), device))  # type: ignore[arg-type]
+    return runs.rows(run)
+
+
+def _losses(rows: list[runs.Row]) -> list[float]:
+    return [*(row["train/lm_loss"] for row in rows), rows[-1]["eval/all/lm_loss"]]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_losses_equal_those_of_the_cpu(
+    name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU computes in float32 and does not compile."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    typed, tolerance = OPTIONS[name]
+    ours = _train(data, tmp_path / "ours", DEVICE, *typed)
+    plain = [each for each in typed if not each.startswith(("compile", "arch.forward_dtype"))]
+    theirs = _train(data, tmp_path / "cpu", "cpu", *plain)
+    assert _losses(ours) == pytest.approx(_losses(theirs), rel=tolerance)
+
+
+# As many tokens in a batch as in a real one: above 3,072, CUDA sorts the gradients of embeddings.
+MANY = ("global_batch_size=256", "max_steps=40", "log_interval=1000", "loss_spike=3", "ema=true", "grad_clip=1")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["augment=online", "data_on=host"],
+        ["augment=online", "data_on=device", "optim=muon"],
+        ["arch=trm_mlp", "arch.forward_dtype=bfloat16", "grad_accumulation=2", "compile=true"],
+        ["arch=urm", "arch.activation_checkpointing=block"],
+    ],
+    ids=" ".join,
+)
+def test_nothing_waits_between_two_logs(typed: list[str], data: Path, tmp_path: Path) -> None:
+    """Loading, pinning, augmenting, exploring, training and summing up go on without a wait."""
+    world = connect_devices(World.single(), DEVICE)  # type: ignore[arg-type]
+    begun = begin(_settings(data, tmp_path / "run", DEVICE, *MANY, *typed), world)
+    state, config = begun.state, begun.start.config
+    plan = Plan.make(config, begun.data, state.progress, world)
+    loader = TrainLoader(begun.data.train, plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on)
+    batches = enumerate(loader.batches(range(1, 9)), start=1)
+
+    def train(num_steps: int) -> None:
+        for _ in range(num_steps):
+            step, batch = next(batches)
+            result = train_step(state, batch, StepSettings.at(step, plan, world), world)
+            state.sums.add(result.sums, result.grad_norm)
+            state.watch.add(step, config.global_batch_size, result.sums, result.grad_norm)
+
+    train(4)  # libraries start, and levels are compiled
+    with waiting_is_an_error():
+        train(4)
+    world.wait_for_device()
+    state.watch.require_no_bad_step(str)
+
+
+def test_a_profile_holds_the_kernels_of_the_gpu(data: Path, tmp_path: Path) -> None:
+    _train(data, tmp_path / "run", DEVICE, "profile.enabled=true", "profile.steps=[2,3]")
+    (trace,) = (tmp_path / "run" / "profile").glob("*.pt.trace.json.gz")
+    kinds = {event.get("cat") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
+    assert {"cuda": "kernel", "cpu": "cpu_op"}[DEVICE] in kinds
+
+
+@pytest.mark.parametrize("typed", [[], ["parallel.puzzle_table=sharded"], ["compile=true"]], ids=" ".join)
+def test_two_ranks_on_one_gpu_train_as_one(typed: list[str], data: Path, tmp_path: Path) -> None:
+    """NCCL refuses two ranks on one card, so gloo carries the gradients."""
+    losses = []
+    for ranks in (1, 2):
+        run = tmp_path / f"{ranks}"
+        arguments = _settings(data, run, DEVICE, "dist.backend=gloo", "eval_batch_size=16", *typed)
+        runs.train(arguments, tmp_path / f"{ranks}.log", ranks=ranks).ok()
+        losses.append(_losses(runs.rows(run)))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+_SECOND_CARD = """
+import sys
+from pathlib import Path
+import torch
+from tests.utils.checkpoint.helpers import snapshot_at
+from utils.checkpoint.writer import Checkpointer
+from utils.dist.launch import Launch
+from utils.dist.setup import connect_devices
+from utils.dist.world import World
+
+world = connect_devices(World(launch=Launch(local_rank=1)), "cuda")
+checkpointer = Checkpointer(Path(sys.argv[1]), world, None)
+for step in (1, 2):
+    checkpointer.save(snapshot_at(step, world, weights={"w": torch.ones(1000, device=world.device)}), is_best=False)
+checkpointer.wait()
+assert torch._C._cuda_hasPrimaryContext(1) and not torch._C._cuda_hasPrimaryContext(0)
+"""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_rank_of_the_second_card_opens_no_context_on_the_first(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _SECOND_CARD, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=runs.REPOSITORY)
+    assert done.returncode == 0, done.stderr
