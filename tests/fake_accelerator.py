@@ -27,7 +27,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 _NAME = "fake_accelerator"
 _REPOSITORY = Path(__file__).resolve().parents[1]
@@ -66,14 +66,20 @@ def _functions(path: str) -> list[tuple[int, int, str]]:
     return found
 
 
+@cache
 def _is_ours(path: str) -> bool:
     return path.startswith(str(_REPOSITORY)) and "/.venv" not in path and path != _HERE
 
 
-def _name_of(path: str, line: int) -> str:
-    """Return the innermost function that holds a line, such as "models/layers.py rms_norm"."""
+@cache
+def _at(path: str, line: int) -> tuple[str, str]:
+    """Return the innermost function that holds a line, such as "models/layers.py rms_norm".
+
+    The file and the line come second.
+    """
     inside = [(first, name) for first, last, name in _functions(path) if first <= line <= last]
-    return f"{Path(path).relative_to(_REPOSITORY)} {max(inside)[1] if inside else '<module>'}"
+    relative = Path(path).relative_to(_REPOSITORY)
+    return f"{relative} {max(inside)[1] if inside else '<module>'}", f"{relative}:{line}"
 
 
 def _place() -> tuple[str, str]:
@@ -88,13 +94,14 @@ def _place() -> tuple[str, str]:
         for entry in reversed(metadata.get("traceback_", [])):
             path, line = entry.split('"')[1], int(entry.split("line ")[1].split(",")[0])
             if _is_ours(path):
-                return f"{_name_of(path, line)} (backward)", f"{Path(path).relative_to(_REPOSITORY)}:{line}"
+                name, place = _at(path, line)
+                return f"{name} (backward)", place
         return "(backward)", ""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
         if _is_ours(path):
-            return _name_of(path, frame.f_lineno), f"{Path(path).relative_to(_REPOSITORY)}:{frame.f_lineno}"
+            return _at(path, frame.f_lineno)
         frame = frame.f_back
     return "(elsewhere)", ""
 
@@ -127,16 +134,16 @@ class FakeAccelerator(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is torch.ops.aten._local_scalar_dense.default and args[0].device.type == "cpu":
             return 1  # such as the step count of an optimizer, which lies on the host
-        args, kwargs = tree_map_only(Tensor, self._as_fake, (args, kwargs))
+        if not all(isinstance(tensor, FakeTensor) for tensor in _tensors_in((args, kwargs))):
+            args, kwargs = tree_map_only(Tensor, self._as_fake, (args, kwargs))
         result = func(*args, **kwargs)
-        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        places = {tensor.device.type for tensor in (*read, *written)}
+        tensors = _tensors_in((args, kwargs, result))
+        places = {tensor.fake_device.type if isinstance(tensor, FakeTensor) else "cpu" for tensor in tensors}
         if _NAME in places:
             if self._refuses_waits and "cpu" in places and _copies(func) and not _is_non_blocking(func, args, kwargs):
                 raise HostWait(f"{_place()[1]} copies between host and device and waits for the copy ({func})")
             if not _is_view(func):
-                self._count(func, [*read, *written])
+                self._count(func, tensors)
         return result
 
     @contextmanager
@@ -163,6 +170,17 @@ class FakeAccelerator(TorchDispatchMode):
         distinct = {id(tensor): tensor for tensor in tensors}.values()
         self.num_bytes[name] += sum(tensor.numel() * tensor.element_size() for tensor in distinct)
         self.lines[name].add(line)
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors among the arguments or results of an operator."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        return []
+    return [tensor for each in value for tensor in _tensors_in(each)]
 
 
 def _copies(func: Any) -> bool:

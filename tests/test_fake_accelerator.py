@@ -58,8 +58,8 @@ def _evaluate(device: torch.device, *, adaptive: bool) -> None:
     with fake_accelerator(device):
         training = FakeTraining(config_of(*TRAININGS["hrm"]), device)
         pieces = [(np.arange(NUM_SLOTS), training.batch)] * 2
-        sums = EvalSums(4, [], training.world)
-        slots = Slots(training.model, iter(pieces), num_steps=4, adaptive=adaptive, keep_steps=True)
+        sums = EvalSums(2, [], training.world)
+        slots = Slots(training.model, iter(pieces), num_steps=2, adaptive=adaptive, keep_steps=True)
         while slots.busy:
             said = slots.advance()
             sums.add_segment(
@@ -132,7 +132,7 @@ def _run_all(_: World) -> tuple[dict[str, str], dict[str, Costs]]:
 
 @pytest.fixture(scope="module")
 def found() -> tuple[dict[str, str], dict[str, Costs]]:
-    (found,) = run_ranks(_run_all, 1)
+    (found,) = run_ranks(_run_all, 1, timeout_s=300)
     return found
 
 
