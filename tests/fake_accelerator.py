@@ -24,7 +24,12 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -136,7 +141,10 @@ class FakeAccelerator(TorchDispatchMode):
             return 1  # such as the step count of an optimizer, which lies on the host
         if not all(isinstance(tensor, FakeTensor) for tensor in _tensors_in((args, kwargs))):
             args, kwargs = tree_map_only(Tensor, self._as_fake, (args, kwargs))
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise HostWait(f"{_place()[1]} waits for a value or a shape that only the device knows ({func})") from error
         tensors = _tensors_in((args, kwargs, result))
         places = {tensor.fake_device.type if isinstance(tensor, FakeTensor) else "cpu" for tensor in tensors}
         if _NAME in places:

@@ -82,7 +82,8 @@ def difference(recorded: Costs, now: Costs) -> str:
             continue
         parts.append(f"{after - before:+,.0f} {what}, {after:,.0f} instead of {before:,.0f}:")
         changes = {name: of(now, name) - of(recorded, name) for name in recorded.keys() | now.keys()}
-        for name in sorted(changes, key=lambda name: -abs(changes[name]))[:_SHOWN]:
+        largest = sorted(filter(changes.get, changes), key=lambda name: -abs(changes[name]))[:_SHOWN]
+        for name in largest:
             parts.append(f"  {changes[name]:+,.0f} in {name}{_calls(recorded, now, name)}")
     return "\n".join(parts)
 
