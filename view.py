@@ -22,7 +22,7 @@ from viewer.answers import save_missing_answers
 from viewer.dataset_page import page_of_dataset
 from viewer.pages import Page, Settings, write_page
 from viewer.pictures import draw_curves, draw_examples, draw_puzzle
-from viewer.run_page import page_of_run
+from viewer.run_page import older_answers, page_of_run
 from viewer.runs_page import page_of_runs
 
 EXAMPLES = """
@@ -46,9 +46,9 @@ examples:
   python view.py checkpoints/my-project/my-run/eval_outputs/step_00001000_other
 
 The page is one file, which any current browser opens without a network. Press `?` in it for a list of
-keys. If a run that you name has no saved answers, evaluate.py first lets its model answer
---max-examples puzzles of each test set. At most --max-examples examples are shown of each set, spread
-evenly over it.
+keys. The answers of a run are those of its newest checkpoint. If those of a run that you name are not
+saved, evaluate.py first lets its model answer --max-examples puzzles of each test set. At most
+--max-examples examples are shown of each set, spread evenly over it.
 """
 
 
@@ -75,7 +75,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     )
     add("-o", "--output", type=typed_path, metavar="FILE", default=Path("view.html"), help="default: %(default)s")
     add("--max-examples", type=int, metavar="N", default=200, help="of each set, evenly spread (default: %(default)s)")
-    add("--step", type=int, metavar="N", help="answers at this training step (default: the newest)")
+    add("--step", type=int, metavar="N", help="answers at this step (default: the newest checkpoint)")
     add("--set", metavar="NAME", help="show this set only (default: all)")
     add("--png", action="store_true", help="draw pictures too: a run's into its folder, a dataset's beside the page")
     settings = Settings(**vars(parser.parse_args(argv)))
@@ -123,8 +123,8 @@ def check_output(output: Path) -> None:
 def at_named_step(settings: Settings) -> Settings:
     """Return the settings with runs and --step for the names of steps, such as <run>/best.
 
-    A page shows the same step of all runs. If the names are of different steps, it shows the newest
-    answers of each run, and a line says so.
+    A page shows the same step of all runs. If the names are of different steps, it shows the
+    answers of each run's newest checkpoint, and a line says so.
 
     Raises:
         UserError: there is no such step, or --step is given too.
@@ -137,7 +137,7 @@ def at_named_step(settings: Settings) -> Settings:
     if settings.step is not None:
         raise UserError(f"--step={settings.step} and a path such as {settings.paths[0]} name a step; give one of them")
     if len(steps) > 1:
-        tell("the paths name different steps, and a page compares one step of all runs: it shows the newest answers")
+        tell("the paths name different steps, and a page compares one: it shows each run's newest checkpoint")
         return replace(settings, paths=paths)
     return replace(settings, paths=paths, step=steps.pop())
 
@@ -184,6 +184,9 @@ def compared(runs: list[Path], settings: Settings) -> tuple[Page, list[str]]:
     if silent:
         have = "1 run has" if len(silent) == 1 else f"{len(silent)} runs have"
         lines.append(f"{have} no saved answers; this makes them: {page['command']}")
+    others = [run for run in runs if run not in settings.paths] if settings.step is None else []
+    if older := list(filter(None, map(older_answers, others))):
+        lines += [*older, f"this makes the answers of the newest checkpoints: {page['command']}"]
     return page, lines
 
 

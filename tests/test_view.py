@@ -600,7 +600,64 @@ def test_only_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "watch.py ... --plot curves.png" in mistake(capsys, run, write_run(tmp_path / "other", None), "--png")
 
 
+def test_runs_of_different_steps_are_told_apart(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", write_sudoku(tmp_path / "data"))
+    outputs = runs / "hrm" / "eval_outputs"
+    (outputs / "step_00000500").rename(outputs / "step_00000400")
+    (runs / "hrm" / "step_00000500").mkdir()
+    said = view.view([str(runs), "-o", str(tmp_path / "view.html")]).splitlines()
+    older = f"the page shows the answers of {runs / 'hrm'} at step 400, but its newest checkpoint is step 500"
+    assert older in said and said[2].startswith("this makes the answers of the newest checkpoints: python view.py")
+    page = shown(tmp_path / "view.html")
+    assert [run["step"] for run in page["runs"]] == [400, 500, None]
+    note = "The answers and the evaluations are of different training steps: hrm at 400, trm-0 at 500."
+    assert page["notes"] == [note]
+
+
+def test_a_branch_names_the_run_that_it_went_on_from(tmp_path: Path) -> None:
+    """The configs say nothing about the values with which the parent has trained."""
+    for name, resume in (("one", "runs/parent/best"), ("own", str(tmp_path / "runs" / "own")), ("auto", "auto")):
+        run = write_run(tmp_path / "runs" / name, None)
+        config = json.loads((run / "config.yaml").read_text())
+        (run / "config.yaml").write_text(json.dumps(config | {"resume": resume, "started_in": str(tmp_path)}))
+    page = page_of(tmp_path / "runs", tmp_path / "view.html")
+    assert page["differences"] == []
+    assert dict(zip((run["name"] for run in page["runs"]), page["branched"], strict=True)) == {
+        "auto": None,
+        "one": "runs/parent/best",
+        "own": None,
+    }
+
+
 # ---- answers that are not saved yet --------------------------------------------------------------
+
+
+def test_answers_of_an_older_step_are_not_taken_for_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run went on after view.py had saved its answers."""
+    run = write_run(tmp_path / "run", None)
+    for step in ("step_00000500", "step_00000600"):
+        (run / step).mkdir()
+    output = tmp_path / "view.html"
+    monkeypatch.setattr("viewer.answers._evaluate", lambda typed: "the dataset is gone")
+    said = view.view([str(run), "-o", str(output)]).splitlines()[0]
+    older = f"the page shows the answers of {run} at step 500, but its newest checkpoint is step 600"
+    assert said == f"{older}: the dataset is gone"
+    assert shown(output)["facts"]["outputs"] == "step_00000500"
+    capsys.readouterr()
+
+    def evaluate(typed: list[str]) -> None:
+        folder = Path(typed[-1].removeprefix("out=").strip("'"))
+        shutil.copytree(run / OUTPUTS, folder, dirs_exist_ok=True)
+        results = (folder / "results.json").read_text()
+        (folder / "results.json").write_text(results.replace("step_00000500", "step_00000600"))
+
+    monkeypatch.setattr("viewer.answers._evaluate", evaluate)
+    assert page_of(run, output)["facts"]["outputs"] == "step_00000600"
+    assert f"{run} has no saved answers of step 600; its model answers" in capsys.readouterr().err
+    monkeypatch.setattr("viewer.answers._evaluate", lambda typed: pytest.fail("a model answered puzzles again"))
+    assert page_of(run, output)["step"] == 600 and page_of(run, output, "--step", "500")["step"] == 500
 
 
 def test_a_run_without_answers_gets_them_from_evaluate(
@@ -624,9 +681,12 @@ def test_a_run_without_answers_gets_them_from_evaluate(
     page = page_of(run, tmp_path / "view.html", "--max-examples", "4")
     assert len(page["examples"]) == 4 and page["results"]["num_examples"] == {"all": 999}
     saved = f"save_outputs={SAVE_OUTPUTS}"
-    assert commands[0][:3] == [f"checkpoint='{run}'", saved, "max_examples=4"]
+    assert commands[0][:3] == [f"checkpoint={run}", saved, "max_examples=4"]
     told = capsys.readouterr().err
-    assert f"{run} has no saved answers; its model answers up to 4 puzzles" in told and "python evaluate.py" in told
+    assert (
+        f"{run} has no saved answers of step 500; its model answers up to 4 puzzles" in told
+        and "python evaluate.py" in told
+    )
     assert [path.name for path in (run / "eval_outputs").iterdir()] == ["step_00000500"], "no temporary folder is left"
     page_of(run, tmp_path / "view.html")
     assert len(commands) == 1, "answers that are there must not be made again"
@@ -1106,6 +1166,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sources = {"data": data, "run": run, "arc_data": arc_data, "arc_run": arc_run, "bare": bare, "other": other}
     sources |= {"undrawn": undrawn, "undrawn_run": undrawn_run}
     sources |= {"runs": write_runs(folder / "runs", folder / "named"), "mixed": write_mixed_runs(folder / "mixed")}
+    for name in ("a", "b"):
+        write_run(folder / "branches" / name, None)
+    config = json.loads((folder / "branches" / "b" / "config.yaml").read_text())
+    (folder / "branches" / "b" / "config.yaml").write_text(json.dumps(config | {"resume": "runs/parent"}))
+    sources["branches"] = folder / "branches"
     outputs = {name: folder / f"{name}.html" for name in sources}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "TASKS", (*tasks.TASKS[:-1], UndrawnTask))
@@ -1333,13 +1398,25 @@ def test_runs_are_compared(browser: Browser, pages: dict[str, Path]) -> None:
     assert browser.get("document.querySelector('#curve').innerHTML") != over_steps
 
 
-RESULTS = "[...document.querySelectorAll('#panel-compare .card')].find((e) => e.innerText.startsWith('Evaluation'))"
+RESULTS = "[...document.querySelectorAll('#panel-compare .card')].find((e) => e.innerText.startsWith('Newest eval'))"
+
+
+def test_equal_configs_are_said_to_be_equal_at_the_end(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["branches"])
+    text = browser.text("#panel-compare .card")
+    assert text.startswith("The configs are the same at the end") and text.split()[-3:] == [
+        "resume",
+        "–",
+        "runs/parent",
+    ]
+    assert "Earlier steps may have had other values." in text
 
 
 def test_evaluations_of_other_examples_have_no_winner(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["mixed"])
     text = " ".join(browser.get(f"{RESULTS}.innerText").split())
-    assert "data data data –" in text and "examples 3 of all 6 of all –" in text
+    assert "data data data –" in text and "examples 3 examples of the set all 6 examples of the set all –" in text
+    assert "step 500 500 –" in text
     assert "0.6667" in text and "no value is marked as the best" in text
     assert browser.get(f"{RESULTS}.querySelectorAll('.good').length") == 0
     browser.open(pages["runs"])
@@ -1377,7 +1454,7 @@ def test_results_are_a_table(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["run"])
     browser.click("#tab-results")
     assert "eval/all/exact_accuracy\t0.5\t0.1876 to 0.8124" in browser.text("#results")
-    assert "6 examples of all" in browser.text("#results-about")
+    assert "6 examples of the set all" in browser.text("#results-about")
 
 
 def test_a_dataset_is_browsed_by_group(browser: Browser, pages: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Let the model of a run answer test puzzles where evaluate.py has not saved any answers yet."""
+"""Let the newest checkpoint of a run answer test puzzles, if its answers are not saved yet."""
 
 import os
 import subprocess
@@ -6,44 +6,43 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from utils.checkpoint.format import step_folders
 from utils.config_files import as_override
 from utils.errors import UserError
 from utils.programs import started
 from utils.terminal import tell
 from utils.text import for_shell
 from viewer.pages import Settings, read_json
-from viewer.run_page import SAVE_OUTPUTS, outputs_folder
-from viewer.saved_examples import shards_of, shows_answers
+from viewer.run_page import SAVE_OUTPUTS, newest_checkpoint, older_answers, outputs_folder, step_of
+from viewer.saved_examples import holds_answers, shards_of
 
 
 def save_missing_answers(run: Path, settings: Settings) -> list[str]:
-    """Save answers to a run's test puzzles as evaluate.py does, unless the run has some.
+    """Save the answers of a step as evaluate.py does, unless it has some.
 
-    A run without checkpoints keeps its curves only. So does a run that is read-only, or whose saved
-    outputs lack the answers: they may be the work of hours, and are not replaced. Ctrl-C leaves the
-    answers out.
+    The step is the newest checkpoint, unless the settings name another one. A run without
+    checkpoints keeps what it has. So does a run that is read-only, or whose saved outputs lack the
+    answers: they may be the work of hours, and are not replaced. Ctrl-C leaves the answers out.
 
     Returns:
-        Lines that say why there are no answers.
+        Lines that say why there are no answers, or that those of an older step are shown.
 
     Raises:
         UserError: a file of saved outputs is damaged.
     """
-    steps = [path for path in step_folders(run) if settings.step is None or path.name == f"step_{settings.step:08d}"]
-    if not steps or _has_answers(run, settings.step):
+    step = newest_checkpoint(run) if settings.step is None else run / f"step_{settings.step:08d}"
+    if step is None or not step.is_dir() or _has_answers(run, step_of(step)):
         return []
-    checkpoint = run if settings.step is None else steps[-1]
+    checkpoint = run if settings.step is None else step
     typed = [
         f"checkpoint={as_override(str(checkpoint))}",
         f"save_outputs={SAVE_OUTPUTS}",
         f"max_examples={settings.max_examples}",
     ]
     command = f"python evaluate.py {for_shell(typed)}"
-    nothing = f"{run} has no answers on its page"
+    nothing = (older_answers(run) if settings.step is None else None) or f"{run} has no answers on its page"
     elsewhere = f"this saves answers in another folder, for view.py: {command} out=answers"
     outputs = run / "eval_outputs"
-    kept = outputs / steps[-1].name
+    kept = outputs / step.name
     if shards_of(kept):
         return [f"{nothing}: {kept} holds outputs without the puzzles or without the answers; {elsewhere}"]
     try:
@@ -51,7 +50,8 @@ def save_missing_answers(run: Path, settings: Settings) -> list[str]:
         temporary = tempfile.TemporaryDirectory(dir=outputs, prefix=".view-")
     except OSError as error:
         return [f"{nothing}: {outputs} can't be written ({error.strerror}); {elsewhere}"]
-    tell(f"{run} has no saved answers; its model answers up to {settings.max_examples} puzzles of each test set now")
+    without = f"{run} has no saved answers of step {step_of(step)}"
+    tell(f"{without}; its model answers up to {settings.max_examples} puzzles of each test set now")
     tell(f"(Ctrl-C leaves them out): {command}")
     with temporary as folder:
         failed = _evaluate([*typed, f"out={as_override(str(folder))}"])
@@ -67,8 +67,7 @@ def _has_answers(run: Path, step: int | None) -> bool:
         outputs = outputs_folder(run, step)
     except UserError:  # there are outputs, but none of this step
         return False
-    shards = [file for files in shards_of(outputs).values() for file in files] if outputs else []
-    return bool(shards) and all(map(shows_answers, shards))
+    return outputs is not None and holds_answers(outputs)
 
 
 def _evaluate(typed: Sequence[str]) -> str | None:

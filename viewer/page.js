@@ -2003,7 +2003,7 @@ class Curves {
 
 /** Fill the table of results.json. */
 function showResults(results) {
-  const counts = Object.entries(results.num_examples).map(([set, count]) => `${plural(count, "example")} of ${set}`);
+  const counts = Object.entries(results.num_examples).map(([set, count]) => `${plural(count, "example")} of the set ${set}`);
   $("results-about").textContent = [results.checkpoint, results.data && `on ${results.data}`, counts.join(", ")]
     .filter(Boolean)
     .join(" · ");
@@ -2052,11 +2052,9 @@ class Compare {
     const others = page.numbers.filter(({ better }) => !better);
     const rest = make("details", {}, make("summary", {}, plural(others.length, "other metric")), this.numbers(others));
     const cards = [
-      page.differences.length
-        ? this.card("What differs in the configs", this.differences())
-        : this.card("The configs are the same", make("p", {}, "The runs differ in their names and places only.")),
+      this.configs(),
       this.card("Logged values: the last, and the best with its step", this.numbers(judged), others.length ? rest : null),
-      page.results.length ? this.card("Evaluation of the saved answers", ...this.results()) : null,
+      page.results.length ? this.card("Newest evaluation of this step", ...this.results()) : null,
       page.answering.length > 1 ? this.puzzles() : null,
       page.unanswered.length ? this.missing() : null,
     ];
@@ -2089,11 +2087,15 @@ class Compare {
     return make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table of runs" }, table);
   }
 
-  differences() {
-    return this.table(
-      this.page.differences.map(([key, values]) => [key, values.map((value) => (value === null ? null : [value]))]),
-      false,
-    );
+  /** Make the card of the configs. A config holds the last values: those of earlier steps may differ. */
+  configs() {
+    const { differences, branched } = this.page;
+    const rows = branched ? [...differences, ["resume", branched]] : differences;
+    const cells = rows.map(([key, values]) => [key, values.map((value) => (value === null ? null : [value]))]);
+    const table = rows.length ? this.table(cells, false) : null;
+    if (differences.length) return this.card("What differs in the configs", table);
+    const known = "Only names and places differ in the last configs. Earlier steps may have had other values.";
+    return this.card("The configs are the same at the end", make("p", {}, known), table);
   }
 
   /** Return the value of the best run: the only one that may stand out; null if nobody can tell. */
@@ -2128,8 +2130,9 @@ class Compare {
     const same = new Set(evaluated.filter(Boolean).map((one) => JSON.stringify(one))).size === 1;
     const note = "The evaluations are of different data or examples, so that no value is marked as the best.";
     const examplesOf = ({ num_examples: of }) =>
-      Object.entries(of).map(([set, num]) => `${num.toLocaleString("en")} of ${set}`).join(", ");
+      Object.entries(of).map(([set, num]) => `${plural(num, "example")} of the set ${set}`).join(", ");
     const head = [
+      ["step", this.page.runs.map(({ step }) => (step === null ? null : [step.toLocaleString("en")]))],
       ["data", evaluated.map((one) => one && [one.data])],
       ["examples", evaluated.map((one) => one && [examplesOf(one)])],
     ];

@@ -12,12 +12,13 @@ from dataset.pictures import board_of
 from dataset.schema import open_split
 from dataset.tasks import TASKS, task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
+from utils.checkpoint.format import read_name, step_folders
 from utils.errors import UserError
 from utils.run.folder import located_paths
 from utils.run.history import History, read_run_config
 from viewer.arc_votes import read_votes
 from viewer.pages import ALPHABET, Page, Settings, finite, names_of, read_json
-from viewer.saved_examples import read_examples
+from viewer.saved_examples import holds_answers, read_examples
 
 SAVE_OUTPUTS = "[inputs,labels,predictions_at_step,q_halt_at_step]"
 # No screen shows more points, and a run may have logged a million.
@@ -58,6 +59,7 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
         "facts": facts_of(config, task, outputs, results),
         "notes": notes,
         "command": command,
+        "step": step_of(outputs),
         "sets": sets,
         "examples": examples,
         "curves": curves["metrics"],
@@ -197,14 +199,41 @@ def thinned(pairs: list[tuple[int, float]]) -> Page:
     return {"steps": steps.tolist(), "values": [finite(value) for value in values.tolist()]}
 
 
+def newest_checkpoint(run_folder: Path) -> Path | None:
+    """Return the step folder that evaluate.py takes for a run; None if there is none."""
+    steps = step_folders(run_folder)
+    named = run_folder / read_name(run_folder / "latest")
+    return named if named in steps else next(reversed(steps), None)
+
+
+def step_of(outputs: Path | None) -> int | None:
+    """Return the training step that a folder's name tells; None if it tells none."""
+    match = _OUTPUTS.fullmatch(outputs.name) if outputs else None
+    return int(match["step"]) if match else None
+
+
+def older_answers(run_folder: Path) -> str | None:
+    """Return a line if a run's page shows answers of another step than its newest checkpoint."""
+    newest, outputs = newest_checkpoint(run_folder), outputs_folder(run_folder, None)
+    if newest is None or outputs is None or not holds_answers(outputs) or step_of(outputs) == step_of(newest):
+        return None
+    return (
+        f"the page shows the answers of {run_folder} at step {step_of(outputs)}, but its newest checkpoint is step "
+        f"{step_of(newest)}"
+    )
+
+
 def outputs_folder(run_folder: Path, step: int | None) -> Path | None:
-    """Return the folder with the outputs of a training step; None takes the newest step.
+    """Return the folder with the outputs of a training step.
+
+    None takes the step of the newest checkpoint. If its answers are not there, None takes the
+    newest step that has answers, and if none has, the newest outputs.
 
     Outputs for the run's own data come before outputs for other data. A folder that holds
     results.json is such a folder itself.
 
     Raises:
-        UserError: nothing was saved at this step.
+        UserError: nothing was saved at this step, or a file of outputs is damaged.
     """
     if (run_folder / "results.json").exists():
         if step is not None:
@@ -215,7 +244,9 @@ def outputs_folder(run_folder: Path, step: int | None) -> Path | None:
         if match := _OUTPUTS.fullmatch(folder.name):
             found[int(match["step"])] = folder  # the last of a step is for the run's own data
     if step is None:
-        return found[max(found)] if found else None
+        newest = step_of(newest_checkpoint(run_folder))
+        ordered = [found[number] for number in sorted(found, key=lambda at: (at == newest, at), reverse=True)]
+        return next(filter(holds_answers, ordered), ordered[0] if ordered else None)
     if step not in found:
         has = ", ".join(map(str, sorted(found))) or "none"
         raise UserError(f"{run_folder} has no outputs of step {step}, but of: {has}; choose one of them")

@@ -11,6 +11,7 @@ import numpy as np
 from dataset.builder import SPLITS
 from dataset.tasks import TASKS
 from utils.errors import UserError
+from utils.run.folder import located_paths
 from utils.run.history import read_run_config
 from utils.run.status import is_number
 from viewer.curves import Group, LoggedRun, Panel, differences_of, groups_of, panels_of, x_in_seconds, x_in_steps
@@ -48,9 +49,14 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         for number, page in answered.items()
         if page["board"] != board
     ]
+    steps = [(name, page["step"]) for name, page in zip(names, pages, strict=True) if page and page["step"] is not None]
+    if len({step for _, step in steps}) > 1:
+        listed = ", ".join(f"{name} at {step:,}" for name, step in steps)
+        notes.append(f"The answers and the evaluations are of different training steps: {listed}.")
     examples = {number: page["examples"] for number, page in answered.items() if page["board"] == board}
     puzzles = _merged(examples)
     metrics = _metrics_of(with_rows)
+    branched = [_parent_of(run) for run in runs]
     return {
         "kind": "runs",
         "title": f"{len(folders)} runs",
@@ -58,10 +64,17 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         "facts": _facts(pages),
         "notes": notes,
         "runs": [
-            {"name": name, "path": str(folder), "label": label_of.get(folder, ""), "command": page and page["command"]}
+            {
+                "name": name,
+                "path": str(folder),
+                "label": label_of.get(folder, ""),
+                "command": page and page["command"],
+                "step": page and page["step"],
+            }
             for name, folder, page in zip(names, folders, pages, strict=True)
         ],
         "differences": [[key, values] for key, values in differences_of(runs).items()],
+        "branched": branched if any(branched) else None,
         "numbers": [_numbers(metric, runs) for metric in metrics],
         "results": _results(pages),
         "evaluated": [
@@ -79,6 +92,16 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         "over_steps": [],
         "summary": f"{len(folders)} runs, {len(metrics)} metrics",
     }
+
+
+def _parent_of(run: LoggedRun) -> str | None:
+    """Return the other run, or its step, that a run has gone on from, as it was typed."""
+    typed = run.config.get("resume")
+    if not typed or typed == "auto":
+        return None
+    (path,) = located_paths(run.config, [str(typed)])
+    resumed = Path(path).resolve()
+    return None if run.path.resolve() in (resumed, resumed.parent) else str(typed)
 
 
 def _names_of(folders: Sequence[Path]) -> list[str]:

@@ -35,6 +35,16 @@ def shows_answers(file: Path) -> bool:
     return "inputs" in keys and bool(keys & {"predictions", "predictions_at_step"})
 
 
+def holds_answers(outputs: Path) -> bool:
+    """Return whether the shards of all ranks hold puzzles with their answers.
+
+    Raises:
+        UserError: a shard is damaged.
+    """
+    shards = [file for files in shards_of(outputs).values() for file in files]
+    return bool(shards) and all(map(shows_answers, shards))
+
+
 def rows_of(files: Sequence[Path]) -> np.ndarray:
     """Return the numbers of the rows that the shards of a set hold.
 
