@@ -375,6 +375,9 @@ class Source:
             return _read_csv(Path(config.csv), board)
         assert config.puzzle is not None
         if config.puzzle != _STDIN:
+            if os.path.isfile(config.puzzle):
+                key = "task" if config.puzzle.endswith((".json", ".json.gz")) else "csv"
+                raise UserError(f"puzzle={config.puzzle} is a file; give {key}={config.puzzle}")
             return self.puzzles_of_text(config.puzzle, "puzzle")
         text = _read_stdin()
         if isinstance(board, TextTask) and not _is_json(text):

@@ -54,6 +54,8 @@ def find_csv(folder: Path, split: SplitName) -> Path:
     """
     candidates = [folder / f"{split}.csv", folder / f"{split}.csv.gz"]
     found = [file for file in candidates if file.is_file()]
+    if folder.is_file():
+        raise UserError(f"--source-dir {folder} is a file; give its folder, --source-dir {folder.parent}")
     if not found:
         raise UserError(f"{folder}: holds neither {split}.csv nor {split}.csv.gz; correct --source-dir")
     if len(found) == 2:

@@ -38,6 +38,8 @@ _DAMAGED_ARRAY = (
 
 # How many bytes of an array are read at a time, so that memory does not grow with the dataset.
 CHUNK_BYTES = 4 << 20
+# A message lists so many datasets at most.
+_MOST_DATASETS = 5
 
 
 class DatasetMetadata(BaseModel):
@@ -226,10 +228,16 @@ def _why_none(data_path: Path, file: Path) -> str:
         return f"it is one split of a dataset; give the folder above it, {data_path.parent}"
     if _holds_csv(data_path):
         return f"it holds CSV files; build a dataset of them ({build_command(data_path)}) and give that as data_path"
+    if below := sorted(str(found.parents[1]) for found in data_path.glob("*/train/dataset.json")):
+        more = f" and {len(below) - _MOST_DATASETS} more" if len(below) > _MOST_DATASETS else ""
+        return f"it is a folder of datasets; give one of them: {', '.join(below[:_MOST_DATASETS])}{more}"
     missing = f"{file} is missing" if data_path.exists() else f"there is no folder {data_path}"
     near = None if data_path.exists() else _nearest_dataset(data_path)
-    similar = f", but there is {near}" if near else ""
-    return f"{missing}{similar}; build it ({build_command(data_path)}) or set data_path to {near or 'one that exists'}"
+    if near:
+        missing += f", but there is {near}"
+    elif not data_path.exists() and not data_path.is_absolute():
+        missing += f" here in {Path.cwd()}"
+    return f"{missing}; build it ({build_command(data_path)}) or set data_path to {near or 'one that exists'}"
 
 
 def _nearest_dataset(data_path: Path) -> Path | None:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from models import ArchConfig
-from models.exported import FORMAT, Exported, read_exported, whole_arch
+from models.exported import FORMAT, Exported, read_exported, whole_arch, why_not_described
 from models.published import Weights, to_ours, to_published
 from utils.arguments import Parser, typed_path
-from utils.checkpoint.names import is_run_or_step
+from utils.checkpoint.names import folder_around, is_run_or_step
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
 from utils.command_line import read_config, validate
 from utils.config import flatten
@@ -31,7 +31,7 @@ from utils.run.folder import located_paths
 from utils.shell import run_command
 from utils.terminal import tell
 from utils.text import for_shell
-from utils.weights_file import read_weights, write_weights
+from utils.weights_file import is_text, read_weights, write_weights
 
 # Options that the published code lacks. They change nothing in what a trained model computes.
 _NOT_PUBLISHED = {
@@ -121,6 +121,8 @@ def load_source(checkpoint: str, *, raw: bool) -> Source:
     if not is_run_or_step(checkpoint):
         if raw:
             raise UserError(f"--raw applies to the checkpoint of a run, but {checkpoint} is not one; leave it out")
+        if is_text(checkpoint):
+            raise UserError(why_not_described(checkpoint))
         return Source(to_ours(read_weights(checkpoint)), read_exported(checkpoint), ())
     opened = open_checkpoint(path, lambda warning: tell(f"warning: {warning}"))
     config = opened.state.config
@@ -164,8 +166,9 @@ def export(settings: Settings) -> str:
     if settings.format == "native":
         if source.model is None:
             raise UserError(
-                f"{settings.checkpoint} is a file of weights, which does not say its architecture; export the run that "
-                "wrote it, or give --format hrm"
+                folder_around(settings.checkpoint)
+                or f"{settings.checkpoint} is a file of weights, which does not say its architecture; export the run "
+                "that wrote it, or give --format hrm"
             )
         weights, metadata = source.weights, source.model.as_metadata()
     else:

@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from models import ArchConfig
+from utils.checkpoint.names import folder_around
 from utils.command_line import validate
 from utils.config import Int, StrictModel
 from utils.errors import UserError
 from utils.run.resume import completed
-from utils.weights_file import read_metadata
+from utils.weights_file import is_text, read_metadata
 
 FORMAT = 1
 _ENTRY = "recursive_model"
@@ -46,6 +47,25 @@ class Exported(StrictModel):
     def as_metadata(self) -> dict[str, str]:
         """Return the metadata of the file."""
         return {_ENTRY: self.model_dump_json()}
+
+
+def why_not_described(where: str) -> str:
+    """Return a line about a file without a description of its model, and what to give instead.
+
+    Args:
+        where: a path or hf://owner/repo/file.
+
+    Raises:
+        UserError: The file can't be read.
+    """
+    if around := folder_around(where):
+        return around
+    if is_text(where):
+        return f"{where} is no checkpoint, but a file of text; give the folder of a run or of one of its steps"
+    return (
+        f"{where} is a file of weights, which says neither its architecture nor its data; give arch=... (with "
+        "the options that it was trained with) and data_path=..., or a file that python -m models.export wrote"
+    )
 
 
 def read_exported(where: str) -> Exported | None:

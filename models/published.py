@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from utils.checkpoint.names import folder_around
 from utils.errors import UserError
 from utils.shapes import compare_shapes, shapes_of
 
@@ -114,9 +115,8 @@ def fit_weights(weights: Weights, own: Weights, puzzle_table: PuzzleTable | None
             "take data of the same task"
         )
     if problems := _mismatches(weights, own):
-        raise UserError(
-            f"{source} doesn't fit the model: {'; '.join(problems)}; arch and data must be the checkpoint's"
-        )
+        fix = folder_around(source) or "arch and data must be the checkpoint's"
+        raise UserError(f"{source} doesn't fit the model: {'; '.join(problems)}; {fix}")
     # This check comes last, because a checkpoint that does not fit leaves no choice of rows.
     if puzzle_table is None and table_KE is not None and own_KE is not None and len(table_KE) != len(own_KE):
         raise UserError(

@@ -40,7 +40,7 @@ MISTAKES = {
     "unknown key": ("pretrain.py data_path={data} epoch=3", "error: unknown key 'epoch'; did you mean epochs"),
     "missing dataset": (
         "pretrain.py data_path=data/nowhere",
-        "error: no dataset at data/nowhere: there is no folder data/nowhere; build it (python dataset/build_",
+        "error: no dataset at data/nowhere: there is no folder data/nowhere here in /",
     ),
     "no CUDA": (
         "pretrain.py data_path={data} device=cuda",
@@ -54,9 +54,9 @@ MISTAKES = {
         "evaluate.py checkpoint=checkpoints/nowhere",
         "error: there is no checkpoint at checkpoints/nowhere; give the folder of a run or of one of its steps",
     ),
-    "weights of no architecture": (
+    "text for weights": (
         "evaluate.py checkpoint=a_file data_path={data}",
-        "error: a_file is a file of weights, which says neither its architecture nor its data; give arch=... (with the",
+        "error: a_file is no checkpoint, but a file of text; give the folder of a run or of one of its steps",
     ),
 }
 

@@ -779,10 +779,18 @@ def test_an_evaluator_adds_to_the_scores(
 def test_wrong_files_of_weights_are_refused(
     trm: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, other = trm / "step_00000012" / "model.safetensors", with_identifiers(data, tmp_path / "other", 3)
+    step, moved = trm / "step_00000012", tmp_path / "moved.safetensors"
+    shutil.copy(step / "model.safetensors", moved)
+    file, other = step / "model.safetensors", with_identifiers(data, tmp_path / "other", 3)
     for typed, expected in (
-        ([f"checkpoint={file}"], "give arch=... (with the options that it was trained with) and data_path=..."),
-        ([f"checkpoint={file}", *TRM_ARCH], "is a file of weights, which says neither its architecture nor its data"),
+        ([f"checkpoint={file}"], f"{file} is a part of a checkpoint; give the step folder above it, {step}"),
+        ([f"checkpoint={trm}/config.yaml"], f"is a file in the folder of a run; give that folder, {trm}"),
+        (
+            [f"checkpoint={trm}/config.yaml", f"data_path={data}", *TRM_ARCH],
+            f"is a file in the folder of a run; give that folder, {trm}",
+        ),
+        ([f"checkpoint={moved}"], "give arch=... (with the options that it was trained with) and data_path=..."),
+        ([f"checkpoint={moved}", *TRM_ARCH], "is a file of weights, which says neither its architecture nor its data"),
         ([f"checkpoint={trm}", *TRM_ARCH], f"arch is given, but {trm} is a run, which knows its own; leave it out"),
         ([f"checkpoint={trm}", "puzzle_table=keep"], "puzzle_table is given, but"),
         (

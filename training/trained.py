@@ -12,7 +12,7 @@ from torch import Tensor
 from dataset.schema import open_split
 from models import ArchConfig, build_arch
 from models.base import RecursiveModel
-from models.exported import read_exported
+from models.exported import read_exported, why_not_described
 from models.published import PuzzleTable, fit_weights, to_ours
 from training.config import PretrainConfig
 from training.data import Sizes
@@ -37,7 +37,7 @@ from utils.files import file_errors
 from utils.run.resume import completed, read_beside_groups
 from utils.shapes import compare_shapes, shapes_of
 from utils.terminal import tell
-from utils.weights_file import read_weights
+from utils.weights_file import is_text, read_weights
 from utils.yaml_places import chosen_files
 
 
@@ -140,10 +140,7 @@ def _of_file(source: str, arch: ArchConfig | None, data_path: str | None, puzzle
         changed = differences(described.arch.model_dump(), arch.model_dump())
         raise UserError(f"{source} knows its architecture, and arch differs in {', '.join(changed)}; leave arch out")
     if described is None and not (arch and data_path):
-        raise UserError(
-            f"{source} is a file of weights, which says neither its architecture nor its data; give arch=... (with "
-            "the options that it was trained with) and data_path=..., or a file that python -m models.export wrote"
-        )
+        raise UserError(why_not_described(source))
     if puzzle_table is not None and data_path is None:
         raise UserError(f"puzzle_table={puzzle_table} fits the puzzle rows to other data; give data_path=...")
     if described is not None and puzzle_table is None:
@@ -187,6 +184,8 @@ def load_weights_from(source: str, model: RecursiveModel, puzzle_table: PuzzleTa
         if world.is_main:  # one download, one reading
             if is_run_or_step(source):
                 weights = open_checkpoint(Path(source), tell).trained_weights()
+            elif is_text(source):
+                raise UserError(why_not_described(source))
             else:
                 weights = to_ours(read_weights(source))
             model.load_state_dict(fit_weights(weights, model.state_dict(), puzzle_table, source))

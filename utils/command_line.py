@@ -360,12 +360,14 @@ def _require_one_run(config_name: str, typed: str, overrides: list[str]) -> NoRe
 
     The message names the command that starts several runs.
     """
+    decimal = re.fullmatch(r"'(\S+=-?\d+),(\d+(e-?\d+)?)'", typed)
+    number = f"; for a decimal number write {decimal[1]}.{decimal[2]}" if decimal else ""
     if config_name == "pretrain":
         raise UserError(
-            f"{typed} asks for several runs, and this is one; python sweep.py {shlex.join(overrides)} runs them"
+            f"{typed} asks for several runs, and this is one; python sweep.py {shlex.join(overrides)} runs them{number}"
         )
     raise UserError(
-        f"{typed} asks for several runs, but this is one; give one value, [a,b] for a list, or quotes for text"
+        f"{typed} asks for several runs, but this is one; give one value, [a,b] for a list, or quotes for text{number}"
     )
 
 

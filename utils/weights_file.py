@@ -112,6 +112,19 @@ def write_weights(path: Path, weights: dict[str, Tensor], metadata: dict[str, st
         beside.unlink(missing_ok=True)
 
 
+def is_text(where: str) -> bool:
+    """Return whether a file begins with text, unlike a file of weights.
+
+    Args:
+        where: as for `read_weights`.
+
+    Raises:
+        UserError: The file is missing or can't be read.
+    """
+    with _opened(where) as (_, head):
+        return head[0] < 0x80 and all(byte >= 32 or chr(byte).isspace() for byte in head)
+
+
 @contextmanager
 def _opened(where: str) -> Iterator[tuple[Path, bytes]]:
     """Give the path of a file of weights and its first nine bytes.

@@ -68,6 +68,8 @@ def test_a_folder_has_one_file_for_a_split(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds neither test\.csv nor test\.csv\.gz"):
         find_csv(tmp_path, "test")
     compressed = _file(tmp_path, HEADER, "test.csv.gz")
+    with pytest.raises(ValueError, match=f"{compressed} is a file; give its folder, --source-dir {tmp_path}$"):
+        find_csv(compressed, "test")
     assert find_csv(tmp_path, "test") == compressed
     _file(tmp_path, HEADER, "test.csv")
     with pytest.raises(ValueError, match=r"holds both test\.csv and test\.csv\.gz; remove one of them"):

@@ -364,6 +364,20 @@ def test_a_missing_dataset_names_a_similar_one(typed: str, tmp_path: Path, monke
     assert str(caught.value).endswith(" or set data_path to data/sudoku-x")
 
 
+def test_a_missing_folder_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"there is no folder data/addition here in {tmp_path}; build it"):
+        open_split(Path("data/addition"), "train")
+
+
+@pytest.mark.parametrize(("names", "listed"), [("ab", "{0}/a, {0}/b"), ("abcdefg", "{0}/a, .*{0}/e and 2 more")])
+def test_a_folder_of_datasets_lists_them(names: str, listed: str, tmp_path: Path) -> None:
+    for name in names:
+        _write(tmp_path / name)
+    with pytest.raises(UserError, match=f"is a folder of datasets; give one of them: {listed.format(tmp_path)}$"):
+        open_split(tmp_path, "train")
+
+
 def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(UserError, match=f"it is the folder of a run; resume={tmp_path} goes on with it"):

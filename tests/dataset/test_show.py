@@ -177,6 +177,7 @@ def test_arc(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     "arguments, expected",
     [
         (["{data}/nowhere"], "no dataset at"),
+        (["{data}/.."], "it is a folder of datasets; give one of them: "),
         (["{data}", "--row", "12"], "has rows 0 to 11"),
         (["{data}", "--num", "-1"], "--num is -1"),
         (["{data}", "--row", "first"], "invalid int value"),

@@ -1,6 +1,7 @@
 """An export equals a published file bit for bit. A mistake is one line and leaves no file."""
 
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,14 @@ def test_a_file_without_its_architecture_is_refused(tmp_path: Path, capsys: pyte
     save_file(_generated("hrm"), tmp_path / "ours")
     message = _mistake(capsys, tmp_path / "ours", "-o", tmp_path / "out.safetensors")
     assert "does not say its architecture; export the run that wrote it, or give --format hrm" in message
+    step = tmp_path / "run" / "step_00000004"
+    step.mkdir(parents=True)
+    (step / "state.json").write_text("{}")
+    (step.parent / "config.yaml").write_text("lr: 1")
+    shutil.move(tmp_path / "ours", step / "model.safetensors")
+    for file, folder in ((step / "model.safetensors", step), (step.parent / "config.yaml", step.parent)):
+        message = _mistake_after(capsys, file, "-o", tmp_path / "out.safetensors")
+        assert message.rstrip().endswith(f", {folder}"), message
     assert "-o out.pt has to end in .safetensors" in _mistake(capsys, tmp_path / "ours", "-o", "out.pt")
     assert "--compiled is about published names" in _mistake(capsys, "x", "-o", "y.safetensors", "--compiled")
 

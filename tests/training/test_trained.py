@@ -309,6 +309,11 @@ def test_wrong_sources_are_refused(puzzles: Path, data: Path, trained: Path, tmp
     for changes, expected in (
         ({"init_from": gone}, f"{gone} does not exist; give a file of weights"),
         ({"init_from": data}, f"there is no checkpoint at {data}; give the folder of a run or of one of its steps"),
+        ({"init_from": trained / "config.yaml"}, f"is a file in the folder of a run; give that folder, {trained}"),
+        (
+            {"init_from": trained / "step_00000004" / "model.safetensors", "arch": "hrm"},
+            f"is a part of a checkpoint; give the step folder above it, {trained}/step_00000004",
+        ),
         ({"init_from": "'hf://owner'"}, "hf://owner names no file on the Hugging Face Hub"),
         ({"init_from": trained, "load_checkpoint": trained}, "mean the same; give one"),
         ({"puzzle_table": "mean"}, "puzzle_table=mean says what becomes of the table of init_from; give that too"),

@@ -124,6 +124,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "Hydra's own": (["hydra.run.dir=x"], r"'hydra.run.dir=x' is a setting of Hydra's own.*; --help"),
     "Hydra's own group": (["hydra/launcher=basic"], r"'hydra/launcher=basic' is a setting of Hydra's own"),
     "sweep": (["lr=1,2", "arch=trm"], r"'lr=1,2' asks for several runs.*; python sweep.py lr=1,2 arch=trm runs them"),
+    "decimal comma": (["lr=0,001"], r"'lr=0,001' asks for several runs.*; for a decimal number write lr=0.001$"),
     "sweep from a file": (["sweep=lr_arch", "lr=1"], r"; python sweep.py sweep=lr_arch lr=1 runs them"),
     "key of a sweep": (["sweep.trials=3"], r"'sweep.trials=3' asks for several runs"),
     "sweep function": (["lr=range(1,3)"], r"'lr=range\(1,3\)' asks for several runs"),

@@ -65,6 +65,18 @@ def is_run_or_step(typed: str) -> bool:
     return os.path.exists(typed) and not is_file_of_weights(typed)
 
 
+def folder_around(file: str) -> str | None:
+    """Return a line that names the step or the run whose folder holds a file; None if none does."""
+    folder = Path(file).parent
+    if not os.path.isfile(file):
+        return None
+    if STEP_FOLDER.fullmatch(folder.name) and os.path.isfile(folder / "state.json"):
+        return f"{file} is a part of a checkpoint; give the step folder above it, {folder}"
+    if _has_steps(folder):
+        return f"{file} is a file in the folder of a run; give that folder, {folder}"
+    return None
+
+
 def explain_missing(path: Path) -> str:
     """Return a line that says why there is no checkpoint at a path, and what to give instead."""
     if runs := _newest_first(path):
