@@ -20,7 +20,7 @@ ROWS = BATCH * 4 * (64 + 1)  # gradients of puzzle rows with their numbers
 def test_bytes_of_each_strategy(strategy: str, num_ranks: int, data: Path, tmp_path: Path) -> None:
     vocab_size = json.loads((data / "train" / "dataset.json").read_text())["vocab_size"]
     others = 4 * (2 * vocab_size * 64 + 2 * 64 + 2)  # the token embedding, the token head and the Q head
-    # The last block of the target pass returns only the first position, from which the Q values come.
+    # The last block of the target pass returns only the first position.
     activations = ((47 + 8) * STATE + STATE // (1 + 16)) * BATCH
     expected = {
         ("ddp", 1): 0,
