@@ -12,7 +12,7 @@ from torch import nn
 from models.layers import Linear
 from utils.errors import UserError
 
-# Whether the CPU multiplies tiles of bfloat16, sixteen times as fast as AVX-512 multiplies float32.
+# Whether the CPU has instructions for tiles of bfloat16. Attention was not measured on such a CPU.
 _HAS_AMX = torch.cpu._is_amx_tile_supported()
 
 Rotary = tuple[torch.Tensor, torch.Tensor]

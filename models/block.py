@@ -42,17 +42,20 @@ class Block(nn.Module):
         self.mlp = MLPS[mlp](hidden_size, swiglu_width(hidden_size, expansion, width_multiple))
 
     def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None, *, first_position_only: bool = False) -> torch.Tensor:
-        """Return x_BTD after token mixing and the MLP; of the first position only, (B,1,D), if
-        asked.
+        """Return x_BTD after token mixing and the MLP.
+
+        Args:
+            first_position_only: return only the first position, (B,1,D).
         """
+        num_positions = 1 if first_position_only else None
         if self.mlp_t is not None:
             x_BDT = x_BTD.transpose(1, 2)
             x_BDT = rms_norm(x_BDT + self.mlp_t(x_BDT))  # the norm is over positions here, as published
-            x_BTD = x_BDT.transpose(1, 2)[:, : 1 if first_position_only else None]
+            x_BTD = x_BDT.transpose(1, 2)[:, :num_positions]
         else:
             assert self.self_attn is not None
-            num_queries = 1 if first_position_only else None
-            x_BTD = rms_norm(x_BTD[:, :num_queries] + self.self_attn(x_BTD, rotary, num_queries=num_queries))
+            mixed_BTD = self.self_attn(x_BTD, rotary, num_queries=num_positions)
+            x_BTD = rms_norm(x_BTD[:, :num_positions] + mixed_BTD)
         return rms_norm(x_BTD + self.mlp(x_BTD))
 
 

@@ -122,7 +122,7 @@ class Depth:
     """The depth of one segment: its cycles, its calls, and how many of the last carry gradient.
 
     With `q_values_only`, only the Q values of the segment are of use. They come from the first
-    position, so the last block of a call without gradient computes nothing else.
+    position, so the last block of the last call computes nothing else if it carries no gradient.
     """
 
     H_cycles: int
