@@ -666,6 +666,23 @@ def test_tensorboard_shows_repeated_steps_once(tmp_path: Path) -> None:
     assert _curves(tmp_path)["a"] == {1: 1.0, 2: 2.0}, "the run began afresh"
 
 
+def test_tensorboard_reads_a_run_that_is_resumed_at_once_in_order(tmp_path: Path) -> None:
+    """The resuming process may have the smaller number, which sorts first within a second."""
+    first = _metrics(tmp_path, tensorboard=True)
+    for step in (1, 2, 3):
+        first.write(step, {"a": 1.0 * step})
+    first.close()
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    now = int(time.time()) + 1
+    while time.time() < now:  # a second has just begun, and does not end before the second file is opened
+        time.sleep(0.001)
+    file.rename(file.with_name(f"events.out.tfevents.{now:010d}.zzz.999999999.0"))
+    resumed = _metrics(tmp_path, first=1, tensorboard=True)
+    resumed.write(2, {"a": 20.0})
+    resumed.close()
+    assert _curves(tmp_path)["a"] == {1: 1.0, 2: 20.0}
+
+
 def test_without_the_package_tensorboard_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     expected = r"^tensorboard=true, but tensorboard isn't installed; pip install -r requirements-tensorboard.txt, or"

@@ -1,5 +1,6 @@
 """Write a run's metrics for TensorBoard, an optional package."""
 
+import time
 from pathlib import Path
 
 from utils.errors import UserError
@@ -30,6 +31,7 @@ class TensorBoard(Sink):
                 "or tensorboard=false"
             ) from error
         with writing(folder):
+            _wait_for_next_second(folder)
             self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)
 
     def write(self, step: int, row: Row) -> None:
@@ -39,3 +41,15 @@ class TensorBoard(Sink):
 
     def close(self, *, failed: bool, at_most_s: float | None) -> None:
         self._writer.close()
+
+
+def _wait_for_next_second(folder: Path) -> None:
+    """Wait until a new file's name sorts behind the names of the files that are there.
+
+    A name has the second and then the process's number: events.out.tfevents.SECOND.HOST.PROCESS.
+    TensorBoard reads files in the order of their names. If it read a resumed run's file first, it
+    would show the repeated steps twice, or drop the new ones.
+    """
+    seconds = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
+    while f"{int(time.time()):010d}" in seconds:
+        time.sleep(0.02)
