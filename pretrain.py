@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from dataset.loader import IGNORE_LABEL
 from models import ArchConfig, build_arch
@@ -49,6 +50,7 @@ from utils.dist.setup import connect_devices
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.metrics import Row
+from utils.perf.recording import AVERAGE, PUZZLE_TABLE
 from utils.program import run
 from utils.run.folder import clear_stopped
 from utils.run.heading import heading
@@ -330,21 +332,23 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
             layout.clip_(settings.grad_clip, grad_norm)
         table = layout.model.puzzle_embedding
         if table is not None and table.trainable:
-            rows_are_finite = sparse_sign_sgd_(
-                table.weight,
-                state.carry.current["puzzle_identifiers"],  # of the examples that the slots now hold
-                torch.cat(rows_grads),
-                lr=settings.puzzle_emb_lr,
-                weight_decay=settings.puzzle_emb_weight_decay,
-                num_slots=settings.global_batch_size,
-                world=world,
-            )
+            with record_function(PUZZLE_TABLE):
+                rows_are_finite = sparse_sign_sgd_(
+                    table.weight,
+                    state.carry.current["puzzle_identifiers"],  # of the examples that the slots now hold
+                    torch.cat(rows_grads),
+                    lr=settings.puzzle_emb_lr,
+                    weight_decay=settings.puzzle_emb_weight_decay,
+                    num_slots=settings.global_batch_size,
+                    world=world,
+                )
             # With freeze_weights, the rows have the only gradients: NaN in them must not go
             # unnoticed.
             grad_norm = torch.where(rows_are_finite, grad_norm, torch.nan)
         state.optimizers.step(settings.lr_factor)
         if state.ema is not None:
-            state.ema.update(settings.ema_rate)
+            with record_function(AVERAGE):
+                state.ema.update(settings.ema_rate)
     else:
         grad_norm = torch.zeros_like(grad_norm)  # otherwise NumberWatch would take the overflow for a fault
     state.optimizers.zero_grad()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from benchmarks.matrix_peak import matrix_peak_tflops
 from benchmarks.on_request import answer_requests, timed
@@ -22,7 +23,19 @@ from training.plan import Plan
 from utils.command_line import read_config, validate
 from utils.dist.setup import join_ranks
 from utils.perf.devices import max_memory_gb
-from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD, OPTIMIZER, parts, recording, transfers, union
+from utils.perf.recording import (
+    AVERAGE,
+    BACKWARD,
+    FORWARD,
+    METRICS,
+    NO_GRAD,
+    OPTIMIZER,
+    PUZZLE_TABLE,
+    parts,
+    recording,
+    transfers,
+    union,
+)
 from utils.run.resume import Start
 
 
@@ -82,7 +95,8 @@ class OurTrainer:
         self._data_s += time.perf_counter() - began
         state.progress.step += 1
         result = train_step(state, batch, StepSettings.at(state.progress.step, self._plan, self._world), self._world)
-        state.sums.add(result.sums, result.grad_norm)
+        with record_function(METRICS):
+            state.sums.add(result.sums, result.grad_norm)
 
     def parts(self, num_steps: int) -> dict[str, float]:
         """Train some steps, and return the ms that each part of one takes. Every rank.
@@ -92,11 +106,15 @@ class OurTrainer:
         device = self._world.device
         with recording(device) as events:
             row = self.steps(num_steps)
-        spans = {name: list(parts(events, name, device)) for name in (NO_GRAD, FORWARD, BACKWARD, OPTIMIZER)}
+        names = (NO_GRAD, FORWARD, BACKWARD, PUZZLE_TABLE, OPTIMIZER, AVERAGE, METRICS)
+        spans = {name: list(parts(events, name, device)) for name in names}
         ms = {name: union(each) / num_steps / 1e6 for name, each in spans.items()}
         ms[FORWARD] -= ms[NO_GRAD]
-        computing = [span for each in spans.values() for span in each]
-        reduction_ns = union([*computing, *transfers(events)]) - union(computing)
+        # The update of the puzzle table waits for what the ranks send for it.
+        sent = list(transfers(events))
+        ms[PUZZLE_TABLE] = (union([*spans[PUZZLE_TABLE], *sent]) - union(sent)) / num_steps / 1e6
+        computing = [span for name, each in spans.items() if name != PUZZLE_TABLE for span in each]
+        reduction_ns = union([*computing, *sent]) - union(computing)
         ms = {"data": row["data_ms"], **ms, "reduction": reduction_ns / num_steps / 1e6}
         ms["optimizer"] = ms.pop(OPTIMIZER)
         return {"step": row["step_ms"], **ms, "rest": row["step_ms"] - sum(ms.values())}

@@ -18,6 +18,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 # The parts of a step that the code names with torch.profiler.record_function. The calls without
 # gradient are inside of the forward part. Optimizers of PyTorch name their steps themselves.
 FORWARD, NO_GRAD, BACKWARD, OPTIMIZER = "forward", "forward without gradient", "backward", "Optimizer.step#"
+PUZZLE_TABLE, AVERAGE, METRICS = "puzzle table", "average", "metrics"
 
 Span = tuple[int, int]
 """Beginning and end, in ns."""
