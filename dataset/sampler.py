@@ -53,6 +53,8 @@ class Sampler:
         self.seed, self.global_batch_size = seed, global_batch_size
         self.first_step, self.first_draw, self.repeat_first_batch = first_step, first_draw, repeat_first_batch
         self._example_starts, self._group_first, self._group_size = _pool(sets)
+        # Whether each puzzle is one example. An example then has the number of its puzzle.
+        self._are_single = self._example_starts[-1] == len(self._example_starts) - 1
         self._set_starts = np.cumsum([0] + [len(s.inputs) for s in sets])
         self._epoch_end_E = self._count_draws(epochs)
         # An epoch is drawn once and used for many steps. A batch may lie in two epochs.
@@ -113,6 +115,8 @@ class Sampler:
 
     def _choose(self, epoch: int) -> np.ndarray:
         """Return the puzzle that each group contributes to an epoch, (G,)."""
+        if len(self._group_first) == len(self._example_starts) - 1:  # each group has one puzzle
+            return self._group_first
         generator = np.random.default_rng([self.seed, epoch, _CHOICE])
         return self._group_first + generator.integers(0, self._group_size)
 
@@ -128,6 +132,8 @@ class Sampler:
     def _draw_epoch(self, epoch: int) -> np.ndarray:
         generator = np.random.default_rng([self.seed, epoch, _ORDER])
         puzzles = self._choose(epoch)[generator.permutation(len(self._group_first))]
+        if self._are_single:  # an order within puzzles would be most of the work of a large epoch
+            return puzzles
         sizes = self._example_starts[puzzles + 1] - self._example_starts[puzzles]
         owner = np.repeat(np.arange(len(puzzles)), sizes)
         within = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner]

@@ -67,6 +67,22 @@ def _groups_of_puzzles(data: list[Layout]) -> list[list[range]]:
     return groups
 
 
+def test_a_large_epoch_of_single_examples_is_only_shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sorting a million examples within their puzzles took most of the time of an epoch's draw."""
+    single = [[[1]] * 500, [[1, 1, 1]] * 20]  # two sets: groups of one puzzle, and of three
+    general = _sampler(single, seed=3, epochs=2)
+    general._are_single = False  # draws as for puzzles of several examples
+    expected = _stream(general)
+
+    monkeypatch.setattr(np, "lexsort", None)
+    assert _stream(_sampler(single, seed=3, epochs=2)) == expected
+
+
+def test_groups_of_one_puzzle_draw_no_choice() -> None:
+    sampler = _sampler([[[1]] * 5, [[2]] * 3], seed=3)
+    assert sampler._choose(epoch=1) is sampler._group_first
+
+
 @given(data=DATA, seed=SEEDS, epochs=st.integers(1, 4), size=st.integers(1, 7))
 @settings(max_examples=60, deadline=None)
 def test_an_epoch_takes_every_group_once_and_one_whole_puzzle_of_it(
