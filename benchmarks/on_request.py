@@ -68,14 +68,20 @@ def wait_for(device: torch.device) -> None:
 
 
 class Asked:
-    """A process that answers requests."""
+    """A process that answers requests.
+
+    Attributes:
+        description: its answer to `describe`.
+        start_s: how long it took to start, to train untimed steps, and to describe itself.
+    """
 
     def __init__(self, command: list[str]) -> None:
-        self._command = command
+        self._command, began = command, time.perf_counter()
         self._process = subprocess.Popen(
             command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.description = self.ask("describe")
+        self.start_s = time.perf_counter() - began
 
     def ask(self, request: str) -> dict[str, Any]:
         """Return the answer to a request. If the process has ended, so does this one."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
-from benchmarks.matrix_peak import matrix_peak_tflops
+from benchmarks.matrix_peak import Product, measure_products, peak_tflops
 from benchmarks.on_request import answer_requests, timed
 from dataset.loader import TrainLoader
 from pretrain import StepSettings, build_state, open_run, train_step
@@ -45,30 +45,29 @@ class OurTrainer:
     def __init__(self, overrides: list[str]) -> None:
         world = join_ranks()
         start = Start(validate(PretrainConfig, read_config("pretrain", overrides)))
-        self._world, data = open_run(start, world)
+        self.world, data = open_run(start, world)
         self._config, self._sizes = start.config, data.sizes
-        self._state = build_state(start, data, self._world)
-        self._plan = Plan.make(self._config, data, self._state.progress, self._world)
+        self._state = build_state(start, data, self.world)
+        self._plan = Plan.make(self._config, data, self._state.progress, self.world)
         loader = TrainLoader(
             data.train,
             self._plan.sampler,
-            self._world,
+            self.world,
             augmentation=self._plan.augmentation,
             data_on=self._config.data_on,
         )
         self._batches = iter(loader.batches(range(1, self._plan.last_step + 1)))
         self._data_s = 0.0
-        self.is_main = self._world.is_main
+        self.is_main = self.world.is_main
 
     def next_request(self, read: Callable[[], str]) -> str:
         """Return the next request, which rank 0 reads. Every rank."""
-        return str(self._world.broadcast_object(read() if self.is_main else None))
+        return str(self.world.broadcast_object(read() if self.is_main else None))
 
     def describe(self) -> dict[str, Any]:
-        config, world = self._config, self._world
+        config, world = self._config, self.world
         device = world.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-        num_slots = config.global_batch_size // world.size // config.grad_accumulation
         return {
             "what": f"{config.arch.name}, {config.arch.forward_dtype}, compile={config.compile}",
             "device": f"{world.size} x {name}",
@@ -76,17 +75,24 @@ class OurTrainer:
             "threads": torch.get_num_threads(),
             "batch_size": config.global_batch_size,
             "flops": flops_of_step(config, self._sizes, config.arch.depth),
-            "peak_tflops": world.size * matrix_peak_tflops(self._state.model, num_slots),
+            "peak_tflops": world.size * peak_tflops(self.products()),
         }
+
+    def products(self) -> list[Product]:
+        """Measure the products of the blocks with the slots that this rank computes at once."""
+        config = self._config
+        return measure_products(
+            self._state.model, config.global_batch_size // self.world.size // config.grad_accumulation
+        )
 
     def steps(self, num_steps: int) -> dict[str, float]:
         """Train some steps, and return the mean ms of one and of its wait for data. Every rank."""
         self._data_s = 0.0
-        step_ms = timed(self._step, num_steps, self._world.device)
+        step_ms = timed(self._step, num_steps, self.world.device)
         return {
             "step_ms": step_ms,
             "data_ms": 1e3 * self._data_s / num_steps,
-            "max_memory_gb": max_memory_gb(self._world.device),
+            "max_memory_gb": max_memory_gb(self.world.device),
         }
 
     def _step(self) -> None:
@@ -94,7 +100,7 @@ class OurTrainer:
         batch = next(self._batches)
         self._data_s += time.perf_counter() - began
         state.progress.step += 1
-        result = train_step(state, batch, StepSettings.at(state.progress.step, self._plan, self._world), self._world)
+        result = train_step(state, batch, StepSettings.at(state.progress.step, self._plan, self.world), self.world)
         with record_function(METRICS):
             state.sums.add(result.sums, result.grad_norm)
 
@@ -103,7 +109,7 @@ class OurTrainer:
 
         The parts are exclusive. What ranks send while they compute is not part of the reduction.
         """
-        device = self._world.device
+        device = self.world.device
         with recording(device) as events:
             row = self.steps(num_steps)
         names = (NO_GRAD, FORWARD, BACKWARD, PUZZLE_TABLE, OPTIMIZER, AVERAGE, METRICS)

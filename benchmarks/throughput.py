@@ -19,6 +19,7 @@ import json
 import shlex
 import statistics
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,19 +30,26 @@ _PART_STEPS = 3
 Row = dict[str, float]
 
 
-def measure(commands: list[list[str]], num_steps: int, num_rounds: int) -> list[dict[str, Any]]:
-    """Return for each command what it is, the figures of each round, and the parts of a step."""
+def measure(commands: list[list[str]], num_steps: int, num_rounds: int) -> Iterator[list[dict[str, Any]]]:
+    """Yield for each command what it is, the figures of each round, and the parts of a step.
+
+    This is done after every round, so that a measurement which is cut off has the rounds before.
+    Only the last results have the parts.
+    """
     with ExitStack() as stack:
         programs = [stack.enter_context(Asked(command)) for command in commands]
-        rounds: list[list[Row]] = [[] for _ in programs]
-        for _ in range(num_rounds):
-            for program, rows in zip(programs, rounds, strict=True):
-                rows.append(figures(program.description, program.ask(f"steps {num_steps}")))
-        # The parts are measured last, because a recording may slow down what follows it.
-        return [
-            {"command": command, **program.description, "rounds": rows, "parts": program.ask(f"parts {_PART_STEPS}")}
-            for command, program, rows in zip(commands, programs, rounds, strict=True)
+        results = [
+            {"command": command, "start_s": program.start_s, **program.description, "rounds": [], "parts": {}}
+            for command, program in zip(commands, programs, strict=True)
         ]
+        for _ in range(num_rounds):
+            for program, result in zip(programs, results, strict=True):
+                result["rounds"].append(figures(program.description, program.ask(f"steps {num_steps}")))
+            yield results
+        # The parts are measured last, because a recording may slow down what follows it.
+        for program, result in zip(programs, results, strict=True):
+            result["parts"] = program.ask(f"parts {_PART_STEPS}")
+        yield results
 
 
 def figures(description: dict[str, Any], row: Row) -> Row:
@@ -102,12 +110,12 @@ def main() -> None:
     if args.against:
         program, *arguments = shlex.split(args.against)
         commands.append([sys.executable if program == "python" else program, *arguments])
-    results = measure(commands, args.steps, args.rounds)
+    for results in measure(commands, args.steps, args.rounds):
+        if args.json is not None:
+            args.json.write_text(json.dumps(results, indent=1) + "\n")
     print("\n\n".join(map(table, results)))
     if args.against:
         print(f"\n{comparison(*results)}")
-    if args.json is not None:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

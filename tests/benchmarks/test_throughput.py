@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmarks.matrix_peak import matrix_peak_tflops
+from benchmarks.matrix_peak import measure_products, peak_tflops
 from benchmarks.published_steps import flash_attention
 from benchmarks.throughput import comparison, figures
 from tests import runs
@@ -74,7 +74,7 @@ def test_rounds_are_compared_one_by_one() -> None:
 
 @pytest.mark.parametrize("name", ARCH_NAMES)
 def test_every_architecture_has_a_peak(name: str) -> None:
-    assert matrix_peak_tflops(small_model(name), num_slots=2) > 0
+    assert peak_tflops(measure_products(small_model(name), num_slots=2)) > 0
 
 
 def test_attention_of_the_published_code_is_that_of_flash_attn() -> None:
