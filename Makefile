@@ -9,7 +9,7 @@ PIP_INSTALL := $(VENV)/python -m pip install --quiet --disable-pip-version-check
 DEMO_THREADS ?= 2
 DEMO_DATA := data/sudoku-6x6
 
-.PHONY: demo test test-invariance test-faults test-launch test-slurm test-ray test-slow test-gpu check audit format clean
+.PHONY: demo test test-invariance test-faults test-launch test-slurm test-ray test-slow test-gpu gpu check audit format clean
 
 demo: .venv/.demo
 	@$(VENV)/python dataset/build_sudoku_dataset.py --output-dir $(DEMO_DATA) --generate 1000 --generate-test 500 --box 2x3
@@ -45,8 +45,14 @@ test-ray: .venv/.ray
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m ray
 
 # With the environment's own torch, because a CUDA machine brings its own: PYTHON=... chooses another.
+GPU_PYTHON = $(if $(wildcard $(VENV)/python),$(VENV)/python,$(PYTHON))
 test-gpu:
-	$(if $(wildcard $(VENV)/python),$(VENV)/python,$(PYTHON)) -m pytest -m gpu
+	$(GPU_PYTHON) -m pytest -m gpu
+
+# What a CUDA card does with this project, as a report. OPTIONS="--source-dir DIR" measures accuracy, too.
+MINUTES ?= 25
+gpu:
+	$(GPU_PYTHON) -m benchmarks.gpu --minutes $(MINUTES) $(OPTIONS)
 
 check: .venv/.dev .venv/.lint
 	$(VENV)/ruff check .

@@ -58,7 +58,7 @@ class OurTrainer:
         )
         self._batches = iter(loader.batches(range(1, self._plan.last_step + 1)))
         self._data_s = 0.0
-        self.is_main = self.world.is_main
+        self.is_main, self.dtype = self.world.is_main, self._state.model.dtype
 
     def next_request(self, read: Callable[[], str]) -> str:
         """Return the next request, which rank 0 reads. Every rank."""
@@ -94,6 +94,11 @@ class OurTrainer:
             "data_ms": 1e3 * self._data_s / num_steps,
             "max_memory_gb": max_memory_gb(self.world.device),
         }
+
+    def train(self, num_steps: int) -> None:
+        """Train some steps without waiting for the device. Every rank."""
+        for _ in range(num_steps):
+            self._step()
 
     def _step(self) -> None:
         state, began = self._state, time.perf_counter()

@@ -1,0 +1,226 @@
+"""Run the parts, each as a process with a time limit, and keep on disk what they found.
+
+A part that fails, hangs or is killed ends alone. The driver itself may be killed at any moment: the
+next call goes on with the part at which it was.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.gpu.parts import ACCURACY, LOG, REPOSITORY, RESULT, Part
+from utils.files import write_atomically
+from utils.processes import ending_with_parent
+
+STATE = "state.json"
+# What a part gets between SIGTERM and SIGKILL. A run saves a checkpoint in this time.
+_GRACE_S = 20.0
+# Measurements take at most this share of the time, and training to an accuracy takes the rest.
+_MEASURING = 0.6
+_MOST_DEATHS = 2
+_SPLITS = (2, 4, 8)
+_OUT_OF_MEMORY = re.compile("out of memory", re.IGNORECASE)
+
+DONE, FAILED, TOO_LONG, CUT_OFF, RUNNING = "done", "failed", "took too long", "cut off", "running"
+WITHOUT_DATA, NO_TIME = "has no data", "no time left"
+
+
+@dataclass
+class Record:
+    """What became of a part.
+
+    Attributes:
+        note: why it failed, or what had to be changed.
+        deaths: how often the driver was killed meanwhile. A part that brings a machine down is not
+            tried for ever.
+    """
+
+    status: str
+    seconds: float = 0.0
+    note: str = ""
+    deaths: int = 0
+
+
+class Stopped(Exception):
+    """Somebody asked the driver to stop."""
+
+
+class Driver:
+    """Runs parts, and remembers in a file what became of each.
+
+    Args:
+        tell: shows a line of progress.
+        report: is called after each part.
+    """
+
+    def __init__(
+        self, parts: list[Part], output: Path, tell: Callable[[str], None], report: Callable[["Driver"], None]
+    ) -> None:
+        self.parts, self.output, self._tell, self._report = parts, output, tell, report
+        self.records: dict[str, Record] = {}
+        with suppress(OSError, ValueError):
+            stored = json.loads((output / STATE).read_text())
+            self.records = {key: Record(**record) for key, record in stored.items()}
+        for record in self.records.values():
+            if record.status == RUNNING:  # the driver was killed
+                record.status, record.deaths = CUT_OFF, record.deaths + 1
+        self.grace_s = _GRACE_S
+
+    def run(self, seconds: float, first: str | None = None) -> None:
+        """Run the parts that are not over, in this time.
+
+        Args:
+            first: begin with this part. It and those behind it are measured again, except a run
+                that trains to an accuracy, which goes on.
+
+        Raises:
+            Stopped: Somebody asked for it. The part at which the driver was is cut off.
+        """
+        ends = time.monotonic() + seconds
+        has_run = any(part.share is None for part in self.parts)
+        measuring_s = seconds * (_MEASURING if has_run else 1)
+        measuring_ends = ends - seconds + measuring_s
+        keys = [part.key for part in self.parts]
+        begun = self.parts[keys.index(first) if first is not None else 0 :]
+        if first is not None:
+            for part in begun:
+                if part.key != ACCURACY:
+                    self.records.pop(part.key, None)
+                    for name in (RESULT, LOG):
+                        (self.output / part.key / name).unlink(missing_ok=True)
+        for number, part in enumerate(begun, start=1 + len(keys) - len(begun)):
+            self._tell_next(number, part)
+            if part.share is None:
+                self._run_part(part, ends - time.monotonic() - self.grace_s, None)
+            else:
+                own_s = max(part.share * measuring_s, part.least_s)
+                self._run_part(part, measuring_ends - time.monotonic(), own_s)
+
+    def _tell_next(self, number: int, part: Part) -> None:
+        self._tell(f"[{number}/{len(self.parts)}] {part.title}")
+
+    def _run_part(self, part: Part, left_s: float, own_s: float | None) -> None:
+        """Run a part unless it is over, and write down what became of it.
+
+        Args:
+            left_s: the time that is left for it and for those behind it.
+            own_s: what it may take of that.
+        """
+        before = self.records.get(part.key, Record(NO_TIME))
+        limit_s = min(left_s, own_s or left_s)
+        if before.status in (DONE, FAILED) or (before.status == TOO_LONG and limit_s <= before.seconds):
+            return self._tell(f"    {before.status} before")
+        if before.deaths >= _MOST_DEATHS and part.key != ACCURACY:
+            before.status, before.note = FAILED, f"this program was killed {before.deaths} times during it"
+            return self._end(part, before)
+        if part.needs is not None and self._status(part.needs) != DONE:
+            return self._end(part, Record(WITHOUT_DATA, note=f"needs the part {part.needs}"))
+        if left_s < part.least_s:
+            return self._end(part, before)
+        record = Record(RUNNING, before.seconds if before.status == CUT_OFF else 0.0, deaths=before.deaths)
+        self.records[part.key] = record
+        self._write()
+        began = time.monotonic()
+        try:
+            record.status, record.note = self._attempts(part, limit_s, own_s)
+        except BaseException:
+            record.status = CUT_OFF
+            raise
+        finally:
+            record.seconds += time.monotonic() - began
+            self._end(part, record)
+
+    def _attempts(self, part: Part, limit_s: float, own_s: float | None) -> tuple[str, str]:
+        """Run a part, in smaller pieces if memory runs out. Return its status and a note."""
+        ends, note = time.monotonic() + limit_s, ""
+        for split in (1, *(_SPLITS if part.may_split else ())):
+            command = part.command if split == 1 else [*part.command, f"grad_accumulation={split}"]
+            said = "" if split == 1 else f"memory ran out until grad_accumulation={split}"
+            left_s = ends - time.monotonic()
+            status = run_process(command, self.output / part.key, left_s, part.environment, self.grace_s)
+            if status == 0:
+                return DONE, said
+            if status is None:  # its own limit was over, or that of all parts
+                return (TOO_LONG if own_s is not None and limit_s >= own_s else CUT_OFF), said
+            log = (self.output / part.key / LOG).read_text(errors="replace")
+            note = "; ".join(filter(None, [said, _reason(log, status)]))
+            if not _OUT_OF_MEMORY.search(log) or ends - time.monotonic() < part.least_s:
+                break
+        return FAILED, note
+
+    def _status(self, key: str) -> str:
+        return self.records[key].status if key in self.records else NO_TIME
+
+    def _end(self, part: Part, record: Record) -> None:
+        self.records[part.key] = record
+        self._write()
+        seconds = f" after {record.seconds:.0f} s" if record.seconds else ""
+        self._tell(f"    {record.status}{seconds}{': ' * bool(record.note)}{record.note}")
+        try:
+            self._report(self)
+        except Exception:  # time on a card is dear: a fault of the report costs no measurement
+            self._tell(traceback.format_exc())
+
+    def _write(self) -> None:
+        self.output.mkdir(parents=True, exist_ok=True)
+        records = {key: asdict(record) for key, record in self.records.items()}
+        write_atomically(self.output / STATE, json.dumps(records, indent=1) + "\n")
+
+
+def run_process(
+    command: list[str], folder: Path, limit_s: float, environment: dict[str, str], grace_s: float
+) -> int | None:
+    """Run a command in a session of its own, with its output in the folder's log.
+
+    Returns:
+        Its exit status; None if it was still running after the limit and had to be ended.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULT).unlink(missing_ok=True)  # an earlier one is no result of this command
+    with open(folder / LOG, "w") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=ending_with_parent(signal.SIGTERM),
+        )
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _end_session(process, grace_s)
+
+
+def _end_session(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """End what is left of a session: ask first, and kill what does not listen."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # also what the process has left behind
+    with suppress(subprocess.TimeoutExpired):  # a driver of a card that hangs may hold a process
+        process.wait(grace_s)
+
+
+def _reason(log: str, status: int) -> str:
+    """Return the line of the log that says most about a failure."""
+    ended = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"(error: |fault on rank |\w+(\.\w+)*(Error|Exception)\b)", line)]
+    said = (errors or lines or ["it printed nothing"])[-1]
+    return f"{ended}: {said[:300]}"

@@ -1,0 +1,365 @@
+"""Write one Markdown report, and one JSON, of what the parts have found so far.
+
+The Markdown is a section for docs/benchmarks.md.
+"""
+
+import json
+import shlex
+import statistics
+import sys
+import textwrap
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+from benchmarks.gpu.driver import CUT_OFF, DONE, NO_TIME, Driver, Record
+from benchmarks.gpu.parts import ACCURACY, REPOSITORY, Part, Settings
+from utils.files import write_atomically
+
+Found = list[tuple[Part, Any]]
+"""Parts of a kind, with their results."""
+
+_WIDTH = 100
+_LONGEST_NAME = 60
+
+
+def write_report(driver: Driver, settings: Settings, command: str) -> None:
+    """Write report.json and report.md into the folder of the results."""
+    results = {part.key: part.read(settings.output / part.key) for part in driver.parts if part.key in driver.records}
+    stored = {
+        "command": command,
+        "date": date.today().isoformat(),
+        "rehearsal": settings.rehearse,
+        "parts": {
+            part.key: {
+                "title": part.title,
+                "command": _typed(part, settings),
+                **driver.records[part.key].__dict__,
+                "result": results[part.key],
+            }
+            for part in driver.parts
+            if part.key in driver.records
+        },
+    }
+    write_atomically(settings.output / "report.json", json.dumps(stored, indent=1) + "\n")
+    write_atomically(settings.output / "report.md", markdown(driver.parts, driver.records, results, settings, command))
+
+
+def markdown(
+    parts: list[Part], records: dict[str, Record], results: dict[str, Any], settings: Settings, command: str
+) -> str:
+    """Return the report. What was not measured is missing in it, but for a line that says why."""
+    blocks = [_heading(results.get("environment") or {}, settings, command)]
+    for kind, show in _SECTIONS.items():
+        found = [(part, results[part.key]) for part in parts if part.kind == kind and results.get(part.key)]
+        if found:
+            blocks.append(show(found))
+    if not settings.has_real_sudoku:
+        blocks.append(
+            _prose(
+                "**Accuracy over time.** Not measured: there was no Sudoku-Extreme. Give --data-path or --source-dir."
+            )
+        )
+    blocks += [_states(parts, records), _commands(parts, records, settings)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _prose(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _table(titles: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [titles, ["---"] * len(titles), *rows])
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _spread(values: list[float]) -> str:
+    """Return the median, then the lowest and the highest."""
+    return f"{_number(statistics.median(values))} ({_number(min(values))} to {_number(max(values))})"
+
+
+def _heading(environment: dict[str, Any], settings: Settings, command: str) -> str:
+    cards, smi = environment.get("cards") or [], environment.get("nvidia_smi") or {}
+    name = cards[0] if cards and not settings.rehearse else "A rehearsal on a CPU"
+    machine = [f"{len(cards)} x {cards[0]}" if len(cards) > 1 else cards[0]] if cards else []
+    if cards:
+        machine += [f"{environment['memory_gb']:.0f} GB", f"{environment['multiprocessors']} multiprocessors"]
+    words = {"driver_version": "driver {}", "power.limit": "power limit {}", "clocks.max.sm": "at most {}"}
+    machine += [text.format(smi[key]) for key, text in words.items() if "N/A" not in smi.get(key, "N/A")]
+    if smi.get("mig.mode.current") == "Enabled":
+        machine.append("a slice of the card (MIG)")
+    machine.append(f"{environment.get('cores', '?')} cores of {environment.get('cpu', 'an unknown CPU')}")
+    versions = [f"Python {environment.get('python')}", f"torch {environment.get('torch')}"]
+    versions += [f"{key} {environment[key]}" for key in ("triton", "cudnn", "numpy") if environment.get(key)]
+    text = f"{'; '.join(machine)}. {', '.join(versions)}. Commit {environment.get('commit')}. `{command}`."
+    if not environment:
+        text = f"The machine is not known: the part `environment` has no result. `{command}`."
+    if environment.get("other_versions"):
+        others = ", ".join(f"{package} {has}" for package, has in environment["other_versions"].items())
+        text += f" Unlike requirements.txt: {others}."
+    blocks = [f"### {name}, {date.today().isoformat()}", _prose(text)]
+    if settings.rehearse:
+        blocks.append(
+            _prose(
+                "**Every model is tiny here. These figures show that the command works, and say nothing about the "
+                "speed of anything.**"
+            )
+        )
+    figures = "Figures are medians, with the lowest and the highest in brackets."
+    if not settings.has_real_sudoku:
+        figures += " Sudokus were generated, which changes no time of a step."
+    blocks.append(_prose(figures))
+    return "\n\n".join(blocks)
+
+
+def _name(part: Part) -> str:
+    return part.title.partition(": ")[2]
+
+
+def _steps(found: Found) -> str:
+    rows, parts_of_step = [], []
+    names: list[str] = []
+    for part, (result, *_) in found:
+        rounds = result["rounds"]
+        if not rounds:
+            continue
+        values = {name: [row[name] for row in rounds] for name in rounds[0]}
+        rows.append(
+            [
+                _name(part),
+                str(result["batch_size"]),
+                _spread(values["step_ms"]),
+                _number(statistics.median(values["examples_per_second"])),
+                _number(statistics.median(values.get("model_tflops", [0.0]))),
+                f"{statistics.median(values.get('utilization', [0.0])):.0%}",
+                _number(max(values["max_memory_gb"])) if "max_memory_gb" in values else "",
+                f"{result['start_s']:.0f}",
+                str(len(rounds)),
+            ]
+        )
+        if result["parts"]:
+            names = names or [name for name in result["parts"] if name != "step"]
+            parts_of_step.append([_name(part), *(_number(result["parts"][name]) for name in ("step", *names))])
+    titles = ["recipe", "slots", "step, ms", "examples/s", "TFLOP/s", "of the products", "GB", "start, s", "rounds"]
+    text = _prose(
+        "**Steps.** The share is that of the TFLOP/s which the same matrices reach alone. The start includes compiling "
+        "and the first steps."
+    )
+    blocks = [text, _table(titles, rows)]
+    if parts_of_step:
+        blocks += [
+            _prose("**Parts of a step**, in ms, of three steps after the rounds:"),
+            _table(["recipe", "step", *names], parts_of_step),
+        ]
+    return "\n\n".join(blocks)
+
+
+def _peak(found: Found) -> str:
+    rows, best = [], []
+    for part, result in found:
+        for each in result["products"]:
+            operations = 2.0 * each["rows"] * each["in_features"] * each["out_features"]
+            rows.append(
+                [
+                    _name(part),
+                    f"{each['rows']:,} x {each['in_features']:,} x {each['out_features']:,}",
+                    str(each["number"]),
+                    *(
+                        _number(operations / each[f"{which}_ms"] / 1e9)
+                        for which in ("forward", "input_gradient", "weight_gradient")
+                    ),
+                ]
+            )
+        rows.append([_name(part), "all together", "", _number(result["peak_tflops"]), "", ""])
+        most, side = result["best"], f"{result['best']['size']:.0f}"
+        best.append(
+            f"Two matrices of {side} x {side} reach {_number(most['tflops'])} TFLOP/s in {result['dtype']}, and a "
+            f"large copy {_number(most['gb_per_s'])} GB/s."
+        )
+    text = _prose(f"**Products of matrices**, in TFLOP/s, nothing else running. {best[0]}")
+    titles = ["recipe", "rows x inputs x outputs", "matrices", "forward", "gradient of inputs", "gradient of weights"]
+    return f"{text}\n\n{_table(titles, rows)}"
+
+
+def _waits(found: Found) -> str:
+    lines = []
+    for part, result in found:
+        if not result["is_counted"]:
+            lines.append(f"{_name(part)}: a CPU does not wait for a card, so nothing was counted.")
+            continue
+        number = sum(result["places"].values())
+        places = "; ".join(f"{times} x {place}" for place, times in result["places"].items())
+        lines.append(f"{_name(part)}: {number} in {result['steps']} steps{': ' * bool(places)}{places}.")
+    return _prose(f"**Waits of the host between two logs**, compiled. {' '.join(lines)}")
+
+
+_BOUNDS = {
+    "memory": "memory",
+    "compute": "compute",
+    "launches": "launches (shorter than 5 µs)",
+    "latency": "latency (under 40 % of both)",
+    "unknown": "unknown",
+}
+
+
+def _kernels(found: Found) -> str:
+    blocks = []
+    for part, result in found:
+        what = result["what"]
+        shares = [f"{_BOUNDS[name]} {ms / result['total_ms']:.0%}" for name, ms in result["by_bound"].items()]
+        text = (
+            f"**The largest {what}: {_name(part)}**, compiled. A step has {result['calls']:,.0f} calls of "
+            f"{result['different']} {what}. "
+        )
+        if what == "kernels":
+            busy = result["busy_ms"] / result["step_ms"]
+            text += (
+                f"The card computes {_number(result['busy_ms'])} ms of a step of {_number(result['step_ms'])} ms "
+                f"({busy:.0%}); the rest is waiting for launches. The host waits {_number(result['waits'])} times a "
+                "step. "
+            )
+        text += f"What bounds them, by time: {', '.join(shares)}. Bytes are compared with a large copy "
+        text += f"({_number(result['best']['gb_per_s'])} GB/s), operations with a large product "
+        text += f"({_number(result['best']['tflops'])} TFLOP/s)."
+        rows = [
+            [
+                f"`{_short(row['name'])}`",
+                _number(row["calls"]),
+                _number(row["ms"]),
+                f"{row['ms'] / result['total_ms']:.0%}",
+                _number(row["us"]),
+                "" if row["memory"] is None else f"{row['memory']:.0%}",
+                "" if row["compute"] is None else f"{row['compute']:.0%}",
+                "" if row["occupancy"] is None else f"{row['occupancy']:.0f}%",
+                row["bound"],
+            ]
+            for row in result["largest"]
+        ]
+        titles = [
+            what[:-1],
+            "calls a step",
+            "ms a step",
+            "share",
+            "µs",
+            "of copy",
+            "of product",
+            "occupancy",
+            "bound by",
+        ]
+        blocks.append(f"{_prose(text)}\n\n{_table(titles, rows)}")
+    return "\n\n".join(blocks)
+
+
+def _short(name: str) -> str:
+    """Return a kernel's name without what stands in each of them, and not too long for a table."""
+    name = name.replace("|", "/").replace("`", "'").removeprefix("void ")
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+def _ranks(found: Found) -> str:
+    ((_, result),) = found
+    one, two = result["1"], result.get("2")
+    if two is None:
+        return _prose("**Two ranks on one card.** One rank has trained, two have not.")
+    differences = [abs(b - a) / abs(a) for a, b in zip(one["losses"], two["losses"], strict=False)]
+    times = [_spread(each["step_ms"][1:]) for each in (one, two)]
+    return _prose(
+        f"**Two ranks on one card**, over gloo, eager, float32. Over {len(differences)} steps the losses differ from "
+        f"those of one rank by {max(differences):.1e} at most, relatively. A step takes {times[0]} ms with one rank "
+        f"and {times[1]} ms with two, which share the card and send gradients through the host."
+    )
+
+
+def _checkpoint(found: Found) -> str:
+    ((_, result),) = found
+    rows = [
+        [
+            str(row["save"]),
+            f"{1e3 * row['stall_s']:.0f}",
+            f"{row['step_while_writing']:.2f}",
+            f"{row['until_published_s']:.2f}",
+        ]
+        for row in result["rows"]
+    ]
+    text = _prose(
+        f"**Checkpoints** of {result['gb']:.2f} GB: the HRM of the paper, {result['num_parameters']:,} parameters, "
+        f"{result['batch_size']} slots. A step takes {1e3 * result['step_s']:.0f} ms. The first save also allocates."
+    )
+    titles = ["save", "training stands still, ms", "a step while it is written, relatively", "until published, s"]
+    return f"{text}\n\n{_table(titles, rows)}"
+
+
+def _accuracy(found: Found) -> str:
+    ((_, result),) = found
+    text = (
+        f"**Accuracy over time.** `experiment=sudoku_extreme_fast`, one seed: {result['last_step']:,} steps in "
+        f"{result['minutes']:.1f} minutes, evaluations and compiling included."
+    )
+    if result["step_ms"]:
+        text += f" A step takes {_spread(result['step_ms'])} ms."
+    rows = [
+        [f"{row['step']:,}", f"{row['minutes']:.1f}", f"{row['exact_accuracy']:.3f}", f"{row['examples']:,.0f}"]
+        for row in result["evaluations"]
+    ]
+    if not rows:
+        return _prose(f"{text} There was no evaluation yet.")
+    return f"{_prose(text)}\n\n{_table(['step', 'minutes', 'exact', 'of puzzles'], rows)}"
+
+
+def _tests(found: Found) -> str:
+    ((_, result),) = found
+    failed = len(result["failed"])
+    text = f"**Tests on the card.** {result['passed']} passed, {failed} failed, {result['skipped']} skipped"
+    lines = [_prose(f"{text}{':' if failed else '.'}")]
+    return "\n\n".join([*lines, *(["\n".join(f"- `{name}`" for name in result["failed"])] if failed else [])])
+
+
+_SECTIONS: dict[str, Callable[[Found], str]] = {
+    "steps": _steps,
+    "kernels": _kernels,
+    "waits": _waits,
+    "peak": _peak,
+    "ranks": _ranks,
+    "checkpoint": _checkpoint,
+    ACCURACY: _accuracy,
+    "tests": _tests,
+}
+
+
+def _states(parts: list[Part], records: dict[str, Record]) -> str:
+    """Return the parts that are not done. What they found until then is in the tables above."""
+    rows = []
+    for part in parts:
+        record = records.get(part.key, Record(NO_TIME))
+        if record.status != DONE or record.note:
+            note = record.note.replace("|", "/").replace("`", "'")
+            rows.append([f"`{part.key}`", record.status, f"{record.seconds:.0f}", f"`{note}`" if note else ""])
+    num_done = sum(part.key in records and records[part.key].status == DONE for part in parts)
+    text = f"**Parts.** {num_done} of {len(parts)} are done."
+    if not rows:
+        return _prose(text)
+    if any(row[1] in (NO_TIME, CUT_OFF) for row in rows):
+        text += " The same command goes on with those that had no time."
+    return f"{_prose(text)}\n\n{_table(['part', 'state', 's', 'why'], rows)}"
+
+
+def _typed(part: Part, settings: Settings) -> str:
+    """Return a part's command as a person would type it in the repository."""
+    words, skip = [], False
+    for word in part.command:
+        if skip or word in ("--json", "--folder"):
+            skip = not skip
+            continue
+        word = "python" if word == sys.executable else word
+        words.append(word.replace(f"{settings.output}/", "<output>/").replace(f"{REPOSITORY}/", ""))
+    return shlex.join(words).replace("'", "") if "<output>/" in "".join(words) else shlex.join(words)
+
+
+def _commands(parts: list[Part], records: dict[str, Record], settings: Settings) -> str:
+    typed = [_typed(part, settings) for part in parts if part.key in records and records[part.key].seconds]
+    return "\n\n".join(["Commands of the parts:", "\n".join(["```", *typed, "```"])])

@@ -1,0 +1,397 @@
+"""python -m benchmarks.gpu survives what its parts do, goes on where it was, and reports it."""
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.driver import CUT_OFF, DONE, FAILED, NO_TIME, STATE, TOO_LONG, WITHOUT_DATA, Driver, Record
+from benchmarks.gpu.environment import environment
+from benchmarks.gpu.kernels import Event, bound, summary, work
+from benchmarks.gpu.parts import LOG, RECIPES, RESULT, Part, Settings, all_parts, overrides
+from benchmarks.gpu.report import markdown, write_report
+from benchmarks.gpu.waits import count_waits
+from tests.runs import REPOSITORY
+from training.config import PretrainConfig
+from utils.command_line import read_config, validate
+
+
+def _settings(output: Path, **changes: Any) -> Settings:
+    values: dict[str, Any] = {"minutes": 1.0, "sudoku": Path("sudoku"), "source_dir": None, "rehearse": True}
+    return Settings(output=output, **values | changes)
+
+
+def _part(key: str, shell: str, **changes: Any) -> Part:
+    values: dict[str, Any] = {"share": 0.5, "least_s": 0.0}
+    return Part(key, "stand-in", key, ["bash", "-c", shell], **values | changes)
+
+
+def _result(output: Path, key: str, value: str = '{"n": 1}') -> str:
+    return f"echo {shlex.quote(value)} > {shlex.quote(str(output / key / RESULT))}"
+
+
+def _run(parts: list[Part], output: Path, seconds: float = 20.0, first: str | None = None) -> Driver:
+    driver = Driver(parts, output, lambda line: None, lambda driver: None)
+    driver.grace_s = 0.2
+    driver.run(seconds, first)
+    return driver
+
+
+def _states(driver: Driver) -> dict[str, str]:
+    return {key: record.status for key, record in driver.records.items()}
+
+
+# ---- the driver --------------------------------------------------------------------------------
+
+
+def test_no_part_ends_another(tmp_path: Path) -> None:
+    """Parts fail, crash and hang; one that hangs ignores SIGTERM and has a child."""
+    hangs = f"{_result(tmp_path, 'hangs')}; trap '' TERM; sleep 77.5 & sleep 77.5; sleep 77.5"
+    parts = [
+        _part("fails", "echo 'RuntimeError: no kernel image is available'; echo bye; exit 3"),
+        _part("crashes", "kill -SEGV $$"),
+        _part("hangs", hangs, share=0.1),
+        _part("fits", _result(tmp_path, "fits")),
+        _part("without", "exit 0", needs="fails"),
+        _part("long", "exit 0", least_s=1000),
+    ]
+    driver = _run(parts, tmp_path, 10)
+    assert _states(driver) == {
+        **{"fails": FAILED, "crashes": FAILED, "hangs": TOO_LONG},
+        **{"fits": DONE, "without": WITHOUT_DATA, "long": NO_TIME},
+    }
+    assert driver.records["fails"].note == "status 3: RuntimeError: no kernel image is available"
+    assert driver.records["crashes"].note.startswith("signal SIGSEGV")
+    assert parts[2].read(tmp_path / "hangs") == {"n": 1}, "what a part has found before it was ended counts"
+    left = subprocess.run(["pgrep", "-f", "sleep 77.5"], capture_output=True, text=True).stdout
+    assert not left, "a part leaves no process behind"
+
+
+def test_the_next_call_does_what_is_left(tmp_path: Path) -> None:
+    done = f"echo x >> {tmp_path / 'times'}"
+    parts = [_part("a", done), _part("b", f"sleep {60}", share=1.0), _part("c", done)]
+    first = _run(parts, tmp_path, 2.0)
+    assert _states(first)["a"] == DONE and _states(first)["b"] == CUT_OFF
+    parts[1] = _part("b", done)
+    assert set(_states(_run(parts, tmp_path)).values()) == {DONE}
+    assert (tmp_path / "times").read_text().split() == ["x"] * 3, "what is done is not done again"
+    _run(parts, tmp_path, first="b")
+    assert (tmp_path / "times").read_text().split() == ["x"] * 5, "--from measures again"
+
+
+def test_a_part_that_kills_the_driver_is_tried_twice(tmp_path: Path) -> None:
+    part = _part("kills", "exit 0")
+    for deaths, status in ((0, DONE), (1, FAILED)):
+        record = {"status": "running", "seconds": 1.0, "note": "", "deaths": deaths}
+        (tmp_path / STATE).write_text(json.dumps({"kills": record}))
+        assert _states(_run([part], tmp_path)) == {"kills": status}
+
+
+def test_a_run_gets_the_time_that_measurements_leave(tmp_path: Path) -> None:
+    parts = [_part("a", "sleep 30", share=1.0), _part("accuracy", "sleep 30", share=None)]
+    driver = _run(parts, tmp_path, 2.0)
+    assert _states(driver) == {"a": CUT_OFF, "accuracy": CUT_OFF}
+    assert driver.records["a"].seconds == pytest.approx(1.2, abs=0.5)
+
+
+def test_a_part_is_split_when_memory_runs_out(tmp_path: Path) -> None:
+    shell = 'case "$0" in *=4) exit 0;; *) echo "CUDA out of memory. Tried to allocate"; exit 1;; esac'
+    driver = _run([_part("big", shell, may_split=True), _part("whole", shell)], tmp_path)
+    assert driver.records["big"].status == DONE and "grad_accumulation=4" in driver.records["big"].note
+    assert driver.records["whole"].status == FAILED and "out of memory" in driver.records["whole"].note
+
+
+def test_a_fault_of_the_report_costs_no_measurement(tmp_path: Path) -> None:
+    def fails(driver: Driver) -> None:
+        raise KeyError("cards")
+
+    lines: list[str] = []
+    driver = Driver([_part("a", "exit 0")], tmp_path, lines.append, fails)
+    driver.run(10)
+    assert _states(driver) == {"a": DONE} and "KeyError: 'cards'" in "\n".join(lines)
+
+
+_DRIVER = """
+import sys
+from pathlib import Path
+from benchmarks.gpu import __main__
+from benchmarks.gpu.parts import Part
+part = Part("a", "stand-in", "a", ["bash", "-c", "touch {folder}/began; sleep 60"], 1.0, 0.0)
+__main__.all_parts = lambda settings: [part]
+sys.exit(__main__.main(["--rehearse", "--minutes", "1", "--output", "{folder}"]))
+"""
+
+
+def test_a_stop_leaves_a_report_and_no_process(tmp_path: Path) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", _DRIVER.replace("{folder}", str(tmp_path))],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "began").exists():
+        assert driver.poll() is None
+        time.sleep(0.05)
+    driver.send_signal(signal.SIGTERM)
+    out, _ = driver.communicate(timeout=30)
+    assert driver.returncode == 130 and "the same command goes on" in out
+    assert json.loads((tmp_path / STATE).read_text())["a"]["status"] == CUT_OFF
+    assert "| `a` | cut off |" in (tmp_path / "report.md").read_text()
+
+
+# ---- the command line ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "typed, said",
+    [
+        (["--rehearse", "--from", "step"], "there is no such part; give one of environment"),
+        (["--rehearse", "--source-dir", "nowhere"], "nowhere holds no train.csv"),
+        (["--rehearse", "--data-path", "nowhere"], "nowhere holds no train/dataset.json"),
+        *([] if torch.cuda.is_available() else [(["--minutes", "1"], "--rehearse runs every part")]),
+    ],
+)
+def test_a_mistake_is_told(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(typed)
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+# ---- the parts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rehearse", [False, True])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_recipes_are_valid(recipe: str, rehearse: bool, tmp_path: Path) -> None:
+    typed = overrides(recipe, _settings(tmp_path, rehearse=rehearse))
+    config = validate(PretrainConfig, read_config("pretrain", typed))
+    assert config.device == ("cpu" if rehearse else "cuda")
+
+
+def test_the_parts_depend_on_the_data(tmp_path: Path) -> None:
+    with_data, generated = all_parts(_settings(tmp_path)), all_parts(_settings(tmp_path, sudoku=None))
+    assert [part.key for part in with_data][-1] == "accuracy" and with_data[-1].share is None
+    assert "accuracy" not in [part.key for part in generated]
+    keys = [part.key for part in generated]
+    assert len(set(keys)) == len(keys)
+    for number, part in enumerate(generated):
+        assert part.needs is None or part.needs in keys[:number], "a part comes after what it needs"
+
+
+def test_tests_that_were_cut_off_are_counted(tmp_path: Path) -> None:
+    (part,) = [part for part in all_parts(_settings(tmp_path)) if part.key == "tests"]
+    (tmp_path / LOG).write_text(
+        "tests/gpu/test_cuda.py::test_a[x y] PASSED    [  5%]\n"
+        "tests/gpu/test_cuda.py::test_b FAILED         [ 10%]\n"
+        "tests/gpu/test_options.py::test_c SKIPPED (no GPU) [ 15%]\n"
+        "tests/gpu/test_options.py::test_d \n"
+        "FAILED tests/gpu/test_cuda.py::test_b - assert\n"
+    )
+    assert part.read(tmp_path) == {"passed": 1, "failed": ["tests/gpu/test_cuda.py::test_b"], "skipped": 1}
+
+
+def test_the_environment_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.gpu.environment._version", {"numpy": "2.0.0"}.get)
+    found = environment()
+    assert found["other_versions"]["numpy"] == "2.0.0" and found["other_versions"]["pydantic"] == "missing"
+
+
+@pytest.mark.filterwarnings("ignore")  # the warm steps warn, too
+def test_waits_are_counted_with_their_place() -> None:
+    def train(num_steps: int) -> None:
+        for _ in range(num_steps):
+            warnings.warn("called a synchronizing CUDA operation (Triggered internally at ...)", stacklevel=1)
+            warnings.warn("something else", stacklevel=1)
+
+    found = count_waits(train, 3, torch.device("cpu"))
+    ((place, number),) = found["places"].items()
+    assert place.startswith("tests/benchmarks/test_gpu.py:") and place.endswith("(train)") and number == 3
+
+
+# ---- kernels ------------------------------------------------------------------------------------
+
+
+def _operator(number: int, name: str, shapes: list[list[int]], kind: str = "c10::BFloat16") -> Event:
+    strides = [[1] * len(dims) for dims in shapes]
+    args = {"External id": number, "Input Dims": shapes, "Input type": [kind] * len(shapes), "Input Strides": strides}
+    return {"cat": "cpu_op", "name": name, "tid": 1, "ts": 0.0, "dur": 1.0, "args": args}
+
+
+def _kernel(name: str, ts: float, us: float, **args: Any) -> Event:
+    return {"cat": "kernel", "name": name, "tid": 7, "ts": ts, "dur": us, "args": args}
+
+
+def test_kernels_are_bound_by_what_their_operators_move_and_compute() -> None:
+    """This is a trace as PyTorch writes it for CUDA, of two steps."""
+    best = {"gb_per_s": 1000.0, "tflops": 100.0, "size": 8192.0}
+    launch = {"cat": "cuda_driver", "name": "cuLaunchKernel", "args": {"External id": 2, "correlation": 22}}
+    events: list[Event] = [
+        _operator(1, "aten::mm", [[1000, 1000], [1000, 1000]]),  # 2 GFLOP: 20 us at best
+        _operator(2, "triton_poi_fused_add_0", [[1_000_000], [1_000_000], [1_000_000]], "float"),  # 12 MB: 12 us
+        _operator(3, "aten::add_", [[10], [10]], "float"),
+        _operator(4, "CompiledFunctionBackward", [[1_000_000]]),
+        launch,
+        {"cat": "cuda_runtime", "name": "cudaStreamSynchronize", "args": {"correlation": 5}},
+    ]
+    for step in (0.0, 1000.0):
+        events += [
+            _kernel("cutlass_gemm", step, 40.0, **{"External id": 1, "est. achieved occupancy %": 25}),
+            _kernel("triton_poi_fused_add_0", step + 100, 15.0, correlation=22),
+            _kernel("vectorized_add", step + 200, 2.0, **{"External id": 3}),
+            _kernel("triton_red_1", step + 300, 30.0, **{"External id": 4}),
+            {"cat": "gpu_memcpy", "name": "Memcpy DtoD", "ts": step + 400, "dur": 8.0, "args": {"bytes": 1_000_000}},
+        ]
+    found = summary(events, 2, step_ms=0.2, best=best)
+    rows = {row["name"]: row for row in found["largest"]}
+    assert [row["name"] for row in found["largest"]][:2] == ["cutlass_gemm", "triton_red_1"]
+    assert rows["cutlass_gemm"]["bound"] == "compute" and rows["cutlass_gemm"]["compute"] == pytest.approx(0.5)
+    assert rows["cutlass_gemm"]["occupancy"] == 25 and rows["cutlass_gemm"]["calls"] == 1
+    assert rows["triton_poi_fused_add_0"]["bound"] == "memory"
+    assert rows["triton_poi_fused_add_0"]["memory"] == pytest.approx(0.8)
+    assert rows["vectorized_add"]["bound"] == "launches"
+    assert rows["triton_red_1"]["bound"] == "unknown", "a graph's inputs are not those of its kernels"
+    assert rows["Memcpy DtoD"]["bound"] == "latency"
+    assert found["busy_ms"] == pytest.approx(0.095) and found["calls"] == 5 and found["waits"] == 0.5
+
+
+def test_a_broadcast_tensor_is_read_once() -> None:
+    operator = _operator(1, "aten::mul", [[100, 1000], [100, 1000]], "float")
+    operator["args"]["Input Strides"] = [[1000, 1], [0, 1]]
+    assert work(operator) == (4 * (100_000 + 1000 + 100_000), 0.0)
+
+
+def test_attention_counts_two_products_forward_and_five_backward() -> None:
+    shape = [3, 81, 8, 64]
+    _, forward = work(_operator(1, "aten::_flash_attention_forward", [shape] * 3))
+    _, backward = work(_operator(1, "aten::_flash_attention_backward", [shape] * 5))
+    assert forward == 2 * 2 * 3 * 8 * 81 * 81 * 64 and backward == 2.5 * forward
+    assert work(_operator(1, "aten::_scaled_dot_product_cudnn_attention", [[3, 8, 81, 64]] * 3))[1] == forward
+
+
+def test_what_bounds_a_kernel() -> None:
+    nan = float("nan")
+    assert [bound(*each) for each in ((2, 0.9, 0.9), (9, nan, 0), (9, 0.2, 0.3), (9, 0.5, 0.2), (9, 0.5, 0.6))] == [
+        *("launches", "unknown", "latency", "memory", "compute")
+    ]
+
+
+# ---- the report ---------------------------------------------------------------------------------
+
+_BEST = {"tflops": 700.0, "gb_per_s": 3000.0, "size": 8192}
+_ROUND = {"examples_per_second": 9000.0, "step_ms": 85.0, "model_tflops": 300.0, "peak_tflops": 600.0}
+_RESULTS: dict[str, Any] = {
+    "environment": {
+        **{
+            "python": "3.12.3",
+            "torch": "2.11.0+cu130",
+            "triton": "3.6.0",
+            "commit": "abc",
+            "cpu": "a CPU",
+            "cores": 16,
+        },
+        **{"cards": ["NVIDIA H100 80GB HBM3"], "memory_gb": 85.0, "multiprocessors": 132},
+        **{"nvidia_smi": {"driver_version": "580", "power.limit": "700 W"}, "other_versions": {"wandb": "missing"}},
+    },
+    "tests": {"passed": 40, "failed": ["tests/gpu/test_cuda.py::test_b"], "skipped": 1},
+    "steps-hrm-compiled": [
+        {
+            **{
+                "batch_size": 768,
+                "start_s": 70.0,
+                "rounds": [{**_ROUND, "utilization": 0.5, "max_memory_gb": 12.0}] * 3,
+            },
+            **{"parts": {"step": 85.0, "forward": 40.0, "rest": 45.0}},
+        }
+    ],
+    "kernels-fast": {
+        **{"what": "kernels", "step_ms": 70.0, "busy_ms": 68.0, "calls": 3000.0, "different": 80, "waits": 0.0},
+        **{"total_ms": 68.0, "by_bound": {"compute": 40.0, "memory": 28.0}, "best": _BEST},
+        "largest": [
+            {
+                **{"name": "void cutlass::Kernel2<a | b>", "calls": 200.0, "ms": 40.0, "us": 200.0},
+                **{"memory": 0.3, "compute": 0.8, "occupancy": None, "bound": "compute"},
+            }
+        ],
+    },
+    "waits-fast": {"steps": 10, "is_counted": True, "places": {"pretrain.py:300 (train_step)": 10}},
+    "peak-hrm": {
+        **{"dtype": "bfloat16", "best": _BEST, "peak_tflops": 600.0},
+        "products": [
+            {
+                **{"rows": 62976, "in_features": 512, "out_features": 1536, "number": 8},
+                **{"forward_ms": 0.165, "input_gradient_ms": 0.17, "weight_gradient_ms": 0.18},
+            }
+        ],
+    },
+    "ranks": {"1": {"losses": [2.0, 1.0], "step_ms": [9, 5]}, "2": {"losses": [2.0, 1.00001], "step_ms": [9, 6]}},
+    "checkpoint": {
+        **{"gb": 0.5, "num_parameters": 27_000_000, "batch_size": 768, "step_s": 0.1},
+        "rows": [{"save": 1, "stall_s": 0.03, "step_while_writing": 1.05, "until_published_s": 0.4}],
+    },
+    "accuracy": {
+        **{"last_step": 1234, "minutes": 9.5, "step_ms": [70.0, 71.0]},
+        "evaluations": [{"step": 500, "minutes": 1.2, "exact_accuracy": 0.031, "examples": 2000.0}],
+    },
+}
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> str:
+    settings = _settings(tmp_path, rehearse=False)
+    records = {key: Record(DONE, 10.0) for key in _RESULTS}
+    records["accuracy"] = Record(CUT_OFF, 600.0)
+    records["steps-fast-eager"] = Record(FAILED, 3.0, "status 1: torch.OutOfMemoryError: CUDA out of memory")
+    return markdown(all_parts(settings), records, _RESULTS, settings, "python -m benchmarks.gpu --minutes 25")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "### NVIDIA H100 80GB HBM3, 20",
+        "Unlike requirements.txt: wandb missing.",
+        "| HRM of the paper, compiled | 768 | 85 (85 to 85) | 9,000 | 300 | 50% | 12 | 70 | 3 |",
+        "| HRM of the paper, compiled | 85 | 40 | 45 |",
+        "The card computes 68 ms of a step of 70 ms (97%)",
+        "| `cutlass::Kernel2<a / b>` | 200 | 40 | 59% | 200 | 30% | 80% |  | compute |",
+        "10 x pretrain.py:300 (train_step)",
+        "| HRM of the paper | 62,976 x 512 x 1,536 | 8 | 600 | 583 | 550 |",
+        "1.0e-05 at most",
+        "| 1 | 30 | 1.05 | 0.40 |",
+        "| 500 | 1.2 | 0.031 | 2,000 |",
+        "40 passed, 1 failed, 1 skipped:",
+        "| `steps-fast-eager` | failed | 3 | `status 1: torch.OutOfMemoryError: CUDA out of memory` |",
+        "| `steps-trm-eager` | no time left | 0 |  |",
+        "python -m benchmarks.throughput --steps 20 --rounds 3 compile=true experiment=sudoku_extreme_1k",
+    ],
+)
+def test_the_report_tells_what_was_found(said: str, report: str) -> None:
+    assert said in " ".join(report.splitlines()), report  # prose is wrapped
+
+
+def test_the_report_fits_a_page_of_prose(report: str) -> None:
+    is_code = False
+    for line in report.splitlines():
+        is_code ^= line == "```"
+        assert is_code or line.startswith(("|", "- ", "`")) or len(line) <= 100, line
+
+
+def test_a_report_of_nothing_can_be_written(tmp_path: Path) -> None:
+    """The first part may fail, and results may be missing or half written."""
+    settings = _settings(tmp_path, sudoku=None, rehearse=False)
+    driver = Driver(all_parts(settings), tmp_path, print, lambda driver: None)
+    driver.records = {"environment": Record(FAILED, 1.0, "status 1: ImportError"), "ranks": Record(TOO_LONG, 9.0)}
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks" / RESULT).write_text('{"1": {"losses": [')
+    write_report(driver, settings, "python -m benchmarks.gpu")
+    text = (tmp_path / "report.md").read_text()
+    assert "The machine is not known" in text and "Not measured: there was no Sudoku-Extreme." in text
+    assert json.loads((tmp_path / "report.json").read_text())["parts"]["ranks"]["result"] is None
