@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -39,7 +41,7 @@ def _result(output: Path, key: str, value: str = '{"n": 1}') -> str:
     return f"echo {shlex.quote(value)} > {shlex.quote(str(output / key / RESULT))}"
 
 
-def _run(parts: list[Part], output: Path, seconds: float = 20.0, first: str | None = None) -> Driver:
+def _run(parts: list[Part], output: Path, seconds: float = 1000.0, first: str | None = None) -> Driver:
     driver = Driver(parts, output, lambda line: None, lambda driver: None)
     driver.grace_s = 0.2
     driver.run(seconds, first)
@@ -55,16 +57,17 @@ def _states(driver: Driver) -> dict[str, str]:
 
 def test_no_part_ends_another(tmp_path: Path) -> None:
     """Parts fail, crash and hang; one that hangs ignores SIGTERM and has a child."""
-    hangs = f"{_result(tmp_path, 'hangs')}; trap '' TERM; sleep 77.5 & sleep 77.5; sleep 77.5"
+    child = tmp_path / "child"
+    hangs = f"{_result(tmp_path, 'hangs')}; trap '' TERM; sleep 77 & echo $! > {child}; wait"
     parts = [
         _part("fails", "echo 'RuntimeError: no kernel image is available'; echo bye; exit 3"),
         _part("crashes", "kill -SEGV $$"),
-        _part("hangs", hangs, share=0.1),
+        _part("hangs", hangs, share=0.003),
         _part("fits", _result(tmp_path, "fits")),
         _part("without", "exit 0", needs="fails"),
-        _part("long", "exit 0", least_s=1000),
+        _part("long", "exit 0", least_s=2000),
     ]
-    driver = _run(parts, tmp_path, 10)
+    driver = _run(parts, tmp_path)
     assert _states(driver) == {
         **{"fails": FAILED, "crashes": FAILED, "hangs": TOO_LONG},
         **{"fits": DONE, "without": WITHOUT_DATA, "long": NO_TIME},
@@ -72,20 +75,48 @@ def test_no_part_ends_another(tmp_path: Path) -> None:
     assert driver.records["fails"].note == "status 3: RuntimeError: no kernel image is available"
     assert driver.records["crashes"].note.startswith("signal SIGSEGV")
     assert parts[2].read(tmp_path / "hangs") == {"n": 1}, "what a part has found before it was ended counts"
-    left = subprocess.run(["pgrep", "-f", "sleep 77.5"], capture_output=True, text=True).stdout
-    assert not left, "a part leaves no process behind"
+    with suppress(psutil.NoSuchProcess):  # unless it is gone already
+        psutil.Process(int(child.read_text())).wait(10)
 
 
-def test_the_next_call_does_what_is_left(tmp_path: Path) -> None:
-    done = f"echo x >> {tmp_path / 'times'}"
-    parts = [_part("a", done), _part("b", f"sleep {60}", share=1.0), _part("c", done)]
-    first = _run(parts, tmp_path, 2.0)
-    assert _states(first)["a"] == DONE and _states(first)["b"] == CUT_OFF
-    parts[1] = _part("b", done)
-    assert set(_states(_run(parts, tmp_path)).values()) == {DONE}
-    assert (tmp_path / "times").read_text().split() == ["x"] * 3, "what is done is not done again"
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+    """Start no process. A part whose command says `hangs` takes all of its time.
+
+    Returns:
+        For each part the limits with which it was started.
+    """
+    found: dict[str, list[float]] = {}
+
+    def run(command: list[str], folder: Path, limit_s: float, *_: object) -> int | None:
+        found.setdefault(folder.name, []).append(limit_s)
+        return None if "hangs" in command else 0
+
+    monkeypatch.setattr("benchmarks.gpu.driver.run_process", run)
+    return found
+
+
+def test_the_next_call_does_what_is_left(tmp_path: Path, limits: dict[str, list[float]]) -> None:
+    """The second part is cut off, because it may take more time than there is."""
+    parts = [_part("a", ""), _part("b", "hangs", share=1.1), _part("c", "")]
+    assert _states(_run(parts, tmp_path)) == {"a": DONE, "b": CUT_OFF, "c": DONE}
+    parts[1] = _part("b", "")
+    assert _states(_run(parts, tmp_path)) == {"a": DONE, "b": DONE, "c": DONE}
+    assert {key: len(times) for key, times in limits.items()} == {"a": 1, "b": 2, "c": 1}
     _run(parts, tmp_path, first="b")
-    assert (tmp_path / "times").read_text().split() == ["x"] * 5, "--from measures again"
+    assert {key: len(times) for key, times in limits.items()} == {"a": 1, "b": 3, "c": 2}, "--from measures again"
+
+
+def test_a_part_that_took_too_long_is_tried_again_with_more_time(
+    tmp_path: Path, limits: dict[str, list[float]]
+) -> None:
+    parts = [_part("a", "hangs")]
+    assert _states(_run(parts, tmp_path)) == {"a": TOO_LONG}
+    state = json.loads((tmp_path / STATE).read_text())
+    (tmp_path / STATE).write_text(json.dumps({"a": state["a"] | {"seconds": 500.0}}))
+    for seconds, starts in ((1000.0, 1), (1100.0, 2)):
+        _run(parts, tmp_path, seconds)
+        assert len(limits["a"]) == starts
 
 
 def test_a_part_that_kills_the_driver_is_tried_twice(tmp_path: Path) -> None:
@@ -96,11 +127,10 @@ def test_a_part_that_kills_the_driver_is_tried_twice(tmp_path: Path) -> None:
         assert _states(_run([part], tmp_path)) == {"kills": status}
 
 
-def test_a_run_gets_the_time_that_measurements_leave(tmp_path: Path) -> None:
-    parts = [_part("a", "sleep 30", share=1.0), _part("accuracy", "sleep 30", share=None)]
-    driver = _run(parts, tmp_path, 2.0)
-    assert _states(driver) == {"a": CUT_OFF, "accuracy": CUT_OFF}
-    assert driver.records["a"].seconds == pytest.approx(1.2, abs=0.5)
+def test_a_run_gets_the_time_that_measurements_leave(tmp_path: Path, limits: dict[str, list[float]]) -> None:
+    parts = [_part("a", "hangs", share=1.1), _part("b", "hangs", share=0.1), _part("accuracy", "hangs", share=None)]
+    assert _states(_run(parts, tmp_path)) == {"a": CUT_OFF, "b": TOO_LONG, "accuracy": CUT_OFF}
+    assert [limits[part.key] for part in parts] == [[pytest.approx(each, abs=30)] for each in (600, 60, 1000)]
 
 
 def test_a_part_is_split_when_memory_runs_out(tmp_path: Path) -> None:
