@@ -7,6 +7,7 @@ Elementwise work and the optimizer are left out, as is usual.
 
 import time
 from bisect import bisect_right
+from collections import Counter
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
@@ -30,6 +31,7 @@ from utils.command_line import validate
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.perf.devices import peak_tflops
+from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
 from utils.run.history import read_run_config
 from utils.run.launched import Launched
 from utils.run.resume import completed
@@ -155,6 +157,11 @@ def flops_of_step(config: PretrainConfig, sizes: Sizes, depth: Depth) -> int:
     q_continue has a target, one more segment without gradient. What activation_checkpointing
     computes a second time is not counted: it saves memory, and adds nothing to the result.
     """
+    return sum(flops_of_parts(config, sizes, depth).values())
+
+
+def flops_of_parts(config: PretrainConfig, sizes: Sizes, depth: Depth) -> dict[str, int]:
+    """Return what flops_of_step counts, by the part of the step: FORWARD, NO_GRAD, BACKWARD."""
     arch = config.arch.model_copy(update={"activation_checkpointing": "none"})
     if arch.forward_dtype == "auto":
         arch = arch.model_copy(update={"forward_dtype": "float32"})  # the dtype changes no count
@@ -168,7 +175,7 @@ def flops_of_step(config: PretrainConfig, sizes: Sizes, depth: Depth) -> int:
             Layout(model, world).forward_backward(
                 initial_carry(model, batch), batch, depth=depth, min_halt_steps_B=None, loss=loss
             )
-    return counter.total
+    return dict(counter.of_part)
 
 
 class _Counter(TorchDispatchMode):
@@ -180,13 +187,20 @@ class _Counter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.total = 0
+        self.of_part = Counter({FORWARD: 0, NO_GRAD: 0, BACKWARD: 0})
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if (formula := flop_registry.get(func.overloadpacket)) is not None:
-            self.total += int(formula(*args, **(kwargs or {}), out_val=result))
+            self.of_part[_part()] += int(formula(*args, **(kwargs or {}), out_val=result))
         return result
+
+
+def _part() -> str:
+    """Return the part of a step that is running."""
+    if torch._C._current_autograd_node() is not None:
+        return BACKWARD
+    return FORWARD if torch.is_grad_enabled() else NO_GRAD
 
 
 def sizes_of_run(run: Path, config: PretrainConfig) -> Sizes:

@@ -21,11 +21,12 @@ from tests import runs
 from tests.in_process import train_here
 from training.config import PretrainConfig
 from training.data import Sizes
-from training.flops import FlopsGauge, FlopsOfRun, flops_of_step, flops_until, sizes_of_run
+from training.flops import FlopsGauge, FlopsOfRun, flops_of_parts, flops_of_step, flops_until, sizes_of_run
 from utils.command_line import read_config, validate
 from utils.config import name_of
 from utils.dist.world import World
 from utils.errors import UserError
+from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
 from utils.run.launched import Launched
 
 SIZES = Sizes(seq_len=16, vocab_size=7, num_puzzle_identifiers=3)
@@ -80,6 +81,10 @@ def test_an_hrm() -> None:
     counted = _count("arch=hrm", f"arch.L_layers={L_layers}", f"arch.H_layers={H_layers}")
     assert counted == expected
     assert _count("arch=hrm", "arch.L_layers=2", "arch.H_layers=3", "arch.halt_max_steps=1") == expected - target
+
+    config = _config("arch=hrm", f"arch.L_layers={L_layers}", f"arch.H_layers={H_layers}")
+    of_part = flops_of_parts(config, SIZES, config.arch.depth)
+    assert of_part == {FORWARD: with_gradient, BACKWARD: 2 * with_gradient, NO_GRAD: expected - 3 * with_gradient}
 
 
 def test_a_trm() -> None:
