@@ -37,6 +37,11 @@ from torch.utils._pytree import tree_map_only
 _NAME = "fake_accelerator"
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _HERE = str(Path(__file__).resolve())
+# Operators that read or write some rows of their first argument.
+_OF_ROWS = {
+    getattr(torch.ops.aten, name)
+    for name in ("embedding", "gather", "index", "index_add_", "index_copy_", "index_put_", "index_select")
+}
 
 needs_fake_accelerator = pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
@@ -175,8 +180,12 @@ class FakeAccelerator(TorchDispatchMode):
     def _count(self, func: Any, tensors: list[Tensor]) -> None:
         name, line = _place()
         self.operators[name][func.overloadpacket.__name__] += 1
-        distinct = {id(tensor): tensor for tensor in tensors}.values()
-        self.num_bytes[name] += sum(tensor.numel() * tensor.element_size() for tensor in distinct)
+        distinct = {id(tensor): tensor for tensor in tensors}
+        if func.overloadpacket in _OF_ROWS:  # of the table, only as much as there is to read or to write
+            table = distinct.pop(id(tensors[0]))
+            others = max(map(_num_bytes, distinct.values()))
+            self.num_bytes[name] += min(others, _num_bytes(table))
+        self.num_bytes[name] += sum(map(_num_bytes, distinct.values()))
         self.lines[name].add(line)
 
 
@@ -189,6 +198,10 @@ def _tensors_in(value: Any) -> list[Tensor]:
     elif not isinstance(value, tuple | list):
         return []
     return [tensor for each in value for tensor in _tensors_in(each)]
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _copies(func: Any) -> bool:

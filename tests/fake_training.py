@@ -12,6 +12,7 @@ from optim.build import build_optimizers
 from optim.ema import EMA
 from pretrain import StepSettings, train_step
 from training.config import PretrainConfig
+from training.data import Sizes
 from training.number_watch import NumberWatch
 from training.state import TrainState
 from utils.batch import Batch
@@ -19,8 +20,9 @@ from utils.checkpoint.format import Progress
 from utils.command_line import read_config, validate
 from utils.dist.world import World
 
-# The tokens of a Sudoku; a thousand puzzles and the row of unknown ones.
-SEQ_LEN, VOCAB_SIZE, NUM_PUZZLES = 81, 11, 1001
+SEQ_LEN = 81
+# Those of Sudoku, with a thousand puzzles and the row of unknown ones.
+SIZES = Sizes(seq_len=SEQ_LEN, vocab_size=11, num_puzzle_identifiers=1001)
 
 
 def config_of(*typed: str) -> PretrainConfig:
@@ -31,13 +33,11 @@ def config_of(*typed: str) -> PretrainConfig:
 class FakeTraining:
     """Takes the steps of a config inside `fake_accelerator`, as pretrain.py does."""
 
-    def __init__(self, config: PretrainConfig, device: torch.device) -> None:
+    def __init__(self, config: PretrainConfig, device: torch.device, sizes: Sizes = SIZES) -> None:
         self._config, self.world = config, World(device=device)
         with device:  # fake tensors can't move to the device with `.to`
-            self.model = build_arch(
-                config.arch, seq_len=SEQ_LEN, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=NUM_PUZZLES
-            )
-        self.batch: Batch = empty_batch(config.global_batch_size, SEQ_LEN, device)
+            self.model = build_arch(config.arch, **sizes.as_dict())
+        self.batch: Batch = empty_batch(config.global_batch_size, sizes.seq_len, device)
         optimizers = build_optimizers(
             self.model,
             self.model.block_weights(),

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from tests.fake_accelerator import FakeAccelerator, fake_accelerator, register
-from tests.fake_training import FakeTraining, config_of
+from tests.fake_training import SIZES, FakeTraining, config_of
+from training.data import Sizes
 
 RECORD = Path(__file__).with_suffix(".json")
 TOLERANCE = 0.01  # of the operators and of the bytes of a step
@@ -29,10 +30,10 @@ Costs = dict[str, dict[str, Any]]
 """For each function of this repository: "operators" by name, "megabytes", and the "lines"."""
 
 
-def costs_of_a_step(device: torch.device, recipe: str) -> Costs:
-    """Return what one step of a recipe costs, by the function that asks for it."""
+def costs_of_a_step(device: torch.device, typed: tuple[str, ...], sizes: Sizes = SIZES) -> Costs:
+    """Return what one step of a command line costs, by the function that asks for it."""
     with fake_accelerator(device, as_cuda=True) as seen:
-        training = FakeTraining(config_of(*RECIPES[recipe]), device)
+        training = FakeTraining(config_of(*typed), device, sizes)
         seen.forget()
         # Anomaly detection notes for each operator of the backward pass who called its forward.
         with torch.autograd.set_detect_anomaly(True, check_nan=False):
@@ -109,8 +110,8 @@ def read_record() -> dict[str, Any]:
 def main() -> None:
     device = register()
     recipes = {}
-    for recipe in RECIPES:
-        costs = costs_of_a_step(device, recipe)
+    for recipe, typed in RECIPES.items():
+        costs = costs_of_a_step(device, typed)
         print(f"{recipe}: {num_operators(costs):,} operators, {megabytes(costs):,.0f} MB read and written")
         # Lines move with every change; functions stay.
         recipes[recipe] = {name: {key: cost[key] for key in ("operators", "megabytes")} for name, cost in costs.items()}

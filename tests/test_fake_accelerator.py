@@ -130,7 +130,7 @@ def _run_all(_: World) -> tuple[dict[str, str], dict[str, Costs]]:
     costs: dict[str, Costs] = {}
 
     def count(recipe: str) -> None:
-        costs[recipe] = costs_of_a_step(device, recipe)
+        costs[recipe] = costs_of_a_step(device, RECIPES[recipe])
 
     return failures | {f"count {recipe}": failure_of(count, recipe) for recipe in RECIPES}, costs
 
