@@ -7,10 +7,11 @@ torchrun --nproc-per-node N -m benchmarks.our_steps OVERRIDE...
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import record_function
 
 from benchmarks.matrix_peak import Product, measure_products, peak_tflops
@@ -18,7 +19,7 @@ from benchmarks.on_request import answer_requests, timed
 from dataset.loader import TrainLoader
 from pretrain import StepSettings, build_state, open_run, train_step
 from training.config import PretrainConfig
-from training.flops import flops_of_step
+from training.flops import flops_of_parts, flops_of_step
 from training.plan import Plan
 from utils.command_line import read_config, validate
 from utils.dist.setup import join_ranks
@@ -45,7 +46,9 @@ class OurTrainer:
     def __init__(self, overrides: list[str]) -> None:
         world = join_ranks()
         start = Start(validate(PretrainConfig, read_config("pretrain", overrides)))
-        self.world, data = open_run(start, world)
+        began = time.perf_counter()
+        self.world, self._data = open_run(start, world)
+        data = self._data
         self._config, self._sizes = start.config, data.sizes
         self._state = build_state(start, data, self.world)
         self._plan = Plan.make(self._config, data, self._state.progress, self.world)
@@ -56,6 +59,10 @@ class OurTrainer:
             augmentation=self._plan.augmentation,
             data_on=self._config.data_on,
         )
+        drawing = time.perf_counter()
+        self._plan.sampler.examples(1, slice(0, 1))  # draws an epoch
+        self._epoch_s = time.perf_counter() - drawing
+        self._start_s = time.perf_counter() - began
         self._batches = iter(loader.batches(range(1, self._plan.last_step + 1)))
         self._data_s = 0.0
         self.is_main, self.dtype = self.world.is_main, self._state.model.dtype
@@ -129,6 +136,48 @@ class OurTrainer:
         ms = {"data": row["data_ms"], **ms, "reduction": reduction_ns / num_steps / 1e6}
         ms["optimizer"] = ms.pop(OPTIMIZER)
         return {"step": row["step_ms"], **ms, "rest": row["step_ms"] - sum(ms.values())}
+
+    def sizes(self) -> dict[str, float]:
+        """Return what the parts of a step work on, and how long the start took. Every rank.
+
+        One more step is trained.
+        """
+        state, own = self._state, self._state.own_tensors()
+        kept = dict[int, torch.UntypedStorage]()  # what autograd keeps for the backward pass
+        with saved_tensors_hooks(lambda tensor: _keep(tensor, kept), lambda tensor: tensor):
+            self._step()
+        state_bytes, slot_bytes = num_bytes(own), num_bytes(state.carry.tensors().values())
+        for tensor in own:
+            kept.pop(tensor.untyped_storage().data_ptr(), None)
+        table = state.model.puzzle_embedding
+        saved = state.snapshot(self._config, self._data, self.world)
+        shares = {
+            f"flops {name}": n for name, n in flops_of_parts(self._config, self._sizes, self._config.arch.depth).items()
+        }
+        return {
+            **shares,
+            "batch_bytes": num_bytes(state.carry.current.values()),
+            "row_bytes": 0 if table is None else state.carry.current["inputs"].shape[0] * table.weight[0].nbytes,
+            "slot_bytes": slot_bytes,
+            "trained_bytes": num_bytes(each for each in state.model.parameters() if each.requires_grad),
+            "averaged_bytes": num_bytes(state.ema.tensors().values()) if state.ema is not None else 0,
+            "state_bytes": state_bytes + slot_bytes,
+            "kept_bytes": sum(storage.nbytes() for storage in kept.values()),
+            "checkpoint_bytes": num_bytes([*saved.weights.values(), *saved.shared.values(), *saved.by_slot.values()]),
+            "start_s": self._start_s,
+            "epoch_s": self._epoch_s,
+        }
+
+
+def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _keep(tensor: torch.Tensor, kept: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    """Note the memory of a tensor, so that no other tensor gets it meanwhile."""
+    storage = tensor.untyped_storage()
+    kept[storage.data_ptr()] = storage
+    return tensor
 
 
 if __name__ == "__main__":

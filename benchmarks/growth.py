@@ -1,0 +1,301 @@
+"""Measure how the cost of a step grows with the work: nothing may grow faster than its formula.
+
+python -m benchmarks.growth [--axis batch ...] [--values N ...] [--round-s 0.5] [--rounds 5]
+                            [OVERRIDE...]
+e.g. OMP_NUM_THREADS=1 python -m benchmarks.growth --axis tokens puzzles device=cpu arch=trm
+
+Each axis trains a small model on generated data with several values of one quantity, and everything
+else fixed. The runs of an axis take turns in every round, warm, without waiting at each step. An
+OVERRIDE of pretrain.py changes the model of all axes.
+
+The formula of a step is the sum of its parts at the smallest value, each multiplied by the growth
+of what it works on:
+
+data                                        tokens of the batch
+forward without gradient, forward, backward FLOPs of the part (training/flops.py)
+puzzle table                                rows of the batch, not of the table
+optimizer                                   bytes of the trained weights
+average                                     bytes of the weights and the puzzle table
+metrics                                     nothing: it is a fixed number of sums
+reduction                                   bytes of the trained weights
+rest                                        bytes of the trained weights and the slots
+
+Where the time grows more than TOLERANCE times as much as the formula says, over the smallest value
+or over the value before, the program says so. The formula of the memory is the bytes of the state
+and of the activations that autograd keeps. Because every process needs some memory in any case,
+what it needs more than the process of the smallest value is compared.
+
+Ranks share the cores of this machine; each has the slots of one process. docs/scaling.md compares
+what they send with its formula.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.on_request import Asked
+from dataset.builder import SplitWriter
+from utils.perf.recording import AVERAGE, BACKWARD, FORWARD, METRICS, NO_GRAD, PUZZLE_TABLE
+
+TOLERANCE = 1.25
+# The time of a shorter part is mostly that of starting it.
+_PART_COUNTS = 0.1
+# Below this the caches of the memory allocator decide.
+_MEMORY_COUNTS_MB = 100.0
+_PART_STEPS = 3
+_MOST_STEPS = 50
+_EXAMPLES = 1024  # at least
+
+MODEL = [
+    "arch=hrm",
+    "arch.hidden_size=64",
+    "arch.num_heads=2",
+    "arch.H_layers=1",
+    "arch.L_layers=1",
+    "arch.forward_dtype=float32",
+    "global_batch_size=8",
+    "ema=true",
+    "epochs=1000",
+    "eval_interval=null",
+]
+
+Point = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A quantity, its values, and the keys of pretrain.py that give it a value.
+
+    A value may also change the number of tokens, puzzles or ranks, which are no keys.
+    """
+
+    name: str
+    values: list[int]
+    keys: Callable[[int], list[str]] = lambda _: []
+
+    def command(self, value: int, overrides: list[str], data: Path) -> list[str]:
+        """Return the command that trains with this value."""
+        ranks = value if self.name == "ranks" else 1
+        launcher = ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
+        given = [*MODEL, *self.keys(value), f"data_path={data}", *overrides]
+        return [sys.executable, "-m", *launcher, "benchmarks.our_steps", *given]
+
+    def tokens_and_puzzles(self, value: int) -> tuple[int, int]:
+        return (value if self.name == "tokens" else 81, value if self.name == "puzzles" else _EXAMPLES)
+
+
+AXES = [
+    Axis("batch", [8, 32, 128, 512], lambda n: [f"global_batch_size={n}"]),
+    Axis("width", [64, 128, 256, 512], lambda n: [f"arch.hidden_size={n}", f"arch.num_heads={n // 32}"]),
+    Axis("layers", [1, 2, 4, 8], lambda n: [f"arch.H_layers={n}", f"arch.L_layers={n}"]),
+    Axis("cycles", [1, 2, 4, 8], lambda n: [f"arch.H_cycles={n}", f"arch.L_cycles={n}"]),
+    Axis("tokens", [81, 256, 900, 2500]),
+    Axis("puzzles", [1, 1000, 100_000, 1_000_000]),
+    Axis("ranks", [1, 2, 4], lambda n: [f"global_batch_size={8 * n}"]),
+]
+
+
+def write_data(folder: Path, num_tokens: int, num_puzzles: int) -> Path:
+    """Write a training split of random tokens, each puzzle a group of its own."""
+    num_examples = max(_EXAMPLES, num_puzzles)
+    rng, examples = np.random.default_rng(0), np.arange(num_examples)
+    ends = (np.arange(num_puzzles) + 1) * num_examples // num_puzzles
+    folder.mkdir()
+    with SplitWriter(
+        folder / "train", seq_len=num_tokens, vocab_size=11, num_puzzle_identifiers=num_puzzles + 1
+    ) as writer:
+        tokens_NS = rng.integers(1, 11, (len(examples), num_tokens), dtype=np.uint8)
+        writer.add(tokens_NS, tokens_NS, np.diff(ends, prepend=0), np.arange(num_puzzles) + 1)
+        writer.end_groups(np.ones(num_puzzles, np.int64))
+    return folder
+
+
+def measure(axis: Axis, overrides: list[str], round_s: float, num_rounds: int) -> list[dict[str, Any]]:
+    """Return for each value of an axis the rounds, the parts of a step, and the sizes."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        kinds = set(map(axis.tokens_and_puzzles, axis.values))
+        data = {kind: write_data(folder / "-".join(map(str, kind)), *kind) for kind in kinds}
+        programs = [
+            stack.enter_context(Asked(axis.command(value, overrides, data[axis.tokens_and_puzzles(value)])))
+            for value in axis.values
+        ]
+        first = [program.ask("steps 1")["step_ms"] for program in programs]
+        num_steps = [min(_MOST_STEPS, max(1, round(1e3 * round_s / step_ms))) for step_ms in first]
+        rounds: list[list[Point]] = [[] for _ in programs]
+        for _ in range(num_rounds):
+            for program, rows, number in zip(programs, rounds, num_steps, strict=True):
+                rows.append(program.ask(f"steps {number}"))
+        # The parts and sizes come last: the one slows down what follows it, the other takes memory.
+        return [
+            {
+                "value": value,
+                "rounds": rows,
+                "parts": program.ask(f"parts {_PART_STEPS}"),
+                "sizes": program.ask("sizes"),
+            }
+            for value, rows, program in zip(axis.values, rounds, programs, strict=True)
+        ]
+
+
+# ---- the formula -------------------------------------------------------------------------------
+
+
+def work_of_parts(result: dict[str, Any], cores: int, ranks: int) -> Point:
+    """Return for each part of a step what it works on, in units that only it uses."""
+    sizes = result["sizes"]
+    at_once = ranks / min(ranks, cores)  # ranks that share a core take turns
+    work = {name: sizes[f"flops {name}"] / ranks for name in (NO_GRAD, FORWARD, BACKWARD)}
+    work |= {"data": sizes["batch_bytes"], PUZZLE_TABLE: sizes["row_bytes"], "optimizer": sizes["trained_bytes"]}
+    work |= {AVERAGE: sizes["averaged_bytes"], METRICS: 1.0, "reduction": sizes["trained_bytes"]}
+    work["rest"] = sizes["trained_bytes"] + sizes["slot_bytes"]
+    return {name: at_once * amount for name, amount in work.items()}
+
+
+def formula(parts: Point, before: Point, after: Point) -> float:
+    """Return how many times as long a step takes if each of its parts grows as its work does.
+
+    Args:
+        parts: the ms of each part with the smaller value.
+        before, after: the work of each part with the smaller and the larger value.
+    """
+    ms = {name: each for name, each in parts.items() if name != "step"}
+    return sum(each * growth(before[name], after[name]) for name, each in ms.items()) / sum(ms.values())
+
+
+def growth(before: float, after: float) -> float:
+    return after / before if before else 1.0
+
+
+def compare(axis: Axis, results: list[dict[str, Any]], cores: int) -> dict[str, Any]:
+    """Return the rows of an axis, and what grows faster than its formula."""
+    ranks = [result["value"] if axis.name == "ranks" else 1 for result in results]
+    work = [work_of_parts(result, cores, number) for result, number in zip(results, ranks, strict=True)]
+    rows: list[Point] = []
+    flags: list[str] = []
+    for number, result in enumerate(results):
+        before = max(0, number - 1)
+        of_first = formula(results[0]["parts"], work[0], work[number])
+        of_before = formula(results[before]["parts"], work[before], work[number])
+        more_mb = 1e3 * (_memory_gb(result) - _memory_gb(results[0]))
+        needs_mb = (_needed(result) - _needed(results[0])) / 1e6
+        row = {
+            "value": result["value"],
+            **_spread([each["step_ms"] for each in result["rounds"]]),
+            "growth": _growth(results[0], result),
+            "formula": of_first,
+            "quotient": _growth(results[0], result) / of_first,
+            "quotient_before": _growth(results[before], result) / of_before,
+            "memory_gb": _memory_gb(result),
+            "more_mb": more_mb,
+            "formula_mb": needs_mb,
+        }
+        rows.append(row)
+        flags += _flags(f"{axis.name} {result['value']}", row)
+        for part, ms in result["parts"].items():
+            first_ms = results[0]["parts"][part]
+            counts = part != "step" and first_ms and ms >= _PART_COUNTS * result["parts"]["step"]
+            if counts and (faster := ms / first_ms / growth(work[0][part], work[number][part])) > TOLERANCE:
+                flags.append(f"{axis.name} {result['value']}: {part} grows {faster:.2f} times as much as its formula")
+    return {"axis": axis.name, "rows": rows, "work": work, "results": results, "flags": flags}
+
+
+def _growth(first: dict[str, Any], other: dict[str, Any]) -> float:
+    """Return how many times as long a step takes. The rounds are compared one by one."""
+    pairs = zip(first["rounds"], other["rounds"], strict=True)
+    return statistics.median(after["step_ms"] / before["step_ms"] for before, after in pairs)
+
+
+def _memory_gb(result: dict[str, Any]) -> float:
+    return float(max(row["max_memory_gb"] for row in result["rounds"]))
+
+
+def _needed(result: dict[str, Any]) -> float:
+    return float(result["sizes"]["state_bytes"] + result["sizes"]["kept_bytes"])
+
+
+def _spread(values: list[float]) -> Point:
+    return {"step_ms": statistics.median(values), "lowest": min(values), "highest": max(values)}
+
+
+def _flags(where: str, row: Point) -> list[str]:
+    flags = []
+    for key, over in (("quotient", "the smallest value"), ("quotient_before", "the value before")):
+        if row[key] > TOLERANCE:
+            flags.append(f"{where}: a step grows {row[key]:.2f} times as much as its formula, over {over}")
+    if row["more_mb"] > _MEMORY_COUNTS_MB and row["more_mb"] > TOLERANCE * row["formula_mb"]:
+        flags.append(f"{where}: {row['more_mb']:.0f} MB more memory, where the formula says {row['formula_mb']:.0f}")
+    return flags
+
+
+# ---- what is printed ---------------------------------------------------------------------------
+
+
+def tables(compared: dict[str, Any]) -> str:
+    """Return the rows of an axis and the parts of a step as Markdown."""
+    rows, results = compared["rows"], compared["results"]
+    lines = [
+        f"| {compared['axis']} | step, ms | growth | formula | quotient | over the value before "
+        "| memory, GB | more, MB | formula, MB |",
+        f"|{'---|' * 9}",
+    ]
+    for row in rows:
+        spread = f"{row['step_ms']:.4g} ({row['lowest']:.4g} to {row['highest']:.4g})"
+        cells = [f"{row['value']:,}", spread, *(f"{row[key]:.3g}" for key in ("growth", "formula"))]
+        cells += [f"{row[key]:.2f}" for key in ("quotient", "quotient_before", "memory_gb")]
+        cells += [f"{row[key]:.0f}" for key in ("more_mb", "formula_mb")]
+        lines.append(f"| {' | '.join(cells)} |")
+    values = " | ".join(f"{row['value']:,}" for row in rows)
+    lines += [
+        "",
+        f"| ms of a step with {compared['axis']} | {values} | growth | formula |",
+        f"|{'---|' * (len(rows) + 3)}",
+    ]
+    for part in results[0]["parts"]:
+        if part == "step" or not any(result["parts"][part] for result in results):
+            continue
+        ms = [result["parts"][part] for result in results]
+        grown = f"{ms[-1] / ms[0]:.3g}" if ms[0] else ""
+        work = growth(compared["work"][0][part], compared["work"][-1][part])
+        lines.append(f"| {part} | {' | '.join(f'{each:.3g}' for each in ms)} | {grown} | {work:.3g} |")
+    lines += ["", f"| {compared['axis']} | start, s | of which an epoch's draw | checkpoint, MB |", "|---|---|---|---|"]
+    for result in results:
+        sizes = result["sizes"]
+        cells = [f"{sizes['start_s']:.2f}", f"{sizes['epoch_s']:.4f}", f"{sizes['checkpoint_bytes'] / 1e6:.1f}"]
+        lines.append(f"| {result['value']:,} | {' | '.join(cells)} |")
+    lines += ["", *(compared["flags"] or ["nothing grows faster than its formula"])]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
+    names = [axis.name for axis in AXES]
+    parser.add_argument("--axis", nargs="+", choices=names, default=names, help="(default: all)")
+    parser.add_argument("--values", nargs="+", type=int, help="values instead of those of the axis")
+    parser.add_argument("--round-s", type=float, default=0.5, help="seconds of a round (default: 0.5)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    args = parser.parse_intermixed_args()
+
+    found = []
+    for axis in (replace(axis, values=args.values or axis.values) for axis in AXES if axis.name in args.axis):
+        results = measure(axis, args.overrides, args.round_s, args.rounds)
+        found.append(compare(axis, results, len(os.sched_getaffinity(0))))
+        print(tables(found[-1]), end="\n\n", flush=True)
+    if args.json is not None:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
