@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import lru_cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import get_args
@@ -32,34 +33,37 @@ def _sources() -> list[Path]:
 
 SOURCES = _sources()
 ENTRYPOINTS = [path.stem for path in SOURCES if len(path.parts) == 1]
-each_source = pytest.mark.parametrize("path", SOURCES, ids=str)
+# The checks of a module run one after the other, so that it is parsed once.
+each_source = pytest.mark.parametrize("path", SOURCES, ids=str, scope="module")
 
 
+@lru_cache(maxsize=1)
 def _tree(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text(), filename=str(path))
 
 
-def _imports(path: Path) -> Iterator[str]:
-    """Yield dotted names, also of imports inside functions. `from a import b` yields a and a.b."""
+@lru_cache(maxsize=1)
+def _imports(path: Path) -> frozenset[str]:
+    """Return dotted names, also of imports inside functions. `from a import b` gives a and a.b."""
+    found = set[str]()
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             assert node.module is not None
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(found)
 
 
 def _packages(path: Path) -> set[str]:
     return {name.split(".")[0] for name in _imports(path)}
 
 
-def _names(path: Path) -> Iterator[str]:
-    """Yield every dotted expression as written, such as os.environ or dist.all_reduce."""
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.Attribute):
-            yield ast.unparse(node)
+@lru_cache(maxsize=1)
+def _names(path: Path) -> frozenset[str]:
+    """Return every dotted expression as written, such as os.environ or dist.all_reduce."""
+    return frozenset(ast.unparse(node) for node in ast.walk(_tree(path)) if isinstance(node, ast.Attribute))
 
 
 def test_the_walk_finds_the_project() -> None:
@@ -145,7 +149,7 @@ VALUES = {"torch.distributed.tensor", "torch.distributed.tensor.DTensor"}
 @each_source
 def test_collectives_have_their_places(path: Path) -> None:
     if path not in MAY_TALK:
-        imported = set(_imports(path)) - VALUES
+        imported = _imports(path) - VALUES
         assert not [name for name in imported if name.startswith(("torch.distributed", "torch._C._distributed"))]
         assert not [name for name in _names(path) if name.startswith("torch.distributed")]
 
@@ -172,7 +176,7 @@ MAY_READ_ENVIRONMENT = {
 def test_the_environment_is_read_in_one_place(path: Path) -> None:
     if path not in MAY_READ_ENVIRONMENT and path.parts[0] not in ("launch", "benchmarks"):  # these start programs
         reads = {"os.environ", "os.getenv", "os.putenv", "os.unsetenv"}
-        assert not reads & {*_names(path), *_imports(path)}
+        assert not reads & (_names(path) | _imports(path))
 
 
 @pytest.mark.parametrize("name", ["pretrain.py", "evaluate.py", "solve.py"])
@@ -189,9 +193,8 @@ READS_PICKLES = Path("utils/weights_file.py")
 
 @each_source
 def test_nothing_that_is_loaded_can_run_code(path: Path) -> None:
-    imported = set(_imports(path))
-    names = set(_names(path))
-    found = imported | (names - {"torch.load", "torch.save"} if path == READS_PICKLES else names)
+    names = _names(path)
+    found = _imports(path) | (names - {"torch.load", "torch.save"} if path == READS_PICKLES else names)
     assert not {name for name in found if name in CAN_RUN_CODE or name.split(".")[0] in CAN_RUN_CODE}
     assert not {name for name in names if name.endswith((".unsafe_load", ".full_load"))}
     for node in ast.walk(_tree(path)):
@@ -217,7 +220,7 @@ GLOBAL_RANDOMNESS = (
 
 @each_source
 def test_no_global_random_state(path: Path) -> None:
-    assert not set(GLOBAL_RANDOMNESS) & set(_names(path))
+    assert not _names(path) & set(GLOBAL_RANDOMNESS)
     assert "random" not in _packages(path) or path.parts[0] in ("launch", "benchmarks")
 
 
