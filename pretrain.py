@@ -34,6 +34,7 @@ from optim.build import build_optimizers
 from optim.ema import EMA
 from optim.loss_scale import LossScale
 from optim.sparse_sign_sgd import sparse_sign_sgd_
+from training.compiling import with_compile
 from training.config import PretrainConfig
 from training.data import Data, Sizes, open_data
 from training.number_watch import NumberWatch
@@ -133,10 +134,15 @@ def open_run(start: Start[PretrainConfig], world: World) -> tuple[World, Data]:
     with world.shared_errors():
         axes = config.parallel.axes(world.size)
     world = connect_devices(world, config.device, config.dist, axes=axes, deterministic=config.deterministic)
-    # forward_dtype=auto is decided once: a resumed run keeps the dtype of its checkpoint.
+    # forward_dtype=auto and compile=auto are decided once: a resumed run keeps what its checkpoint
+    # says.
     before = start.checkpoint.state.config["arch"]["forward_dtype"] if start.checkpoint else None
-    start.config = config.model_copy(update={"arch": with_forward_dtype(config.arch, world, before=before)})
-    return world, open_data(start.config, world)
+    config = config.model_copy(update={"arch": with_forward_dtype(config.arch, world, before=before)})
+    data = open_data(config, world)
+    was_compiled = start.checkpoint.state.config.get("compile") is True if start.checkpoint else None
+    start.config, notes = with_compile(config, data, world, before=was_compiled)
+    start.notes.extend(notes)
+    return world, data
 
 
 # ---- the state ---------------------------------------------------------------------------------
@@ -168,7 +174,7 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
         start.notes.append(f"starting from the weights of {config.initial_weights}")
     model.freeze("weights" if config.freeze_weights else config.freeze)
     layout = parallelize(
-        model, config.parallel, world, num_microbatches=config.grad_accumulation, compile=config.compile
+        model, config.parallel, world, num_microbatches=config.grad_accumulation, compile=config.compile is True
     )
     optimizers = build_optimizers(
         model,

@@ -46,7 +46,7 @@ def main() -> None:
     with world.device:
         model = build_arch(arch, **SIZES.as_dict())
     model.init_weights(torch.Generator(world.device).manual_seed(0))
-    layout = parallelize(model, config.parallel, world, num_microbatches=1, compile=config.compile)
+    layout = parallelize(model, config.parallel, world, num_microbatches=1, compile=config.compile is True)
     batch = empty_batch(num_slots // world.size, SIZES.seq_len, world.device)
     loss = LossSpec(arch.loss, IGNORE_LABEL, num_slots)
 

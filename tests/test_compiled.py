@@ -37,6 +37,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "hrm with unequal levels": ("hrm", {"H_layers": 1, "L_layers": 2}),
     "trm": ("trm", {}),
     "trm_mlp, whose backward pass grows": ("trm_mlp", {"backprop_warmup_steps": 3}),
+    "trm, which keeps inputs of blocks": ("trm", {"activation_checkpointing": "block"}),
+    "trm, which keeps inputs of calls": ("trm", {"activation_checkpointing": "cycle"}),
 }
 
 

@@ -167,6 +167,7 @@ MAY_READ_ENVIRONMENT = {
     *(path for path in SOURCES if path.is_relative_to("utils/dist")),
     *(Path("utils/program.py"), Path("utils/shell.py"), Path("utils/secrets.py")),
     Path("utils/openmp.py"),  # says how OpenMP's threads wait, unless the user says it
+    Path("utils/compiled_code.py"),  # says where PyTorch keeps compiled code, unless the user says it
     Path("search/slurm.py"),  # jobs inherit the environment of the sweep, but not what a launcher says there
     Path("search/launchers.py"),  # a run of a sweep gets the environment of the sweep, and the number of its threads
 }

@@ -96,7 +96,7 @@ class PretrainConfig(RunConfig):
     perf_max_share: Float | None = Field(gt=0, lt=1)
 
     device: DeviceName
-    compile: Bool
+    compile: Literal["auto"] | Bool
     deterministic: Bool
     dist: DistConfig
 

@@ -11,6 +11,7 @@ from training.data import slots_of_ranks
 from training.number_watch import BadStep
 from training.state import TrainState
 from utils.checkpoint.reader import find_checkpoint
+from utils.compiled_code import is_of_compiler
 from utils.dist.world import World, local_part
 from utils.errors import UserError
 from utils.out_of_memory import advice, is_out_of_memory
@@ -56,6 +57,8 @@ class Recovery:
         except Exception as error:
             if is_out_of_memory(error):
                 error.add_note(self._memory_advice())
+            elif is_of_compiler(error):
+                error.add_note("torch.compile failed; compile=false trains without it, also from a checkpoint")
             raise
 
     def with_history(self, state: TrainState) -> TrainState:

@@ -1,0 +1,160 @@
+"""compile=auto: rank 0 decides by the size of the run, the config stores it, and nothing fails."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from pretrain import build_state, open_run, train
+from tests.runs import settings
+from tests.spawn import run_ranks
+from training import compiling
+from training.compiling import LEAST_FLOPS, estimated_flops_of_step, with_compile
+from training.config import PretrainConfig
+from training.data import Sizes, open_data
+from training.flops import flops_of_step
+from training.recovery import Recovery
+from utils.command_line import read_config, validate
+from utils.dist.launch import Launch
+from utils.dist.world import World
+from utils.errors import UserError
+from utils.run.lock import RunLock
+from utils.run.resume import Start, read_start
+from utils.run.stop import StopSignal
+
+SINGLE = World.single()
+ON = {"max_steps": 10**12, "epochs": 10**7}  # so long that compiling pays, however small the model is
+
+
+def _config(data: Path, **changes: object) -> PretrainConfig:
+    typed = settings(data, None, **{"compile": "auto", "arch.forward_dtype": "float32"} | changes)
+    return validate(PretrainConfig, read_config("pretrain", typed))
+
+
+def _decided(config: PretrainConfig, world: World = SINGLE, *, before: bool | None = None) -> tuple[Any, str]:
+    config, notes = with_compile(config, open_data(config, SINGLE), world, before=before)
+    return config.compile, " ".join(notes)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.config as inductor
+
+    monkeypatch.setattr(inductor.cpp, "cxx", (None, "/nonexistent"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "unused")
+
+
+@pytest.fixture
+def can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the attempt to compile, which takes seconds."""
+    monkeypatch.setattr(compiling, "why_compiling_fails", lambda device: "")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "unused")
+
+
+@pytest.mark.parametrize("arch", ["hrm", "trm", "trm_mlp", "urm", "transformer"])
+def test_the_estimate_is_near_the_exact_count(arch: str) -> None:
+    typed = [f"arch={arch}", "arch.hidden_size=256", "arch.num_heads=4", "global_batch_size=8"]
+    config, sizes = validate(PretrainConfig, read_config("pretrain", typed)), Sizes(81, 11, 10)
+    exact = flops_of_step(config, sizes, config.arch.depth)
+    assert 0.5 < estimated_flops_of_step(config, sizes) / exact < 2
+
+
+def test_a_small_run_is_not_compiled(data: Path) -> None:
+    compiled, note = _decided(_config(data))
+    assert compiled is False
+    assert note.startswith("compile=auto: off, because about ")
+    assert note.endswith("operations for each CPU thread are fewer than the 6e+13 from which compiling pays")
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "expected"),
+    [
+        ({}, "cpu", "on, because about "),
+        ({"deterministic": True}, "cpu", "off, because deterministic=true"),
+        ({"parallel": "hsdp"}, "cpu", "off, because compiling was never tested with"),
+        ({}, "mps", "off, because compiling was never tried on mps"),
+        ({"arch.hidden_size": 128}, "cuda", "on, because about "),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_long_run_is_compiled_where_that_was_tested(
+    data: Path, changes: dict[str, object], device: str, expected: str, can_compile: None
+) -> None:
+    _, note = _decided(_config(data, **ON | changes), replace(SINGLE, device=torch.device(device)))
+    assert note.startswith(f"compile=auto: {expected}")
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_resumed_run_keeps_what_it_did(data: Path, before: bool, can_compile: None) -> None:
+    changes = {} if before else ON  # a new run would decide otherwise
+    assert _decided(_config(data, **changes), before=before)[0] is before
+    assert _decided(_config(data, compile=not before), before=before)[0] is not before, "what is typed counts"
+
+
+def test_without_a_compiler_auto_is_off_and_true_is_a_mistake(data: Path, no_compiler: None) -> None:
+    compiled, note = _decided(_config(data, **ON))
+    assert compiled is False
+    assert note.startswith("compile=auto: off, because PyTorch can't compile here: ") and "nonexistent" in note
+    with pytest.raises(UserError, match=r"can't compile here: .*C\+\+ compiler.*give compile=false"):
+        _decided(_config(data, compile=True))
+    with pytest.raises(UserError, match="compile=false"):
+        _decided(_config(data), before=True)  # the run goes on from a machine with a compiler
+
+
+def _decide_on_ranks(world: World, data: Path) -> tuple[Any, str]:
+    patch = pytest.MonkeyPatch()  # of a process of its own, which ends here
+    patch.setattr(compiling, "keep_compiled_code", lambda: None)
+    patch.setattr(compiling, "why_compiling_fails", lambda device: "no compiler" if world.rank == 1 else "")
+    config = _config(data, **ON)
+    if world.rank == 1:  # a rank whose own decision would be another
+        config = config.model_copy(update={"deterministic": True})
+    return _decided(config, world)
+
+
+def test_all_ranks_do_the_same(data: Path) -> None:
+    decided = run_ranks(_decide_on_ranks, 2, data)
+    assert decided == [(False, "compile=auto: off, because PyTorch can't compile here: no compiler")] * 2
+
+
+def _train(overrides: list[str]) -> list[str]:
+    """Train as pretrain.py does, and return the notes at the start."""
+    with RunLock() as lock:
+        start = read_start(PretrainConfig, "pretrain", overrides, lock, Launch())
+        world, data = open_run(start, SINGLE)
+        notes = list(start.notes)
+        train(start, data, build_state(start, data, world), StopSignal(), lock, world)
+    return notes
+
+
+def test_the_choice_is_stored_with_the_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_compile: None
+) -> None:
+    """The backend runs the graph as it is, because a compiler for the CPU takes a minute."""
+    called: list[int] = []
+    monkeypatch.setattr("models.base.compile_each", lambda levels: called.append(1))
+    monkeypatch.setitem(LEAST_FLOPS, "cpu", 1.0)
+    run = tmp_path / "run"
+    notes = _train(settings(data, run, compile="auto", max_steps=2, eval_every_n_steps=None))
+    assert any(note.startswith("compile=auto: on") for note in notes) and len(called) == 1
+    assert yaml.safe_load((run / "config.yaml").read_text())["compile"] is True
+    monkeypatch.setitem(LEAST_FLOPS, "cpu", 1e30)  # a new run would not be compiled
+    assert not any("compile=auto" in note for note in _train([f"resume={run}", "max_steps=3"]))
+    notes = _train([f"resume={run}", "max_steps=4", "compile=auto"])
+    assert "compile=auto: on, as before in this run" in notes and len(called) == 3
+    assert yaml.safe_load((run / "config.yaml").read_text())["compile"] is True
+
+
+def test_an_error_of_the_compiler_names_the_way_out(data: Path) -> None:
+    def failing(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        raise AssertionError("a fault of the compiler")
+
+    recovery = Recovery(Start(_config(data)), SINGLE)
+    with pytest.raises(RuntimeError, match="a fault of the compiler") as caught, recovery.next_start():
+        torch.compile(torch.sin, backend=failing)(torch.ones(2))
+    assert caught.value.__notes__ == ["torch.compile failed; compile=false trains without it, also from a checkpoint"]
+    with pytest.raises(RuntimeError) as caught, recovery.next_start():
+        raise RuntimeError("another fault")
+    assert not hasattr(caught.value, "__notes__")

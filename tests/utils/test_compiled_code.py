@@ -1,0 +1,20 @@
+"""Where compiled code is kept."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from utils.compiled_code import keep_compiled_code
+
+
+def test_compiled_code_is_kept_in_the_user_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "what the user says counts")
+    keep_compiled_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "what the user says counts"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    keep_compiled_code()
+    (folder,) = (tmp_path / "hrm-compiled").iterdir()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
+    assert folder.stat().st_mode & 0o077 == 0, "PyTorch executes what lies there, so nobody else may write"

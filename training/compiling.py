@@ -1,0 +1,108 @@
+"""Decide for compile=auto whether torch.compile pays."""
+
+import torch
+
+from models import build_arch
+from models.block import Level
+from training.config import PretrainConfig
+from training.data import Data, Sizes
+from utils.compiled_code import keep_compiled_code, why_compiling_fails
+from utils.dist.world import World
+from utils.errors import UserError
+
+# Compiling pays for a run with more floating-point operations than this for each thread of a CPU or
+# each GPU. docs/log.md has the measurements for CPUs ("compiling"). The number for CUDA is an
+# estimate: about 50 s of work.
+LEAST_FLOPS = {"cpu": 6e13, "cuda": 1e16}
+# Strategies whose compiled training was compared with eager training (tests/test_compiled.py).
+_TESTED_STRATEGIES = ("ddp", "fsdp", "tp")
+
+
+def with_compile(
+    config: PretrainConfig, data: Data, world: World, *, before: bool | None = None
+) -> tuple[PretrainConfig, list[str]]:
+    """Replace compile=auto by true or false, and check that the ranks can compile. Every rank.
+
+    Rank 0 decides, so that all ranks do the same.
+
+    Args:
+        before: what the checkpoint says that the run goes on from. The run keeps it, because
+            compiled blocks round otherwise than eager ones.
+
+    Returns:
+        The config, and lines for the log.
+
+    Raises:
+        UserError: compile is true, and a rank can't compile; or the architecture can't be built.
+    """
+    is_auto = config.compile == "auto"
+    notes: list[str] = []
+    chosen = config.compile is True
+    if is_auto and before is not None:
+        chosen = before
+        notes.append(f"compile=auto: {_on(before)}, as before in this run")
+    elif is_auto:
+        with world.shared_errors():  # the data may not suit the architecture
+            decided = _decide(config, data, world)
+        chosen, why = world.broadcast_object(decided)
+        notes.append(f"compile=auto: {_on(chosen)}, because {why}")
+    if chosen:
+        keep_compiled_code()
+        failures = [why for why in world.gather_objects(why_compiling_fails(world.device)) if why]
+        if failures and is_auto and before is None:
+            chosen, notes = False, [f"compile=auto: off, because PyTorch can't compile here: {failures[0]}"]
+        elif failures:
+            with world.shared_errors():
+                raise UserError(
+                    f"this run is compiled (compile=true), but PyTorch can't compile here: {failures[0]}; mend that, "
+                    "or give compile=false"
+                )
+    return config.model_copy(update={"compile": chosen}), notes
+
+
+def _on(compiled: bool) -> str:
+    return "on" if compiled else "off"
+
+
+def _decide(config: PretrainConfig, data: Data, world: World) -> tuple[bool, str]:
+    """Return whether to compile a new run, and why."""
+    device, strategy = world.device.type, config.parallel.name
+    if device not in LEAST_FLOPS:
+        return False, f"compiling was never tried on {device}"
+    if config.deterministic:
+        return False, "deterministic=true, and a compiler may choose other kernels at the next start"
+    if strategy not in _TESTED_STRATEGIES:
+        return False, f"compiling was never tested with parallel={strategy}"
+    num_units, unit = (torch.get_num_threads(), "CPU thread") if device == "cpu" else (1, "GPU")
+    flops, least = estimated_flops(config, data) / (num_units * world.size), LEAST_FLOPS[device]
+    compared = "more" if flops > least else "fewer"
+    return (
+        flops > least,
+        f"about {flops:.0e} operations for each {unit} are {compared} than the {least:.0e} from which compiling pays",
+    )
+
+
+def estimated_flops(config: PretrainConfig, data: Data) -> float:
+    """Return about how many floating-point operations a whole run has.
+
+    training/flops.py counts them exactly, but takes a second for it.
+    """
+    metadata, batch_size = data.train.metadata, config.global_batch_size
+    num_steps = config.epochs * metadata.total_groups * metadata.mean_puzzle_examples / batch_size
+    return min(num_steps, config.max_steps or num_steps) * estimated_flops_of_step(config, data.sizes)
+
+
+def estimated_flops_of_step(config: PretrainConfig, sizes: Sizes) -> float:
+    """Return about how many floating-point operations a step has, over all ranks together.
+
+    Each weight of a called network meets each position with two operations, forward, and with four
+    more backward. Attention scores, embeddings and heads are left out.
+    """
+    arch = config.arch.model_copy(update={"forward_dtype": "float32"})  # the dtype changes no count
+    with torch.device("meta"):
+        model = build_arch(arch, **sizes.as_dict())
+    num_levels = max(1, sum(isinstance(module, Level) for module in model.modules()))
+    weights = sum(weight.numel() for weight in model.block_weights()) / num_levels
+    passes = 1 if arch.no_ACT_continue else 2  # q_continue needs a segment more
+    calls = passes * arch.depth.num_calls + 2 * arch.depth.num_grad_calls
+    return 2.0 * weights * model.num_positions * config.global_batch_size * calls
