@@ -121,10 +121,11 @@ class Driver:
         if before.deaths >= _MOST_DEATHS and part.key != ACCURACY:
             before.status, before.note = FAILED, f"this program was killed {before.deaths} times during it"
             return self._end(part, before)
-        if part.needs is not None and self._status(part.needs) != DONE:
+        needed = DONE if part.needs is None else self._status(part.needs)
+        if needed in (FAILED, TOO_LONG):
             return self._end(part, Record(WITHOUT_DATA, note=f"needs the part {part.needs}"))
-        if left_s < part.least_s:
-            return self._end(part, before)
+        if needed != DONE or left_s < part.least_s:
+            return self._end(part, Record(NO_TIME) if before.status == WITHOUT_DATA else before)
         record = Record(RUNNING, before.seconds if before.status == CUT_OFF else 0.0, deaths=before.deaths)
         self.records[part.key] = record
         self._write()

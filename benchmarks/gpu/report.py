@@ -160,22 +160,22 @@ def _steps(found: Found) -> str:
 
 
 def _peak(found: Found) -> str:
-    rows, best = [], []
+    rows, best, times = [], [], ("forward_ms", "input_gradient_ms", "weight_gradient_ms")
     for part, result in found:
+        total = 0.0
         for each in result["products"]:
             operations = 2.0 * each["rows"] * each["in_features"] * each["out_features"]
+            total += each["number"] * operations
             rows.append(
                 [
                     _name(part),
                     f"{each['rows']:,} x {each['in_features']:,} x {each['out_features']:,}",
                     str(each["number"]),
-                    *(
-                        _number(operations / each[f"{which}_ms"] / 1e9)
-                        for which in ("forward", "input_gradient", "weight_gradient")
-                    ),
+                    *(_number(operations / each[name] / 1e9) for name in times),
                 ]
             )
-        rows.append([_name(part), "all together", "", _number(result["peak_tflops"]), "", ""])
+        sums = [sum(each["number"] * each[name] for each in result["products"]) for name in times]
+        rows.append([f"{_name(part)}, all together", "", "", *(_number(total / each / 1e9) for each in sums)])
         most, side = result["best"], f"{result['best']['size']:.0f}"
         best.append(
             f"Two matrices of {side} x {side} reach {_number(most['tflops'])} TFLOP/s in {result['dtype']}, and a "
@@ -187,15 +187,14 @@ def _peak(found: Found) -> str:
 
 
 def _waits(found: Found) -> str:
-    lines = []
+    if not any(result["is_counted"] for _, result in found):
+        return _prose("**Waits of the host.** Not counted: there is no card for which a CPU waits.")
+    rows = []
     for part, result in found:
-        if not result["is_counted"]:
-            lines.append(f"{_name(part)}: a CPU does not wait for a card, so nothing was counted.")
-            continue
-        number = sum(result["places"].values())
-        places = "; ".join(f"{times} x {place}" for place, times in result["places"].items())
-        lines.append(f"{_name(part)}: {number} in {result['steps']} steps{': ' * bool(places)}{places}.")
-    return _prose(f"**Waits of the host between two logs**, compiled. {' '.join(lines)}")
+        places = ", ".join(f"{times} x `{place}`" for place, times in result["places"].items())
+        rows.append([_name(part), str(result["steps"]), str(sum(result["places"].values())), places])
+    text = _prose("**Waits of the host between two logs**, compiled. There should be none.")
+    return f"{text}\n\n{_table(['recipe', 'steps', 'waits', 'where'], rows)}"
 
 
 _BOUNDS = {
@@ -251,6 +250,9 @@ def _kernels(found: Found) -> str:
             "occupancy",
             "bound by",
         ]
+        if all(row["occupancy"] is None for row in result["largest"]):
+            for cells in (titles, *rows):
+                del cells[-2]
         blocks.append(f"{_prose(text)}\n\n{_table(titles, rows)}")
     return "\n\n".join(blocks)
 
@@ -333,33 +335,40 @@ _SECTIONS: dict[str, Callable[[Found], str]] = {
 
 def _states(parts: list[Part], records: dict[str, Record]) -> str:
     """Return the parts that are not done. What they found until then is in the tables above."""
-    rows = []
+    rows, waiting = [], []
     for part in parts:
         record = records.get(part.key, Record(NO_TIME))
-        if record.status != DONE or record.note:
+        if record.status == NO_TIME:
+            waiting.append(f"`{part.key}`")
+        elif record.status != DONE or record.note:
             note = record.note.replace("|", "/").replace("`", "'")
             rows.append([f"`{part.key}`", record.status, f"{record.seconds:.0f}", f"`{note}`" if note else ""])
     num_done = sum(part.key in records and records[part.key].status == DONE for part in parts)
-    text = f"**Parts.** {num_done} of {len(parts)} are done."
-    if not rows:
-        return _prose(text)
-    if any(row[1] in (NO_TIME, CUT_OFF) for row in rows):
-        text += " The same command goes on with those that had no time."
-    return f"{_prose(text)}\n\n{_table(['part', 'state', 's', 'why'], rows)}"
+    text = f"**State.** {num_done} of {len(parts)} parts are done."
+    if waiting:
+        text += f" No time was left for {', '.join(waiting)}."
+    if waiting or any(row[1] == CUT_OFF for row in rows):
+        text += " The same command goes on."
+    return "\n\n".join([_prose(text), *([_table(["part", "state", "s", "why"], rows)] if rows else [])])
 
 
 def _typed(part: Part, settings: Settings) -> str:
     """Return a part's command as a person would type it in the repository."""
+    # A page names no folder of a machine.
+    names = {sys.executable: "python", f"{settings.output}/": "OUTPUT/", f"{REPOSITORY}/": ""}
+    data = {str(folder): "DIR" for folder in (settings.sudoku, settings.source_dir) if folder is not None}
     words, skip = [], False
     for word in part.command:
         if skip or word in ("--json", "--folder"):
             skip = not skip
             continue
-        word = "python" if word == sys.executable else word
-        words.append(word.replace(f"{settings.output}/", "<output>/").replace(f"{REPOSITORY}/", ""))
-    return shlex.join(words).replace("'", "") if "<output>/" in "".join(words) else shlex.join(words)
+        for path, name in (data | names).items():
+            word = word.replace(path, name)
+        words.append(word)
+    return shlex.join(words)
 
 
 def _commands(parts: list[Part], records: dict[str, Record], settings: Settings) -> str:
     typed = [_typed(part, settings) for part in parts if part.key in records and records[part.key].seconds]
-    return "\n\n".join(["Commands of the parts:", "\n".join(["```", *typed, "```"])])
+    text = _prose("**Commands of the parts.** OUTPUT is the folder of the results, and DIR that of the data.")
+    return "\n\n".join([text, "\n".join(["```", *typed, "```"])])

@@ -28,7 +28,7 @@ from utils.command_line import read_config, validate
 
 
 def _settings(output: Path, **changes: Any) -> Settings:
-    values: dict[str, Any] = {"minutes": 1.0, "sudoku": Path("sudoku"), "source_dir": None, "rehearse": True}
+    values: dict[str, Any] = {"minutes": 1.0, "sudoku": output / "sudoku", "source_dir": None, "rehearse": True}
     return Settings(output=output, **values | changes)
 
 
@@ -348,7 +348,7 @@ _RESULTS: dict[str, Any] = {
         "largest": [
             {
                 **{"name": "void cutlass::Kernel2<a | b>", "calls": 200.0, "ms": 40.0, "us": 200.0},
-                **{"memory": 0.3, "compute": 0.8, "occupancy": None, "bound": "compute"},
+                **{"memory": 0.3, "compute": 0.8, "occupancy": 25.0, "bound": "compute"},
             }
         ],
     },
@@ -391,16 +391,17 @@ def report(tmp_path: Path) -> str:
         "| HRM of the paper, compiled | 768 | 85 (85 to 85) | 9,000 | 300 | 50% | 12 | 70 | 3 |",
         "| HRM of the paper, compiled | 85 | 40 | 45 |",
         "The card computes 68 ms of a step of 70 ms (97%)",
-        "| `cutlass::Kernel2<a / b>` | 200 | 40 | 59% | 200 | 30% | 80% |  | compute |",
-        "10 x pretrain.py:300 (train_step)",
+        "| `cutlass::Kernel2<a / b>` | 200 | 40 | 59% | 200 | 30% | 80% | 25% | compute |",
+        "| fast recipe, Sudoku | 10 | 10 | 10 x `pretrain.py:300 (train_step)` |",
         "| HRM of the paper | 62,976 x 512 x 1,536 | 8 | 600 | 583 | 550 |",
         "1.0e-05 at most",
         "| 1 | 30 | 1.05 | 0.40 |",
         "| 500 | 1.2 | 0.031 | 2,000 |",
         "40 passed, 1 failed, 1 skipped:",
         "| `steps-fast-eager` | failed | 3 | `status 1: torch.OutOfMemoryError: CUDA out of memory` |",
-        "| `steps-trm-eager` | no time left | 0 |  |",
-        "python -m benchmarks.throughput --steps 20 --rounds 3 compile=true experiment=sudoku_extreme_1k",
+        "No time was left for `steps-fast-compiled`,",
+        "| HRM of the paper, all together |  |  | 600 | 583 | 550 |",
+        "python -m benchmarks.throughput --steps 20 --rounds 3 compile=true experiment=sudoku_extreme_1k data_path=DIR",
     ],
 )
 def test_the_report_tells_what_was_found(said: str, report: str) -> None:
