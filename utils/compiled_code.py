@@ -40,8 +40,10 @@ def keep_compiled_code() -> None:
     """
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:  # what the user says counts
         return
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hrm-compiled" / _processor()
-    with suppress(OSError):  # PyTorch's own folder serves as well
+    # Without a home, or where it can't be written, PyTorch's own folder serves as well.
+    with suppress(OSError, RuntimeError):
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = cache / "hrm-compiled" / _processor()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 

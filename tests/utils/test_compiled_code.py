@@ -18,3 +18,15 @@ def test_compiled_code_is_kept_in_the_user_s_cache(tmp_path: Path, monkeypatch: 
     (folder,) = (tmp_path / "hrm-compiled").iterdir()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
     assert folder.stat().st_mode & 0o077 == 0, "PyTorch executes what lies there, so nobody else may write"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("could not determine home directory"), PermissionError()])
+def test_a_user_without_a_home_needs_none(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise error
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    keep_compiled_code()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
