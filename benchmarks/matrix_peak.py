@@ -10,9 +10,7 @@ import torch.nn.functional as F
 from benchmarks.on_request import timed
 from models.base import RecursiveModel
 from models.block import Block
-from models.layers import Linear
-
-# B = slots, T = positions, D = hidden size
+from models.layers import Linear, LinearOfColumns
 
 _ROUNDS = 12
 # Calls of a round on CUDA, where a single call would measure its launch and the wait as well.
@@ -51,28 +49,34 @@ def measure_products(model: RecursiveModel, num_slots: int) -> list[Product]:
     Args:
         num_slots: the slots of a microbatch.
     """
-    device = next(model.parameters()).device
-    shapes = Counter[tuple[int, int, int]]()
-    for block in (module for module in model.modules() if isinstance(module, Block)):
-        over_tokens = set() if block.mlp_t is None else set(block.mlp_t.modules())
-        for layer in (module for module in block.modules() if isinstance(module, Linear)):
-            rows = num_slots * (model.config.hidden_size if layer in over_tokens else model.num_positions)
-            out_features, in_features = layer.weight.shape
-            shapes[rows, in_features, out_features] += 1
+    device, width = next(model.parameters()).device, model.config.hidden_size
+    layers = [layer for block in model.modules() if isinstance(block, Block) for layer in block.modules()]
+    shapes = Counter(
+        (isinstance(layer, LinearOfColumns), *layer.weight.shape) for layer in layers if isinstance(layer, Linear)
+    )
     products = []
-    for (rows, in_features, out_features), number in shapes.items():
-        x = torch.randn(rows, in_features, device=device, dtype=model.dtype)
-        weight = torch.randn(out_features, in_features, device=device, dtype=model.dtype)
-        gradient = torch.randn(rows, out_features, device=device, dtype=model.dtype)
-        three = (
-            lambda: F.linear(x, weight),  # noqa: B023 - called at once
-            lambda: gradient @ weight,  # noqa: B023
-            lambda: gradient.t() @ x,  # noqa: B023
+    for (of_columns, out_features, in_features), number in shapes.items():
+        rows = num_slots * (width if of_columns else model.num_positions)
+        x, weight, gradient = (
+            torch.randn(shape, device=device, dtype=model.dtype)
+            for shape in ((rows, in_features), (out_features, in_features), (rows, out_features))
         )
+        if of_columns:  # their columns lie together
+            x, gradient = x.view(in_features, rows).mT, gradient.view(out_features, rows).mT
+        three = _products(x, weight, gradient, of_columns=of_columns)
         products.append(
             Product(rows, in_features, out_features, number, *(_fastest_ms(each, device) for each in three))
         )
     return products
+
+
+def _products(
+    x: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor, *, of_columns: bool
+) -> list[Callable[[], torch.Tensor]]:
+    """Return the product of the forward pass and the two of the backward pass."""
+    if of_columns:
+        return [lambda: weight @ x.mT, lambda: weight.mT @ gradient.mT, lambda: gradient.mT @ x]
+    return [lambda: F.linear(x, weight), lambda: gradient @ weight, lambda: gradient.mT @ x]
 
 
 def peak_tflops(products: list[Product]) -> float:

@@ -37,7 +37,9 @@ class Block(nn.Module):
         # mlp_t mixes all tokens already, so it needs no convolution along the tokens.
         over_tokens = MLPS["swiglu" if mlp == "conv_swiglu" else mlp]
         self.mlp_t = (
-            over_tokens(num_positions, swiglu_width(num_positions, expansion, width_multiple)) if mlp_t else None
+            over_tokens(num_positions, swiglu_width(num_positions, expansion, width_multiple), over_first=True)
+            if mlp_t
+            else None
         )
         self.mlp = MLPS[mlp](hidden_size, swiglu_width(hidden_size, expansion, width_multiple))
 
@@ -49,9 +51,13 @@ class Block(nn.Module):
         """
         num_positions = 1 if first_position_only else None
         if self.mlp_t is not None:
-            x_BDT = x_BTD.transpose(1, 2)
-            x_BDT = rms_norm(x_BDT + self.mlp_t(x_BDT))  # the norm is over positions here, as published
-            x_BTD = x_BDT.transpose(1, 2)[:, :num_positions]
+            # With positions first, both projections are single products of aligned matrices, and
+            # only whole vectors of D change places. PyTorch would multiply the other layouts slot
+            # by slot, with a copy of the weights for each slot.
+            x_TBD = x_BTD.transpose(0, 1).contiguous()
+            mixed_TBD = self.mlp_t(x_TBD.flatten(1)).view_as(x_TBD)
+            x_TBD = rms_norm(x_TBD + mixed_TBD, dim=0)  # the norm is over positions here, as published
+            x_BTD = x_TBD.transpose(0, 1)[:, :num_positions].contiguous()
         else:
             assert self.self_attn is not None
             mixed_BTD = self.self_attn(x_BTD, rotary, num_queries=num_positions)

@@ -41,12 +41,16 @@ def truncated_normal_(tensor: torch.Tensor, std: float, generator: torch.Generat
     tensor.copy_(draw)
 
 
-def rms_norm(x: torch.Tensor) -> torch.Tensor:
-    """Return x / sqrt(mean(x^2) + 1e-5) over the last dimension, computed in float32, in x's dtype.
+def rms_norm(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """Return x / sqrt(mean(x^2) + 1e-5) over a dimension, computed in float32, in x's dtype.
 
     The norm has no weights.
     """
-    return F.rms_norm(x.float(), x.shape[-1:], eps=RMS_EPS).to(x.dtype)
+    x32 = x.float()
+    if dim == -1:
+        return F.rms_norm(x32, x.shape[-1:], eps=RMS_EPS).to(x.dtype)
+    # F.rms_norm knows only the last dimensions, and would transpose its result.
+    return (x32 * (x32.square().mean(dim, keepdim=True) + RMS_EPS).rsqrt()).to(x.dtype)
 
 
 class Linear(nn.Linear):  # torch's tensor parallelism splits subclasses of nn.Linear
@@ -68,6 +72,17 @@ class Linear(nn.Linear):  # torch's tensor parallelism splits subclasses of nn.L
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+class LinearOfColumns(Linear):
+    """The same as Linear, but fast for a matrix x whose columns lie together in memory.
+
+    The columns of y do so too. The product is computed as W x^T.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.weight.to(x.dtype) @ x.mT
+        return y.mT
 
 
 class Embedding(nn.Module):
@@ -100,18 +115,28 @@ class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x)) over the last dimension (arXiv 2002.05202).
 
     One matrix holds the rows of gate, then the rows of up.
+
+    Args:
+        over_first: x is a matrix (dim, N), and its first dimension is meant instead of its last.
     """
 
-    def __init__(self, dim: int, width: int) -> None:
+    def __init__(self, dim: int, width: int, *, over_first: bool = False) -> None:
         super().__init__()
-        self.gate_up_proj = Linear(dim, 2 * width)
-        self.down_proj = Linear(width, dim)
+        linear = LinearOfColumns if over_first else Linear
+        self.gate_up_proj = linear(dim, 2 * width)
+        self.down_proj = linear(width, dim)
+        self._over_first = over_first
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._over_first:
+            gate, up = self.gate_up_proj(x.mT).mT.chunk(2, dim=0)
+            y: torch.Tensor = self.down_proj(self.combine(gate, up, dim=0).mT).mT
+            return y
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(self.combine(gate, up))
+        return self.down_proj(self.combine(gate, up, dim=-1))
 
-    def combine(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    def combine(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return the input of the last projection. The width is dimension `dim`."""
         return F.silu(gate) * up
 
 
@@ -122,8 +147,8 @@ class NormalizedSwiGLU(SwiGLU):
     this (Speed is Confidence, arXiv 2601.19085).
     """
 
-    def combine(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        return gate.sigmoid() * rms_norm(gate * up)
+    def combine(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor:
+        return gate.sigmoid() * rms_norm(gate * up, dim)
 
 
 class ConvSwiGLU(SwiGLU):
@@ -141,7 +166,8 @@ class ConvSwiGLU(SwiGLU):
         """Fill the convolution's weights. The projections have their own `init_weights`."""
         truncated_normal_(self.conv_weight_W12, 1 / math.sqrt(2), generator)
 
-    def combine(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    def combine(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor:
+        assert dim == -1
         own_BTW = F.silu(gate) * up
         previous_BTW = F.pad(own_BTW, (0, 0, 1, 0))[:, :-1]
         before_W, here_W = self.conv_weight_W12.to(own_BTW.dtype).squeeze(1).unbind(1)
