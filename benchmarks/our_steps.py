@@ -134,7 +134,6 @@ class OurTrainer:
         computing = [span for name, each in spans.items() if name != PUZZLE_TABLE for span in each]
         reduction_ns = union([*computing, *sent]) - union(computing)
         ms = {"data": row["data_ms"], **ms, "reduction": reduction_ns / num_steps / 1e6}
-        ms["optimizer"] = ms.pop(OPTIMIZER)
         return {"step": row["step_ms"], **ms, "rest": row["step_ms"] - sum(ms.values())}
 
     def sizes(self) -> dict[str, float]:

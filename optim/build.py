@@ -15,11 +15,13 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.profiler import record_function
 
 from optim.adam_atan2 import AdamATan2
 from optim.muon import Muon
 from utils.config import Float, Int, StrictModel, name_of, union_of
 from utils.errors import UserError
+from utils.perf.recording import OPTIMIZER
 from utils.shapes import Shapes, compare_shapes
 
 # ---- one class for each optimizer ---------------------------------------------------------------
@@ -211,10 +213,11 @@ class Optimizers:
         Args:
             multiplier: factor of each group's base rate.
         """
-        for optimizer in self._by_name.values():
-            for group in optimizer.param_groups:
-                group["lr"] = group["base_lr"] * multiplier
-            optimizer.step()
+        with record_function(OPTIMIZER):
+            for optimizer in self._by_name.values():
+                for group in optimizer.param_groups:
+                    group["lr"] = group["base_lr"] * multiplier
+                optimizer.step()
 
     def zero_grad(self) -> None:
         """Set every gradient to None."""

@@ -16,8 +16,8 @@ from torch._C._profiler import (
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 # The parts of a step that the code names with torch.profiler.record_function. The calls without
-# gradient are inside of the forward part. Optimizers of PyTorch name their steps themselves.
-FORWARD, NO_GRAD, BACKWARD, OPTIMIZER = "forward", "forward without gradient", "backward", "Optimizer.step#"
+# gradient are inside of the forward part.
+FORWARD, NO_GRAD, BACKWARD, OPTIMIZER = "forward", "forward without gradient", "backward", "optimizer"
 PUZZLE_TABLE, AVERAGE, METRICS = "puzzle table", "average", "metrics"
 
 Span = tuple[int, int]
@@ -66,8 +66,7 @@ def parts(events: list[Any], name: str, device: torch.device) -> Iterator[Span]:
     """
     wanted = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
     for event in events:
-        is_part = event.name().startswith(name) if name == OPTIMIZER else event.name() == name
-        if is_part and event.device_type() == wanted:
+        if event.name() == name and event.device_type() == wanted:
             yield event.start_ns(), event.start_ns() + event.duration_ns()
 
 
