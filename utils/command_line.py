@@ -112,8 +112,8 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
     # The published commands put a plus in front of new keys. Here every key is in the YAML, so the
     # plus means nothing.
     overrides = _with_switches(config_name, [in_quotes(typed.lstrip("+")) for typed in overrides])
+    _require_no_secret([("the command line", typed) for typed in overrides])
     for typed in overrides:
-        _require_no_secret("the command line", typed)
         _require_single_value(typed, config_name, overrides)
     check_chosen(overrides)
     try:
@@ -131,7 +131,7 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
     except (HydraException, OmegaConfBaseException, YAMLError, RecursionError) as error:
         message = in_one_line(error, Origin(config_name, overrides))
         try:
-            _require_no_secret("what is wrong with the config", f"{error} {message}")
+            _require_no_secret([("what is wrong with the config", f"{error} {message}")])
         except ValueError as secret:
             raise secret from None  # the cause would quote the secret
         raise UserError(message) from error
@@ -139,8 +139,7 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
         value = container[key] if isinstance(container[key], dict) else {"enabled": container[key]}
         if value.keys() == {"enabled"} and isinstance(value["enabled"], bool):
             container[key] = {**_compose(config_name, [])[key], **value}
-    for key, value in flatten(container):
-        _require_no_secret(key, str(value))
+    _require_no_secret([(key, str(value)) for key, value in flatten(container)])
     return {key: _at_home(value) for key, value in container.items()}
 
 
@@ -172,17 +171,23 @@ def _with_switches(config_name: str, overrides: Sequence[str]) -> list[str]:
     return [re.sub(rf"(?i:^(\+*)({names})=(true|false)$)", r"\1\2={enabled:\3}", typed) for typed in overrides]
 
 
-def _require_no_secret(where: str, text: str) -> None:
-    """Raise UserError if the text contains a secret of the environment.
+def _require_no_secret(texts: Sequence[tuple[str, str]]) -> None:
+    """Raise UserError if a text contains a secret of the environment.
 
     A config is written into checkpoints, to W&B and into messages. An interpolation ${oc.env:...}
     reads the environment, also in somebody else's YAML.
+
+    Args:
+        texts: Where each text stands, and the text.
     """
-    if name := secret_in(text):
-        raise UserError(
-            f"{where} holds the value of the environment variable {name}, which looks like a secret; leave it out: "
-            "configs are written into checkpoints and to W&B"
-        )
+    if not secret_in("\n".join(text for _, text in texts)):  # one search of the environment is enough for most
+        return
+    for where, text in texts:
+        if name := secret_in(text):
+            raise UserError(
+                f"{where} holds the value of the environment variable {name}, which looks like a secret; "
+                "leave it out: configs are written into checkpoints and to W&B"
+            )
 
 
 def _compose(config_name: str, overrides: list[str]) -> Container:
