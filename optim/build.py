@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 from pydantic import model_validator
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
 from optim.adam_atan2 import AdamATan2
 from optim.muon import Muon
 from utils.config import Float, Int, StrictModel, name_of, union_of
+from utils.dist.world import is_dtensor
 from utils.errors import UserError
 from utils.perf.recording import OPTIMIZER
 from utils.shapes import Shapes, compare_shapes
@@ -339,7 +339,7 @@ def _groups(parameters: Iterable[nn.Parameter]) -> Groups:
     """
     groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
     for parameter in parameters:
-        place = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None
+        place = (parameter.device_mesh, parameter.placements) if is_dtensor(parameter) else None
         groups[place].append(parameter)
     return [{"params": group} for group in groups.values()]
 

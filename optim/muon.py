@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.optimizer import ParamsT
+
+from utils.dist.world import is_dtensor
 
 # Coefficients of the quintic iteration. They give a steep slope at 0; in return, singular values
 # end near 1 and not exactly at 1.
@@ -71,8 +72,10 @@ class Muon(torch.optim.Muon):
 
 def _orthogonal_of_shards(matrix_RC: torch.Tensor, iterations: int) -> torch.Tensor:
     """Return `orthogonal` of the matrix, sharded in the same way as the matrix."""
-    if not isinstance(matrix_RC, DTensor):
+    if not is_dtensor(matrix_RC):
         return orthogonal(matrix_RC, iterations)
+    from torch.distributed.tensor import distribute_tensor
+
     whole_RC = orthogonal(matrix_RC.full_tensor(), iterations)
     # Every rank has the whole matrix and keeps its own part. Without a source rank nothing is sent.
     return distribute_tensor(whole_RC, matrix_RC.device_mesh, matrix_RC.placements, src_data_rank=None)

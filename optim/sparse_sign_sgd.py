@@ -7,9 +7,8 @@ The result is the same for any number of ranks.
 # B = slots (of this rank; after gathering, of the global batch)
 
 import torch
-from torch.distributed.tensor import DTensor
 
-from utils.dist.world import World
+from utils.dist.world import World, is_dtensor
 
 
 @torch.no_grad()
@@ -59,7 +58,7 @@ def sparse_sign_sgd_(
     are_finite = sums_BE.isfinite().all()
     signs_BE = sums_BE.sign_()[group_B]
 
-    if isinstance(table_PE, DTensor):
+    if is_dtensor(table_PE):
         num_rows = -(-len(table_PE) // world.data_size)  # DTensor gives every share but the last this many rows
         ids_B = ids_B - world.data_rank * num_rows
         _update_own_(table_PE.to_local(), ids_B, signs_BE, lr=lr, weight_decay=weight_decay)

@@ -1,17 +1,19 @@
 """Tensors of which each rank holds a part: how to cut them, and how to put them together."""
 # R = rows of a weight, C = columns of a weight
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
 
 from models.base import RecursiveModel
 from models.parallel.layout import Layout
-from utils.dist.world import World, local_part
+from utils.dist.world import World, is_dtensor, local_part
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 # How many projections a matrix has stacked in its rows, by the end of its name.
 _STACKED = {"qkv_proj.weight": 3, "gate_up_proj.weight": 2}
@@ -62,7 +64,7 @@ class DTensorLayout(Layout):
         by_place: dict[Any, list[Tensor]] = {}
         for parameter in self._trained:
             if (grad := parameter.grad) is not None:
-                place = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
+                place = (grad.device_mesh, grad.placements) if is_dtensor(grad) else None
                 by_place.setdefault(place, []).append(local_part(grad))
         total = torch.zeros((), device=self._world.device)
         for place, grads in by_place.items():  # in the order of parameters, the same on all ranks
@@ -86,19 +88,21 @@ class DTensorLayout(Layout):
     def whole_weights(self) -> dict[str, Tensor]:
         weights = {}
         for name, tensor in self.model.state_dict().items():
-            if name == "puzzle_embedding.weight" and isinstance(tensor, DTensor):
+            if name == "puzzle_embedding.weight" and is_dtensor(tensor):
                 parts = self._world.gather_to_main(tensor.to_local().cpu())  # no device has room for all of its rows
                 whole = torch.cat(parts) if parts is not None else tensor
             else:
                 whole = self._whole(name, tensor)
             if self._world.is_main:
-                weights[name] = whole.cpu() if isinstance(tensor, DTensor) else whole
+                weights[name] = whole.cpu() if is_dtensor(tensor) else whole
         return weights
 
     def _whole(self, name: str, tensor: Tensor) -> Tensor:
         """Return all of a tensor, as one process would have it. Every rank."""
-        if not isinstance(tensor, DTensor):
+        if not is_dtensor(tensor):
             return tensor
+        from torch.distributed.tensor import Replicate
+
         sharded: DTensor = tensor.to(self._world.device)  # type: ignore[assignment]  # offloaded shards can't travel
         # Axis by axis: what was split before it was sharded is put together in the opposite order.
         whole = sharded.redistribute(placements=(Replicate(), *sharded.placements[1:])).full_tensor()
@@ -121,7 +125,7 @@ class DTensorLayout(Layout):
 
     @torch.no_grad()
     def from_portable(self, name: str, portable: Tensor, live: Tensor) -> None:
-        if isinstance(live, DTensor) and not isinstance(portable, DTensor):
+        if is_dtensor(live) and not is_dtensor(portable):
             if (num_stacked := self._num_stacked(name)) is not None:
                 portable = transposed_rows(portable, num_stacked, self._tensor_degree)
             portable, live = own_part(portable, live.device_mesh, live.placements), live.to_local()

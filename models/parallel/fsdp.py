@@ -2,13 +2,12 @@
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from models.base import RecursiveModel
 from models.block import Block
@@ -19,6 +18,9 @@ from utils.config import Bool, Int
 from utils.dist.config import Axes
 from utils.dist.world import World
 from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 
 
 class ShardingConfig(LayoutConfig):
@@ -72,6 +74,8 @@ def shard_weights(model: RecursiveModel, config: ShardingConfig, world: World) -
 
     Each block is a unit that is gathered as a whole. Embeddings and heads are another unit.
     """
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+
     assert world.mesh is not None
     mesh = world.mesh["replicate", "shard"] if isinstance(config, HSDPConfig) else world.mesh["shard"]
     reduce_dtype = getattr(torch, config.reduce_dtype)
@@ -95,8 +99,8 @@ def shard_unit(
     mesh: DeviceMesh,
     *,
     reshards: bool,
-    precision: MixedPrecisionPolicy,
-    offload: OffloadPolicy | None = None,
+    precision: "MixedPrecisionPolicy",
+    offload: "OffloadPolicy | None" = None,
 ) -> None:
     """Shard a module's parameters, in place. Parameters that are sharded already stay as they are.
 
@@ -104,6 +108,8 @@ def shard_unit(
         mesh: the ranks that share the parameters; of two axes, the first one holds replicas.
         reshards: whether the gathered parameters are dropped after a forward pass.
     """
+    from torch.distributed.fsdp import OffloadPolicy, fully_shard
+
     # The warning is about views that are changed in place. The two Q values are views of one
     # tensor, and nothing changes them in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -132,6 +138,8 @@ class FSDPLayout(DTensorLayout):
         super().__init__(
             model, world, num_microbatches=num_microbatches, lockstep=True, tensor_degree=world.ranks_per_share
         )
+        from torch.distributed.fsdp import FSDPModule
+
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
 
     def _part(self, *, is_last: bool) -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ the same stages sum their gradients. They may also shard the weights of their bl
 # B = slots (of a microbatch inside a stage), S = tokens, T = positions (prefix and tokens),
 # D = hidden size, V = vocabulary, E = puzzle embedding size
 
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,6 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
 
 from models.act import Carry
 from models.base import RecursiveModel, SegmentOutput, State, compile_each
@@ -36,8 +34,11 @@ from models.transformer import Transformer, TransformerConfig
 from utils.batch import Batch
 from utils.config import Int
 from utils.dist.config import Axes
-from utils.dist.world import World
+from utils.dist.world import World, is_dtensor
 from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 # Gradients are summed over the pipelines in pieces of this size.
 _BUCKET_BYTES = 25 * 2**20
@@ -256,6 +257,8 @@ class PipelineLayout(DTensorLayout):
         A block stays whole from the first microbatch to the last. Otherwise each microbatch would
         gather it anew.
         """
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+
         precision = MixedPrecisionPolicy(cast_forward_inputs=False)  # rotary tables stay float32
         for stage in self._stages:
             for unit in (*stage.level.layers, stage):  # schedules know by the stage that there are shards
@@ -332,7 +335,7 @@ class PipelineLayout(DTensorLayout):
         gradients = [
             parameter.grad
             for parameter in self._trained
-            if parameter.grad is not None and not isinstance(parameter.grad, DTensor)
+            if parameter.grad is not None and not is_dtensor(parameter.grad)
         ]
         for bucket in _take_tensors(gradients, _BUCKET_BYTES):
             summed = self._world.sum_(_flatten_dense_tensors(bucket))

@@ -5,7 +5,6 @@ Any strategy but tp and pipeline can have one.
 # K = rows of the puzzle table, E = their size
 
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from models.base import RecursiveModel
 from models.parallel.dtensor import own_part
@@ -18,6 +17,8 @@ def shard_table(model: RecursiveModel, world: World) -> None:
     table = model.puzzle_embedding
     if table is None:
         return
+    from torch.distributed.tensor import DTensor, Shard
+
     assert world.data_group is not None
     mesh = DeviceMesh.from_group(world.data_group, world.device.type)
     num_rows = len(table.weight)

@@ -5,7 +5,6 @@ from typing import Literal
 
 import torch
 from pydantic import Field, field_validator
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from models.attention import Attention
 from models.base import RecursiveModel
@@ -88,6 +87,8 @@ def split_tensors(model: RecursiveModel, world: World) -> None:
     reordered first. An even split then leaves every rank the same stack of its own parts, and the
     forward pass of the modules needs no change.
     """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
     assert world.mesh is not None
     mesh = world.mesh["model"]
     for module in model.modules():

@@ -3,21 +3,17 @@
 Any number of ranks under any strategy can read the checkpoints of any other.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.checkpoint import state_dict_loader
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from utils.checkpoint.format import (
     FILE_OF_A_STEP,
@@ -36,10 +32,10 @@ from utils.errors import UserError
 from utils.files import file_errors, plain
 from utils.shapes import compare_shapes, shapes_of
 
-Tensors = dict[str, Tensor]
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-# Each rank reads on its own, without collectives, so that this warning does not apply.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -138,12 +134,9 @@ class Checkpoint:
                 f"checkpoint {self.path} holds {name} of {tuple(index[name].size)}, here it is "
                 f"{tuple(tensors[name].shape)}"
             )
-        reader = HuggingFaceStorageReader(str(self.path / "state"))
-        try:
-            with torch.no_grad():
-                state_dict_loader.load(dict(tensors), storage_reader=reader, no_dist=True)
-        except CheckpointException as error:
-            raise UserError(f"checkpoint {self.path} can't be read: {first_failure(error)}") from error
+        from utils.checkpoint.storage import load_tensors
+
+        load_tensors(tensors, self.path / "state")
 
     def load_slots(self, slots: slice) -> Tensors:
         """Return these slots of the carry, however many ranks wrote them.
@@ -174,7 +167,7 @@ class Checkpoint:
         own = of_rank(rank, num_ranks)
         return self.load(own) if self.has(own) else {}
 
-    def _index(self) -> dict[str, TensorStorageMetadata]:
+    def _index(self) -> "dict[str, TensorStorageMetadata]":
         """Return for each tensor in state/ its whole shape, its dtype and the written parts.
 
         Raises:
@@ -183,12 +176,10 @@ class Checkpoint:
         folder = self.path / "state"
         if not any(name.startswith("state/") for name in self.files):
             return {}
+        from utils.checkpoint.storage import read_index
+
         with _reading(folder):
-            try:
-                metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-            except (KeyError, TypeError, ValueError) as error:  # from a header that was tampered with
-                raise UserError(f"{folder} can't be read as safetensors of this program: {error!r}") from error
-        index = {name: of for name, of in metadata.items() if isinstance(of, TensorStorageMetadata)}
+            index = read_index(folder)
         for name, of in index.items():
             if sum(chunk.sizes.numel() for chunk in of.chunks) != of.size.numel():
                 raise UserError(f"checkpoint {self.path} is damaged: its files hold not all of {name}")
@@ -245,10 +236,6 @@ def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
     if checkpoint is None:
         raise UserError(explain_missing(path))
     return checkpoint
-
-
-def first_failure(error: CheckpointException) -> BaseException:
-    return error.failures[min(error.failures)][0]
 
 
 def put_back(run: Path) -> None:

@@ -4,7 +4,6 @@ Saving copies the tensors to host memory and returns. A thread writes while trai
 """
 
 import hashlib
-import json
 import os
 import shutil
 import stat
@@ -21,12 +20,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint import state_dict_saver
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.tensor import DTensor
 
 from utils.checkpoint.format import (
     REPLACED,
@@ -38,9 +31,9 @@ from utils.checkpoint.format import (
     sha256_of_file,
     step_folders,
 )
-from utils.checkpoint.reader import Tensors, first_failure
+from utils.checkpoint.reader import Tensors
 from utils.dist.lost_ranks import is_lost_peer
-from utils.dist.world import World, local_part
+from utils.dist.world import World, is_dtensor, local_part
 from utils.errors import UserError
 from utils.files import INCOMPLETE, file_errors, sync_folder, write_synced
 from utils.terminal import tell
@@ -79,35 +72,6 @@ class FailedSave(UserError):
     def __init__(self, what: str, last_good: str) -> None:
         super().__init__(f"{what}; {last_good}; free the disk, then resume")
         self.what, self.last_good = what, last_good
-
-
-class _StorageWriter(HuggingFaceStorageWriter):
-    """Writes one file per rank without copying the tensors.
-
-    Torch's own writer copies every tensor under Python's global lock, which would stop training for
-    a second at the paper's size.
-    """
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        super().__init__(str(folder), save_distributed=True)
-        self._file = folder / f"rank_{rank:04d}.safetensors"
-        self.written: dict[str, File] = {}
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        tensors: Tensors = {}
-        offsets, results = {}, []
-        for item in plan.items:
-            name, data = item.index.fqn, planner.resolve_data(item)
-            assert isinstance(data, Tensor) and item.tensor_data is not None
-            tensors[name] = data
-            offsets[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
-            results.append(WriteResult(item.index, data.nbytes, storage_data=None))
-        if tensors:  # the reader finds in this header where each part belongs
-            sharding = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
-            self.written[f"state/{self._file.name}"] = _write_tensors(self._file, tensors, sharding)
-        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
-        done.set_result(results)
-        return done
 
 
 class _Pointer:
@@ -151,6 +115,10 @@ class Checkpointer:
 
     def __init__(self, run: Path, world: World, keep_last_k: int | None) -> None:
         assert world.size == 1 or world.thread_group is not None, "call connect_devices first: ranks need its groups"
+        # Not at the first save: a library that changes during a run must not cost its checkpoints.
+        from utils.checkpoint.storage import save_tensors
+
+        self._save_tensors = save_tensors
         self.run, self._world, self._keep_last_k = run, world, keep_last_k
         self._writer_id = ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=world.enter_thread)
@@ -295,16 +263,7 @@ class Checkpointer:
                         first()
                     shutil.rmtree(temporary, ignore_errors=True)
                     temporary.mkdir()
-            writer = _StorageWriter(temporary / "state", world.rank)
-            try:
-                group, alone = world.host_group, world.size == 1
-                state_dict_saver.save(rest, storage_writer=writer, process_group=group, no_dist=alone)
-            except CheckpointException as error:  # raised on every rank
-                cause = first_failure(error)
-                if isinstance(cause, OSError):
-                    raise UserError(" ".join(str(cause).split())) from error
-                raise RuntimeError(repr(cause)) from error
-            written = writer.written
+            written = self._save_tensors(rest, temporary / "state", world, _write_tensors)
             with world.shared_errors(), file_errors():
                 if world.is_main:
                     written["model.safetensors"] = _write_tensors(temporary / "model.safetensors", weights)
@@ -418,7 +377,7 @@ def _named(snapshot: Snapshot, world: World) -> Tensors:
 
     If several ranks hold the same tensors, each of them writes an equal part of these tensors.
     """
-    plain = sorted(name for name, tensor in snapshot.shared.items() if not isinstance(tensor, DTensor))
+    plain = sorted(name for name, tensor in snapshot.shared.items() if not is_dtensor(tensor))
     others = {name for index, name in enumerate(plain) if index % world.data_size != world.data_rank}
     rows = sorted(snapshot.by_slot)[world.rank % world.ranks_per_share :: world.ranks_per_share]
     slots = f"slots.{snapshot.slots.start:06d}_{snapshot.slots.stop:06d}"
@@ -432,5 +391,5 @@ def _named(snapshot: Snapshot, world: World) -> Tensors:
 
 
 def _kind(tensor: Tensor) -> tuple[object, ...]:
-    placed = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else ()
+    placed = (tensor.device_mesh, tensor.placements) if is_dtensor(tensor) else ()
     return tensor.shape, tensor.dtype, *placed

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from utils.dist.world import World, local_part
+from utils.dist.world import World, is_dtensor, local_part
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -48,7 +47,7 @@ def _checksum(tensor: Tensor) -> Tensor:
 
 def _part(tensor: Tensor) -> tuple[int, ...]:
     """Return the part of a DTensor that this rank holds: its place on each axis that splits it."""
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return ()
     here = tensor.device_mesh.get_coordinate()
     assert here is not None

@@ -4,6 +4,7 @@ Each collective does nothing in a world of one, so that callers never branch on 
 All ranks must call a method marked "Every rank": if one rank leaves it out, the run hangs.
 """
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,20 +12,22 @@ from datetime import timedelta
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from utils.dist.config import DEFAULT_MEETING, MeetingConfig
 from utils.dist.launch import Launch
 from utils.dist.place import Place
 from utils.errors import UserError
 from utils.text import for_a_terminal
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
 
@@ -250,9 +253,19 @@ class World:
             dist.destroy_process_group()
 
 
+def is_dtensor(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Return whether each rank holds only a part of the tensor.
+
+    To import DTensor takes half as long as to import torch, and few runs need it. In a process that
+    has not imported it, no tensor can be one.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor. It shares its memory with the tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 @lru_cache(maxsize=64)  # each step asks for the same few numbers
