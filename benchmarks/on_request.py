@@ -1,4 +1,4 @@
-"""Train steps when another process asks for them, so that two programs can be timed in turn.
+"""Do what another process asks for, so that two programs can be timed in turn.
 
 A line on the standard input asks for something, and the answer is a line of JSON on the standard
 output:
@@ -7,8 +7,10 @@ describe   what trains here, and on what
 steps N    train N steps, and return the mean time of a step
 parts N    train N steps, and return how long each part of a step takes; {} if nobody knows
 
+evaluate   evaluate once, and return `seconds` and metrics; benchmarks.evaluation asks for this
+
 The steps of a request run without waiting for the device in between. The first request comes after
-steps that were not timed.
+work that was not timed.
 """
 
 import json
@@ -26,29 +28,38 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 WARMUP = 3
 
 
-class Trainer(Protocol):
-    """What a program has to offer to answer requests."""
+class Program(Protocol):
+    """What answers requests: it has a method of the name of each request."""
 
     is_main: bool
 
     def describe(self) -> dict[str, Any]: ...
 
+    def next_request(self, read: Callable[[], str]) -> str: ...
+
+
+class Trainer(Program, Protocol):
+    """What answers requests for steps."""
+
     def steps(self, num_steps: int) -> dict[str, float]: ...
 
     def parts(self, num_steps: int) -> dict[str, float]: ...
 
-    def next_request(self, read: Callable[[], str]) -> str: ...
-
 
 def answer_requests(trainer: Trainer) -> None:
-    """Answer requests until the standard input ends. Every rank."""
+    """Train some steps, then answer requests until the standard input ends. Every rank."""
+    answer_after(lambda: trainer.steps(WARMUP), trainer)
+
+
+def answer_after(warm_up: Callable[[], object], program: Program) -> None:
+    """Warm up, then answer requests until the standard input ends. Every rank."""
     answers = sys.stdout
     sys.stdout = sys.stderr  # what a library prints is no answer
-    trainer.steps(WARMUP)
-    while request := trainer.next_request(sys.stdin.readline).split():
+    warm_up()
+    while request := program.next_request(sys.stdin.readline).split():
         kind, *arguments = request
-        answer = getattr(trainer, kind)(*map(int, arguments))
-        if trainer.is_main:
+        answer = getattr(program, kind)(*map(int, arguments))
+        if program.is_main:
             print(json.dumps(answer), file=answers, flush=True)
 
 

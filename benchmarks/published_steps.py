@@ -25,7 +25,7 @@ from benchmarks.on_request import REPOSITORY, answer_requests, timed
 
 # B = slots, S = tokens, T = positions, N = heads, H = head size
 
-_ARCHS: dict[str, tuple[str, str, dict[str, Any]]] = {
+PUBLISHED_ARCHS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "hrm": (
         "models.hrm.hrm_act_v1",
         "HierarchicalReasoningModel_ACTV1",
@@ -53,6 +53,17 @@ def flash_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: b
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
+def use_clone(repository: Path) -> None:
+    """Let a clone of the published code take the place of this project's packages in imports."""
+    for name in [name for name in sys.modules if name.split(".")[0] in ("models", "dataset", "utils")]:
+        del sys.modules[name]
+    # Its packages have no __init__.py, so that ours of the same name would come first.
+    sys.path[:] = [str(repository), *(path for path in sys.path if Path(path or ".").resolve() != REPOSITORY)]
+    attention = ModuleType("flash_attn")
+    attention.flash_attn_func = flash_attention  # type: ignore[attr-defined]
+    sys.modules.setdefault("flash_attn", attention)
+
+
 class PublishedTrainer:
     """Trains a published model on random puzzles."""
 
@@ -61,14 +72,8 @@ class PublishedTrainer:
     def __init__(self, repository: Path, arch: str, dtype: str, options: dict[str, int], *, eager: bool) -> None:
         from optim.adam_atan2 import AdamATan2  # before its package `models` takes the place of ours
 
-        for name in [name for name in sys.modules if name.split(".")[0] in ("models", "dataset", "utils")]:
-            del sys.modules[name]
-        # Its packages have no __init__.py, so that ours of the same name would come first.
-        sys.path[:] = [str(repository), *(path for path in sys.path if Path(path or ".").resolve() != REPOSITORY)]
-        attention = ModuleType("flash_attn")
-        attention.flash_attn_func = flash_attention  # type: ignore[attr-defined]
-        sys.modules.setdefault("flash_attn", attention)
-        module, class_name, own = _ARCHS[arch]
+        use_clone(repository)
+        module, class_name, own = PUBLISHED_ARCHS[arch]
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         config: dict[str, Any] = _SIZES | _OPTIONS | own | options | {"forward_dtype": dtype, "causal": False}
         config.setdefault("puzzle_emb_ndim", config["hidden_size"])
@@ -117,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("repository", type=Path, help="a clone of the published code")
     parser.add_argument("options", nargs="*", metavar="KEY=VALUE", help="integers of the model's config")
-    parser.add_argument("--arch", choices=list(_ARCHS), default="hrm")
+    parser.add_argument("--arch", choices=list(PUBLISHED_ARCHS), default="hrm")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--eager", action="store_true")
     args = parser.parse_intermixed_args()
