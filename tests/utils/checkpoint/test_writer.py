@@ -15,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests import runs
 from tests.spawn import run_ranks, world_of
@@ -25,13 +26,13 @@ from utils import files
 from utils.checkpoint import writer as writer_module
 from utils.checkpoint.format import read_name, step_folders
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, put_back
-from utils.checkpoint.writer import Checkpointer
+from utils.checkpoint.writer import Checkpointer, require_finite_weights
 from utils.dist.config import Axes
 from utils.dist.setup import connect_devices
 from utils.dist.world import World
 from utils.errors import UserError
 
-# pytest resets the filter that utils/checkpoint/reader.py sets.
+# pytest resets the filter that utils/checkpoint/storage.py sets.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
@@ -118,6 +119,26 @@ def test_weights_must_be_finite(tmp_path: Path) -> None:
             assert message.startswith("w is not finite at step 9; the last good checkpoint is ")
             assert message.endswith("step_00000008; go on with a lower lr")
     assert [folder.name[-1] for folder in step_folders(tmp_path)] == ["8"]
+
+
+class _LargestResult(TorchDispatchMode):
+    """Remembers how many numbers the largest result of any operator has."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.largest = max([self.largest, *(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))])
+        return result
+
+
+def test_the_check_of_weights_makes_no_masks() -> None:
+    """A mask of all weights took longer than the copy of the whole state."""
+    weights = {"a": torch.ones(50, 20), "b": torch.zeros(0), "c": torch.ones(1000).bfloat16()}
+    snapshot = snapshot_at(1, World.single(), weights=weights)
+    with _LargestResult() as results:
+        require_finite_weights(snapshot, "")
+    assert 1 <= results.largest <= len(weights)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
