@@ -179,7 +179,7 @@ def _tests(settings: Settings) -> Part:
     rehearsed = ["tests/gpu/test_options.py", "-k", "(urm or muon) and not compile"]
     wanted = rehearsed if settings.rehearse else ["tests/gpu"]
     # A test that hangs must not take the time of all others.
-    command = [sys.executable, "-m", "pytest", "-v", "--color=no", "-o", "timeout=120", *wanted]
+    command = [sys.executable, "-m", "pytest", "-v", "--color=no", "-m", "gpu", "-o", "timeout=120", *wanted]
     environment = {"GPU_TESTS_ON": settings.device, "PYTHONUNBUFFERED": "1"}
     return Part("tests", "tests", "tests on the card", command, 0.25, 60, environment=environment, read=_read_tests)
 

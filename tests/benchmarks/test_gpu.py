@@ -1,6 +1,7 @@
 """python -m benchmarks.gpu survives what its parts do, goes on where it was, and reports it."""
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -215,6 +216,15 @@ def test_the_parts_depend_on_the_data(tmp_path: Path) -> None:
     assert len(set(keys)) == len(keys)
     for number, part in enumerate(generated):
         assert part.needs is None or part.needs in keys[:number], "a part comes after what it needs"
+
+
+def test_no_test_of_the_cpu_takes_time_from_the_card(tmp_path: Path) -> None:
+    (part,) = [part for part in all_parts(_settings(tmp_path, rehearse=False)) if part.key == "tests"]
+    environment = {**os.environ, **part.environment}
+    done = subprocess.run(
+        [*part.command, "--collect-only", "-q"], cwd=REPOSITORY, capture_output=True, text=True, env=environment
+    )
+    assert "test_cuda.py" in done.stdout and "test_rehearsal" not in done.stdout, done.stdout
 
 
 def test_tests_that_were_cut_off_are_counted(tmp_path: Path) -> None:
