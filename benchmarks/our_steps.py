@@ -93,11 +93,15 @@ class OurTrainer:
         )
 
     def steps(self, num_steps: int) -> dict[str, float]:
-        """Train some steps, and return the mean ms of one and of its wait for data. Every rank."""
-        self._data_s = 0.0
+        """Train some steps, and return the mean ms of one and of its wait for data. Every rank.
+
+        cpu_ms is what the threads of this rank used of the CPU.
+        """
+        self._data_s, cpu_s = 0.0, time.process_time()
         step_ms = timed(self._step, num_steps, self.world.device)
         return {
             "step_ms": step_ms,
+            "cpu_ms": 1e3 * (time.process_time() - cpu_s) / num_steps,
             "data_ms": 1e3 * self._data_s / num_steps,
             "max_memory_gb": max_memory_gb(self.world.device),
         }
