@@ -57,6 +57,8 @@ def with_compile(
                     f"this run is compiled (compile=true), but PyTorch can't compile here: {failures[0]}; mend that, "
                     "or give compile=false"
                 )
+    if chosen:
+        notes.append("the first step compiles: a minute or more, or seconds if an earlier run left the same code")
     return config.model_copy(update={"compile": chosen}), notes
 
 

@@ -139,6 +139,7 @@ def test_the_choice_is_stored_with_the_run(
     run = tmp_path / "run"
     notes = _train(settings(data, run, compile="auto", max_steps=2, eval_every_n_steps=None))
     assert any(note.startswith("compile=auto: on") for note in notes) and len(called) == 1
+    assert any(note.startswith("the first step compiles") for note in notes), "it is silent for a minute"
     assert yaml.safe_load((run / "config.yaml").read_text())["compile"] is True
     monkeypatch.setitem(LEAST_FLOPS, "cpu", 1e30)  # a new run would not be compiled
     assert not any("compile=auto" in note for note in _train([f"resume={run}", "max_steps=3"]))
