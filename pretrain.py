@@ -134,15 +134,10 @@ def open_run(start: Start[PretrainConfig], world: World) -> tuple[World, Data]:
     with world.shared_errors():
         axes = config.parallel.axes(world.size)
     world = connect_devices(world, config.device, config.dist, axes=axes, deterministic=config.deterministic)
-    # forward_dtype=auto and compile=auto are decided once: a resumed run keeps what its checkpoint
-    # says.
+    # forward_dtype=auto is decided once: a resumed run keeps the dtype of its checkpoint.
     before = start.checkpoint.state.config["arch"]["forward_dtype"] if start.checkpoint else None
-    config = config.model_copy(update={"arch": with_forward_dtype(config.arch, world, before=before)})
-    data = open_data(config, world)
-    was_compiled = start.checkpoint.state.config.get("compile") is True if start.checkpoint else None
-    start.config, notes = with_compile(config, data, world, before=was_compiled)
-    start.notes.extend(notes)
-    return world, data
+    start.config = config.model_copy(update={"arch": with_forward_dtype(config.arch, world, before=before)})
+    return world, open_data(start.config, world)
 
 
 # ---- the state ---------------------------------------------------------------------------------
@@ -160,11 +155,19 @@ def build_model(arch: ArchConfig, sizes: Sizes, world: World, seed: int) -> Recu
 def build_state(start: Start[PretrainConfig], data: Data, world: World) -> TrainState:
     """Build a fresh state, or that of the checkpoint. Every rank.
 
+    Args:
+        start: its config gets what depends on the size of the model.
+
     Raises:
         UserError: The checkpoint is of other data, another architecture or another optimizer.
     """
     config, checkpoint = start.config, start.checkpoint
     model = build_model(config.arch, data.sizes, world, config.seed)
+    # compile=auto is decided once, too.
+    was_compiled = checkpoint.state.config.get("compile") is True if checkpoint else None
+    config, notes = with_compile(config, model, data, world, before=was_compiled)
+    start.config = config
+    start.notes.extend(notes)
     if checkpoint is not None:
         with world.shared_errors():
             start.notes.extend(require_same_run(checkpoint, config, data))

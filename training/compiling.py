@@ -2,10 +2,10 @@
 
 import torch
 
-from models import build_arch
+from models.base import RecursiveModel
 from models.block import Level
 from training.config import PretrainConfig
-from training.data import Data, Sizes
+from training.data import Data
 from utils.compiled_code import keep_compiled_code, why_compiling_fails
 from utils.dist.world import World
 from utils.errors import UserError
@@ -19,7 +19,7 @@ _TESTED_STRATEGIES = ("ddp", "fsdp", "tp")
 
 
 def with_compile(
-    config: PretrainConfig, data: Data, world: World, *, before: bool | None = None
+    config: PretrainConfig, model: RecursiveModel, data: Data, world: World, *, before: bool | None = None
 ) -> tuple[PretrainConfig, list[str]]:
     """Replace compile=auto by true or false, and check that the ranks can compile. Every rank.
 
@@ -33,7 +33,7 @@ def with_compile(
         The config, and lines for the log.
 
     Raises:
-        UserError: compile is true, and a rank can't compile; or the architecture can't be built.
+        UserError: compile is true, and a rank can't compile.
     """
     is_auto = config.compile == "auto"
     notes: list[str] = []
@@ -42,9 +42,7 @@ def with_compile(
         chosen = before
         notes.append(f"compile=auto: {_on(before)}, as before in this run")
     elif is_auto:
-        with world.shared_errors():  # the data may not suit the architecture
-            decided = _decide(config, data, world)
-        chosen, why = world.broadcast_object(decided)
+        chosen, why = world.broadcast_object(_decide(config, model, data, world))
         notes.append(f"compile=auto: {_on(chosen)}, because {why}")
     if chosen:
         keep_compiled_code()
@@ -66,7 +64,7 @@ def _on(compiled: bool) -> str:
     return "on" if compiled else "off"
 
 
-def _decide(config: PretrainConfig, data: Data, world: World) -> tuple[bool, str]:
+def _decide(config: PretrainConfig, model: RecursiveModel, data: Data, world: World) -> tuple[bool, str]:
     """Return whether to compile a new run, and why."""
     device, strategy = world.device.type, config.parallel.name
     if device not in LEAST_FLOPS:
@@ -76,7 +74,7 @@ def _decide(config: PretrainConfig, data: Data, world: World) -> tuple[bool, str
     if strategy not in _TESTED_STRATEGIES:
         return False, f"compiling was never tested with parallel={strategy}"
     num_units, unit = (torch.get_num_threads(), "CPU thread") if device == "cpu" else (1, "GPU")
-    flops, least = estimated_flops(config, data) / (num_units * world.size), LEAST_FLOPS[device]
+    flops, least = estimated_flops(config, model, data) / (num_units * world.size), LEAST_FLOPS[device]
     compared = "more" if flops > least else "fewer"
     return (
         flops > least,
@@ -84,25 +82,23 @@ def _decide(config: PretrainConfig, data: Data, world: World) -> tuple[bool, str
     )
 
 
-def estimated_flops(config: PretrainConfig, data: Data) -> float:
+def estimated_flops(config: PretrainConfig, model: RecursiveModel, data: Data) -> float:
     """Return about how many floating-point operations a whole run has.
 
     training/flops.py counts them exactly, but takes a second for it.
     """
     metadata, batch_size = data.train.metadata, config.global_batch_size
     num_steps = config.epochs * metadata.total_groups * metadata.mean_puzzle_examples / batch_size
-    return min(num_steps, config.max_steps or num_steps) * estimated_flops_of_step(config, data.sizes)
+    return min(num_steps, config.max_steps or num_steps) * estimated_flops_of_step(config, model)
 
 
-def estimated_flops_of_step(config: PretrainConfig, sizes: Sizes) -> float:
+def estimated_flops_of_step(config: PretrainConfig, model: RecursiveModel) -> float:
     """Return about how many floating-point operations a step has, over all ranks together.
 
     Each weight of a called network meets each position with two operations, forward, and with four
     more backward. Attention scores, embeddings and heads are left out.
     """
-    arch = config.arch.model_copy(update={"forward_dtype": "float32"})  # the dtype changes no count
-    with torch.device("meta"):
-        model = build_arch(arch, **sizes.as_dict())
+    arch = config.arch
     num_levels = max(1, sum(isinstance(module, Level) for module in model.modules()))
     weights = sum(weight.numel() for weight in model.block_weights()) / num_levels
     passes = 1 if arch.no_ACT_continue else 2  # q_continue needs a segment more

@@ -8,6 +8,8 @@ import pytest
 import torch
 import yaml
 
+from models import build_arch
+from models.base import RecursiveModel
 from pretrain import build_state, open_run, train
 from tests.runs import settings
 from tests.spawn import run_ranks
@@ -34,8 +36,14 @@ def _config(data: Path, **changes: object) -> PretrainConfig:
     return validate(PretrainConfig, read_config("pretrain", typed))
 
 
+def _model(config: PretrainConfig, sizes: Sizes) -> RecursiveModel:
+    with torch.device("meta"):
+        return build_arch(config.arch, **sizes.as_dict())
+
+
 def _decided(config: PretrainConfig, world: World = SINGLE, *, before: bool | None = None) -> tuple[Any, str]:
-    config, notes = with_compile(config, open_data(config, SINGLE), world, before=before)
+    data = open_data(config, SINGLE)
+    config, notes = with_compile(config, _model(config, data.sizes), data, world, before=before)
     return config.compile, " ".join(notes)
 
 
@@ -57,9 +65,10 @@ def can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("arch", ["hrm", "trm", "trm_mlp", "urm", "transformer"])
 def test_the_estimate_is_near_the_exact_count(arch: str) -> None:
     typed = [f"arch={arch}", "arch.hidden_size=256", "arch.num_heads=4", "global_batch_size=8"]
+    typed.append("arch.forward_dtype=float32")
     config, sizes = validate(PretrainConfig, read_config("pretrain", typed)), Sizes(81, 11, 10)
     exact = flops_of_step(config, sizes, config.arch.depth)
-    assert 0.5 < estimated_flops_of_step(config, sizes) / exact < 2
+    assert 0.5 < estimated_flops_of_step(config, _model(config, sizes)) / exact < 2
 
 
 def test_a_small_run_is_not_compiled(data: Path) -> None:
@@ -124,8 +133,9 @@ def _train(overrides: list[str]) -> list[str]:
     with RunLock() as lock:
         start = read_start(PretrainConfig, "pretrain", overrides, lock, Launch())
         world, data = open_run(start, SINGLE)
+        state = build_state(start, data, world)
         notes = list(start.notes)
-        train(start, data, build_state(start, data, world), StopSignal(), lock, world)
+        train(start, data, state, StopSignal(), lock, world)
     return notes
 
 
