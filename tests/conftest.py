@@ -1,9 +1,11 @@
 """Fixtures that many tests share: one small dataset, and undisturbed runs."""
 
 import gc
+import getpass
 import os
 import shlex
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,9 @@ for name in os.environ.keys() - without_launcher(os.environ).keys():
 # the same number of threads.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
+
+# Tests leave the user's cache of compiled code alone.
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"compiled-by-tests-{getpass.getuser()}")
 
 # Without a deadline, tests don't fail on a busy machine.
 hypothesis_settings.register_profile("calm", deadline=None)

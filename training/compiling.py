@@ -43,7 +43,8 @@ def with_compile(
         notes.append(f"compile=auto: {_on(before)}, as before in this run")
     elif is_auto:
         chosen, why = world.broadcast_object(_decide(config, model, data, world))
-        notes.append(f"compile=auto: {_on(chosen)}, because {why}")
+        if why:  # nobody waits for a line about a small run
+            notes.append(f"compile=auto: {_on(chosen)}, because {why}")
     if chosen:
         keep_compiled_code()
         failures = [why for why in world.gather_objects(why_compiling_fails(world.device)) if why]
@@ -65,21 +66,20 @@ def _on(compiled: bool) -> str:
 
 
 def _decide(config: PretrainConfig, model: RecursiveModel, data: Data, world: World) -> tuple[bool, str]:
-    """Return whether to compile a new run, and why."""
+    """Return whether to compile a new run, and why. A run that is too short has no reason."""
     device, strategy = world.device.type, config.parallel.name
+    num_units, unit = (torch.get_num_threads(), "CPU thread") if device == "cpu" else (1, "GPU")
+    flops = estimated_flops(config, model, data) / (num_units * world.size)
+    least = LEAST_FLOPS.get(device, 0)
+    if flops < least:
+        return False, ""
     if device not in LEAST_FLOPS:
         return False, f"compiling was never tried on {device}"
     if config.deterministic:
         return False, "deterministic=true, and a compiler may choose other kernels at the next start"
     if strategy not in _TESTED_STRATEGIES:
         return False, f"compiling was never tested with parallel={strategy}"
-    num_units, unit = (torch.get_num_threads(), "CPU thread") if device == "cpu" else (1, "GPU")
-    flops, least = estimated_flops(config, model, data) / (num_units * world.size), LEAST_FLOPS[device]
-    compared = "more" if flops > least else "fewer"
-    return (
-        flops > least,
-        f"about {flops:.0e} operations for each {unit} are {compared} than the {least:.0e} from which compiling pays",
-    )
+    return True, f"{flops:.0e} operations for each {unit} are more than the {least:.0e} from which compiling pays"
 
 
 def estimated_flops(config: PretrainConfig, model: RecursiveModel, data: Data) -> float:

@@ -1,5 +1,6 @@
 """compile=auto: rank 0 decides by the size of the run, the config stores it, and nothing fails."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,18 +49,17 @@ def _decided(config: PretrainConfig, world: World = SINGLE, *, before: bool | No
 
 
 @pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_compiler() -> Iterator[None]:
     import torch._inductor.config as inductor
 
-    monkeypatch.setattr(inductor.cpp, "cxx", (None, "/nonexistent"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "unused")
+    with inductor.patch({"cpp.cxx": (None, "/nonexistent")}):
+        yield
 
 
 @pytest.fixture
 def can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the attempt to compile, which takes seconds."""
     monkeypatch.setattr(compiling, "why_compiling_fails", lambda device: "")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "unused")
 
 
 @pytest.mark.parametrize("arch", ["hrm", "trm", "trm_mlp", "urm", "transformer"])
@@ -71,21 +71,18 @@ def test_the_estimate_is_near_the_exact_count(arch: str) -> None:
     assert 0.5 < estimated_flops_of_step(config, _model(config, sizes)) / exact < 2
 
 
-def test_a_small_run_is_not_compiled(data: Path) -> None:
-    compiled, note = _decided(_config(data))
-    assert compiled is False
-    assert note.startswith("compile=auto: off, because about ")
-    assert note.endswith("operations for each CPU thread are fewer than the 6e+13 from which compiling pays")
+def test_a_small_run_is_not_compiled_and_says_nothing(data: Path) -> None:
+    assert _decided(_config(data)) == (False, "")
 
 
 @pytest.mark.parametrize(
     ("changes", "device", "expected"),
     [
-        ({}, "cpu", "on, because about "),
+        ({}, "cpu", "on, because "),
         ({"deterministic": True}, "cpu", "off, because deterministic=true"),
         ({"parallel": "hsdp"}, "cpu", "off, because compiling was never tested with"),
         ({}, "mps", "off, because compiling was never tried on mps"),
-        ({"arch.hidden_size": 128}, "cuda", "on, because about "),
+        ({"arch.hidden_size": 128}, "cuda", "on, because "),
     ],
     ids=lambda value: str(value)[:20],
 )
