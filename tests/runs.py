@@ -42,7 +42,9 @@ Row = dict[str, float]
 _CONTEXT = mp.get_context("forkserver")
 # The whole session has one server. This list replaces the list of tests/spawn.py, so it must come
 # after that import.
-_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "utils.program", "evaluate", "tests.warm"])
+_CONTEXT.set_forkserver_preload(
+    ["torch", "torch._dynamo", "utils.program", "utils.checkpoint.storage", "evaluate", "tests.warm"]
+)
 assert spawn  # the import sets the list that is replaced above
 
 

@@ -289,6 +289,7 @@ def test_compiled_stacks_work_at_every_depth(data: Path, tmp_path: Path, monkeyp
 
     The backend of this test generates no code.
     """
+    monkeypatch.setattr("training.compiling.why_compiling_fails", lambda device: "")
     monkeypatch.setattr(torch.nn.Module, "compile", functools.partialmethod(torch.nn.Module.compile, backend="eager"))
     schedule = {
         "arch.depth_curriculum": "[{until:0.3,H_cycles:1,L_cycles:1},{until:0.6,H_cycles:1,L_cycles:2}]",

@@ -35,6 +35,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return written
 
 
+@pytest.mark.slow
 def test_both_programs_are_measured_in_every_round(results: list[dict[str, Any]]) -> None:
     assert [(result["batch_size"], len(result["rounds"])) for result in results] == [(8, 3), (16, 3)]
     assert results[1]["flops"] == 2 * results[0]["flops"], "twice the slots are twice the operations"
@@ -44,6 +45,7 @@ def test_both_programs_are_measured_in_every_round(results: list[dict[str, Any]]
             assert 0 < row["utilization"] < 1, "a step can't be faster than its products alone"
 
 
+@pytest.mark.slow
 def test_the_parts_make_up_the_step(results: list[dict[str, Any]]) -> None:
     for result in results:
         parts = result["parts"]
@@ -141,6 +143,7 @@ PUBLISHED = {
 """As much of the published repository as benchmarks.published_steps uses."""
 
 
+@pytest.mark.slow
 def test_a_clone_of_the_published_code_is_trained(tmp_path: Path) -> None:
     """The clone's packages have the names of this project's, and must come first."""
     for name, text in PUBLISHED.items():
