@@ -163,11 +163,6 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
     """
     config, checkpoint = start.config, start.checkpoint
     model = build_model(config.arch, data.sizes, world, config.seed)
-    # compile=auto is decided once, too.
-    was_compiled = checkpoint.state.config.get("compile") is True if checkpoint else None
-    config, notes = with_compile(config, model, data, world, before=was_compiled)
-    start.config = config
-    start.notes.extend(notes)
     if checkpoint is not None:
         with world.shared_errors():
             start.notes.extend(require_same_run(checkpoint, config, data))
@@ -175,6 +170,11 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
     elif config.initial_weights:
         load_weights_from(config.initial_weights, model, config.puzzle_table, world)
         start.notes.append(f"starting from the weights of {config.initial_weights}")
+    # compile=auto is decided once, too.
+    was_compiled = checkpoint.state.config.get("compile") is True if checkpoint else None
+    config, notes = with_compile(config, model, data, world, before=was_compiled)
+    start.config = config
+    start.notes.extend(notes)
     model.freeze("weights" if config.freeze_weights else config.freeze)
     layout = parallelize(
         model, config.parallel, world, num_microbatches=config.grad_accumulation, compile=config.compile is True

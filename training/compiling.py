@@ -70,7 +70,7 @@ def _decide(config: PretrainConfig, model: RecursiveModel, data: Data, world: Wo
     device, strategy = world.device.type, config.parallel.name
     num_units, unit = (torch.get_num_threads(), "CPU thread") if device == "cpu" else (1, "GPU")
     flops = estimated_flops(config, model, data) / (num_units * world.size)
-    least = LEAST_FLOPS.get(device, 0)
+    least = LEAST_FLOPS.get(device, LEAST_FLOPS["cpu"])
     if flops < least:
         return False, ""
     if device not in LEAST_FLOPS:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from utils.text import one_line
 def why_compiling_fails(device: torch.device) -> str:
     """Return why PyTorch can't compile for a device of this machine; empty if it can.
 
-    It needs a C++ compiler for a CPU and Triton for CUDA, and a folder for what it compiles.
+    It needs a C++ compiler for a CPU, Triton and a C compiler for CUDA, and a folder for what it
+    compiles.
     """
     from torch._inductor.cpp_builder import get_cpp_compiler
 
@@ -22,7 +24,7 @@ def why_compiling_fails(device: torch.device) -> str:
         if device.type == "cpu":
             get_cpp_compiler()  # the next line finds in the cache what it needs
         torch.compile(torch.sin)(torch.ones(8, device=device))
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:  # Triton raises the last two
         return one_line(error).split(" Set TORCH")[0][:200]  # without advice to those who mend PyTorch
     return ""
 
@@ -43,9 +45,19 @@ def keep_compiled_code() -> None:
     # Without a home, or where it can't be written, PyTorch's own folder serves as well.
     with suppress(OSError, RuntimeError):
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = cache / "hrm-compiled" / _processor()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+        cache.mkdir(parents=True, exist_ok=True)
+        own = cache / "hrm-compiled"
+        folder = own / _processor()
+        for made in (own, folder):
+            made.mkdir(mode=0o700, exist_ok=True)
+        if _is_private(own) and _is_private(folder) and os.access(folder, os.W_OK | os.X_OK):
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+
+
+def _is_private(folder: Path) -> bool:
+    """Return whether only this user can write to a folder. What lies there is executed."""
+    found = folder.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def _processor() -> str:

@@ -98,12 +98,12 @@ def main(argv: list[str]) -> int:
     try:
         driver.run(60 * settings.minutes, args.first)
     except Stopped as stopped:
-        print(f"stopped by {stopped}; the same command goes on; so far: {shown}")
+        print(f"stopped by {stopped}; the same command{' without --from' * bool(args.first)} goes on; so far: {shown}")
         return 130
     states = {part.key: driver.records[part.key].status for part in parts if part.key in driver.records}
     print(f"{shown} has the report")
     if any(state in (NO_TIME, CUT_OFF) for state in states.values()):
-        print("not everything had time; the same command goes on")
+        print(f"not everything had time; the same command{' without --from' * bool(args.first)} goes on")
     wrong = [key for key, state in states.items() if state in (FAILED, TOO_LONG, WITHOUT_DATA)]
     if wrong:
         print(f"no whole result: {', '.join(wrong)}; look at <part>/{LOG} beside it; --from PART tries again")

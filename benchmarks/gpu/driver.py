@@ -90,14 +90,16 @@ class Driver:
         measuring_ends = ends - seconds + measuring_s
         keys = [part.key for part in self.parts]
         begun = self.parts[keys.index(first) if first is not None else 0 :]
+        needed = {part.needs for part in begun}
+        before = [part for part in self.parts if part.key in needed and part not in begun]  # data, if not done yet
         if first is not None:
             for part in begun:
                 if part.key != ACCURACY:
                     self.records.pop(part.key, None)
                     for name in (RESULT, LOG):
                         (self.output / part.key / name).unlink(missing_ok=True)
-        for number, part in enumerate(begun, start=1 + len(keys) - len(begun)):
-            self._tell_next(number, part)
+        for part in (*before, *begun):
+            self._tell_next(1 + keys.index(part.key), part)
             if part.share is None:
                 self._run_part(part, ends - time.monotonic() - self.grace_s, None)
             else:

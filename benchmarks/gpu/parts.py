@@ -125,7 +125,12 @@ def _sudoku(settings: Settings) -> list[Part]:
     source = ["--source-dir", str(settings.source_dir), "--subsample-size", "1000"]
     arguments = source if settings.source_dir is not None else ["--generate", "100", "--generate-test", "20"]
     title = "build Sudoku-Extreme" if settings.source_dir is not None else "generate Sudokus"
-    return [_builder("data-sudoku", title, "sudoku", arguments, _sudoku_folder(settings))]
+    return [_builder(_key_of_sudoku(settings), title, "sudoku", arguments, _sudoku_folder(settings))]
+
+
+def _key_of_sudoku(settings: Settings) -> str:
+    """Return another key for each dataset: a later call may bring what an earlier one lacked."""
+    return "data-sudoku" if settings.source_dir is not None else "data-sudoku-generated"
 
 
 def _mazes(settings: Settings) -> Part:
@@ -145,7 +150,7 @@ def overrides(recipe: str, settings: Settings) -> list[str]:
 
 
 def _data_of(recipe: str, settings: Settings) -> str | None:
-    return "data-maze" if recipe == "maze" else None if settings.sudoku is not None else "data-sudoku"
+    return "data-maze" if recipe == "maze" else None if settings.sudoku is not None else _key_of_sudoku(settings)
 
 
 def _program(key: str, kind: str, title: str, arguments: list[str], settings: Settings, **more: Any) -> Part:

@@ -107,6 +107,25 @@ def test_the_next_call_does_what_is_left(tmp_path: Path, limits: dict[str, list[
     assert {key: len(times) for key, times in limits.items()} == {"a": 1, "b": 3, "c": 2}, "--from measures again"
 
 
+def test_from_builds_the_data_first_that_its_parts_need(tmp_path: Path, limits: dict[str, list[float]]) -> None:
+    parts = [_part("other", ""), _part("data", ""), _part("steps", "", needs="data")]
+    assert _states(_run(parts, tmp_path, first="steps")) == {"data": DONE, "steps": DONE}
+    _run(parts, tmp_path, first="steps")
+    assert {key: len(times) for key, times in limits.items()} == {"data": 1, "steps": 2}
+
+
+def test_a_later_call_can_bring_the_dataset(tmp_path: Path) -> None:
+    """A dataset that was generated before must not count as the one that is built now."""
+    generated = all_parts(_settings(tmp_path, sudoku=None))
+    brought = all_parts(_settings(tmp_path, sudoku=None, source_dir=tmp_path))
+    folders = []
+    for parts in (generated, brought):
+        (data,) = [part for part in parts if part.key.startswith("data-sudoku")]
+        assert data.key in {part.needs for part in parts}
+        folders.append((data.key, data.command[data.command.index("--output-dir") + 1]))
+    assert len({key for key, _ in folders}) == len({folder for _, folder in folders}) == 2
+
+
 def test_a_part_that_took_too_long_is_tried_again_with_more_time(
     tmp_path: Path, limits: dict[str, list[float]]
 ) -> None:

@@ -20,6 +20,15 @@ def test_compiled_code_is_kept_in_the_user_s_cache(tmp_path: Path, monkeypatch: 
     assert folder.stat().st_mode & 0o077 == 0, "PyTorch executes what lies there, so nobody else may write"
 
 
+def test_a_folder_that_others_can_write_to_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    (tmp_path / "hrm-compiled").mkdir()
+    (tmp_path / "hrm-compiled").chmod(0o777)
+    keep_compiled_code()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ, "PyTorch would execute what others put there"
+
+
 @pytest.mark.parametrize("error", [RuntimeError("could not determine home directory"), PermissionError()])
 def test_a_user_without_a_home_needs_none(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_home() -> Path:
