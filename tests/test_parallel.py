@@ -115,8 +115,8 @@ RESUMED = {
 }
 
 
-# Runs on 4 ranks take the longest. CI runs one architecture for each strategy, and make test-slow
-# runs all.
+# Runs on 4 ranks take the longest. CI runs one architecture for each strategy there and two on
+# 2 ranks; make test-slow runs all.
 ON_FOUR = {"ddp": ["trm"], "fsdp": ["hrm"], "hsdp": ["trm"], "tp": ["trm"], "fsdp_tp": ["hrm"]}
 
 
@@ -129,9 +129,9 @@ def _cases(num_ranks: int, *, every_arch: bool) -> list[tuple[str, str, dict[str
         # Further options of a strategy do not depend on the recursion, so that one architecture is
         # enough.
         archs = ["transformer"] if strategy.startswith("pipeline") else ["hrm", "trm"] if strategy in PLAIN else ["hrm"]
-        if num_ranks == 2 and strategy in PLAIN:  # here every architecture takes part
+        if num_ranks == 2 and strategy in PLAIN and every_arch:
             archs = list(ARCHS)
-        if not every_arch:
+        if num_ranks == 4 and not every_arch:
             archs = ON_FOUR.get(strategy, archs)
         found += [(strategy, arch, changes) for arch in archs]
     return found
@@ -193,7 +193,8 @@ def _saved_rows(run: Path) -> list[int]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("num_ranks", "every_arch"), [(1, True), (2, True), (4, False), pytest.param(4, True, marks=pytest.mark.slow)]
+    ("num_ranks", "every_arch"),
+    [(1, True), (2, False), (4, False), *(pytest.param(n, True, marks=pytest.mark.slow) for n in (2, 4))],
 )
 def test_every_strategy_has_the_losses_of_one_process(
     data: Path, alone: dict[str, list[Row]], tmp_path: Path, num_ranks: int, every_arch: bool
