@@ -170,7 +170,8 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
     elif config.initial_weights:
         load_weights_from(config.initial_weights, model, config.puzzle_table, world)
         start.notes.append(f"starting from the weights of {config.initial_weights}")
-    # compile=auto is decided once, too.
+    # compile=auto is decided once, like forward_dtype=auto: a resumed run keeps what its checkpoint
+    # says.
     was_compiled = checkpoint.state.config.get("compile") is True if checkpoint else None
     config, notes = with_compile(config, model, data, world, before=was_compiled)
     start.config = config

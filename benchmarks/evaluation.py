@@ -14,7 +14,6 @@ it.
 import argparse
 import json
 import platform
-import statistics
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ import numpy as np
 import torch
 
 from benchmarks.on_request import Asked
+from benchmarks.spread import spread
 from dataset.loader import EvalLoader
 from dataset.schema import Split, open_datasets
 from models.export import Settings, export
@@ -168,11 +168,6 @@ def measure(kinds: dict[str, Callable[[], Result]], num_steps: int, num_runs: in
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as Markdown, with medians, and the lowest and the highest values."""
-
-    def spread(values: list[float], digits: int) -> str:
-        numbers = (f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
-        return "{} ({} to {})".format(*numbers)
-
     lines = [
         "| steps at most | | exact accuracy | steps taken | examples/s | times the first row |",
         "|---|---|---|---|---|---|",
@@ -183,8 +178,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             row["kind"],
             f"{row['exact_accuracy']:.4f}",
             f"{row['steps']:.2f}",
-            spread(row["examples_per_second"], 1),
-            spread(row["times_the_first"], 2),
+            spread(row["examples_per_second"], "{:.1f}".format),
+            spread(row["times_the_first"], "{:.2f}".format),
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)

@@ -13,8 +13,9 @@ on a CPU it includes what a GPU would do.
 import argparse
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from benchmarks.spread import spread
 from dataset.loader import DataOn, TrainLoader
 from dataset.online import OnlineAugmentation
 from pretrain import open_run
@@ -64,14 +65,11 @@ def main() -> None:
             ms[kind].append((1e3 * wall / args.steps, 1e3 * cpu / args.steps))
     print(f"batches of {start.config.global_batch_size} on {world.device}, a step of {args.step_ms:g} ms\n")
     print("| data | ms a step | share of the step | of it on the CPU, ms |\n|---|---|---|---|")
+    show = "{:.3f}".format
     for kind, rounds in ms.items():
         walls, cpus = zip(*rounds, strict=True)
         share = statistics.median(walls) / (statistics.median(walls) + args.step_ms)
-        print(f"| {kind} | {_spread(walls)} | {share:.2%} | {_spread(cpus)} |")
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+        print(f"| {kind} | {spread(walls, show)} | {share:.2%} | {spread(cpus, show)} |")
 
 
 if __name__ == "__main__":

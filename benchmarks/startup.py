@@ -12,7 +12,6 @@ import argparse
 import json
 import platform
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.on_request import REPOSITORY
+from benchmarks.spread import spread
+from utils.run.history import METRICS_FILE
 
 Times = dict[str, float]
 """Seconds of a command: `wall`, and `cpu` of all its processors together."""
@@ -76,7 +77,7 @@ def first_step(overrides: list[str]) -> Times:
             )
             wall = None
             while wall is None and process.poll() is None:
-                if _has_a_row(run / "metrics.jsonl"):
+                if _has_a_row(run / METRICS_FILE):
                     wall = time.perf_counter() - began
                 time.sleep(0.01)
             if process.wait() != 0 or wall is None:
@@ -101,19 +102,15 @@ def table(times: dict[str, list[Times]]) -> str:
     What a command takes more than the first one is computed in each round. Other work of the
     machine changes the CPU seconds less than the others.
     """
-    first = next(iter(times.values()))
+    first, show = next(iter(times.values())), "{:.2f}".format
     lines = ["| command | seconds | more than the first | CPU seconds | more than the first |", "|---|---|---|---|---|"]
     for name, rows in times.items():
         cells = []
         for clock in ("wall", "cpu"):
-            cells.append(_spread([row[clock] for row in rows]))
-            cells.append(_spread([row[clock] - base[clock] for row, base in zip(rows, first, strict=True)]))
+            cells.append(spread([row[clock] for row in rows], show))
+            cells.append(spread([row[clock] - base[clock] for row, base in zip(rows, first, strict=True)], show))
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 if __name__ == "__main__":

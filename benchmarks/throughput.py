@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.on_request import Asked
+from benchmarks.spread import spread
 
 _PART_STEPS = 3
 Row = dict[str, float]
@@ -88,10 +89,7 @@ def comparison(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
         mine["examples_per_second"] / other["examples_per_second"]
         for mine, other in zip(ours["rounds"], theirs["rounds"], strict=True)
     ]
-    return (
-        f"examples per second, the first divided by the second: {statistics.median(ratios):.3f} "
-        f"({min(ratios):.3f} to {max(ratios):.3f})"
-    )
+    return f"examples per second, the first divided by the second: {spread(ratios, '{:.3f}'.format)}"
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ import argparse
 import json
 import platform
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import torch
 
 from benchmarks.family import REPOSITORY, build_puzzles
 from benchmarks.recipes import EARLIER_DEMO
+from benchmarks.spread import spread
 from utils.run.history import METRICS_FILE, History
 
 _EXACT = "eval/all/exact_accuracy"
@@ -98,7 +98,7 @@ def table(results: list[Reached], target: float) -> str:
         own = [result for result in results if result.arm == arm]
         steps = ", ".join("never" if result.step is None else str(result.step) for result in own)
         seconds = [result.seconds for result in own if result.seconds is not None]
-        shown = f"{statistics.median(seconds):.1f} ({min(seconds):.1f} to {max(seconds):.1f})" if seconds else "never"
+        shown = spread(seconds, "{:.1f}".format) if seconds else "never"
         if 0 < len(seconds) < len(own):  # the median leaves out the slowest seeds
             shown += f", {len(seconds)} of {len(own)} seeds"
         lines.append(f"| {arm} | {steps} | {shown} |")

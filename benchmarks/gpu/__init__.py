@@ -3,6 +3,7 @@
 __main__.py      the command line
 parts.py         what is measured, with which command, in the order of importance
 driver.py        run the parts, each as a process with a time limit; keep on disk what they found
+arguments.py     the command line of a part
 report.py        one Markdown report and one JSON of it
 environment.py   a part: the machine and its versions
 peak.py          a part: products of matrices, at our shapes and at best

@@ -99,15 +99,12 @@ class Driver:
                     for name in (RESULT, LOG):
                         (self.output / part.key / name).unlink(missing_ok=True)
         for part in (*before, *begun):
-            self._tell_next(1 + keys.index(part.key), part)
+            self._tell(f"[{1 + self.parts.index(part)}/{len(self.parts)}] {part.title}")
             if part.share is None:
                 self._run_part(part, ends - time.monotonic() - self.grace_s, None)
             else:
                 own_s = max(part.share * measuring_s, part.least_s)
                 self._run_part(part, measuring_ends - time.monotonic(), own_s)
-
-    def _tell_next(self, number: int, part: Part) -> None:
-        self._tell(f"[{number}/{len(self.parts)}] {part.title}")
 
     def _run_part(self, part: Part, left_s: float, own_s: float | None) -> None:
         """Run a part unless it is over, and write down what became of it.

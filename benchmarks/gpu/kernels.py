@@ -10,7 +10,6 @@ that stays in the cache may exceed the copy. There is none for kernels of unknow
 On a CPU, operators stand in for kernels.
 """
 
-import argparse
 import json
 import math
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.gpu.arguments import read_arguments
 from benchmarks.gpu.peak import ceilings
 from benchmarks.on_request import wait_for
 from benchmarks.our_steps import OurTrainer
@@ -238,11 +238,7 @@ def trace(trainer: OurTrainer, num_steps: int) -> list[Event]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
-    args = parser.parse_intermixed_args()
+    args = read_arguments(__doc__, num_steps=3)
     trainer = OurTrainer(args.overrides)
     trainer.train(_WARM_STEPS)
     step_ms = trainer.steps(_TIMED_STEPS)["step_ms"]

@@ -3,14 +3,13 @@
 python -m benchmarks.gpu.peak --json FILE OVERRIDE...
 """
 
-import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.gpu.arguments import read_arguments
 from benchmarks.matrix_peak import copy_gb_per_s, peak_tflops, square_tflops
 from benchmarks.our_steps import OurTrainer
 
@@ -32,10 +31,7 @@ def measure(trainer: OurTrainer) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
-    args = parser.parse_intermixed_args()
+    args = read_arguments(__doc__)
     args.json.write_text(json.dumps(measure(OurTrainer(args.overrides)), indent=1) + "\n")
 
 

@@ -6,13 +6,13 @@ NCCL refuses two ranks on one card, so gloo carries the gradients through the ho
 the card: two of them are no faster than one. What counts is that they train the same.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.gpu.arguments import read_arguments
 from benchmarks.on_request import REPOSITORY
 from utils.run.history import METRICS_FILE, History
 
@@ -33,11 +33,7 @@ def train(num_ranks: int, run: Path, overrides: list[str]) -> dict[str, list[flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
-    args = parser.parse_intermixed_args()
+    args = read_arguments(__doc__, num_steps=10)
     short = [f"max_steps={args.steps}", "log_interval=1", "eval_interval=null", "best_metric=null"]
     found = {}
     with tempfile.TemporaryDirectory() as folder:

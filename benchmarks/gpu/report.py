@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.gpu.driver import CUT_OFF, DONE, NO_TIME, Driver, Record
 from benchmarks.gpu.parts import ACCURACY, REPOSITORY, Part, Settings
+from benchmarks.spread import spread
 from utils.files import write_atomically
 
 Found = list[tuple[Part, Any]]
@@ -78,11 +79,6 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _spread(values: list[float]) -> str:
-    """Return the median, then the lowest and the highest."""
-    return f"{_number(statistics.median(values))} ({_number(min(values))} to {_number(max(values))})"
-
-
 def _heading(environment: dict[str, Any], settings: Settings, command: str) -> str:
     cards, smi = environment.get("cards") or [], environment.get("nvidia_smi") or {}
     name = cards[0] if cards and not settings.rehearse else "A rehearsal on a CPU"
@@ -133,7 +129,7 @@ def _steps(found: Found) -> str:
             [
                 _name(part),
                 str(result["batch_size"]),
-                _spread(values["step_ms"]),
+                spread(values["step_ms"], _number),
                 _number(statistics.median(values["examples_per_second"])),
                 _number(statistics.median(values.get("model_tflops", [0.0]))),
                 f"{statistics.median(values.get('utilization', [0.0])):.0%}",
@@ -269,7 +265,7 @@ def _ranks(found: Found) -> str:
     if two is None:
         return _prose("**Two ranks on one card.** One rank has trained, two have not.")
     differences = [abs(b - a) / abs(a) for a, b in zip(one["losses"], two["losses"], strict=False)]
-    times = [_spread(each["step_ms"][1:]) for each in (one, two)]
+    times = [spread(each["step_ms"][1:], _number) for each in (one, two)]
     return _prose(
         f"**Two ranks on one card**, over gloo, eager, float32. Over {len(differences)} steps the losses differ from "
         f"those of one rank by {max(differences):.1e} at most, relatively. A step takes {times[0]} ms with one rank "
@@ -303,7 +299,7 @@ def _accuracy(found: Found) -> str:
         f"{result['minutes']:.1f} minutes, evaluations and compiling included."
     )
     if result["step_ms"]:
-        text += f" A step takes {_spread(result['step_ms'])} ms."
+        text += f" A step takes {spread(result['step_ms'], _number)} ms."
     rows = [
         [f"{row['step']:,}", f"{row['minutes']:.1f}", f"{row['exact_accuracy']:.3f}", f"{row['examples']:,.0f}"]
         for row in result["evaluations"]

@@ -6,7 +6,6 @@ PyTorch warns of each operator that waits. Loading, augmenting, training and sum
 wait. On a CPU there is nothing to wait for, and nothing is counted.
 """
 
-import argparse
 import json
 import traceback
 import warnings
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.arguments import read_arguments
 from benchmarks.on_request import REPOSITORY
 from benchmarks.our_steps import OurTrainer
 
@@ -63,11 +63,7 @@ def _place() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
-    args = parser.parse_intermixed_args()
+    args = read_arguments(__doc__, num_steps=10)
     trainer = OurTrainer(args.overrides)
     found = count_waits(trainer.train, args.steps, trainer.world.device)
     args.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,0 +1,19 @@
+"""Read the command line of a part."""
+
+import argparse
+from pathlib import Path
+
+
+def read_arguments(page: str | None, *, num_steps: int | None = None) -> argparse.Namespace:
+    """Return `json`, the file for the result, `overrides`, and `steps` if a part has steps.
+
+    Args:
+        page: what --help prints above the options.
+        num_steps: how many steps it takes by default; None if it takes none.
+    """
+    parser = argparse.ArgumentParser(description=page, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True)
+    if num_steps is not None:
+        parser.add_argument("--steps", type=int, default=num_steps)
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
+    return parser.parse_intermixed_args()
