@@ -64,9 +64,7 @@ def measure_products(model: RecursiveModel, num_slots: int) -> list[Product]:
         if of_columns:  # their columns lie together
             x, gradient = x.view(in_features, rows).mT, gradient.view(out_features, rows).mT
         three = _products(x, weight, gradient, of_columns=of_columns)
-        products.append(
-            Product(rows, in_features, out_features, number, *(_fastest_ms(each, device) for each in three))
-        )
+        products.append(Product(rows, in_features, out_features, number, *(fastest_ms(each, device) for each in three)))
     return products
 
 
@@ -89,16 +87,17 @@ def peak_tflops(products: list[Product]) -> float:
 def square_tflops(device: torch.device, dtype: torch.dtype, size: int) -> float:
     """Return the TFLOP/s of a product of two square matrices, which suit any device."""
     a, b = torch.randn(2, size, size, device=device, dtype=dtype)
-    return 2.0 * size**3 / _fastest_ms(lambda: a @ b, device) / 1e9
+    return 2.0 * size**3 / fastest_ms(lambda: a @ b, device) / 1e9
 
 
 def copy_gb_per_s(device: torch.device, num_bytes: int) -> float:
     """Return the GB/s of a copy within the device's memory. Reading and writing both count."""
     source = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2.0 * num_bytes / _fastest_ms(lambda: target.copy_(source), device) / 1e6
+    return 2.0 * num_bytes / fastest_ms(lambda: target.copy_(source), device) / 1e6
 
 
-def _fastest_ms(product: Callable[[], torch.Tensor], device: torch.device) -> float:
+def fastest_ms(call: Callable[[], object], device: torch.device) -> float:
+    """Return the time of the fastest of some rounds of calls, in ms for one call."""
     num_calls = _CALLS_ON_CUDA if device.type == "cuda" else 1
-    return min(timed(product, num_calls, device) for _ in range(_ROUNDS))
+    return min(timed(call, num_calls, device) for _ in range(_ROUNDS))

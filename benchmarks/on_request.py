@@ -6,6 +6,7 @@ output:
 describe   what trains here, and on what
 steps N    train N steps, and return the mean time of a step
 parts N    train N steps, and return how long each part of a step takes; {} if nobody knows
+metrics    return the train metrics of all steps so far; benchmarks.gpu.levers asks for this
 
 evaluate   evaluate once, and return `seconds` and metrics; benchmarks.evaluation asks for this
 
@@ -14,13 +15,14 @@ work that was not timed.
 """
 
 import json
+import os
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import IO, Any, Protocol, Self
 
 import torch
 
@@ -81,15 +83,27 @@ def wait_for(device: torch.device) -> None:
 class Asked:
     """A process that answers requests.
 
+    Args:
+        environment: variables that it gets beside those of this process.
+        errors: where its standard error goes; None: to that of this process.
+
     Attributes:
         description: its answer to `describe`.
         start_s: how long it took to start, to train untimed steps, and to describe itself.
     """
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(
+        self, command: list[str], environment: dict[str, str] | None = None, errors: IO[str] | None = None
+    ) -> None:
         self._command, began = command, time.perf_counter()
         self._process = subprocess.Popen(
-            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            cwd=REPOSITORY,
+            env=os.environ | (environment or {}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
         )
         self.description = self.ask("describe")
         self.start_s = time.perf_counter() - began

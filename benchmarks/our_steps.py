@@ -78,6 +78,7 @@ class OurTrainer:
         return {
             "what": f"{config.arch.name}, {config.arch.forward_dtype}, compile={config.compile}",
             "device": f"{world.size} x {name}",
+            "device_type": device.type,
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "batch_size": config.global_batch_size,
@@ -119,6 +120,11 @@ class OurTrainer:
         result = train_step(state, batch, StepSettings.at(state.progress.step, self._plan, self.world), self.world)
         with record_function(METRICS):
             state.sums.add(result.sums, result.grad_norm)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the train metrics of all steps since the start; call it once. Every rank."""
+        num_steps = self._state.progress.step
+        return self._state.sums.reduce(num_steps, num_steps * self._config.global_batch_size)
 
     def parts(self, num_steps: int) -> dict[str, float]:
         """Train some steps, and return the ms that each part of one takes. Every rank.

@@ -10,6 +10,9 @@ peak.py          a part: products of matrices, at our shapes and at best
 waits.py         a part: how often the host waits for the card
 kernels.py       a part: the largest kernels of a step, and what bounds each
 ranks.py         a part: two ranks on one card against one
+attention.py     a part: attention with each backend of PyTorch
+levers.py        a part: steps with a lever, such as CUDA graphs, against steps without it
+marked_steps.py  the steps of a lever: they say where each step begins
 
 The other parts are programs that exist anyway: the builders of datasets, pytest,
 benchmarks.throughput, benchmarks.checkpoint and pretrain.py.

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 
-def read_arguments(page: str | None, *, num_steps: int | None = None) -> argparse.Namespace:
-    """Return `json`, the file for the result, `overrides`, and `steps` if a part has steps.
+def parser_of_part(page: str | None, *, num_steps: int | None = None) -> argparse.ArgumentParser:
+    """Return a parser of `json`, the file for the result, `overrides`, and perhaps `steps`.
 
     Args:
         page: what --help prints above the options.
@@ -16,4 +16,9 @@ def read_arguments(page: str | None, *, num_steps: int | None = None) -> argpars
     if num_steps is not None:
         parser.add_argument("--steps", type=int, default=num_steps)
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
-    return parser.parse_intermixed_args()
+    return parser
+
+
+def read_arguments(page: str | None, *, num_steps: int | None = None) -> argparse.Namespace:
+    """Return what the command line of a part gives, if it has no other arguments."""
+    return parser_of_part(page, num_steps=num_steps).parse_intermixed_args()

@@ -28,6 +28,7 @@ _MEASURING = 0.6
 _MOST_DEATHS = 2
 _SPLITS = (2, 4, 8)
 _OUT_OF_MEMORY = re.compile("out of memory", re.IGNORECASE)
+_ERROR = re.compile(r"(error: |fault on rank |\w+(\.\w+)*(Error|Exception)\b)")
 
 DONE, FAILED, TOO_LONG, CUT_OFF, RUNNING = "done", "failed", "took too long", "cut off", "running"
 WITHOUT_DATA, NO_TIME = "has no data", "no time left"
@@ -221,6 +222,11 @@ def _reason(log: str, status: int) -> str:
     """Return the line of the log that says most about a failure."""
     ended = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"(error: |fault on rank |\w+(\.\w+)*(Error|Exception)\b)", line)]
-    said = (errors or lines or ["it printed nothing"])[-1]
+    said = last_error(log) or (lines or ["it printed nothing"])[-1]
     return f"{ended}: {said[:300]}"
+
+
+def last_error(log: str) -> str:
+    """Return the last line of a log that tells an error; empty if none does."""
+    lines = (line.strip() for line in reversed(log.splitlines()))
+    return next((line for line in lines if _ERROR.match(line)), "")

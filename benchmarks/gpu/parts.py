@@ -20,6 +20,21 @@ RECIPES = {
     "fast": ("fast recipe, Sudoku", ["experiment=sudoku_extreme_fast"]),
     "maze": ("fast recipe, mazes", ["experiment=maze_hard_fast"]),
 }
+# What might make a compiled step faster, and nobody has tried on a card: what it is called, the
+# recipe, and the arguments of benchmarks.gpu.levers.
+_CUDA_GRAPHS = "TORCHINDUCTOR_CUDAGRAPHS=1"
+_SLOTS_OF_A_GPU = "global_batch_size=96"  # of the eight GPUs of the paper; launches matter most there
+LEVERS = {
+    "graphs-marked": (
+        f"{_CUDA_GRAPHS}, each step marked",
+        "hrm",
+        ["--set", _CUDA_GRAPHS, "--program", "benchmarks.gpu.marked_steps", _SLOTS_OF_A_GPU],
+    ),
+    "autotune": ("TORCHINDUCTOR_MAX_AUTOTUNE=1", "fast", ["--set", "TORCHINDUCTOR_MAX_AUTOTUNE=1"]),
+    "graphs": (_CUDA_GRAPHS, "hrm", ["--set", _CUDA_GRAPHS, _SLOTS_OF_A_GPU]),
+}
+# Slots and positions for the backends of attention: Sudoku, and grids of 16, 30 and 50.
+_ATTENTION = ["768x82", "256x256", "72x900", "24x2500"]
 # What a rehearsal on the CPU makes of every recipe. The code is the same, and the sizes are tiny.
 TINY = [
     *("device=cpu", "global_batch_size=8", "arch.hidden_size=32", "arch.num_heads=2"),
@@ -111,6 +126,8 @@ def all_parts(settings: Settings) -> list[Part]:
         _steps("maze", True, settings),
         _steps("maze", False, settings),
         _of_recipe("peak", "fast", settings, 0.08, 20),
+        _attention(settings),
+        *(_lever(key, settings) for key in LEVERS),
         *([_accuracy(settings)] if settings.has_real_sudoku else []),
     ]
 
@@ -241,6 +258,28 @@ def _ranks(settings: Settings) -> Part:
         share=0.3,
         least_s=60,
         needs=_data_of("hrm", settings),
+    )
+
+
+def _attention(settings: Settings) -> Part:
+    shapes = ["2x82", "1x256"] if settings.rehearse else _ATTENTION
+    arguments = ["--device", settings.device, *shapes]
+    return _program("attention", "attention", "backends of attention", arguments, settings, share=0.1, least_s=30)
+
+
+def _lever(key: str, settings: Settings) -> Part:
+    title, recipe, lever = LEVERS[key]
+    size = ["--steps", "2", "--rounds", "2"] if settings.rehearse else ["--steps", "20", "--rounds", "3"]
+    tiny = ["global_batch_size=8"] if settings.rehearse else []
+    return _program(
+        f"lever-{key}",
+        "levers",
+        f"lever: {title}; {RECIPES[recipe][0]}",
+        [*size, "compile=true", *overrides(recipe, settings), *lever, *tiny],
+        settings,
+        share=0.3,
+        least_s=100,  # two programs start, and one of them compiles anew
+        needs=_data_of(recipe, settings),
     )
 
 

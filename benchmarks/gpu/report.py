@@ -22,6 +22,7 @@ Found = list[tuple[Part, Any]]
 
 _WIDTH = 100
 _LONGEST_NAME = 60
+_LONGEST_MESSAGE = 300
 
 
 def write_report(driver: Driver, settings: Settings, command: str) -> None:
@@ -259,6 +260,11 @@ def _short(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
+def _cell(text: str) -> str:
+    """Return a message so that it can stand as code in a table."""
+    return text.replace("|", "/").replace("`", "'")[:_LONGEST_MESSAGE]
+
+
 def _ranks(found: Found) -> str:
     ((_, result),) = found
     one, two = result["1"], result.get("2")
@@ -271,6 +277,55 @@ def _ranks(found: Found) -> str:
         f"those of one rank by {max(differences):.1e} at most, relatively. A step takes {times[0]} ms with one rank "
         f"and {times[1]} ms with two, which share the card and send gradients through the host."
     )
+
+
+def _levers(found: Found) -> str:
+    rows = []
+    for part, result in found:
+        with_, without = (result.get(arm) or {"rounds": []} for arm in ("with", "without"))
+        pairs = list(zip(with_["rounds"], without["rounds"], strict=False))
+        title = f"`{_name(part).replace('; ', '`; ')}"
+        if "raised" in result or not pairs:
+            rows.append([title, *[""] * 6, f"`{_cell(result.get('raised', 'no round is over'))}`"])
+            continue
+        ratios = [a["step_ms"] / b["step_ms"] for a, b in pairs]
+        has_losses = "loss" in with_ and "loss" in without
+        rows.append(
+            [
+                title,
+                str(without["batch_size"]),
+                *(spread([row["step_ms"] for row in arm["rounds"]], _number) for arm in (without, with_)),
+                spread(ratios, "{:.3f}".format),
+                " / ".join(_number(max(row["max_memory_gb"] for row in arm["rounds"])) for arm in (without, with_)),
+                " / ".join(f"{arm['start_s']:.0f}" for arm in (without, with_)),
+                f"loss {with_['loss'] / without['loss'] - 1:+.1e}" if has_losses else "",
+            ]
+        )
+    text = (
+        "**Levers**, each alone, on compiled steps. The ratio is the time with the lever divided by that without it, "
+        "round by round. The last column is what was raised, or how far the mean loss of the same steps is from that "
+        "without the lever."
+    )
+    if any(result.get("with", {}).get("device_type") == "cpu" for _, result in found):
+        text += " On a CPU, the variable for CUDA graphs changes nothing."
+    titles = ["lever", "slots", "without, ms", "with, ms", "ratio", "GB", "start, s", "found"]
+    return f"{_prose(text)}\n\n{_table(titles, rows)}"
+
+
+def _attention(found: Found) -> str:
+    ((_, result),) = found
+    backends = list(dict.fromkeys(name for each in result for name in (*each["ms"], *each["refused"])))
+    rows = []
+    for how in ("forward", "forward and backward"):
+        for each in result:
+            times = [each["ms"].get(name, {}).get(how) for name in backends]
+            cells = ["-" if ms is None else _number(ms) for ms in times]
+            rows.append([f"{each['positions']:,}", str(each["slots"]), how, *cells, each["choices"][how]])
+    text = _prose(
+        "**Attention by its backends**, in ms, 8 heads of 64, each call alone. A dash is a backend that refuses this "
+        "shape or this device. PyTorch's choice is timed as well."
+    )
+    return f"{text}\n\n{_table(['positions', 'slots', 'pass', *backends, 'the choice'], rows)}"
 
 
 def _checkpoint(found: Found) -> str:
@@ -324,6 +379,8 @@ _SECTIONS: dict[str, Callable[[Found], str]] = {
     "peak": _peak,
     "ranks": _ranks,
     "checkpoint": _checkpoint,
+    "attention": _attention,
+    "levers": _levers,
     ACCURACY: _accuracy,
     "tests": _tests,
 }
@@ -337,8 +394,8 @@ def _states(parts: list[Part], records: dict[str, Record]) -> str:
         if record.status == NO_TIME:
             waiting.append(f"`{part.key}`")
         elif record.status != DONE or record.note:
-            note = record.note.replace("|", "/").replace("`", "'")
-            rows.append([f"`{part.key}`", record.status, f"{record.seconds:.0f}", f"`{note}`" if note else ""])
+            note = f"`{_cell(record.note)}`" if record.note else ""
+            rows.append([f"`{part.key}`", record.status, f"{record.seconds:.0f}", note])
     num_done = sum(part.key in records and records[part.key].status == DONE for part in parts)
     text = f"**State.** {num_done} of {len(parts)} parts are done."
     if waiting:

@@ -16,12 +16,16 @@ import pytest
 import torch
 
 from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.attention import measure as measure_attention
 from benchmarks.gpu.driver import CUT_OFF, DONE, FAILED, NO_TIME, STATE, TOO_LONG, WITHOUT_DATA, Driver, Record
 from benchmarks.gpu.environment import environment
 from benchmarks.gpu.kernels import Event, bound, summary, work
+from benchmarks.gpu.levers import measure as measure_lever
+from benchmarks.gpu.marked_steps import MarkedTrainer
 from benchmarks.gpu.parts import LOG, RECIPES, RESULT, Part, Settings, all_parts, overrides
 from benchmarks.gpu.report import markdown, write_report
 from benchmarks.gpu.waits import count_waits
+from benchmarks.our_steps import OurTrainer
 from tests.runs import REPOSITORY
 from training.config import PretrainConfig
 from utils.command_line import read_config, validate
@@ -340,6 +344,58 @@ def test_what_bounds_a_kernel() -> None:
     ]
 
 
+# ---- levers and attention -----------------------------------------------------------------------
+
+_STEPS = """
+import os, sys
+speed = float(os.environ.get("SPEED", 1))
+for request in sys.stdin:
+    if request.startswith("describe"):
+        print('{"what": "hrm", "device": "1 x card", "device_type": "cuda", "batch_size": 96}', flush=True)
+    elif request.startswith("metrics"):
+        print('{"train/lm_loss": 2.0}', flush=True)
+    elif speed < 0:
+        raise RuntimeError("accessing tensor output of CUDAGraphs that has been overwritten")
+    else:
+        print(f'{{"step_ms": {10 / speed}, "max_memory_gb": 1.0}}', flush=True)
+"""
+
+
+def _lever(file: Path, environment: dict[str, str]) -> dict[str, Any]:
+    command = [sys.executable, "-c", _STEPS]
+    return measure_lever({"with": command, "without": command}, environment, 2, 3, file)
+
+
+def test_a_lever_is_measured_against_the_same_steps_without_it(tmp_path: Path) -> None:
+    found = _lever(tmp_path / RESULT, {"SPEED": "2"})
+    assert [[row["step_ms"] for row in found[arm]["rounds"]] for arm in ("with", "without")] == [[5.0] * 3, [10.0] * 3]
+    assert found["with"]["loss"] == found["without"]["loss"] == 2.0
+    assert json.loads((tmp_path / RESULT).read_text()) == found
+
+
+def test_what_a_lever_raises_is_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _lever(tmp_path / RESULT, {"SPEED": "-1"})
+    assert found["raised"] == "RuntimeError: accessing tensor output of CUDAGraphs that has been overwritten"
+    monkeypatch.setenv("SPEED", "-1")
+    with pytest.raises(SystemExit, match="without the lever: RuntimeError: accessing"):
+        _lever(tmp_path / RESULT, {"SPEED": "1"})
+
+
+def test_each_step_is_marked_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: calls.append("mark"))
+    monkeypatch.setattr(OurTrainer, "_step", lambda self: calls.append("step"))
+    MarkedTrainer.__new__(MarkedTrainer).train(2)
+    assert calls == ["mark", "step"] * 2
+
+
+def test_a_backend_that_is_refused_has_a_reason_and_no_time() -> None:
+    found = measure_attention(2, 3, torch.device("cpu"))
+    assert set(found["ms"]) == {"flash", "math", "chosen"} and "No viable backend" in found["refused"]["cuDNN"]
+    assert found["choices"] == {"forward": "flash", "forward and backward": "flash"}
+    assert all(ms > 0 for times in found["ms"].values() for ms in times.values())
+
+
 # ---- the report ---------------------------------------------------------------------------------
 
 _BEST = {"tflops": 700.0, "gb_per_s": 3000.0, "size": 8192}
@@ -393,6 +449,18 @@ _RESULTS: dict[str, Any] = {
         **{"gb": 0.5, "num_parameters": 27_000_000, "batch_size": 768, "step_s": 0.1},
         "rows": [{"save": 1, "stall_s": 0.03, "step_while_writing": 1.05, "until_published_s": 0.4}],
     },
+    "attention": [
+        {
+            **{"slots": 72, "positions": 900, "refused": {"cuDNN": "no available kernel"}},
+            "ms": {"flash": {"forward": 0.5, "forward and backward": 2.0}, "chosen": {"forward": 0.5}},
+            "choices": {"forward": "flash", "forward and backward": "cuDNN"},
+        }
+    ],
+    "lever-autotune": {
+        name: {"batch_size": 384, "start_s": 90.0, "loss": loss, "rounds": [{"step_ms": ms, "max_memory_gb": 9.0}] * 3}
+        for name, ms, loss in (("with", 60.0, 2.002), ("without", 80.0, 2.0))
+    },
+    "lever-graphs": {"raised": "RuntimeError: accessing `x` | overwritten"},
     "accuracy": {
         **{"last_step": 1234, "minutes": 9.5, "step_ms": [70.0, 71.0]},
         "evaluations": [{"step": 500, "minutes": 1.2, "exact_accuracy": 0.031, "examples": 2000.0}],
@@ -423,6 +491,12 @@ def report(tmp_path: Path) -> str:
         "1.0e-05 at most",
         "| 1 | 30 | 1.05 | 0.40 |",
         "| 500 | 1.2 | 0.031 | 2,000 |",
+        "| 900 | 72 | forward | 0.5 | 0.5 | - | flash |",
+        "| 900 | 72 | forward and backward | 2 | - | - | cuDNN |",
+        "| `TORCHINDUCTOR_MAX_AUTOTUNE=1`; fast recipe, Sudoku | 384 | 80 (80 to 80) | 60 (60 to 60) | 0.750 (0.750 to "
+        "0.750) | 9 / 9 | 90 / 90 | loss +1.0e-03 |",
+        "| `TORCHINDUCTOR_CUDAGRAPHS=1`; HRM of the paper |  |  |  |  |  |  | "
+        "`RuntimeError: accessing 'x' / overwritten` |",
         "40 passed, 1 failed, 1 skipped:",
         "| `steps-fast-eager` | failed | 3 | `status 1: torch.OutOfMemoryError: CUDA out of memory` |",
         "No time was left for `steps-fast-compiled`,",

@@ -1,0 +1,93 @@
+"""Time attention with each backend of PyTorch, and with the one that PyTorch chooses.
+
+python -m benchmarks.gpu.attention --json FILE [--device cuda] SLOTSxPOSITIONS...
+e.g. python -m benchmarks.gpu.attention --json found.json 768x82 72x900
+
+The heads are those of the published models: 8 of 64 numbers, in bfloat16 (float32 on a CPU). As in
+a model, queries, keys and values are views of one projection.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.matrix_peak import fastest_ms
+
+NUM_HEADS, HEAD_DIM = 8, 64
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+CHOSEN = "chosen"
+
+
+def measure(num_slots: int, num_positions: int, device: torch.device) -> dict[str, Any]:
+    """Return the times of a shape, and which backend PyTorch chooses for it."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    shape = (num_slots, num_positions, 3, NUM_HEADS, HEAD_DIM)
+    qkv = torch.randn(shape, dtype=dtype, device=device, requires_grad=True)
+    times, refused = {}, {}
+    for name in (*BACKENDS, CHOSEN):
+        try:
+            with sdpa_kernel([BACKENDS[name]]) if name in BACKENDS else nullcontext():
+                times[name] = {how: fastest_ms(call, device) for how, call in _calls(qkv)}
+        except RuntimeError as error:  # a device refuses a backend, or its memory runs out
+            refused[name] = " ".join(str(error).split())[:200]
+    with torch.no_grad():
+        forward = _backend(qkv)
+    choices = {"forward": forward, "forward and backward": _backend(qkv)}
+    return {"slots": num_slots, "positions": num_positions, "ms": times, "refused": refused, "choices": choices}
+
+
+def _calls(qkv: torch.Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield what to time: a forward pass as without gradient, and one with its backward pass."""
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            return F.scaled_dot_product_attention(*_heads(qkv))
+
+    def both() -> object:
+        y = F.scaled_dot_product_attention(*_heads(qkv))
+        return torch.autograd.grad(y, qkv, gradient)
+
+    gradient = torch.randn_like(forward())
+    yield "forward", forward
+    yield "forward and backward", both
+
+
+def _heads(qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = (each.transpose(1, 2) for each in qkv.unbind(2))
+    return q, k, v
+
+
+def _backend(qkv: torch.Tensor) -> str:
+    """Return the name of the backend that PyTorch chooses."""
+    chosen = SDPBackend(torch._fused_sdp_choice(*_heads(qkv)))
+    return next((name for name, backend in BACKENDS.items() if backend == chosen), str(chosen))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("shapes", nargs="+", metavar="SLOTSxPOSITIONS")
+    args = parser.parse_intermixed_args()
+    found = []
+    for shape in args.shapes:
+        num_slots, num_positions = map(int, shape.split("x"))
+        found.append(measure(num_slots, num_positions, torch.device(args.device)))
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        print(json.dumps(found[-1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

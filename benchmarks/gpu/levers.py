@@ -1,0 +1,87 @@
+"""Time training steps with a lever against the same steps without it, in turn.
+
+python -m benchmarks.gpu.levers --json FILE [--steps 20] [--rounds 3] [--set NAME=VALUE]
+                                [--program MODULE] OVERRIDE...
+e.g. python -m benchmarks.gpu.levers --json found.json --set TORCHINDUCTOR_CUDAGRAPHS=1 compile=true
+
+A lever is a variable of the environment, another program that answers the requests of
+benchmarks/on_request.py, or both. The steps with it start first. If they raise an error, that is
+the result, and the steps without it are not measured.
+
+Both train the same steps on the same data, so the losses say whether the lever computes the same.
+What they print on the way is in with.txt and without.txt beside FILE.
+"""
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.arguments import parser_of_part
+from benchmarks.gpu.driver import last_error
+from benchmarks.on_request import Asked
+
+WITH, WITHOUT = "with", "without"
+_ABOUT = ("what", "device", "device_type", "batch_size")
+_FIGURES = ("step_ms", "max_memory_gb")
+
+
+def measure(
+    commands: dict[str, list[str]], environment: dict[str, str], num_steps: int, num_rounds: int, file: Path
+) -> dict[str, Any]:
+    """Return what was found, and write it to a file after each round.
+
+    Args:
+        commands: what trains with the lever, and what trains without it.
+        environment: the variables of the lever.
+    """
+    found: dict[str, Any] = {}
+    arm = WITH
+    try:
+        with ExitStack() as stack:
+            programs: dict[str, Asked] = {}
+            for arm in (WITH, WITHOUT):
+                errors = stack.enter_context(open(_log(file, arm), "w"))
+                program = Asked(commands[arm], environment if arm == WITH else None, errors)
+                programs[arm] = stack.enter_context(program)
+                about = {key: program.description[key] for key in _ABOUT}
+                found[arm] = {**about, "start_s": program.start_s, "rounds": []}
+            for _ in range(num_rounds):
+                for arm, program in programs.items():
+                    row = program.ask(f"steps {num_steps}")
+                    found[arm]["rounds"].append({name: row[name] for name in _FIGURES})
+                _write(found, file)
+            for arm, program in programs.items():
+                found[arm]["loss"] = program.ask("metrics")["train/lm_loss"]
+    except SystemExit as ended:  # from Asked, whose process has ended
+        said = last_error(_log(file, arm).read_text(errors="replace")) or str(ended)
+        if arm == WITHOUT:
+            raise SystemExit(f"without the lever: {said}") from None
+        found["raised"] = said
+    _write(found, file)
+    return found
+
+
+def _log(file: Path, arm: str) -> Path:
+    return file.with_name(f"{arm}.txt")
+
+
+def _write(found: dict[str, Any], file: Path) -> None:
+    file.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = parser_of_part(__doc__, num_steps=20)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--program", default="benchmarks.our_steps", metavar="MODULE")
+    args = parser.parse_intermixed_args()
+    modules = {WITH: args.program, WITHOUT: "benchmarks.our_steps"}
+    commands = {arm: [sys.executable, "-m", module, *args.overrides] for arm, module in modules.items()}
+    environment = dict(each.split("=", 1) for each in args.set)
+    print(json.dumps(measure(commands, environment, args.steps, args.rounds, args.json), indent=1))
+
+
+if __name__ == "__main__":
+    main()
