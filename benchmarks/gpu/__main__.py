@@ -11,6 +11,10 @@ failing part has found until then counts. The same command goes on where it was 
 another time: three calls of 10 minutes do what one of 30 does. All measurements take 60 % of the
 time at most. In the rest the fast recipe trains on Sudoku-Extreme.
 
+After a change of the code, what failed is tried again, and what is done stays. The report names the
+commits. On another card, or with another PyTorch, everything is measured anew, and the results so
+far move to a folder beside theirs.
+
 Sudoku-Extreme is a built dataset (--data-path), or the folder with train.csv and test.csv or
 .csv.gz (--source-dir). Without it, generated boards take its place, and no accuracy is measured.
 
@@ -26,7 +30,8 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from benchmarks.gpu.driver import CUT_OFF, FAILED, NO_TIME, TOO_LONG, WITHOUT_DATA, Driver, Stopped
+from benchmarks.gpu.driver import CUT_OFF, FAILED, NO_TIME, TOO_LONG, WITHOUT_DATA, Driver, Stopped, set_aside
+from benchmarks.gpu.origin import Origin
 from benchmarks.gpu.parts import LOG, Settings, all_parts
 from benchmarks.gpu.report import write_report
 
@@ -88,9 +93,15 @@ def main(argv: list[str]) -> int:
     command = shlex.join(["python", "-m", "benchmarks.gpu", *argv])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
+    origin = Origin.here(rehearse=settings.rehearse)
+    if aside := set_aside(settings.output, origin):
+        print(
+            f"this is {origin.machine}: the results of another machine are now in {os.path.relpath(aside)}", flush=True
+        )
     driver = Driver(
         parts,
         settings.output,
+        origin,
         lambda line: print(line, flush=True),
         lambda driver: write_report(driver, settings, command),
     )

@@ -27,7 +27,7 @@ BACKENDS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
-CHOSEN = "chosen"
+CHOSEN = "PyTorch's choice"
 
 
 def measure(num_slots: int, num_positions: int, device: torch.device) -> dict[str, Any]:
@@ -35,13 +35,14 @@ def measure(num_slots: int, num_positions: int, device: torch.device) -> dict[st
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     shape = (num_slots, num_positions, 3, NUM_HEADS, HEAD_DIM)
     qkv = torch.randn(shape, dtype=dtype, device=device, requires_grad=True)
-    times, refused = {}, {}
+    times: dict[str, dict[str, float] | None] = {}
+    refused = {}
     for name in (*BACKENDS, CHOSEN):
         try:
             with sdpa_kernel([BACKENDS[name]]) if name in BACKENDS else nullcontext():
                 times[name] = {how: fastest_ms(call, device) for how, call in _calls(qkv)}
         except RuntimeError as error:  # a device refuses a backend, or its memory runs out
-            refused[name] = " ".join(str(error).split())[:200]
+            times[name], refused[name] = None, " ".join(str(error).split())[:200]
     with torch.no_grad():
         forward = _backend(qkv)
     choices = {"forward": forward, "forward and backward": _backend(qkv)}

@@ -4,6 +4,7 @@ A part that fails, hangs or is killed ends alone. The driver itself may be kille
 next call goes on with the part at which it was.
 """
 
+import itertools
 import json
 import os
 import re
@@ -13,10 +14,11 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from benchmarks.gpu.parts import ACCURACY, LOG, REPOSITORY, RESULT, Part
+from benchmarks.gpu.origin import REPOSITORY, Origin
+from benchmarks.gpu.parts import ACCURACY, LOG, RESULT, Part
 from utils.files import write_atomically
 from utils.processes import ending_with_parent
 
@@ -42,34 +44,66 @@ class Record:
         note: why it failed, or what had to be changed.
         deaths: how often the driver was killed meanwhile. A part that brings a machine down is not
             tried for ever.
+        commit, machine: what it was measured of; empty if it was not begun.
     """
 
     status: str
     seconds: float = 0.0
     note: str = ""
     deaths: int = 0
+    commit: str = ""
+    machine: str = ""
 
 
 class Stopped(Exception):
     """Somebody asked the driver to stop."""
 
 
+def read_records(output: Path) -> dict[str, Record]:
+    """Return what became of the parts in earlier calls."""
+    try:
+        stored = json.loads((output / STATE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return {key: Record(**record) for key, record in stored.items()}
+
+
+def set_aside(output: Path, origin: Origin) -> Path | None:
+    """Move the results of another machine to a folder beside theirs, and return that folder.
+
+    The figures of two cards, or of two versions of PyTorch, make no common report.
+    """
+    records = read_records(output).values()
+    others = {record.machine for record in records if record.machine or record.seconds} - {origin.machine}
+    if not others:
+        return None
+    name = f"{output.name}-{re.sub('[^a-zA-Z0-9.]+', '-', min(others) or 'unknown')}"
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    aside = next(output.with_name(each) for each in names if not output.with_name(each).exists())
+    output.rename(aside)
+    return aside
+
+
 class Driver:
     """Runs parts, and remembers in a file what became of each.
 
     Args:
+        origin: what is measured. A part that another commit has measured is not measured again, but
+            one that failed is tried again. The report names the commits.
         tell: shows a line of progress.
         report: is called after each part.
     """
 
     def __init__(
-        self, parts: list[Part], output: Path, tell: Callable[[str], None], report: Callable[["Driver"], None]
+        self,
+        parts: list[Part],
+        output: Path,
+        origin: Origin,
+        tell: Callable[[str], None],
+        report: Callable[["Driver"], None],
     ) -> None:
-        self.parts, self.output, self._tell, self._report = parts, output, tell, report
-        self.records: dict[str, Record] = {}
-        with suppress(OSError, ValueError):
-            stored = json.loads((output / STATE).read_text())
-            self.records = {key: Record(**record) for key, record in stored.items()}
+        self.parts, self.output, self._origin, self._tell, self._report = parts, output, origin, tell, report
+        self.records = read_records(output)
         for record in self.records.values():
             if record.status == RUNNING:  # the driver was killed
                 record.status, record.deaths = CUT_OFF, record.deaths + 1
@@ -114,10 +148,12 @@ class Driver:
             left_s: the time that is left for it and for those behind it.
             own_s: what it may take of that.
         """
-        before = self.records.get(part.key, Record(NO_TIME))
+        before, commit = self.records.get(part.key, Record(NO_TIME)), self._origin.commit
+        if before.commit != commit and before.status in (FAILED, TOO_LONG):
+            before = replace(before, status=NO_TIME, note="", deaths=0)  # the change may have mended it
         limit_s = min(left_s, own_s or left_s)
         if before.status in (DONE, FAILED) or (before.status == TOO_LONG and limit_s <= before.seconds):
-            return self._tell(f"    {before.status} before")
+            return self._tell(f"    {before.status} before{f', with {before.commit}' * (before.commit != commit)}")
         if before.deaths >= _MOST_DEATHS and part.key != ACCURACY:
             before.status, before.note = FAILED, f"this program was killed {before.deaths} times during it"
             return self._end(part, before)
@@ -126,7 +162,10 @@ class Driver:
             return self._end(part, Record(WITHOUT_DATA, note=f"needs the part {part.needs}"))
         if needed != DONE or left_s < part.least_s:
             return self._end(part, Record(NO_TIME) if before.status == WITHOUT_DATA else before)
-        record = Record(RUNNING, before.seconds if before.status == CUT_OFF else 0.0, deaths=before.deaths)
+        if part.key == ACCURACY and before.commit:  # the run goes on
+            commit = before.commit if before.commit.endswith(commit) else f"{before.commit}, then {commit}"
+        seconds = before.seconds if before.status == CUT_OFF else 0.0
+        record = Record(RUNNING, seconds, "", before.deaths, commit, self._origin.machine)
         self.records[part.key] = record
         self._write()
         began = time.monotonic()

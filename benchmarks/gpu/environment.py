@@ -5,14 +5,13 @@ import json
 import os
 import platform
 import re
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.on_request import REPOSITORY
+from benchmarks.gpu.origin import REPOSITORY, said_by
 
 _ASKED = "name,driver_version,memory.total,power.limit,clocks.max.sm,mig.mode.current,utilization.gpu,memory.used"
 
@@ -23,7 +22,6 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": _version("triton"),
         "numpy": _version("numpy"),
-        "commit": _said_by("git", "describe", "--always", "--dirty", "--abbrev=10"),
         "system": platform.platform(),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -37,7 +35,7 @@ def environment() -> dict[str, Any]:
         found["memory_gb"] = properties.total_memory / 1e9
         found["multiprocessors"] = properties.multi_processor_count
         found["capability"] = f"{properties.major}.{properties.minor}"
-        lines = (_said_by("nvidia-smi", f"--query-gpu={_ASKED}", "--format=csv,noheader") or "").splitlines()
+        lines = (said_by("nvidia-smi", f"--query-gpu={_ASKED}", "--format=csv,noheader") or "").splitlines()
         found["nvidia_smi"] = (
             dict(zip(_ASKED.split(","), map(str.strip, lines[0].split(",")), strict=False)) if lines else {}
         )
@@ -61,15 +59,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _said_by(*command: str) -> str | None:
-    """Return what a program prints; None if it is missing, fails or hangs."""
-    try:
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _cpu() -> str:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.origin import REPOSITORY
 from utils.run.history import METRICS_FILE, History
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 RESULT, LOG = "result.json", "log.txt"
 ACCURACY = "accuracy"
 EXACT = "eval/all/exact_accuracy"

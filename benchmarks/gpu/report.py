@@ -13,7 +13,8 @@ from datetime import date
 from typing import Any
 
 from benchmarks.gpu.driver import CUT_OFF, DONE, NO_TIME, Driver, Record
-from benchmarks.gpu.parts import ACCURACY, REPOSITORY, Part, Settings
+from benchmarks.gpu.origin import REPOSITORY
+from benchmarks.gpu.parts import ACCURACY, Part, Settings
 from benchmarks.spread import spread
 from utils.files import write_atomically
 
@@ -51,7 +52,7 @@ def markdown(
     parts: list[Part], records: dict[str, Record], results: dict[str, Any], settings: Settings, command: str
 ) -> str:
     """Return the report. What was not measured is missing in it, but for a line that says why."""
-    blocks = [_heading(results.get("environment") or {}, settings, command)]
+    blocks = [_heading(results.get("environment") or {}, records, settings, command)]
     for kind, show in _SECTIONS.items():
         found = [(part, results[part.key]) for part in parts if part.kind == kind and results.get(part.key)]
         if found:
@@ -80,7 +81,7 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _heading(environment: dict[str, Any], settings: Settings, command: str) -> str:
+def _heading(environment: dict[str, Any], records: dict[str, Record], settings: Settings, command: str) -> str:
     cards, smi = environment.get("cards") or [], environment.get("nvidia_smi") or {}
     name = cards[0] if cards and not settings.rehearse else "A rehearsal on a CPU"
     machine = [f"{len(cards)} x {cards[0]}" if len(cards) > 1 else cards[0]] if cards else []
@@ -93,9 +94,10 @@ def _heading(environment: dict[str, Any], settings: Settings, command: str) -> s
     machine.append(f"{environment.get('cores', '?')} cores of {environment.get('cpu', 'an unknown CPU')}")
     versions = [f"Python {environment.get('python')}", f"torch {environment.get('torch')}"]
     versions += [f"{key} {environment[key]}" for key in ("triton", "cudnn", "numpy") if environment.get(key)]
-    text = f"{'; '.join(machine)}. {', '.join(versions)}. Commit {environment.get('commit')}. `{command}`."
+    text = f"{'; '.join(machine)}. {', '.join(versions)}."
     if not environment:
-        text = f"The machine is not known: the part `environment` has no result. `{command}`."
+        text = "The machine is not known: the part `environment` has no result."
+    text += f" {_commits(records)} `{command}`."
     if environment.get("other_versions"):
         others = ", ".join(f"{package} {has}" for package, has in environment["other_versions"].items())
         text += f" Unlike requirements.txt: {others}."
@@ -112,6 +114,18 @@ def _heading(environment: dict[str, Any], settings: Settings, command: str) -> s
         figures += " Sudokus were generated, which changes no time of a step."
     blocks.append(_prose(figures))
     return "\n\n".join(blocks)
+
+
+def _commits(records: dict[str, Record]) -> str:
+    """Return the commit that was measured; if there were several, each with its parts."""
+    keys: dict[str, list[str]] = {}
+    for key, record in records.items():
+        if record.commit:
+            keys.setdefault(record.commit, []).append(f"`{key}`")
+    if len(keys) <= 1:
+        return f"Commit {', '.join(keys) or 'unknown'}."
+    each = (f"{commit} ({', '.join(parts)})" for commit, parts in keys.items())
+    return f"**Not one commit:** {'; '.join(each)}."
 
 
 def _name(part: Part) -> str:
@@ -284,15 +298,14 @@ def _levers(found: Found) -> str:
     for part, result in found:
         with_, without = (result.get(arm) or {"rounds": []} for arm in ("with", "without"))
         pairs = list(zip(with_["rounds"], without["rounds"], strict=False))
-        title = f"`{_name(part).replace('; ', '`; ')}"
         if "raised" in result or not pairs:
-            rows.append([title, *[""] * 6, f"`{_cell(result.get('raised', 'no round is over'))}`"])
+            rows.append([_name(part), *[""] * 6, f"`{_cell(result.get('raised', 'no round is over'))}`"])
             continue
         ratios = [a["step_ms"] / b["step_ms"] for a, b in pairs]
         has_losses = "loss" in with_ and "loss" in without
         rows.append(
             [
-                title,
+                _name(part),
                 str(without["batch_size"]),
                 *(spread([row["step_ms"] for row in arm["rounds"]], _number) for arm in (without, with_)),
                 spread(ratios, "{:.3f}".format),
@@ -314,18 +327,17 @@ def _levers(found: Found) -> str:
 
 def _attention(found: Found) -> str:
     ((_, result),) = found
-    backends = list(dict.fromkeys(name for each in result for name in (*each["ms"], *each["refused"])))
+    backends = list(result[0]["ms"])
     rows = []
     for how in ("forward", "forward and backward"):
         for each in result:
-            times = [each["ms"].get(name, {}).get(how) for name in backends]
-            cells = ["-" if ms is None else _number(ms) for ms in times]
+            cells = ["-" if each["ms"][name] is None else _number(each["ms"][name][how]) for name in backends]
             rows.append([f"{each['positions']:,}", str(each["slots"]), how, *cells, each["choices"][how]])
     text = _prose(
         "**Attention by its backends**, in ms, 8 heads of 64, each call alone. A dash is a backend that refuses this "
-        "shape or this device. PyTorch's choice is timed as well."
+        "shape or this device. Without a choice of the backend, PyTorch makes one: the last columns."
     )
-    return f"{text}\n\n{_table(['positions', 'slots', 'pass', *backends, 'the choice'], rows)}"
+    return f"{text}\n\n{_table(['positions', 'slots', 'pass', *backends, 'which is'], rows)}"
 
 
 def _checkpoint(found: Found) -> str:

@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,25 @@ import pytest
 import torch
 
 from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.attention import CHOSEN
 from benchmarks.gpu.attention import measure as measure_attention
-from benchmarks.gpu.driver import CUT_OFF, DONE, FAILED, NO_TIME, STATE, TOO_LONG, WITHOUT_DATA, Driver, Record
+from benchmarks.gpu.driver import (
+    CUT_OFF,
+    DONE,
+    FAILED,
+    NO_TIME,
+    STATE,
+    TOO_LONG,
+    WITHOUT_DATA,
+    Driver,
+    Record,
+    set_aside,
+)
 from benchmarks.gpu.environment import environment
 from benchmarks.gpu.kernels import Event, bound, summary, work
 from benchmarks.gpu.levers import measure as measure_lever
 from benchmarks.gpu.marked_steps import MarkedTrainer
+from benchmarks.gpu.origin import Origin, commit
 from benchmarks.gpu.parts import LOG, RECIPES, RESULT, Part, Settings, all_parts, overrides
 from benchmarks.gpu.report import markdown, write_report
 from benchmarks.gpu.waits import count_waits
@@ -45,8 +59,13 @@ def _result(output: Path, key: str, value: str = '{"n": 1}') -> str:
     return f"echo {shlex.quote(value)} > {shlex.quote(str(output / key / RESULT))}"
 
 
-def _run(parts: list[Part], output: Path, seconds: float = 1000.0, first: str | None = None) -> Driver:
-    driver = Driver(parts, output, lambda line: None, lambda driver: None)
+_HERE = Origin("abc", "H100, torch 2.11")
+
+
+def _run(
+    parts: list[Part], output: Path, seconds: float = 1000.0, first: str | None = None, origin: Origin = _HERE
+) -> Driver:
+    driver = Driver(parts, output, origin, lambda line: None, lambda driver: None)
     driver.grace_s = 0.2
     driver.run(seconds, first)
     return driver
@@ -150,6 +169,44 @@ def test_a_part_that_kills_the_driver_is_tried_twice(tmp_path: Path) -> None:
         assert _states(_run([part], tmp_path)) == {"kills": status}
 
 
+def test_after_a_change_of_the_code_only_what_failed_is_tried_again(
+    tmp_path: Path, limits: dict[str, list[float]]
+) -> None:
+    parts = [_part("a", ""), _part("b", "hangs"), _part("accuracy", "hangs", share=None)]
+    _run(parts, tmp_path)
+    parts[1] = _part("b", "")
+    driver = _run(parts, tmp_path, origin=replace(_HERE, commit="def"))
+    assert {key: len(times) for key, times in limits.items()} == {"a": 1, "b": 2, "accuracy": 2}
+    driver = _run(parts, tmp_path, origin=replace(_HERE, commit="def"))
+    commits = {key: record.commit for key, record in driver.records.items()}
+    assert commits == {"a": "abc", "b": "def", "accuracy": "abc, then def"}
+    text = markdown(parts, driver.records, {}, _settings(tmp_path), "python -m benchmarks.gpu")
+    said = "**Not one commit:** abc (`a`); def (`b`); abc, then def (`accuracy`). `python -m benchmarks.gpu`."
+    assert said in " ".join(text.splitlines())
+
+
+def test_another_card_measures_everything_anew(tmp_path: Path, limits: dict[str, list[float]]) -> None:
+    for number, card in enumerate(("H100", "H100", "H200")):
+        origin, output = replace(_HERE, machine=f"{card}, torch 2.11"), tmp_path / "gpu"
+        aside = set_aside(output, origin)
+        _run([_part("a", "")], output, origin=origin)
+        assert (aside is None) == (card == "H100") and len(limits["a"]) == max(1, number)
+    assert aside == tmp_path / "gpu-H100-torch-2.11" and (aside / STATE).exists()
+    (output / STATE).write_text(json.dumps({"a": {"status": "done", "seconds": 9.0}}))  # as an earlier version wrote it
+    assert set_aside(output, origin) == tmp_path / "gpu-unknown"
+
+
+def test_a_commit_is_known_without_its_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes that are not committed have a digest, too: two of them are not the same code."""
+    for said, begin in (
+        ("v1.0-2-gabc", "v1.0-2-gabc"),
+        ("abc-dirty", "abc-dirty (sources "),
+        (None, "no commit known ("),
+    ):
+        monkeypatch.setattr("benchmarks.gpu.origin.said_by", lambda *_, said=said: said)
+        assert commit().startswith(begin)
+
+
 def test_a_run_gets_the_time_that_measurements_leave(tmp_path: Path, limits: dict[str, list[float]]) -> None:
     parts = [_part("a", "hangs", share=1.1), _part("b", "hangs", share=0.1), _part("accuracy", "hangs", share=None)]
     assert _states(_run(parts, tmp_path)) == {"a": CUT_OFF, "b": TOO_LONG, "accuracy": CUT_OFF}
@@ -168,7 +225,7 @@ def test_a_fault_of_the_report_costs_no_measurement(tmp_path: Path) -> None:
         raise KeyError("cards")
 
     lines: list[str] = []
-    driver = Driver([_part("a", "exit 0")], tmp_path, lines.append, fails)
+    driver = Driver([_part("a", "exit 0")], tmp_path, _HERE, lines.append, fails)
     driver.run(10)
     assert _states(driver) == {"a": DONE} and "KeyError: 'cards'" in "\n".join(lines)
 
@@ -391,9 +448,13 @@ def test_each_step_is_marked_before_it_begins(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_backend_that_is_refused_has_a_reason_and_no_time() -> None:
     found = measure_attention(2, 3, torch.device("cpu"))
-    assert set(found["ms"]) == {"flash", "math", "chosen"} and "No viable backend" in found["refused"]["cuDNN"]
+    assert {name for name, ms in found["ms"].items() if ms} == {
+        "flash",
+        "math",
+        CHOSEN,
+    } and "No viable backend" in found["refused"]["cuDNN"]
     assert found["choices"] == {"forward": "flash", "forward and backward": "flash"}
-    assert all(ms > 0 for times in found["ms"].values() for ms in times.values())
+    assert all(ms > 0 for times in found["ms"].values() if times for ms in times.values())
 
 
 # ---- the report ---------------------------------------------------------------------------------
@@ -406,7 +467,6 @@ _RESULTS: dict[str, Any] = {
             "python": "3.12.3",
             "torch": "2.11.0+cu130",
             "triton": "3.6.0",
-            "commit": "abc",
             "cpu": "a CPU",
             "cores": 16,
         },
@@ -452,7 +512,7 @@ _RESULTS: dict[str, Any] = {
     "attention": [
         {
             **{"slots": 72, "positions": 900, "refused": {"cuDNN": "no available kernel"}},
-            "ms": {"flash": {"forward": 0.5, "forward and backward": 2.0}, "chosen": {"forward": 0.5}},
+            "ms": {"flash": {"forward": 0.5, "forward and backward": 2.0}, "cuDNN": None},
             "choices": {"forward": "flash", "forward and backward": "cuDNN"},
         }
     ],
@@ -471,7 +531,7 @@ _RESULTS: dict[str, Any] = {
 @pytest.fixture
 def report(tmp_path: Path) -> str:
     settings = _settings(tmp_path, rehearse=False)
-    records = {key: Record(DONE, 10.0) for key in _RESULTS}
+    records = {key: Record(DONE, 10.0, commit="abc") for key in _RESULTS}
     records["accuracy"] = Record(CUT_OFF, 600.0)
     records["steps-fast-eager"] = Record(FAILED, 3.0, "status 1: torch.OutOfMemoryError: CUDA out of memory")
     return markdown(all_parts(settings), records, _RESULTS, settings, "python -m benchmarks.gpu --minutes 25")
@@ -481,7 +541,7 @@ def report(tmp_path: Path) -> str:
     "said",
     [
         "### NVIDIA H100 80GB HBM3, 20",
-        "Unlike requirements.txt: wandb missing.",
+        "Commit abc. `python -m benchmarks.gpu --minutes 25`. Unlike requirements.txt: wandb missing.",
         "| HRM of the paper, compiled | 768 | 85 (85 to 85) | 9,000 | 300 | 50% | 12 | 70 | 3 |",
         "| HRM of the paper, compiled | 85 | 40 | 45 |",
         "The card computes 68 ms of a step of 70 ms (97%)",
@@ -491,11 +551,11 @@ def report(tmp_path: Path) -> str:
         "1.0e-05 at most",
         "| 1 | 30 | 1.05 | 0.40 |",
         "| 500 | 1.2 | 0.031 | 2,000 |",
-        "| 900 | 72 | forward | 0.5 | 0.5 | - | flash |",
-        "| 900 | 72 | forward and backward | 2 | - | - | cuDNN |",
-        "| `TORCHINDUCTOR_MAX_AUTOTUNE=1`; fast recipe, Sudoku | 384 | 80 (80 to 80) | 60 (60 to 60) | 0.750 (0.750 to "
+        "| 900 | 72 | forward | 0.5 | - | flash |",
+        "| 900 | 72 | forward and backward | 2 | - | cuDNN |",
+        "| TORCHINDUCTOR_MAX_AUTOTUNE=1; fast recipe, Sudoku | 384 | 80 (80 to 80) | 60 (60 to 60) | 0.750 (0.750 to "
         "0.750) | 9 / 9 | 90 / 90 | loss +1.0e-03 |",
-        "| `TORCHINDUCTOR_CUDAGRAPHS=1`; HRM of the paper |  |  |  |  |  |  | "
+        "| TORCHINDUCTOR_CUDAGRAPHS=1; HRM of the paper |  |  |  |  |  |  | "
         "`RuntimeError: accessing 'x' / overwritten` |",
         "40 passed, 1 failed, 1 skipped:",
         "| `steps-fast-eager` | failed | 3 | `status 1: torch.OutOfMemoryError: CUDA out of memory` |",
@@ -518,7 +578,7 @@ def test_the_report_fits_a_page_of_prose(report: str) -> None:
 def test_a_report_of_nothing_can_be_written(tmp_path: Path) -> None:
     """The first part may fail, and results may be missing or half written."""
     settings = _settings(tmp_path, sudoku=None, rehearse=False)
-    driver = Driver(all_parts(settings), tmp_path, print, lambda driver: None)
+    driver = Driver(all_parts(settings), tmp_path, _HERE, print, lambda driver: None)
     driver.records = {"environment": Record(FAILED, 1.0, "status 1: ImportError"), "ranks": Record(TOO_LONG, 9.0)}
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks" / RESULT).write_text('{"1": {"losses": [')
