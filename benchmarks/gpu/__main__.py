@@ -69,6 +69,10 @@ def _options(argv: list[str]) -> tuple[Settings, argparse.Namespace]:
     if not args.rehearse and not args.list:
         import torch
 
+        try:
+            import pretrain  # noqa: F401  every part needs what it imports
+        except ImportError as error:
+            parser.error(f"nothing can be measured: {error}; install what requirements.txt names")
         if not torch.cuda.is_available():
             parser.error("PyTorch finds no CUDA device here; --rehearse runs every part in a tiny size on the CPU")
     return settings, args

@@ -30,7 +30,7 @@ _MEASURING = 0.6
 _MOST_DEATHS = 2
 _SPLITS = (2, 4, 8)
 _OUT_OF_MEMORY = re.compile("out of memory", re.IGNORECASE)
-_ERROR = re.compile(r"(error: |fault on rank |\w+(\.\w+)*(Error|Exception)\b)")
+_ERROR = re.compile(r"(E\s+)?(error: |fault on rank |\w+(\.\w+)*(Error|Exception)\b)")
 
 DONE, FAILED, TOO_LONG, CUT_OFF, RUNNING = "done", "failed", "took too long", "cut off", "running"
 WITHOUT_DATA, NO_TIME = "has no data", "no time left"
@@ -133,12 +133,17 @@ class Driver:
                     self.records.pop(part.key, None)
                     for name in (RESULT, LOG):
                         (self.output / part.key / name).unlink(missing_ok=True)
-        for part in (*before, *begun):
-            self._tell(f"[{1 + self.parts.index(part)}/{len(self.parts)}] {part.title}")
+        # What took too long before gets twice the time, but takes none from what was not tried yet.
+        late = [part for part in begun if self._status(part.key) == TOO_LONG and part.key not in needed]
+        runs = [part for part in begun if part.share is None]
+        for part in (*before, *(part for part in begun if part not in late + runs), *late, *runs):
+            self._tell(f"[{1 + keys.index(part.key)}/{len(keys)}] {part.title}")
             if part.share is None:
                 self._run_part(part, ends - time.monotonic() - self.grace_s, None)
             else:
                 own_s = max(part.share * measuring_s, part.least_s)
+                if self._status(part.key) == TOO_LONG:
+                    own_s = max(own_s, 2 * self.records[part.key].seconds)
                 self._run_part(part, measuring_ends - time.monotonic(), own_s)
 
     def _run_part(self, part: Part, left_s: float, own_s: float | None) -> None:
@@ -268,4 +273,4 @@ def _reason(log: str, status: int) -> str:
 def last_error(log: str) -> str:
     """Return the last line of a log that tells an error; empty if none does."""
     lines = (line.strip() for line in reversed(log.splitlines()))
-    return next((line for line in lines if _ERROR.match(line)), "")
+    return next((line.removeprefix("E ").strip() for line in lines if _ERROR.match(line)), "")

@@ -238,7 +238,7 @@ def _steps(recipe: str, compiled: bool, settings: Settings) -> Part:
         f"steps: {RECIPES[recipe][0]}, {mode}",
         [*command, *overrides(recipe, settings)],
         0.3,
-        60 if compiled else 40,
+        120 if compiled else 40,
         needs=_data_of(recipe, settings),
         may_split=True,
     )
