@@ -113,7 +113,8 @@ class Asked:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             print(request, file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
+            # What a library prints past Python is no answer. Every answer is an object.
+            line = next((line for line in self._process.stdout if line.startswith("{")), "")
         except BrokenPipeError:
             line = ""
         if not line:

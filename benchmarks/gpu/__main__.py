@@ -117,6 +117,10 @@ def main(argv: list[str]) -> int:
         return 130
     states = {part.key: driver.records[part.key].status for part in parts if part.key in driver.records}
     print(f"{shown} has the report")
+    measured = {key: driver.records[key].commit for key in states}
+    others = [key for key, commit in measured.items() if commit and not commit.endswith(origin.commit)]
+    if others:
+        print(f"other commits have measured {len(others)} parts, see the report; --from PART measures again from there")
     if any(state in (NO_TIME, CUT_OFF) for state in states.values()):
         print(f"not everything had time; the same command{' without --from' * bool(args.first)} goes on")
     wrong = [key for key, state in states.items() if state in (FAILED, TOO_LONG, WITHOUT_DATA)]

@@ -421,6 +421,7 @@ def test_what_bounds_a_kernel() -> None:
 
 _STEPS = """
 import os, sys
+print("AUTOTUNE mm(62976x512, 512x1536)")  # a library's words, which are no answer
 speed = float(os.environ.get("SPEED", 1))
 for request in sys.stdin:
     if request.startswith("describe"):
