@@ -39,7 +39,7 @@ from training.config import PretrainConfig
 from training.data import Data, Sizes, open_data
 from training.number_watch import NumberWatch
 from training.plan import Plan, draw_exploration
-from training.precision import with_forward_dtype
+from training.precision import require_fp8_products, with_forward_dtype
 from training.recovery import Recovery
 from training.session import Session
 from training.state import TrainState, fresh_carry, require_same_run
@@ -170,6 +170,7 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
     elif config.initial_weights:
         load_weights_from(config.initial_weights, model, config.puzzle_table, world)
         start.notes.append(f"starting from the weights of {config.initial_weights}")
+    start.notes.extend(require_fp8_products(model, world))
     # compile=auto is decided once, like forward_dtype=auto: a resumed run keeps what its checkpoint
     # says.
     was_compiled = checkpoint.state.config.get("compile") is True if checkpoint else None

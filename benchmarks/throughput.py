@@ -11,7 +11,8 @@ rounds. No step waits for the device, as in a run between two logs. COMMAND is a
 answers the requests of benchmarks/on_request.py, also `python -m benchmarks.our_steps OVERRIDE...`.
 
 utilization is model_tflops / peak_tflops. model_tflops counts the products that the model needs,
-and nothing twice. peak_tflops is what this machine reaches with the same matrices and nothing else.
+and nothing twice. peak_tflops is what this machine reaches with the same matrices and nothing else,
+in arch.forward_dtype, also where arch.fp8_no_grad computes some of the products in FP8.
 """
 
 import argparse

@@ -84,14 +84,17 @@ class Attention(nn.Module):
         self.qkv_proj = Linear(hidden_size, 3 * hidden_size)
         self.o_proj = Linear(hidden_size, hidden_size)
 
-    def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None, *, num_queries: int | None = None) -> torch.Tensor:
+    def forward(
+        self, x_BTD: torch.Tensor, rotary: Rotary | None, *, num_queries: int | None = None, fp8: bool = False
+    ) -> torch.Tensor:
         """Return y_BTD.
 
         Args:
             rotary: rotates q and k; None: no rotation.
             num_queries: how many of the first positions to return; None: all.
+            fp8: compute the projections in FP8.
         """
-        qkv_BT3NH = self.qkv_proj(x_BTD).unflatten(-1, (3, self.num_heads, -1))
+        qkv_BT3NH = self.qkv_proj(x_BTD, fp8=fp8).unflatten(-1, (3, self.num_heads, -1))
         q_BNTH, k_BNTH, v_BNTH = (projected_BTNH.transpose(1, 2) for projected_BTNH in qkv_BT3NH.unbind(2))
         q_BNTH = q_BNTH[:, :, :num_queries]
         if rotary is not None:
@@ -99,4 +102,4 @@ class Attention(nn.Module):
             q_BNTH = apply_rotary(q_BNTH, (cos_TH[:num_queries], sin_TH[:num_queries]))
             k_BNTH = apply_rotary(k_BNTH, rotary)
         y_BNTH = attend(q_BNTH, k_BNTH, v_BNTH)
-        return self.o_proj(y_BNTH.transpose(1, 2).flatten(2))
+        return self.o_proj(y_BNTH.transpose(1, 2).flatten(2), fp8=fp8)

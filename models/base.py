@@ -16,7 +16,7 @@ from torch import nn
 from models.attention import Rotary, rotary_tables, rotary_tables_2d
 from models.block import Block, Level
 from models.depth import LARGEST_COUNT, Calls, Depth, DepthConfig
-from models.layers import ConvSwiGLU, Embedding, Linear, MlpKind, truncated_normal_
+from models.layers import FP8_MULTIPLE, ConvSwiGLU, Embedding, Linear, MlpKind, truncated_normal_
 from models.losses import LossConfig
 from models.puzzle_embedding import PuzzleEmbedding
 from utils.config import Bool, Float, Int
@@ -34,7 +34,7 @@ SegmentOutput = tuple[State, torch.Tensor, torch.Tensor, torch.Tensor]
 
 # A run needs at most five graphs for training and for evaluations with as many slots: with and
 # without gradient, for two or three inputs of which some require one. Other numbers of slots need
-# two or three more (tests/test_compiled.py counts them).
+# two or three more, and so does fp8_no_grad (tests/test_compiled.py counts them).
 _MOST_GRAPHS = 16
 
 
@@ -74,6 +74,7 @@ class CommonConfig(DepthConfig):
     halt_exploration_prob: Float = Field(ge=0, le=1)
     no_ACT_continue: Bool
     forward_dtype: Literal["auto", "bfloat16", "float16", "float32"]
+    fp8_no_grad: Bool
     loss: LossConfig
     name: str  # a Literal in each architecture
 
@@ -91,6 +92,23 @@ class CommonConfig(DepthConfig):
             raise ValueError(
                 f"hidden_size / num_heads is {head_dim}, but {self.pos_encodings} positions turn groups of {pairs} "
                 f"components; make it a multiple of {pairs}, or set pos_encodings to learned or none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fp8_has_products(self) -> Self:
+        if not self.fp8_no_grad:
+            return self
+        if self.hidden_size % FP8_MULTIPLE:
+            raise ValueError(
+                f"fp8_no_grad is true, but FP8 multiplies matrices whose sides are multiples of {FP8_MULTIPLE}, and "
+                f"hidden_size is {self.hidden_size}; change it, or set fp8_no_grad to false"
+            )
+        has_target_pass = self.halt_max_steps > 1 and not self.no_ACT_continue
+        if not has_target_pass and not self.has_calls_without_gradient:
+            raise ValueError(
+                f"fp8_no_grad is true, but with backprop={self.backprop} every call carries gradient; set fp8_no_grad "
+                "to false, or backprop to fewer calls"
             )
         return self
 
@@ -260,7 +278,8 @@ class RecursiveModel(nn.Module, ABC):
 
         That object decides which calls carry gradient.
         """
-        return Calls(depth, checkpointing=self.config.activation_checkpointing)
+        config = self.config
+        return Calls(depth, checkpointing=config.activation_checkpointing, fp8_no_grad=config.fp8_no_grad)
 
     def read_out(self, z_BTD: torch.Tensor, state: State) -> SegmentOutput:
         """Return the output of a segment that ends with z_BTD, and the new state, detached.

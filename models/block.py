@@ -43,11 +43,19 @@ class Block(nn.Module):
         )
         self.mlp = MLPS[mlp](hidden_size, swiglu_width(hidden_size, expansion, width_multiple))
 
-    def forward(self, x_BTD: torch.Tensor, rotary: Rotary | None, *, first_position_only: bool = False) -> torch.Tensor:
+    def forward(
+        self,
+        x_BTD: torch.Tensor,
+        rotary: Rotary | None,
+        *,
+        first_position_only: bool = False,
+        fp8: bool = False,
+    ) -> torch.Tensor:
         """Return x_BTD after token mixing and the MLP.
 
         Args:
             first_position_only: return only the first position, (B,1,D).
+            fp8: multiply by the weights in FP8, where their sizes allow it.
         """
         num_positions = 1 if first_position_only else None
         if self.mlp_t is not None:
@@ -55,14 +63,14 @@ class Block(nn.Module):
             # only whole vectors of D change places. PyTorch would multiply the other layouts slot
             # by slot, with a copy of the weights for each slot.
             x_TBD = x_BTD.transpose(0, 1).contiguous()
-            mixed_TBD = self.mlp_t(x_TBD.flatten(1)).view_as(x_TBD)
+            mixed_TBD = self.mlp_t(x_TBD.flatten(1), fp8=fp8).view_as(x_TBD)
             x_TBD = rms_norm(x_TBD + mixed_TBD, dim=0)  # the norm is over positions here, as published
             x_BTD = x_TBD.transpose(0, 1)[:, :num_positions].contiguous()
         else:
             assert self.self_attn is not None
-            mixed_BTD = self.self_attn(x_BTD, rotary, num_queries=num_positions)
+            mixed_BTD = self.self_attn(x_BTD, rotary, num_queries=num_positions, fp8=fp8)
             x_BTD = rms_norm(x_BTD[:, :num_positions] + mixed_BTD)
-        return rms_norm(x_BTD + self.mlp(x_BTD))
+        return rms_norm(x_BTD + self.mlp(x_BTD, fp8=fp8))
 
 
 class Level(nn.Module):
@@ -78,6 +86,7 @@ class Level(nn.Module):
         rotary: Rotary | None,
         keep_inputs_only: bool = False,
         first_position_only: bool = False,
+        fp8: bool = False,
     ) -> torch.Tensor:
         """Return the sum of the inputs after all blocks.
 
@@ -86,6 +95,7 @@ class Level(nn.Module):
                 backward pass.
             first_position_only: return only the first position, (B,1,D), and compute no more than
                 that in the last block. Only without gradient.
+            fp8: multiply by the weights in FP8, where their sizes allow it. Only without gradient.
         """
         # The sum is formed here, where torch.compile makes it a part of the first block.
         x_BTD = functools.reduce(torch.add, inputs_BTD)
@@ -94,7 +104,8 @@ class Level(nn.Module):
             if keep_inputs_only:
                 x_BTD = recomputed(layer, x_BTD, rotary)
             else:
-                x_BTD = layer(x_BTD, rotary=rotary, first_position_only=first_position_only and index == last)
+                first_only = first_position_only and index == last
+                x_BTD = layer(x_BTD, rotary=rotary, first_position_only=first_only, fp8=fp8)
         return x_BTD
 
 

@@ -84,6 +84,13 @@ class DepthConfig(StrictModel):
         """Return the whole depth: that of evaluation, and of training after all schedules."""
         return self._depth(self.H_cycles, self.L_cycles)
 
+    @property
+    def has_calls_without_gradient(self) -> bool:
+        """Whether a segment of any training step has calls that carry no gradient."""
+        depths = [self.depth, *(self._depth(stage.H_cycles, stage.L_cycles) for stage in self.depth_curriculum)]
+        fewest = 1 + self.calls_of_H
+        return any((fewest if self.backprop_warmup_steps else d.num_grad_calls) < d.num_calls for d in depths)
+
     def depth_at(self, step: int, last_step: int) -> "Depth":
         """Return the depth of a training step, one of 1, 2, ..., last_step.
 
@@ -141,13 +148,17 @@ class Calls:
         checkpointing: what a call keeps for the backward pass, which computes the rest again. With
             cycle the least memory is held after the forward pass; with block the backward pass
             needs the least memory.
+        fp8_no_grad: in training, compute the calls without gradient in FP8.
     """
 
-    def __init__(self, depth: Depth, *, checkpointing: Checkpointing) -> None:
+    def __init__(self, depth: Depth, *, checkpointing: Checkpointing, fp8_no_grad: bool) -> None:
         self._left = depth.num_calls
         self._num_grad_calls, self._q_values_only = depth.num_grad_calls, depth.q_values_only
         self._checkpointing = checkpointing
         self._grad_wanted = torch.is_grad_enabled()
+        # Segments of an evaluation carry no gradient either, and stay as they are. Only training
+        # asks for a gradient, or for Q values alone.
+        self._fp8 = fp8_no_grad and (self._grad_wanted or self._q_values_only)
 
     def __call__(self, network: Level, *inputs_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
         """Return what the network makes of the sum of the inputs.
@@ -166,7 +177,7 @@ class Calls:
             with record_function(NO_GRAD), torch.no_grad():
                 detached = (x_BTD.detach() for x_BTD in inputs_BTD)
                 first_only = self._q_values_only and self._left == 0
-                return network(*detached, rotary=rotary, first_position_only=first_only)
+                return network(*detached, rotary=rotary, first_position_only=first_only, fp8=self._fp8)
         if self._checkpointing == "cycle":
             # Only the sum is kept, not each input.
             return recomputed(network, functools.reduce(torch.add, inputs_BTD), rotary)

@@ -35,7 +35,7 @@ from utils.weights_file import is_text, read_weights, write_weights
 
 # Options that the published code lacks. They change nothing in what a trained model computes.
 _NOT_PUBLISHED = {
-    *("backprop", "backprop_warmup_steps", "activation_checkpointing", "depth_curriculum"),
+    *("backprop", "backprop_warmup_steps", "activation_checkpointing", "depth_curriculum", "fp8_no_grad"),
     *("loss.label_smoothing", "loss.halt_weight"),
 }
 # The published HRM has no such options. The first changes only when a slot halts in training. The

@@ -53,6 +53,40 @@ def rms_norm(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     return (x32 * (x32.square().mean(dim, keepdim=True) + RMS_EPS).rsqrt()).to(x.dtype)
 
 
+# The largest number of float8_e4m3fn. A row whose numbers are all smaller than the other is not
+# scaled up to it: a scale of zero would make NaN of a row of zeros.
+_FP8_LARGEST, _FP8_SMALLEST_ROW = 448.0, 1e-30
+# FP8 multiplies matrices whose sides are multiples of this. Only the number of rows of the first
+# one is free.
+FP8_MULTIPLE = 16
+
+
+def to_fp8(x_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round a matrix to float8_e4m3fn.
+
+    Returns:
+        The rounded matrix, whose rows lie together in memory, and the float32 scale (N, 1) of each
+        row. Their product is about x. The largest number of a row becomes 448. A row of zeros stays
+        zero.
+    """
+    scale_N1 = x_NK.abs().amax(1, keepdim=True).float().clamp(min=_FP8_SMALLEST_ROW) / _FP8_LARGEST
+    return (x_NK / scale_N1).to(torch.float8_e4m3fn).contiguous(), scale_N1
+
+
+def fp8_product(a_MK: torch.Tensor, b_NK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a b^T (M, N) in `dtype`, with both matrices rounded to FP8. It has no gradient.
+
+    Args:
+        a_MK, b_NK: in any dtype. N and K are multiples of FP8_MULTIPLE.
+    """
+    a8_MK, a_scale_M1 = to_fp8(a_MK)
+    b8_NK, b_scale_N1 = to_fp8(b_NK)
+    # Hopper's fast accumulation adds up in fewer bits than float32, but in more than e4m3 has.
+    return torch._scaled_mm(
+        a8_MK, b8_NK.mT, scale_a=a_scale_M1, scale_b=b_scale_N1.mT, out_dtype=dtype, use_fast_accum=True
+    )
+
+
 class Linear(nn.Linear):  # torch's tensor parallelism splits subclasses of nn.Linear
     """y = x W^T (+ b) with float32 parameters, computed in the dtype of x.
 
@@ -70,7 +104,19 @@ class Linear(nn.Linear):  # torch's tensor parallelism splits subclasses of nn.L
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def fits_fp8(self) -> bool:
+        """Whether FP8 can multiply matrices of this size."""
+        return self.bias is None and self.in_features % FP8_MULTIPLE == self.out_features % FP8_MULTIPLE == 0
+
+    def forward(self, x: torch.Tensor, *, fp8: bool = False) -> torch.Tensor:
+        """Return y.
+
+        Args:
+            fp8: round x and W to FP8 if `fits_fp8`. Only without gradient.
+        """
+        if fp8 and self.fits_fp8:
+            return fp8_product(x.flatten(0, -2), self.weight, x.dtype).unflatten(0, x.shape[:-1])
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
@@ -80,7 +126,14 @@ class LinearOfColumns(Linear):
     The columns of y do so too. The product is computed as W x^T.
     """
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def fits_fp8(self) -> bool:
+        """Whether FP8 can multiply matrices of this size, if x has a multiple of 16 rows."""
+        return self.in_features % FP8_MULTIPLE == 0
+
+    def forward(self, x: torch.Tensor, *, fp8: bool = False) -> torch.Tensor:
+        if fp8 and self.fits_fp8:
+            return fp8_product(self.weight, x, x.dtype).mT
         y: torch.Tensor = self.weight.to(x.dtype) @ x.mT
         return y.mT
 
@@ -127,13 +180,13 @@ class SwiGLU(nn.Module):
         self.down_proj = linear(width, dim)
         self._over_first = over_first
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *, fp8: bool = False) -> torch.Tensor:
         if self._over_first:
-            gate, up = self.gate_up_proj(x.mT).mT.chunk(2, dim=0)
-            y: torch.Tensor = self.down_proj(self.combine(gate, up, dim=0).mT).mT
+            gate, up = self.gate_up_proj(x.mT, fp8=fp8).mT.chunk(2, dim=0)
+            y: torch.Tensor = self.down_proj(self.combine(gate, up, dim=0).mT, fp8=fp8).mT
             return y
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(self.combine(gate, up, dim=-1))
+        gate, up = self.gate_up_proj(x, fp8=fp8).chunk(2, dim=-1)
+        return self.down_proj(self.combine(gate, up, dim=-1), fp8=fp8)
 
     def combine(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor:
         """Return the input of the last projection. The width is dimension `dim`."""

@@ -91,6 +91,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "backprop_warmup_steps": 0,
     "activation_checkpointing": "none",
     "depth_curriculum": [],
+    "fp8_no_grad": False,
 }
 OPTIM_KEYS = ("lr", "puzzle_emb_lr", "weight_decay", "puzzle_emb_weight_decay", "beta1", "beta2")
 

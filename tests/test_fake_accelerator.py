@@ -42,6 +42,8 @@ TRAININGS: dict[str, tuple[str, ...]] = {
     "hrm, learned positions and Muon": (*LEVELS, "arch=hrm", "arch.pos_encodings=learned", "optim=muon"),
     "trm": (*HEADS, "arch=trm", "arch.L_layers=1", "optim=muon", "optim.rest=adam_atan2"),
     "trm_mlp": (*SMALL, "data_path=x", "arch=trm_mlp", "arch.L_layers=1", "ema=true", "optim=adamw"),
+    "hrm, FP8": (*LEVELS, "arch=hrm", "arch.fp8_no_grad=true"),
+    "trm_mlp, FP8": (*SMALL, "data_path=x", "arch=trm_mlp", "arch.L_layers=1", "arch.fp8_no_grad=true"),
     "urm": (*HEADS, "arch=urm", "arch.num_layers=1"),
     "transformer": (*HEADS, "arch=transformer", "arch.recurrent=true", "arch.num_layers=1"),
     "sudoku_extreme_1k": (*LEVELS, "experiment=sudoku_extreme_1k"),

@@ -69,6 +69,7 @@ OTHER_FORWARD = {
     "registers instead of a puzzle": ["arch.num_registers=1", "arch.puzzle_emb_ndim=0"],
     "rope_2d behind registers": ["arch.pos_encodings=rope_2d", "arch.num_registers=3"],
     "learned": ["arch.pos_encodings=learned"],
+    "FP8": ["arch.fp8_no_grad=true"],
     "smoothing": ["arch.loss.loss_type=softmax_cross_entropy", "arch.loss.label_smoothing=0.2"],
 }
 OTHER_GRADIENT = {

@@ -117,7 +117,8 @@ class FlopsGauge:
 
         Args:
             flops: counts the steps of the run.
-            dtype: that of the forward pass, in which the devices' peak speed counts.
+            dtype: that of the forward pass, in which the devices' peak speed counts, also where
+                arch.fp8_no_grad computes products in FP8.
             step: the last step that was done before.
         """
         self._flops, self._is_main = flops, world.is_main

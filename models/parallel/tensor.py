@@ -65,6 +65,10 @@ def _require_splittable(model: RecursiveModel, degree: int) -> None:
     if arch.mlp != "swiglu" and degree > 1:
         why = "convolves its inner width" if arch.mlp == "conv_swiglu" else "normalises over its inner width"
         raise UserError(f"arch.mlp is {arch.mlp}, which {why}, and tp splits that; take arch.mlp=swiglu, or fsdp")
+    if arch.fp8_no_grad and degree > 1:
+        raise UserError(
+            "arch.fp8_no_grad scales whole rows of the weights, and tp splits them; set it to false, or take fsdp"
+        )
     sizes = {}
     for module in model.modules():
         if isinstance(module, Attention):

@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from models.act import initial_carry, segment
 from models.base import RecursiveModel, SegmentOutput
 from models.block import Block, Level
 from models.depth import Calls, Depth
@@ -265,7 +266,7 @@ def test_gradient_stays_within_the_last_calls() -> None:
     for level in levels:
         for parameter in level.parameters():
             torch.nn.init.normal_(parameter, generator=generator)
-    call = Calls(Depth(1, 5, num_calls=5, num_grad_calls=2), checkpointing="none")
+    call = Calls(Depth(1, 5, num_calls=5, num_grad_calls=2), checkpointing="none", fp8_no_grad=False)
     x_BTD = torch.randn(1, 3, 8, generator=generator, requires_grad=True)
     z_BTD = x_BTD
     for level in levels:
@@ -279,7 +280,7 @@ def test_gradient_stays_within_the_last_calls() -> None:
 def test_more_calls_than_the_depth_raise_an_assertion() -> None:
     level = small_model("urm").get_submodule("level")
     assert isinstance(level, Level)
-    call = Calls(Depth(1, 1, num_calls=1, num_grad_calls=1), checkpointing="none")
+    call = Calls(Depth(1, 1, num_calls=1, num_grad_calls=1), checkpointing="none", fp8_no_grad=False)
     z_BTD = call(level, torch.zeros(1, 3, 32), rotary=None)
     with pytest.raises(AssertionError, match="more calls"):
         call(level, z_BTD, rotary=None)
@@ -367,3 +368,83 @@ def test_activation_checkpointing_does_not_change_evaluation(checkpointing: str)
     for context in (torch.no_grad(), torch.inference_mode()):
         with context:
             assert torch.equal(run(model, batch)[1], trained[1])
+
+
+# ---- FP8 ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        # Each call multiplies 4 times by a weight. 6 calls, of which 2 carry gradient; then 6 calls
+        # for the target of q_continue.
+        ("hrm", {}, 4 * (4 + 6)),
+        ("hrm", {"no_ACT_continue": True}, 4 * 4),
+        ("hrm", {"backprop": "all"}, 4 * 6),
+        ("trm", {"activation_checkpointing": "block"}, 4 * 3),
+        ("trm", {"activation_checkpointing": "cycle"}, 4 * 3),
+        # 9 tokens and 3 positions of a prefix: the first product of mlp_t has 12 columns.
+        ("trm", {"mlp_t": True}, 3 * 3),
+        ("urm", {}, 4 * 2),
+    ],
+)
+def test_fp8_is_for_calls_of_training_without_gradient(
+    name: str, changes: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products = []
+
+    def product(a_MK: Tensor, b_NK: Tensor, dtype: torch.dtype) -> Tensor:
+        products.append(torch.is_grad_enabled())
+        return a_MK @ b_NK.T
+
+    monkeypatch.setattr("models.layers.fp8_product", product)
+    model, batch = small_model(name, fp8_no_grad=True, **changes), random_batch(BATCH)
+    _, outputs = segment(model, initial_carry(model, batch), batch, training=True)
+    outputs.logits_BSV.sum().backward()
+    assert products == [False] * expected
+    products.clear()
+    with torch.no_grad():
+        segment(model, initial_carry(model, batch), batch, training=False)
+    assert not products
+
+
+@pytest.mark.parametrize("forward_dtype", ["float32", "bfloat16"])
+def test_fp8_changes_no_bit_of_calls_with_gradient_and_of_evaluation(forward_dtype: str) -> None:
+    changes: dict[str, Any] = {"backprop": "all", "forward_dtype": forward_dtype}
+    plain, fp8 = small_model("hrm", **changes), small_model("hrm", fp8_no_grad=True, **changes)
+    batch = random_batch(BATCH)
+    outputs = [segment(model, initial_carry(model, batch), batch, training=True)[1] for model in (plain, fp8)]
+    assert torch.equal(outputs[0].logits_BSV, outputs[1].logits_BSV)
+    assert outputs[0].target_q_continue_B is not None and outputs[1].target_q_continue_B is not None
+    assert not torch.equal(outputs[0].target_q_continue_B, outputs[1].target_q_continue_B)
+    gradients = [gradients_of(model, run(model, batch)) for model in (plain, fp8)]
+    assert all(torch.equal(gradient, gradients[1][name]) for name, gradient in gradients[0].items())
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            assert torch.equal(run(plain, batch)[1], run(fp8, batch)[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("trm", {"backprop": "all"}),
+        ("hrm", {"backprop": "all", "halt_max_steps": 1}),
+        ("transformer", {}),
+        ("trm", {"backprop": 3, "H_cycles": 1}),
+    ],
+)
+def test_fp8_without_a_call_to_compute_is_refused(name: str, changes: dict[str, Any]) -> None:
+    small_config(name, **changes)
+    with pytest.raises(ValidationError, match="every call carries gradient; set fp8_no_grad to false, or backprop"):
+        small_config(name, fp8_no_grad=True, **changes)
+
+
+def test_a_schedule_may_leave_calls_for_fp8() -> None:
+    small_config("trm", fp8_no_grad=True, backprop="all", backprop_warmup_steps=9)
+    stages = [{"until": 0.5, "H_cycles": 2, "L_cycles": 2}]
+    small_config("trm", fp8_no_grad=True, backprop=3, H_cycles=1, depth_curriculum=stages)
+
+
+def test_fp8_needs_a_hidden_size_that_it_can_multiply() -> None:
+    with pytest.raises(ValidationError, match="multiples of 16, and hidden_size is 24; change it, or set fp8_no_grad"):
+        small_config("hrm", fp8_no_grad=True, hidden_size=24, puzzle_emb_ndim=24)

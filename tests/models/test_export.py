@@ -296,7 +296,7 @@ def test_the_published_code_is_told_what_it_needs(tmp_path: Path, capsys: pytest
     _save_step(tmp_path / "bare", 1, {"name": "trm", "puzzle_emb_ndim": 0}, model=_generated("trm_mlp"))
     assert _export(tmp_path / "bare", "-o", tmp_path / "out") == 0
     assert "arch.puzzle_emb_len=0" in capsys.readouterr().out, "the published TRM crashes with any other length"
-    arch = {"name": "hrm", "puzzle_emb_len": 1, "no_ACT_continue": True, "H_cycles": 3}
+    arch = {"name": "hrm", "puzzle_emb_len": 1, "no_ACT_continue": True, "H_cycles": 3, "fp8_no_grad": True}
     _save_step(tmp_path / "hrm", 1, arch, model=_generated("hrm"))
     assert _export(tmp_path / "hrm", "-o", tmp_path / "out") == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith(" beside it: arch=hrm_v1 arch.H_cycles=3")

@@ -15,10 +15,13 @@ from models.layers import (
     ConvSwiGLU,
     Embedding,
     Linear,
+    LinearOfColumns,
     MlpKind,
     NormalizedSwiGLU,
+    fp8_product,
     rms_norm,
     swiglu_width,
+    to_fp8,
     truncated_normal_,
 )
 from tests.models.helpers import naive_block, naive_mlp, naive_rms
@@ -165,3 +168,83 @@ def test_a_convolution_starts_at_the_scale_of_its_two_inputs() -> None:
     layer.init_weights(_generator())
     assert layer.conv_weight_W12.shape == (5632, 1, 2)
     assert layer.conv_weight_W12.std().item() == pytest.approx(1 / math.sqrt(2), rel=0.03)
+
+
+# ---- FP8 ---------------------------------------------------------------------------------------
+
+
+def _with_unequal_rows(*shape: int, seed: int) -> torch.Tensor:
+    """Return a matrix whose rows have sizes from 1e-4 to 1e4."""
+    return _randn(*shape, seed=seed) * torch.logspace(-4, 4, shape[0]).unsqueeze(1)
+
+
+def _beyond_rounding(product: torch.Tensor, a_MK: torch.Tensor, b_NK: torch.Tensor) -> torch.Tensor:
+    """Return where a product errs by more than rounding both matrices to e4m3, row by row, allows.
+
+    A number has 3 bits after its first one, so that it moves by at most a 16th. Below 2^-6 the
+    distance of two numbers stays 2^-9.
+    """
+
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        return torch.maximum(x.abs() / 16, x.abs().amax(1, keepdim=True) / 448 * 2**-10)
+
+    a, b = a_MK.double(), b_NK.double()
+    allowed = moved(a) @ b.abs().T + a.abs() @ moved(b).T + moved(a) @ moved(b).T
+    return (product.double() - a @ b.T).abs() > allowed * (1 + 1e-5)
+
+
+def test_an_fp8_product_errs_by_no_more_than_rounding() -> None:
+    a_MK, b_NK = _with_unequal_rows(24, 64, seed=1), _with_unequal_rows(32, 64, seed=2)
+    product = fp8_product(a_MK, b_NK, torch.float32)
+    assert product.dtype == torch.float32
+    assert not _beyond_rounding(product, a_MK, b_NK).any()
+    assert not torch.equal(product, a_MK @ b_NK.T)
+    # With one scale for each matrix, the small rows would be rounded to zero.
+    one_scale = [(x / x.abs().max() * 448).to(torch.float8_e4m3fn).float() * x.abs().max() / 448 for x in (a_MK, b_NK)]
+    assert _beyond_rounding(one_scale[0] @ one_scale[1].T, a_MK, b_NK).any()
+
+
+def test_a_row_of_zeros_stays_zero_in_fp8_and_what_is_not_finite_does_not_vanish() -> None:
+    x_NK = _randn(5, 16)
+    x_NK[1] = 0.0
+    x_NK[2] = 1e-38  # its scale would be zero
+    x_NK[3, 4], x_NK[4, 4] = torch.inf, torch.nan
+    rounded_NK, scale_N1 = to_fp8(x_NK)
+    assert scale_N1.shape == (5, 1) and scale_N1.dtype == torch.float32
+    assert rounded_NK[0].float().abs().max() == 448 and not rounded_NK[1:3].float().any()
+    product = fp8_product(x_NK, _randn(16, 16, seed=1), torch.bfloat16)
+    assert product.dtype == torch.bfloat16
+    assert product.isfinite().all(1).tolist() == [True, True, True, False, False] and not product[1:3].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_linear_layer_in_fp8_is_one_product(dtype: torch.dtype) -> None:
+    rows, columns = Linear(32, 48), LinearOfColumns(32, 48)
+    _init(rows)
+    columns.load_state_dict(rows.state_dict())
+    x_BTD = _randn(2, 8, 32).to(dtype)
+    with torch.no_grad():
+        y_BTD, y_NW = rows(x_BTD, fp8=True), columns(x_BTD.flatten(0, 1).mT.contiguous().mT, fp8=True)
+    assert y_BTD.dtype == y_NW.dtype == dtype and y_NW.mT.is_contiguous()
+    expected = fp8_product(x_BTD.flatten(0, 1), rows.weight, dtype)
+    assert torch.equal(y_BTD.flatten(0, 1), expected)
+    torch.testing.assert_close(y_NW, expected, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "fits"),
+    [
+        (Linear(32, 48), True),
+        (Linear(37, 48), False),
+        (Linear(32, 37), False),
+        (Linear(32, 48, bias=True), False),
+        (LinearOfColumns(32, 37), True),
+        (LinearOfColumns(37, 32), False),
+    ],
+)
+def test_a_size_that_fp8_cannot_multiply_keeps_its_dtype(layer: Linear, fits: bool) -> None:
+    _init(layer)
+    assert layer.fits_fp8 == fits
+    x = _randn(16, layer.in_features)
+    with torch.no_grad():
+        assert torch.equal(layer(x, fp8=True), layer(x)) != fits

@@ -1,14 +1,19 @@
-"""arch.forward_dtype=auto: rank 0 decides once from its device, and the config stores it."""
+"""arch.forward_dtype=auto is decided once by rank 0, and arch.fp8_no_grad only where it works."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from tests import runs
+from tests import fuzz, runs
+from tests.in_process import changed, load_run, train_here
+from tests.models.helpers import small_model
 from tests.runs import settings, train, with_arguments
 from training import precision
+from utils.dist.world import World
+from utils.errors import UserError
 
 
 def _cpu_with(bfloat16: bool, rank: int) -> None:
@@ -42,3 +47,88 @@ def test_the_capabilities_of_the_cpu_decide(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": True}, raising=False)
     assert precision.multiplies_bfloat16(cpu)
     assert not precision.multiplies_bfloat16(torch.device("mps"))
+
+
+# ---- FP8 ---------------------------------------------------------------------------------------
+
+FP8 = ["debug=tiny", "device=cpu", "best_metric=null", "eval_every_n_steps=null", "arch.H_cycles=2", "arch.L_cycles=2"]
+
+
+def _losses(run: Path) -> list[float]:
+    return [row["train/lm_loss"] for row in runs.rows(run)]
+
+
+def test_fp8_learns_resumes_and_differs(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    typed = [*FP8, f"data_path={data}", "max_steps=8", "checkpoint_every_n_steps=4", "overfit_one_batch=true"]
+    typed += ["lr=3e-3", "lr_warmup_steps=0"]
+    for name in ("plain", "fp8"):
+        train_here([*typed, f"checkpoint_path={tmp_path / name}", f"arch.fp8_no_grad={name == 'fp8'}"])
+    plain, fp8 = _losses(tmp_path / "plain"), _losses(tmp_path / "fp8")
+    assert plain != fp8 and fp8 == pytest.approx(plain, rel=0.1)
+    assert fp8[-1] < 0.9 * fp8[0], "the loss of a batch that is repeated does not fall"
+    assert (
+        "calls without gradient multiply in FP8: self_attn.qkv_proj, self_attn.o_proj, mlp.gate"
+        in capsys.readouterr().err
+    )
+    train_here([f"resume={tmp_path / 'fp8' / 'step_00000004'}", f"checkpoint_path={tmp_path / 'resumed'}"])
+    assert not changed(runs.tensors(tmp_path / "fp8", 8), runs.tensors(tmp_path / "resumed", 8))
+
+
+def test_a_run_that_began_without_the_key_goes_on_without_fp8(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train_here([*FP8, f"data_path={data}", "max_steps=2", "checkpoint_every_n_steps=1", f"checkpoint_path={run}"])
+    for state in run.glob("step_*/state.json"):
+        stored = json.loads(state.read_text())
+        del stored["config"]["arch"]["fp8_no_grad"]
+        state.write_text(json.dumps(stored))
+        fuzz.seal(state.parent)
+    config, _, _ = load_run(run)
+    assert config.arch.fp8_no_grad is False
+    again = train_here([f"resume={run / 'step_00000001'}", f"checkpoint_path={tmp_path / 'again'}"])
+    assert again.model.config.fp8_no_grad is False
+    assert not changed(runs.tensors(run, 2), runs.tensors(tmp_path / "again", 2))
+
+
+def test_the_products_that_fp8_computes_are_named() -> None:
+    model = small_model("trm", fp8_no_grad=True, mlp_t=True)
+    (line,) = precision.require_fp8_products(model, World.single())
+    assert line == (
+        "arch.fp8_no_grad: calls without gradient multiply in FP8: mlp_t.down_proj, mlp.gate_up_proj, mlp.down_proj; "
+        "other sizes, float32: mlp_t.gate_up_proj (12 to 512)"
+    )
+    assert precision.require_fp8_products(small_model("trm"), World.single()) == []
+
+
+def test_sizes_that_fp8_never_multiplies_are_refused() -> None:
+    model = small_model("trm", fp8_no_grad=True, mlp_t=True, width_multiple=1, expansion=1.0)
+    with pytest.raises(UserError, match=r"the model has none; give arch.width_multiple=16, or set arch.fp8_no_grad to"):
+        precision.require_fp8_products(model, World.single())
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (
+            RuntimeError("torch._scaled_mm is only supported on CUDA devices\nwith 9.0"),
+            "supported on CUDA devices with",
+        ),
+        (NotImplementedError("The operator 'aten::_scaled_mm' is not implemented for MPS"), "not implemented for MPS"),
+        (ValueError("Only bf16 high precision output types are supported"), "Only bf16 high precision"),
+        (torch.zeros(128, 128), "a product of ones is wrong"),
+    ],
+)
+def test_a_device_without_fp8_is_refused(
+    answer: Exception | torch.Tensor, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def product(*_: object, **__: object) -> torch.Tensor:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(torch, "_scaled_mm", product)
+    with pytest.raises(UserError) as caught:
+        precision.require_fp8_products(small_model("hrm", fp8_no_grad=True), World.single())
+    message = str(caught.value)
+    assert why in message and "\n" not in message
+    assert message.startswith("arch.fp8_no_grad is true, but PyTorch can't multiply in FP8 on cpu into float32 (")
+    assert message.endswith("take a Hopper GPU and arch.forward_dtype=bfloat16, or set arch.fp8_no_grad to false")

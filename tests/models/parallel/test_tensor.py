@@ -41,6 +41,14 @@ def test_an_mlp_that_mixes_the_components_of_its_width_is_refused(name: str) -> 
     config_of(name).require_support(model_of("urm"), _world(1))
 
 
+@pytest.mark.parametrize("name", ["tp", "fsdp_tp"])
+def test_fp8_is_refused(name: str) -> None:
+    model = model_of("hrm", fp8_no_grad=True)
+    with pytest.raises(UserError, match=r"arch.fp8_no_grad scales whole rows .* set it to false, or take fsdp"):
+        config_of(name).require_support(model, _world(2))
+    config_of(name).require_support(model, _world(1))
+
+
 def test_a_sharded_table_is_refused_by_tp() -> None:
     with pytest.raises(ValidationError, match="set it to replicated, or take fsdp_tp"):
         config_of("tp", puzzle_table="sharded")
