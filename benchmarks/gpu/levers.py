@@ -1,12 +1,12 @@
 """Time training steps with a lever against the same steps without it, in turn.
 
 python -m benchmarks.gpu.levers --json FILE [--steps 20] [--rounds 3] [--set NAME=VALUE]
-                                [--program MODULE] OVERRIDE...
+                                [--lever OVERRIDE] [--program MODULE] [--capability 9.0] OVERRIDE...
 e.g. python -m benchmarks.gpu.levers --json found.json --set TORCHINDUCTOR_CUDAGRAPHS=1 compile=true
 
-A lever is a variable of the environment, another program that answers the requests of
-benchmarks/on_request.py, or both. The steps with it start first. If they raise an error, that is
-the result, and the steps without it are not measured.
+A lever is a variable of the environment, an override, or another program that answers the requests
+of benchmarks/on_request.py. The steps with it start first. If they raise an error, that is the
+result, and the steps without it are not measured. A card of a smaller capability is left alone.
 
 Both train the same steps on the same data, so the losses say whether the lever computes the same.
 What they print on the way is in with.txt and without.txt beside FILE.
@@ -17,6 +17,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.gpu.arguments import parser_of_part
 from benchmarks.gpu.driver import last_error
@@ -63,6 +65,15 @@ def measure(
     return found
 
 
+def lacks(capability: str) -> str:
+    """Return what the first card lacks; empty if nothing, or if there is no card."""
+    if not torch.cuda.is_available():
+        return ""
+    has = torch.cuda.get_device_capability(0)
+    wanted = tuple(map(int, capability.split(".")))
+    return "" if has >= wanted else f"needs a card of capability {capability}, and this one has {has[0]}.{has[1]}"
+
+
 def _log(file: Path, arm: str) -> Path:
     return file.with_name(f"{arm}.txt")
 
@@ -75,10 +86,14 @@ def main() -> None:
     parser = parser_of_part(__doc__, num_steps=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--lever", action="append", default=[], metavar="OVERRIDE")
+    parser.add_argument("--capability", default="0.0", help="what the card needs")
     parser.add_argument("--program", default="benchmarks.our_steps", metavar="MODULE")
     args = parser.parse_intermixed_args()
-    modules = {WITH: args.program, WITHOUT: "benchmarks.our_steps"}
-    commands = {arm: [sys.executable, "-m", module, *args.overrides] for arm, module in modules.items()}
+    if lacking := lacks(args.capability):
+        return _write({"skipped": lacking}, args.json)
+    ours = [sys.executable, "-m", "benchmarks.our_steps", *args.overrides]
+    commands = {WITH: [sys.executable, "-m", args.program, *args.overrides, *args.lever], WITHOUT: ours}
     environment = dict(each.split("=", 1) for each in args.set)
     print(json.dumps(measure(commands, environment, args.steps, args.rounds, args.json), indent=1))
 

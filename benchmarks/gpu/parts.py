@@ -25,6 +25,11 @@ RECIPES = {
 _CUDA_GRAPHS = "TORCHINDUCTOR_CUDAGRAPHS=1"
 _SLOTS_OF_A_GPU = "global_batch_size=96"  # of the eight GPUs of the paper; launches matter most there
 LEVERS = {
+    "fp8": (
+        "arch.fp8_no_grad=true",
+        "hrm",
+        ["--lever", "arch.fp8_no_grad=true", "--capability", "9.0"],
+    ),
     "graphs-marked": (
         f"{_CUDA_GRAPHS}, each step marked",
         "hrm",

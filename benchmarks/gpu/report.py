@@ -299,7 +299,8 @@ def _levers(found: Found) -> str:
         with_, without = (result.get(arm) or {"rounds": []} for arm in ("with", "without"))
         pairs = list(zip(with_["rounds"], without["rounds"], strict=False))
         if "raised" in result or not pairs:
-            rows.append([_name(part), *[""] * 6, f"`{_cell(result.get('raised', 'no round is over'))}`"])
+            raised = f"`{_cell(result['raised'])}`" if "raised" in result else ""
+            rows.append([_name(part), *[""] * 6, raised or result.get("skipped", "no round is over")])
             continue
         ratios = [a["step_ms"] / b["step_ms"] for a, b in pairs]
         has_losses = "loss" in with_ and "loss" in without
@@ -316,8 +317,8 @@ def _levers(found: Found) -> str:
         )
     text = (
         "**Levers**, each alone, on compiled steps. The ratio is the time with the lever divided by that without it, "
-        "round by round. The last column is what was raised, or how far the mean loss of the same steps is from that "
-        "without the lever."
+        "round by round. The last column is what was raised, why it was left out, or how far the mean loss of the same "
+        "steps is from that without the lever."
     )
     if any(result.get("with", {}).get("device_type") == "cpu" for _, result in found):
         text += " On a CPU, the variable for CUDA graphs changes nothing."

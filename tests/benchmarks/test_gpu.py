@@ -34,6 +34,7 @@ from benchmarks.gpu.driver import (
 )
 from benchmarks.gpu.environment import environment
 from benchmarks.gpu.kernels import Event, bound, summary, work
+from benchmarks.gpu.levers import lacks
 from benchmarks.gpu.levers import measure as measure_lever
 from benchmarks.gpu.marked_steps import MarkedTrainer
 from benchmarks.gpu.origin import Origin, commit
@@ -455,6 +456,13 @@ def test_what_a_lever_raises_is_its_result(tmp_path: Path, monkeypatch: pytest.M
         _lever(tmp_path / RESULT, {"SPEED": "1"})
 
 
+def test_a_lever_is_left_out_where_the_card_lacks_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    assert [lacks(each) for each in ("0.0", "8.9")] == ["", ""]
+    assert lacks("9.0") == "needs a card of capability 9.0, and this one has 8.9"
+
+
 def test_each_step_is_marked_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: calls.append("mark"))
@@ -537,6 +545,7 @@ _RESULTS: dict[str, Any] = {
         name: {"batch_size": 384, "start_s": 90.0, "loss": loss, "rounds": [{"step_ms": ms, "max_memory_gb": 9.0}] * 3}
         for name, ms, loss in (("with", 60.0, 2.002), ("without", 80.0, 2.0))
     },
+    "lever-fp8": {"skipped": "needs a card of capability 9.0, and this one has 8.9"},
     "lever-graphs": {"raised": "RuntimeError: accessing `x` | overwritten"},
     "accuracy": {
         **{"last_step": 1234, "minutes": 9.5, "step_ms": [70.0, 71.0]},
@@ -572,6 +581,8 @@ def report(tmp_path: Path) -> str:
         "| 900 | 72 | forward and backward | 2 | - | cuDNN |",
         "| TORCHINDUCTOR_MAX_AUTOTUNE=1; fast recipe, Sudoku | 384 | 80 (80 to 80) | 60 (60 to 60) | 0.750 (0.750 to "
         "0.750) | 9 / 9 | 90 / 90 | loss +1.0e-03 |",
+        "| arch.fp8_no_grad=true; HRM of the paper |  |  |  |  |  |  | needs a card of capability 9.0, "
+        "and this one has 8.9 |",
         "| TORCHINDUCTOR_CUDAGRAPHS=1; HRM of the paper |  |  |  |  |  |  | "
         "`RuntimeError: accessing 'x' / overwritten` |",
         "40 passed, 1 failed, 1 skipped:",
