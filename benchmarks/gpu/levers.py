@@ -25,6 +25,7 @@ from benchmarks.gpu.driver import last_error
 from benchmarks.on_request import Asked
 
 WITH, WITHOUT = "with", "without"
+_SKIPPING = "skipping cudagraph"
 _ABOUT = ("what", "device", "device_type", "batch_size")
 _FIGURES = ("step_ms", "max_memory_gb")
 
@@ -61,6 +62,9 @@ def measure(
         if arm == WITHOUT:
             raise SystemExit(f"without the lever: {said}") from None
         found["raised"] = said
+    skips = (line for line in _log(file, WITH).read_text(errors="replace").splitlines() if _SKIPPING in line)
+    if line := next(skips, ""):  # PyTorch goes on without the lever, and only warns
+        found["warned"] = line[line.index(_SKIPPING) :]
     _write(found, file)
     return found
 

@@ -23,6 +23,7 @@ RECIPES = {
 # What might make a compiled step faster, and nobody has tried on a card: what it is called, the
 # recipe, and the arguments of benchmarks.gpu.levers.
 _CUDA_GRAPHS = "TORCHINDUCTOR_CUDAGRAPHS=1"
+_WITH_CUDA_GRAPHS = ["--set", _CUDA_GRAPHS, "--set", "TORCH_LOGS=perf_hints"]  # which say where it is left out
 _SLOTS_OF_A_GPU = "global_batch_size=96"  # of the eight GPUs of the paper; launches matter most there
 LEVERS = {
     "fp8": (
@@ -33,10 +34,10 @@ LEVERS = {
     "graphs-marked": (
         f"{_CUDA_GRAPHS}, each step marked",
         "hrm",
-        ["--set", _CUDA_GRAPHS, "--program", "benchmarks.gpu.marked_steps", _SLOTS_OF_A_GPU],
+        [*_WITH_CUDA_GRAPHS, "--program", "benchmarks.gpu.marked_steps", _SLOTS_OF_A_GPU],
     ),
     "autotune": ("TORCHINDUCTOR_MAX_AUTOTUNE=1", "fast", ["--set", "TORCHINDUCTOR_MAX_AUTOTUNE=1"]),
-    "graphs": (_CUDA_GRAPHS, "hrm", ["--set", _CUDA_GRAPHS, _SLOTS_OF_A_GPU]),
+    "graphs": (_CUDA_GRAPHS, "hrm", [*_WITH_CUDA_GRAPHS, _SLOTS_OF_A_GPU]),
 }
 # Slots and positions for the backends of attention: Sudoku, and grids of 16, 30 and 50.
 _ATTENTION = ["768x82", "256x256", "72x900", "24x2500"]

@@ -312,7 +312,12 @@ def _levers(found: Found) -> str:
                 spread(ratios, "{:.3f}".format),
                 " / ".join(_number(max(row["max_memory_gb"] for row in arm["rounds"])) for arm in (without, with_)),
                 " / ".join(f"{arm['start_s']:.0f}" for arm in (without, with_)),
-                f"loss {with_['loss'] / without['loss'] - 1:+.1e}" if has_losses else "",
+                "; ".join(
+                    [
+                        *([f"loss {with_['loss'] / without['loss'] - 1:+.1e}"] if has_losses else []),
+                        *([f"`{_cell(result['warned'])}`"] if "warned" in result else []),
+                    ]
+                ),
             ]
         )
     text = (

@@ -423,6 +423,7 @@ def test_what_bounds_a_kernel() -> None:
 _STEPS = """
 import os, sys
 print("AUTOTUNE mm(62976x512, 512x1536)")  # a library's words, which are no answer
+print("W1123 cudagraph_utils.py:380] skipping cudagraphs due to cpu device", file=sys.stderr, flush=True)
 speed = float(os.environ.get("SPEED", 1))
 for request in sys.stdin:
     if request.startswith("describe"):
@@ -445,6 +446,7 @@ def test_a_lever_is_measured_against_the_same_steps_without_it(tmp_path: Path) -
     found = _lever(tmp_path / RESULT, {"SPEED": "2"})
     assert [[row["step_ms"] for row in found[arm]["rounds"]] for arm in ("with", "without")] == [[5.0] * 3, [10.0] * 3]
     assert found["with"]["loss"] == found["without"]["loss"] == 2.0
+    assert found["warned"] == "skipping cudagraphs due to cpu device", "otherwise a lever without effect looks useless"
     assert json.loads((tmp_path / RESULT).read_text()) == found
 
 
@@ -541,7 +543,8 @@ _RESULTS: dict[str, Any] = {
             "choices": {"forward": "flash", "forward and backward": "cuDNN"},
         }
     ],
-    "lever-autotune": {
+    "lever-autotune": {"warned": "skipping x"}
+    | {
         name: {"batch_size": 384, "start_s": 90.0, "loss": loss, "rounds": [{"step_ms": ms, "max_memory_gb": 9.0}] * 3}
         for name, ms, loss in (("with", 60.0, 2.002), ("without", 80.0, 2.0))
     },
@@ -580,7 +583,7 @@ def report(tmp_path: Path) -> str:
         "| 900 | 72 | forward | 0.5 | - | flash |",
         "| 900 | 72 | forward and backward | 2 | - | cuDNN |",
         "| TORCHINDUCTOR_MAX_AUTOTUNE=1; fast recipe, Sudoku | 384 | 80 (80 to 80) | 60 (60 to 60) | 0.750 (0.750 to "
-        "0.750) | 9 / 9 | 90 / 90 | loss +1.0e-03 |",
+        "0.750) | 9 / 9 | 90 / 90 | loss +1.0e-03; `skipping x` |",
         "| arch.fp8_no_grad=true; HRM of the paper |  |  |  |  |  |  | needs a card of capability 9.0, "
         "and this one has 8.9 |",
         "| TORCHINDUCTOR_CUDAGRAPHS=1; HRM of the paper |  |  |  |  |  |  | "
