@@ -28,6 +28,12 @@ def test_decay_is_a_half_cosine() -> None:
         assert lr_multiplier(step, 100, 0, 0.2) == pytest.approx(expected)
 
 
+def test_the_cosine_goes_on_behind_the_planned_end() -> None:
+    behind = [lr_multiplier(step, 10, 4, 0.1) for step in (11, 12, 13, 16)]
+    assert behind == pytest.approx([lr_multiplier(step, 10, 4, 0.1) for step in (9, 8, 7, 4)])
+    assert behind[-1] == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("warmup", [10, 20])
 def test_a_run_that_ends_within_its_warm_up_does_not_decay(warmup: int) -> None:
     assert [lr_multiplier(step, 10, warmup, 0.1) for step in range(1, 11)] == [s / warmup for s in range(1, 11)]
