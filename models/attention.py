@@ -1,4 +1,4 @@
-"""Full (never causal) multi-head attention with rotary positions."""
+"""Multi-head attention with rotary positions. That of puzzles is full, never causal."""
 
 # B = batch, T = positions (prefix and tokens), D = hidden size, N = heads, H = head size (H = D /
 # N)
@@ -24,8 +24,13 @@ def rotary_tables(num_positions: int, head_dim: int, theta: float) -> Rotary:
 
     The angle of the components i and i + H/2 is position * theta^(-2i/H).
     """
-    frequencies_H2 = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    angles_TH2 = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies_H2)
+    return rotary_at(torch.arange(num_positions), head_dim, theta)
+
+
+def rotary_at(positions_T: torch.Tensor, head_dim: int, theta: float) -> Rotary:
+    """Return cos_TH and sin_TH as `rotary_tables` does, at the given positions."""
+    components_H2 = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions_T.device)
+    angles_TH2 = torch.outer(positions_T.float(), theta ** -(components_H2 / head_dim))
     angles_TH = torch.cat([angles_TH2, angles_TH2], dim=-1)
     return angles_TH.cos(), angles_TH.sin()
 
@@ -62,14 +67,30 @@ def apply_rotary(x_BNTH: torch.Tensor, rotary: Rotary) -> torch.Tensor:
     return (x32_BNTH * cos_TH + torch.cat([-second, first], dim=-1) * sin_TH).to(x_BNTH.dtype)
 
 
-def attend(q_BNTH: torch.Tensor, k_BNTH: torch.Tensor, v_BNTH: torch.Tensor) -> torch.Tensor:
-    """Return softmax(q k^T / sqrt(H)) v, in the dtype of the inputs."""
+def attend(
+    q_BNTH: torch.Tensor,
+    k_BNTH: torch.Tensor,
+    v_BNTH: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+) -> torch.Tensor:
+    """Return softmax(q k^T / sqrt(H)) v, in the dtype of the inputs.
+
+    If k and v have fewer heads than q, as many heads of q in a row share each of them.
+
+    Args:
+        mask: true where a query sees a key, broadcast to (B, N, T, T); None: everywhere.
+        is_causal: a query sees the keys up to its own place. Not together with a mask.
+    """
     if q_BNTH.device.type == "cpu" and q_BNTH.dtype == torch.bfloat16 and not _HAS_AMX:
         # PyTorch's kernel for CPUs is faster in float32 there: the backward pass three times, and
         # the forward pass up to 1.5 times (docs/log.md).
-        y_BNTH = F.scaled_dot_product_attention(q_BNTH.float(), k_BNTH.float(), v_BNTH.float())
-        return y_BNTH.bfloat16()
-    return F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH)
+        return attend(q_BNTH.float(), k_BNTH.float(), v_BNTH.float(), mask=mask, is_causal=is_causal).bfloat16()
+    shares_keys = k_BNTH.shape[1] != q_BNTH.shape[1]
+    return F.scaled_dot_product_attention(
+        q_BNTH, k_BNTH, v_BNTH, attn_mask=mask, is_causal=is_causal, enable_gqa=shares_keys
+    )
 
 
 class Attention(nn.Module):

@@ -41,16 +41,16 @@ def truncated_normal_(tensor: torch.Tensor, std: float, generator: torch.Generat
     tensor.copy_(draw)
 
 
-def rms_norm(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """Return x / sqrt(mean(x^2) + 1e-5) over a dimension, computed in float32, in x's dtype.
+def rms_norm(x: torch.Tensor, dim: int = -1, eps: float = RMS_EPS) -> torch.Tensor:
+    """Return x / sqrt(mean(x^2) + eps) over a dimension, computed in float32, in x's dtype.
 
     The norm has no weights.
     """
     x32 = x.float()
     if dim == -1:
-        return F.rms_norm(x32, x.shape[-1:], eps=RMS_EPS).to(x.dtype)
+        return F.rms_norm(x32, x.shape[-1:], eps=eps).to(x.dtype)
     # F.rms_norm knows only the last dimensions, and would transpose its result.
-    return (x32 * (x32.square().mean(dim, keepdim=True) + RMS_EPS).rsqrt()).to(x.dtype)
+    return (x32 * (x32.square().mean(dim, keepdim=True) + eps).rsqrt()).to(x.dtype)
 
 
 # The largest number of float8_e4m3fn. A row whose numbers are all smaller than the other is not

@@ -1,23 +1,20 @@
-"""Replay trajectories of the published code with this project's training step and evaluation.
+"""Replay trajectories of published code with this project's training step and evaluation.
 
 `python -m tests.parity` replays the recordings of tests/reference/, and `python -m tests.parity
-DIR...` those of other folders. The program prints the largest error of each quantity and ends with
-`max_relative_error=<x>`. The exit status is 0 if everything that was recorded was compared and is
-within 1e-4, and 1 if not. It is 2, with one line `error: ...`, if a folder can't be replayed.
+DIR...` those of other folders, of puzzles or of text. The program prints the largest error of each
+quantity and ends with `max_relative_error=<x>`. The exit status is 0 if everything that was
+recorded was compared and is within 1e-4, and 1 if not. It is 2, with one line `error: ...`, if a
+folder can't be replayed.
 """
 
 # B = slots of the batch, S = tokens
 
-import json
-import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import load_file
 
 from dataset.loader import IGNORE_LABEL
 from models import ArchConfig, build_arch
@@ -31,6 +28,8 @@ from models.published import fit_weights, to_ours
 from models.trm import TRMConfig
 from optim.build import AdamATan2Config, build_optimizers
 from pretrain import StepSettings, train_step
+from tests import parity_text
+from tests.recordings import TOLERANCE, Report, expect_keys, number, read_json, read_tensors
 from training.number_watch import NumberWatch
 from training.state import TrainState
 from utils.batch import Batch
@@ -39,7 +38,6 @@ from utils.command_line import validate
 from utils.dist.world import World
 
 REFERENCE = Path(__file__).parent / "reference"
-TOLERANCE = 1e-4
 QUANTITIES = (
     "logits",
     "q",
@@ -109,66 +107,6 @@ class Recording:
     recorded: dict[str, torch.Tensor | float]
 
 
-@dataclass
-class Report:
-    """The errors of one folder.
-
-    Compared values are removed from `recorded`, so that only values remain that were never
-    compared.
-    """
-
-    recorded: dict[str, torch.Tensor | float]
-    errors: dict[str, float] = field(default_factory=dict)
-    failures: list[str] = field(default_factory=list)
-
-    def compare(self, quantity: str, name: str, ours: torch.Tensor | float, *, exact: bool = False) -> None:
-        if name not in self.recorded:
-            self._fail(quantity, f"{name} should have been recorded, but is missing")
-            return
-        theirs = self.recorded.pop(name)
-        error = _exact_error(ours, theirs) if exact else _relative_error(ours, theirs)
-        self.errors[quantity] = max(self.errors.get(quantity, 0.0), error)
-        if error > TOLERANCE:
-            self.failures.append(f"{name} differs by {error:.3g}")
-
-    def close(self) -> None:
-        """Report recorded values that were never compared as failures."""
-        for name in sorted(self.recorded):
-            self._fail("unknown", f"{name} was recorded, but nothing here is compared with it")
-
-    @property
-    def max_error(self) -> float:
-        return max(self.errors.values())
-
-    def _fail(self, quantity: str, message: str) -> None:
-        self.errors[quantity] = math.inf
-        self.failures.append(message)
-
-
-def _relative_error(ours: torch.Tensor | float, theirs: torch.Tensor | float) -> float:
-    """Return the relative error as the README of the recordings defines it.
-
-    It is infinite if the shapes differ or a value is not finite.
-    """
-    ours_tensor, theirs_tensor = torch.as_tensor(ours).double(), torch.as_tensor(theirs).double()
-    if ours_tensor.shape != theirs_tensor.shape:
-        return math.inf
-    if ours_tensor.numel() == 0:
-        return 0.0
-    difference = (ours_tensor - theirs_tensor).abs().max().item()
-    scale = theirs_tensor.abs().max().item()
-    if isinstance(theirs, float):
-        scale = max(1.0, scale)
-    if difference == 0:
-        return 0.0
-    error = difference / scale if scale else math.inf
-    return error if math.isfinite(error) else math.inf
-
-
-def _exact_error(ours: torch.Tensor | float, theirs: torch.Tensor | float) -> float:
-    return 0.0 if torch.equal(torch.as_tensor(ours).double(), torch.as_tensor(theirs).double()) else math.inf
-
-
 def recordings_in(folder: Path) -> list[Path]:
     """Return the recordings of HRM and TRM in a folder of recordings."""
     return sorted(path.parent for arch in ("hrm", "trm") for path in folder.glob(f"{arch}_*/trajectory.json"))
@@ -180,22 +118,22 @@ def read_recording(folder: Path) -> Recording:
     Raises:
         ValueError: The folder is missing or damaged, or needs something that this project lacks.
     """
-    description = _read_json(folder / "trajectory.json")
-    _expect_keys(description, {"arch", "model", "loss_type", "optim", "train", "eval"}, {"noise"}, folder, "")
+    description = read_json(folder / "trajectory.json")
+    expect_keys(description, {"arch", "model", "loss_type", "optim", "train", "eval"}, {"noise"}, folder, "")
     if description["arch"] not in ("hrm", "trm"):
         raise ValueError(f"{folder}: arch is {description['arch']!r}; hrm and trm can be replayed")
     config, sizes = _read_model(description["arch"], description["model"], description["loss_type"], folder)
-    _expect_keys(description["optim"], set(OPTIM_KEYS), set(), folder, "optim")
-    optim = {key: _number(value, folder, f"optim.{key}") for key, value in description["optim"].items()}
+    expect_keys(description["optim"], set(OPTIM_KEYS), set(), folder, "optim")
+    optim = {key: number(value, folder, f"optim.{key}") for key, value in description["optim"].items()}
 
-    train, tensors = description["train"], _read_tensors(folder / "trajectory.safetensors")
+    train, tensors = description["train"], read_tensors(folder / "trajectory.safetensors")
     if not isinstance(train, list) or not train:
         raise ValueError(f"{folder}/trajectory.json: train is no list of steps; record the folder again")
     recorded: dict[str, torch.Tensor | float] = {}
     for prefix, scalars in [*((f"train[{t}]", train[t]) for t in range(len(train))), ("eval", description["eval"])]:
         if not isinstance(scalars, dict):
             raise ValueError(f"{folder}/trajectory.json: {prefix} is no table of numbers; record the folder again")
-        recorded |= {f"{prefix}.{key}": _number(value, folder, f"{prefix}.{key}") for key, value in scalars.items()}
+        recorded |= {f"{prefix}.{key}": number(value, folder, f"{prefix}.{key}") for key, value in scalars.items()}
     lr_multipliers = []
     for t in range(len(train)):
         if f"train[{t}].lr_multiplier" not in recorded:
@@ -218,7 +156,7 @@ def replay(recording: Recording) -> Report:
     Raises:
         ValueError: The initial weights don't fit the model.
     """
-    report = Report(dict(recording.recorded))
+    report = Report(dict(recording.recorded), QUANTITIES)
     config, optim = recording.config, recording.optim
     model = build_arch(config, **{name: recording.sizes[name] for name in SIZES if name != "batch_size"})
     model.load_state_dict(fit_weights(recording.initial, model.state_dict(), None, "initial.safetensors"))
@@ -290,14 +228,14 @@ def main(arguments: list[str]) -> int:
     """Run the program and return the exit status."""
     try:
         folders = [Path(argument) for argument in arguments] or recordings_in(REFERENCE)
-        recordings = [read_recording(folder) for folder in folders]
+        recordings = [_read_any(folder) for folder in folders]
         reports = []
         for folder, recording in zip(folders, recordings, strict=True):
             try:
-                reports.append(replay(recording))
+                reports.append(replay(recording) if isinstance(recording, Recording) else parity_text.replay(recording))
             except ValueError as error:
                 raise ValueError(f"{folder}: {error}") from error
-            _print(folder, reports[-1])
+            reports[-1].print(folder)
     except (ValueError, OSError) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
@@ -306,13 +244,9 @@ def main(arguments: list[str]) -> int:
     return 0 if max_error <= TOLERANCE and not any(report.failures for report in reports) else 1
 
 
-def _print(folder: Path, report: Report) -> None:
-    print(folder)
-    for quantity in (*QUANTITIES, "unknown"):
-        if quantity in report.errors:
-            print(f"  {quantity:<14} {report.errors[quantity]:.2e}")
-    for failure in report.failures:
-        print(f"  FAILED: {failure}")
+def _read_any(folder: Path) -> Recording | parity_text.Recording:
+    is_text = parity_text.is_text(read_json(folder / "trajectory.json"))
+    return parity_text.read_recording(folder) if is_text else read_recording(folder)
 
 
 def _loss(sums: torch.Tensor, halt_weight: float) -> float:
@@ -330,7 +264,7 @@ def _compare_metrics(report: Report, quantity: str, prefix: str, sums: torch.Ten
 def _read_model(arch: str, options: Any, loss_type: Any, folder: Path) -> tuple[ArchConfig, dict[str, int]]:
     defaults = OPTION_DEFAULTS | (TRM_OPTIONS if arch == "trm" else {})
     fixed = FIXED_OPTIONS | (HRM_FIXED_OPTIONS if arch == "hrm" else {})
-    _expect_keys(options, {*SIZES, *REQUIRED_OPTIONS}, defaults.keys() | fixed.keys(), folder, "model")
+    expect_keys(options, {*SIZES, *REQUIRED_OPTIONS}, defaults.keys() | fixed.keys(), folder, "model")
     for key, value in fixed.items():
         if options.get(key, value) != value:
             raise ValueError(f"{folder}: model.{key} is {options[key]!r}, but an {arch.upper()} only does {value!r}")
@@ -390,43 +324,9 @@ def _take_batch(
 
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     try:
-        return to_ours(_read_tensors(path))
+        return to_ours(read_tensors(path))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; give folders like those that the README of the recordings describes")
-    try:
-        return load_file(path)
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}); copy it again") from error
-
-
-def _read_json(path: Path) -> Any:
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; give folders like those that the README of the recordings describes")
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); copy it again") from error
-
-
-def _number(value: Any, folder: Path, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{folder}/trajectory.json: {name} is {value!r}, no number; record the folder again")
-    return float(value)
-
-
-def _expect_keys(table: Any, required: set[str], optional: set[str], folder: Path, name: str) -> None:
-    where = f"{folder}/trajectory.json" + (f": {name}" if name else "")
-    if not isinstance(table, dict):
-        raise ValueError(f"{where} is no table; record the folder again")
-    if missing := required - table.keys():
-        raise ValueError(f"{where} lacks {', '.join(sorted(missing))}; record the folder again")
-    if unknown := table.keys() - required - optional:
-        raise ValueError(f"{where} has {', '.join(sorted(unknown))}, which this replay can't honour")
 
 
 if __name__ == "__main__":

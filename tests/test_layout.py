@@ -250,6 +250,10 @@ STEP_PATH = {
     "models/losses.py": ("act_loss", "token_cross_entropy", "correctness", "stablemax"),
     "models/base.py": ("RecursiveModel.reset", "RecursiveModel.embed", "RecursiveModel.read_out"),
     "models/depth.py": ("Calls.__call__",),
+    "models/text/model.py": ("TextModel.hidden", "TextModel.logits", "_Calls.__call__"),
+    "models/text/block.py": ("Stack.rotary",),
+    "models/text/packing.py": ("Packing.attend",),
+    "models/text/losses.py": ("chunked_cross_entropy", "text_sums"),
     "models/puzzle_embedding.py": ("PuzzleEmbedding.rows", "ShardedPuzzleEmbedding.rows"),
     "optim/sparse_sign_sgd.py": ("sparse_sign_sgd_", "_update_own_"),
     "models/parallel/layout.py": (
@@ -288,7 +292,7 @@ def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
 def _on_step_path() -> list[tuple[str, str]]:
     """Return STEP_PATH, the forward of every network, and the step of every optimizer."""
     listed = [(file, name) for file, names in STEP_PATH.items() for name in names]
-    methods = [("models", ".forward"), ("optim", ".step")]
+    methods = [("models", ".forward"), ("models/text", ".forward"), ("optim", ".step")]
     found = [
         (f"{folder}/{path.name}", name)
         for folder, method in methods

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests import parity
+from tests.recordings import TOLERANCE
 
 # Larger recordings that some machines have beside the checkout.
 LARGER = Path(__file__).parents[1].parent / "shared" / "reference"
@@ -58,7 +59,7 @@ def test_published_models_are_reproduced_in_any_clone(capsys: pytest.CaptureFixt
         for quantity in parity.QUANTITIES:
             if quantity != "targets" or name.startswith("hrm"):  # TRM does not learn q_continue
                 assert f"  {quantity}" in block, f"{quantity} was not compared in {name}"
-    assert float(out.splitlines()[-1].removeprefix("max_relative_error=")) <= parity.TOLERANCE
+    assert float(out.splitlines()[-1].removeprefix("max_relative_error=")) <= TOLERANCE
 
 
 # Without a reason, pytest would report that the test was skipped, but not why.
@@ -146,7 +147,7 @@ def test_a_changed_trajectory_fails_by_name(
     assert parity.main([str(folder)]) == 1
     out = capsys.readouterr().out
     assert any(line.startswith(f"  FAILED: {named} ") for line in out.splitlines()), out
-    assert float(out.splitlines()[-1].removeprefix("max_relative_error=")) > parity.TOLERANCE
+    assert float(out.splitlines()[-1].removeprefix("max_relative_error=")) > TOLERANCE
 
 
 @pytest.mark.parametrize(

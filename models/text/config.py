@@ -1,0 +1,371 @@
+"""The options of the text models: HRM-Text with its baselines (arXiv 2605.20613), and the GPT.
+
+A text model is a row of calls of one or two stacks of blocks, like a model of puzzles. It has no
+halting, no Q values, no puzzle rows, and carries no state from one batch to the next.
+"""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from models.depth import LARGEST_COUNT, Checkpointing
+from models.layers import swiglu_width
+from utils.config import Bool, Float, Int, StrictModel
+
+Mask = Literal["prefixlm", "causal"]
+"""What a token sees of its own sequence.
+
+prefixlm: the whole prefix, and the response up to itself. causal: everything up to itself.
+"""
+Role = Literal["H", "L"]
+"""What a call is for: H updates the state that the head reads, L the other one."""
+
+
+@dataclass(frozen=True)
+class Stds:
+    """Standard deviations of the initial weights.
+
+    inner: all matrices but the next two, and those of the embedding and the head.
+    """
+
+    inner: float
+    attention_output: float
+    mlp_output: float
+
+
+@dataclass(frozen=True)
+class StackShape:
+    """All that a stack of blocks needs to know of the options."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int  # fewer than num_heads: grouped-query attention (arXiv 2305.13245)
+    width: int  # inside the MLP
+    mlp: Literal["swiglu", "gelu"]
+    is_gated: bool  # sigmoid(gate) times the attention's output
+    norm: Literal["pre", "post"]
+    norm_eps: float
+    norm_has_weights: bool
+    mask: Mask
+    rope_theta: float | None  # None: no rotation
+    stds: Stds
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+@dataclass(frozen=True)
+class CallCounts:
+    """A number of calls in each role."""
+
+    H: int
+    L: int
+
+
+class StackConfig(StrictModel):
+    """The options of a stack of blocks. `H_override` may give other values for the H stack."""
+
+    hidden_size: Int = Field(ge=1, le=LARGEST_COUNT)
+    num_layers: Int = Field(ge=1, le=LARGEST_COUNT)
+    num_heads: Int = Field(ge=1, le=LARGEST_COUNT)
+    expansion: Float = Field(gt=0, le=LARGEST_COUNT)
+    width_multiple: Int = Field(ge=1, le=LARGEST_COUNT)
+    attention: Mask
+    norm_type: Literal["pre", "post"]
+    norm_eps: Float = Field(gt=0)
+    pos_encodings: Literal["rope", "none"]
+    rope_theta: Float = Field(ge=1)
+    init_type: Literal["lecun_normal", "fixed_normal", "megatron"]
+    init_std: Float | None = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _heads_share_the_hidden_size(self) -> Self:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}; change one of them"
+            )
+        head_dim = self.hidden_size // self.num_heads
+        if self.pos_encodings == "rope" and head_dim % 2:
+            raise ValueError(
+                f"hidden_size / num_heads is {head_dim}, but rope positions turn pairs of components; make it an even "
+                "number, or set pos_encodings to none"
+            )
+        return self
+
+    def stds(self, width: int, num_layers: int) -> Stds:
+        """Return the standard deviations that `init_type` asks for.
+
+        megatron: the outputs, which are added to the state, are smaller in a deeper stack (arXiv
+        1909.08053).
+        """
+        match self.init_type:
+            case "fixed_normal":
+                inner = self.init_std or 0.02
+                return Stds(inner, inner, inner)
+            case "megatron":
+                inner = self.init_std or 1 / math.sqrt(self.hidden_size)
+                output = inner / math.sqrt(2 * num_layers)
+                return Stds(inner, output, output)
+            case "lecun_normal":
+                inner = 1 / math.sqrt(self.hidden_size)
+                return Stds(inner, inner, 1 / math.sqrt(width))
+
+    def hrm_shape(self, num_layers: int) -> StackShape:
+        """Return a stack of HRM-Text: gated attention, SwiGLU, and norms without weights."""
+        width = swiglu_width(self.hidden_size, self.expansion, self.width_multiple)
+        return StackShape(
+            hidden_size=self.hidden_size,
+            num_layers=num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            width=width,
+            mlp="swiglu",
+            is_gated=True,
+            norm=self.norm_type,
+            norm_eps=self.norm_eps,
+            norm_has_weights=False,
+            mask=self.attention,
+            rope_theta=self.rope_theta if self.pos_encodings == "rope" else None,
+            stds=self.stds(width, num_layers),
+        )
+
+
+class TextConfig(StackConfig):
+    """The options of every text model."""
+
+    activation_checkpointing: Checkpointing
+    forward_dtype: Literal["auto", "bfloat16", "float16", "float32"]
+    name: str  # a Literal in each architecture
+
+    @property
+    @abstractmethod
+    def stacks(self) -> dict[str, StackShape]:
+        """The stacks of the model, by the names of the modules that hold them."""
+
+    @property
+    @abstractmethod
+    def num_calls(self) -> CallCounts:
+        """The calls of a forward pass in each role."""
+
+    def grad_calls_at(self, step: int, total_steps: int) -> CallCounts:
+        """Return how many of the last calls in each role carry gradient at a training step.
+
+        Args:
+            step: counted from 1.
+            total_steps: of the plan. The run may have more.
+        """
+        return self.num_calls
+
+    @property
+    def tied_head(self) -> bool:
+        """Whether the head uses the embedding's weights."""
+        return False
+
+    @property
+    def embedding_scale(self) -> float:
+        """The factor of the embedded tokens, after which they have unit scale at the start.
+
+        The embedding's standard deviation is that of the H stack, which comes first.
+        """
+        return 1 / next(iter(self.stacks.values())).stds.inner
+
+
+class TransformerTextConfig(TextConfig):
+    """A plain transformer with the blocks of HRM-Text: one call of one stack."""
+
+    name: Literal["transformer_text"]
+
+    @property
+    def stacks(self) -> dict[str, StackShape]:
+        return {"level": self.hrm_shape(self.num_layers)}
+
+    @property
+    def num_calls(self) -> CallCounts:
+        return CallCounts(H=1, L=0)
+
+
+class GPTConfig(TextConfig):
+    """A GPT as Llama has it (arXiv 2302.13971): no gates, and norms with weights."""
+
+    name: Literal["gpt"]
+    num_kv_heads: Int = Field(ge=1, le=LARGEST_COUNT)
+    mlp: Literal["swiglu", "gelu"]
+    tie_head: Bool
+
+    @model_validator(mode="after")
+    def _heads_share_keys_evenly(self) -> Self:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads}; change one of them"
+            )
+        return self
+
+    @property
+    def stacks(self) -> dict[str, StackShape]:
+        shape = self.hrm_shape(self.num_layers)
+        width = shape.width
+        if self.mlp == "gelu":  # two matrices, so the width is not reduced to two thirds
+            width = math.ceil(round(self.expansion * self.hidden_size) / self.width_multiple) * self.width_multiple
+        own = {
+            "num_kv_heads": self.num_kv_heads,
+            "width": width,
+            "mlp": self.mlp,
+            "is_gated": False,
+            "norm_has_weights": True,
+            "stds": self.stds(width, self.num_layers),
+        }
+        return {"level": StackShape(**(vars(shape) | own))}
+
+    @property
+    def num_calls(self) -> CallCounts:
+        return CallCounts(H=1, L=0)
+
+    @property
+    def tied_head(self) -> bool:
+        return self.tie_head
+
+    @property
+    def embedding_scale(self) -> float:
+        return 1.0
+
+
+class HalvedTextConfig(TextConfig):
+    """The options of the models whose stacks may have half of the layers.
+
+    Attributes:
+        half_layers: each stack has half of num_layers, so that two stacks have as many parameters
+            as one.
+    """
+
+    half_layers: Bool
+
+    @model_validator(mode="after")
+    def _layers_can_be_halved(self) -> Self:
+        if self.half_layers and self.num_layers % 2:
+            raise ValueError(f"half_layers needs an even number of layers, and num_layers is {self.num_layers}")
+        return self
+
+    @property
+    def stacks(self) -> dict[str, StackShape]:
+        return {"L_level": self.hrm_shape(self.num_layers // 2 if self.half_layers else self.num_layers)}
+
+
+class TwoStackTextConfig(HalvedTextConfig):
+    """The options of the models that have a stack for each role.
+
+    Attributes:
+        H_override: options of `StackConfig` that are others for the H stack. Its num_layers is not
+            halved.
+    """
+
+    H_override: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _the_override_is_of_a_stack(self) -> Self:
+        allowed = StackConfig.model_fields.keys() - {"hidden_size"}
+        if wrong := sorted(self.H_override.keys() - allowed):
+            raise ValueError(f"H_override has {', '.join(wrong)}; it may have {', '.join(sorted(allowed))}")
+        try:
+            self._H_config()
+        except ValidationError as error:
+            raise ValueError(f"H_override: {error.errors()[0]['msg']}") from error
+        return self
+
+    def _H_config(self) -> StackConfig:
+        own = {key: getattr(self, key) for key in StackConfig.model_fields}
+        return StackConfig(**(own | self.H_override))
+
+    @property
+    def stacks(self) -> dict[str, StackShape]:
+        stacks = super().stacks
+        num_layers = self.H_override.get("num_layers", stacks["L_level"].num_layers)
+        return {"H_level": self._H_config().hrm_shape(num_layers), **stacks}
+
+
+class HRMTextConfig(TwoStackTextConfig):
+    """HRM-Text. `bp_min_steps` and `bp_max_steps` count calls of both stacks with gradient."""
+
+    name: Literal["hrm_text"]
+    H_cycles: Int = Field(ge=1, le=LARGEST_COUNT)
+    L_cycles: Int = Field(ge=1, le=LARGEST_COUNT)
+    bp_warmup_ratio: Float = Field(ge=0)
+    bp_min_steps: Int = Field(ge=2, le=LARGEST_COUNT)  # so that gradient reaches both stacks
+    bp_max_steps: Int = Field(ge=2, le=LARGEST_COUNT)
+
+    @model_validator(mode="after")
+    def _gradient_grows(self) -> Self:
+        if self.bp_min_steps > self.bp_max_steps:
+            raise ValueError(f"bp_min_steps {self.bp_min_steps} is more than bp_max_steps {self.bp_max_steps}")
+        return self
+
+    @property
+    def num_calls(self) -> CallCounts:
+        return CallCounts(H=self.H_cycles, L=self.H_cycles * self.L_cycles)
+
+    def bp_steps_at(self, step: int, total_steps: int) -> int:
+        """Return how many calls carry gradient at a step, counted from 1."""
+        warmup = total_steps * self.bp_warmup_ratio
+        done = min(1.0, step / warmup) if warmup > 0 else 1.0
+        return self.bp_min_steps + math.floor(done * (self.bp_max_steps - self.bp_min_steps))
+
+    def grad_calls_at(self, step: int, total_steps: int) -> CallCounts:
+        """As in the base class. The calls of H come first, but one is always left for L."""
+        steps = self.bp_steps_at(step, total_steps)
+        of_H = min(self.H_cycles, steps - 1)
+        return CallCounts(H=of_H, L=steps - of_H)
+
+
+class TRMTextConfig(HalvedTextConfig):
+    """The recursion of HRM-Text with one stack in both roles."""
+
+    name: Literal["trm_text"]
+    H_cycles: Int = Field(ge=1, le=LARGEST_COUNT)
+    L_cycles: Int = Field(ge=1, le=LARGEST_COUNT)
+    H_bp_steps: Int = Field(ge=0, le=LARGEST_COUNT)
+    L_bp_steps: Int = Field(ge=0, le=LARGEST_COUNT)
+
+    @property
+    def num_calls(self) -> CallCounts:
+        return CallCounts(H=self.H_cycles, L=self.H_cycles * self.L_cycles)
+
+    def grad_calls_at(self, step: int, total_steps: int) -> CallCounts:
+        return CallCounts(H=self.H_bp_steps, L=self.L_bp_steps)
+
+
+class UTTextConfig(TextConfig):
+    """A Universal Transformer (arXiv 1807.03819): one stack, called `cycles` times."""
+
+    name: Literal["ut_text"]
+    cycles: Int = Field(ge=1, le=LARGEST_COUNT)
+    bp_cycles: Int = Field(ge=1, le=LARGEST_COUNT)
+
+    @property
+    def stacks(self) -> dict[str, StackShape]:
+        return {"L_level": self.hrm_shape(self.num_layers)}
+
+    @property
+    def num_calls(self) -> CallCounts:
+        return CallCounts(H=0, L=self.cycles)
+
+    def grad_calls_at(self, step: int, total_steps: int) -> CallCounts:
+        return CallCounts(H=0, L=self.bp_cycles)
+
+
+class RINSTextConfig(TwoStackTextConfig):
+    """RINS (arXiv 2502.07503): one stack is called `L_cycles` times, then the other one once."""
+
+    name: Literal["rins_text"]
+    L_cycles: Int = Field(ge=1, le=LARGEST_COUNT)
+    L_bp_cycles: Int = Field(ge=0, le=LARGEST_COUNT)
+
+    @property
+    def num_calls(self) -> CallCounts:
+        return CallCounts(H=1, L=self.L_cycles)
+
+    def grad_calls_at(self, step: int, total_steps: int) -> CallCounts:
+        return CallCounts(H=1, L=self.L_bp_cycles)

@@ -1,0 +1,119 @@
+"""The next tokens of prompts, with a cache for keys and values.
+
+Every call of every block has a part of the cache of its own, because a recursion calls the same
+block with other states. The logits are those of a packed row whose prefixes are the prompts and
+whose responses are the tokens that followed.
+"""
+
+# B = prompts, N = their tokens in one row, A = heads of queries, G = heads of keys and values, H =
+# head size, C = tokens that the cache has room for, V = vocabulary
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from models.attention import attend
+from models.text.config import CallCounts, Mask
+from models.text.model import TextModel
+from models.text.packing import Packing
+
+_NO_GRAD_CALLS = CallCounts(H=0, L=0)
+
+
+class _Cache:
+    """The keys and values of some sequences.
+
+    The first pass stores those of the prompts, and each later pass those of one token for each
+    sequence.
+    """
+
+    def __init__(self, lengths: Sequence[int], capacity: int, device: torch.device) -> None:
+        self._packing = Packing([(length, 0) for length in lengths], sum(lengths), device)
+        self._capacity, self._device = capacity, device
+        self._keys, self._values = list[Tensor](), list[Tensor]()  # of each call of each block
+        self._next = 0
+        self.lengths = list(lengths)
+        self._is_filled = False
+        self._lengths_B = torch.tensor(self.lengths, device=device)
+        self._rows_B = torch.arange(len(self.lengths), device=device)
+
+    @property
+    def positions_N(self) -> Tensor:
+        """The positions of the tokens of the next pass."""
+        if self._is_filled:
+            return self._lengths_B
+        return torch.cat([torch.arange(length, device=self._device) for length in self.lengths])
+
+    def attend(self, q_NAH: Tensor, k_NGH: Tensor, v_NGH: Tensor, mask: Mask) -> Tensor:
+        """Store k and v, and return what the tokens see, (N, A, H)."""
+        call, self._next = self._next, self._next + 1
+        if not self._is_filled:
+            shape = (len(self.lengths), k_NGH.shape[1], self._capacity, k_NGH.shape[2])
+            for kept, x_NGH in ((self._keys, k_NGH), (self._values, v_NGH)):
+                kept.append(x_NGH.new_zeros(shape))
+                kept[call][self._packing.sequence_N, :, self.positions_N] = x_NGH
+            return self._packing.attend(q_NAH, k_NGH, v_NGH, mask)
+        keys_BGCH, values_BGCH = self._keys[call], self._values[call]
+        keys_BGCH[self._rows_B, :, self._lengths_B] = k_NGH
+        values_BGCH[self._rows_B, :, self._lengths_B] = v_NGH
+        used = max(self.lengths) + 1
+        visible_B11C = torch.arange(used, device=self._device) <= self._lengths_B[:, None, None, None]
+        y_BA1H = attend(q_NAH[:, :, None], keys_BGCH[:, :, :used], values_BGCH[:, :, :used], mask=visible_B11C)
+        return y_BA1H[:, :, 0]
+
+    def end_pass(self) -> None:
+        """Let the next pass begin, with one token for each sequence."""
+        if self._is_filled:
+            self.lengths = [length + 1 for length in self.lengths]
+            self._lengths_B += 1
+        self._is_filled, self._next = True, 0
+
+
+class Decoder:
+    """Reads prompts, then one token after the other for each of them."""
+
+    def __init__(self, model: TextModel, prompts: Sequence[Sequence[int]], *, most_new_tokens: int) -> None:
+        """Allocate nothing yet. The first logits come from `read_prompts`.
+
+        Args:
+            prompts: the tokens of each prompt, at least one.
+            most_new_tokens: how many tokens `next_logits` may be given for each prompt.
+        """
+        assert all(prompts), "a prompt has at least one token"
+        self._model, self._prompts = model, prompts
+        self._device = model.embed_tokens.weight.device
+        lengths = [len(prompt) for prompt in prompts]
+        self._cache = _Cache(lengths, max(lengths) + most_new_tokens, self._device)
+
+    @torch.no_grad()
+    def read_prompts(self) -> Tensor:
+        """Return the logits (B, V) of the first token after each prompt."""
+        inputs_N = torch.tensor([token for prompt in self._prompts for token in prompt], device=self._device)
+        last_B = torch.tensor([len(prompt) for prompt in self._prompts], device=self._device).cumsum(0) - 1
+        return self._logits(inputs_N, last_B)
+
+    @torch.no_grad()
+    def next_logits(self, tokens_B: Tensor) -> Tensor:
+        """Return the logits (B, V) of the token after `tokens_B`, which follow what was read."""
+        return self._logits(tokens_B, None)
+
+    def _logits(self, inputs_N: Tensor, places_B: Tensor | None) -> Tensor:
+        y_ND = self._model.hidden(inputs_N, self._cache.positions_N, self._cache, _NO_GRAD_CALLS)
+        self._cache.end_pass()
+        return self._model.logits(y_ND if places_B is None else y_ND[places_B])
+
+
+def greedy(model: TextModel, prompts: Sequence[Sequence[int]], num_tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the most likely next tokens of each prompt, one after the other.
+
+    Returns:
+        The tokens (B, num_tokens), and the logits (B, num_tokens, V) that each was taken from.
+    """
+    decoder = Decoder(model, prompts, most_new_tokens=num_tokens)
+    logits, tokens = [decoder.read_prompts()], list[Tensor]()
+    while True:
+        tokens.append(logits[-1].argmax(-1))
+        if len(tokens) == num_tokens:
+            return torch.stack(tokens, 1), torch.stack(logits, 1)
+        logits.append(decoder.next_logits(tokens[-1]))

@@ -1,0 +1,186 @@
+"""The text models: embedding, the recursion of each architecture, and the head.
+
+HRM-Text and its baselines are those of arXiv 2605.20613.
+"""
+
+# N = tokens of the row, D = hidden size, V = vocabulary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from models.base import DTYPES
+from models.depth import Checkpointing
+from models.layers import Embedding, Linear
+from models.text.block import Attends, Stack, TextBlock, recomputed
+from models.text.config import (
+    CallCounts,
+    HRMTextConfig,
+    RINSTextConfig,
+    Role,
+    TextConfig,
+    TRMTextConfig,
+    UTTextConfig,
+)
+from models.text.init import modulo_normal_
+from models.text.losses import chunked_cross_entropy, text_sums
+from models.text.packing import Packing
+from utils.perf.recording import NO_GRAD
+
+
+class TextModel(nn.Module):
+    """A language model whose forward pass is the loss of one packed row.
+
+    Parameters are float32, activations `forward_dtype`. Nothing is carried to the next batch.
+    """
+
+    zL_init: Tensor
+
+    def __init__(self, config: TextConfig, *, vocab_size: int) -> None:
+        """Allocate the model. `init_weights` or a checkpoint gives the tensors their values."""
+        super().__init__()
+        self.config = config
+        assert config.forward_dtype != "auto", "training/precision.py chooses before a model is built"
+        self.dtype = DTYPES[config.forward_dtype]
+        self.vocab_size = vocab_size
+        self.embed_tokens = Embedding(vocab_size, config.hidden_size)
+        for name, shape in config.stacks.items():
+            self.add_module(name, Stack(shape))
+        self.has_state = config.num_calls.L > 0
+        if self.has_state:
+            # bfloat16 as in the published checkpoints. It is drawn once and never trained.
+            self.register_buffer("zL_init", torch.empty(config.hidden_size, dtype=torch.bfloat16))
+        self.lm_head = None if config.tied_head else Linear(config.hidden_size, vocab_size)
+
+    @torch.no_grad()
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Fill every parameter and buffer from the generator.
+
+        The order is fixed: stacks, embedding, head, starting state.
+        """
+        stacks = self.stacks()
+        for stack in stacks.values():
+            stack.init_weights(generator)
+        outer_std = next(iter(stacks.values())).shape.stds.inner  # of the H stack, if there are two
+        modulo_normal_(self.embed_tokens.weight, outer_std, generator)
+        if self.lm_head is not None:
+            modulo_normal_(self.lm_head.weight, outer_std, generator)
+        if self.has_state:
+            modulo_normal_(self.zL_init, 1.0, generator)
+
+    def stacks(self) -> dict[str, Stack]:
+        """Return the stacks by the names of their modules."""
+        return {name: module for name, module in self.named_children() if isinstance(module, Stack)}
+
+    def block_weights(self) -> list[nn.Parameter]:
+        """Return the parameters of the blocks: all but those of embedding, head and exit norms."""
+        return [weight for module in self.modules() if isinstance(module, TextBlock) for weight in module.parameters()]
+
+    def forward(
+        self,
+        inputs_N: Tensor,
+        labels_N: Tensor,
+        positions_N: Tensor,
+        packing: Packing,
+        *,
+        grad_calls: CallCounts,
+        ignore_label: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss of a row, and its metric sums.
+
+        The loss is inside of the forward pass, because it needs the weights of the head, which a
+        strategy may gather for the forward pass.
+
+        Args:
+            inputs_N, labels_N, positions_N: of the tokens of the row; positions count from 0 in
+                each sequence.
+            grad_calls: how many of the last calls in each role carry gradient.
+
+        Returns:
+            The cross-entropy, summed over the labelled tokens, a float32 scalar with gradient; and
+            the detached sums in the order of TEXT_METRICS.
+        """
+        y_ND = self.hidden(inputs_N, positions_N, packing, grad_calls)
+        loss, right_N = chunked_cross_entropy(
+            y_ND, labels_N, self.logits, vocab_size=self.vocab_size, ignore_label=ignore_label
+        )
+        return loss, text_sums(loss, right_N, labels_N, packing, ignore_label)
+
+    def hidden(self, inputs_N: Tensor, positions_N: Tensor, tokens: Attends, grad_calls: CallCounts) -> Tensor:
+        """Return what the head reads, (N, D).
+
+        Args:
+            tokens: the sequences of the row, or a cache that holds what came before.
+        """
+        x_ND = (self.config.embedding_scale * self.embed_tokens(inputs_N)).to(self.dtype)
+        return self._recurse(x_ND, _Calls(self, grad_calls, positions_N, tokens))
+
+    def logits(self, y_ND: Tensor) -> Tensor:
+        """Return the logits (N, V) in forward_dtype."""
+        if self.lm_head is None:
+            return F.linear(y_ND, self.embed_tokens.weight.to(y_ND.dtype))
+        return self.lm_head(y_ND)
+
+    def _recurse(self, x_ND: Tensor, call: "_Calls") -> Tensor:
+        match self.config:
+            case HRMTextConfig() | TRMTextConfig():
+                z_H_ND, z_L_ND = x_ND, self._start(x_ND)
+                for _ in range(self.config.H_cycles):
+                    for _ in range(self.config.L_cycles):
+                        z_L_ND = call("L", z_L_ND, z_H_ND)
+                    z_H_ND = call("H", z_H_ND, z_L_ND)
+                return z_H_ND
+            case UTTextConfig():
+                z_ND = self._start(x_ND)
+                for _ in range(self.config.cycles):
+                    z_ND = call("L", z_ND, x_ND)
+                return z_ND
+            case RINSTextConfig():
+                z_ND = self._start(x_ND)
+                for _ in range(self.config.L_cycles):
+                    z_ND = call("L", z_ND, x_ND)
+                return call("H", z_ND)
+            case _:
+                return call("H", x_ND)
+
+    def _start(self, x_ND: Tensor) -> Tensor:
+        return self.zL_init.to(x_ND.dtype).expand_as(x_ND)
+
+
+class _Calls:
+    """Calls the stacks of one forward pass in turn.
+
+    Only the last calls in each role carry gradient.
+    """
+
+    def __init__(self, model: TextModel, grad_calls: CallCounts, positions_N: Tensor, tokens: Attends) -> None:
+        stacks, self._tokens = model.stacks(), tokens
+        self._checkpointing: Checkpointing = model.config.activation_checkpointing
+        num_calls = model.config.num_calls
+        self._left: dict[Role, int] = {"H": num_calls.H, "L": num_calls.L}
+        self._num_grad_calls: dict[Role, int] = {"H": grad_calls.H, "L": grad_calls.L}
+        # A model with one stack uses it in both roles.
+        self._stacks: dict[Role, Stack] = {
+            "H": stacks.get("H_level") or next(iter(stacks.values())),
+            "L": stacks.get("L_level") or next(iter(stacks.values())),
+        }
+        self._rotary = {role: stack.rotary(positions_N) for role, stack in self._stacks.items()}
+
+    def __call__(self, role: Role, *inputs_ND: Tensor) -> Tensor:
+        """Return what the stack makes of the sum of the inputs.
+
+        Without gradient the result is a constant.
+        """
+        self._left[role] -= 1
+        assert self._left[role] >= 0, f"the recursion makes more calls of {role} than num_calls of its config says"
+        stack, rotary = self._stacks[role], self._rotary[role]
+        if not torch.is_grad_enabled() or self._left[role] >= self._num_grad_calls[role]:
+            with record_function(NO_GRAD), torch.no_grad():
+                # The compiler makes another graph for inputs that require a gradient.
+                y_ND: Tensor = stack(*(x_ND.detach() for x_ND in inputs_ND), rotary=rotary, tokens=self._tokens)
+                return y_ND
+        if self._checkpointing == "cycle":
+            return recomputed(stack, sum(inputs_ND[1:], inputs_ND[0]), rotary, self._tokens)
+        y_ND = stack(*inputs_ND, rotary=rotary, tokens=self._tokens, keep_inputs_only=self._checkpointing == "block")
+        return y_ND

@@ -1,0 +1,93 @@
+"""Attention within the sequences of one packed row.
+
+A row holds several sequences one behind the other, and then padding. A score is computed only for
+pairs of tokens of one sequence: sequences of similar length form a batch, padded to the longest.
+"""
+
+# N = tokens of the row, B = sequences of a group, L = tokens of the longest of them, A = heads of
+# queries, G = heads of keys and values, H = head size
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.attention import attend
+from models.text.config import Mask
+
+Sequences = Sequence[tuple[int, int]]
+"""The length of the prefix and of the response of each sequence, in the order of the row."""
+
+# The longest sequence of a group has at most so many times the tokens of the shortest, so that at
+# most half of a group is padding.
+_MOST_PADDING = 2
+
+
+@dataclass(frozen=True)
+class _Group:
+    places_BL: Tensor  # in the row; 0 for padding
+    visible_B1LL: Tensor  # of PrefixLM
+
+
+class Packing:
+    """The sequences of a row, as attention and the metrics need them, on the row's device.
+
+    The number of tokens of a row is fixed, and the lengths change from step to step.
+    """
+
+    def __init__(self, sequences: Sequences, num_tokens: int, device: torch.device | str = "cpu") -> None:
+        lengths = [prefix + response for prefix, response in sequences]
+        assert sum(lengths) <= num_tokens and all(prefix >= 1 for prefix, _ in sequences)
+        starts = [sum(lengths[:n]) for n in range(len(lengths))]
+        self.num_sequences = len(sequences)
+        self._groups = list[_Group]()
+        # The rows of all groups in turn, and the number of the row that belongs to a token. Padding
+        # belongs to one row more, which is zero.
+        num_rows, rows_N = 0, torch.full((num_tokens,), -1)
+        sequence_N = torch.full((num_tokens,), self.num_sequences)
+        for members in _groups(lengths):
+            longest = lengths[members[0]]
+            offsets_L = torch.arange(longest)
+            length_B1, start_B1, prefix_B1 = (
+                torch.tensor([of[n] for n in members])[:, None] for of in (lengths, starts, [p for p, _ in sequences])
+            )
+            is_token_BL = offsets_L < length_B1
+            places_BL = torch.where(is_token_BL, start_B1 + offsets_L, 0)
+            rows_N[places_BL[is_token_BL]] = num_rows + is_token_BL.flatten().nonzero().flatten()
+            num_rows += is_token_BL.numel()
+            # Padding comes last in a sequence, so no token sees it.
+            visible_BLL = (offsets_L <= offsets_L[:, None]) | (offsets_L < prefix_B1)[:, None, :]
+            self._groups.append(_Group(places_BL.to(device), visible_BLL[:, None].to(device)))
+        for n, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+            sequence_N[start : start + length] = n
+        self._rows_N = torch.where(rows_N < 0, num_rows, rows_N).to(device)
+        self.sequence_N = sequence_N.to(device)
+        """The number of each token's sequence; num_sequences for padding."""
+
+    def attend(self, q_NAH: Tensor, k_NGH: Tensor, v_NGH: Tensor, mask: Mask) -> Tensor:
+        """Return what the tokens see of their own sequences, (N, A, H). It is zero for padding."""
+        rows = list[Tensor]()
+        for group in self._groups:
+            q_BALH, k_BGLH, v_BGLH = (
+                x.index_select(0, group.places_BL.flatten()).unflatten(0, group.places_BL.shape).transpose(1, 2)
+                for x in (q_NAH, k_NGH, v_NGH)
+            )
+            if mask == "causal":
+                y_BALH = attend(q_BALH, k_BGLH, v_BGLH, is_causal=True)
+            else:
+                y_BALH = attend(q_BALH, k_BGLH, v_BGLH, mask=group.visible_B1LL)
+            rows.append(y_BALH.transpose(1, 2).flatten(0, 1))
+        return torch.cat([*rows, q_NAH.new_zeros(1, *q_NAH.shape[1:])]).index_select(0, self._rows_N)
+
+
+def _groups(lengths: list[int]) -> Iterator[list[int]]:
+    """Yield groups of sequences of similar length, by number, the longest first."""
+    group = list[int]()
+    for n in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
+        if group and lengths[group[0]] > _MOST_PADDING * lengths[n]:
+            yield group
+            group = []
+        group.append(n)
+    if group:
+        yield group

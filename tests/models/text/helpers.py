@@ -1,0 +1,212 @@
+"""Small text models for tests, and the whole model written out plainly for comparison."""
+
+# N = tokens of the row, D = hidden size, A = heads, H = head size
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.text.block import PackedAttention, Stack
+from models.text.config import (
+    CallCounts,
+    GPTConfig,
+    HRMTextConfig,
+    RINSTextConfig,
+    TextConfig,
+    TransformerTextConfig,
+    TRMTextConfig,
+    UTTextConfig,
+)
+from models.text.model import TextModel
+from models.text.packing import Sequences
+
+VOCAB_SIZE = 11
+SEQUENCES = [(4, 3), (1, 6), (2, 0), (1, 0), (5, 1)]
+NUM_TOKENS = 25  # two places of padding
+IGNORE_LABEL = -100
+
+_COMMON: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_layers": 2,
+    "num_heads": 2,
+    "expansion": 2.0,
+    "width_multiple": 8,
+    "attention": "prefixlm",
+    "norm_type": "pre",
+    "norm_eps": 1e-6,
+    "pos_encodings": "rope",
+    "rope_theta": 100.0,
+    "init_type": "lecun_normal",
+    "init_std": None,
+    "activation_checkpointing": "none",
+    "forward_dtype": "float32",
+}
+_OWN: dict[type[TextConfig], dict[str, Any]] = {
+    HRMTextConfig: {
+        "name": "hrm_text",
+        "half_layers": True,
+        "H_override": {},
+        "H_cycles": 2,
+        "L_cycles": 3,
+        "bp_warmup_ratio": 0.0,
+        "bp_min_steps": 2,
+        "bp_max_steps": 5,
+    },
+    TRMTextConfig: {
+        "name": "trm_text",
+        "half_layers": True,
+        "H_cycles": 2,
+        "L_cycles": 2,
+        "H_bp_steps": 1,
+        "L_bp_steps": 2,
+    },
+    UTTextConfig: {"name": "ut_text", "cycles": 4, "bp_cycles": 2},
+    RINSTextConfig: {"name": "rins_text", "half_layers": True, "H_override": {}, "L_cycles": 3, "L_bp_cycles": 2},
+    TransformerTextConfig: {"name": "transformer_text"},
+    GPTConfig: {"name": "gpt", "num_kv_heads": 1, "mlp": "swiglu", "tie_head": False},
+}
+ARCHS = tuple(_OWN)
+
+
+def make_config(config_class: type[TextConfig], **options: Any) -> TextConfig:
+    """Return the config of a small model."""
+    return config_class(**(_COMMON | _OWN[config_class] | options))
+
+
+def make_model(config: TextConfig, seed: int = 0) -> TextModel:
+    """Return an initialised model."""
+    model = TextModel(config, vocab_size=VOCAB_SIZE)
+    model.init_weights(torch.Generator().manual_seed(seed))
+    return model
+
+
+def make_row(sequences: Sequences = SEQUENCES, num_tokens: int = NUM_TOKENS) -> tuple[Tensor, Tensor, Tensor]:
+    """Return random inputs, labels and the positions of a row. Only responses are labelled."""
+    generator = torch.Generator().manual_seed(1)
+    inputs_N, labels_N = torch.randint(VOCAB_SIZE, (2, num_tokens), generator=generator)
+    positions_N, start = torch.zeros(num_tokens, dtype=torch.int64), 0
+    inputs_N[sum(map(sum, sequences)) :] = 0
+    for prefix, response in sequences:
+        positions_N[start : start + prefix + response] = torch.arange(prefix + response)
+        labels_N[start : start + prefix - 1] = IGNORE_LABEL
+        start += prefix + response
+    labels_N[start:] = IGNORE_LABEL
+    return inputs_N, labels_N, positions_N
+
+
+def sees(sequences: Sequences, num_tokens: int, mask: str) -> Tensor:
+    """Return which token (row) sees which (column), bool (N, N), pair by pair."""
+    visible_NN, start = torch.zeros(num_tokens, num_tokens, dtype=torch.bool), 0
+    for prefix, response in sequences:
+        for i in range(prefix + response):
+            for j in range(prefix + response):
+                visible_NN[start + i, start + j] = j <= i or (mask == "prefixlm" and j < prefix)
+        start += prefix + response
+    return visible_NN
+
+
+def _rms(x: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def _rotated(u_NH: Tensor, positions_N: Tensor, theta: float | None) -> Tensor:
+    if theta is None:
+        return u_NH
+    half = u_NH.shape[1] // 2
+    turned_NH = torch.empty_like(u_NH)
+    for j in range(half):
+        angle_N = positions_N.double() * theta ** (-2 * j / (2 * half))
+        first_N, second_N = u_NH[:, j], u_NH[:, j + half]
+        turned_NH[:, j] = first_N * angle_N.cos() - second_N * angle_N.sin()
+        turned_NH[:, j + half] = second_N * angle_N.cos() + first_N * angle_N.sin()
+    return turned_NH
+
+
+def _attention(layer: PackedAttention, x_ND: Tensor, stack: Stack, positions_N: Tensor, visible_NN: Tensor) -> Tensor:
+    shape = stack.shape
+    head_dim, heads = shape.head_dim, shape.num_heads
+    rows_N = list((x_ND @ layer.in_proj.weight.double().T).split(head_dim, dim=1))
+    gates = [rows_N.pop(0) for _ in range(heads)] if shape.is_gated else None
+    queries, rows_N = rows_N[:heads], rows_N[heads:]
+    keys, values = rows_N[: shape.num_kv_heads], rows_N[shape.num_kv_heads :]
+    outputs = []
+    for head in range(heads):
+        shared = head * shape.num_kv_heads // heads
+        q_NH = _rotated(queries[head], positions_N, shape.rope_theta)
+        k_NH = _rotated(keys[shared], positions_N, shape.rope_theta)
+        scores_NN = (q_NH @ k_NH.T / math.sqrt(head_dim)).masked_fill(~visible_NN, -math.inf)
+        weights_NN = scores_NN.softmax(-1).nan_to_num(0.0)  # padding sees nothing
+        y_NH = weights_NN @ values[shared]
+        outputs.append(y_NH if gates is None else gates[head].sigmoid() * y_NH)
+    return torch.cat(outputs, 1) @ layer.o_proj.weight.double().T
+
+
+def _mlp(layer: Any, x_ND: Tensor, kind: str) -> Tensor:
+    if kind == "gelu":
+        u = x_ND @ layer.up_proj.weight.double().T
+        u = 0.5 * u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3)))
+    else:
+        gate, up = (x_ND @ layer.gate_up_proj.weight.double().T).chunk(2, dim=-1)
+        u = gate * gate.sigmoid() * up
+    result: Tensor = u @ layer.down_proj.weight.double().T
+    return result
+
+
+def _norm(norm: Any, x_ND: Tensor, eps: float) -> Tensor:
+    return _rms(x_ND, eps) * (1 if norm.weight is None else norm.weight.double())
+
+
+def plain_stack(stack: Stack, x_ND: Tensor, positions_N: Tensor, sequences: Sequences) -> Tensor:
+    """Return the stack's output in float64, as section 2 of arXiv 2605.20613 says it."""
+    shape = stack.shape
+    visible_NN = sees(sequences, len(x_ND), shape.mask)
+    for layer in stack.layers:
+        block: Any = layer
+        if shape.norm == "pre":
+            normed = _norm(block.attn_norm, x_ND, shape.norm_eps)
+            x_ND = x_ND + _attention(block.attn, normed, stack, positions_N, visible_NN)
+            x_ND = x_ND + _mlp(block.mlp, _norm(block.mlp_norm, x_ND, shape.norm_eps), shape.mlp)
+        else:
+            mixed_ND = _attention(block.attn, x_ND, stack, positions_N, visible_NN)
+            x_ND = _norm(block.attn_norm, x_ND + mixed_ND, shape.norm_eps)
+            x_ND = _norm(block.mlp_norm, x_ND + _mlp(block.mlp, x_ND, shape.mlp), shape.norm_eps)
+    return x_ND if stack.norm is None else _norm(stack.norm, x_ND, shape.norm_eps)
+
+
+def plain_logits(
+    model: TextModel, inputs_N: Tensor, positions_N: Tensor, sequences: Sequences, grad: CallCounts
+) -> Tensor:
+    """Return the logits in float64; each call keeps or drops its gradient by its own number."""
+    config, stacks = model.config, model.stacks()
+    H, L = stacks.get("H_level"), stacks.get("L_level")
+    x_ND = config.embedding_scale * model.embed_tokens.weight.double()[inputs_N]
+
+    def run(stack: Stack | None, keeps_gradient: bool, *inputs: Tensor) -> Tensor:
+        assert stack is not None
+        y_ND = plain_stack(stack, sum(inputs[1:], inputs[0]), positions_N, sequences)
+        return y_ND if keeps_gradient else y_ND.detach()
+
+    start_ND = model.zL_init.double().expand_as(x_ND) if model.has_state else x_ND
+    match config:
+        case HRMTextConfig() | TRMTextConfig():
+            z_H, z_L = x_ND, start_ND
+            for i in range(config.H_cycles):
+                for k in range(i * config.L_cycles, (i + 1) * config.L_cycles):
+                    z_L = run(L, k >= config.H_cycles * config.L_cycles - grad.L, z_L, z_H)
+                z_H = run(H or L, i >= config.H_cycles - grad.H, z_H, z_L)
+            y_ND = z_H
+        case UTTextConfig():
+            y_ND = start_ND
+            for k in range(config.cycles):
+                y_ND = run(L, k >= config.cycles - grad.L, y_ND, x_ND)
+        case RINSTextConfig():
+            z = start_ND
+            for k in range(config.L_cycles):
+                z = run(L, k >= config.L_cycles - grad.L, z, x_ND)
+            y_ND = run(H, True, z)
+        case _:
+            y_ND = run(stacks["level"], True, x_ND)
+    head = model.embed_tokens if model.lm_head is None else model.lm_head
+    return y_ND @ head.weight.double().T

@@ -1,0 +1,94 @@
+"""Options of text models: how many calls carry gradient, and what does not fit together."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from models.text.config import (
+    CallCounts,
+    GPTConfig,
+    HRMTextConfig,
+    RINSTextConfig,
+    TextConfig,
+    TRMTextConfig,
+    UTTextConfig,
+)
+from tests.models.text.helpers import make_config
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "expected"),
+    [
+        (HRMTextConfig, {"bp_min_steps": 2, "bp_max_steps": 2}, (1, 1)),
+        (HRMTextConfig, {"bp_min_steps": 3, "bp_max_steps": 3}, (2, 1)),
+        (HRMTextConfig, {}, (2, 3)),
+        (HRMTextConfig, {"bp_max_steps": 20}, (2, 18)),
+        (HRMTextConfig, {"H_cycles": 4, "bp_max_steps": 4}, (3, 1)),
+        (TRMTextConfig, {}, (1, 2)),
+        (UTTextConfig, {}, (0, 2)),
+        (RINSTextConfig, {}, (1, 2)),
+        (GPTConfig, {}, (1, 0)),
+    ],
+)
+def test_the_last_calls_of_each_role_carry_gradient(
+    arch: type[TextConfig], options: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    assert make_config(arch, **options).grad_calls_at(1, 100) == CallCounts(*expected)
+
+
+def test_the_calls_with_gradient_grow_over_the_warm_up() -> None:
+    config = make_config(HRMTextConfig, bp_warmup_ratio=0.8)
+    assert isinstance(config, HRMTextConfig)
+    # 12 steps, so the warm-up has 9.6: 2 + floor(step / 9.6 * 3)
+    assert [config.bp_steps_at(step, 12) for step in range(1, 13)] == [2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5]
+    assert config.grad_calls_at(1, 12) == CallCounts(H=1, L=1)
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "message"),
+    [
+        (HRMTextConfig, {"num_heads": 3}, "not divisible by num_heads 3"),
+        (HRMTextConfig, {"hidden_size": 6, "num_heads": 2}, "rope positions turn pairs"),
+        (HRMTextConfig, {"num_layers": 3}, "even number of layers"),
+        (HRMTextConfig, {"bp_min_steps": 6}, "bp_min_steps 6 is more than bp_max_steps 5"),
+        (HRMTextConfig, {"bp_min_steps": 1}, "greater than or equal to 2"),
+        (HRMTextConfig, {"H_override": {"hidden_size": 32}}, "H_override has hidden_size"),
+        (RINSTextConfig, {"H_override": {"num_heads": 5}}, "H_override: .*num_heads 5"),
+        (GPTConfig, {"num_heads": 4, "num_kv_heads": 3}, "not divisible by num_kv_heads 3"),
+        (UTTextConfig, {"half_layers": True}, "half_layers"),
+    ],
+)
+def test_what_does_not_fit_together_is_named(arch: type[TextConfig], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        make_config(arch, **options)
+
+
+def test_the_override_changes_the_H_stack_alone() -> None:
+    config = make_config(HRMTextConfig, num_layers=4, H_override={"num_layers": 3, "num_heads": 4, "norm_type": "post"})
+    H, L = config.stacks["H_level"], config.stacks["L_level"]
+    assert (H.num_layers, H.num_heads, H.norm) == (3, 4, "post")  # its layers are not halved
+    assert (L.num_layers, L.num_heads, L.norm) == (2, 2, "pre")
+
+
+# Widths are published. Millions of parameters are counted without embedding, head and norms.
+@pytest.mark.parametrize(
+    ("options", "width", "num_parameters"),
+    [
+        ({"hidden_size": 768, "num_layers": 12, "num_heads": 12, "num_kv_heads": 12, "mlp": "gelu"}, 3072, 85),
+        ({"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 32}, 11008, 6476),
+        (
+            {"hidden_size": 8192, "num_layers": 80, "num_heads": 64, "num_kv_heads": 8, "expansion": 5.2},
+            28672,
+            68451,
+        ),
+    ],
+)
+def test_sizes_are_those_of_published_models(options: dict[str, Any], width: int, num_parameters: int) -> None:
+    multiple = 4096 if options.get("expansion") == 5.2 else 256
+    shape = make_config(GPTConfig, **({"expansion": 4.0, "width_multiple": multiple} | options)).stacks["level"]
+    assert shape.width == width
+    head_dim, size = shape.head_dim, shape.hidden_size
+    attention = size * head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
+    mlp = size * width * (2 if shape.mlp == "gelu" else 3)
+    assert round(shape.num_layers * (attention + mlp) / 1e6) == num_parameters

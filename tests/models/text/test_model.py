@@ -1,0 +1,146 @@
+"""Every text model computes what its equations say, forward and backward."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from models.text.config import (
+    CallCounts,
+    GPTConfig,
+    HRMTextConfig,
+    RINSTextConfig,
+    TextConfig,
+    TransformerTextConfig,
+    TRMTextConfig,
+    UTTextConfig,
+)
+from models.text.packing import Packing
+from tests.models.text.helpers import (
+    ARCHS,
+    IGNORE_LABEL,
+    NUM_TOKENS,
+    SEQUENCES,
+    make_config,
+    make_model,
+    make_row,
+    plain_logits,
+)
+
+CASES: list[tuple[type[TextConfig], dict[str, Any]]] = [
+    *((arch, {}) for arch in ARCHS),
+    *((arch, {"attention": "causal"}) for arch in ARCHS),
+    *((arch, {"activation_checkpointing": kept}) for arch in ARCHS for kept in ("block", "cycle")),
+    (HRMTextConfig, {"norm_type": "post"}),
+    (HRMTextConfig, {"pos_encodings": "none"}),
+    (HRMTextConfig, {"half_layers": False, "bp_min_steps": 2, "bp_max_steps": 2}),
+    (HRMTextConfig, {"H_override": {"num_layers": 3, "num_heads": 4, "expansion": 4.0, "attention": "causal"}}),
+    (HRMTextConfig, {"H_override": {"norm_type": "post", "rope_theta": 7.0, "init_type": "fixed_normal"}}),
+    (RINSTextConfig, {"H_override": {"pos_encodings": "none"}, "L_bp_cycles": 0}),
+    (TRMTextConfig, {"init_type": "megatron", "H_bp_steps": 2}),
+    (UTTextConfig, {"init_type": "fixed_normal", "init_std": 0.1, "norm_type": "post"}),
+    (GPTConfig, {"mlp": "gelu", "tie_head": True, "num_kv_heads": 2}),
+    (GPTConfig, {"num_heads": 4, "num_kv_heads": 2, "norm_type": "post"}),
+]
+
+
+@pytest.mark.parametrize(("arch", "options"), CASES, ids=str)
+def test_loss_and_gradients_are_those_of_the_equations(arch: type[TextConfig], options: dict[str, Any]) -> None:
+    model = make_model(make_config(arch, **options))
+    inputs_N, labels_N, positions_N = make_row()
+    grad_calls = model.config.grad_calls_at(1, 10)
+
+    loss, _ = model(
+        inputs_N,
+        labels_N,
+        positions_N,
+        Packing(SEQUENCES, NUM_TOKENS),
+        grad_calls=grad_calls,
+        ignore_label=IGNORE_LABEL,
+    )
+    loss.backward()
+    ours = {name: weight.grad for name, weight in model.named_parameters()}
+    model.zero_grad()
+    logits_NV = plain_logits(model, inputs_N, positions_N, SEQUENCES, grad_calls)
+    expected = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORE_LABEL, reduction="sum")
+    expected.backward()
+
+    torch.testing.assert_close(loss.double(), expected, rtol=2e-5, atol=0)
+    for name, weight in model.named_parameters():
+        grad = ours[name]
+        assert (grad is None) == (weight.grad is None), f"{name}: a gradient of zero is not the same as none"
+        if grad is not None and weight.grad is not None:
+            assert torch.allclose(grad, weight.grad, rtol=2e-4, atol=2e-5), name
+
+
+@pytest.mark.parametrize(
+    ("grad_calls", "has_gradient"),
+    [
+        (CallCounts(H=1, L=1), False),
+        (CallCounts(H=1, L=3), False),  # the last cycle of L has z_H of the first H call, a constant
+        (CallCounts(H=2, L=1), True),
+        (CallCounts(H=1, L=4), True),
+    ],
+)
+def test_the_embedding_has_a_gradient_only_where_a_call_with_gradient_sees_it(
+    grad_calls: CallCounts, has_gradient: bool
+) -> None:
+    model = make_model(make_config(HRMTextConfig))
+    inputs_N, labels_N, positions_N = make_row()
+    packing = Packing(SEQUENCES, NUM_TOKENS)
+    model(inputs_N, labels_N, positions_N, packing, grad_calls=grad_calls, ignore_label=IGNORE_LABEL)[0].backward()
+    assert (model.embed_tokens.weight.grad is not None) == has_gradient
+
+
+def test_the_forward_result_does_not_depend_on_the_calls_with_gradient() -> None:
+    model = make_model(make_config(HRMTextConfig))
+    inputs_N, _, positions_N = make_row()
+    packing = Packing(SEQUENCES, NUM_TOKENS)
+    few, many = (model.hidden(inputs_N, positions_N, packing, CallCounts(H=n, L=n)) for n in (1, 2))
+    assert torch.equal(few, many)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_bfloat16_is_close_to_float32(arch: type[TextConfig]) -> None:
+    exact, rounded = (make_model(make_config(arch, forward_dtype=dtype)) for dtype in ("float32", "bfloat16"))
+    inputs_N, labels_N, positions_N = make_row()
+    packing, grad_calls = Packing(SEQUENCES, NUM_TOKENS), exact.config.grad_calls_at(1, 10)
+    losses = [
+        model(inputs_N, labels_N, positions_N, packing, grad_calls=grad_calls, ignore_label=IGNORE_LABEL)[0]
+        for model in (exact, rounded)
+    ]
+    torch.testing.assert_close(losses[1], losses[0], rtol=2e-2, atol=0)
+    y_ND = rounded.hidden(inputs_N, positions_N, packing, grad_calls)
+    assert rounded.logits(y_ND).dtype == torch.bfloat16
+
+
+def test_a_seed_gives_one_model_and_every_tensor_has_values() -> None:
+    config = make_config(HRMTextConfig)
+    one, same, other = (make_model(config, seed).state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not any(torch.equal(one[name], other[name]) for name in one)
+    assert one["zL_init"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("init_type", "init_std", "inner", "attention_output", "mlp_output"),
+    [
+        ("lecun_normal", None, 64**-0.5, 64**-0.5, 256**-0.5),
+        ("fixed_normal", None, 0.02, 0.02, 0.02),
+        ("fixed_normal", 0.3, 0.3, 0.3, 0.3),
+        ("megatron", None, 64**-0.5, 64**-0.5 / 2, 64**-0.5 / 2),
+        ("megatron", 0.1, 0.1, 0.05, 0.05),
+    ],
+)
+def test_initial_weights_have_the_deviations_of_their_type(
+    init_type: str, init_std: float | None, inner: float, attention_output: float, mlp_output: float
+) -> None:
+    sizes = {"hidden_size": 64, "expansion": 4.0, "width_multiple": 256}
+    config = make_config(TransformerTextConfig, init_type=init_type, init_std=init_std, **sizes)
+    model = make_model(config)
+    assert config.embedding_scale == pytest.approx(1 / inner)
+    expected = {"o_proj": attention_output, "down_proj": mlp_output}
+    for name, weight in model.named_parameters():
+        if weight.numel() > 2000:
+            assert weight.std().item() == pytest.approx(expected.get(name.split(".")[-2], inner), rel=0.06), name

@@ -1,0 +1,275 @@
+"""Replay trajectories of the published HRM-Text code with this project's models and optimizer.
+
+tests/parity.py calls this module for the folders whose trajectory.json describes a text model.
+"""
+
+# N = tokens of the row
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.text.config import (
+    HRMTextConfig,
+    RINSTextConfig,
+    TextConfig,
+    TransformerTextConfig,
+    TRMTextConfig,
+    UTTextConfig,
+)
+from models.text.generation import greedy
+from models.text.losses import TEXT_METRICS
+from models.text.model import TextModel
+from models.text.packing import Packing
+from models.text.published import to_ours, to_published
+from optim.build import AdamATan2Config, build_optimizers
+from optim.ema import EMA
+from optim.schedule import lr_multiplier
+from tests.recordings import Report, expect_keys, number, read_json, read_tensors
+from utils.command_line import validate
+
+QUANTITIES = (
+    *("logits", "loss", "metrics", "gradient norm", "no gradient", "schedule"),
+    *("final weights", "average", "generation"),
+)
+IGNORE_LABEL = -100
+NETS: dict[str, type[TextConfig]] = {
+    "hrm": HRMTextConfig,
+    "transformer": TransformerTextConfig,
+    "trm": TRMTextConfig,
+    "ut": UTTextConfig,
+    "rins": RINSTextConfig,
+}
+# The published names of options, where ours differ.
+RENAMED = {"n_layers": "num_layers", "attn_type": "attention", "pos_emb_type": "pos_encodings"}
+# The published defaults.
+OPTION_DEFAULTS: dict[str, Any] = {
+    "attention": "prefixlm",
+    "rope_theta": 10000.0,
+    "init_std": None,
+    "half_layers": False,
+    "H_override": {},
+    "bp_warmup_ratio": 0.0,
+    "bp_min_steps": 2,
+    "bp_max_steps": 5,
+}
+# What this project added, with the values that give the published model.
+ADDED_OPTIONS = {"width_multiple": 256, "activation_checkpointing": "none", "forward_dtype": "float32"}
+OPTIM_KEYS = ("lr", "lr_min_ratio", "lr_warmup_steps", "total_steps", "weight_decay", "beta1", "beta2", "ema")
+STEP_KEYS = (
+    *("step", "lr", "bp_steps", "loss", "loss_divisor", "grad_norm", "without_gradient", "metrics", "sequences"),
+    "total",
+)
+NOTES = {"noise", "noise_float64", "smallest_argmax_margin"}  # about the recording itself
+# The numerator and the denominator of each recorded metric. The first metric is a sum of floats.
+METRICS = {
+    "loss": ("loss", "labels"),
+    "accuracy": ("accuracy", "labels"),
+    "exact_accuracy": ("exact_accuracy", "sequences"),
+}
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class Recording:
+    """The contents of a recorded folder. `recorded` has the values to compare, by name."""
+
+    config: TextConfig
+    vocab_size: int
+    optim: dict[str, float]
+    initial: Tensors
+    batches: list[Tensors]
+    sequences: list[list[tuple[int, int]]]
+    prompts: list[list[int]]
+    num_new_tokens: int
+    row_stride: dict[str, int]
+    recorded: dict[str, Any]
+
+
+def is_text(description: Any) -> bool:
+    """Whether a trajectory.json describes a text model. Only those tell how rows were packed."""
+    return isinstance(description, dict) and "data" in description
+
+
+def read_recording(folder: Path) -> Recording:
+    """Read a folder.
+
+    Raises:
+        ValueError: The folder is missing or damaged, or needs something that this project lacks.
+    """
+    description = read_json(folder / "trajectory.json")
+    required = {"arch", "model", "data", "optim", "row_stride", "train", "generate"}
+    expect_keys(description, required, NOTES, folder, "")
+    config, vocab_size = _read_model(description["arch"], description["model"], folder)
+    expect_keys(description["optim"], set(OPTIM_KEYS), set(), folder, "optim")
+    optim = {key: number(value, folder, f"optim.{key}") for key, value in description["optim"].items()}
+    expect_keys(description["row_stride"], {"final", "ema"}, set(), folder, "row_stride")
+
+    tensors = read_tensors(folder / "trajectory.safetensors")
+    recorded: dict[str, Any] = {}
+    batches, sequences = list[Tensors](), list[list[tuple[int, int]]]()
+    for t, step in enumerate(description["train"]):
+        expect_keys(step, set(STEP_KEYS), set(), folder, f"train[{t}]")
+        batches.append(_take_batch(tensors, t, vocab_size, folder))
+        sequences.append([(prefix, response) for prefix, response in step["sequences"]])
+        _require_sequences(sequences[-1], step, batches[-1], f"{folder}: train[{t}]")
+        for key in ("lr", "loss", "loss_divisor", "grad_norm"):
+            recorded[f"train[{t}].{key}"] = number(step[key], folder, f"train[{t}].{key}")
+        recorded |= {f"train[{t}].{key}": step[key] for key in ("step", "bp_steps")}
+        recorded[f"train[{t}].without_gradient"] = sorted(step["without_gradient"])
+        for name, (numerator, denominator) in step["metrics"].items():
+            recorded |= {f"train[{t}].{name}[0]": numerator, f"train[{t}].{name}[1]": denominator}
+    generate = description["generate"]
+    expect_keys(generate, {"prompts", "new_tokens", "initial", "final", "ema"}, set(), folder, "generate")
+    recorded |= {f"generate.{of}.tokens": generate[of]["tokens"] for of in ("initial", "final", "ema")}
+    recorded |= tensors
+    for file in ("final", "ema"):
+        weights = to_ours(read_tensors(folder / f"{file}.safetensors"), config.name)
+        recorded |= {f"{file}.{name}": tensor for name, tensor in weights.items()}
+    initial = to_ours(read_tensors(folder / "initial.safetensors"), config.name)
+    return Recording(
+        config,
+        vocab_size,
+        optim,
+        initial,
+        batches,
+        sequences,
+        generate["prompts"],
+        generate["new_tokens"],
+        description["row_stride"],
+        recorded,
+    )
+
+
+def replay(recording: Recording) -> Report:
+    """Train and generate as in the recording, and compare all values.
+
+    Raises:
+        ValueError: The initial weights don't fit the model.
+    """
+    report = Report(dict(recording.recorded), QUANTITIES)
+    config, optim = recording.config, recording.optim
+    model = TextModel(config, vocab_size=recording.vocab_size)
+    try:
+        model.load_state_dict(recording.initial)
+    except RuntimeError as error:
+        raise ValueError(f"initial.safetensors doesn't fit the model: {error}") from error
+    optimizers = build_optimizers(
+        model,
+        model.block_weights(),
+        AdamATan2Config(name="adam_atan2"),
+        lr=optim["lr"],
+        betas=(optim["beta1"], optim["beta2"]),
+        weight_decay=optim["weight_decay"],
+    )
+    average = EMA(dict(model.named_parameters()))
+    total_steps, warmup_steps = int(optim["total_steps"]), int(optim["lr_warmup_steps"])
+    _generate(model, recording, report, "initial")
+    for t in range(len(recording.batches)):
+        multiplier = lr_multiplier(t + 1, total_steps, warmup_steps, optim["lr_min_ratio"])
+        report.compare_equal("schedule", f"train[{t}].step", t + 1)
+        report.compare("schedule", f"train[{t}].lr", optim["lr"] * multiplier)
+        bp_steps = config.bp_steps_at(t + 1, total_steps) if isinstance(config, HRMTextConfig) else None
+        report.compare_equal("schedule", f"train[{t}].bp_steps", bp_steps)
+        _step(model, recording, report, t, total_steps)
+        optimizers.step(multiplier)
+        average.update(optim["ema"])
+        optimizers.zero_grad()
+
+    _compare_weights(model, report, "final weights", "final", recording.row_stride["final"])
+    _generate(model, recording, report, "final")
+    with average.swapped():
+        _compare_weights(model, report, "average", "ema", recording.row_stride["ema"])
+        _generate(model, recording, report, "ema")
+    report.close()
+    return report
+
+
+def _step(model: TextModel, recording: Recording, report: Report, t: int, total_steps: int) -> None:
+    """Compare a step of training up to its gradients, which stay in the parameters."""
+    batch = recording.batches[t]
+    packing = Packing(recording.sequences[t], len(batch["inputs"]))
+    grad_calls = recording.config.grad_calls_at(t + 1, total_steps)
+    loss, sums = model(
+        *(batch[key] for key in ("inputs", "labels", "position_ids")),
+        packing,
+        grad_calls=grad_calls,
+        ignore_label=IGNORE_LABEL,
+    )
+    named = dict(zip(TEXT_METRICS, sums.tolist(), strict=True))
+    (loss / named["labels"]).backward()
+    with torch.no_grad():
+        y_ND = model.hidden(batch["inputs"], batch["position_ids"], packing, grad_calls)
+        report.compare("logits", f"train.{t:02d}.logits", model.logits(y_ND))
+    report.compare("loss", f"train[{t}].loss", loss.item() / named["labels"])
+    report.compare("metrics", f"train[{t}].loss_divisor", named["labels"], exact=True)
+    for name, parts in METRICS.items():
+        for index, part in enumerate(parts):
+            report.compare("metrics", f"train[{t}].{name}[{index}]", named[part], exact=part != "loss")
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    norm = torch.nn.utils.get_total_norm([grad for grad in gradients.values() if grad is not None])
+    report.compare("gradient norm", f"train[{t}].grad_norm", norm.item())
+    without = {name: torch.empty(0) for name, grad in gradients.items() if grad is None}
+    names = sorted(to_published(without, recording.config.name, "training"))
+    report.compare_equal("no gradient", f"train[{t}].without_gradient", names)
+
+
+def _generate(model: TextModel, recording: Recording, report: Report, weights: str) -> None:
+    tokens, logits = greedy(model, recording.prompts, recording.num_new_tokens)
+    report.compare("generation", f"generate.{weights}.logits", logits)
+    report.compare_equal("generation", f"generate.{weights}.tokens", tokens.tolist())
+
+
+def _compare_weights(model: TextModel, report: Report, quantity: str, file: str, row_stride: int) -> None:
+    for name, weight in model.named_parameters():
+        report.compare(quantity, f"{file}.{name}", weight.detach()[::row_stride])
+
+
+def _read_model(arch: Any, options: Any, folder: Path) -> tuple[TextConfig, int]:
+    if arch not in NETS:
+        raise ValueError(f"{folder}: arch is {arch!r}; {', '.join(NETS)} can be replayed")
+    config_class = NETS[arch]
+    if not isinstance(options, dict) or type(options.get("vocab_size")) is not int:
+        raise ValueError(f"{folder}/trajectory.json: model is no table with a vocab_size; record the folder again")
+    # An option that is null or off says nothing.
+    given = {key: value for key, value in options.items() if key not in ("vocab_size", "max_seq_len")}
+    values = {RENAMED.get(key, key): value for key, value in given.items() if value is not None and value is not False}
+    if "H_override" in values:
+        values["H_override"] = {RENAMED.get(key, key): value for key, value in values["H_override"].items()}
+    known = config_class.model_fields
+    values = {key: value for key, value in OPTION_DEFAULTS.items() if key in known} | values
+    try:
+        return validate(config_class, {"name": f"{arch}_text", **values, **ADDED_OPTIONS}), options["vocab_size"]
+    except ValueError as error:
+        raise ValueError(f"{folder}: model: {error}") from error
+
+
+def _take_batch(tensors: Tensors, t: int, vocab_size: int, folder: Path) -> Tensors:
+    """Move the batch of step t out of the recorded tensors.
+
+    Raises:
+        ValueError: A tensor is missing, or a token is no token of the vocabulary.
+    """
+    batch = {}
+    for key in ("inputs", "labels", "position_ids"):
+        name = f"train.{t:02d}.batch.{key}"
+        batch[key] = tensors.pop(name, torch.empty(0))
+        if batch[key].is_floating_point() or batch[key].dim() != 1:
+            raise ValueError(f"{folder}/trajectory.safetensors: {name} is no row of integers; record the folder again")
+        wrong = batch[key] < 0
+        if key != "position_ids":
+            wrong |= batch[key] >= vocab_size
+        if key == "labels":
+            wrong &= batch[key] != IGNORE_LABEL
+        if wrong.any():
+            raise ValueError(f"{folder}: {name} has {batch[key][wrong][0].item()}, but must be below {vocab_size}")
+    return batch
+
+
+def _require_sequences(sequences: list[tuple[int, int]], step: dict[str, Any], batch: Tensors, where: str) -> None:
+    total = sum(prefix + response for prefix, response in sequences)
+    if total != step["total"] or total > len(batch["inputs"]) or any(p < 1 or c < 0 for p, c in sequences):
+        raise ValueError(f"{where}.sequences don't fill {step['total']} places of the row; record the folder again")

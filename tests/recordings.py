@@ -1,0 +1,130 @@
+"""Read recorded trajectories of published code, and compare them with what is computed."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load_file
+
+TOLERANCE = 1e-4
+
+
+@dataclass
+class Report:
+    """The errors of one folder.
+
+    Compared values are removed from `recorded`, so that only values remain that were never
+    compared.
+
+    Attributes:
+        recorded: tensors, numbers, and what else is recorded, by name.
+        quantities: the kinds of values, in the order in which they are printed.
+    """
+
+    recorded: dict[str, Any]
+    quantities: Sequence[str]
+    errors: dict[str, float] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def compare(self, quantity: str, name: str, ours: torch.Tensor | float, *, exact: bool = False) -> None:
+        if name not in self.recorded:
+            self._fail(quantity, f"{name} should have been recorded, but is missing")
+            return
+        theirs = self.recorded.pop(name)
+        error = _exact_error(ours, theirs) if exact else _relative_error(ours, theirs)
+        self.errors[quantity] = max(self.errors.get(quantity, 0.0), error)
+        if error > TOLERANCE:
+            self.failures.append(f"{name} differs by {error:.3g}")
+
+    def compare_equal(self, quantity: str, name: str, ours: object) -> None:
+        """Compare a value that is no tensor and must be the same, such as a list of names."""
+        if name not in self.recorded:
+            self._fail(quantity, f"{name} should have been recorded, but is missing")
+        elif (theirs := self.recorded.pop(name)) != ours:
+            self._fail(quantity, f"{name} is {ours}, and {theirs} was recorded")
+        else:
+            self.errors.setdefault(quantity, 0.0)
+
+    def close(self) -> None:
+        """Report recorded values that were never compared as failures."""
+        for name in sorted(self.recorded):
+            self._fail("unknown", f"{name} was recorded, but nothing here is compared with it")
+
+    @property
+    def max_error(self) -> float:
+        return max(self.errors.values())
+
+    def print(self, folder: Path) -> None:
+        print(folder)
+        for quantity in (*self.quantities, "unknown"):
+            if quantity in self.errors:
+                print(f"  {quantity:<16} {self.errors[quantity]:.2e}")
+        for failure in self.failures:
+            print(f"  FAILED: {failure}")
+
+    def _fail(self, quantity: str, message: str) -> None:
+        self.errors[quantity] = math.inf
+        self.failures.append(message)
+
+
+def _relative_error(ours: torch.Tensor | float, theirs: torch.Tensor | float) -> float:
+    """Return the relative error as the README of the recordings defines it.
+
+    It is infinite if the shapes differ or a value is not finite.
+    """
+    ours_tensor, theirs_tensor = torch.as_tensor(ours).double(), torch.as_tensor(theirs).double()
+    if ours_tensor.shape != theirs_tensor.shape:
+        return math.inf
+    if ours_tensor.numel() == 0:
+        return 0.0
+    difference = (ours_tensor - theirs_tensor).abs().max().item()
+    scale = theirs_tensor.abs().max().item()
+    if isinstance(theirs, float):
+        scale = max(1.0, scale)
+    if difference == 0:
+        return 0.0
+    error = difference / scale if scale else math.inf
+    return error if math.isfinite(error) else math.inf
+
+
+def _exact_error(ours: torch.Tensor | float, theirs: torch.Tensor | float) -> float:
+    return 0.0 if torch.equal(torch.as_tensor(ours).double(), torch.as_tensor(theirs).double()) else math.inf
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; give folders like those that the README of the recordings describes")
+    try:
+        return load_file(path)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}); copy it again") from error
+
+
+def read_json(path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; give folders like those that the README of the recordings describes")
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); copy it again") from error
+
+
+def number(value: Any, folder: Path, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{folder}/trajectory.json: {name} is {value!r}, no number; record the folder again")
+    return float(value)
+
+
+def expect_keys(table: Any, required: set[str], optional: set[str], folder: Path, name: str) -> None:
+    where = f"{folder}/trajectory.json" + (f": {name}" if name else "")
+    if not isinstance(table, dict):
+        raise ValueError(f"{where} is no table; record the folder again")
+    if missing := required - table.keys():
+        raise ValueError(f"{where} lacks {', '.join(sorted(missing))}; record the folder again")
+    if unknown := table.keys() - required - optional:
+        raise ValueError(f"{where} has {', '.join(sorted(unknown))}, which this replay can't honour")

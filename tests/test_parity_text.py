@@ -1,0 +1,204 @@
+"""Recorded trajectories of HRM-Text are reproduced, and the replay notices every difference."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.text.model import TextModel
+from models.text.published import to_published
+from tests import parity, parity_text
+from tests.models.text.helpers import IGNORE_LABEL, NUM_TOKENS, SEQUENCES, VOCAB_SIZE, make_row
+from tests.recordings import Report
+
+# Recordings of the published program that some machines have beside the checkout.
+SHARED = Path(__file__).parents[1].parent / "shared" / "reference_text"
+FOLDERS = sorted(path.parent for path in SHARED.glob("*/trajectory.json"))
+# Without a reason, pytest would report that the test was skipped, but not why.
+_NONE = pytest.param(SHARED, marks=pytest.mark.skip(reason="there are no recordings of text beside this checkout"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS or [_NONE], ids=lambda folder: folder.name)
+def test_published_text_models_are_reproduced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parity.main([str(folder)]) == 0, capsys.readouterr().out
+    out = capsys.readouterr().out
+    for quantity in parity_text.QUANTITIES:
+        assert f"  {quantity}" in out, f"{quantity} was not compared"
+    assert float(out.splitlines()[-1].removeprefix("max_relative_error=")) < 2e-5, "a faithful replay is closer"
+
+
+# ---- recordings of this project's own models: no proof of parity, but of the replay -------------
+
+MODEL: dict[str, Any] = {
+    **{"hidden_size": 16, "num_heads": 2, "expansion": 4, "norm_type": "pre", "norm_eps": 1e-6, "n_layers": 2},
+    **{"rope_theta": 10000.0, "pos_emb_type": "rope", "init_type": "lecun_normal", "attn_type": "prefixlm"},
+    **{"max_seq_len": 64, "vocab_size": VOCAB_SIZE},
+}
+NETS: dict[str, dict[str, Any]] = {
+    "hrm": {
+        **{"half_layers": True, "H_cycles": 2, "L_cycles": 3, "bp_warmup_ratio": 0.5},
+        "H_override": {"n_layers": 1, "attn_type": "causal", "pos_emb_type": "none"},
+    },
+    "transformer": {"norm_type": "post", "init_type": "megatron", "rope_theta": None, "pos_emb_type": "none"},
+    "trm": {"H_cycles": 2, "L_cycles": 1, "H_bp_steps": 1, "L_bp_steps": 1, "init_type": "fixed_normal"},
+    "ut": {"cycles": 3, "bp_cycles": 2, "attn_type": "causal"},
+    "rins": {"half_layers": True, "L_cycles": 3, "L_bp_cycles": 2, "init_type": "fixed_normal", "init_std": 0.1},
+}
+OPTIM = {
+    **{"lr": 0.01, "lr_min_ratio": 0.1, "lr_warmup_steps": 2, "total_steps": 4, "weight_decay": 0.5},
+    **{"beta1": 0.9, "beta2": 0.95, "ema": 0.9},
+}
+NUM_STEPS, PROMPTS, NUM_NEW = 5, [[5, 2], [3]], 3
+
+
+class _Recorder(Report):
+    """Takes every value as right, and remembers it."""
+
+    def compare(self, quantity: str, name: str, ours: torch.Tensor | float, *, exact: bool = False) -> None:
+        self.recorded[name] = ours.detach().clone() if isinstance(ours, torch.Tensor) else ours
+
+    def compare_equal(self, quantity: str, name: str, ours: object) -> None:
+        self.recorded[name] = ours
+
+    def close(self) -> None:
+        pass
+
+
+def _write(folder: Path, net: str) -> None:
+    """Record a model of this project as the published program is recorded."""
+    options = MODEL | NETS[net]
+    config, vocab_size = parity_text._read_model(net, options, folder)
+    model = TextModel(config, vocab_size=vocab_size)
+    model.init_weights(torch.Generator().manual_seed(0))
+    initial = {name: tensor.bfloat16().contiguous() for name, tensor in model.state_dict().items()}
+    row = dict(zip(("inputs", "labels", "position_ids"), (part.int() for part in make_row()), strict=True))
+    recording = parity_text.Recording(
+        config,
+        vocab_size,
+        {key: float(value) for key, value in OPTIM.items()},
+        {name: tensor.float() if name != "zL_init" else tensor for name, tensor in initial.items()},
+        [row] * NUM_STEPS,
+        [SEQUENCES] * NUM_STEPS,
+        PROMPTS,
+        NUM_NEW,
+        {"final": 2, "ema": 1},
+        {},
+    )
+    found = parity_text.replay(recording).recorded
+    steps = []
+    for t in range(NUM_STEPS):
+        of = {key: found[f"train[{t}].{key}"] for key in parity_text.STEP_KEYS if f"train[{t}].{key}" in found}
+        metrics = {name: [found[f"train[{t}].{name}[{n}]"] for n in (0, 1)] for name in parity_text.METRICS}
+        total = sum(map(sum, SEQUENCES))
+        steps.append(of | {"metrics": metrics, "sequences": SEQUENCES, "total": total})
+    generate = {of: {"tokens": found[f"generate.{of}.tokens"], "margin": 0.1} for of in ("initial", "final", "ema")}
+    description = {
+        **{"arch": net, "model": options, "data": {"length": NUM_TOKENS, "target_only": True}, "optim": OPTIM},
+        **{"row_stride": {"final": 2, "ema": 1}, "noise": 1e-6, "train": steps},
+        "generate": generate | {"prompts": PROMPTS, "new_tokens": NUM_NEW},
+    }
+    (folder / "trajectory.json").write_text(json.dumps(description))
+    tensors = {name: value for name, value in found.items() if name.split(".")[0] in ("train", "generate")}
+    tensors = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+    tensors |= {f"train.{t:02d}.batch.{key}": part.clone() for t in range(NUM_STEPS) for key, part in row.items()}
+    save_file(tensors, folder / "trajectory.safetensors")
+    weights = {"initial": initial}
+    for file in ("final", "ema"):
+        prefix = f"{file}."
+        weights[file] = {name[len(prefix) :]: each for name, each in found.items() if name.startswith(prefix)}
+    for file, of_file in weights.items():
+        published = to_published(of_file, config.name, "training")
+        save_file({name: tensor.contiguous() for name, tensor in published.items()}, folder / f"{file}.safetensors")
+
+
+@pytest.fixture(params=["hrm"])
+def folder(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a recording that a test may change."""
+    with monkeypatch.context() as patch:
+        patch.setattr(parity_text, "Report", _Recorder)
+        _write(tmp_path, request.param)
+    return tmp_path
+
+
+@pytest.mark.parametrize("folder", NETS, indirect=True)
+def test_every_architecture_and_option_can_be_replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parity.main([str(folder)]) == 0, capsys.readouterr()
+    assert capsys.readouterr().out.splitlines()[-1] == "max_relative_error=0"
+
+
+def _json(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
+    def apply(folder: Path) -> None:
+        description = json.loads((folder / "trajectory.json").read_text())
+        change(description)
+        (folder / "trajectory.json").write_text(json.dumps(description))
+
+    return apply
+
+
+def _tensor(file: str, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], Any]:
+    def apply(folder: Path) -> None:
+        tensors = load_file(folder / f"{file}.safetensors")
+        tensors[name] = change(tensors[name])
+        save_file(tensors, folder / f"{file}.safetensors")
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (_json(lambda d: d["train"][2].update(bp_steps=2)), "train[2].bp_steps is 5, and 2"),
+        (_json(lambda d: d["train"][2].update(lr=0.5)), "train[2].lr "),
+        (_json(lambda d: d["train"][1].update(loss=9.0)), "train[1].loss "),
+        (_json(lambda d: d["train"][1].update(grad_norm=9.0)), "train[1].grad_norm "),
+        (_json(lambda d: d["train"][1].update(loss_divisor=9.0)), "train[1].loss_divisor "),
+        (_json(lambda d: d["train"][0].update(without_gradient=["lm_head.weight"])), "train[0].without_gradient "),
+        (_json(lambda d: d["train"][0]["metrics"].update(accuracy=[9, 9])), "train[0].accuracy[0] "),
+        (_json(lambda d: d["generate"]["ema"]["tokens"][0].append(1)), "generate.ema.tokens "),
+        (_json(lambda d: d["optim"].update(ema=0.8)), "ema.lm_head.weight "),
+        (_json(lambda d: d["optim"].update(weight_decay=0.1)), "final.lm_head.weight "),
+        (_json(lambda d: d["model"].update(attn_type="causal")), "train.00.logits "),
+        (_json(lambda d: d["model"].update(bp_min_steps=5)), "train[0].grad_norm "),
+        (_tensor("trajectory", "train.03.logits", lambda x: x * 1.001), "train.03.logits "),
+        (_tensor("trajectory", "generate.final.logits", lambda x: x * 1.001), "generate.final.logits "),
+        (_tensor("final", "lm_head.weight", lambda x: x * 1.001), "final.lm_head.weight "),
+        (_tensor("ema", "lm_head.weight", lambda x: x[::2].clone()), "ema.lm_head.weight "),
+    ],
+)
+def test_a_changed_recording_fails_by_name(
+    folder: Path, change: Callable[[Path], Any], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(folder)
+    assert parity.main([str(folder)]) == 1
+    out = capsys.readouterr().out
+    assert any(line.startswith(f"  FAILED: {named}") for line in out.splitlines()), out
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_json(lambda d: d.update(arch="gpt")), "arch is 'gpt'; hrm, transformer, trm, ut, rins"),
+        (_json(lambda d: d["model"].update(dropout=0.1)), "dropout"),
+        (_json(lambda d: d["model"].update(num_heads=3)), "num_heads 3"),
+        (_json(lambda d: d["model"].update(n_layers=4)), "L_level.layers.1"),
+        (_json(lambda d: d["model"].update(vocab_size="x")), "vocab_size"),
+        (_json(lambda d: d["optim"].pop("ema")), "optim lacks ema"),
+        (_json(lambda d: d["train"][0].update(sequences=[[9, 9]])), "train[0].sequences"),
+        (_tensor("trajectory", "train.01.batch.inputs", lambda x: x + 99), "train.01.batch.inputs has"),
+        (_tensor("trajectory", "train.01.batch.labels", lambda x: x.float()), "train.01.batch.labels is no row"),
+        (_tensor("trajectory", "train.01.batch.labels", lambda x: x + IGNORE_LABEL), "train.01.batch.labels has"),
+        (lambda folder: (folder / "ema.safetensors").unlink(), "ema.safetensors is missing"),
+    ],
+)
+def test_what_cannot_be_replayed_is_one_line_and_status_2(
+    folder: Path, damage: Callable[[Path], Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(folder)
+    assert parity.main([str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert message in error
