@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -42,13 +42,25 @@ CHUNK_BYTES = 4 << 20
 _MOST_DATASETS = 5
 
 
-class DatasetMetadata(BaseModel):
-    """The contents of dataset.json.
+class DatasetDescription(BaseModel):
+    """What a file that describes a split says.
 
     Unknown keys are ignored, because other trainers add keys of their own (TRM: total_puzzles).
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+    # The value of the key `kind`. Without that key the kind asked for is assumed.
+    kind_of_data: ClassVar[str]
+
+
+Described = TypeVar("Described", bound=DatasetDescription)
+
+
+class DatasetMetadata(DatasetDescription):
+    """The contents of dataset.json of a split of puzzles."""
+
+    kind_of_data: ClassVar[str] = "puzzles"
 
     pad_id: Annotated[Int, Field(ge=0)]
     # Labels of this value are neither learnt nor counted; null: all labels count.
@@ -259,28 +271,48 @@ def read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
     """
     file = folder / "dataset.json"
     try:
-        text = plain(file).read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
+        metadata = read_described(file, DatasetMetadata)
+    except FileNotFoundError:
         raise UserError(f"no dataset at {data_path}: {_why_none(data_path, file)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read ({_one_line(error)}); rebuild the dataset") from None
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: not JSON ({_one_line(error)}); rebuild the dataset") from None
-    try:
-        metadata = DatasetMetadata.model_validate(values)
-    except ValidationError as error:
-        problems = ", ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'the file'}: {problem['msg']}" for problem in error.errors()
-        )
-        raise UserError(f"{file}: {problems}; correct it or rebuild the dataset") from None
     # The published trainers fill their last batch with these two values, so they must be in range.
     for key, limit_key in (("pad_id", "vocab_size"), ("blank_identifier_id", "num_puzzle_identifiers")):
         value, limit = getattr(metadata, key), getattr(metadata, limit_key)
         if value >= limit:
             raise UserError(f"{file}: {key} is {value}, but {limit_key} is {limit}; correct it or rebuild the dataset")
     return metadata
+
+
+def read_described(file: Path, kind: type[Described]) -> Described:
+    """Read the JSON file that describes a split.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UserError: The file is wrong.
+    """
+    try:
+        text = plain(file).read_text(encoding="utf-8")
+    except NotADirectoryError as error:
+        raise FileNotFoundError(file) from error
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read ({_one_line(error)}); rebuild the dataset") from None
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: not JSON ({_one_line(error)}); rebuild the dataset") from None
+    if isinstance(values, dict) and values.get("kind", kind.kind_of_data) != kind.kind_of_data:
+        raise UserError(
+            f"{file}: holds {values['kind']!r}, not {kind.kind_of_data}; give an arch or a program for such data, "
+            "or another data_path"
+        )
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        problems = ", ".join(
+            f"{'.'.join(map(str, problem['loc'])) or 'the file'}: {problem['msg']}" for problem in error.errors()
+        )
+        raise UserError(f"{file}: {problems}; correct it or rebuild the dataset") from None
 
 
 def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
@@ -497,7 +529,7 @@ def check_contents(split: Split) -> str:
             digest.update(f"{indices.shape}".encode())
             digest.update(indices.data)
     fingerprint = digest.hexdigest()
-    _compare_with_builder(split.path, fingerprint)
+    compare_with_builder(split.path, fingerprint)
     return fingerprint
 
 
@@ -536,7 +568,8 @@ def let_go(array: np.ndarray) -> None:
         pages.madvise(mmap.MADV_DONTNEED)
 
 
-def _compare_with_builder(folder: Path, fingerprint: str) -> None:
+def compare_with_builder(folder: Path, fingerprint: str) -> None:
+    """Raise UserError if fingerprint.json holds another fingerprint of the split in this folder."""
     file = folder.parent / "fingerprint.json"
     try:
         recorded = json.loads(plain(file).read_text(encoding="utf-8"))

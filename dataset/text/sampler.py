@@ -1,0 +1,203 @@
+"""Decide which samples each step trains on: a pure function of (seed, step, place in the batch).
+
+The budget of a step is `global_batch_size` tokens. It is cut into rows of a fixed capacity, which
+does not depend on the number of ranks. Samples are packed into rows, and a step takes
+`rows_per_step` of them. Rank r of R ranks gets the r-th of R equal parts of these rows, and joins
+them to one row of global_batch_size / R tokens. So 1, 2 and 4 ranks train on the same samples, and
+no rank needs to know the number of the others to know what a row holds. One row that is cut after
+packing would not do: the cuts would fall into sequences.
+
+The rows of all epochs are one stream, and step s takes the next rows of it. A step may lie in two
+epochs, so an epoch leaves no rest. The number of rows of an epoch follows from the lengths alone
+(`Shapes`). So the number of steps is known from the start, and a run resumes at any step after the
+work of drawing one epoch.
+"""
+# E = epochs, K = sequences of a row
+
+from abc import ABC, abstractmethod
+from functools import lru_cache
+
+import numpy as np
+
+from dataset.text.packing import PackedRow, Shapes, packed_row, published_steps
+from dataset.text.schema import TextSplit
+from utils.errors import UserError
+
+# Independent streams of random numbers.
+_SAMPLES, _ROWS = 0, 1
+
+
+class TextSampler(ABC):
+    """The training stream of a split of text.
+
+    Args:
+        split: the split.
+        epochs: the length of the stream.
+        capacity: the tokens of a row.
+        rows_per_step: the rows of all ranks together.
+
+    Raises:
+        UserError: A sample is longer than a row.
+    """
+
+    def __init__(self, split: TextSplit, *, epochs: int, capacity: int, rows_per_step: int) -> None:
+        self.split, self.epochs, self.capacity, self.rows_per_step = split, epochs, capacity, rows_per_step
+        for samples in split.epochs[:epochs]:
+            lengths_N = samples.lengths()
+            if (longest := int(lengths_N.max())) > capacity:
+                raise UserError(
+                    f"{samples.files[0]}: sample {int(lengths_N.argmax()):,} reads {longest:,} tokens, but a row holds "
+                    f"{capacity:,}; raise global_batch_size to {longest * rows_per_step:,}, cut it into fewer rows, or "
+                    f"rebuild the dataset with --max-len {capacity}"
+                )
+
+    @property
+    @abstractmethod
+    def last_step(self) -> int:
+        """The last step for which the stream has all rows; 0 if there is none."""
+
+    @abstractmethod
+    def epoch(self, step: int) -> float:
+        """Return how many epochs are drawn by the end of a step, parts of an epoch included."""
+
+    @abstractmethod
+    def places(self, step: int, rows: slice) -> np.ndarray:
+        """Return where the samples in these rows of a step lie, int64 (K, 5) as `Samples.take`."""
+
+    def packed_row(self, step: int, rank: int, num_ranks: int, *, target_only: bool) -> PackedRow:
+        """Return what a rank trains on at a step.
+
+        Args:
+            step: from 1.
+            target_only: only responses are labelled; otherwise all tokens but the first are.
+
+        Raises:
+            UserError: The rows can't be shared equally among the ranks.
+        """
+        if self.rows_per_step % num_ranks:
+            raise UserError(
+                f"a step has {self.rows_per_step} rows, which {num_ranks} ranks can't share equally; "
+                f"cut the batch into a multiple of {num_ranks} rows"
+            )
+        share = self.rows_per_step // num_ranks
+        places_K5 = self.places(step, slice(rank * share, (rank + 1) * share))
+        return packed_row(self.split.tokens, places_K5, share * self.capacity, target_only=target_only)
+
+
+class ShuffledSampler(TextSampler):
+    """Each epoch visits each sample once, in an order drawn from (seed, epoch).
+
+    The epochs have rows of the same lengths. Which samples of equal length share a row, and the
+    order of the rows, is drawn anew for each epoch.
+
+    Args:
+        seed: of the random order.
+        first_step: the next step of a resumed run.
+        first_row: the number of rows before that step. The step does not determine it, because
+            `rows_per_step` may have changed.
+
+    Raises:
+        UserError: A sample is longer than a row, or the split prescribes its epochs.
+    """
+
+    def __init__(
+        self,
+        split: TextSplit,
+        *,
+        seed: int,
+        epochs: int,
+        capacity: int,
+        rows_per_step: int,
+        first_step: int = 1,
+        first_row: int = 0,
+    ) -> None:
+        super().__init__(split, epochs=epochs, capacity=capacity, rows_per_step=rows_per_step)
+        if len(split.epochs) > 1:
+            raise UserError(
+                f"{split.path}: has its own order for {len(split.epochs)} epochs; take the order of the file"
+            )
+        self.seed, self.first_step, self.first_row = seed, first_step, first_row
+        self._lengths_N = split.epochs[0].lengths()
+        self._shapes = Shapes(self._lengths_N, capacity)
+        # An epoch is drawn once and used for many steps. A step may lie in two epochs.
+        self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
+
+    @property
+    def last_step(self) -> int:
+        left = self.epochs * self._shapes.num_rows - self.first_row
+        return self.first_step - 1 + max(0, left) // self.rows_per_step
+
+    @property
+    def waste(self) -> float:
+        """The share of the budget that is padding."""
+        return 1 - float(self._lengths_N.sum()) / (self._shapes.num_rows * self.capacity)
+
+    def rows_before(self, step: int) -> int:
+        """Return the number of rows of the stream before this step."""
+        return self.first_row + (step - self.first_step) * self.rows_per_step
+
+    def epoch(self, step: int) -> float:
+        return self.rows_before(step + 1) / self._shapes.num_rows
+
+    def places(self, step: int, rows: slice) -> np.ndarray:
+        assert self.first_step <= step <= self.last_step, f"step {step} lies outside of the stream"
+        first = self.rows_before(step)
+        taken = []
+        for row in range(first + rows.start, first + rows.stop):
+            epoch, number = divmod(row, self._shapes.num_rows)
+            filled_N, order = self._epoch(epoch)
+            taken.append(filled_N[self._shapes.row(int(order[number]))])
+        return self.split.epochs[0].take(np.concatenate(taken))
+
+    def _draw_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the samples in the places of all rows, and the order of the rows."""
+        order_N = np.random.default_rng([self.seed, epoch, _SAMPLES]).permutation(len(self._lengths_N))
+        order = np.random.default_rng([self.seed, epoch, _ROWS]).permutation(self._shapes.num_rows)
+        return self._shapes.fill(order_N), order
+
+
+class FileOrderSampler(TextSampler):
+    """Each epoch takes the samples in the order of the file, packed as in the published code.
+
+    With R rows per step it gives what the published loader gives to R replicas. The padding at the
+    end of an epoch, and how many steps it has, depend on the order. Each epoch of its own is
+    therefore packed once at the start, which takes some seconds for a million samples.
+
+    Args:
+        drop_last_batch: leave out the step that takes the last sample of an epoch.
+    """
+
+    def __init__(
+        self, split: TextSplit, *, epochs: int, capacity: int, rows_per_step: int, drop_last_batch: bool
+    ) -> None:
+        super().__init__(split, epochs=epochs, capacity=capacity, rows_per_step=rows_per_step)
+        self._drop_last_batch = drop_last_batch
+        self._steps = lru_cache(maxsize=2)(self._pack)
+        num_of = [len(self._steps(number)) for number in range(min(epochs, len(split.epochs)))]
+        self._epoch_ends_E = np.cumsum([num_of[epoch % len(num_of)] for epoch in range(epochs)])
+
+    @property
+    def last_step(self) -> int:
+        return int(self._epoch_ends_E[-1])
+
+    def epoch(self, step: int) -> float:
+        epoch, before, num = self._epoch_of(step)
+        return epoch + (step - before) / num
+
+    def places(self, step: int, rows: slice) -> np.ndarray:
+        epoch, before, _ = self._epoch_of(step)
+        samples = self.split.samples(epoch)
+        return samples.take(np.concatenate(self._steps(epoch % len(self.split.epochs))[step - before - 1][rows]))
+
+    def _epoch_of(self, step: int) -> tuple[int, int, int]:
+        """Return the epoch of a step, the steps before this epoch, and the number of its steps."""
+        assert 1 <= step <= self.last_step, f"step {step} lies outside of the stream"
+        epoch = int(np.searchsorted(self._epoch_ends_E, step))
+        before = int(self._epoch_ends_E[epoch - 1]) if epoch else 0
+        return epoch, before, int(self._epoch_ends_E[epoch]) - before
+
+    def _pack(self, number: int) -> list[list[np.ndarray]]:
+        lengths_N = self.split.epochs[number].lengths()
+        return list(
+            published_steps(lengths_N, self.capacity, self.rows_per_step, drop_last_batch=self._drop_last_batch)
+        )

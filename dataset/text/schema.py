@@ -1,0 +1,358 @@
+"""Open and check datasets of text, with memory maps. No file can run code.
+
+A split, <data path>/{train,test}, is dataset.json, tokens.npy and samples.npy. A sample is an
+instruction of P tokens and the response of R tokens that follows it. The model reads the P + R - 1
+tokens without the last one, and predicts R of them, or all but the first. Plain text has P = 1.
+
+Folders in HRM-Text's own format are opened as they are: tokens.npy, metadata.json, and the samples
+of epoch k in epoch_<k>/{inst_start,inst_len,resp_start,resp_len}.npy.
+"""
+# N = samples, T = tokens, P = tokens of an instruction, R = tokens of a response
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from dataset.schema import (
+    CHUNK_BYTES,
+    DatasetDescription,
+    MappedFile,
+    SplitName,
+    compare_with_builder,
+    let_go,
+    open_array,
+    read_described,
+)
+from utils.config import Int
+from utils.errors import UserError
+from utils.files import file_errors, plain
+
+# The value of `tokenizer` in dataset.json if each byte is a token, and if nobody knows it.
+BYTES, UNKNOWN = "bytes", "unknown"
+REBUILD = "rebuild the dataset"
+
+
+class SpecialTokens(BaseModel):
+    """The tokens that no text contains.
+
+    A document is `start`, its text, `end`. A problem is `start`, the instruction,
+    `end_of_instruction`, the response, `end`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    start: Annotated[Int, Field(ge=0)]
+    end_of_instruction: Annotated[Int, Field(ge=0)]
+    end: Annotated[Int, Field(ge=0)]
+
+
+class TextMetadata(DatasetDescription):
+    """The contents of dataset.json of a split of text."""
+
+    kind_of_data: ClassVar[str] = "text"
+
+    kind: Literal["text"]
+    # The tokens are 0 to vocab_size - 1, with the special tokens. A model may round the number up.
+    vocab_size: Annotated[Int, Field(ge=1, le=2**24)]
+    # The most tokens that the model reads of a sample, P + R - 1.
+    max_len: Annotated[Int, Field(ge=1, le=2**31)]
+    num_samples: Annotated[Int, Field(ge=1)]
+    num_tokens: Annotated[Int, Field(ge=2)]
+    # "bytes", the sha256 of tokenizer.json, or "unknown" (HRM-Text folders without tokenizer.json).
+    tokenizer: Annotated[str, Field(pattern=rf"^({BYTES}|{UNKNOWN}|[0-9a-f]{{64}})$")]
+    # None: nobody knows them.
+    special_tokens: SpecialTokens | None
+    # The name of each task number of samples.npy.
+    tasks: Annotated[list[str], Field(min_length=1)]
+
+
+class _HrmTextMetadata(DatasetDescription):
+    """The contents of metadata.json of HRM-Text, as far as they matter here."""
+
+    kind_of_data: ClassVar[str] = "text"
+
+    tokenizer_info: dict[str, Any]
+    # The longest sample with its last token, which the model doesn't read.
+    max_seq_len: Annotated[Int, Field(ge=2, le=2**31)]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Where samples lie in tokens.npy, (N,) integers each."""
+
+    instruction_start: np.ndarray
+    instruction_len: np.ndarray
+    response_len: np.ndarray
+    response_start: np.ndarray | None  # None: each response follows its instruction
+    task: np.ndarray | None  # None: all samples have task 0
+    files: tuple[Path, ...]  # the files of these arrays, for messages
+
+    def __len__(self) -> int:
+        return len(self.instruction_len)
+
+    def lengths(self) -> np.ndarray:
+        """Return how many tokens the model reads of each sample, P + R - 1, int64 (N,)."""
+        lengths = self.instruction_len.astype(np.int64)
+        lengths += self.response_len
+        lengths -= 1
+        return lengths
+
+    def take(self, indices: np.ndarray | slice) -> np.ndarray:
+        """Return the place of some samples.
+
+        Returns:
+            int64 (K, 5): start and length of the instruction, start and length of the response,
+            and the task's number.
+        """
+        starts, lens = (
+            np.asarray(array[indices], np.int64) for array in (self.instruction_start, self.instruction_len)
+        )
+        responses = starts + lens if self.response_start is None else self.response_start[indices]
+        tasks = np.zeros_like(starts) if self.task is None else self.task[indices]
+        return np.stack([starts, lens, responses, self.response_len[indices], tasks], axis=1).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class TextSplit:
+    """One split of a dataset of text.
+
+    Attributes:
+        path: the folder of the split.
+        tokens: (T,) integers, memory-mapped.
+        epochs: the samples of each epoch. One entry serves all epochs; epoch k of a split with more
+            entries uses entry k modulo their number.
+        files: the mapped files as they were.
+    """
+
+    path: Path
+    metadata: TextMetadata
+    tokens: np.ndarray
+    epochs: tuple[Samples, ...]
+    files: tuple[MappedFile, ...]
+
+    @property
+    def is_published_form(self) -> bool:
+        """Whether the folder has HRM-Text's own format, with samples in the order of training."""
+        return bool(self.epochs[0].response_start is not None)
+
+    def samples(self, epoch: int) -> Samples:
+        return self.epochs[epoch % len(self.epochs)]
+
+    def require_unchanged(self) -> None:
+        """Raise UserError if a mapped file changed since it was opened."""
+        for file in self.files:
+            file.require_unchanged()
+
+
+def is_text(data_path: str | Path) -> bool:
+    """Return whether a folder holds text, in this format or in HRM-Text's."""
+    folders = [Path(data_path), *(Path(data_path) / split for split in ("train", "test"))]
+    if any((folder / name).is_file() for folder in folders for name in ("metadata.json", "samples.npy")):
+        return True
+    for folder in folders[1:]:
+        try:
+            described = json.loads(plain(folder / "dataset.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(described, dict) and described.get("kind") == TextMetadata.kind_of_data:
+            return True
+    return False
+
+
+@file_errors()
+def open_text_split(data_path: str | Path, split: SplitName) -> TextSplit:
+    """Open a split, and check its files, types and shapes without reading tokens or samples.
+
+    A folder in HRM-Text's format is the train split, unless it is called test.
+
+    Raises:
+        UserError: Something is missing or wrong; the message names the file and what to do.
+    """
+    data_path = Path(data_path)
+    folder = data_path / split
+    if (folder / "metadata.json").is_file():
+        return _open_hrm_text(folder)
+    if (data_path / "metadata.json").is_file():
+        if split == "train":
+            return _open_hrm_text(data_path)
+        raise UserError(f"{data_path}: is HRM-Text's training data without a test split; put one in {folder}")
+    file = folder / "dataset.json"
+    try:
+        metadata = read_described(file, TextMetadata)
+    except FileNotFoundError:
+        raise UserError(
+            f"no dataset of text at {data_path}: {file} is missing; build it, or set data_path to one that exists"
+        ) from None
+    if metadata.special_tokens and max(metadata.special_tokens.model_dump().values()) >= metadata.vocab_size:
+        raise UserError(f"{file}: special_tokens are above vocab_size, {metadata.vocab_size}; {REBUILD}")
+    if metadata.tokenizer not in (BYTES, UNKNOWN):
+        _check_tokenizer(data_path / "tokenizer.json", metadata.tokenizer)
+    tokens = open_array(folder / "tokens.npy", num_axes=1)
+    table = open_array(folder / "samples.npy", num_axes=2)
+    if table.shape[1] != 4:
+        raise UserError(f"{folder / 'samples.npy'}: rows have {table.shape[1]} numbers, not 4; {REBUILD}")
+    for name, array, key in (("tokens.npy", tokens, "num_tokens"), ("samples.npy", table, "num_samples")):
+        if len(array) != getattr(metadata, key):
+            raise UserError(
+                f"{folder / name}: has {len(array):,} rows, but {key} in dataset.json is "
+                f"{getattr(metadata, key):,}; {REBUILD}"
+            )
+    files = (folder / "tokens.npy", folder / "samples.npy")
+    samples = Samples(table[:, 0], table[:, 1], table[:, 2], None, table[:, 3], files[1:])
+    return TextSplit(folder, metadata, tokens, (samples,), tuple(map(MappedFile.of, files)))
+
+
+def _check_tokenizer(file: Path, expected: str) -> None:
+    """Raise UserError unless the dataset's tokenizer.json is the one that made its tokens."""
+    if not file.is_file():
+        raise UserError(f"{file} is missing, which made the tokens; put it there, or {REBUILD}")
+    if (found := hashlib.sha256(plain(file).read_bytes()).hexdigest()) != expected:
+        raise UserError(
+            f"{file}: its sha256 is {found[:12]}, but the tokens were made by {expected[:12]}; "
+            f"put that tokenizer there, or {REBUILD}"
+        )
+
+
+def require_same_tokens(first: TextSplit, other: TextSplit) -> None:
+    """Raise UserError unless a token of one split means the same in the other split."""
+    for key in ("tokenizer", "vocab_size", "special_tokens"):
+        value, expected = getattr(other.metadata, key), getattr(first.metadata, key)
+        if value != expected:
+            raise UserError(
+                f"{first.path} has {key} {_shown(expected)}, but {other.path} has {_shown(value)}; "
+                f"build both with one tokenizer"
+            )
+
+
+def _shown(value: object) -> str:
+    return value[:12] if isinstance(value, str) else str(value)
+
+
+# --------------------------------------------------------------------------------------------------
+# HRM-Text's own format
+
+
+def _open_hrm_text(folder: Path) -> TextSplit:
+    file = folder / "metadata.json"
+    published = read_described(file, _HrmTextMetadata)
+    vocab_size = published.tokenizer_info.get("vocab_size")
+    if not isinstance(vocab_size, int) or not 0 < vocab_size <= 2**24:
+        raise UserError(f"{file}: tokenizer_info.vocab_size is {vocab_size!r}, no number of tokens; {REBUILD}")
+    tokens = open_array(folder / "tokens.npy", num_axes=1)
+    epochs: list[Samples] = []
+    while (epoch := folder / f"epoch_{len(epochs)}").is_dir():
+        epochs.append(_open_epoch(epoch))
+    if not epochs:
+        raise UserError(f"{folder / 'epoch_0'} is missing; {REBUILD}")
+    tokenizer = folder / "tokenizer.json"
+    digest = hashlib.sha256(plain(tokenizer).read_bytes()).hexdigest() if tokenizer.is_file() else UNKNOWN
+    metadata = TextMetadata(
+        kind="text",
+        vocab_size=vocab_size,
+        max_len=published.max_seq_len - 1,
+        num_samples=len(epochs[0]),
+        num_tokens=len(tokens),
+        tokenizer=digest,
+        special_tokens=_published_special_tokens(tokenizer, published.tokenizer_info),
+        tasks=["text"],
+    )
+    files = [folder / "tokens.npy", *(file for epoch in epochs for file in epoch.files)]
+    return TextSplit(folder, metadata, tokens, tuple(epochs), tuple(map(MappedFile.of, files)))
+
+
+def _open_epoch(folder: Path) -> Samples:
+    files = tuple(folder / f"{name}.npy" for name in ("inst_start", "inst_len", "resp_len", "resp_start"))
+    arrays = [open_array(file, num_axes=1) for file in files]
+    for file, array in zip(files, arrays, strict=True):
+        if len(array) != len(arrays[0]):
+            raise UserError(f"{file}: has {len(array):,} entries, but {files[0].name} {len(arrays[0]):,}; {REBUILD}")
+    start, length, response_len, response_start = arrays
+    return Samples(start, length, response_len, response_start, None, files)
+
+
+def _published_special_tokens(tokenizer: Path, info: dict[str, Any]) -> SpecialTokens | None:
+    """Return the tokens that metadata.json names, with their numbers from tokenizer.json."""
+    names = [info.get(key) for key in ("boq", "eoq", "eoa")]
+    if not tokenizer.is_file():
+        return None
+    try:
+        added = json.loads(tokenizer.read_text(encoding="utf-8"))["added_tokens"]
+        numbers = {token["content"]: token["id"] for token in added}
+        start, end_of_instruction, end = (numbers[name] for name in names)
+        return SpecialTokens(start=start, end_of_instruction=end_of_instruction, end=end)
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Contents
+
+
+def check_text_contents(split: TextSplit) -> str:
+    """Read everything once, in chunks, and check every token and every sample.
+
+    Returns:
+        The fingerprint: the sha256 of metadata and arrays.
+
+    Raises:
+        UserError: A value is out of range, or fingerprint.json holds another fingerprint.
+    """
+    digest = hashlib.sha256(json.dumps(split.metadata.model_dump(), sort_keys=True).encode())
+    limit = split.metadata.vocab_size
+    file = split.path / "tokens.npy"
+    for start, chunk in _chunks(digest, split.tokens):
+        for at in np.flatnonzero((chunk < 0) | (chunk >= limit))[:1]:
+            raise UserError(
+                f"{file}: token {start + at:,} is {chunk[at]}, but 0 to {limit - 1} are possible; "
+                f"{REBUILD}, or correct vocab_size"
+            )
+    for samples in split.epochs:
+        digest.update(f"{len(samples)}".encode())
+        for start in range(0, len(samples), CHUNK_BYTES // 40):
+            rows = samples.take(slice(start, start + CHUNK_BYTES // 40))
+            digest.update(np.ascontiguousarray(rows).data)
+            _check_samples(split, samples, start, rows)
+        for array in (samples.instruction_start, samples.instruction_len, samples.response_len):
+            let_go(array)
+    fingerprint = digest.hexdigest()
+    compare_with_builder(split.path, fingerprint)
+    return fingerprint
+
+
+def _chunks(digest: "hashlib._Hash", array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the parts of an array with their starts, and add them to the digest."""
+    digest.update(f"{array.dtype.str}{array.shape}".encode())
+    step = max(1, CHUNK_BYTES // array.itemsize)
+    for start in range(0, len(array), step):
+        chunk = np.ascontiguousarray(array[start : start + step])
+        digest.update(chunk.data)
+        yield start, chunk
+        let_go(array)
+
+
+def _check_samples(split: TextSplit, samples: Samples, first: int, rows_N5: np.ndarray) -> None:
+    """Raise UserError if one of these samples is empty, too long, or outside of the tokens."""
+    starts_N, lens_N, responses_N, response_lens_N, tasks_N = rows_N5.T
+    num_tokens, max_len, num_tasks = len(split.tokens), split.metadata.max_len, len(split.metadata.tasks)
+    for wrong_N, what in (
+        ((lens_N < 1) | (response_lens_N < 1), "is empty"),
+        ((starts_N < 0) | (starts_N > num_tokens - lens_N), f"begins or ends outside of the {num_tokens:,} tokens"),
+        (
+            (responses_N < 0) | (responses_N > num_tokens - response_lens_N),
+            f"has a response outside of the {num_tokens:,} tokens",
+        ),
+        (lens_N + response_lens_N - 1 > max_len, f"is longer than max_len, {max_len:,}"),
+        ((tasks_N < 0) | (tasks_N >= num_tasks), f"has a task outside of 0 to {num_tasks - 1}"),
+    ):
+        for at in np.flatnonzero(wrong_N)[:1]:
+            start, length, response, response_len, _ = rows_N5[at].tolist()
+            raise UserError(
+                f"{samples.files[0]}: sample {first + at:,} {what} (instruction {start:,} + {length:,}, "
+                f"response {response:,} + {response_len:,}); {REBUILD}"
+            )

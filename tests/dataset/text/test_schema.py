@@ -1,0 +1,219 @@
+"""Opening and checking splits of text: what is accepted, and what each fault is called."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset.schema import open_split
+from dataset.text.schema import TextSplit, check_text_contents, is_text, open_text_split, require_same_tokens
+from tests.dataset.text.samples import random_split, write_hrm_text
+from utils.errors import UserError
+
+
+def _change(path: Path, **changed: object) -> None:
+    file = path / "train" / "dataset.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+
+
+def _edit(path: Path, array: str, edit: Callable[[np.ndarray], object]) -> None:
+    """Change an array in place, so that its shape stays."""
+    values = np.load(path / "train" / array, mmap_mode="r+")
+    edit(values)
+    values.flush()
+
+
+def _put(where: tuple[int, ...] | int, value: int) -> Callable[[np.ndarray], object]:
+    return lambda values: values.__setitem__(where, value)
+
+
+def test_a_split_is_opened_as_it_was_written(tmp_path: Path) -> None:
+    split = random_split(tmp_path, num=20, longest=30)
+    assert is_text(tmp_path) and not split.is_published_form
+    assert isinstance(split.tokens, np.memmap) and split.tokens.dtype == np.uint16
+    table = np.load(tmp_path / "train" / "samples.npy")
+    places = split.samples(7).take(np.array([3, 1]))
+    assert places[:, [0, 1, 3, 4]].tolist() == table[[3, 1]].tolist()
+    assert places[:, 2].tolist() == (table[[3, 1], 0] + table[[3, 1], 1]).tolist()
+    assert split.samples(0).lengths().tolist() == (table[:, 1] + table[:, 2] - 1).tolist()
+
+
+def test_the_fingerprint_depends_on_every_file(tmp_path: Path) -> None:
+    random_split(tmp_path, num=20, longest=30)
+
+    def fingerprint() -> str:
+        return check_text_contents(open_text_split(tmp_path, "train"))
+
+    found = [fingerprint()]
+    _edit(tmp_path, "tokens.npy", _put(5, 77))
+    found.append(fingerprint())
+    _edit(tmp_path, "samples.npy", lambda table: table.__setitem__((4, 3), 1 - table[4, 3]))
+    found.append(fingerprint())
+    _change(tmp_path, tasks=["a", "b"])
+    found.append(fingerprint())
+    assert len(set(found)) == 4
+    (tmp_path / "fingerprint.json").write_text(json.dumps({"train": found[-1]}))
+    assert fingerprint() == found[-1]
+    _edit(tmp_path, "tokens.npy", _put(5, 78))
+    with pytest.raises(UserError, match=r"train changed after it was built"):
+        fingerprint()
+
+
+@pytest.mark.parametrize(
+    "array, edit, message",
+    [
+        ("tokens.npy", _put(7, 259), "tokens.npy: token 7 is 259, but 0 to 258 are possible; rebuild"),
+        ("samples.npy", _put((3, 1), 0), "samples.npy: sample 3 is empty"),
+        ("samples.npy", _put((3, 2), 0), "samples.npy: sample 3 is empty"),
+        ("samples.npy", _put((3, 0), -1), "sample 3 begins or ends outside of the"),
+        ("samples.npy", _put((3, 0), 10**6), "sample 3 begins or ends outside of the"),
+        ("samples.npy", _put((3, 2), 10**6), "sample 3 has a response outside of the"),
+        ("samples.npy", _put((3, 1), 40), r"sample 3 is longer than max_len, \d+"),
+        ("samples.npy", _put((3, 3), 2), "sample 3 has a task outside of 0 to 1"),
+    ],
+)
+def test_a_wrong_value_is_named(tmp_path: Path, array: str, edit: Callable[[np.ndarray], object], message: str) -> None:
+    random_split(tmp_path, num=20, longest=30)
+    _edit(tmp_path, array, edit)
+    with pytest.raises(UserError, match=message):
+        check_text_contents(open_text_split(tmp_path, "train"))
+
+
+def _truncated(name: str, num_bytes: int) -> Callable[[Path], object]:
+    return lambda path: os.truncate(path / "train" / name, num_bytes)
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (_truncated("tokens.npy", 200), "tokens.npy: cannot be mapped as a plain array .*rebuild"),
+        (_truncated("tokens.npy", 0), "tokens.npy: cannot be mapped as a plain array .*rebuild"),
+        (_truncated("samples.npy", 300), "samples.npy: cannot be mapped as a plain array .*rebuild"),
+        (_truncated("dataset.json", 30), "dataset.json: not JSON .*rebuild"),
+        (lambda path: (path / "train" / "samples.npy").unlink(), "samples.npy is missing; rebuild"),
+        (lambda path: _change(path, num_tokens=12345), "tokens.npy: has .* rows, but num_tokens .* is 12,345"),
+        (lambda path: _change(path, num_samples=3), "samples.npy: has 20 rows, but num_samples .* is 3"),
+        (lambda path: _change(path, vocab_size=258), "dataset.json: special_tokens are above vocab_size, 258"),
+        (lambda path: _change(path, tokenizer="gpt2"), "dataset.json: tokenizer: String should match"),
+        (lambda path: _change(path, kind="speech"), "dataset.json: holds 'speech', not text"),
+        (lambda path: _change(path, tokenizer="0" * 64), "tokenizer.json is missing, which made the tokens"),
+        (lambda path: np.save(path / "train" / "tokens.npy", np.zeros(9)), "tokens.npy: holds float64, not integers"),
+        (lambda path: np.save(path / "train" / "samples.npy", np.ones((20, 3), int)), "rows have 3 numbers, not 4"),
+    ],
+)
+def test_a_damaged_split_is_refused(tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
+    random_split(tmp_path, num=20, longest=30)
+    damage(tmp_path)
+    with pytest.raises(UserError, match=message):
+        open_text_split(tmp_path, "train")
+
+
+def test_a_missing_dataset_says_how_to_build_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no dataset of text at .*dataset.json is missing; build it"):
+        open_text_split(tmp_path / "none", "train")
+    assert not is_text(tmp_path)
+
+
+def test_text_is_no_dataset_of_puzzles(tmp_path: Path) -> None:
+    random_split(tmp_path, num=20, longest=30)
+    with pytest.raises(UserError, match=r"dataset.json: holds 'text', not puzzles; give an arch or a program for"):
+        open_split(tmp_path, "train")
+
+
+def test_a_changed_tokenizer_is_refused(tmp_path: Path) -> None:
+    random_split(tmp_path, num=20, longest=30)
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text("{}")
+    _change(tmp_path, tokenizer=hashlib.sha256(b"{}").hexdigest())
+    split = open_text_split(tmp_path, "train")
+    tokenizer.write_text("{ }")
+    with pytest.raises(UserError, match=r"tokenizer.json: its sha256 is \w{12}, but the tokens were made by \w{12};"):
+        open_text_split(tmp_path, "train")
+    other = random_split(tmp_path / "other", num=20, longest=30)
+    with pytest.raises(UserError, match=r"has tokenizer bytes, but .* has .*; build both with one tokenizer"):
+        require_same_tokens(other, split)
+    require_same_tokens(split, split)
+
+
+def test_a_file_that_became_shorter_is_noticed(tmp_path: Path) -> None:
+    split = random_split(tmp_path, num=20, longest=30)
+    split.require_unchanged()
+    os.truncate(tmp_path / "train" / "tokens.npy", 200)
+    with pytest.raises(UserError, match=r"tokens.npy has 200 bytes, not "):
+        split.require_unchanged()
+
+
+# ---- HRM-Text's own format -----------------------------------------------------------------------
+
+
+def _hrm_text(path: Path, num_epochs: int = 2) -> TextSplit:
+    rng = np.random.default_rng(0)
+    whole = {
+        "inst_start": np.array([0, 12, 30]),
+        "inst_len": np.array([3, 4, 5]),
+        "resp_start": np.array([3, 20, 35]),  # the second response lies elsewhere
+        "resp_len": np.array([2, 6, 1]),
+    }
+    orders = [rng.permutation(3) for _ in range(num_epochs)]
+    epochs = [{name: array[order] for name, array in whole.items()} for order in orders]
+    write_hrm_text(path, np.arange(40, dtype=np.int32), epochs)
+    return open_text_split(path, "train")
+
+
+def test_a_folder_of_hrm_text_is_opened_unchanged(tmp_path: Path) -> None:
+    split = _hrm_text(tmp_path / "data")
+    assert split.is_published_form and is_text(tmp_path / "data")
+    assert (split.metadata.vocab_size, split.metadata.max_len, split.metadata.tokenizer) == (64, 9, "unknown")
+    assert split.metadata.special_tokens is None
+    assert len(split.epochs) == 2 and split.samples(3) is split.epochs[1]
+    for samples in split.epochs:
+        places = samples.take(slice(None))
+        assert sorted(places[:, 2].tolist()) == [3, 20, 35] and (places[:, 4] == 0).all()
+    first = check_text_contents(split)
+    assert first == check_text_contents(open_text_split(tmp_path / "data", "train"))
+    with pytest.raises(UserError, match=r"is HRM-Text's training data without a test split; put one in .*test"):
+        open_text_split(tmp_path / "data", "test")
+
+
+def test_the_special_tokens_of_hrm_text_are_those_of_its_tokenizer(tmp_path: Path) -> None:
+    _hrm_text(tmp_path / "data")
+    added = [{"id": 60 + number, "content": f"<{letter}>"} for number, letter in enumerate("abc")]
+    tokenizer = json.dumps({"added_tokens": added})
+    (tmp_path / "data" / "tokenizer.json").write_text(tokenizer)
+    metadata = open_text_split(tmp_path / "data", "train").metadata
+    assert metadata.tokenizer == hashlib.sha256(tokenizer.encode()).hexdigest()
+    assert metadata.special_tokens is not None
+    assert metadata.special_tokens.model_dump() == {"start": 60, "end_of_instruction": 61, "end": 62}
+
+
+def test_a_split_may_hold_hrm_text(tmp_path: Path) -> None:
+    _hrm_text(tmp_path / "train")
+    _hrm_text(tmp_path / "test")
+    assert open_text_split(tmp_path, "test").is_published_form
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda path: os.truncate(path / "epoch_0" / "resp_len.npy", 140), "resp_len.npy: cannot be mapped"),
+        (lambda path: np.save(path / "epoch_0" / "resp_len.npy", np.ones(2, int)), "has 2 entries, but inst_start"),
+        (lambda path: (path / "epoch_0").rename(path / "epoch_9"), "epoch_0 is missing; rebuild"),
+        (lambda path: (path / "metadata.json").write_text('{"max_seq_len": 9}'), "tokenizer_info: Field required"),
+        (
+            lambda path: (path / "metadata.json").write_text('{"max_seq_len": 9, "tokenizer_info": {}}'),
+            re.escape("metadata.json: tokenizer_info.vocab_size is None, no number of tokens"),
+        ),
+    ],
+)
+def test_a_damaged_folder_of_hrm_text_is_refused(
+    tmp_path: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    _hrm_text(tmp_path / "data", num_epochs=1)
+    damage(tmp_path / "data")
+    with pytest.raises(UserError, match=message):
+        open_text_split(tmp_path / "data", "train")
