@@ -7,8 +7,10 @@ pairs of tokens of one sequence: sequences of similar length form a batch, padde
 # N = tokens of the row, B = sequences of a group, L = tokens of the longest of them, A = heads of
 # queries, G = heads of keys and values, H = head size
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,7 +29,14 @@ _MOST_PADDING = 2
 @dataclass(frozen=True)
 class _Group:
     places_BL: Tensor  # in the row; 0 for padding
-    visible_B1LL: Tensor  # of PrefixLM
+    prefix_B1: Tensor
+    has_prefix: bool  # a prefix of one token is causal
+
+    @cached_property
+    def visible_B1LL(self) -> Tensor:
+        """What each token sees with PrefixLM. Padding comes last, so no token sees it."""
+        offsets_L = torch.arange(self.places_BL.shape[1], device=self.prefix_B1.device)
+        return ((offsets_L <= offsets_L[:, None]) | (offsets_L < self.prefix_B1)[:, None, :])[:, None]
 
 
 class Packing:
@@ -37,32 +46,28 @@ class Packing:
     """
 
     def __init__(self, sequences: Sequences, num_tokens: int, device: torch.device | str = "cpu") -> None:
-        lengths = [prefix + response for prefix, response in sequences]
-        assert sum(lengths) <= num_tokens and all(prefix >= 1 for prefix, _ in sequences)
-        starts = [sum(lengths[:n]) for n in range(len(lengths))]
+        prefixes, lengths = [p for p, _ in sequences], [p + r for p, r in sequences]
+        starts = [0, *itertools.accumulate(lengths)]
+        assert starts[-1] <= num_tokens and all(prefix >= 1 for prefix in prefixes)
         self.num_sequences = len(sequences)
         self._groups = list[_Group]()
         # The rows of all groups in turn, and the number of the row that belongs to a token. Padding
         # belongs to one row more, which is zero.
         num_rows, rows_N = 0, torch.full((num_tokens,), -1)
-        sequence_N = torch.full((num_tokens,), self.num_sequences)
         for members in _groups(lengths):
-            longest = lengths[members[0]]
-            offsets_L = torch.arange(longest)
             length_B1, start_B1, prefix_B1 = (
-                torch.tensor([of[n] for n in members])[:, None] for of in (lengths, starts, [p for p, _ in sequences])
+                torch.tensor([of[n] for n in members])[:, None] for of in (lengths, starts, prefixes)
             )
+            offsets_L = torch.arange(lengths[members[0]])
             is_token_BL = offsets_L < length_B1
             places_BL = torch.where(is_token_BL, start_B1 + offsets_L, 0)
             rows_N[places_BL[is_token_BL]] = num_rows + is_token_BL.flatten().nonzero().flatten()
             num_rows += is_token_BL.numel()
-            # Padding comes last in a sequence, so no token sees it.
-            visible_BLL = (offsets_L <= offsets_L[:, None]) | (offsets_L < prefix_B1)[:, None, :]
-            self._groups.append(_Group(places_BL.to(device), visible_BLL[:, None].to(device)))
-        for n, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-            sequence_N[start : start + length] = n
+            has_prefix = any(prefixes[n] > 1 for n in members)
+            self._groups.append(_Group(places_BL.to(device), prefix_B1.to(device), has_prefix))
         self._rows_N = torch.where(rows_N < 0, num_rows, rows_N).to(device)
-        self.sequence_N = sequence_N.to(device)
+        numbers, counts = range(len(lengths) + 1), [*lengths, num_tokens - starts[-1]]
+        self.sequence_N = torch.tensor(numbers).repeat_interleave(torch.tensor(counts)).to(device)
         """The number of each token's sequence; num_sequences for padding."""
 
     def attend(self, q_NAH: Tensor, k_NGH: Tensor, v_NGH: Tensor, mask: Mask) -> Tensor:
@@ -73,7 +78,7 @@ class Packing:
                 x.index_select(0, group.places_BL.flatten()).unflatten(0, group.places_BL.shape).transpose(1, 2)
                 for x in (q_NAH, k_NGH, v_NGH)
             )
-            if mask == "causal":
+            if mask == "causal" or not group.has_prefix:
                 y_BALH = attend(q_BALH, k_BGLH, v_BGLH, is_causal=True)
             else:
                 y_BALH = attend(q_BALH, k_BGLH, v_BGLH, mask=group.visible_B1LL)
