@@ -147,8 +147,8 @@ class _Training:
             loss=LossSpec(self._config.arch.loss, ignore_label=0, global_batch_size=self._options.step_batch_size),
         )
         self._optimizers.step(1.0)
-        self._optimizers.zero_grad()
         self._ema.update(0.999)
+        self._optimizers.zero_grad()
 
     def snapshot(self, number: int) -> Snapshot:
         return Snapshot(

@@ -41,11 +41,16 @@ class EMA:
     def update(self, rate: float) -> None:
         """Update the average after a training step. The host does not wait for the device.
 
-        Don't call this after a step that was skipped, because the average would drift towards the
-        last weights.
+        Call this while the gradients are there: the average of a parameter without a gradient stays
+        as it is, because the step left the parameter out (HRM-Text, arXiv 2605.20613). Don't call
+        this after a step that was skipped, because the average would drift towards the last
+        weights.
         """
         assert not self._is_swapped, "the live tensors hold the average"
-        shadows, lives = ([local_part(tensor) for tensor in side.values()] for side in (self._shadow, self._live))
+        updated = [name for name, live in self._live.items() if live.grad is not None or not live.requires_grad]
+        if not updated:
+            return
+        shadows, lives = ([local_part(of[name]) for name in updated] for of in (self._shadow, self._live))
         # lerp keeps values that never change, such as frozen weights, exact to the last bit.
         torch._foreach_lerp_(shadows, lives, 1 - rate)
 

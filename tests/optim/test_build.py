@@ -405,8 +405,8 @@ def _train_on_data(model: Model, name: str, updating: AbstractContextManager[Any
         (model(tokens_B) - targets_B3).square().mean().backward()
         with updating:
             optimizers.step(1.0)
-        optimizers.zero_grad()
         ema.update(0.5)
+        optimizers.zero_grad()
     state = {**optimizers.export_state(model), **{f"average of {name}": each for name, each in ema.tensors().items()}}
     with ema.swapped():
         swapped = {f"swapped {name}": _whole(parameter) for name, parameter in model.named_parameters()}

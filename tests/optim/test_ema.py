@@ -30,6 +30,8 @@ def _take_step(live: dict[str, Tensor], step: int) -> None:
     generator = torch.Generator().manual_seed(100 + step)
     for tensor in live.values():
         tensor += torch.randn(tensor.shape, generator=generator)
+        if isinstance(tensor, nn.Parameter):
+            tensor.grad = torch.zeros_like(tensor)  # a step updates only what has a gradient
 
 
 def _clone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -53,6 +55,22 @@ def test_the_average_equals_its_definition() -> None:
     for name, tensor in ema.tensors().items():
         torch.testing.assert_close(tensor.flatten(), torch.tensor(averages[name]), rtol=1e-5, atol=1e-6)
         assert not tensor.requires_grad
+
+
+def test_a_parameter_without_a_gradient_is_left_out() -> None:
+    """Neither the optimizer nor the average touches it, and its own count of steps stays."""
+    live = {"used": nn.Parameter(torch.ones(3)), "unused": nn.Parameter(torch.ones(3))}
+    optimizer = AdamATan2(live.values(), lr=0.1, betas=(0.9, 0.95), weight_decay=0.5)
+    ema = EMA(live)
+    for step in range(3):
+        for name, parameter in live.items():
+            parameter.grad = torch.ones(3) if name == "used" or step == 0 else None
+        before = _clone(dict(live)) | {f"ema.{name}": tensor.clone() for name, tensor in ema.tensors().items()}
+        optimizer.step()
+        ema.update(0.5)
+        for name, tensor in (*live.items(), *((f"ema.{name}", tensor) for name, tensor in ema.tensors().items())):
+            assert torch.equal(tensor, before[name]) == (name.endswith("unused") and step > 0), (name, step)
+    assert [optimizer.state[parameter]["step"].item() for parameter in live.values()] == [3, 1]
 
 
 def test_an_update_leaves_the_live_tensors_alone() -> None:
@@ -122,8 +140,8 @@ def test_swapping_does_not_change_the_training_after_it() -> None:
         for step in range(4):
             model(torch.full((2, 4), float(step))).square().sum().backward()
             optimizer.step()
-            optimizer.zero_grad()
             ema.update(0.5)
+            optimizer.zero_grad()
             if swaps:
                 with ema.swapped(), torch.no_grad():
                     model(torch.ones(1, 4))
@@ -173,6 +191,8 @@ def _check_rank(world: World) -> None:
     with torch.no_grad():
         for tensor in (*model.parameters(), table):
             tensor.mul_(3.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     ema.update(0.5)
     averages = ema.tensors()
     assert averages.pop("table").tolist() == [2.0, 2.0]
