@@ -215,7 +215,7 @@ def _check_replaceable(target: Path, shown: Path) -> None:
         return
     if not target.is_dir():
         raise UserError(f"{shown} is a file; choose another --output-dir")
-    ours = {*SPLITS, "identifiers.json", "fingerprint.json", "test_puzzles.json"}
+    ours = {*SPLITS, "identifiers.json", "fingerprint.json", "test_puzzles.json", "tokenizer.json"}
     others = sorted(entry.name for entry in target.iterdir() if entry.name not in ours)
     if others:
         raise UserError(f"{shown} holds {others[0]}, which is no part of a dataset; choose another --output-dir")
@@ -228,7 +228,7 @@ def _check_replaceable(target: Path, shown: Path) -> None:
 # The contents
 
 
-class _ArrayFile:
+class ArrayFile:
     """A .npy file to which rows are appended. At the end their number is written into the header.
 
     The rows are written without a memory map, because on a full disk a map kills the process
@@ -292,8 +292,8 @@ class SplitWriter:
             indices.append(np.zeros(1, np.int32))
         return self
 
-    def _open(self, array: str, dtype: type[np.generic], *row_shape: int) -> _ArrayFile:
-        file = _ArrayFile(self._folder / f"{self._set_name}__{array}.npy", np.dtype(dtype), *row_shape)
+    def _open(self, array: str, dtype: type[np.generic], *row_shape: int) -> ArrayFile:
+        file = ArrayFile(self._folder / f"{self._set_name}__{array}.npy", np.dtype(dtype), *row_shape)
         self._files.callback(file.close)
         return file
 
@@ -367,9 +367,18 @@ def finish(folder: Path, identifiers: Iterable[str], builder: dict[str, object])
         for number, name in enumerate(identifiers):
             stream.write((", " if number else "") + json.dumps(name))
         stream.write("]\n")
+    write_fingerprints(folder, fingerprints, builder)
+    return fingerprints
+
+
+def write_fingerprints(folder: Path, fingerprints: dict[SplitName, str], builder: dict[str, object]) -> None:
+    """Write fingerprint.json.
+
+    Args:
+        builder: the program's name and its settings.
+    """
     record = json.dumps({**fingerprints, "builder": builder}, indent=2, default=str)
     (folder / "fingerprint.json").write_text(record + "\n", encoding="utf-8")
-    return fingerprints
 
 
 def record_of(program: str, settings: Any) -> dict[str, object]:

@@ -13,12 +13,13 @@ ROOT = Path(__file__).resolve().parent.parent
 OWN = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/*.py")}
 # Some sources need more than requirements.txt.
 PICTURES, SWEEPS, CHECKS = "requirements-plot.txt", "requirements-sweep.txt", "requirements-dev.txt"
-RAY, SLURM = "requirements-ray.txt", "requirements-slurm.txt"
+RAY, SLURM, TEXT = "requirements-ray.txt", "requirements-slurm.txt", "requirements-text.txt"
 NEEDS = {"utils/drawing.py": PICTURES, "search": SWEEPS, "tests": CHECKS, "benchmarks": CHECKS}
 NEEDS |= {"setup.py": CHECKS, "release": CHECKS} | {
     path: RAY for path in ("launch/ray_train.py", "launch/ray_rank.py", "launch/ray_worker.py", "tests/test_ray.py")
 }
 NEEDS["search/slurm.py"] = SLURM
+NEEDS["dataset/text/tokenizer.py"] = TEXT
 
 
 def _required(file: str) -> dict[str, str]:

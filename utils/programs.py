@@ -28,6 +28,7 @@ COMMANDS = {
     "hrm-build-maze": "dataset.build_maze_dataset",
     "hrm-build-arc": "dataset.build_arc_dataset",
     "hrm-build-lights-out": "dataset.build_lights_out_dataset",
+    "hrm-build-text": "dataset.build_text_dataset",
     "hrm-kubernetes": "launch.kubernetes",
     "hrm-ray": "launch.ray_train",
     "hrm-torchrun": "launch.torchrun",

@@ -11,6 +11,7 @@ of epoch k in epoch_<k>/{inst_start,inst_len,resp_start,resp_len}.npy.
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from dataset.schema import (
 from utils.config import Int
 from utils.errors import UserError
 from utils.files import file_errors, plain
+from utils.programs import command_words
 
 # The value of `tokenizer` in dataset.json if each byte is a token, and if nobody knows it.
 BYTES, UNKNOWN = "bytes", "unknown"
@@ -150,6 +152,12 @@ class TextSplit:
             file.require_unchanged()
 
 
+def build_command(data_path: Path) -> str:
+    """Return a command line that builds a dataset of text at this path."""
+    builder = " ".join(command_words("hrm-build-text"))
+    return f"{builder} --output-dir {shlex.quote(str(data_path))} --source FILE..."
+
+
 def is_text(data_path: str | Path) -> bool:
     """Return whether a folder holds text, in this format or in HRM-Text's."""
     folders = [Path(data_path), *(Path(data_path) / split for split in ("train", "test"))]
@@ -187,7 +195,8 @@ def open_text_split(data_path: str | Path, split: SplitName) -> TextSplit:
         metadata = read_described(file, TextMetadata)
     except FileNotFoundError:
         raise UserError(
-            f"no dataset of text at {data_path}: {file} is missing; build it, or set data_path to one that exists"
+            f"no dataset of text at {data_path}: {file} is missing; build it ({build_command(data_path)}), "
+            "or set data_path to one that exists"
         ) from None
     if metadata.special_tokens and max(metadata.special_tokens.model_dump().values()) >= metadata.vocab_size:
         raise UserError(f"{file}: special_tokens are above vocab_size, {metadata.vocab_size}; {REBUILD}")

@@ -114,7 +114,7 @@ def test_a_damaged_split_is_refused(tmp_path: Path, damage: Callable[[Path], obj
 
 
 def test_a_missing_dataset_says_how_to_build_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no dataset of text at .*dataset.json is missing; build it"):
+    with pytest.raises(UserError, match=r"no dataset of text at .*build it \(.*build.text.* --source FILE"):
         open_text_split(tmp_path / "none", "train")
     assert not is_text(tmp_path)
 

@@ -1,0 +1,311 @@
+"""Build a dataset of text from plain text, JSONL or CSV.
+
+Files are read as a stream, so a file of GBs needs little memory. The documents and the settings,
+with the seed, decide every byte of the dataset. It appears under its name only when it is whole.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+# A script's modules are looked up in its own folder, dataset/, instead of the folder above.
+if not __package__:
+    sys.path[0] = str(Path(__file__).absolute().parents[1])
+
+import numpy as np
+
+from dataset.builder import SPLITS, new_dataset, progress, record_of, summary, write_fingerprints
+from dataset.schema import SplitName
+from dataset.text.schema import check_text_contents, open_text_split
+from dataset.text.sources import Document, read_documents
+from dataset.text.tokenizer import LEAST_BPE, ByteTokenizer, FileTokenizer, Tokenizer, train_bpe
+from dataset.text.writer import TextSplitWriter
+from utils.arguments import Parser, check_at_least, check_exclusive, typed_path
+from utils.errors import UserError
+from utils.shell import run_command
+from utils.text import one_line
+
+DEFAULT_TEST_SHARE = 0.05
+# So many bytes of text go to the tokenizer at a time. It uses all cores for them.
+BATCH_BYTES = 1 << 20
+MOST_TASKS = 1000
+
+EXAMPLES = """
+examples:
+  # a book, one token for each byte; 5 % of the passages are for testing
+  python dataset/build_text_dataset.py --output-dir data/book --source book.txt
+
+  # problems with answers, and others for testing; samples of 512 tokens at most
+  python dataset/build_text_dataset.py --output-dir data/problems \\
+      --source train.jsonl --test-source test.jsonl --max-len 512
+
+  # several files, and a tokenizer of 8,192 tokens that is trained on them
+  python dataset/build_text_dataset.py --output-dir data/mixed \\
+      --source stories.jsonl.gz articles.csv notes.txt --train-bpe 8192
+
+JSONL and CSV hold `text`, or `instruction` and `response`, and may name a `task`. Any other file is
+plain text, which is cut into documents of 16 KiB at most, at blank lines. Each file may end with
+.gz. A text is cut into samples of --max-len tokens. A problem is one sample.
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of the command line. `test_share` is None if there are test sources."""
+
+    output_dir: Path
+    source: list[Path]
+    test_source: list[Path] | None
+    test_share: float | None
+    max_len: int
+    skip_long: bool
+    tokenizer: Path | None
+    train_bpe: int | None
+    seed: int
+
+
+# --------------------------------------------------------------------------------------------------
+# Command line
+
+
+def parse_settings(argv: list[str] | None = None) -> Settings:
+    """Parse the command line.
+
+    Raises:
+        UserError: An option is unknown, malformed or in conflict with another.
+    """
+    parser = Parser(
+        "build_text_dataset.py",
+        description="Build a dataset of text, or of problems with answers in text.",
+        epilog=EXAMPLES,
+    )
+    add = parser.add_argument
+    add("--output-dir", type=typed_path, metavar="DIR", default=Path("data/text"), help="default: %(default)s")
+    add("--source", type=typed_path, metavar="FILE", nargs="+", required=True, help="text, .jsonl or .csv")
+    add("--max-len", type=int, metavar="N", default=1024, help="most tokens to read of a sample (default: %(default)s)")
+    add("--skip-long", action="store_true", help="leave out problems that are longer, instead of refusing them")
+    add("--seed", type=int, metavar="N", default=0, help="seed of the split (default: 0)")
+
+    add = parser.add_argument_group("what is for testing (one of these)").add_argument
+    add("--test-share", type=float, metavar="X", help=f"share of the documents (default: {DEFAULT_TEST_SHARE})")
+    add("--test-source", type=typed_path, metavar="FILE", nargs="+", help="files of their own")
+
+    add = parser.add_argument_group("tokens (one of these; default: bytes)").add_argument
+    add("--tokenizer", type=typed_path, metavar="FILE", help="a tokenizer.json of the tokenizers library")
+    add("--train-bpe", type=int, metavar="V", help="train one of V tokens on the training documents")
+
+    settings = Settings(**vars(parser.parse_args(argv)))
+    check_at_least(settings, max_len=2, seed=0, train_bpe=LEAST_BPE)
+    check_exclusive(settings, "test_share", "test_source")
+    check_exclusive(settings, "tokenizer", "train_bpe")
+    if settings.test_share is not None and not 0 < settings.test_share < 1:
+        raise UserError(f"--test-share is {settings.test_share}; it must be between 0 and 1")
+    if settings.test_share is None and settings.test_source is None:
+        return dataclasses.replace(settings, test_share=DEFAULT_TEST_SHARE)
+    return settings
+
+
+# --------------------------------------------------------------------------------------------------
+# Documents
+
+
+def split_documents(settings: Settings, left_out: Counter[str]) -> Iterator[tuple[SplitName, Document]]:
+    """Yield every document with its split. No document is in both.
+
+    Without test sources a hash of the document and the seed decides, so copies stay together.
+    Otherwise a document of the training files that is in the test files, too, is left out.
+
+    Args:
+        left_out: counts the documents that are left out, by reason.
+
+    Raises:
+        UserError: A file is missing or malformed.
+    """
+    if settings.test_source is None:
+        assert settings.test_share is not None
+        limit = int(settings.test_share * 2**64)
+        for document in _documents(settings.source, left_out):
+            yield "test" if _key(document, settings.seed) < limit else "train", document
+        return
+    in_test: set[int] = set()
+    for document in _documents(settings.test_source, left_out):
+        in_test.add(_key(document))
+        yield "test", document
+    for document in _documents(settings.source, left_out):
+        if _key(document) in in_test:
+            left_out["of --source that are in --test-source, too"] += 1
+        else:
+            yield "train", document
+
+
+def _documents(files: list[Path], left_out: Counter[str]) -> Iterator[Document]:
+    for document in itertools.chain.from_iterable(map(read_documents, files)):
+        if document.text:
+            yield document
+        else:
+            left_out["without a text or a response"] += 1
+
+
+def _key(document: Document, seed: int = 0) -> int:
+    """Return a hash of 64 bits. Problems with one instruction have one key."""
+    contents = document.text if document.instruction is None else document.instruction
+    digest = hashlib.blake2b(contents, digest_size=8, key=str(seed).encode())
+    return int.from_bytes(digest.digest(), "big")
+
+
+def _batches(documents: Iterator[tuple[SplitName, Document]]) -> Iterator[list[tuple[SplitName, Document]]]:
+    batch, num_bytes = [], 0
+    for split, document in documents:
+        batch.append((split, document))
+        num_bytes += len(document.text) + len(document.instruction or b"")
+        if num_bytes >= BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch
+
+
+# --------------------------------------------------------------------------------------------------
+# The dataset
+
+
+def make_tokenizer(folder: Path, settings: Settings) -> Tokenizer:
+    """Return the tokenizer, and put its file into the folder of the dataset.
+
+    Raises:
+        UserError: A package is missing, or the file is no tokenizer.
+    """
+    file = folder / "tokenizer.json"
+    if settings.train_bpe is not None:
+        documents = (each for split, each in split_documents(settings, Counter()) if split == "train")
+        with progress("training the tokenizer", None, "documents") as bar:
+
+            def texts() -> Iterator[bytes]:
+                for document in documents:
+                    bar.update()
+                    yield from (_characters(document, text) for text in (document.instruction, document.text) if text)
+
+            train_bpe(texts(), settings.train_bpe, file)
+    elif settings.tokenizer is None:
+        return ByteTokenizer()
+    else:
+        FileTokenizer(settings.tokenizer)
+        shutil.copyfile(settings.tokenizer, file)
+    return FileTokenizer(file)
+
+
+def _characters(document: Document, text: bytes) -> bytes:
+    """Return the text. Raise UserError if it is not UTF-8."""
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{document.place}: is not UTF-8 ({one_line(error)}), which a tokenizer needs; "
+            "convert the file, or leave the tokenizer out to read bytes"
+        ) from None
+    return text
+
+
+def write_splits(folder: Path, settings: Settings, tokenizer: Tokenizer, left_out: Counter[str]) -> list[str]:
+    """Write both splits, and return lines that describe them."""
+    tasks: dict[str, int] = {}
+    with ExitStack() as stack:
+        writers: dict[SplitName, TextSplitWriter] = {
+            split: stack.enter_context(TextSplitWriter(folder / split, tokenizer, settings.max_len)) for split in SPLITS
+        }
+        bar = stack.enter_context(progress("writing", None, "documents"))
+        for batch in _batches(split_documents(settings, left_out)):
+            if settings.tokenizer or settings.train_bpe:
+                for _, document in batch:
+                    _characters(document, document.text)  # JSON and CSV have been decoded already
+            instructions = tokenizer.encode([document.instruction or b"" for _, document in batch])
+            texts = tokenizer.encode([document.text for _, document in batch])
+            for (split, document), instruction, text in zip(batch, instructions, texts, strict=True):
+                task = tasks.setdefault(document.task, len(tasks))
+                if task == MOST_TASKS:
+                    raise UserError(f"{document.place}: is of task {MOST_TASKS + 1:,}; a task is for many problems")
+                if _fits(writers[split], document, instruction, text, settings, left_out):
+                    _add(writers[split], document, instruction, text, task)
+            bar.update(len(batch))
+    for split, writer in writers.items():
+        if not writer.num_samples:
+            raise UserError(f"no document is for {split}ing; {_how_to_fill(split, settings)}")
+        writer.describe(list(tasks))
+    return [
+        f"{split:<6} {writer.num_documents:,} documents, {writer.num_samples:,} samples, {writer.num_tokens:,} tokens"
+        for split, writer in writers.items()
+    ]
+
+
+def _how_to_fill(split: SplitName, settings: Settings) -> str:
+    if settings.test_source is not None:
+        return "give files with other documents, or raise --max-len"
+    return f"{'raise' if split == 'test' else 'lower'} --test-share, give another --seed, or give --test-source"
+
+
+def _fits(
+    writer: TextSplitWriter,
+    document: Document,
+    instruction: np.ndarray,
+    text: np.ndarray,
+    settings: Settings,
+    left_out: Counter[str],
+) -> bool:
+    if document.instruction is None or (length := writer.problem_len(instruction, text)) <= settings.max_len:
+        return True
+    if not settings.skip_long:
+        raise UserError(
+            f"{document.place}: the problem reads {length:,} tokens, above --max-len {settings.max_len:,}; raise it, "
+            "or add --skip-long to leave such problems out"
+        )
+    left_out["longer than --max-len"] += 1
+    return False
+
+
+def _add(writer: TextSplitWriter, document: Document, instruction: np.ndarray, text: np.ndarray, task: int) -> None:
+    if document.instruction is None:
+        writer.add_text(text, task)
+    else:
+        writer.add_problem(instruction, text, task)
+
+
+def build(settings: Settings) -> str:
+    """Build the dataset and return a summary of it.
+
+    Raises:
+        UserError: The input is bad, or the folder can't be written. No new dataset is left then.
+    """
+    started = time.perf_counter()
+    left_out: Counter[str] = Counter()
+    with new_dataset(settings.output_dir) as folder:
+        tokenizer = make_tokenizer(folder, settings)
+        lines = write_splits(folder, settings, tokenizer, left_out)
+        # This is the code with which training reads the dataset.
+        splits = {split: open_text_split(folder, split) for split in SPLITS}
+        fingerprints = {split: check_text_contents(opened) for split, opened in splits.items()}
+        write_fingerprints(folder, fingerprints, record_of("build_text_dataset", settings))
+    special = tokenizer.special_tokens
+    kinds = "bytes" if settings.tokenizer is None and settings.train_bpe is None else "tokenizer.json"
+    lines += [
+        f"tokens {kinds}, start {special.start}, end of instruction {special.end_of_instruction}, end {special.end}: "
+        f"vocab_size {tokenizer.vocab_size:,}, max_len {max(split.metadata.max_len for split in splits.values()):,}",
+        *(f"left out {num:,} documents {why}" for why, num in left_out.items()),
+    ]
+    return summary(settings.output_dir, started, lines, fingerprints)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program and return its exit status: 0, 2 after a user's mistake, 130 after Ctrl-C."""
+    return run_command(lambda arguments: build(parse_settings(arguments)), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

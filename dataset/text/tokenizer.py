@@ -1,0 +1,154 @@
+"""Turn text into tokens and back: one token for each byte, or a tokenizer.json.
+
+A tokenizer with V tokens gets three special tokens behind them: V begins a document, V + 1 ends an
+instruction, and V + 2 ends a document. Bytes have the special tokens 256, 257 and 258. Padding
+needs no token, because it counts nowhere.
+"""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dataset.text.schema import BYTES, UNKNOWN, SpecialTokens, TextSplit
+from utils.errors import UserError
+from utils.files import plain
+from utils.text import one_line
+
+NUM_SPECIAL = 3
+# The fewest tokens of a trained tokenizer: all bytes, the special tokens, and one merge.
+LEAST_BPE = 256 + NUM_SPECIAL + 1
+_INSTALL = "pip install -r requirements-text.txt"
+
+
+class Tokenizer(ABC):
+    """Text to tokens and back.
+
+    Attributes:
+        name: "bytes", or the sha256 of tokenizer.json.
+        special_tokens: the tokens that no text contains.
+        vocab_size: the number of tokens, the special ones included.
+    """
+
+    def __init__(self, name: str, num_text_tokens: int, special_tokens: SpecialTokens | None = None) -> None:
+        self.name = name
+        self.special_tokens = special_tokens or SpecialTokens(
+            start=num_text_tokens, end_of_instruction=num_text_tokens + 1, end=num_text_tokens + 2
+        )
+        self.vocab_size = max(num_text_tokens, *(1 + token for token in self.special_tokens.model_dump().values()))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smallest type of integers that holds every token."""
+        return np.min_scalar_type(self.vocab_size - 1)
+
+    @abstractmethod
+    def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        """Return the tokens of each text, without special tokens.
+
+        Raises:
+            UnicodeDecodeError: A text is not UTF-8, and the tokenizer needs characters.
+        """
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens. Special tokens give no text."""
+
+
+class ByteTokenizer(Tokenizer):
+    """Each byte is a token, so any text can be read, in any encoding."""
+
+    def __init__(self) -> None:
+        super().__init__(BYTES, num_text_tokens=256)
+
+    def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        return [np.frombuffer(text, np.uint8).astype(self.dtype) for text in texts]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(token for token in tokens if token < 256).decode("utf-8", errors="replace")
+
+
+class FileTokenizer(Tokenizer):
+    """The tokenizer in a tokenizer.json of the `tokenizers` library.
+
+    Raises:
+        UserError: The library is missing, or the file is no tokenizer.
+    """
+
+    def __init__(self, file: Path, special_tokens: SpecialTokens | None = None) -> None:
+        tokenizers = _library(f"{file}: such a tokenizer")
+        try:
+            contents = plain(file).read_bytes()
+            json.loads(contents)
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{file}: is no tokenizer.json ({one_line(error)}); give another --tokenizer") from None
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(contents)
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"{file}: is no tokenizer.json ({one_line(error)}); give another --tokenizer") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise UserError(f"{file}: has no tokens; give another --tokenizer")
+        super().__init__(hashlib.sha256(contents).hexdigest(), 1 + max(vocabulary.values()), special_tokens)
+
+    def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        decoded = [text.decode("utf-8") for text in texts]
+        encoded = self._tokenizer.encode_batch(decoded, add_special_tokens=False)
+        return [np.array(each.ids, self.dtype) for each in encoded]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        special = set(self.special_tokens.model_dump().values())
+        return str(self._tokenizer.decode([int(token) for token in tokens if int(token) not in special]))
+
+
+def open_tokenizer(split: TextSplit) -> Tokenizer:
+    """Return the tokenizer that made the tokens of a split.
+
+    Raises:
+        UserError: It is not known, or its library is missing.
+    """
+    metadata = split.metadata
+    if metadata.tokenizer == BYTES:
+        return ByteTokenizer()
+    folders = (split.path, split.path.parent)
+    file = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
+    if metadata.tokenizer == UNKNOWN or file is None:
+        raise UserError(f"{split.path}: has no tokenizer.json, so its tokens can't be read; put the file there")
+    return FileTokenizer(file, metadata.special_tokens)
+
+
+def train_bpe(texts: Iterable[bytes], vocab_size: int, file: Path) -> None:
+    """Train byte-level BPE and write its tokenizer.json.
+
+    Args:
+        vocab_size: the number of tokens, the special ones included.
+
+    Raises:
+        UserError: The library is missing.
+        UnicodeDecodeError: A text is not UTF-8.
+    """
+    tokenizers = _library("--train-bpe")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size - NUM_SPECIAL,
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((text.decode("utf-8") for text in texts), trainer)
+    file.write_text(tokenizer.to_str(pretty=True) + "\n", encoding="utf-8")
+
+
+def _library(what: str) -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError(f"{what} needs the package tokenizers, which is missing; {_INSTALL}") from None
+    return tokenizers

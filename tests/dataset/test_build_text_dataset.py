@@ -1,0 +1,159 @@
+"""The builder of text datasets: what it writes, and the mistakes that it refuses."""
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset.build_text_dataset import main
+from dataset.schema import SplitName
+from dataset.text.sampler import ShuffledSampler
+from dataset.text.schema import TextSplit, check_text_contents, open_text_split
+from dataset.text.tokenizer import open_tokenizer
+
+
+def _write(file: Path, *values: object) -> Path:
+    file.write_text("".join(f"{json.dumps(value)}\n" for value in values))
+    return file
+
+
+def _texts(num: int, prefix: str = "text") -> list[object]:
+    return [{"text": f"{prefix} {number} " + "x" * (number % 40)} for number in range(num)]
+
+
+def _problems(num: int) -> list[object]:
+    return [{"instruction": f"{n} + 1", "response": str(n + 1), "task": "sums"} for n in range(num)]
+
+
+def _build(output_dir: Path, *options: object) -> dict[SplitName, TextSplit]:
+    assert main(["--output-dir", str(output_dir), *map(str, options)]) == 0
+    return {"train": open_text_split(output_dir, "train"), "test": open_text_split(output_dir, "test")}
+
+
+def _documents(split: TextSplit) -> list[str]:
+    """Return the documents of a split as text, with | where an instruction ends."""
+    special = split.metadata.special_tokens
+    assert special is not None
+    found = []
+    for tokens in np.split(split.tokens, np.flatnonzero(split.tokens == special.start)[1:]):
+        assert tokens[0] == special.start and tokens[-1] == special.end
+        found.append("".join("|" if token == 257 else chr(token) for token in tokens[1:-1]))
+    return found
+
+
+def _mistake(capsys: pytest.CaptureFixture[str], *options: object) -> str:
+    assert main([str(option) for option in options]) == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = _write(tmp_path / "a.jsonl", *_problems(200), *_texts(100), {"text": ""})
+    splits = _build(tmp_path / "data", "--source", source, "--max-len", 30)
+    out = capsys.readouterr().out
+    assert "vocab_size 259, max_len 30\n  left out 1 documents without a text or a response\n" in out
+    documents = [document for split in splits.values() for document in _documents(split)]
+    expected = [f"{n} + 1|{n + 1}" for n in range(200)] + [each["text"] for each in _texts(100)]  # type: ignore[index]
+    assert sorted(documents) == sorted(expected)
+    assert splits["train"].metadata.tasks == ["sums", "text"]
+    record = json.loads((tmp_path / "data" / "fingerprint.json").read_text())
+    for name, split in splits.items():
+        assert record[name] == check_text_contents(split)
+        places = split.epochs[0].take(slice(None))
+        assert (split.tokens[places[places[:, 4] == 0][:, 2] - 1] == 257).all(), "a response follows its instruction"
+        assert (places[places[:, 4] == 1][:, 1] == 1).all(), "a text has a prefix of one token"
+
+
+def test_every_token_of_a_text_is_predicted_once(tmp_path: Path) -> None:
+    split = _build(tmp_path / "data", "--source", _write(tmp_path / "a.jsonl", *_texts(60)), "--max-len", 7)["train"]
+    sampler = ShuffledSampler(split, seed=0, epochs=1, capacity=7, rows_per_step=1)
+    predicted = np.zeros(259, np.int64)
+    for step in range(1, sampler.last_step + 1):
+        labels = sampler.packed_row(step, 0, 1, target_only=True).labels
+        predicted += np.bincount(labels[labels >= 0], minlength=259)
+    expected = np.bincount(split.tokens, minlength=259)
+    expected[256] = 0  # the first token of a document
+    assert predicted.tolist() == expected.tolist()
+
+
+def test_no_document_is_in_both_splits(tmp_path: Path) -> None:
+    source = _write(tmp_path / "a.jsonl", *_texts(300), *_texts(300))
+    splits = _build(tmp_path / "data", "--source", source, "--test-share", 0.3)
+    train, test = (set(_documents(split)) for split in splits.values())
+    assert not train & test and len(train | test) == 300 and 50 < len(test) < 130
+    other = _build(tmp_path / "other", "--source", source, "--test-share", 0.3, "--seed", 1)
+    assert set(_documents(other["test"])) != test
+
+
+def test_test_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train, test = _write(tmp_path / "a.jsonl", *_problems(50)), _write(tmp_path / "b.jsonl", *_problems(10))
+    splits = _build(tmp_path / "data", "--source", train, "--test-source", test)
+    assert _documents(splits["test"]) == [f"{n} + 1|{n + 1}" for n in range(10)]
+    assert _documents(splits["train"]) == [f"{n} + 1|{n + 1}" for n in range(10, 50)]
+    assert "left out 10 documents of --source that are in --test-source, too" in capsys.readouterr().out
+
+
+def test_the_same_input_gives_the_same_bytes_and_replaces_the_dataset(tmp_path: Path) -> None:
+    source = _write(tmp_path / "a.jsonl", *_texts(100))
+    first = check_text_contents(_build(tmp_path / "data", "--source", source)["train"])
+    assert check_text_contents(_build(tmp_path / "data", "--source", source)["train"]) == first
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["fingerprint.json", "test", "train"]
+
+
+def test_a_trained_tokenizer(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="needs pip install -r requirements-text.txt")
+    source = _write(tmp_path / "a.jsonl", *_texts(300), *_problems(100))
+    trained = _build(tmp_path / "data", "--source", source, "--train-bpe", 300)["train"]
+    tokenizer = open_tokenizer(trained)
+    assert trained.metadata.tokenizer == tokenizer.name and len(tokenizer.name) == 64
+    assert "text 7 xxxxxxx" in tokenizer.decode(trained.tokens.tolist())
+    given = _build(tmp_path / "given", "--source", source, "--tokenizer", tmp_path / "data" / "tokenizer.json")
+    assert check_text_contents(given["train"]) == check_text_contents(trained)
+
+
+def test_a_large_file_needs_little_memory(tmp_path: Path) -> None:
+    """The file has 20 MB, and the limit is half of that."""
+    with (tmp_path / "a.txt").open("w") as stream:
+        for number in range(200_000):
+            stream.write(f"{number:099d}\n")
+    tracemalloc.start()
+    try:
+        _build(tmp_path / "data", "--source", tmp_path / "a.txt")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10_000_000, f"building took {peak:,} bytes"
+
+
+def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data"
+    source = _write(tmp_path / "a.jsonl", *_problems(100))
+    binary = tmp_path / "a.txt"
+    binary.write_bytes(b"\x7fELF\0")
+    for options, message in (
+        (["--source", binary], f"error: {binary}: is binary (byte 4 is 0); give text, .jsonl or .csv"),
+        (
+            ["--source", source, "--max-len", 8],
+            "the problem reads 9 tokens, above --max-len 8; raise it, or add --skip",
+        ),
+        (["--source", source, "--max-len", 1], "--max-len is 1; it must be at least 2"),
+        (["--source", source, "--test-share", 1.5], "--test-share is 1.5; it must be between 0 and 1"),
+        (["--source", source, "--test-share", 1e-9], "no document is for testing; raise --test-share, give another"),
+        (["--source", source, "--test-share", 0.1, "--test-source", source], "exclude each other; give one of them"),
+        (["--source", source, "--test-source", source], "no document is for training; give files with other documents"),
+        (["--source", source, "--train-bpe", 256], "--train-bpe is 256; it must be at least 260"),
+        (["--source", tmp_path / "none.txt"], "none.txt is missing; correct --source or --test-source"),
+        ([], "the following arguments are required: --source"),
+    ):
+        found = _mistake(capsys, "--output-dir", data, *options)
+        assert message in found, found
+        assert not data.exists(), "nothing may be left of a failed build"
+
+
+def test_long_problems_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = _write(tmp_path / "a.jsonl", *_problems(100))
+    splits = _build(tmp_path / "data", "--source", source, "--max-len", 9, "--skip-long", "--test-share", 0.5)
+    left = [document for split in splits.values() for document in _documents(split)]
+    assert sorted(left) == sorted(f"{n} + 1|{n + 1}" for n in range(10) if len(f"{n}{n + 1}") < 4)
+    assert "documents longer than --max-len" in capsys.readouterr().out
