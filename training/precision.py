@@ -91,4 +91,6 @@ def why_fp8_fails(device: torch.device, dtype: torch.dtype) -> str | None:
         product = fp8_product(ones, ones, dtype).cpu()
     except (RuntimeError, TypeError, ValueError) as error:  # it differs by device, and which dtype is refused
         return one_line(error)[:200]
-    return None if bool((product == size).all()) else "a product of ones is wrong"
+    # A GPU multiplies by the scales of float32 afterwards, which leaves a last bit.
+    is_right = torch.allclose(product.float(), torch.tensor(float(size)), rtol=1e-2)
+    return None if is_right else "a product of ones is wrong"

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor
@@ -18,6 +19,7 @@ from models.block import Block, Level
 from models.depth import Depth
 from models.hrm import HRM
 from models.layers import ConvSwiGLU, NormalizedSwiGLU, SwiGLU
+from training.precision import why_fp8_fails
 from utils.batch import Batch
 from utils.command_line import read_config
 from utils.config import name_of
@@ -25,6 +27,9 @@ from utils.config import name_of
 SEQ_LEN, VOCAB_SIZE, NUM_PUZZLES = 9, 7, 5  # SEQ_LEN is a square, because rope_2d needs a grid
 
 ARCH_NAMES = tuple(map(name_of, ARCHS))
+
+WHY_NO_FP8 = why_fp8_fails(torch.device("cpu"), torch.float32)
+needs_fp8 = pytest.mark.skipif(WHY_NO_FP8 is not None, reason=f"no FP8 on this CPU: {WHY_NO_FP8}")
 
 # What a small model changes in config/arch/<name>.yaml. Each number is the largest for its option.
 _LARGEST = {

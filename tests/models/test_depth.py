@@ -22,6 +22,7 @@ from tests.models.helpers import (
     embedded,
     fresh_state,
     gradients_of,
+    needs_fp8,
     random_batch,
     run,
     small_config,
@@ -408,6 +409,7 @@ def test_fp8_is_for_calls_of_training_without_gradient(
     assert not products
 
 
+@needs_fp8
 @pytest.mark.parametrize("forward_dtype", ["float32", "bfloat16"])
 def test_fp8_changes_no_bit_of_calls_with_gradient_and_of_evaluation(forward_dtype: str) -> None:
     changes: dict[str, Any] = {"backprop": "all", "forward_dtype": forward_dtype}

@@ -24,7 +24,7 @@ from models.layers import (
     to_fp8,
     truncated_normal_,
 )
-from tests.models.helpers import naive_block, naive_mlp, naive_rms
+from tests.models.helpers import naive_block, naive_mlp, naive_rms, needs_fp8
 
 
 def _generator(seed: int = 0) -> torch.Generator:
@@ -193,6 +193,7 @@ def _beyond_rounding(product: torch.Tensor, a_MK: torch.Tensor, b_NK: torch.Tens
     return (product.double() - a @ b.T).abs() > allowed * (1 + 1e-5)
 
 
+@needs_fp8
 def test_an_fp8_product_errs_by_no_more_than_rounding() -> None:
     a_MK, b_NK = _with_unequal_rows(24, 64, seed=1), _with_unequal_rows(32, 64, seed=2)
     product = fp8_product(a_MK, b_NK, torch.float32)
@@ -204,6 +205,7 @@ def test_an_fp8_product_errs_by_no_more_than_rounding() -> None:
     assert _beyond_rounding(one_scale[0] @ one_scale[1].T, a_MK, b_NK).any()
 
 
+@needs_fp8
 def test_a_row_of_zeros_stays_zero_in_fp8_and_what_is_not_finite_does_not_vanish() -> None:
     x_NK = _randn(5, 16)
     x_NK[1] = 0.0
@@ -217,6 +219,7 @@ def test_a_row_of_zeros_stays_zero_in_fp8_and_what_is_not_finite_does_not_vanish
     assert product.isfinite().all(1).tolist() == [True, True, True, False, False] and not product[1:3].any()
 
 
+@needs_fp8
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_linear_layer_in_fp8_is_one_product(dtype: torch.dtype) -> None:
     rows, columns = Linear(32, 48), LinearOfColumns(32, 48)
@@ -231,6 +234,7 @@ def test_a_linear_layer_in_fp8_is_one_product(dtype: torch.dtype) -> None:
     torch.testing.assert_close(y_NW, expected, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=1e-5)
 
 
+@needs_fp8
 @pytest.mark.parametrize(
     ("layer", "fits"),
     [

@@ -9,7 +9,7 @@ import yaml
 
 from tests import fuzz, runs
 from tests.in_process import changed, load_run, train_here
-from tests.models.helpers import small_model
+from tests.models.helpers import needs_fp8, small_model
 from tests.runs import settings, train, with_arguments
 from training import precision
 from utils.dist.world import World
@@ -58,6 +58,7 @@ def _losses(run: Path) -> list[float]:
     return [row["train/lm_loss"] for row in runs.rows(run)]
 
 
+@needs_fp8
 def test_fp8_learns_resumes_and_differs(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     typed = [*FP8, f"data_path={data}", "max_steps=8", "checkpoint_every_n_steps=4", "overfit_one_batch=true"]
     typed += ["lr=3e-3", "lr_warmup_steps=0"]
@@ -74,6 +75,7 @@ def test_fp8_learns_resumes_and_differs(data: Path, tmp_path: Path, capsys: pyte
     assert not changed(runs.tensors(tmp_path / "fp8", 8), runs.tensors(tmp_path / "resumed", 8))
 
 
+@needs_fp8
 def test_a_run_that_began_without_the_key_goes_on_without_fp8(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train_here([*FP8, f"data_path={data}", "max_steps=2", "checkpoint_every_n_steps=1", f"checkpoint_path={run}"])
@@ -89,6 +91,7 @@ def test_a_run_that_began_without_the_key_goes_on_without_fp8(data: Path, tmp_pa
     assert not changed(runs.tensors(run, 2), runs.tensors(tmp_path / "again", 2))
 
 
+@needs_fp8
 def test_the_products_that_fp8_computes_are_named() -> None:
     model = small_model("trm", fp8_no_grad=True, mlp_t=True)
     (line,) = precision.require_fp8_products(model, World.single())
@@ -103,6 +106,12 @@ def test_sizes_that_fp8_never_multiplies_are_refused() -> None:
     model = small_model("trm", fp8_no_grad=True, mlp_t=True, width_multiple=1, expansion=1.0)
     with pytest.raises(UserError, match=r"the model has none; give arch.width_multiple=16, or set arch.fp8_no_grad to"):
         precision.require_fp8_products(model, World.single())
+
+
+def test_the_last_bit_of_a_product_of_scales_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that multiplies by the scales at the end gives 128.00002 instead of 128."""
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *_, **__: torch.full((128, 128), 128.0000153))
+    assert precision.why_fp8_fails(torch.device("cpu"), torch.float32) is None
 
 
 @pytest.mark.parametrize(
