@@ -59,9 +59,9 @@ class Block(nn.Module):
         """
         num_positions = 1 if first_position_only else None
         if self.mlp_t is not None:
-            # With positions first, both projections are single products of aligned matrices, and
-            # only whole vectors of D change places. PyTorch would multiply the other layouts slot
-            # by slot, with a copy of the weights for each slot.
+            # With positions first, each projection is one product for all slots, and only whole
+            # vectors of D change places. PyTorch would multiply the other layouts slot by slot,
+            # with a copy of the weights for each slot.
             x_TBD = x_BTD.transpose(0, 1).contiguous()
             mixed_TBD = self.mlp_t(x_TBD.flatten(1), fp8=fp8).view_as(x_TBD)
             x_TBD = rms_norm(x_TBD + mixed_TBD, dim=0)  # the norm is over positions here, as published

@@ -23,7 +23,7 @@ from utils.errors import UserError
 
 pytestmark = pytest.mark.invariance
 
-LAST_STEP = 30
+LAST_STEP = 20
 TOLERANCE = 1e-4
 NUM_TEST_EXAMPLES = 20
 
