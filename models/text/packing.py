@@ -70,6 +70,7 @@ class Packing:
         self.sequence_N = torch.tensor(numbers).repeat_interleave(torch.tensor(counts)).to(device)
         """The number of each token's sequence; num_sequences for padding."""
 
+    @torch.compiler.disable  # the shapes of its batches change from step to step
     def attend(self, q_NAH: Tensor, k_NGH: Tensor, v_NGH: Tensor, mask: Mask) -> Tensor:
         """Return what the tokens see of their own sequences, (N, A, H). It is zero for padding."""
         rows = list[Tensor]()

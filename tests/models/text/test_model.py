@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from models.text.config import (
     CallCounts,
@@ -144,3 +145,24 @@ def test_initial_weights_have_the_deviations_of_their_type(
     for name, weight in model.named_parameters():
         if weight.numel() > 2000:
             assert weight.std().item() == pytest.approx(expected.get(name.split(".")[-2], inner), rel=0.06), name
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "block"])
+def test_other_sequences_in_a_row_compile_nothing_anew(checkpointing: str) -> None:
+    counter = CompileCounterWithBackend("eager")
+    plain, compiled = (make_model(make_config(HRMTextConfig, activation_checkpointing=checkpointing)) for _ in range(2))
+    torch._dynamo.reset()
+    for stack in compiled.stacks().values():
+        stack.compile(backend=counter)
+    inputs_N, labels_N, positions_N = make_row()
+    counts = []
+    for sequences in (SEQUENCES, [(7, 3), (4, 4)], [(1, 9)], [(3, 3), (1, 1), (9, 2), (2, 2)]):
+        packing, grad_calls = Packing(sequences, NUM_TOKENS), plain.config.num_calls
+        losses = [
+            model(inputs_N, labels_N, positions_N, packing, grad_calls=grad_calls, ignore_label=IGNORE_LABEL)[0]
+            for model in (plain, compiled)
+        ]
+        torch.testing.assert_close(*losses)
+        losses[1].backward()
+        counts.append(counter.frame_count)
+    assert len(set(counts)) == 1 and counts[0] > 0
