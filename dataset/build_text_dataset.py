@@ -36,6 +36,8 @@ from utils.text import one_line
 DEFAULT_TEST_SHARE = 0.05
 # So many bytes of text go to the tokenizer at a time. It uses all cores for them.
 BATCH_BYTES = 1 << 20
+# If all documents have fewer bytes than this, the test share is exact.
+FEW_BYTES = 1 << 21
 MOST_TASKS = 1000
 
 EXAMPLES = """
@@ -120,7 +122,8 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 def split_documents(settings: Settings, left_out: Counter[str]) -> Iterator[tuple[SplitName, Document]]:
     """Yield every document with its split. No document is in both.
 
-    Without test sources a hash of the document and the seed decides, so copies stay together.
+    Without test sources a hash of the document and the seed decides, so copies stay together. The
+    share is exact for a few MB, with one document at least, and nearly exact for more.
     Otherwise a document of the training files that is in the test files, too, is left out.
 
     Args:
@@ -131,8 +134,14 @@ def split_documents(settings: Settings, left_out: Counter[str]) -> Iterator[tupl
     """
     if settings.test_source is None:
         assert settings.test_share is not None
+        documents = _documents(settings.source, left_out)
+        few = list(_few(documents))
+        following = next(documents, None)
         limit = int(settings.test_share * 2**64)
-        for document in _documents(settings.source, left_out):
+        if following is None:  # those are all documents, so the share can be exact
+            keys = sorted({_key(document, settings.seed) for document in few})
+            limit = keys[max(1, round(settings.test_share * len(keys)))] if len(keys) > 1 else limit
+        for document in itertools.chain(few, [following] if following else [], documents):
             yield "test" if _key(document, settings.seed) < limit else "train", document
         return
     in_test: set[int] = set()
@@ -152,6 +161,14 @@ def _documents(files: list[Path], left_out: Counter[str]) -> Iterator[Document]:
             yield document
         else:
             left_out["without a text or a response"] += 1
+
+
+def _few(documents: Iterator[Document]) -> Iterator[Document]:
+    """Yield the first documents, no more than FEW_BYTES of them."""
+    num_bytes = 0
+    while num_bytes < FEW_BYTES and (document := next(documents, None)):
+        num_bytes += len(document.text) + len(document.instruction or b"")
+        yield document
 
 
 def _key(document: Document, seed: int = 0) -> int:

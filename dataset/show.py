@@ -22,6 +22,8 @@ from dataset.builder import SPLITS
 from dataset.schema import PuzzleSet, Split, SplitName, check_contents, open_split
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, joined
+from dataset.text.schema import check_text_contents, has_split, is_text, open_text_split
+from dataset.text.show import describe_text, show_samples
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
 from utils.files import plain
@@ -36,7 +38,8 @@ _TOKENS_IN_LINE = 30
 _BOARDS = textwrap.fill(
     "A label is shown beside its input, or below it where the terminal is too narrow. "
     f"{joined([task.plural for task in TASKS])} are recognised by their shapes and shown as boards. Anything else is "
-    "shown as token numbers, with - for a label that does not count. Cells that a label changes are coloured.",
+    "shown as token numbers, with - for a label that does not count. Cells that a label changes are coloured. "
+    "A dataset of text is shown as text: instructions, and responses behind an arrow.",
     width=99,
 )
 EXAMPLES = f"""
@@ -93,6 +96,8 @@ def describe(settings: Settings) -> str:
     Raises:
         UserError: The dataset is missing, damaged, or changed since it was built.
     """
+    if is_text(settings.path):
+        return _describe_text(settings)
     splits = {name: open_split(settings.path, name) for name in SPLITS if (settings.path / name).exists()}
     if settings.split not in splits:
         # This raises an error that names what is missing.
@@ -114,6 +119,20 @@ def describe(settings: Settings) -> str:
         names = _read_json(settings.path / "identifiers.json", list)
         for row in _rows(settings, shown):
             lines += ["", *_example(shown, row, task, names, settings.color or sys.stdout.isatty())]
+    return "\n".join(lines)
+
+
+def _describe_text(settings: Settings) -> str:
+    record = _read_json(settings.path / "fingerprint.json", dict)
+    lines = [str(settings.path), *describe_text(settings.path)]
+    for name in SPLITS:
+        if settings.fingerprint and has_split(settings.path, name):
+            lines.append(f"  sha256   {name:<5} {check_text_contents(open_text_split(settings.path, name))} (computed)")
+        elif name in record:
+            lines.append(f"  sha256   {name:<5} {record[name]} (recorded)")
+    lines += _builder(record.get("builder"))
+    if settings.num:
+        lines += show_samples(settings.path, settings.split, settings.num, settings.row, settings.seed)
     return "\n".join(lines)
 
 

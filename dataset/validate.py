@@ -37,6 +37,8 @@ from dataset.schema import (
 )
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, Fault, joined
+from dataset.text.schema import is_text
+from dataset.text.validate import validate_text
 from utils.arguments import Parser, typed_path
 from utils.errors import UserError
 from utils.files import plain
@@ -77,6 +79,10 @@ errors (exit status 1):
             that equal the inputs in all examples of a set
   leak      over {MAX_LEAK:.0%} of the test examples are in train too (--allow-leak: a warning)
 {_TASK_CHECKS}
+
+  text      a token outside of the vocabulary; a sample that is empty, too long or outside of the
+            tokens; another tokenizer than the one that made the tokens; leaks: an instruction, or
+            the beginning of a text, that is in both splits
 
 warnings (exit status 0):
   fewer leaks; a test example twice; test examples without any label (they are not scored); labels
@@ -140,6 +146,12 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
         UserError: There is no dataset at `path`.
     """
     findings = Findings()
+    if is_text(path):
+        most_leaks = 1.0 if allow_leak else MAX_LEAK
+        warn = findings.warnings.append
+        summary, errors = validate_text(path, most_leaks=most_leaks, collect=findings.collect, warn=warn)
+        findings.errors += errors
+        return findings, summary
     splits = _open_splits(path, findings)
     for split in splits.values():
         _check_puzzles(split, findings)

@@ -47,7 +47,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if path.name not in ("data", "checkpoints", "dataset", ".venv", ".git"):
             (folder / path.name).symlink_to(path)
     (folder / "dataset").mkdir()
-    for path in [*(REPOSITORY / "dataset").glob("*.py"), REPOSITORY / "dataset" / "tasks"]:
+    packages = [REPOSITORY / "dataset" / name for name in ("tasks", "text")]
+    for path in [*(REPOSITORY / "dataset").glob("*.py"), *packages]:
         (folder / "dataset" / path.name).symlink_to(path)
     (builder,) = _blocks("python")
     file = re.search(r"Save this as `(.*?)`", PAGE)

@@ -173,6 +173,14 @@ def is_text(data_path: str | Path) -> bool:
     return False
 
 
+def has_split(data_path: Path, split: SplitName) -> bool:
+    """Return whether a dataset of text has a split. A folder of HRM-Text is a training split."""
+    folder = data_path / split
+    if (folder / "dataset.json").is_file() or (folder / "metadata.json").is_file():
+        return True
+    return split == "train" and (data_path / "metadata.json").is_file()
+
+
 @file_errors()
 def open_text_split(data_path: str | Path, split: SplitName) -> TextSplit:
     """Open a split, and check its files, types and shapes without reading tokens or samples.

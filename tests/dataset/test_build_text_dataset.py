@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dataset import build_text_dataset
 from dataset.build_text_dataset import main
 from dataset.schema import SplitName
 from dataset.text.sampler import ShuffledSampler
@@ -81,9 +82,22 @@ def test_no_document_is_in_both_splits(tmp_path: Path) -> None:
     source = _write(tmp_path / "a.jsonl", *_texts(300), *_texts(300))
     splits = _build(tmp_path / "data", "--source", source, "--test-share", 0.3)
     train, test = (set(_documents(split)) for split in splits.values())
-    assert not train & test and len(train | test) == 300 and 50 < len(test) < 130
+    assert not train & test and len(train | test) == 300 and len(test) == 90
     other = _build(tmp_path / "other", "--source", source, "--test-share", 0.3, "--seed", 1)
     assert set(_documents(other["test"])) != test
+
+
+def test_the_share_of_many_documents_is_nearly_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = _write(tmp_path / "a.jsonl", *_texts(1000))
+    monkeypatch.setattr(build_text_dataset, "FEW_BYTES", 100)
+    splits = _build(tmp_path / "data", "--source", source, "--test-share", 0.3)
+    train, test = (set(_documents(split)) for split in splits.values())
+    assert not train & test and len(train | test) == 1000 and 230 < len(test) < 370
+
+
+def test_two_documents_are_enough(tmp_path: Path) -> None:
+    splits = _build(tmp_path / "data", "--source", _write(tmp_path / "a.jsonl", *_texts(2)))
+    assert [len(_documents(split)) for split in splits.values()] == [1, 1]
 
 
 def test_test_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +143,7 @@ def test_a_large_file_needs_little_memory(tmp_path: Path) -> None:
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "data"
     source = _write(tmp_path / "a.jsonl", *_problems(100))
+    one = _write(tmp_path / "one.jsonl", *_texts(1))
     binary = tmp_path / "a.txt"
     binary.write_bytes(b"\x7fELF\0")
     for options, message in (
@@ -139,7 +154,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["--source", source, "--max-len", 1], "--max-len is 1; it must be at least 2"),
         (["--source", source, "--test-share", 1.5], "--test-share is 1.5; it must be between 0 and 1"),
-        (["--source", source, "--test-share", 1e-9], "no document is for testing; raise --test-share, give another"),
+        (["--source", one], "no document is for testing; raise --test-share, give another --seed, or"),
         (["--source", source, "--test-share", 0.1, "--test-source", source], "exclude each other; give one of them"),
         (["--source", source, "--test-source", source], "no document is for training; give files with other documents"),
         (["--source", source, "--train-bpe", 256], "--train-bpe is 256; it must be at least 260"),

@@ -1,0 +1,84 @@
+"""Checks of text datasets by dataset.validate, as a user calls it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset import validate
+from dataset.build_text_dataset import main as build
+from tests.dataset.text.samples import random_split, write_hrm_text, write_split
+
+
+def _report(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> tuple[int, list[str]]:
+    status = validate.main([str(path), *options])
+    return status, capsys.readouterr().out.splitlines()
+
+
+def test_what_the_builder_makes_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "a.jsonl"
+    texts = [{"text": f"{number} and the same end" * 3} for number in range(60)]
+    problems = [{"instruction": f"{n} + 1", "response": str(n + 1)} for n in range(60)]
+    source.write_text("".join(f"{json.dumps(each)}\n" for each in texts + problems))
+    assert build(["--output-dir", str(tmp_path / "data"), "--source", str(source), "--max-len", "20"]) == 0
+    built = capsys.readouterr().out
+    status, lines = _report(capsys, tmp_path / "data")
+    assert (status, lines[-1]) == (0, "ok: 0 errors, 0 warnings"), "ends of texts that are alike are no leak"
+    assert "samples of 8 to 20 tokens (mean" in lines[0]
+    assert lines[1].split()[-1] in built, "the fingerprint must be that of the builder"
+
+
+def _problems(first: int, num: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens and samples of problems whose instructions are numbers."""
+    tokens = np.array([[256, number, 257, 1, 258] for number in range(first, first + num)], np.uint16)
+    table = np.array([[5 * number, 3, 2, 0] for number in range(num)])
+    return tokens.reshape(-1), table
+
+
+def test_a_leak_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_split(tmp_path / "train", *_problems(0, 50))
+    write_split(tmp_path / "test", *_problems(40, 20))
+    status, lines = _report(capsys, tmp_path)
+    assert status == 1 and lines[0] == (
+        f"error: {tmp_path}/test/samples.npy: sample 0 is in the training data too, as sample 40 "
+        "(10 of 20 test documents are, 50.00%); leave them out of train or test, or add --allow-leak"
+    )
+    status, lines = _report(capsys, tmp_path, "--allow-leak")
+    assert status == 0 and lines[0].startswith("warning: ") and lines[-1] == "ok: 0 errors, 1 warning"
+
+
+def test_every_error_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokens, table = _problems(0, 50)
+    tokens[7] = 300
+    write_split(tmp_path / "train", tokens, table)
+    write_split(tmp_path / "test", *_problems(60, 5), num_samples=6)
+    status, lines = _report(capsys, tmp_path)
+    assert status == 1 and lines[-1] == "wrong: 2 errors, 0 warnings"
+    assert "train/tokens.npy: token 7 is 300, but 0 to 258 are possible" in lines[0]
+    assert "test/samples.npy: has 5 rows, but num_samples in dataset.json is 6" in lines[1]
+
+
+def test_splits_that_do_not_fit_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_split(tmp_path / "train", *_problems(0, 50))
+    write_split(tmp_path / "test", *_problems(60, 5), tasks=["sums"], vocab_size=260)
+    status, lines = _report(capsys, tmp_path)
+    assert status == 1 and "has vocab_size 259, but " in lines[0] and "build both with one tokenizer" in lines[0]
+    assert "dataset.json: tasks are not those of train; build both splits together" in lines[1]
+
+
+def test_a_dataset_without_test_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random_split(tmp_path, num=20, longest=30)
+    status, lines = _report(capsys, tmp_path)
+    assert status == 0 and lines[0] == f"warning: {tmp_path}: has no test split, so nothing can be evaluated on it"
+
+
+def test_a_folder_of_hrm_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("inst_start", "inst_len", "resp_start", "resp_len")
+    epoch = {name: np.array(values) for name, values in zip(names, ([0, 9], [3, 4], [3, 13], [2, 6]), strict=True)}
+    write_hrm_text(tmp_path / "data", np.arange(30, dtype=np.int32), [epoch, epoch])
+    status, lines = _report(capsys, tmp_path / "data")
+    assert status == 0 and lines[1].startswith("train  2 samples in each of 2 epochs of 4 to 9 tokens (mean 6)")
+    write_hrm_text(tmp_path / "wrong", np.full(30, 64, np.int32), [epoch])
+    status, lines = _report(capsys, tmp_path / "wrong")
+    assert status == 1 and "tokens.npy: token 0 is 64, but 0 to 63 are possible" in lines[0]
