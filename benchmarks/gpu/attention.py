@@ -3,8 +3,10 @@
 python -m benchmarks.gpu.attention --json FILE [--device cuda] SLOTSxPOSITIONS...
 e.g. python -m benchmarks.gpu.attention --json found.json 768x82 72x900
 
-The heads are those of the published models: 8 of 64 numbers, in bfloat16 (float32 on a CPU). As in
-a model, queries, keys and values are views of one projection.
+The heads are those of the published models: 8 of 64 numbers, in bfloat16 (float32 on a CPU). They
+lie in memory as in a model with rotary positions: values are a view of the projection that also
+gives queries and keys, and these are rotated, which makes tensors of their own. The rotation is not
+timed.
 """
 
 import argparse
@@ -19,6 +21,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.matrix_peak import fastest_ms
+from models.attention import apply_rotary, rotary_tables
 
 NUM_HEADS, HEAD_DIM = 8, 64
 BACKENDS = {
@@ -28,51 +31,54 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 CHOSEN = "PyTorch's choice"
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def measure(num_slots: int, num_positions: int, device: torch.device) -> dict[str, Any]:
     """Return the times of a shape, and which backend PyTorch chooses for it."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    shape = (num_slots, num_positions, 3, NUM_HEADS, HEAD_DIM)
-    qkv = torch.randn(shape, dtype=dtype, device=device, requires_grad=True)
+    heads = make_heads(num_slots, num_positions, dtype, device)
     times: dict[str, dict[str, float] | None] = {}
     refused = {}
     for name in (*BACKENDS, CHOSEN):
         try:
             with sdpa_kernel([BACKENDS[name]]) if name in BACKENDS else nullcontext():
-                times[name] = {how: fastest_ms(call, device) for how, call in _calls(qkv)}
+                times[name] = {how: fastest_ms(call, device) for how, call in _calls(heads)}
         except RuntimeError as error:  # a device refuses a backend, or its memory runs out
             times[name], refused[name] = None, " ".join(str(error).split())[:200]
     with torch.no_grad():
-        forward = _backend(qkv)
-    choices = {"forward": forward, "forward and backward": _backend(qkv)}
+        forward = _backend(heads)
+    choices = {"forward": forward, "forward and backward": _backend(heads)}
     return {"slots": num_slots, "positions": num_positions, "ms": times, "refused": refused, "choices": choices}
 
 
-def _calls(qkv: torch.Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
+def make_heads(num_slots: int, num_positions: int, dtype: torch.dtype, device: torch.device) -> Heads:
+    """Return queries, keys and values, with the strides that models.attention gives them."""
+    qkv = torch.randn((num_slots, num_positions, 3, NUM_HEADS, HEAD_DIM), dtype=dtype, device=device)
+    q, k, v = (each.transpose(1, 2) for each in qkv.unbind(2))
+    cos, sin = rotary_tables(num_positions, HEAD_DIM, 10000.0)
+    rotary = cos.to(device), sin.to(device)
+    return apply_rotary(q, rotary).requires_grad_(), apply_rotary(k, rotary).requires_grad_(), v.requires_grad_()
+
+
+def _calls(heads: Heads) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield what to time: a forward pass as without gradient, and one with its backward pass."""
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
-            return F.scaled_dot_product_attention(*_heads(qkv))
+            return F.scaled_dot_product_attention(*heads)
 
     def both() -> object:
-        y = F.scaled_dot_product_attention(*_heads(qkv))
-        return torch.autograd.grad(y, qkv, gradient)
+        return torch.autograd.grad(F.scaled_dot_product_attention(*heads), heads, gradient)
 
     gradient = torch.randn_like(forward())
     yield "forward", forward
     yield "forward and backward", both
 
 
-def _heads(qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    q, k, v = (each.transpose(1, 2) for each in qkv.unbind(2))
-    return q, k, v
-
-
-def _backend(qkv: torch.Tensor) -> str:
+def _backend(heads: Heads) -> str:
     """Return the name of the backend that PyTorch chooses."""
-    chosen = SDPBackend(torch._fused_sdp_choice(*_heads(qkv)))
+    chosen = SDPBackend(torch._fused_sdp_choice(*heads))
     return next((name for name, backend in BACKENDS.items() if backend == chosen), str(chosen))
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from benchmarks.gpu.origin import REPOSITORY, Origin
+from benchmarks.gpu.origin import REPOSITORY, Origin, is_other_machine
 from benchmarks.gpu.parts import ACCURACY, LOG, RESULT, Part
 from utils.files import write_atomically
 from utils.processes import ending_with_parent
@@ -26,14 +26,15 @@ STATE = "state.json"
 # What a part gets between SIGTERM and SIGKILL. A run saves a checkpoint in this time.
 _GRACE_S = 20.0
 # Measurements take at most this share of the time, and training to an accuracy takes the rest.
-_MEASURING = 0.6
+MEASURING = 0.6
 _MOST_DEATHS = 2
 _SPLITS = (2, 4, 8)
-_OUT_OF_MEMORY = re.compile("out of memory", re.IGNORECASE)
+OUT_OF_MEMORY = re.compile("out of memory", re.IGNORECASE)
 _ERROR = re.compile(r"(E\s+)?(error: |fault on rank |\w+(\.\w+)*(Error|Exception)\b)")
 
 DONE, FAILED, TOO_LONG, CUT_OFF, RUNNING = "done", "failed", "took too long", "cut off", "running"
 WITHOUT_DATA, NO_TIME = "has no data", "no time left"
+_UNFINISHED = (TOO_LONG, CUT_OFF)
 
 
 @dataclass
@@ -41,6 +42,8 @@ class Record:
     """What became of a part.
 
     Attributes:
+        seconds: how long it took. While it is not over, that is its longest attempt, because each
+            begins anew. A run that trains to an accuracy goes on: its attempts are summed.
         note: why it failed, or what had to be changed.
         deaths: how often the driver was killed meanwhile. A part that brings a machine down is not
             tried for ever.
@@ -59,13 +62,15 @@ class Stopped(Exception):
     """Somebody asked the driver to stop."""
 
 
-def read_records(output: Path) -> dict[str, Record]:
-    """Return what became of the parts in earlier calls."""
+def read_records(output: Path) -> dict[str, Record] | None:
+    """Return what became of the parts in earlier calls; None if that can't be read."""
     try:
         stored = json.loads((output / STATE).read_text())
-    except (OSError, ValueError):
+        return {key: Record(**record) for key, record in stored.items()}
+    except FileNotFoundError:
         return {}
-    return {key: Record(**record) for key, record in stored.items()}
+    except (OSError, ValueError, TypeError, AttributeError):  # half a file, or other keys than ours
+        return None
 
 
 def set_aside(output: Path, origin: Origin) -> Path | None:
@@ -73,8 +78,9 @@ def set_aside(output: Path, origin: Origin) -> Path | None:
 
     The figures of two cards, or of two versions of PyTorch, make no common report.
     """
-    records = read_records(output).values()
-    others = {record.machine for record in records if record.machine or record.seconds} - {origin.machine}
+    records = (read_records(output) or {}).values()
+    machines = {record.machine for record in records if record.machine or record.seconds}
+    others = {machine for machine in machines if is_other_machine(machine, origin.machine)}
     if not others:
         return None
     name = f"{output.name}-{re.sub('[^a-zA-Z0-9.]+', '-', min(others) or 'unknown')}"
@@ -103,7 +109,10 @@ class Driver:
         report: Callable[["Driver"], None],
     ) -> None:
         self.parts, self.output, self._origin, self._tell, self._report = parts, output, origin, tell, report
-        self.records = read_records(output)
+        records = read_records(output)
+        if records is None:
+            tell(f"{STATE} in {os.path.relpath(output)} can't be read, so every part is measured anew")
+        self.records = records or {}
         for record in self.records.values():
             if record.status == RUNNING:  # the driver was killed
                 record.status, record.deaths = CUT_OFF, record.deaths + 1
@@ -121,7 +130,7 @@ class Driver:
         """
         ends = time.monotonic() + seconds
         has_run = any(part.share is None for part in self.parts)
-        measuring_s = seconds * (_MEASURING if has_run else 1)
+        measuring_s = seconds * (MEASURING if has_run else 1)
         measuring_ends = ends - seconds + measuring_s
         keys = [part.key for part in self.parts]
         begun = self.parts[keys.index(first) if first is not None else 0 :]
@@ -133,18 +142,28 @@ class Driver:
                     self.records.pop(part.key, None)
                     for name in (RESULT, LOG):
                         (self.output / part.key / name).unlink(missing_ok=True)
-        # What took too long before gets twice the time, but takes none from what was not tried yet.
-        late = [part for part in begun if self._status(part.key) == TOO_LONG and part.key not in needed]
+        own_s = {
+            part.key: max(part.share * measuring_s, part.least_s)
+            for part in (*before, *begun)
+            if part.share is not None
+        }
+        # What was not over in its own time gets twice the time of its longest attempt, but takes
+        # none from what was not tried yet.
+        slow = {key for key, seconds in own_s.items() if self._had_its_time(key, seconds)}
+        late = [part for part in begun if part.key in slow - needed]
         runs = [part for part in begun if part.share is None]
         for part in (*before, *(part for part in begun if part not in late + runs), *late, *runs):
             self._tell(f"[{1 + keys.index(part.key)}/{len(keys)}] {part.title}")
             if part.share is None:
                 self._run_part(part, ends - time.monotonic() - self.grace_s, None)
             else:
-                own_s = max(part.share * measuring_s, part.least_s)
-                if self._status(part.key) == TOO_LONG:
-                    own_s = max(own_s, 2 * self.records[part.key].seconds)
-                self._run_part(part, measuring_ends - time.monotonic(), own_s)
+                doubled_s = 2 * self.records[part.key].seconds if part.key in slow else 0.0
+                self._run_part(part, measuring_ends - time.monotonic(), max(own_s[part.key], doubled_s))
+
+    def _had_its_time(self, key: str, own_s: float) -> bool:
+        """Say whether a part is not over although it had its own time."""
+        record = self.records.get(key, Record(NO_TIME))
+        return record.status == TOO_LONG or (record.status == CUT_OFF and record.seconds >= own_s)
 
     def _run_part(self, part: Part, left_s: float, own_s: float | None) -> None:
         """Run a part unless it is over, and write down what became of it.
@@ -156,9 +175,15 @@ class Driver:
         before, commit = self.records.get(part.key, Record(NO_TIME)), self._origin.commit
         if before.commit != commit and before.status in (FAILED, TOO_LONG):
             before = replace(before, status=NO_TIME, note="", deaths=0)  # the change may have mended it
-        limit_s = min(left_s, own_s or left_s)
-        if before.status in (DONE, FAILED) or (before.status == TOO_LONG and limit_s <= before.seconds):
+        limit_s, goes_on = min(left_s, own_s or left_s), part.share is None
+        if before.status in (DONE, FAILED):
             return self._tell(f"    {before.status} before{f', with {before.commit}' * (before.commit != commit)}")
+        earlier_s = 0.0
+        if before.status in _UNFINISHED and (goes_on or before.commit == commit):
+            earlier_s = before.seconds
+        if not goes_on and earlier_s and limit_s <= earlier_s:  # it would lose what the longer attempt has found
+            left = f"{max(limit_s, 0):.0f} s are left"
+            return self._tell(f"    {before.status} before, after {earlier_s:.0f} s; {left}: give more --minutes")
         if before.deaths >= _MOST_DEATHS and part.key != ACCURACY:
             before.status, before.note = FAILED, f"this program was killed {before.deaths} times during it"
             return self._end(part, before)
@@ -169,8 +194,7 @@ class Driver:
             return self._end(part, Record(NO_TIME) if before.status == WITHOUT_DATA else before)
         if part.key == ACCURACY and before.commit:  # the run goes on
             commit = before.commit if before.commit.endswith(commit) else f"{before.commit}, then {commit}"
-        seconds = before.seconds if before.status == CUT_OFF else 0.0
-        record = Record(RUNNING, seconds, "", before.deaths, commit, self._origin.machine)
+        record = Record(RUNNING, earlier_s, "", before.deaths, commit, self._origin.machine)
         self.records[part.key] = record
         self._write()
         began = time.monotonic()
@@ -180,7 +204,11 @@ class Driver:
             record.status = CUT_OFF
             raise
         finally:
-            record.seconds += time.monotonic() - began
+            took_s = time.monotonic() - began
+            if goes_on:
+                record.seconds = earlier_s + took_s
+            else:
+                record.seconds = max(earlier_s, took_s) if record.status in _UNFINISHED else took_s
             self._end(part, record)
 
     def _attempts(self, part: Part, limit_s: float, own_s: float | None) -> tuple[str, str]:
@@ -197,7 +225,7 @@ class Driver:
                 return (TOO_LONG if own_s is not None and limit_s >= own_s else CUT_OFF), said
             log = (self.output / part.key / LOG).read_text(errors="replace")
             note = "; ".join(filter(None, [said, _reason(log, status)]))
-            if not _OUT_OF_MEMORY.search(log) or ends - time.monotonic() < part.least_s:
+            if not OUT_OF_MEMORY.search(log) or ends - time.monotonic() < part.least_s:
                 break
         return FAILED, note
 

@@ -21,11 +21,14 @@ RECIPES = {
     "maze": ("fast recipe, mazes", ["experiment=maze_hard_fast"]),
 }
 # What might make a compiled step faster, and nobody has tried on a card: what it is called, the
-# recipe, and the arguments of benchmarks.gpu.levers.
+# recipe, and the arguments of benchmarks.gpu.levers. The most is expected of the first ones.
 _CUDA_GRAPHS = "TORCHINDUCTOR_CUDAGRAPHS=1"
 _WITH_CUDA_GRAPHS = ["--set", _CUDA_GRAPHS, "--set", "TORCH_LOGS=perf_hints"]  # which say where it is left out
 _SLOTS_OF_A_GPU = "global_batch_size=96"  # of the eight GPUs of the paper; launches matter most there
+_MARKED = "benchmarks.gpu.marked_steps"
+_SWITCHED = "benchmarks.gpu.switched_steps"
 LEVERS = {
+    "shape-pad": ("force_shape_pad", "fast", ["--program", f"{_SWITCHED} shape-pad"]),
     "fp8": (
         "arch.fp8_no_grad=true",
         "hrm",
@@ -34,8 +37,9 @@ LEVERS = {
     "graphs-marked": (
         f"{_CUDA_GRAPHS}, each step marked",
         "hrm",
-        [*_WITH_CUDA_GRAPHS, "--program", "benchmarks.gpu.marked_steps", _SLOTS_OF_A_GPU],
+        [*_WITH_CUDA_GRAPHS, "--program", _MARKED, _SLOTS_OF_A_GPU],
     ),
+    "no-cudnn-attention": ("attention without cuDNN", "hrm", ["--program", f"{_SWITCHED} no-cudnn-attention"]),
     "autotune": ("TORCHINDUCTOR_MAX_AUTOTUNE=1", "fast", ["--set", "TORCHINDUCTOR_MAX_AUTOTUNE=1"]),
     "graphs": (_CUDA_GRAPHS, "hrm", [*_WITH_CUDA_GRAPHS, _SLOTS_OF_A_GPU]),
 }
@@ -286,6 +290,7 @@ def _lever(key: str, settings: Settings) -> Part:
         share=0.3,
         least_s=100,  # two programs start, and one of them compiles anew
         needs=_data_of(recipe, settings),
+        may_split=_MARKED not in lever,  # its mark needs a step of one microbatch
     )
 
 

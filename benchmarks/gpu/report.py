@@ -326,7 +326,7 @@ def _levers(found: Found) -> str:
         "steps is from that without the lever."
     )
     if any(result.get("with", {}).get("device_type") == "cpu" for _, result in found):
-        text += " On a CPU, the variable for CUDA graphs changes nothing."
+        text += " On a CPU, CUDA graphs, padded shapes and attention without cuDNN change nothing."
     titles = ["lever", "slots", "without, ms", "with, ms", "ratio", "GB", "start, s", "found"]
     return f"{_prose(text)}\n\n{_table(titles, rows)}"
 
@@ -340,10 +340,17 @@ def _attention(found: Found) -> str:
             cells = ["-" if each["ms"][name] is None else _number(each["ms"][name][how]) for name in backends]
             rows.append([f"{each['positions']:,}", str(each["slots"]), how, *cells, each["choices"][how]])
     text = _prose(
-        "**Attention by its backends**, in ms, 8 heads of 64, each call alone. A dash is a backend that refuses this "
-        "shape or this device. Without a choice of the backend, PyTorch makes one: the last columns."
+        "**Attention by its backends**, in ms, 8 heads of 64, each call alone. A dash is a backend that has raised an "
+        "error at this shape; the errors are below. Without a choice of the backend, PyTorch makes one: the last "
+        "columns."
     )
-    return f"{text}\n\n{_table(['positions', 'slots', 'pass', *backends, 'which is'], rows)}"
+    table = _table(["positions", "slots", "pass", *backends, "which is"], rows)
+    shapes: dict[tuple[str, str], list[str]] = {}
+    for each in result:
+        for name, reason in each["refused"].items():
+            shapes.setdefault((name, reason), []).append(f"{each['positions']:,}")
+    refusals = [f"- {name}, {' and '.join(at)} positions: `{_cell(reason)}`" for (name, reason), at in shapes.items()]
+    return "\n\n".join([text, table, *(["\n".join(refusals)] if refusals else [])])
 
 
 def _checkpoint(found: Found) -> str:

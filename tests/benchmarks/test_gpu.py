@@ -1,6 +1,7 @@
 """python -m benchmarks.gpu survives what its parts do, goes on where it was, and reports it."""
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -9,20 +10,26 @@ import time
 import warnings
 from contextlib import suppress
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from torch._functorch import config as functorch
+from torch._inductor import config as inductor
 
+from benchmarks.gpu import levers
 from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.attention import CHOSEN
+from benchmarks.gpu.attention import CHOSEN, HEAD_DIM, NUM_HEADS, make_heads
 from benchmarks.gpu.attention import measure as measure_attention
 from benchmarks.gpu.driver import (
     CUT_OFF,
     DONE,
     FAILED,
+    MEASURING,
     NO_TIME,
     STATE,
     TOO_LONG,
@@ -30,6 +37,7 @@ from benchmarks.gpu.driver import (
     Driver,
     Record,
     last_error,
+    read_records,
     set_aside,
 )
 from benchmarks.gpu.environment import environment
@@ -38,10 +46,12 @@ from benchmarks.gpu.levers import lacks
 from benchmarks.gpu.levers import measure as measure_lever
 from benchmarks.gpu.marked_steps import MarkedTrainer
 from benchmarks.gpu.origin import Origin, commit
-from benchmarks.gpu.parts import LOG, RECIPES, RESULT, Part, Settings, all_parts, overrides
+from benchmarks.gpu.parts import LEVERS, LOG, RECIPES, RESULT, Part, Settings, all_parts, overrides
 from benchmarks.gpu.report import markdown, write_report
+from benchmarks.gpu.switched_steps import SWITCHES
 from benchmarks.gpu.waits import count_waits
 from benchmarks.our_steps import OurTrainer
+from models.attention import Attention, rotary_tables
 from tests.runs import REPOSITORY
 from training.config import PretrainConfig
 from utils.command_line import read_config, validate
@@ -87,7 +97,7 @@ def test_no_part_ends_another(tmp_path: Path) -> None:
     parts = [
         _part("fails", "echo 'RuntimeError: no kernel image is available'; echo bye; exit 3"),
         _part("crashes", "kill -SEGV $$"),
-        _part("hangs", hangs, share=0.003),
+        _part("hangs", hangs, share=0.0015),
         _part("fits", _result(tmp_path, "fits")),
         _part("without", "exit 0", needs="fails"),
         _part("long", "exit 0", least_s=2000),
@@ -164,6 +174,58 @@ def test_a_part_that_took_too_long_is_tried_again_after_the_others(
         assert list(limits.items()) == [("b", limits["b"]), *([("a", times)] if times else [])]
 
 
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+    """Start no process, and let another clock run. A part's command says how long it takes.
+
+    Returns:
+        For each part the seconds of its attempts.
+    """
+    found: dict[str, list[float]] = {}
+    clock = [0.0]
+
+    def run(command: list[str], folder: Path, limit_s: float, *_: object) -> int | None:
+        needs_s = float(command[-1])
+        found.setdefault(folder.name, []).append(min(needs_s, limit_s))
+        clock[0] += found[folder.name][-1]
+        return 0 if needs_s <= limit_s else None
+
+    monkeypatch.setattr("benchmarks.gpu.driver.run_process", run)
+    monkeypatch.setattr("benchmarks.gpu.driver.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    return found
+
+
+def test_a_second_chance_that_is_cut_off_is_still_one(tmp_path: Path, attempts: dict[str, list[float]]) -> None:
+    """In the second call only 200 s are left for it, and in the third call nothing is."""
+    parts = [_part("slow", "300", share=0.12)]
+    states = []
+    for number, others_take_s in enumerate((10, 800, 850, 100)):
+        parts.append(_part(f"other-{number}", str(others_take_s), share=0.9))
+        driver = _run(parts, tmp_path)
+        states.append((driver.records["slow"].status, driver.records["slow"].seconds))
+        assert len(attempts[f"other-{number}"]) == 1, "it goes before what had its time"
+    assert states == [(TOO_LONG, 120), (CUT_OFF, 200), (CUT_OFF, 200), (DONE, 300)]
+    assert attempts["slow"] == [120, 200, 300], "a shorter attempt would lose what the longer one has found"
+
+
+def test_what_had_less_than_its_own_time_keeps_its_place(tmp_path: Path, attempts: dict[str, list[float]]) -> None:
+    parts = [
+        _part("first", "950", share=1.0),
+        _part("cut", "150", share=0.2),
+        _part("last", "900", share=0.9, least_s=1.0),
+    ]
+    assert _states(_run(parts, tmp_path)) == {"first": DONE, "cut": CUT_OFF, "last": NO_TIME}
+    assert _states(_run(parts, tmp_path)) == {"first": DONE, "cut": DONE, "last": CUT_OFF}
+    assert attempts["cut"] == [50, 150]
+
+
+def test_a_run_that_goes_on_sums_its_time(tmp_path: Path, attempts: dict[str, list[float]]) -> None:
+    parts = [_part("accuracy", "5000", share=None)]
+    for seconds in (1000, 500):
+        driver = _run(parts, tmp_path, seconds)
+    assert driver.records["accuracy"].seconds == pytest.approx(1500, abs=1)
+
+
 def test_a_part_that_kills_the_driver_is_tried_twice(tmp_path: Path) -> None:
     part = _part("kills", "exit 0")
     for deaths, status in ((0, DONE), (1, FAILED)):
@@ -197,6 +259,33 @@ def test_another_card_measures_everything_anew(tmp_path: Path, limits: dict[str,
     assert aside == tmp_path / "gpu-H100-torch-2.11" and (aside / STATE).exists()
     (output / STATE).write_text(json.dumps({"a": {"status": "done", "seconds": 9.0}}))  # as an earlier version wrote it
     assert set_aside(output, origin) == tmp_path / "gpu-unknown"
+
+
+def test_a_card_that_does_not_tell_its_name_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, list[float]]
+) -> None:
+    """Another process asks: a broken card raises there, and this one holds no memory of a card."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: pytest.fail("asked in the process of the driver"))
+    for said in ("a warning\nH100", None, "a warning\nH100"):
+        monkeypatch.setattr("benchmarks.gpu.origin.said_by", lambda *_, said=said, **__: said)
+        origin = Origin.here(rehearse=False)
+        assert origin.machine == f"{'H100' if said else 'unknown card'}, torch {torch.__version__}"
+        assert set_aside(tmp_path, origin) is None
+        _run([_part("a", ""), _part("b", "")][: 1 if said else 2], tmp_path, origin=origin)
+    assert {key: len(times) for key, times in limits.items()} == {"a": 1, "b": 1}, "a later call goes on"
+
+
+@pytest.mark.parametrize(
+    "stored", ['{"a": {"status": "done", "of another version": 1}}', '{"a": {"sta', "[]", '{"a": 1}']
+)
+def test_a_state_that_cannot_be_read_is_none(stored: str, tmp_path: Path, limits: dict[str, list[float]]) -> None:
+    (tmp_path / STATE).write_text(stored)
+    assert set_aside(tmp_path, _HERE) is None
+    lines: list[str] = []
+    driver = Driver([_part("a", "")], tmp_path, _HERE, lines.append, lambda driver: None)
+    driver.run(10)
+    assert _states(driver) == {"a": DONE} and "state.json in" in lines[0] and "measured anew" in lines[0]
+    assert read_records(tmp_path) == driver.records
 
 
 def test_a_commit_is_known_without_its_history(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,9 +324,10 @@ def test_a_fault_of_the_report_costs_no_measurement(tmp_path: Path) -> None:
 
 _DRIVER = """
 import sys
-from pathlib import Path
 from benchmarks.gpu import __main__
+from benchmarks.gpu.origin import Origin
 from benchmarks.gpu.parts import Part
+__main__.Origin.here = lambda **_: Origin("abc", "CPU")  # the import of torch takes seconds
 part = Part("a", "stand-in", "a", ["bash", "-c", "touch {folder}/began; sleep 60"], 1.0, 0.0)
 __main__.all_parts = lambda settings: [part]
 sys.exit(__main__.main(["--rehearse", "--minutes", "1", "--output", "{folder}"]))
@@ -312,6 +402,17 @@ def test_the_parts_depend_on_the_data(tmp_path: Path) -> None:
     assert len(set(keys)) == len(keys)
     for number, part in enumerate(generated):
         assert part.needs is None or part.needs in keys[:number], "a part comes after what it needs"
+
+
+def test_the_time_that_the_log_advises_is_enough_for_the_levers(tmp_path: Path) -> None:
+    (minutes,) = re.findall(
+        r"benchmarks\.gpu --minutes (\d+) --from attention", (REPOSITORY / "docs/log.md").read_text()
+    )
+    parts = all_parts(_settings(tmp_path, rehearse=False, minutes=float(minutes)))
+    keys = [part.key for part in parts]
+    least_s = sum(part.least_s for part in parts[keys.index("attention") :] if part.share is not None)
+    assert keys[-1] == "accuracy" and least_s <= MEASURING * 60 * float(minutes), f"they need {least_s:.0f} s"
+    assert keys[keys.index("attention") + 1 :][:2] == ["lever-shape-pad", "lever-fp8"], "most is expected of them"
 
 
 def test_no_test_of_the_cpu_takes_time_from_the_card(tmp_path: Path) -> None:
@@ -425,13 +526,15 @@ import os, sys
 print("AUTOTUNE mm(62976x512, 512x1536)")  # a library's words, which are no answer
 print("W1123 cudagraph_utils.py:380] skipping cudagraphs due to cpu device", file=sys.stderr, flush=True)
 speed = float(os.environ.get("SPEED", 1))
+if "AT_START" in os.environ:
+    raise RuntimeError(os.environ["AT_START"])
 for request in sys.stdin:
     if request.startswith("describe"):
         print('{"what": "hrm", "device": "1 x card", "device_type": "cuda", "batch_size": 96}', flush=True)
     elif request.startswith("metrics"):
         print('{"train/lm_loss": 2.0}', flush=True)
     elif speed < 0:
-        raise RuntimeError("accessing tensor output of CUDAGraphs that has been overwritten")
+        raise RuntimeError(os.environ.get("RAISES", "accessing tensor output of CUDAGraphs that has been overwritten"))
     else:
         print(f'{{"step_ms": {10 / speed}, "max_memory_gb": 1.0}}', flush=True)
 """
@@ -453,9 +556,60 @@ def test_a_lever_is_measured_against_the_same_steps_without_it(tmp_path: Path) -
 def test_what_a_lever_raises_is_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = _lever(tmp_path / RESULT, {"SPEED": "-1"})
     assert found["raised"] == "RuntimeError: accessing tensor output of CUDAGraphs that has been overwritten"
+    found = _lever(tmp_path / RESULT, {"AT_START": "no FP8 here"})
+    assert found["raised"] == "RuntimeError: no FP8 here"
     monkeypatch.setenv("SPEED", "-1")
     with pytest.raises(SystemExit, match="without the lever: RuntimeError: accessing"):
         _lever(tmp_path / RESULT, {"SPEED": "1"})
+
+
+@pytest.mark.parametrize("both", [{"AT_START": "no Triton"}, {"SPEED": "-1", "RAISES": "no data"}])
+def test_what_ends_the_steps_without_the_lever_too_is_no_result(
+    both: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would count as done for ever, although a mended machine might measure the lever."""
+    for name, value in both.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match="without the lever: RuntimeError: no "):
+        _lever(tmp_path / RESULT, {})
+    assert not (tmp_path / RESULT).exists()
+
+
+@pytest.mark.parametrize("lever", [{"AT_START": "CUDA out of memory."}, {"SPEED": "-1", "RAISES": "out of memory"}])
+def test_memory_that_runs_out_is_no_result_of_a_lever(lever: dict[str, str], tmp_path: Path) -> None:
+    """Two programs hold the card. With smaller parts of a step, both may fit."""
+    with pytest.raises(SystemExit, match="out of memory with the lever"):
+        _lever(tmp_path / RESULT, lever)
+    assert not (tmp_path / RESULT).exists()
+
+
+@pytest.mark.parametrize("key", LEVERS)
+def test_the_arms_of_a_lever_differ_in_nothing_else(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If memory runs out, the driver appends the split, which both arms must get."""
+    given: list[Any] = []
+    (part,) = [part for part in all_parts(_settings(tmp_path)) if part.key == f"lever-{key}"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(levers, "measure", lambda *arguments: given.extend(arguments))
+    monkeypatch.setattr(sys, "argv", [*part.command[2:], "grad_accumulation=2"])
+    levers.main()
+    (with_, without), environment = given[0].values(), given[1]
+    ours = without[3:]
+    assert without[2] == "benchmarks.our_steps" and ours[-1] == "grad_accumulation=2"
+    start = next(number for number in range(len(with_)) if with_[number : number + len(ours)] == ours)
+    program, lever = with_[2:start], with_[start + len(ours) :]
+    assert find_spec(program[0]) and set(program[1:]) <= set(SWITCHES)
+    assert lever or environment or program != ["benchmarks.our_steps"]
+    assert part.may_split == ("benchmarks.gpu.marked_steps" not in program), "its mark needs one microbatch"
+
+
+def test_a_switch_is_set_before_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed: list[bool] = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", allowed.append)
+    with inductor.patch(force_shape_pad=False), functorch.patch(enable_autograd_cache=True):
+        SWITCHES["shape-pad"]()
+        assert inductor.force_shape_pad and functorch.enable_autograd_cache
+        SWITCHES["no-cudnn-attention"]()
+        assert allowed == [False] and not functorch.enable_autograd_cache, "it would keep cuDNN"
 
 
 def test_a_lever_is_left_out_where_the_card_lacks_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,6 +636,21 @@ def test_a_backend_that_is_refused_has_a_reason_and_no_time() -> None:
     } and "No viable backend" in found["refused"]["cuDNN"]
     assert found["choices"] == {"forward": "flash", "forward and backward": "flash"}
     assert all(ms > 0 for times in found["ms"].values() if times for ms in times.values())
+
+
+def test_heads_lie_in_memory_as_the_model_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotated queries and keys are no views of the projection."""
+    seen: list[list[tuple[int, ...]]] = []
+
+    def attend(*heads: torch.Tensor) -> torch.Tensor:
+        seen.append([each.stride() for each in heads])
+        return heads[0]
+
+    monkeypatch.setattr("models.attention.attend", attend)
+    size = NUM_HEADS * HEAD_DIM
+    Attention(size, NUM_HEADS)(torch.zeros(2, 5, size), rotary_tables(5, HEAD_DIM, 10000.0))
+    ours = make_heads(2, 5, torch.float32, torch.device("cpu"))
+    assert seen == [[each.stride() for each in ours]] and all(each.requires_grad for each in ours)
 
 
 # ---- the report ---------------------------------------------------------------------------------
@@ -538,10 +707,11 @@ _RESULTS: dict[str, Any] = {
     },
     "attention": [
         {
-            **{"slots": 72, "positions": 900, "refused": {"cuDNN": "no available kernel"}},
+            **{"slots": slots, "positions": positions, "refused": {"cuDNN": reason}},
             "ms": {"flash": {"forward": 0.5, "forward and backward": 2.0}, "cuDNN": None},
             "choices": {"forward": "flash", "forward and backward": "cuDNN"},
         }
+        for slots, positions, reason in ((72, 900, "no kernel"), (768, 82, "no kernel"), (24, 2500, "out of memory"))
     ],
     "lever-autotune": {"warned": "skipping x"}
     | {
@@ -582,6 +752,7 @@ def report(tmp_path: Path) -> str:
         "| 500 | 1.2 | 0.031 | 2,000 |",
         "| 900 | 72 | forward | 0.5 | - | flash |",
         "| 900 | 72 | forward and backward | 2 | - | cuDNN |",
+        "- cuDNN, 900 and 82 positions: `no kernel` - cuDNN, 2,500 positions: `out of memory`",
         "| TORCHINDUCTOR_MAX_AUTOTUNE=1; fast recipe, Sudoku | 384 | 80 (80 to 80) | 60 (60 to 60) | 0.750 (0.750 to "
         "0.750) | 9 / 9 | 90 / 90 | loss +1.0e-03; `skipping x` |",
         "| arch.fp8_no_grad=true; HRM of the paper |  |  |  |  |  |  | needs a card of capability 9.0, "
