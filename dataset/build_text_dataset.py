@@ -1,4 +1,4 @@
-"""Build a dataset of text from plain text, JSONL or CSV.
+"""Build a dataset of text from plain text, JSONL or CSV, or from problems generated here.
 
 Files are read as a stream, so a file of GBs needs little memory. The documents and the settings,
 with the seed, decide every byte of the dataset. It appears under its name only when it is whole.
@@ -24,6 +24,7 @@ import numpy as np
 
 from dataset.builder import SPLITS, new_dataset, progress, record_of, summary, write_fingerprints
 from dataset.schema import SplitName
+from dataset.text.generated import generate
 from dataset.text.schema import check_text_contents, open_text_split
 from dataset.text.sources import Document, read_documents
 from dataset.text.tokenizer import LEAST_BPE, ByteTokenizer, FileTokenizer, Tokenizer, train_bpe
@@ -33,7 +34,7 @@ from utils.errors import UserError
 from utils.shell import run_command
 from utils.text import one_line
 
-DEFAULT_TEST_SHARE = 0.05
+DEFAULT_TEST_SHARE, DEFAULT_NUM = 0.05, 1000
 # So many bytes of text go to the tokenizer at a time. It uses all cores for them.
 BATCH_BYTES = 1 << 20
 # If all documents have fewer bytes than this, the test share is exact.
@@ -53,6 +54,10 @@ examples:
   python dataset/build_text_dataset.py --output-dir data/mixed \\
       --source stories.jsonl.gz articles.csv notes.txt --train-bpe 8192
 
+  # problems in words, 10,000 of each task (pip install -r requirements-text.txt)
+  python dataset/build_text_dataset.py --output-dir data/reasoning \\
+      --generate basic_arithmetic number_sorting mini_sudoku --generate-num 10000
+
 JSONL and CSV hold `text`, or `instruction` and `response`, and may name a `task`. Any other file is
 plain text, which is cut into documents of 16 KiB at most, at blank lines. Each file may end with
 .gz. A text is cut into samples of --max-len tokens. A problem is one sample.
@@ -61,10 +66,16 @@ plain text, which is cut into documents of 16 KiB at most, at blank lines. Each 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of the command line. `test_share` is None if there are test sources."""
+    """The options of the command line.
+
+    `test_share` is None if there are test sources. `generate_num` is None unless problems are
+    generated.
+    """
 
     output_dir: Path
-    source: list[Path]
+    source: list[Path] | None
+    generate: list[str] | None
+    generate_num: int | None
     test_source: list[Path] | None
     test_share: float | None
     max_len: int
@@ -91,7 +102,9 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     )
     add = parser.add_argument
     add("--output-dir", type=typed_path, metavar="DIR", default=Path("data/text"), help="default: %(default)s")
-    add("--source", type=typed_path, metavar="FILE", nargs="+", required=True, help="text, .jsonl or .csv")
+    add("--source", type=typed_path, metavar="FILE", nargs="+", help="text, .jsonl or .csv")
+    add("--generate", metavar="TASK", nargs="+", help="problems of these tasks of reasoning-gym instead")
+    add("--generate-num", type=int, metavar="N", help=f"problems of each task (default: {DEFAULT_NUM:,})")
     add("--max-len", type=int, metavar="N", default=1024, help="most tokens to read of a sample (default: %(default)s)")
     add("--skip-long", action="store_true", help="leave out problems that are longer, instead of refusing them")
     add("--seed", type=int, metavar="N", default=0, help="seed of the split (default: 0)")
@@ -105,11 +118,18 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     add("--train-bpe", type=int, metavar="V", help="train one of V tokens on the training documents")
 
     settings = Settings(**vars(parser.parse_args(argv)))
-    check_at_least(settings, max_len=2, seed=0, train_bpe=LEAST_BPE)
+    check_at_least(settings, max_len=2, seed=0, train_bpe=LEAST_BPE, generate_num=1)
+    check_exclusive(settings, "source", "generate")
     check_exclusive(settings, "test_share", "test_source")
     check_exclusive(settings, "tokenizer", "train_bpe")
     if settings.test_share is not None and not 0 < settings.test_share < 1:
         raise UserError(f"--test-share is {settings.test_share}; it must be between 0 and 1")
+    if settings.source is None and settings.generate is None:
+        raise UserError("there is nothing to read; give files with --source, or tasks with --generate")
+    if settings.generate_num is not None and settings.generate is None:
+        raise UserError("--generate-num needs --generate; add --generate TASK... or leave --generate-num out")
+    if settings.generate is not None:
+        settings = dataclasses.replace(settings, generate_num=settings.generate_num or DEFAULT_NUM)
     if settings.test_share is None and settings.test_source is None:
         return dataclasses.replace(settings, test_share=DEFAULT_TEST_SHARE)
     return settings
@@ -134,7 +154,7 @@ def split_documents(settings: Settings, left_out: Counter[str]) -> Iterator[tupl
     """
     if settings.test_source is None:
         assert settings.test_share is not None
-        documents = _documents(settings.source, left_out)
+        documents = _with_text(_main_documents(settings), left_out)
         few = list(_few(documents))
         following = next(documents, None)
         limit = int(settings.test_share * 2**64)
@@ -145,18 +165,28 @@ def split_documents(settings: Settings, left_out: Counter[str]) -> Iterator[tupl
             yield "test" if _key(document, settings.seed) < limit else "train", document
         return
     in_test: set[int] = set()
-    for document in _documents(settings.test_source, left_out):
+    for document in _with_text(_of_files(settings.test_source), left_out):
         in_test.add(_key(document))
         yield "test", document
-    for document in _documents(settings.source, left_out):
+    for document in _with_text(_main_documents(settings), left_out):
         if _key(document) in in_test:
-            left_out["of --source that are in --test-source, too"] += 1
+            left_out["for training that are in --test-source, too"] += 1
         else:
             yield "train", document
 
 
-def _documents(files: list[Path], left_out: Counter[str]) -> Iterator[Document]:
-    for document in itertools.chain.from_iterable(map(read_documents, files)):
+def _main_documents(settings: Settings) -> Iterator[Document]:
+    if settings.generate is None:
+        return _of_files(settings.source or [])
+    return generate(settings.generate, settings.generate_num or DEFAULT_NUM, settings.seed)
+
+
+def _of_files(files: list[Path]) -> Iterator[Document]:
+    return itertools.chain.from_iterable(map(read_documents, files))
+
+
+def _with_text(documents: Iterator[Document], left_out: Counter[str]) -> Iterator[Document]:
+    for document in documents:
         if document.text:
             yield document
         else:

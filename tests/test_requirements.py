@@ -19,7 +19,7 @@ NEEDS |= {"setup.py": CHECKS, "release": CHECKS} | {
     path: RAY for path in ("launch/ray_train.py", "launch/ray_rank.py", "launch/ray_worker.py", "tests/test_ray.py")
 }
 NEEDS["search/slurm.py"] = SLURM
-NEEDS["dataset/text/tokenizer.py"] = TEXT
+NEEDS |= {"dataset/text/tokenizer.py": TEXT, "dataset/text/generated.py": TEXT}
 
 
 def _required(file: str) -> dict[str, str]:

@@ -105,7 +105,7 @@ def test_test_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     splits = _build(tmp_path / "data", "--source", train, "--test-source", test)
     assert _documents(splits["test"]) == [f"{n} + 1|{n + 1}" for n in range(10)]
     assert _documents(splits["train"]) == [f"{n} + 1|{n + 1}" for n in range(10, 50)]
-    assert "left out 10 documents of --source that are in --test-source, too" in capsys.readouterr().out
+    assert "left out 10 documents for training that are in --test-source, too" in capsys.readouterr().out
 
 
 def test_the_same_input_gives_the_same_bytes_and_replaces_the_dataset(tmp_path: Path) -> None:
@@ -159,7 +159,9 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--source", source, "--test-source", source], "no document is for training; give files with other documents"),
         (["--source", source, "--train-bpe", 256], "--train-bpe is 256; it must be at least 260"),
         (["--source", tmp_path / "none.txt"], "none.txt is missing; correct --source or --test-source"),
-        ([], "the following arguments are required: --source"),
+        ([], "there is nothing to read; give files with --source, or tasks with --generate"),
+        (["--source", source, "--generate-num", 5], "--generate-num needs --generate; add --generate TASK..."),
+        (["--source", source, "--generate", "sums"], "--source and --generate exclude each other"),
     ):
         found = _mistake(capsys, "--output-dir", data, *options)
         assert message in found, found

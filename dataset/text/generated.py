@@ -1,0 +1,43 @@
+"""Generate reasoning problems in words with the package reasoning-gym."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+
+from dataset.text.sources import Document
+from utils.errors import UserError
+
+# It mixes other tasks and does nothing without their settings.
+_NO_TASK = "composite"
+
+
+def generate(tasks: Sequence[str], num: int, seed: int) -> Iterator[Document]:
+    """Yield problems of each task, one task after the other.
+
+    Args:
+        tasks: names of reasoning-gym, such as basic_arithmetic.
+        num: the problems of each task.
+        seed: decides the problems.
+
+    Raises:
+        UserError: The package is missing, or a task is unknown.
+    """
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError:
+        raise UserError(
+            "--generate needs the package reasoning-gym, which is missing; pip install -r requirements-text.txt"
+        ) from None
+    for task in tasks:
+        if task not in DATASETS or task == _NO_TASK:
+            near = difflib.get_close_matches(task, DATASETS, n=3, cutoff=0.4) or sorted(DATASETS)[:3]
+            raise UserError(
+                f"--generate {task}: reasoning-gym has no such task; give others, such as {', '.join(near)}"
+            )
+    for task in tasks:
+        problems = reasoning_gym.create_dataset(task, size=num, seed=seed)
+        for number in range(num):
+            problem = problems[number]
+            # Some problems have several answers, and none is named. The builder leaves them out.
+            answer = problem["answer"] or ""
+            yield Document(f"problem {number:,} of {task}", problem["question"].encode(), str(answer).encode(), task)

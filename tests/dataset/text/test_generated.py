@@ -1,0 +1,57 @@
+"""Generated problems. Those of reasoning-gym itself need requirements-text.txt."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from dataset.text.generated import generate
+from utils.errors import UserError
+
+
+def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a package of the same form with the tasks sums and open."""
+
+    def create_dataset(task: str, size: int, seed: int) -> list[dict[str, Any]]:
+        numbers = range(seed, seed + size)
+        return [{"question": f"{n} + 1", "answer": str(n + 1) if task == "sums" else None} for n in numbers]
+
+    package, factory = ModuleType("reasoning_gym"), ModuleType("reasoning_gym.factory")
+    package.create_dataset = create_dataset  # type: ignore[attr-defined]
+    factory.DATASETS = {"sums": None, "open": None, "composite": None}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "reasoning_gym", package)
+    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
+
+
+def test_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake(monkeypatch)
+    found = [each[1:] for each in generate(["sums", "open"], 2, seed=7)]
+    assert found == [
+        (b"7 + 1", b"8", "sums"),
+        (b"8 + 1", b"9", "sums"),
+        (b"7 + 1", b"", "open"),
+        (b"8 + 1", b"", "open"),
+    ]
+
+
+@pytest.mark.parametrize("task", ["sumz", "composite"])
+def test_an_unknown_task_is_named(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    _fake(monkeypatch)
+    with pytest.raises(UserError, match=rf"--generate {task}: reasoning-gym has no such task; give others, such as "):
+        list(generate(["sums", task], 2, seed=7))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(UserError, match=r"--generate needs the package reasoning-gym, .*-r requirements-text.txt"):
+        list(generate(["sums"], 2, seed=7))
+
+
+def test_the_package() -> None:
+    pytest.importorskip("reasoning_gym", reason="needs pip install -r requirements-text.txt")
+    tasks = ["basic_arithmetic", "number_sorting", "mini_sudoku"]
+    found = list(generate(tasks, 20, seed=1))
+    assert [each.task for each in found] == [task for task in tasks for _ in range(20)]
+    assert all(each.instruction and each.text for each in found)
+    assert found == list(generate(tasks, 20, seed=1)) != list(generate(tasks, 20, seed=2))
