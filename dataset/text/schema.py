@@ -161,8 +161,10 @@ def build_command(data_path: Path) -> str:
 def is_text(data_path: str | Path) -> bool:
     """Return whether a folder holds text, in this format or in HRM-Text's."""
     folders = [Path(data_path), *(Path(data_path) / split for split in ("train", "test"))]
-    if any((folder / name).is_file() for folder in folders for name in ("metadata.json", "samples.npy")):
-        return True
+    for folder in folders:
+        is_described = any((folder / name).is_file() for name in ("metadata.json", "samples.npy"))
+        if is_described and (folder / "tokens.npy").is_file():
+            return True
     for folder in folders[1:]:
         try:
             described = json.loads(plain(folder / "dataset.json").read_text(encoding="utf-8"))

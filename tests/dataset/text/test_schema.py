@@ -117,6 +117,8 @@ def test_a_missing_dataset_says_how_to_build_one(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no dataset of text at .*build it \(.*build.text.* --source FILE"):
         open_text_split(tmp_path / "none", "train")
     assert not is_text(tmp_path)
+    (tmp_path / "metadata.json").write_text("{}")
+    assert not is_text(tmp_path), "a folder of puzzles may hold such a file as well"
 
 
 def test_text_is_no_dataset_of_puzzles(tmp_path: Path) -> None:
