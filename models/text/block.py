@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from models.attention import Rotary, apply_rotary, rotary_at
 from models.layers import Linear, SwiGLU, rms_norm
-from models.text.config import Mask, StackShape
 from models.text.init import modulo_normal_
+from models.text.stack_config import Mask, StackShape
 
 
 class Attends(Protocol):

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from models.attention import attend
-from models.text.config import CallCounts, Mask
+from models.text.config import CallCounts
 from models.text.model import TextModel
 from models.text.packing import Packing
+from models.text.stack_config import Mask
 
 _NO_GRAD_CALLS = CallCounts(H=0, L=0)
 

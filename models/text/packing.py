@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from models.attention import attend
-from models.text.config import Mask
+from models.text.stack_config import Mask
 
 Sequences = Sequence[tuple[int, int]]
 """The length of the prefix and of the response of each sequence, in the order of the row."""

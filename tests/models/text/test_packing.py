@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from models.text.config import Mask
 from models.text.packing import Packing, Sequences
+from models.text.stack_config import Mask
 from tests.models.text.helpers import sees
 
 ROWS: list[tuple[Sequences, int]] = [
