@@ -303,8 +303,7 @@ def read_described(file: Path, kind: type[Described]) -> Described:
         raise UserError(f"{file}: not JSON ({_one_line(error)}); rebuild the dataset") from None
     if isinstance(values, dict) and values.get("kind", kind.kind_of_data) != kind.kind_of_data:
         raise UserError(
-            f"{file}: holds {values['kind']!r}, not {kind.kind_of_data}; give an arch or a program for such data, "
-            "or another data_path"
+            f"{file}: holds {values['kind']!r}, not {kind.kind_of_data}; give a dataset of {kind.kind_of_data} instead"
         )
     try:
         return kind.model_validate(values)

@@ -123,7 +123,7 @@ def test_a_missing_dataset_says_how_to_build_one(tmp_path: Path) -> None:
 
 def test_text_is_no_dataset_of_puzzles(tmp_path: Path) -> None:
     random_split(tmp_path, num=20, longest=30)
-    with pytest.raises(UserError, match=r"dataset.json: holds 'text', not puzzles; give an arch or a program for"):
+    with pytest.raises(UserError, match=r"dataset.json: holds 'text', not puzzles; give a dataset of puzzles instead"):
         open_split(tmp_path, "train")
 
 
