@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from dataset.loader import IGNORE_LABEL
+from dataset.schema import IGNORE_LABEL
 from models import ArchConfig, build_arch
 from models.base import RecursiveModel
 from models.depth import Depth

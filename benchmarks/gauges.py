@@ -16,6 +16,7 @@ from statistics import median
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from dataset.schema import IGNORE_LABEL
 from models import build_arch
 from models.act import empty_batch, initial_carry
 from models.losses import LossSpec
@@ -31,7 +32,6 @@ from utils.perf.ranks import RankSampler
 # The paper's depth. Blocks are narrow, so that a CPU takes short steps.
 RECIPE = ["arch.hidden_size=64", "arch.num_heads=2", "global_batch_size=4", "arch.forward_dtype=auto"]
 SIZES = Sizes(seq_len=81, vocab_size=11, num_puzzle_identifiers=10)
-IGNORE_LABEL = -100
 _WARMUP = 3
 
 

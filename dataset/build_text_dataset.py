@@ -197,7 +197,7 @@ def _few(documents: Iterator[Document]) -> Iterator[Document]:
     """Yield the first documents, no more than FEW_BYTES of them."""
     num_bytes = 0
     while num_bytes < FEW_BYTES and (document := next(documents, None)):
-        num_bytes += len(document.text) + len(document.instruction or b"")
+        num_bytes += document.num_bytes
         yield document
 
 
@@ -212,7 +212,7 @@ def _batches(documents: Iterator[tuple[SplitName, Document]]) -> Iterator[list[t
     batch, num_bytes = [], 0
     for split, document in documents:
         batch.append((split, document))
-        num_bytes += len(document.text) + len(document.instruction or b"")
+        num_bytes += document.num_bytes
         if num_bytes >= BATCH_BYTES:
             yield batch
             batch, num_bytes = [], 0

@@ -14,14 +14,13 @@ import torch
 
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
-from dataset.schema import CHUNK_BYTES, PuzzleSet, Split, unchanged
+from dataset.schema import CHUNK_BYTES, IGNORE_LABEL, PuzzleSet, Split, unchanged
 from utils.batch import Batch
 from utils.dist.world import World
 from utils.errors import UserError
 
 DataOn = Literal["auto", "host", "device"]
 
-IGNORE_LABEL = -100
 _PREFETCH = 4
 # The largest share of the device's free memory that data_on=auto gives to the arrays. The model
 # needs the rest.

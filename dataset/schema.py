@@ -36,6 +36,8 @@ _DAMAGED_ARRAY = (
     *(MemoryError, RecursionError),
 )
 
+# A label of this value does not count, in every batch.
+IGNORE_LABEL = -100
 # How many bytes of an array are read at a time, so that memory does not grow with the dataset.
 CHUNK_BYTES = 4 << 20
 # A message lists so many datasets at most.

@@ -4,6 +4,7 @@
 
 import functools
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -102,17 +103,15 @@ class Level(nn.Module):
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             if keep_inputs_only:
-                x_BTD = recomputed(layer, x_BTD, rotary)
+                x_BTD = recomputed(layer, x_BTD, rotary=rotary)
             else:
                 first_only = first_position_only and index == last
                 x_BTD = layer(x_BTD, rotary=rotary, first_position_only=first_only, fp8=fp8)
         return x_BTD
 
 
-def recomputed(network: nn.Module, x_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
-    """Return network(x_BTD, rotary=rotary), of which only the input is kept for the backward
-    pass.
-    """
+def recomputed(network: nn.Module, x: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    """Return network(x, **arguments), of which only the input is kept for the backward pass."""
     # Blocks draw no random numbers, so there is no random state to restore.
-    y_BTD: torch.Tensor = checkpoint(network, x_BTD, rotary=rotary, use_reentrant=False, preserve_rng_state=False)
-    return y_BTD
+    y: torch.Tensor = checkpoint(network, x, **arguments, use_reentrant=False, preserve_rng_state=False)
+    return y

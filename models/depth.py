@@ -180,5 +180,5 @@ class Calls:
                 return network(*detached, rotary=rotary, first_position_only=first_only, fp8=self._fp8)
         if self._checkpointing == "cycle":
             # Only the sum is kept, not each input.
-            return recomputed(network, functools.reduce(torch.add, inputs_BTD), rotary)
+            return recomputed(network, functools.reduce(torch.add, inputs_BTD), rotary=rotary)
         return network(*inputs_BTD, rotary=rotary, keep_inputs_only=self._checkpointing == "block")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dataset.loader import IGNORE_LABEL
+from dataset.schema import IGNORE_LABEL
 from models import ArchConfig, build_arch
 from models.act import initial_carry, segment
 from models.hrm import HRMConfig

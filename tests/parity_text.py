@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dataset.schema import IGNORE_LABEL
 from models.text.config import (
     HRMTextConfig,
     RINSTextConfig,
@@ -34,7 +35,6 @@ QUANTITIES = (
     *("logits", "loss", "metrics", "gradient norm", "no gradient", "schedule"),
     *("final weights", "average", "generation"),
 )
-IGNORE_LABEL = -100
 NETS: dict[str, type[TextConfig]] = {
     "hrm": HRMTextConfig,
     "transformer": TransformerTextConfig,

@@ -2,14 +2,14 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 TOLERANCE = 1e-4
 
@@ -112,6 +112,22 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); copy it again") from error
+
+
+def change_json(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the description of a copied folder, for tests."""
+    path = folder / "trajectory.json"
+    description = json.loads(path.read_text())
+    change(description)
+    path.write_text(json.dumps(description))
+
+
+def change_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    """Change a file of tensors of a copied folder, for tests."""
+    tensors = load_file(path)
+    change(tensors)
+    path.unlink()
+    save_file(tensors, path)
 
 
 def number(value: Any, folder: Path, name: str) -> float:

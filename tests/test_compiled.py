@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
-from dataset.loader import IGNORE_LABEL
+from dataset.schema import IGNORE_LABEL
 from models.act import Carry, initial_carry
 from models.base import RecursiveModel
 from models.block import Level

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from dataset.loader import IGNORE_LABEL, DataOn, TrainLoader
+from dataset.loader import DataOn, TrainLoader
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
+from dataset.schema import IGNORE_LABEL
 from models.inference import Slots
 from models.metric_sums import EvalSums
 from tests.dataset.samples import SAMPLES

@@ -1,6 +1,5 @@
 """The recorded trajectories are reproduced, and tests/parity.py notices every difference."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests import parity
-from tests.recordings import TOLERANCE
+from tests.recordings import TOLERANCE, change_json, change_tensors
 
 # Larger recordings that some machines have beside the checkout.
 LARGER = Path(__file__).parents[1].parent / "shared" / "reference"
@@ -28,20 +27,6 @@ def folder(tmp_path: Path) -> Path:
     for path in copy.iterdir():
         path.chmod(0o644)
     return copy
-
-
-def _change_tensors(path: Path, change: Callable[[Tensors], Any]) -> None:
-    tensors = load_file(path)
-    change(tensors)
-    path.unlink()
-    save_file(tensors, path)
-
-
-def _change_json(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    path = folder / "trajectory.json"
-    description = json.loads(path.read_text())
-    change(description)
-    path.write_text(json.dumps(description))
 
 
 def _last_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -143,7 +128,7 @@ def _nan(name: str) -> Callable[[Tensors], Any]:
 def test_a_changed_trajectory_fails_by_name(
     folder: Path, change: Callable[[Tensors], Any], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _change_tensors(folder / "trajectory.safetensors", change)
+    change_tensors(folder / "trajectory.safetensors", change)
     assert parity.main([str(folder)]) == 1
     out = capsys.readouterr().out
     assert any(line.startswith(f"  FAILED: {named} ") for line in out.splitlines()), out
@@ -164,7 +149,7 @@ def test_a_changed_number_fails_by_name(
         theirs = description["train"][2][key]
         description["train"][2][key] = theirs + value * max(1.0, abs(theirs))
 
-    _change_json(folder, change)
+    change_json(folder, change)
     assert parity.main([str(folder)]) == 1
     assert f"FAILED: train[2].{key} " in capsys.readouterr().out
 
@@ -186,7 +171,7 @@ def test_a_changed_number_fails_by_name(
 def test_a_changed_description_fails_by_name(
     folder: Path, change: Callable[[dict[str, Any]], Any], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _change_json(folder, change)
+    change_json(folder, change)
     assert parity.main([str(folder)]) == 1
     assert f"FAILED: {named} " in capsys.readouterr().out
 
@@ -204,7 +189,7 @@ def test_a_changed_description_fails_by_name(
 def test_changed_final_weights_fail_by_name(
     folder: Path, change: Callable[[Tensors], Any], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _change_tensors(folder / "final.safetensors", change)
+    change_tensors(folder / "final.safetensors", change)
     assert parity.main([str(folder)]) == 1
     assert f"FAILED: {named} " in capsys.readouterr().out
 
@@ -218,7 +203,7 @@ def test_names_of_compiled_models_and_further_options_are_accepted(
         path.unlink()
         save_file(weights, path)
     options = {"rope_theta": 10000, "rms_norm_eps": 1e-5, "mlp_t": False, "puzzle_emb_len": 0, "no_ACT_continue": False}
-    _change_json(folder, lambda d: d["model"].update(options))
+    change_json(folder, lambda d: d["model"].update(options))
     assert parity.main([str(folder)]) == 0, capsys.readouterr().out
 
 
@@ -227,7 +212,7 @@ def _cut(name: str) -> Callable[[Path], Any]:
 
 
 def _option(**changes: Any) -> Callable[[Path], Any]:
-    return lambda folder: _change_json(folder, lambda d: d["model"].update(changes))
+    return lambda folder: change_json(folder, lambda d: d["model"].update(changes))
 
 
 @pytest.mark.parametrize(
@@ -247,16 +232,16 @@ def _option(**changes: Any) -> Callable[[Path], Any]:
         (_option(L_layers=2), "L_level.layers.1"),
         (_option(vocab_size=12), "trained with a vocabulary of 11"),
         (_option(batch_size=9), "train.00.batch.inputs"),
-        (lambda folder: _change_json(folder, lambda d: d["optim"].update(ema=0.9)), "ema"),
-        (lambda folder: _change_json(folder, lambda d: d["train"][3].pop("lr_multiplier")), "lr_multiplier"),
+        (lambda folder: change_json(folder, lambda d: d["optim"].update(ema=0.9)), "ema"),
+        (lambda folder: change_json(folder, lambda d: d["train"][3].pop("lr_multiplier")), "lr_multiplier"),
         (
-            lambda folder: _change_tensors(
+            lambda folder: change_tensors(
                 folder / "trajectory.safetensors", _plus_one("train.06.batch.puzzle_identifiers")
             ),
             "train.06.batch.puzzle_identifiers",
         ),
         (
-            lambda folder: _change_tensors(folder / "trajectory.safetensors", _drop("train.06.batch.labels")),
+            lambda folder: change_tensors(folder / "trajectory.safetensors", _drop("train.06.batch.labels")),
             "train.06.batch.labels",
         ),
     ],

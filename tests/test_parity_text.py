@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
+from dataset.schema import IGNORE_LABEL
 from models.text.model import TextModel
 from models.text.published import to_published
 from tests import parity, parity_text
-from tests.models.text.helpers import IGNORE_LABEL, NUM_TOKENS, SEQUENCES, VOCAB_SIZE, make_row
-from tests.recordings import Report
+from tests.models.text.helpers import NUM_TOKENS, SEQUENCES, VOCAB_SIZE, make_row
+from tests.recordings import Report, change_json, change_tensors
 
 # Recordings of the published program that some machines have beside the checkout.
 SHARED = Path(__file__).parents[1].parent / "shared" / "reference_text"
@@ -131,21 +132,14 @@ def test_every_architecture_and_option_can_be_replayed(folder: Path, capsys: pyt
 
 
 def _json(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
-    def apply(folder: Path) -> None:
-        description = json.loads((folder / "trajectory.json").read_text())
-        change(description)
-        (folder / "trajectory.json").write_text(json.dumps(description))
-
-    return apply
+    return lambda folder: change_json(folder, change)
 
 
 def _tensor(file: str, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], Any]:
-    def apply(folder: Path) -> None:
-        tensors = load_file(folder / f"{file}.safetensors")
+    def changed(tensors: dict[str, torch.Tensor]) -> None:
         tensors[name] = change(tensors[name])
-        save_file(tensors, folder / f"{file}.safetensors")
 
-    return apply
+    return lambda folder: change_tensors(folder / f"{file}.safetensors", changed)
 
 
 @pytest.mark.parametrize(

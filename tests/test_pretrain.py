@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dataset.loader import IGNORE_LABEL, TrainLoader
+from dataset.loader import TrainLoader
 from dataset.sampler import Sampler
-from dataset.schema import open_split
+from dataset.schema import IGNORE_LABEL, open_split
 from models.act import draw_min_halt_steps, initial_carry, segment
 from models.inference import trace
 from models.losses import act_loss

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from dataset.evaluators import NO_EVALUATORS, Evaluators
-from dataset.loader import IGNORE_LABEL, EvalLoader
-from dataset.schema import Split
+from dataset.loader import EvalLoader
+from dataset.schema import IGNORE_LABEL, Split
 from dataset.tta import Ballots, Variations
 from models.base import RecursiveModel
 from models.inference import Examples, Finished, Slots, idle_segment

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from dataset.loader import IGNORE_LABEL
+from dataset.schema import IGNORE_LABEL
 from models import build_arch
 from models.act import empty_batch, initial_carry
 from models.depth import Depth

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-IGNORE_LABEL_ID = -100
+from dataset.schema import IGNORE_LABEL
 
 # --------------------------------------------------------------------------------------------------
 # The published packer
@@ -248,7 +248,7 @@ def packed_row(tokens_T: np.ndarray, places_K5: np.ndarray, num_tokens: int, *, 
     from_response = np.repeat(response_starts_K, lens_K) + positions - prefixes
     labels = tokens_T[np.where(positions + 1 < prefixes, from_instruction, from_response) + 1].astype(np.int32)
     if target_only:
-        labels[positions + 1 < prefixes] = IGNORE_LABEL_ID
+        labels[positions + 1 < prefixes] = IGNORE_LABEL
 
     def padded(values: np.ndarray, fill: int) -> np.ndarray:
         row = np.full(max(num_tokens, total), fill, np.int32)
@@ -257,7 +257,7 @@ def packed_row(tokens_T: np.ndarray, places_K5: np.ndarray, num_tokens: int, *, 
 
     return PackedRow(
         inputs=padded(tokens_T[np.where(positions < prefixes, from_instruction, from_response)], 0),
-        labels=padded(labels, IGNORE_LABEL_ID),
+        labels=padded(labels, IGNORE_LABEL),
         position_ids=padded(positions, 0),
         prefix_lens=prefix_K.astype(np.int32),
         response_lens=(response_K - 1).astype(np.int32),

@@ -30,6 +30,10 @@ class Document(NamedTuple):
     text: bytes  # the text or the response
     task: str
 
+    @property
+    def num_bytes(self) -> int:
+        return len(self.text) + len(self.instruction or b"")
+
 
 def read_documents(file: Path) -> Iterator[Document]:
     """Yield the documents of a file: .jsonl, .csv, or else plain text; each perhaps with .gz.

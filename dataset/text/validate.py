@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from dataset.builder import SPLITS
 from dataset.schema import CHUNK_BYTES, SplitName
 from dataset.text.schema import TextSplit, check_text_contents, has_split, open_text_split, require_same_tokens
-
-_SPLITS: tuple[SplitName, ...] = ("train", "test")
 
 
 def validate_text(
@@ -31,7 +30,7 @@ def validate_text(
     """
     lines: list[str] = []
     splits: dict[SplitName, TextSplit] = {}
-    for name in _SPLITS:
+    for name in SPLITS:
         if name == "test" and not has_split(path, name):
             warn(f"{path}: has no test split, so nothing can be evaluated on it")
             continue

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from models.attention import Rotary, apply_rotary, rotary_at
+from models.block import recomputed
 from models.layers import Linear, SwiGLU, rms_norm
 from models.text.init import modulo_normal_
 from models.text.stack_config import Mask, StackShape
@@ -147,14 +147,9 @@ class Stack(nn.Module):
         """
         x_ND = functools.reduce(torch.add, inputs_ND)
         for layer in self.layers:
-            x_ND = recomputed(layer, x_ND, rotary, tokens) if keep_inputs_only else layer(x_ND, rotary, tokens)
+            x_ND = (
+                recomputed(layer, x_ND, rotary=rotary, tokens=tokens)
+                if keep_inputs_only
+                else layer(x_ND, rotary, tokens)
+            )
         return x_ND if self.norm is None else self.norm(x_ND)
-
-
-def recomputed(network: nn.Module, x_ND: Tensor, rotary: Rotary | None, tokens: Attends) -> Tensor:
-    """Return the network's output, for which only the input is kept for the backward pass."""
-    # Nothing draws random numbers, so there is no random state to restore.
-    y_ND: Tensor = checkpoint(
-        network, x_ND, rotary=rotary, tokens=tokens, use_reentrant=False, preserve_rng_state=False
-    )
-    return y_ND

@@ -6,7 +6,7 @@ halting, no Q values, no puzzle rows, and carries no state from one batch to the
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -103,15 +103,16 @@ class GPTConfig(TextConfig):
         width = shape.width
         if self.mlp == "gelu":  # two matrices, so the width is not reduced to two thirds
             width = math.ceil(round(self.expansion * self.hidden_size) / self.width_multiple) * self.width_multiple
-        own = {
-            "num_kv_heads": self.num_kv_heads,
-            "width": width,
-            "mlp": self.mlp,
-            "is_gated": False,
-            "norm_has_weights": True,
-            "stds": self.stds(width, self.num_layers),
-        }
-        return {"level": StackShape(**(vars(shape) | own))}
+        gpt = replace(
+            shape,
+            num_kv_heads=self.num_kv_heads,
+            width=width,
+            mlp=self.mlp,
+            is_gated=False,
+            norm_has_weights=True,
+            stds=self.stds(width, self.num_layers),
+        )
+        return {"level": gpt}
 
     @property
     def num_calls(self) -> CallCounts:

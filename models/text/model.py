@@ -5,15 +5,18 @@ HRM-Text and its baselines are those of arXiv 2605.20613.
 
 # N = tokens of the row, D = hidden size, V = vocabulary
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import record_function
 
 from models.base import DTYPES
+from models.block import recomputed
 from models.depth import Checkpointing
 from models.layers import Embedding, Linear
-from models.text.block import Attends, Stack, TextBlock, recomputed
+from models.text.block import Attends, Stack, TextBlock
 from models.text.config import (
     CallCounts,
     HRMTextConfig,
@@ -165,7 +168,7 @@ class _Calls:
             "H": stacks.get("H_level") or next(iter(stacks.values())),
             "L": stacks.get("L_level") or next(iter(stacks.values())),
         }
-        self._rotary = {role: stack.rotary(positions_N) for role, stack in self._stacks.items()}
+        self._rotary = {stack: stack.rotary(positions_N) for stack in set(self._stacks.values())}
 
     def __call__(self, role: Role, *inputs_ND: Tensor) -> Tensor:
         """Return what the stack makes of the sum of the inputs.
@@ -174,13 +177,14 @@ class _Calls:
         """
         self._left[role] -= 1
         assert self._left[role] >= 0, f"the recursion makes more calls of {role} than num_calls of its config says"
-        stack, rotary = self._stacks[role], self._rotary[role]
+        stack = self._stacks[role]
+        rotary = self._rotary[stack]
         if not torch.is_grad_enabled() or self._left[role] >= self._num_grad_calls[role]:
             with record_function(NO_GRAD), torch.no_grad():
                 # The compiler makes another graph for inputs that require a gradient.
                 y_ND: Tensor = stack(*(x_ND.detach() for x_ND in inputs_ND), rotary=rotary, tokens=self._tokens)
                 return y_ND
         if self._checkpointing == "cycle":
-            return recomputed(stack, sum(inputs_ND[1:], inputs_ND[0]), rotary, self._tokens)
+            return recomputed(stack, functools.reduce(torch.add, inputs_ND), rotary=rotary, tokens=self._tokens)
         y_ND = stack(*inputs_ND, rotary=rotary, tokens=self._tokens, keep_inputs_only=self._checkpointing == "block")
         return y_ND

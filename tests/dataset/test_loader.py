@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset import loader
-from dataset.loader import IGNORE_LABEL, DataOn, EvalLoader, TrainLoader
+from dataset.loader import DataOn, EvalLoader, TrainLoader
 from dataset.sampler import Sampler
-from dataset.schema import DatasetMetadata, PuzzleSet, Split
+from dataset.schema import IGNORE_LABEL, DatasetMetadata, PuzzleSet, Split
 from tests.spawn import world_of
 from tests.utils.dist.helpers import devices_of_threads
 from utils.dist.world import World

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from dataset.evaluators import Evaluators
-from dataset.loader import IGNORE_LABEL
-from dataset.schema import DatasetMetadata, PuzzleSet, Split
+from dataset.schema import IGNORE_LABEL, DatasetMetadata, PuzzleSet, Split
 from models.act import initial_carry, segment
 from models.hrm import HRM
 from models.inference import Slots

@@ -11,7 +11,7 @@ import yaml
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dataset.loader import IGNORE_LABEL
+from dataset.schema import IGNORE_LABEL
 from models import ARCHS, build_arch
 from models.act import empty_batch, initial_carry
 from models.depth import Depth

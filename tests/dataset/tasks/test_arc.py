@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dataset import arc
-from dataset.loader import IGNORE_LABEL
+from dataset.schema import IGNORE_LABEL
 from dataset.tasks.arc import ArcSymmetries, ArcTask, _grids
 from tests.dataset.mazes import turned
 from tests.dataset.shapes import arc_grids, on_canvas, random_arc, tensors

@@ -9,7 +9,7 @@ import torch
 
 from dataset.augment import BOXES, Box
 from dataset.evaluators import build_evaluators
-from dataset.loader import IGNORE_LABEL
+from dataset.schema import IGNORE_LABEL
 from dataset.sudoku import generate, random_solution, symmetry_class, valid_solutions
 from dataset.tasks.sudoku import SudokuSymmetries, SudokuTask
 from dataset.tta import Variations

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dataset.schema import IGNORE_LABEL
 from models.text.block import PackedAttention, Stack
 from models.text.config import (
     CallCounts,
@@ -25,7 +26,6 @@ from models.text.packing import Sequences
 VOCAB_SIZE = 11
 SEQUENCES = [(4, 3), (1, 6), (2, 0), (1, 0), (5, 1)]
 NUM_TOKENS = 25  # two places of padding
-IGNORE_LABEL = -100
 
 _COMMON: dict[str, Any] = {
     "hidden_size": 16,

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from dataset.schema import IGNORE_LABEL
 from models.text.config import (
     CallCounts,
     GPTConfig,
@@ -20,7 +21,6 @@ from models.text.config import (
 from models.text.packing import Packing
 from tests.models.text.helpers import (
     ARCHS,
-    IGNORE_LABEL,
     NUM_TOKENS,
     SEQUENCES,
     make_config,
