@@ -1,27 +1,25 @@
-"""What all architectures share: options, embeddings, heads and recurrent state."""
+"""What all architectures of puzzles share: options, embeddings, heads and recurrent state."""
 
 # B = batch, S = tokens, R = registers, P = prefix positions (puzzle row and registers), T = P + S,
 # D = hidden size, V = vocabulary, E = puzzle embedding size
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from abc import abstractmethod
 from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
-from torch import nn
 
 from models.attention import Rotary, rotary_tables, rotary_tables_2d
 from models.block import Block, Level
 from models.depth import LARGEST_COUNT, Calls, Depth, DepthConfig
 from models.layers import FP8_MULTIPLE, ConvSwiGLU, Embedding, Linear, MlpKind, truncated_normal_
 from models.losses import LossConfig
+from models.model import DTYPES, Model
 from models.puzzle_embedding import PuzzleEmbedding
 from utils.config import Bool, Float, Int
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # So low that a sequence hardly ever halts before the Q head has been trained.
 Q_HEAD_BIAS = -5.0
 
@@ -32,32 +30,10 @@ SegmentOutput = tuple[State, torch.Tensor, torch.Tensor, torch.Tensor]
 """The new state, detached; logits_BSV in forward_dtype; q_halt_B and q_continue_B in float32."""
 
 
-# A run needs at most five graphs for training and for evaluations with as many slots: with and
-# without gradient, for two or three inputs of which some require one. Other numbers of slots need
-# two or three more, and so does fp8_no_grad (tests/test_compiled.py counts them).
-_MOST_GRAPHS = 16
-
-
-def compile_each(levels: Iterable[Level]) -> None:
-    """Compile levels with torch.compile, for all training steps of this process.
-
-    Beyond a number of graphs, PyTorch would go on without compiling, with no more than a warning.
-    Here that is an error, because such a run would only be slow.
-    """
-    from torch._dynamo import config, reset
-
-    reset()  # graphs of a model that a rewind has replaced would count as well
-    config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
-    config.fail_on_recompile_limit_hit = True
-    # That option splits a graph at each of DDP's buckets of 25 MB. A level of 54 MB would become
-    # three graphs. DDP still sums the gradients of a level while others are computed.
-    config.optimize_ddp = False
-    for level in levels:
-        level.compile()
-
-
 class CommonConfig(DepthConfig):
-    """The options of every architecture; config/arch/_common.yaml explains each."""
+    """The options of every architecture of puzzles; config/arch/_common.yaml explains each."""
+
+    kind = "puzzles"
 
     hidden_size: Int = Field(ge=1, le=LARGEST_COUNT)
     num_heads: Int = Field(ge=1, le=LARGEST_COUNT)
@@ -73,10 +49,8 @@ class CommonConfig(DepthConfig):
     halt_max_steps: Int = Field(ge=1, le=LARGEST_COUNT)
     halt_exploration_prob: Float = Field(ge=0, le=1)
     no_ACT_continue: Bool
-    forward_dtype: Literal["auto", "bfloat16", "float16", "float32"]
     fp8_no_grad: Bool
     loss: LossConfig
-    name: str  # a Literal in each architecture
 
     @model_validator(mode="after")
     def _heads_share_the_hidden_size(self) -> Self:
@@ -122,16 +96,13 @@ class CommonConfig(DepthConfig):
         return self
 
 
-class RecursiveModel(nn.Module, ABC):
-    """A model whose forward pass is one segment.
+class RecursiveModel(Model):
+    """A model of puzzles, whose forward pass is one segment."""
 
-    Parameters are float32, activations `forward_dtype`.
-    """
-
+    config: CommonConfig
+    block_class, level_class = Block, Level
     rotary_cos: torch.Tensor
     rotary_sin: torch.Tensor
-    is_compiled = False
-    """Whether `compile_levels` was called. Each new number of slots then costs a compilation."""
 
     def __init__(
         self,
@@ -195,10 +166,7 @@ class RecursiveModel(nn.Module, ABC):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:
-        """Fill every parameter and buffer from the generator.
-
-        The order is fixed: heads and starting states come last.
-        """
+        """As in the base class. Heads and starting states come last."""
         heads = (self.lm_head, self.q_head)
         body = [module for module in self.modules() if module not in heads]
         for module in (*body, *heads):
@@ -223,32 +191,6 @@ class RecursiveModel(nn.Module, ABC):
         return {
             name: torch.where(halted_B11, self.get_buffer(start), state[name]) for name, start in self._states.items()
         }
-
-    def block_weights(self) -> list[nn.Parameter]:
-        """Return the parameters of the blocks: all but those of embeddings and heads."""
-        return [weight for module in self.modules() if isinstance(module, Block) for weight in module.parameters()]
-
-    def trained_tensors(self) -> dict[str, torch.Tensor]:
-        """Return what training changes, by state dict name: all parameters and the puzzle table."""
-        tensors: dict[str, torch.Tensor] = dict(self.named_parameters())
-        if self.puzzle_embedding is not None:
-            tensors["puzzle_embedding.weight"] = self.puzzle_embedding.weight
-        return tensors
-
-    def compile_levels(self) -> None:
-        """Compile each stack of blocks with torch.compile, because most of the time is spent there.
-
-        The whole model would be compiled anew for every depth of a depth schedule.
-        """
-        self.is_compiled = True
-        compile_each([module for module in self.modules() if isinstance(module, Level)])
-
-    def freeze(self, what: Literal["none", "blocks", "puzzle_table", "weights"]) -> None:
-        """Let no gradient reach the blocks, the puzzle table, or all weights but the table."""
-        for weight in {"blocks": self.block_weights(), "weights": list(self.parameters())}.get(what, []):
-            weight.requires_grad_(False)
-        if what == "puzzle_table" and self.puzzle_embedding is not None:
-            self.puzzle_embedding.trainable = False
 
     # The parts of a forward pass. Architectures and pipeline stages call these methods.
 

@@ -17,14 +17,9 @@ from torch.profiler import record_function
 
 from models.attention import Rotary
 from models.block import Level, recomputed
+from models.model import ArchBase, Checkpointing
 from utils.config import Float, Int, StrictModel
 from utils.perf.recording import NO_GRAD
-
-Checkpointing = Literal["none", "block", "cycle"]
-"""What a call with gradient keeps for the backward pass.
-
-none: everything. block: the input of each block. cycle: the input of the call.
-"""
 
 # The largest count or width in a config. A larger one is a typing error, and a message about it is
 # clearer than a failed allocation.
@@ -39,7 +34,7 @@ class Stage(StrictModel):
     L_cycles: Int = Field(ge=1, le=LARGEST_COUNT)
 
 
-class DepthConfig(StrictModel):
+class DepthConfig(ArchBase):
     """The options that decide about depth; config/arch/_common.yaml explains each."""
 
     # The calls that end each H cycle, after those of L_cycles: one if a network updates z_H, none
@@ -50,7 +45,6 @@ class DepthConfig(StrictModel):
     L_cycles: Int = Field(ge=1, le=LARGEST_COUNT)
     backprop: Literal["one_step", "last_H_cycle", "all"] | Int
     backprop_warmup_steps: Int = Field(ge=0)
-    activation_checkpointing: Checkpointing
     depth_curriculum: list[Stage]
 
     @field_validator("activation_checkpointing", mode="before")

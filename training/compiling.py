@@ -3,7 +3,6 @@
 import torch
 
 from models.base import RecursiveModel
-from models.block import Level
 from training.config import PretrainConfig
 from training.data import Data
 from utils.compiled_code import keep_compiled_code, why_compiling_fails
@@ -99,7 +98,7 @@ def estimated_flops_of_step(config: PretrainConfig, model: RecursiveModel) -> fl
     more backward. Attention scores, embeddings and heads are left out.
     """
     arch = config.arch
-    num_levels = max(1, sum(isinstance(module, Level) for module in model.modules()))
+    num_levels = max(1, len(model.levels()))
     weights = sum(weight.numel() for weight in model.block_weights()) / num_levels
     passes = 1 if arch.no_ACT_continue else 2  # q_continue needs a segment more
     calls = passes * arch.depth.num_calls + 2 * arch.depth.num_grad_calls

@@ -10,7 +10,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from models.base import RecursiveModel
-from models.block import Block
 from models.parallel.dtensor import DTensorLayout
 from models.parallel.layout import LayoutConfig
 from models.parallel.requirements import can_sum, fill_in_degrees
@@ -88,7 +87,7 @@ def shard_weights(model: RecursiveModel, config: ShardingConfig, world: World) -
     rest = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     offload = CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy()
     units: list[tuple[nn.Module, bool, MixedPrecisionPolicy]] = [
-        (module, config.reshard_after_forward, blocks) for module in model.modules() if isinstance(module, Block)
+        (block, config.reshard_after_forward, blocks) for block in model.blocks()
     ]
     for module, reshards, precision in [*units, (model, True, rest)]:
         shard_unit(module, mesh, reshards=reshards, precision=precision, offload=offload)

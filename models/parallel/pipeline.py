@@ -22,10 +22,11 @@ from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense
 from torch.distributed.device_mesh import DeviceMesh
 
 from models.act import Carry
-from models.base import RecursiveModel, SegmentOutput, State, compile_each
+from models.base import RecursiveModel, SegmentOutput, State
 from models.block import Block, Level
 from models.depth import Depth
 from models.losses import METRICS, LossSpec, Outputs, widest_float
+from models.model import compile_each
 from models.parallel.dtensor import DTensorLayout
 from models.parallel.fsdp import shard_unit
 from models.parallel.layout import LayoutConfig, loss_of_slots

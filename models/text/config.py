@@ -11,7 +11,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from models.depth import LARGEST_COUNT, Checkpointing
+from models.depth import LARGEST_COUNT
+from models.model import ArchBase
 from models.text.stack_config import StackConfig, StackShape
 from utils.config import Bool, Float, Int
 
@@ -27,12 +28,10 @@ class CallCounts:
     L: int
 
 
-class TextConfig(StackConfig):
+class TextConfig(StackConfig, ArchBase):
     """The options of every text model."""
 
-    activation_checkpointing: Checkpointing
-    forward_dtype: Literal["auto", "bfloat16", "float16", "float32"]
-    name: str  # a Literal in each architecture
+    kind = "text"
 
     @property
     @abstractmethod

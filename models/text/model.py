@@ -9,13 +9,12 @@ import functools
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.profiler import record_function
 
-from models.base import DTYPES
 from models.block import recomputed
-from models.depth import Checkpointing
 from models.layers import Embedding, Linear
+from models.model import DTYPES, Checkpointing, Model
 from models.text.block import Attends, Stack, TextBlock
 from models.text.config import (
     CallCounts,
@@ -32,12 +31,14 @@ from models.text.packing import Packing
 from utils.perf.recording import NO_GRAD
 
 
-class TextModel(nn.Module):
+class TextModel(Model):
     """A language model whose forward pass is the loss of one packed row.
 
-    Parameters are float32, activations `forward_dtype`. Nothing is carried to the next batch.
+    Nothing is carried to the next batch.
     """
 
+    config: TextConfig
+    block_class, level_class = TextBlock, Stack
     zL_init: Tensor
 
     def __init__(self, config: TextConfig, *, vocab_size: int) -> None:
@@ -58,10 +59,7 @@ class TextModel(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:
-        """Fill every parameter and buffer from the generator.
-
-        The order is fixed: stacks, embedding, head, starting state.
-        """
+        """As in the base class: stacks, embedding, head, starting state."""
         stacks = self.stacks()
         for stack in stacks.values():
             stack.init_weights(generator)
@@ -75,10 +73,6 @@ class TextModel(nn.Module):
     def stacks(self) -> dict[str, Stack]:
         """Return the stacks by the names of their modules."""
         return {name: module for name, module in self.named_children() if isinstance(module, Stack)}
-
-    def block_weights(self) -> list[nn.Parameter]:
-        """Return the parameters of the blocks: all but those of embedding, head and exit norms."""
-        return [weight for module in self.modules() if isinstance(module, TextBlock) for weight in module.parameters()]
 
     def forward(
         self,

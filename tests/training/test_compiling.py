@@ -141,7 +141,7 @@ def test_the_choice_is_stored_with_the_run(
 ) -> None:
     """The backend runs the graph as it is, because a compiler for the CPU takes a minute."""
     called: list[int] = []
-    monkeypatch.setattr("models.base.compile_each", lambda levels: called.append(1))
+    monkeypatch.setattr("models.model.compile_each", lambda levels: called.append(1))
     monkeypatch.setitem(LEAST_FLOPS, "cpu", 1.0)
     run = tmp_path / "run"
     notes = _train(settings(data, run, compile="auto", max_steps=2, eval_every_n_steps=None))
