@@ -8,7 +8,7 @@ whose responses are the tokens that followed.
 # B = prompts, N = their tokens in one row, A = heads of queries, G = heads of keys and values, H =
 # head size, C = tokens that the cache has room for, V = vocabulary
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from models.attention import attend
 from models.text.config import CallCounts
 from models.text.model import TextModel
 from models.text.packing import Packing
+from models.text.sampling import GREEDY, Draws, Sampling, sample
 from models.text.stack_config import Mask
 
 _NO_GRAD_CALLS = CallCounts(H=0, L=0)
@@ -29,8 +30,9 @@ class _Cache:
     sequence.
     """
 
-    def __init__(self, lengths: Sequence[int], capacity: int, device: torch.device) -> None:
-        self._packing = Packing([(length, 0) for length in lengths], sum(lengths), device)
+    def __init__(self, lengths: Sequence[int], prefix_lens: Sequence[int], capacity: int, device: torch.device) -> None:
+        sequences = [(prefix, length - prefix) for prefix, length in zip(prefix_lens, lengths, strict=True)]
+        self._packing = Packing(sequences, sum(lengths), device)
         self._capacity, self._device = capacity, device
         self._keys, self._values = list[Tensor](), list[Tensor]()  # of each call of each block
         self._next = 0
@@ -70,22 +72,43 @@ class _Cache:
             self._lengths_B += 1
         self._is_filled, self._next = True, 0
 
+    def keep(self, places: Sequence[int]) -> None:
+        """Forget all sequences but those at these places."""
+        assert self._is_filled, "the prompts must have been read"
+        places_K = torch.tensor(places, device=self._device)
+        for kept in (self._keys, self._values):
+            for call, x_BGCH in enumerate(kept):
+                kept[call] = x_BGCH[places_K]
+        self.lengths = [self.lengths[place] for place in places]
+        self._lengths_B = self._lengths_B[places_K]
+        self._rows_B = torch.arange(len(places), device=self._device)
+
 
 class Decoder:
     """Reads prompts, then one token after the other for each of them."""
 
-    def __init__(self, model: TextModel, prompts: Sequence[Sequence[int]], *, most_new_tokens: int) -> None:
+    def __init__(
+        self,
+        model: TextModel,
+        prompts: Sequence[Sequence[int]],
+        *,
+        most_new_tokens: int,
+        prefix_lens: Sequence[int] | None = None,
+    ) -> None:
         """Allocate nothing yet. The first logits come from `read_prompts`.
 
         Args:
             prompts: the tokens of each prompt, at least one.
             most_new_tokens: how many tokens `next_logits` may be given for each prompt.
+            prefix_lens: how many tokens of each prompt see one another if the mask is PrefixLM;
+                None: all. It is 1 for the beginning of a text, as in training on text.
         """
         assert all(prompts), "a prompt has at least one token"
         self._model, self._prompts = model, prompts
         self._device = model.embed_tokens.weight.device
         lengths = [len(prompt) for prompt in prompts]
-        self._cache = _Cache(lengths, max(lengths) + most_new_tokens, self._device)
+        prefix_lens = lengths if prefix_lens is None else prefix_lens
+        self._cache = _Cache(lengths, prefix_lens, max(lengths) + most_new_tokens, self._device)
 
     @torch.no_grad()
     def read_prompts(self) -> Tensor:
@@ -98,6 +121,10 @@ class Decoder:
     def next_logits(self, tokens_B: Tensor) -> Tensor:
         """Return the logits (B, V) of the token after `tokens_B`, which follow what was read."""
         return self._logits(tokens_B, None)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Go on with the prompts at these places alone."""
+        self._cache.keep(places)
 
     def _logits(self, inputs_N: Tensor, places_B: Tensor | None) -> Tensor:
         y_ND = self._model.hidden(inputs_N, self._cache.positions_N, self._cache, _NO_GRAD_CALLS)
@@ -118,3 +145,46 @@ def greedy(model: TextModel, prompts: Sequence[Sequence[int]], num_tokens: int) 
         if len(tokens) == num_tokens:
             return torch.stack(tokens, 1), torch.stack(logits, 1)
         logits.append(decoder.next_logits(tokens[-1]))
+
+
+def generate(
+    model: TextModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    stop_tokens: Collection[int],
+    most_new_tokens: int,
+    vocab_size: int | None = None,
+    sampling: Sampling = GREEDY,
+    draws: Draws | None = None,
+    prefix_lens: Sequence[int] | None = None,
+) -> Iterator[list[int | None]]:
+    """Yield the next token of each prompt, and None for a prompt that has ended.
+
+    A prompt ends with the first stop token, which is yielded, or after `most_new_tokens`.
+
+    Args:
+        vocab_size: only tokens below it are drawn, because the model's vocabulary may be rounded
+            up; None: all.
+        draws: the random numbers; None: those of seed 0.
+        prefix_lens: as for `Decoder`.
+    """
+    if most_new_tokens < 1:
+        return
+    decoder = Decoder(model, prompts, most_new_tokens=most_new_tokens - 1, prefix_lens=prefix_lens)
+    draws = draws or Draws(0, range(len(prompts)))
+    going_on = list(range(len(prompts)))
+    logits_BV = decoder.read_prompts()
+    for num_left in range(most_new_tokens - 1, -1, -1):
+        draws_B = draws.next()[going_on]
+        tokens = sample(logits_BV[:, :vocab_size], sampling, draws_B).tolist()
+        next_tokens: list[int | None] = [None] * len(prompts)
+        for prompt, token in zip(going_on, tokens, strict=True):
+            next_tokens[prompt] = token
+        yield next_tokens
+        kept = [place for place, token in enumerate(tokens) if token not in stop_tokens]
+        if not kept or not num_left:
+            return
+        if len(kept) < len(going_on):
+            decoder.keep(kept)
+            going_on = [going_on[place] for place in kept]
+        logits_BV = decoder.next_logits(torch.tensor([tokens[place] for place in kept], device=logits_BV.device))

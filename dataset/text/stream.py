@@ -1,0 +1,79 @@
+"""Turn tokens into text while they come, up to a text that ends it."""
+
+from collections.abc import Callable, Sequence
+
+# Bytes at the end that are no whole character yet are decoded as this character. There may be three
+# of it, because a character of UTF-8 has four bytes at most.
+_REPLACEMENT = "\ufffd"
+_MOST_REPLACEMENTS = 3
+
+
+class TextStream:
+    """The text of tokens that come one after the other, in pieces of whole characters.
+
+        stream = TextStream(tokenizer.decode, stop=["\\n\\n"])
+        for token in tokens:
+            print(stream.add(token), end="")
+            if stream.has_stopped:
+                break
+        print(stream.end())
+
+    The pieces make the text that `decode` gives for all tokens together, up to the first text of
+    `stop`.
+
+    Args:
+        decode: returns the text of some tokens.
+        stop: texts before which the stream stops. None is empty.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
+        assert all(stop)
+        self._decode, self._stop = decode, stop
+        # The text of a token may depend on the one before it: some tokenizers leave out the blank
+        # in front of a first word. So the tokens of the last piece are decoded again.
+        self._context, self._new = list[int](), list[int]()
+        self._num_told = 0  # characters of the text of both that were given out
+        self._held = ""  # may be the beginning of a text of `stop`
+        self.has_stopped = False
+
+    def add(self, token: int) -> str:
+        """Return the characters that are sure after this token."""
+        if self.has_stopped:
+            return ""
+        self._new.append(token)
+        text = self._decode([*self._context, *self._new])
+        num_sure = max(self._num_told, len(text) - _num_open(text))
+        piece, self._num_told = text[self._num_told : num_sure], num_sure
+        if num_sure == len(text):
+            self._context, self._new = self._new, []
+            self._num_told = len(self._decode(self._context))
+        return self._pass_on(piece)
+
+    def end(self) -> str:
+        """Return the rest of the text, after the last token."""
+        if self.has_stopped:
+            return ""
+        text = self._decode([*self._context, *self._new])
+        piece = self._pass_on(text[self._num_told :])
+        rest, self._held = self._held, ""
+        return piece if self.has_stopped else piece + rest
+
+    def _pass_on(self, piece: str) -> str:
+        """Return what can be told of a piece, and hold back what may begin a text of `stop`."""
+        text = self._held + piece
+        if found := [at for stop in self._stop if (at := text.find(stop)) >= 0]:
+            self.has_stopped, self._held = True, ""
+            return text[: min(found)]
+        num_held = max((_overlap(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+
+def _num_open(text: str) -> int:
+    """Return how many characters at the end may change with the next token."""
+    return min(len(text) - len(text.rstrip(_REPLACEMENT)), _MOST_REPLACEMENTS)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of a text with which `stop` begins."""
+    return next((num for num in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:num])), 0)
