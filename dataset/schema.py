@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -132,8 +132,15 @@ class PuzzleSet:
             file.require_unchanged()
 
 
+class OfFiles(Protocol):
+    """Arrays that are memory maps."""
+
+    def require_unchanged(self) -> None:
+        """Raise UserError if a mapped file changed since it was opened."""
+
+
 @contextmanager
-def unchanged(sets: Iterable[PuzzleSet]) -> Iterator[None]:
+def unchanged(sets: Iterable[OfFiles]) -> Iterator[None]:
     """Check that the mapped files are unchanged before and after they are read inside.
 
     The first check comes before the reading, because a file that became shorter would kill the

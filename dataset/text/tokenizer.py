@@ -7,6 +7,7 @@ needs no token, because it counts nowhere.
 
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -58,6 +59,10 @@ class Tokenizer(ABC):
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens. Special tokens give no text."""
 
+    @abstractmethod
+    def bytes_of_tokens(self) -> np.ndarray:
+        """Return how many bytes of text each token stands for, int64 (V,): 0 for special tokens."""
+
 
 class ByteTokenizer(Tokenizer):
     """Each byte is a token, so any text can be read, in any encoding."""
@@ -70,6 +75,9 @@ class ByteTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(token for token in tokens if token < 256).decode("utf-8", errors="replace")
+
+    def bytes_of_tokens(self) -> np.ndarray:
+        return (np.arange(self.vocab_size) < 256).astype(np.int64)
 
 
 class FileTokenizer(Tokenizer):
@@ -105,6 +113,29 @@ class FileTokenizer(Tokenizer):
     def decode(self, tokens: Sequence[int]) -> str:
         special = set(self.special_tokens.model_dump().values())
         return str(self._tokenizer.decode([int(token) for token in tokens if int(token) not in special]))
+
+    def bytes_of_tokens(self) -> np.ndarray:
+        """As in the base class.
+
+        A token whose bytes can't be seen in its name counts as many as it adds to another token.
+        """
+        num_bytes = np.zeros(self.vocab_size, np.int64)
+        added = self._tokenizer.get_added_tokens_decoder()
+        is_byte_level = "ByteLevel" in str(self._tokenizer.decoder)
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        before = next((token for token in vocabulary.values() if self.decode([token]).isalpha()), None)
+        for name, token in vocabulary.items():
+            if token in added:
+                num_bytes[token] = 0 if added[token].special else len(name.encode())
+            elif is_byte_level:
+                num_bytes[token] = len(name)  # one character for each byte
+            elif re.fullmatch("<0x[0-9A-F]{2}>", name):
+                num_bytes[token] = 1
+            else:
+                both = self.decode([token] if before is None else [before, token])
+                num_bytes[token] = len(both.encode()) - (0 if before is None else len(self.decode([before]).encode()))
+        num_bytes[list(self.special_tokens.model_dump().values())] = 0
+        return num_bytes
 
 
 def open_tokenizer(split: TextSplit) -> Tokenizer:

@@ -127,7 +127,9 @@ class Decoder:
         self._cache.keep(places)
 
     def _logits(self, inputs_N: Tensor, places_B: Tensor | None) -> Tensor:
-        y_ND = self._model.hidden(inputs_N, self._cache.positions_N, self._cache, _NO_GRAD_CALLS)
+        # A compiled model would be compiled again for the other numbers of tokens.
+        with torch.compiler.set_stance("force_eager"):
+            y_ND = self._model.hidden(inputs_N, self._cache.positions_N, self._cache, _NO_GRAD_CALLS)
         self._cache.end_pass()
         return self._model.logits(y_ND if places_B is None else y_ND[places_B])
 

@@ -41,6 +41,49 @@ def test_bpe(tmp_path: Path) -> None:
     assert len(tokens) < len(text.encode()) and tokenizer.decode([special.start, *tokens, special.end]) == text
 
 
+def test_the_bytes_of_byte_tokens() -> None:
+    assert ByteTokenizer().bytes_of_tokens().tolist() == [1] * 256 + [0] * 3
+
+
+@pytest.mark.parametrize("kind", ["bpe", "sentencepiece", "words"])
+def test_the_bytes_of_tokens_add_up_to_the_text(tmp_path: Path, kind: str) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs pip install -r requirements-text.txt")
+    text = "the cat and the Straße, 東京"
+    if kind == "bpe":
+        train_bpe([text.encode()] * 20, 300, tmp_path / "tokenizer.json")
+    else:
+        if kind == "words":
+            words = {
+                word: number for number, word in enumerate(["the", "cat", "and", "Stra", "##ße", ",", "東", "##京"])
+            }
+            made = tokenizers.Tokenizer(tokenizers.models.WordPiece(words))
+            made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+            made.decoder = tokenizers.decoders.WordPiece(cleanup=False)
+            text = "the cat and the Straße"
+        else:
+            pieces = {f"<0x{byte:02X}>": byte for byte in range(256)}
+            for piece in ("▁", "t", "h", "e", "th", "the", "▁the", "c", "a", "ca"):
+                pieces[piece] = len(pieces)
+            merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("c", "a")]
+            made = tokenizers.Tokenizer(tokenizers.models.BPE(pieces, merges, byte_fallback=True))
+            made.normalizer = tokenizers.normalizers.Sequence(
+                [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+            )
+            decoders = tokenizers.decoders
+            made.decoder = decoders.Sequence(
+                [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+            )
+        made.add_special_tokens(["<end>"])
+        made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = FileTokenizer(tmp_path / "tokenizer.json")
+    (tokens,) = tokenizer.encode([text.encode()])
+    assert tokenizer.decode(tokens.tolist()) == text
+    num_bytes = tokenizer.bytes_of_tokens()
+    # The space before the first word is not in the text.
+    assert num_bytes[tokens].sum() == len(text.encode()) + (kind != "bpe")
+    assert num_bytes[-3:].tolist() == [0, 0, 0] and len(num_bytes) == tokenizer.vocab_size
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UserError, match=r"--train-bpe needs the package tokenizers, .*-r requirements-text.txt"):

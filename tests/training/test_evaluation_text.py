@@ -1,0 +1,307 @@
+"""Evaluation of text gives for any batches and number of ranks what samples give one by one."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dataset.text.schema import TextSplit, open_text_split
+from models.text.config import GPTConfig, HRMTextConfig
+from models.text.generation import Decoder, greedy
+from models.text.model import TextModel
+from models.text.packing import Packing
+from tests.dataset.text.samples import write_split
+from tests.models.text.helpers import make_config
+from tests.spawn import run_ranks
+from training.evaluation_text import TextAnswer, TextEvalOptions, TextSample, evaluate_text, text_eval_metrics
+from utils.dist.world import World
+from utils.errors import UserError
+from utils.perf.clocks import Deadline
+from utils.run.stop import StopSignal
+
+SINGLE = World.single()
+VOCAB_SIZE = 259
+END = 258
+NUM = 23
+TASKS = ["adding", "sorting"]
+
+
+def _model() -> TextModel:
+    model = TextModel(make_config(HRMTextConfig), vocab_size=VOCAB_SIZE)
+    model.init_weights(torch.Generator().manual_seed(0))
+    return model
+
+
+def _write_problems(path: Path) -> TextSplit:
+    """Write problems to a third of which the model gives the right answer."""
+    rng, model = np.random.default_rng(0), _model()
+    tokens, table = list[int](), list[tuple[int, int, int, int]]()
+    for number in range(NUM):
+        prompt = rng.integers(0, VOCAB_SIZE, rng.integers(2, 9)).tolist()
+        num = int(rng.integers(1, 7))
+        response = greedy(model, [prompt], num)[0][0].tolist() if number % 3 == 0 else [*rng.integers(0, 256, num), END]
+        table.append((len(tokens), len(prompt), len(response), number % 2))
+        tokens += [*prompt, *response]
+    write_split(path / "test", np.array(tokens, np.uint16), np.array(table), tasks=TASKS)
+    return open_text_split(path, "test")
+
+
+def _write_text(path: Path, num: int = 5) -> TextSplit:
+    text = np.random.default_rng(0).integers(97, 123, 12 * num + 1).astype(np.uint16)
+    write_split(path / "test", text, np.array([(12 * n, 1, 12, 0) for n in range(num)]), tasks=["text"])
+    return open_text_split(path, "test")
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> TextSplit:
+    return _write_problems(tmp_path)
+
+
+@torch.no_grad()
+def _one_by_one(model: TextModel, split: TextSplit, rows: list[int]) -> dict[str, float]:
+    """Return the metrics from the logits of each sample alone, and from its answer alone."""
+    loss, num_labels, num_right, num_bytes = 0.0, 0, 0, 0
+    exact: dict[int, list[bool]] = {}
+    for start, prefix_len, response_start, response_len, task in split.samples(0).take(np.array(rows)).tolist():
+        prompt = split.tokens[start : start + prefix_len].tolist()
+        response = split.tokens[response_start : response_start + response_len].tolist()
+        inputs_N = torch.tensor(prompt + response[:-1])
+        packing = Packing([(prefix_len, response_len - 1)], len(inputs_N))
+        y_ND = model.hidden(inputs_N, torch.arange(len(inputs_N)), packing, model.config.num_calls)
+        logits, labels = model.logits(y_ND)[prefix_len - 1 :], torch.tensor(response)
+        loss += F.cross_entropy(logits, labels, reduction="sum").item()
+        num_labels, num_bytes = num_labels + response_len, num_bytes + sum(token < 256 for token in response)
+        num_right += int((logits.argmax(-1) == labels).sum())
+        if prefix_len > 1:
+            answer = greedy(model, [prompt], response_len)[0][0].tolist()
+            exact.setdefault(task, []).append(answer == response)
+    found = {
+        "loss": loss / num_labels,
+        "perplexity": math.exp(loss / num_labels),
+        "bits_per_byte": loss / math.log(2) / num_bytes,
+        "accuracy": num_right / num_labels,
+        "num_examples": len(rows),
+    }
+    if exact:
+        answers = [answer for each in exact.values() for answer in each]
+        found |= {"exact_accuracy": sum(answers) / len(answers), "num_answers": len(answers)}
+        found |= {f"exact_accuracy/{TASKS[task]}": sum(each) / len(each) for task, each in exact.items()}
+    return {f"eval/all/{name}": value for name, value in found.items()}
+
+
+def _options(batch_size: int, **options: Any) -> TextEvalOptions:
+    return TextEvalOptions(batch_size, target_only=True, **options)
+
+
+@pytest.mark.parametrize("batch_size", [1, 40, 10**4])
+def test_problems(problems: TextSplit, batch_size: int) -> None:
+    model = _model()
+    found = evaluate_text(model, problems, SINGLE, _options(batch_size))
+    assert found == pytest.approx(_one_by_one(model, problems, list(range(NUM))), rel=1e-5)
+    assert found is not None and 0 < found["eval/all/exact_accuracy"] < 1
+    names = {name.removeprefix("eval/all/") for name in found}
+    assert names - {"num_examples", "num_answers"} == set(text_eval_metrics(problems))
+
+
+def test_some_examples_are_evenly_spread(problems: TextSplit) -> None:
+    model = _model()
+    found = evaluate_text(model, problems, SINGLE, _options(40, max_examples=7))
+    assert found == pytest.approx(_one_by_one(model, problems, [n * NUM // 7 for n in range(7)]), rel=1e-5)
+
+
+def test_text_has_no_answers(tmp_path: Path) -> None:
+    split, model = _write_text(tmp_path), _model()
+    found = evaluate_text(model, split, SINGLE, _options(30))
+    assert found == pytest.approx(_one_by_one(model, split, list(range(5))), rel=1e-5)
+    assert text_eval_metrics(split) == ["loss", "perplexity", "accuracy", "bits_per_byte"]
+
+
+def test_all_tokens_may_count(tmp_path: Path) -> None:
+    """The labels of the instruction have bytes, too."""
+    write_split(tmp_path / "test", np.array([256, 97, 97, 257, 98, 258], np.uint16), np.array([(0, 4, 2, 0)]))
+    split, model = open_text_split(tmp_path, "test"), _model()
+    narrow, wide = (
+        evaluate_text(model, split, SINGLE, TextEvalOptions(8, target_only=target_only))
+        for target_only in (True, False)
+    )
+    assert narrow is not None and wide is not None
+    for found, num_labels, num_bytes in ((narrow, 2, 1), (wide, 5, 3)):
+        total = found["eval/all/loss"] * num_labels
+        assert found["eval/all/bits_per_byte"] == pytest.approx(total / math.log(2) / num_bytes)
+
+
+def test_unknown_tokens_have_no_bytes(tmp_path: Path) -> None:
+    write_split(
+        tmp_path / "test",
+        np.array([1, 2, 3, 4], np.uint16),
+        np.array([(0, 2, 2, 0)]),
+        tokenizer="unknown",
+        special_tokens=None,
+    )
+    sample, split = TextSample(3), open_text_split(tmp_path, "test")
+    found = evaluate_text(_model(), split, SINGLE, _options(8, sample=sample))
+    assert found is not None and "eval/all/bits_per_byte" not in found
+    assert "bits_per_byte" not in text_eval_metrics(split)
+    assert [(answer.prompt, answer.right) for answer in sample.answers] == [("1 2", "3 4")]
+
+
+# ---- answers to show ----
+
+
+def test_answers_are_shown_as_text(problems: TextSplit) -> None:
+    model, sample = _model(), TextSample(2)
+    evaluate_text(model, problems, SINGLE, _options(40, sample=sample))
+    first, second = sample.answers
+    assert (first.row, first.task, second.row, second.task) == (0, "adding", NUM // 2, "sorting")
+    assert first.answer == first.right  # the model gave it
+    start, prefix_len, _, response_len, _ = problems.samples(0).take(np.array([NUM // 2]))[0].tolist()
+    prompt = problems.tokens[start : start + prefix_len].tolist()
+    answer = greedy(model, [prompt], response_len)[0][0].tolist()
+    answer = answer[: answer.index(END)] if END in answer else answer
+    assert second.prompt == bytes(token for token in prompt if token < 256).decode(errors="replace")
+    assert second.answer == bytes(token for token in answer if token < 256).decode(errors="replace")
+
+
+def test_a_text_goes_on_after_its_first_half(tmp_path: Path) -> None:
+    """The half is no prefix, as in training, where the prefix is one token."""
+    split, model, sample = _write_text(tmp_path), _model(), TextSample(1)
+    evaluate_text(model, split, SINGLE, _options(40, sample=sample))
+    decoder = Decoder(model, [split.tokens[:1].tolist()], most_new_tokens=12)
+    logits_BV = decoder.read_prompts()
+    new = list[int]()
+    for place in range(12):
+        new.append(int(split.tokens[1 + place]) if place < 6 else int(logits_BV.argmax(-1)))
+        logits_BV = decoder.next_logits(torch.tensor(new[-1:]))
+    text = split.tokens[:13].astype(np.uint8).tobytes().decode()
+    answer = bytes(token for token in new[6:] if token < 256).decode(errors="replace")
+    assert sample.answers == [TextAnswer(0, "text", text[:7], answer, text[7:])]
+
+
+# ---- several ranks ----
+
+
+def _on_a_rank(world: World, path: str, batch_size: int) -> tuple[dict[str, float] | None, list[TextAnswer], int]:
+    model, sample = _model(), TextSample(3)
+    num_calls, hidden = 0, model.hidden
+
+    def counted(*args: Any) -> torch.Tensor:
+        nonlocal num_calls
+        num_calls += 1
+        return hidden(*args)
+
+    model.hidden = counted  # type: ignore[assignment, method-assign]
+    options = _options(batch_size, sample=sample)
+    found = evaluate_text(model, open_text_split(path, "test"), world, options, lockstep=True)
+    return found, sample.answers, num_calls
+
+
+def test_ranks_find_the_same_and_make_equally_many_calls(problems: TextSplit) -> None:
+    path = str(problems.path.parent)
+    alone, answers, _ = _on_a_rank(SINGLE, path, 60)
+    (found, shown, num_calls), other = run_ranks(_on_a_rank, 2, path, 60)
+    assert other == (found, shown, num_calls)
+    assert found == pytest.approx(alone, rel=1e-5) and shown == answers
+
+
+# ---- ends ----
+
+
+def test_a_stop_abandons_it(problems: TextSplit, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, left = StopSignal(), 0
+
+    def requested() -> bool:
+        nonlocal left
+        left -= 1
+        return left < 0
+
+    monkeypatch.setattr(stop, "requested", requested)
+    for num_calls in (0, 1, 9, 25):  # in the loss, and in the answers
+        left = num_calls
+        assert evaluate_text(_model(), problems, SINGLE, _options(40), stop=stop) is None
+    left = 10**6
+    assert evaluate_text(_model(), problems, SINGLE, _options(40), stop=stop) is not None
+
+
+def test_without_time_there_are_no_metrics(problems: TextSplit) -> None:
+    deadline, sample = Deadline(0.0), TextSample(2)
+    assert evaluate_text(_model(), problems, SINGLE, _options(40, sample=sample), deadline=deadline) == {}
+    assert not deadline.was_met and not sample.answers
+
+
+def test_enough_time_changes_nothing(problems: TextSplit) -> None:
+    deadline, model = Deadline(600.0), _model()
+    found = evaluate_text(model, problems, SINGLE, _options(40), deadline=deadline)
+    assert found == pytest.approx(_one_by_one(model, problems, list(range(NUM))), rel=1e-5)
+    assert deadline.was_met
+
+
+def test_some_time_gives_evenly_spread_samples(problems: TextSplit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With time for two rows, the samples come from the whole file."""
+    laps = 0
+
+    def is_over(deadline: Deadline) -> bool:
+        nonlocal laps
+        laps += 1
+        return laps > 4
+
+    monkeypatch.setattr(Deadline, "is_over", property(is_over))
+    deadline, model = Deadline(600.0), _model()
+    seen = list[int]()
+    forward = model.forward
+
+    def watched(inputs_N: torch.Tensor, *args: Any, **options: Any) -> Any:
+        seen.extend(inputs_N.tolist())
+        return forward(inputs_N, *args, **options)
+
+    model.forward = watched  # type: ignore[method-assign]
+    found = evaluate_text(model, problems, SINGLE, _options(40), deadline=deadline)
+    assert found is not None and 0 < found["eval/all/num_examples"] < NUM and not deadline.was_met
+    starts = problems.samples(0).take(np.arange(NUM))[:, 0]
+    firsts = {tuple(problems.tokens[start : start + 2].tolist()): n for n, start in enumerate(starts.tolist())}
+    rows = {firsts[pair] for pair in pairwise(seen) if pair in firsts}
+    assert min(rows) < NUM // 3 and max(rows) > 2 * NUM // 3
+
+
+def test_a_file_that_changes_is_named(problems: TextSplit, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, forward = _model(), _model().forward
+
+    def change(*args: Any, **options: Any) -> Any:
+        with (problems.path / "tokens.npy").open("ab") as file:
+            file.write(b"more")
+        return forward(*args, **options)
+
+    model.forward = change  # type: ignore[method-assign]
+    with pytest.raises(UserError, match=r"tokens.npy has .* it was changed"):
+        evaluate_text(model, problems, SINGLE, _options(40))
+
+
+# ---- compiled models ----
+
+
+@pytest.mark.parametrize("arch", [HRMTextConfig, GPTConfig])
+def test_answers_compile_nothing(problems: TextSplit, tmp_path: Path, arch: Any) -> None:
+    """Rows of one length need the same code, and answers, of any length, need none."""
+    text = _write_text(tmp_path / "text")
+    model = TextModel(make_config(arch), vocab_size=VOCAB_SIZE)
+    model.init_weights(torch.Generator().manual_seed(0))
+    num_graphs = 0
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        nonlocal num_graphs
+        num_graphs += 1
+        return graph.forward
+
+    torch._dynamo.reset()
+    for stack in model.stacks().values():
+        stack.compile(backend=backend)
+    evaluate_text(model, text, SINGLE, _options(60))
+    of_rows = num_graphs
+    assert of_rows > 0
+    evaluate_text(model, problems, SINGLE, _options(60, sample=TextSample(3)))
+    assert num_graphs == of_rows

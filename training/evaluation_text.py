@@ -1,0 +1,501 @@
+"""Evaluation of text: the loss of every sample once, and the greedy answers to problems."""
+# N = samples, or tokens of a row, K = samples of a row, T = tasks, B = prompts, V = vocabulary
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dataset.schema import IGNORE_LABEL, unchanged
+from dataset.text.packing import packed_row, published_steps
+from dataset.text.schema import UNKNOWN, TextSplit
+from dataset.text.tokenizer import Tokenizer, open_tokenizer
+from models.losses import widest_float
+from models.text.config import CallCounts
+from models.text.generation import Decoder
+from models.text.losses import TEXT_METRICS
+from models.text.model import TextModel
+from models.text.packing import Packing
+from utils.dist.world import World
+from utils.errors import UserError
+from utils.perf.clocks import Deadline
+from utils.run.stop import StopSignal
+
+SET_NAME = "all"
+"""Samples of text have no sets, so the names of the metrics have this one."""
+
+# Of a text that is shown, the model reads at most so many tokens, and continues for so many.
+_MOST_GIVEN, _MOST_CONTINUED = 64, 128
+_MOST_EXPONENT = 700.0  # math.exp has no result beyond
+_GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+_NO_GRAD_CALLS = CallCounts(H=0, L=0)
+
+
+@dataclass(frozen=True)
+class TextAnswer:
+    """The model's greedy answer to a sample, as text.
+
+    Attributes:
+        row: the number of the sample.
+        prompt: the instruction, or the beginning of a text.
+        right: the response, or how the text goes on.
+    """
+
+    row: int
+    task: str
+    prompt: str
+    answer: str
+    right: str
+
+
+@dataclass
+class TextSample:
+    """Takes the answers to a few samples, evenly spread, to show them. All ranks get the same."""
+
+    most: int
+    answers: list[TextAnswer] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TextEvalOptions:
+    """How a split of text is evaluated.
+
+    Attributes:
+        batch_size: tokens over all ranks together. Only speed and memory depend on this number.
+        target_only: the loss is that of responses; otherwise that of all tokens but the first.
+        max_examples: if there are more samples, only so many, evenly spread.
+        sample: takes a few answers. All ranks have one, or none.
+    """
+
+    batch_size: int
+    target_only: bool
+    max_examples: int | None = None
+    sample: TextSample | None = None
+
+
+def text_eval_metrics(split: TextSplit, max_examples: int | None = None) -> list[str]:
+    """Return the names of what `evaluate_text` measures on a split, without the set.
+
+    Raises:
+        UserError: The tokenizer of the split can't be read.
+    """
+    _, places_N5 = _chosen(split, max_examples)
+    names = ["loss", "perplexity", "accuracy"]
+    if _tokenizer(split) is not None:
+        names.append("bits_per_byte")
+    if (tasks := _tasks_of_problems(places_N5)).size:
+        names.append("exact_accuracy")
+        names += [f"exact_accuracy/{split.metadata.tasks[task]}" for task in tasks.tolist() if tasks.size > 1]
+    return names
+
+
+@torch.no_grad()
+def evaluate_text(
+    model: TextModel,
+    split: TextSplit,
+    world: World,
+    options: TextEvalOptions,
+    *,
+    lockstep: bool = False,
+    stop: StopSignal | None = None,
+    deadline: Deadline | None = None,
+) -> dict[str, float] | None:
+    """Evaluate each sample once. All ranks get the same metrics. Every rank.
+
+    An answer is exact if greedy decoding gives the response with its end token. Samples without an
+    instruction have no answer.
+
+    Args:
+        lockstep: a forward pass of this model is a collective, so that a rank without samples of
+            its own computes along.
+        stop: asked between forward passes. If any rank was asked to stop, the evaluation is
+            abandoned.
+        deadline: of rank 0. A batch then counts whole or not at all, and samples for which no time
+            is left are evenly spread. Loss and answers share the time.
+
+    Returns:
+        eval/all/<name> for `text_eval_metrics`, num_examples and num_answers. bits_per_byte is the
+        loss for each byte of the labelled text, where special tokens have no bytes. None if the
+        evaluation was abandoned.
+    """
+    evaluation = _Evaluation(model, split, world, options, lockstep=lockstep, stop=stop)
+    if not evaluation.run(deadline or Deadline()):
+        return None
+    return {f"eval/{SET_NAME}/{name}": value for name, value in evaluation.metrics().items()}
+
+
+class _Lap(Protocol):
+    """The forward passes of one batch of this rank."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a forward pass is left."""
+
+    def advance(self) -> None:
+        """Make the next forward pass."""
+
+    def count(self) -> None:
+        """Add what was found to the sums of this rank."""
+
+
+class _Evaluation:
+    """The evaluation of a split, lap by lap. In a lap, each rank has one batch or none."""
+
+    def __init__(
+        self,
+        model: TextModel,
+        split: TextSplit,
+        world: World,
+        options: TextEvalOptions,
+        *,
+        lockstep: bool,
+        stop: StopSignal | None,
+    ) -> None:
+        self._model, self._split, self._world, self._options = model, split, world, options
+        self._lockstep, self._stop = lockstep, stop
+        with world.shared_errors():
+            self._tokenizer = _tokenizer(split)
+            self._rows_N, self._places_N5 = _chosen(split, options.max_examples)
+        self._bytes_V = None if self._tokenizer is None else self._tokenizer.bytes_of_tokens()
+        self._num_tokens = max(options.batch_size // world.data_size, int(self._places_N5[:, [1, 3]].sum(1).max()))
+        self._loss_sums = self._zeros(len(TEXT_METRICS) + 1)  # and the bytes of the labels
+        self._task_sums = self._zeros(2, len(split.metadata.tasks))  # answers, and exact ones
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=widest_float(self._world.device), device=self._world.device)
+
+    def run(self, deadline: Deadline) -> bool:
+        """Return False if any rank was asked to stop. Every rank."""
+        problems_N = np.flatnonzero(_is_problem(self._places_N5))
+        phases: dict[str, Callable[[Deadline], bool]] = {"loss": self._measure_loss}
+        if problems_N.size:
+            phases["answers"] = lambda deadline: self._answer(problems_N, deadline)
+        for name, part in deadline.shared_by(list(phases)):
+            if not phases[name](part):
+                return False
+        (late,) = self._world.any_of(self._world.is_main and deadline.is_near)
+        return True if late or self._options.sample is None else self._show(self._options.sample)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of all ranks together. Every rank."""
+        sums = self._world.sum_(torch.cat([self._loss_sums, self._task_sums.flatten()])).tolist()
+        named = dict(zip((*TEXT_METRICS, "bytes"), sums, strict=False))
+        num_tasks = len(self._split.metadata.tasks)
+        answered_T, exact_T = sums[-2 * num_tasks : -num_tasks], sums[-num_tasks:]
+        found: dict[str, float] = {}
+        if labels := named["labels"]:
+            loss = named["loss"] / labels
+            found = {"loss": loss, "perplexity": math.exp(min(loss, _MOST_EXPONENT))}
+            if named["bytes"]:
+                found["bits_per_byte"] = named["loss"] / (math.log(2) * named["bytes"])
+            found["accuracy"] = named["accuracy"] / labels
+            found["num_examples"] = named["sequences"]
+        if num_answers := sum(answered_T):
+            found |= {"exact_accuracy": sum(exact_T) / num_answers, "num_answers": num_answers}
+        if _tasks_of_problems(self._places_N5).size > 1:
+            for task, answered, exact in zip(self._split.metadata.tasks, answered_T, exact_T, strict=True):
+                if answered:
+                    found[f"exact_accuracy/{task}"] = exact / answered
+        return found
+
+    # ---- the loss ----
+
+    def _measure_loss(self, deadline: Deadline) -> bool:
+        order_N = _order(len(self._places_N5), spread=deadline.is_set)
+        lengths_N = (self._places_N5[:, 1] + self._places_N5[:, 3] - 1)[order_N]
+        rows = published_steps(lengths_N, self._num_tokens, 1, drop_last_batch=False)
+        return self._run_laps([order_N[row] for (row,) in rows], self._row, deadline)
+
+    def _row(self, samples_K: np.ndarray) -> "_Row":
+        """Return the lap of a row that holds these samples. All rows have the same length."""
+        with unchanged([self._split]):
+            row = packed_row(
+                self._split.tokens,
+                self._places_N5[samples_K],
+                self._num_tokens,
+                target_only=self._options.target_only,
+            )
+        num_bytes = 0
+        if self._bytes_V is not None:
+            num_bytes = int(self._bytes_V[row.labels[row.labels != IGNORE_LABEL]].sum())
+        arrays = (row.inputs, row.labels, row.position_ids)
+        inputs_N, labels_N, positions_N = (self._world.to_device(torch.from_numpy(array)) for array in arrays)
+        sequences = list(zip(row.prefix_lens.tolist(), row.response_lens.tolist(), strict=True))
+        packing = Packing(sequences, self._num_tokens, self._world.device)
+        return _Row(self._model, inputs_N, labels_N, positions_N, packing, num_bytes, self._loss_sums)
+
+    # ---- the answers ----
+
+    def _answer(self, problems_N: np.ndarray, deadline: Deadline) -> bool:
+        # Prompts of similar length waste little of the cache. But if some batches may be left out,
+        # each should be a fair share of the problems.
+        order_N = _order(len(problems_N), spread=deadline.is_set)
+        if not deadline.is_set:
+            order_N = np.argsort(-self._places_N5[problems_N][:, [1, 3]].sum(1), kind="stable")
+        batches = list(_batches_of_prompts(problems_N[order_N], self._places_N5, self._num_tokens))
+        return self._run_laps(batches, self._decoding, deadline)
+
+    def _decoding(self, samples_B: np.ndarray) -> "_Decoding":
+        """Return the lap that answers these problems. Without a problem it reads one token."""
+        prompts, responses = self._read(samples_B) if len(samples_B) else ([[0]], [[0]])
+        return self._lap_of(prompts, responses, of_tasks=(self._places_N5[samples_B, 4].tolist(), self._task_sums))
+
+    def _lap_of(
+        self,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        *,
+        prefix_lens: Sequence[int] | None = None,
+        of_tasks: tuple[Sequence[int], Tensor] | None = None,
+    ) -> "_Decoding":
+        special = self._split.metadata.special_tokens
+        return _Decoding(
+            self._model,
+            prompts,
+            responses,
+            stop_tokens=() if special is None else (special.end,),
+            vocab_size=self._split.metadata.vocab_size,
+            prefix_lens=prefix_lens,
+            of_tasks=of_tasks,
+        )
+
+    def _read(self, samples_B: np.ndarray) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the tokens of the instructions and of the responses."""
+        tokens, places_B5 = self._split.tokens, self._places_N5[samples_B]
+        with unchanged([self._split]):
+            prompts, responses = (
+                [tokens[start : start + length].tolist() for start, length in places_B5[:, which].tolist()]
+                for which in ([0, 1], [2, 3])
+            )
+        return prompts, responses
+
+    # ---- laps ----
+
+    def _run_laps(self, batches: Sequence[np.ndarray], begin: Callable[[np.ndarray], _Lap], deadline: Deadline) -> bool:
+        """Take the batches, in each lap one for each rank. Every rank.
+
+        Args:
+            begin: returns the lap of a batch, and for an empty batch one that counts nothing.
+
+        Returns:
+            False if any rank was asked to stop.
+
+        Raises:
+            UserError: A file changed since it was opened.
+        """
+        world = self._world
+        for first in range(0, len(batches), world.data_size):
+            lap, mistake = None, None
+            try:
+                if first + world.data_rank < len(batches):
+                    lap = begin(batches[first + world.data_rank])
+            except UserError as error:
+                mistake = error
+            late, failed = world.any_of(world.is_main and deadline.is_near, mistake is not None)
+            if failed:
+                with world.shared_errors():
+                    if mistake is not None:
+                        raise mistake
+            ended = "late" if late else self._run_lap(lap, begin, deadline)
+            if ended == "stopped":
+                return False
+            if ended == "late":
+                deadline.was_met = False
+                break
+        return True
+
+    def _run_lap(
+        self, lap: _Lap | None, begin: Callable[[np.ndarray], _Lap], deadline: Deadline
+    ) -> Literal["done", "stopped", "late"]:
+        """Make all forward passes of a lap, and count it unless it ends too late. Every rank."""
+        world = self._world
+        deadline.begin_lap()
+        while True:
+            busy = lap is not None and lap.busy
+            asked_to_stop = self._stop is not None and self._stop.requested()
+            stopping, any_busy, late = world.any_of(asked_to_stop, busy, world.is_main and deadline.is_over)
+            if stopping:
+                return "stopped"
+            if not any_busy:
+                break
+            if late:
+                return "late"
+            if lap is not None and busy:
+                lap.advance()
+            elif self._lockstep:
+                begin(np.zeros(0, np.int64)).advance()
+            if deadline.is_set:
+                world.wait_for_device()  # otherwise the clock would time what was asked for, not what was done
+        deadline.end_lap()
+        if lap is not None:
+            lap.count()
+        return "done"
+
+    # ---- answers to show ----
+
+    def _show(self, sample: TextSample) -> bool:
+        """Answer a few samples on all ranks alike. Return False if any rank was asked to stop."""
+        num, world = min(sample.most, len(self._places_N5)), self._world
+        samples_B = np.arange(num) * len(self._places_N5) // num
+        with world.shared_errors():
+            prompts, responses = self._read(samples_B)
+        prefix_lens = [len(prompt) for prompt in prompts]
+        for n, is_problem in enumerate(_is_problem(self._places_N5[samples_B]).tolist()):
+            if not is_problem:  # the model reads the first half of a text
+                given = min(len(responses[n]) // 2, _MOST_GIVEN)
+                prompts[n] += responses[n][:given]
+                responses[n] = responses[n][given : given + _MOST_CONTINUED]
+        lap = self._lap_of(prompts, responses, prefix_lens=prefix_lens)
+        if self._run_lap(lap, self._decoding, Deadline()) == "stopped":
+            return False
+        for n, found in enumerate(zip(prompts, lap.answers, responses, strict=True)):
+            texts = [_text(self._tokenizer, tokens) for tokens in found]
+            task = self._split.metadata.tasks[self._places_N5[samples_B[n], 4]]
+            sample.answers.append(TextAnswer(int(self._rows_N[samples_B[n]]), task, *texts))
+        return True
+
+
+class _Row:
+    """The loss of one packed row."""
+
+    def __init__(
+        self,
+        model: TextModel,
+        inputs_N: Tensor,
+        labels_N: Tensor,
+        positions_N: Tensor,
+        packing: Packing,
+        num_bytes: int,
+        sums: Tensor,
+    ) -> None:
+        self._model, self._tokens, self._packing = model, (inputs_N, labels_N, positions_N), packing
+        self._num_bytes, self._sums = num_bytes, sums
+        self._found: Tensor | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._found is None
+
+    def advance(self) -> None:
+        _, self._found = self._model(*self._tokens, self._packing, grad_calls=_NO_GRAD_CALLS, ignore_label=IGNORE_LABEL)
+
+    def count(self) -> None:
+        assert self._found is not None
+        self._sums += torch.cat([self._found, self._found.new_full((1,), self._num_bytes)])
+
+
+class _Decoding:
+    """Greedy answers to some prompts, which are at most as long as the right answers.
+
+    Args:
+        responses: the right answers, with the end token.
+        stop_tokens: end an answer.
+        vocab_size: only tokens below it are possible. The model's vocabulary may be rounded up.
+        prefix_lens: as for `Decoder`.
+        of_tasks: the task of each prompt, and the sums for its answers. Then an answer also ends
+            with its first wrong token.
+    """
+
+    def __init__(
+        self,
+        model: TextModel,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        *,
+        stop_tokens: Collection[int],
+        vocab_size: int,
+        prefix_lens: Sequence[int] | None = None,
+        of_tasks: tuple[Sequence[int], Tensor] | None = None,
+    ) -> None:
+        most_new_tokens = max(map(len, responses)) - 1
+        self._decoder = Decoder(model, prompts, most_new_tokens=most_new_tokens, prefix_lens=prefix_lens)
+        self._responses, self._stop_tokens, self._vocab_size = responses, stop_tokens, vocab_size
+        self._of_tasks, self._device = of_tasks, model.embed_tokens.weight.device
+        self._going_on = list(range(len(prompts)))
+        self.answers = [list[int]() for _ in prompts]
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._going_on)
+
+    def advance(self) -> None:
+        if any(self.answers):
+            last = [self.answers[number][-1] for number in self._going_on]
+            logits_BV = self._decoder.next_logits(torch.tensor(last, device=self._device))
+        else:
+            logits_BV = self._decoder.read_prompts()
+        tokens = logits_BV[:, : self._vocab_size].argmax(-1).tolist()
+        for number, token in zip(self._going_on, tokens, strict=True):
+            self.answers[number].append(token)
+        kept = [place for place, number in enumerate(self._going_on) if not self._has_ended(number)]
+        if 0 < len(kept) < len(self._going_on):
+            self._decoder.keep(kept)
+        self._going_on = [self._going_on[place] for place in kept]
+
+    def _has_ended(self, number: int) -> bool:
+        answer, response = self.answers[number], self._responses[number]
+        is_wrong = answer[-1] != response[len(answer) - 1]
+        is_whole = len(answer) == len(response) or answer[-1] in self._stop_tokens
+        return is_whole or (is_wrong and self._of_tasks is not None)
+
+    def count(self) -> None:
+        if self._of_tasks is None:
+            return
+        tasks, sums_2T = self._of_tasks
+        counts_2T = np.zeros(sums_2T.shape)
+        for task, answer, response in zip(tasks, self.answers, self._responses, strict=True):
+            counts_2T[:, task] += 1, answer == response
+        sums_2T += torch.from_numpy(counts_2T).to(sums_2T)
+
+
+def _chosen(split: TextSplit, max_examples: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers (N,) of the samples to evaluate, and where they lie, (N, 5)."""
+    samples = split.samples(0)
+    num = len(samples) if max_examples is None else min(len(samples), max_examples)
+    rows_N = np.arange(num) * len(samples) // num
+    with unchanged([split]):
+        return rows_N, samples.take(rows_N)
+
+
+def _is_problem(places_N5: np.ndarray) -> np.ndarray:
+    """Return which samples have an instruction. The prefix of plain text is one token."""
+    is_problem_N: np.ndarray = places_N5[:, 1] > 1
+    return is_problem_N
+
+
+def _tasks_of_problems(places_N5: np.ndarray) -> np.ndarray:
+    return np.unique(places_N5[_is_problem(places_N5), 4])
+
+
+def _order(num: int, *, spread: bool) -> np.ndarray:
+    """Return an order of the numbers below `num`.
+
+    Args:
+        spread: the first numbers of the order, however many, are evenly spread.
+    """
+    numbers = np.arange(num)
+    return np.argsort(numbers * _GOLDEN_RATIO % 1, kind="stable") if spread else numbers
+
+
+def _batches_of_prompts(order_N: np.ndarray, places_N5: np.ndarray, num_tokens: int) -> Iterator[np.ndarray]:
+    """Cut the samples into batches, each with room for `num_tokens` tokens in the cache."""
+    first = longest_prompt = longest_response = 0
+    for at, (_, prompt_len, _, response_len, _) in enumerate(places_N5[order_N].tolist()):
+        longest_prompt, longest_response = max(longest_prompt, prompt_len), max(longest_response, response_len)
+        if at > first and (at + 1 - first) * (longest_prompt + longest_response) > num_tokens:
+            yield order_N[first:at]
+            first, longest_prompt, longest_response = at, prompt_len, response_len
+    yield order_N[first:]
+
+
+def _tokenizer(split: TextSplit) -> Tokenizer | None:
+    """Return the tokenizer of a split; None if nobody knows it."""
+    return None if split.metadata.tokenizer == UNKNOWN else open_tokenizer(split)
+
+
+def _text(tokenizer: Tokenizer | None, tokens: Sequence[int]) -> str:
+    return " ".join(map(str, tokens)) if tokenizer is None else tokenizer.decode(tokens)
