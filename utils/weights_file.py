@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -45,20 +45,41 @@ def read_weights(where: str) -> dict[str, Tensor]:
     if not isinstance(weights, dict) or not weights:
         raise UserError(f"{where} holds no weights by name; give a file that holds a model's state dict")
     for name, tensor in weights.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
-            raise UserError(
-                f"{where} holds {name!r}, which is no plain tensor under a name; give a file that holds a model's "
-                "state dict and nothing else"
-            )
-        # Checked before anything reads the elements: a forged tensor may claim that a small storage
-        # is repeated billions of times.
-        if tensor.device.type != "cpu" or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.itemsize:
-            raise UserError(f"{where} holds no elements of {name}, or not all; copy or download it again")
-        if tensor.is_floating_point() and tensor.dtype not in _FLOATS:
-            raise UserError(f"{where}: {name} is {tensor.dtype}; give weights that were not quantised")
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise UserError(f"{where}: {name} holds NaN or infinity; give a file of another step")
+        _check(name, tensor, where)
     return {name: tensor.detach() for name, tensor in weights.items()}
+
+
+def read_tensor(saved: bytes, name: str, where: str) -> Tensor:
+    """Return the only tensor of a file of torch.save. A folder of DCP joins many to one file.
+
+    Args:
+        saved: the contents of the file.
+        name, where: of the tensor and of the folder, for messages.
+
+    Raises:
+        UserError: The bytes are damaged, or hold something else than a tensor.
+    """
+    tensor = _read_torch(io.BytesIO(saved), where, saved[:9])
+    _check(name, tensor, where)
+    assert isinstance(tensor, Tensor)
+    return tensor.detach()
+
+
+def _check(name: Any, tensor: Any, where: str) -> None:
+    """Raise UserError unless this is a name and a whole, finite tensor."""
+    if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+        raise UserError(
+            f"{where} holds {name!r}, which is no plain tensor under a name; give a file that holds a model's "
+            "state dict and nothing else"
+        )
+    # Checked before anything reads the elements: a forged tensor may claim that a small storage is
+    # repeated billions of times.
+    if tensor.device.type != "cpu" or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.itemsize:
+        raise UserError(f"{where} holds no elements of {name}, or not all; copy or download it again")
+    if tensor.is_floating_point() and tensor.dtype not in _FLOATS:
+        raise UserError(f"{where}: {name} is {tensor.dtype}; give weights that were not quantised")
+    if tensor.is_floating_point() and not tensor.isfinite().all():
+        raise UserError(f"{where}: {name} holds NaN or infinity; give a file of another step")
 
 
 def read_metadata(where: str) -> dict[str, str]:
@@ -191,21 +212,23 @@ class _Compressed(Exception):
     """The zip file has compressed parts, which could expand to a thousand times their size."""
 
 
-def _require_stored(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
+def _require_stored(file: Path | BinaryIO) -> None:
+    with zipfile.ZipFile(file) as archive:
         if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
             raise _Compressed
 
 
-def _read_torch(path: Path, where: str, head: bytes) -> Any:
+def _read_torch(source: Path | io.BytesIO, where: str, head: bytes) -> Any:
     # With mmap a large puzzle table takes no memory until its rows are read. But torch.load reads
     # any path that ends in .safetensors as safetensors. It gets such a file open and without mmap.
-    use_mmap = head.startswith(_ZIP) and path.suffix != ".safetensors"
+    use_mmap = isinstance(source, Path) and head.startswith(_ZIP) and source.suffix != ".safetensors"
     try:
         if head.startswith(_ZIP):
-            _require_stored(path)
-        with path.open("rb") as file, warnings.catch_warnings(action="ignore"):
-            return torch.load(str(path) if use_mmap else file, weights_only=True, map_location="cpu", mmap=use_mmap)
+            _require_stored(source)
+        opened = source.open("rb") if isinstance(source, Path) else source
+        with opened as file, warnings.catch_warnings(action="ignore"):
+            file.seek(0)
+            return torch.load(str(source) if use_mmap else file, weights_only=True, map_location="cpu", mmap=use_mmap)
     except OSError:
         raise
     except _Compressed as error:
