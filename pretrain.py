@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from dataset.schema import IGNORE_LABEL
 from models import ArchConfig, build_arch
+from models.act import ActSettings
 from models.base import RecursiveModel
-from models.depth import Depth
-from models.losses import LossConfig, LossSpec, Outputs
+from models.losses import Outputs
 from models.metric_sums import OpenSums
 from models.parallel import parallelize
 from optim.build import build_optimizers
@@ -38,11 +37,11 @@ from training.compiling import with_compile
 from training.config import PretrainConfig
 from training.data import Data, Sizes, open_data
 from training.number_watch import NumberWatch
-from training.plan import Plan, draw_exploration
+from training.plan import Plan
 from training.precision import require_fp8_products, with_forward_dtype
 from training.recovery import Recovery
 from training.session import Session
-from training.state import TrainState, fresh_carry, require_same_run
+from training.state import TrainState, require_same_run
 from training.trained import load_weights, load_weights_from, read_config_of_new_run
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
@@ -189,15 +188,16 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
     )
+    slots = world.slice_of(config.global_batch_size)
     fresh = Progress(wandb_run_id=world.broadcast_object(uuid.uuid4().hex[:8]))
     state = TrainState(
         layout,
         optimizers,
         ema=EMA(model.trained_tensors()) if config.ema else None,
         loss_scale=LossScale() if config.arch.forward_dtype == "float16" else None,
-        carry=fresh_carry(model, config, data, world),
-        sums=OpenSums(world),
-        watch=NumberWatch(world, config.loss_spike),
+        carry=layout.objective.fresh_carry(slots.stop - slots.start, world.device),
+        sums=OpenSums(layout.objective.sums, world),
+        watch=NumberWatch(layout.objective.sums, world, config.loss_spike),
         progress=fresh,
     )
     if checkpoint is not None:
@@ -258,7 +258,7 @@ def take_step(session: Session, batch: Batch, world: World) -> Row:
     if progress.step not in progress.skipped_steps:
         with session.measuring_communication():
             result = train_step(state, batch, StepSettings.at(progress.step, session.plan, world), world)
-            session.add_to_sums(result.sums, result.grad_norm)
+            session.add_to_sums(result.sums, result.grad_norm, result.divisor)
     return session.end_step()
 
 
@@ -266,10 +266,7 @@ def take_step(session: Session, batch: Batch, world: World) -> Row:
 class StepSettings:
     """What the config and the number of a step decide about it."""
 
-    depth: Depth
-    loss: LossConfig
-    global_batch_size: int
-    min_halt_steps_B: Tensor  # drawn for exploration; a slot with 0 does not explore
+    objective: ActSettings  # what the objective of the model needs
     lr_factor: float  # factor of every optimizer's own rate: the schedule times lr_scaling
     puzzle_emb_lr: float  # the rate itself, times the schedule
     puzzle_emb_weight_decay: float
@@ -280,10 +277,7 @@ class StepSettings:
     def at(step: int, plan: Plan, world: World) -> "StepSettings":
         config, multiplier = plan.config, plan.lr_multiplier(step)
         return StepSettings(
-            depth=config.arch.depth_at(step, plan.last_step),
-            loss=config.arch.loss,
-            global_batch_size=config.global_batch_size,
-            min_halt_steps_B=draw_exploration(config, step, world),
+            objective=plan.objective_settings(step, world),
             lr_factor=multiplier * plan.lr_scale,
             puzzle_emb_lr=config.puzzle_emb_lr * multiplier,
             puzzle_emb_weight_decay=config.puzzle_emb_weight_decay,
@@ -297,7 +291,8 @@ class StepResult:
     """What one training step found out, on the device. The loop uses the sums and the norm."""
 
     outputs: list[Outputs]  # of each microbatch, for python -m tests.parity
-    sums: Tensor  # this rank's, in the order of METRICS
+    sums: Tensor  # this rank's, in the order of the objective's SumsSpec
+    divisor: int  # what the losses were divided by, over all ranks
     grad_norm: Tensor  # of the global batch before clipping, over all parameters; NaN if puzzle rows are not finite
     was_taken: bool  # False: float16 overflowed, and nothing was updated
 
@@ -306,7 +301,7 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
     """Run one segment of every slot, and update all weights and their average once. Every rank.
 
     A slot takes its example of the batch only if its sequence halted in the step before
-    (models.act.segment decides that). The loss is loss_of_slots in models/parallel/layout.py.
+    (models.act.segment decides that). The loss is that of the model's objective.
 
     The gradients are of the loss summed over the global batch and divided by its number of slots,
     so that each slot counts the same, however many a rank holds.
@@ -324,13 +319,8 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
     layout, loss_scale = state.layout, state.loss_scale
     scale = 1.0 if loss_scale is None else loss_scale.factor
     # Leaves the gradients in `.grad`, summed over the ranks; those of puzzle rows are summed below.
-    state.carry, outputs, sums = layout.forward_backward(
-        state.carry,
-        batch,
-        depth=settings.depth,
-        min_halt_steps_B=settings.min_halt_steps_B,
-        loss=LossSpec(settings.loss, IGNORE_LABEL, settings.global_batch_size, scale),
-    )
+    divisor = layout.objective.divisor(batch, settings.objective)
+    state.carry, outputs, sums = layout.forward_backward(state.carry, batch, settings.objective, loss_scale=scale)
     layout.require_gradients()
     rows = [part.puzzle_rows_BE for part in outputs if part.puzzle_rows_BE is not None]
     rows_grads = [part_BE.grad for part_BE in rows if part_BE.grad is not None]
@@ -344,13 +334,14 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
         table = layout.model.puzzle_embedding
         if table is not None and table.trainable:
             with record_function(PUZZLE_TABLE):
+                assert state.carry is not None
                 rows_are_finite = sparse_sign_sgd_(
                     table.weight,
                     state.carry.current["puzzle_identifiers"],  # of the examples that the slots now hold
                     torch.cat(rows_grads),
                     lr=settings.puzzle_emb_lr,
                     weight_decay=settings.puzzle_emb_weight_decay,
-                    num_slots=settings.global_batch_size,
+                    num_slots=divisor,
                     world=world,
                 )
             # With freeze_weights, the rows have the only gradients: NaN in them must not go
@@ -363,7 +354,7 @@ def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: W
     else:
         grad_norm = torch.zeros_like(grad_norm)  # otherwise NumberWatch would take the overflow for a fault
     state.optimizers.zero_grad()
-    return StepResult(outputs, sums, grad_norm, was_taken)
+    return StepResult(outputs, sums, divisor, grad_norm, was_taken)
 
 
 # ---- what may follow a step --------------------------------------------------------------------

@@ -35,8 +35,7 @@ from pathlib import Path
 import torch
 
 from models import build_arch
-from models.act import Carry, initial_carry
-from models.losses import LossSpec
+from models.act import ActSettings, Carry, initial_carry
 from models.parallel.layout import Layout
 from optim.build import build_optimizers
 from optim.ema import EMA
@@ -139,13 +138,19 @@ class _Training:
         return {"inputs": tokens_BS, "labels": tokens_BS.clone(), "puzzle_identifiers": ids_B}
 
     def step(self) -> None:
-        self._carry, _, _ = self._layout.forward_backward(
+        carry, _, _ = self._layout.forward_backward(
             self._carry,
             self._batch,
-            depth=self._config.arch.depth_at(1, 2),
-            min_halt_steps_B=None,
-            loss=LossSpec(self._config.arch.loss, ignore_label=0, global_batch_size=self._options.step_batch_size),
+            ActSettings(
+                depth=self._config.arch.depth_at(1, 2),
+                loss=self._config.arch.loss,
+                ignore_label=0,
+                global_batch_size=self._options.step_batch_size,
+                min_halt_steps_B=None,
+            ),
         )
+        assert carry is not None
+        self._carry = carry
         self._optimizers.step(1.0)
         self._ema.update(0.999)
         self._optimizers.zero_grad()

@@ -18,8 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from dataset.schema import IGNORE_LABEL
 from models import build_arch
-from models.act import empty_batch, initial_carry
-from models.losses import LossSpec
+from models.act import ActSettings, empty_batch, initial_carry
 from models.parallel import parallelize
 from training.config import PretrainConfig
 from training.data import Sizes
@@ -48,7 +47,7 @@ def main() -> None:
     model.init_weights(torch.Generator(world.device).manual_seed(0))
     layout = parallelize(model, config.parallel, world, num_microbatches=1, compile=config.compile is True)
     batch = empty_batch(num_slots // world.size, SIZES.seq_len, world.device)
-    loss = LossSpec(arch.loss, IGNORE_LABEL, num_slots)
+    settings = ActSettings(arch.depth, arch.loss, IGNORE_LABEL, num_slots, min_halt_steps_B=None)
 
     def step(inside: AbstractContextManager[object]) -> tuple[float, float]:
         """Return the ms of a step with what is entered and left around it, and the CPU's ms."""
@@ -58,7 +57,7 @@ def main() -> None:
         began, cpu_began = time.perf_counter(), time.process_time()
         with inside:
             carry = initial_carry(model, batch)
-            layout.forward_backward(carry, batch, depth=arch.depth, min_halt_steps_B=None, loss=loss)
+            layout.forward_backward(carry, batch, settings)
             world.wait_for_device()
         return 1e3 * (time.perf_counter() - began), 1e3 * (time.process_time() - cpu_began)
 

@@ -152,6 +152,7 @@ class OurTrainer:
         One more step is trained.
         """
         state, own = self._state, self._state.own_tensors()
+        assert state.carry is not None
         kept = dict[int, torch.UntypedStorage]()  # what autograd keeps for the backward pass
         with saved_tensors_hooks(lambda tensor: _keep(tensor, kept), lambda tensor: tensor):
             self._step()

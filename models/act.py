@@ -13,7 +13,8 @@ import torch
 
 from models.base import RecursiveModel, SegmentOutput, State
 from models.depth import Depth
-from models.losses import Outputs
+from models.losses import ACT_SUMS, LossConfig, Outputs, act_loss
+from models.objective import Objective, PartResult
 from utils.batch import Batch
 
 # Tells the exploration's random stream from other streams made of (seed, step).
@@ -128,6 +129,105 @@ def segment(
                 target_B = torch.where(last_B, next_halt_B, best_next_B).sigmoid()
 
     return Carry(state, steps_B, halted_B, current), Outputs(logits_BSV, q_halt_B, q_continue_B, target_B, rows_BE)
+
+
+@dataclass(frozen=True)
+class ActSettings:
+    """What the config and the number of a training step decide about its segment.
+
+    Attributes:
+        ignore_label: the label of tokens that don't count.
+        global_batch_size: the number of slots over all ranks and parts.
+        min_halt_steps_B: as for `segment`.
+    """
+
+    depth: Depth
+    loss: LossConfig
+    ignore_label: int
+    global_batch_size: int
+    min_halt_steps_B: torch.Tensor | None
+
+
+class ActObjective(Objective):
+    """One segment of every slot. Each slot counts the same, however many a part holds."""
+
+    sums = ACT_SUMS
+
+    def __init__(self, model: RecursiveModel) -> None:
+        self._model = model
+
+    def fresh_carry(self, num_slots: int, device: torch.device) -> Carry:
+        """Return slots that have all halted, so that the first batch fills them."""
+        seq_len = self._model.num_positions - self._model.prefix_len
+        return initial_carry(self._model, empty_batch(num_slots, seq_len, device))
+
+    def split(
+        self, carry: Carry | None, batch: Batch, settings: ActSettings, num_parts: int
+    ) -> list[tuple[Carry | None, Batch, ActSettings]]:
+        assert carry is not None
+        num_slots, minimum_B = len(carry.steps_B), settings.min_halt_steps_B
+        assert num_slots % num_parts == 0, "the config asks for whole parts"
+        size = num_slots // num_parts
+        return [
+            (
+                Carry.from_tensors({name: tensor[part] for name, tensor in carry.tensors().items()}),
+                {name: tensor[part] for name, tensor in batch.items()},
+                replace(settings, min_halt_steps_B=None if minimum_B is None else minimum_B[part]),
+            )
+            for part in (slice(first, first + size) for first in range(0, num_slots, size))
+        ]
+
+    def run(
+        self,
+        carry: Carry | None,
+        batch: Batch,
+        settings: ActSettings,
+        forward: Callable[..., SegmentOutput] | None = None,
+    ) -> PartResult:
+        assert carry is not None
+        carry, outputs = segment(
+            self._model,
+            carry,
+            batch,
+            training=True,
+            depth=settings.depth,
+            min_halt_steps_B=settings.min_halt_steps_B,
+            forward=forward,
+        )
+        loss, sums = loss_of_slots(outputs, carry, settings)
+        detached = replace(
+            outputs,
+            logits_BSV=outputs.logits_BSV.detach(),
+            q_halt_B=outputs.q_halt_B.detach(),
+            q_continue_B=outputs.q_continue_B.detach(),
+        )
+        return PartResult(carry, detached, loss, sums)
+
+    def join(self, carries: list[Carry | None]) -> Carry:
+        parts = [carry.tensors() for carry in carries if carry is not None]
+        if len(parts) == 1:
+            return Carry.from_tensors(parts[0])
+        return Carry.from_tensors({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+
+    def divisor(self, batch: Batch, settings: ActSettings) -> int:
+        return settings.global_batch_size
+
+
+def loss_of_slots(outputs: Outputs, carry: Carry, settings: ActSettings) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the part of a step's loss that belongs to some slots, and their sums of METRICS.
+
+    Args:
+        outputs, carry: what `segment` returned for these slots.
+    """
+    loss_sum, sums = act_loss(
+        outputs,
+        carry.current["labels"],
+        halted_B=carry.halted_B,
+        steps_B=carry.steps_B,
+        config=settings.loss,
+        ignore_label=settings.ignore_label,
+    )
+    return loss_sum / settings.global_batch_size, sums
 
 
 def wants_to_halt(model: RecursiveModel, q_halt_B: torch.Tensor, q_continue_B: torch.Tensor) -> torch.Tensor:

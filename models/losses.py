@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
+from models.objective import SLOTS, SumsSpec
 from utils.config import Float, StrictModel
 
 LossType = Literal["stablemax_cross_entropy", "softmax_cross_entropy"]
@@ -22,6 +23,12 @@ LOSS_SUMS = ("lm_loss", "q_halt_loss", "q_continue_loss")
 METRICS = ("count", "accuracy", "exact_accuracy", "q_halt_accuracy", "steps", *LOSS_SUMS)
 """Order of the vector of sums. All but LOSS_SUMS are over the slots that halted and have labels."""
 
+ACT_SUMS = SumsSpec(
+    names=METRICS,
+    means={name: SLOTS if name in LOSS_SUMS else "count" for name in METRICS if name != "count"},
+    losses=LOSS_SUMS,
+)
+
 
 class LossConfig(StrictModel):
     """The options of a segment's loss; config/arch/_common.yaml explains each."""
@@ -29,22 +36,6 @@ class LossConfig(StrictModel):
     loss_type: LossType
     label_smoothing: Float = Field(ge=0, lt=1)
     halt_weight: Float = Field(ge=0)
-
-
-@dataclass(frozen=True)
-class LossSpec:
-    """How the loss of a training step is computed: summed over all slots, divided by their number.
-
-    Attributes:
-        ignore_label: the label of tokens that don't count.
-        global_batch_size: the number of slots over all ranks and microbatches.
-        scale: the factor of the loss that lets float16 hold its gradients.
-    """
-
-    config: LossConfig
-    ignore_label: int
-    global_batch_size: int
-    scale: float = 1.0
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Sums of METRICS, kept on the device until the host reads them.
+"""Sums of metrics, kept on the device until the host reads them.
 
 The host reads all sums at once, so that reading takes one collective and one wait.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from models.losses import LOSS_SUMS, METRICS, LossConfig, Outputs, act_loss, correctness, widest_float
+from models.objective import SLOTS, SumsSpec
 from utils.dist.world import World
 from utils.errors import UserError
 
@@ -25,15 +26,15 @@ def _zeros(size: int, world: World) -> Tensor:
 class OpenSums:
     """What training has summed up since the last log. A checkpoint holds these sums."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._values = _zeros(len(METRICS) + 1, world)  # METRICS, then the norm of the gradients
+    def __init__(self, spec: SumsSpec, world: World) -> None:
+        self._spec, self._world = spec, world
+        self._values = _zeros(len(spec.names) + 1, world)  # the sums, then the norm of the gradients
 
     def add(self, metric_sums: Tensor, grad_norm: Tensor) -> None:
         """Count a step.
 
         Args:
-            metric_sums: this rank's sums in the order of METRICS.
+            metric_sums: this rank's sums in the order of `SumsSpec.names`.
             grad_norm: the norm of the gradients, which all ranks agree on; scalar.
         """
         share = (grad_norm / self._world.data_size).to(metric_sums.dtype)  # the sum over ranks makes it whole again
@@ -42,8 +43,8 @@ class OpenSums:
     def reduce(self, num_steps: int, num_slots: int) -> dict[str, float]:
         """Return the train metrics, complete on rank 0, and set the sums to zero. Every rank.
 
-        Losses are means over slots. The other metrics are means over the sequences that halted;
-        they are left out if no sequence did. Without a step there are no metrics.
+        A metric whose divisor is 0 is left out, such as the accuracy if no sequence halted. Without
+        a step there are no metrics.
 
         Args:
             num_steps: the steps that were added since the last call.
@@ -52,12 +53,11 @@ class OpenSums:
         if not num_steps:
             return {}
         *sums, grad_norm = self._world.sum_to_main_(self._values).tolist()
-        named = dict(zip(METRICS, sums, strict=True))
-        count = named.pop("count")
-        row = {f"train/{name}": named.pop(name) / num_slots for name in LOSS_SUMS}
+        spec, named = self._spec, {SLOTS: num_slots, **dict(zip(self._spec.names, sums, strict=True))}
+        means = {name: named[name] / named[by] for name, by in spec.means.items() if named[by] > 0}
+        row = {f"train/{name}": means.pop(name) for name in spec.losses if name in means}
         row["train/grad_norm"] = grad_norm / num_steps
-        if count > 0:
-            row |= {f"train/{name}": value / count for name, value in named.items()}
+        row |= {f"train/{name}": mean for name, mean in means.items()}
         self._values.zero_()
         return row
 
@@ -69,7 +69,7 @@ class OpenSums:
         """Take the sums of a checkpoint.
 
         With as many shares as before, each takes its own, so that the sums round alike. Otherwise
-        the first share takes them all. At a logged step nothing is open, and METRICS may be others.
+        the first share takes them all. At a logged step nothing is open, and the metrics may be others.
 
         Raises:
             UserError: The checkpoint holds open sums of other metrics.
@@ -79,8 +79,8 @@ class OpenSums:
             if not by_rank.any():
                 return
             raise UserError(
-                f"the checkpoint holds open sums of {by_rank.shape[-1] - 1} metrics, but METRICS in models/losses.py "
-                f"names {len(METRICS)}; resume from a step that was logged, or start a new run with init_from=<run>"
+                f"the checkpoint holds open sums of {by_rank.shape[-1] - 1} metrics, but this model has "
+                f"{len(self._spec.names)}; resume from a step that was logged, or start a new run with init_from=<run>"
             )
         if len(by_rank) == self._world.data_size:
             self._values.copy_(by_rank[self._world.data_rank])

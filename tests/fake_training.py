@@ -4,8 +4,10 @@
 
 import torch
 
+from dataset.schema import IGNORE_LABEL
 from models import build_arch
-from models.act import empty_batch, initial_carry
+from models.act import ActSettings, empty_batch, initial_carry
+from models.losses import ACT_SUMS
 from models.metric_sums import OpenSums
 from models.parallel.layout import Layout
 from optim.build import build_optimizers
@@ -52,8 +54,8 @@ class FakeTraining:
             EMA(self.model.trained_tensors()) if config.ema else None,
             None,
             initial_carry(self.model, self.batch),
-            OpenSums(self.world),
-            NumberWatch(self.world, config.loss_spike),
+            OpenSums(ACT_SUMS, self.world),
+            NumberWatch(ACT_SUMS, self.world, config.loss_spike),
             Progress(),
         )
 
@@ -63,10 +65,13 @@ class FakeTraining:
         progress.step += 1
         num_slots = config.global_batch_size
         settings = StepSettings(
-            depth=config.arch.depth_at(progress.step, 100),
-            loss=config.arch.loss,
-            global_batch_size=num_slots,
-            min_halt_steps_B=self.world.to_device(torch.zeros(num_slots, dtype=torch.int32, device="cpu")),
+            objective=ActSettings(
+                depth=config.arch.depth_at(progress.step, 100),
+                loss=config.arch.loss,
+                ignore_label=IGNORE_LABEL,
+                global_batch_size=num_slots,
+                min_halt_steps_B=self.world.to_device(torch.zeros(num_slots, dtype=torch.int32, device="cpu")),
+            ),
             lr_factor=1.0,
             puzzle_emb_lr=config.puzzle_emb_lr,
             puzzle_emb_weight_decay=config.puzzle_emb_weight_decay,

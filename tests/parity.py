@@ -18,10 +18,10 @@ import torch
 
 from dataset.schema import IGNORE_LABEL
 from models import ArchConfig, build_arch
-from models.act import initial_carry, segment
+from models.act import ActSettings, initial_carry, segment
 from models.hrm import HRMConfig
 from models.layers import RMS_EPS
-from models.losses import METRICS, act_loss
+from models.losses import ACT_SUMS, METRICS, act_loss
 from models.metric_sums import OpenSums
 from models.parallel.layout import Layout
 from models.published import fit_weights, to_ours
@@ -173,13 +173,18 @@ def replay(recording: Recording) -> Report:
     has_target = config.halt_max_steps > 1 and not config.no_ACT_continue
 
     carry = initial_carry(model, recording.batches[0])
-    state = TrainState(layout, optimizers, None, None, carry, OpenSums(world), NumberWatch(world), Progress())
+    state = TrainState(
+        layout, optimizers, None, None, carry, OpenSums(ACT_SUMS, world), NumberWatch(ACT_SUMS, world), Progress()
+    )
     for t, (batch, lr_multiplier) in enumerate(zip(recording.batches, recording.lr_multipliers, strict=True)):
         settings = StepSettings(
-            depth=config.depth,
-            loss=config.loss,
-            global_batch_size=recording.sizes["batch_size"],
-            min_halt_steps_B=torch.zeros(recording.sizes["batch_size"], dtype=torch.int32),
+            objective=ActSettings(
+                depth=config.depth,
+                loss=config.loss,
+                ignore_label=IGNORE_LABEL,
+                global_batch_size=recording.sizes["batch_size"],
+                min_halt_steps_B=torch.zeros(recording.sizes["batch_size"], dtype=torch.int32),
+            ),
             lr_factor=lr_multiplier,
             puzzle_emb_lr=optim["puzzle_emb_lr"] * lr_multiplier,
             puzzle_emb_weight_decay=optim["puzzle_emb_weight_decay"],
@@ -187,6 +192,7 @@ def replay(recording: Recording) -> Report:
             ema_rate=0.0,
         )
         result = train_step(state, batch, settings, world)
+        assert state.carry is not None
         carry = state.carry
         (outputs,) = result.outputs
         report.compare("logits", f"train.{t:02d}.out.logits", outputs.logits_BSV.detach())

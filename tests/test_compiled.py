@@ -14,11 +14,10 @@ from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from dataset.schema import IGNORE_LABEL
-from models.act import Carry, initial_carry
+from models.act import ActSettings, Carry, initial_carry
 from models.base import RecursiveModel
 from models.block import Level
 from models.inference import Slots
-from models.losses import LossSpec
 from models.parallel import parallelize
 from models.parallel.layout import Layout
 from tests.models.helpers import WHY_NO_FP8, random_batch, small_model
@@ -64,12 +63,12 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def _step(model: RecursiveModel, carry: Carry, batch: Batch, step: int) -> Carry:
-    loss = LossSpec(model.config.loss, IGNORE_LABEL, NUM_SLOTS, 1.0)
-    layout = Layout(model, World.single())
     depth = model.config.depth_at(step, 10)
-    carry, _, _ = layout.forward_backward(carry, batch, depth=depth, min_halt_steps_B=None, loss=loss)
+    settings = ActSettings(depth, model.config.loss, IGNORE_LABEL, NUM_SLOTS, min_halt_steps_B=None)
+    new_carry, _, _ = Layout(model, World.single()).forward_backward(carry, batch, settings)
+    assert new_carry is not None
     model.zero_grad()
-    return carry
+    return new_carry
 
 
 def _evaluate(model: RecursiveModel, batch: Batch, sizes: list[int]) -> None:

@@ -400,6 +400,7 @@ def test_another_seed_gives_another_order_of_the_data(data: Path, tmp_path: Path
     first = []
     for seed in (1, 2):
         state, _ = _run(data, tmp_path / str(seed), seed=seed, init_from=eager, max_steps=1, eval_every_n_steps=None)
+        assert state.carry is not None
         first.append(state.carry.current["inputs"].tolist())
     assert first[0] != first[1], "both seeds begin with the same batch"
 
@@ -500,14 +501,15 @@ def test_the_settings_of_a_step_follow_the_config(data: Path, tmp_path: Path) ->
     arch = begun.start.config.arch
     for step in range(1, 13):
         found = StepSettings.at(step, plan, SINGLE)
-        assert (found.depth.H_cycles, found.depth.L_cycles) == ((1, 1) if step <= 6 else (2, 2)), step
-        assert (found.loss, found.global_batch_size, found.grad_clip) == (arch.loss, 16, 2.0)
+        depth = found.objective.depth
+        assert (depth.H_cycles, depth.L_cycles) == ((1, 1) if step <= 6 else (2, 2)), step
+        assert (found.objective.loss, found.objective.global_batch_size, found.grad_clip) == (arch.loss, 16, 2.0)
         multiplier = lr_multiplier(step, 12, 4, begun.start.config.lr_min_ratio)
         assert found.lr_factor == pytest.approx(2 * multiplier)
         assert (found.puzzle_emb_lr, found.puzzle_emb_weight_decay) == (pytest.approx(0.5 * multiplier), 0.25)
         assert found.ema_rate == (0.75 if step > 6 else 0.0)
-        assert found.min_halt_steps_B is not None
-        assert torch.equal(found.min_halt_steps_B, draw_min_halt_steps(3, step, 16, 0.5, arch.halt_max_steps))
+        assert found.objective.min_halt_steps_B is not None
+        assert torch.equal(found.objective.min_halt_steps_B, draw_min_halt_steps(3, step, 16, 0.5, arch.halt_max_steps))
 
 
 # ---- what follows a step -----------------------------------------------------------------------

@@ -20,9 +20,8 @@ from torch.utils.flop_counter import flop_registry
 
 from dataset.schema import IGNORE_LABEL
 from models import build_arch
-from models.act import empty_batch, initial_carry
+from models.act import ActSettings, empty_batch, initial_carry
 from models.depth import Depth
-from models.losses import LossSpec
 from models.parallel.layout import Layout
 from training.config import PretrainConfig
 from training.data import Sizes, open_own
@@ -171,11 +170,9 @@ def flops_of_parts(config: PretrainConfig, sizes: Sizes, depth: Depth) -> dict[s
         model = build_arch(arch, **sizes.as_dict())
         model.freeze("weights" if config.freeze_weights else config.freeze)
         batch = empty_batch(config.global_batch_size, sizes.seq_len, world.device)
-        loss = LossSpec(arch.loss, IGNORE_LABEL, config.global_batch_size)
+        settings = ActSettings(depth, arch.loss, IGNORE_LABEL, config.global_batch_size, min_halt_steps_B=None)
         with _Counter() as counter:
-            Layout(model, world).forward_backward(
-                initial_carry(model, batch), batch, depth=depth, min_halt_steps_B=None, loss=loss
-            )
+            Layout(model, world).forward_backward(initial_carry(model, batch), batch, settings)
     return dict(counter.of_part)
 
 

@@ -8,7 +8,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from models.losses import METRICS
+from models.objective import SumsSpec
 from utils.dist.world import World
 from utils.errors import UserError
 
@@ -37,25 +37,32 @@ class NumberWatch:
     unless its own memory fails; for that case the ranks agree on the first step that went wrong.
     """
 
-    def __init__(self, world: World, loss_spike: float | None = None) -> None:
+    def __init__(self, spec: SumsSpec, world: World, loss_spike: float | None = None) -> None:
         """Watch the gradients and, where `loss_spike` is given, the loss.
 
         Args:
-            loss_spike: how many times the median of the steps before it the lm_loss of a step may
-                be.
+            spec: what the sums of a step are.
+            loss_spike: how many times the median of the steps before it the loss of a step may be.
         """
         self._world, self._loss_spike = world, loss_spike
-        # Steps whose loss nobody has looked at yet: per slot, this rank's share.
+        self._loss, self._loss_index = spec.losses[0], spec.names.index(spec.losses[0])
+        # Steps whose loss nobody has looked at yet: this rank's share of the mean.
         self._unread: list[tuple[int, Tensor]] = []
         self._losses: deque[float] = deque(maxlen=_SPIKE_WINDOW)  # of the steps before those, over all ranks
         self._first_bad_step = torch.zeros((), dtype=torch.int32, device=world.device)
 
-    def add(self, step: int, global_batch_size: int, metric_sums: Tensor, grad_norm: Tensor) -> None:
-        """Note a step: this rank's sums in the order of METRICS, and the norm of the gradients."""
+    def add(self, step: int, divisor: int, metric_sums: Tensor, grad_norm: Tensor) -> None:
+        """Note a step.
+
+        Args:
+            divisor: what the losses of the step are divided by, over all ranks.
+            metric_sums: this rank's sums in the order of `SumsSpec.names`.
+            grad_norm: the norm of the gradients.
+        """
         bad = (self._first_bad_step == 0) & ~grad_norm.isfinite()
         self._first_bad_step = torch.where(bad, step, self._first_bad_step)
         if self._loss_spike is not None:
-            self._unread.append((step, metric_sums[METRICS.index("lm_loss")] / global_batch_size))
+            self._unread.append((step, metric_sums[self._loss_index] / divisor))
 
     def require_no_bad_step(self, last_good: Callable[[], str]) -> None:
         """Wait for the device and raise BadStep, on every rank, if a step went wrong. Every rank.
@@ -68,7 +75,7 @@ class NumberWatch:
         if (spike := self._first_spike()) is not None:
             step, loss, usual = spike
             many = f"{loss / usual:.3g} times the {usual:.4g} of the steps before it (loss_spike={self._loss_spike:g})"
-            found.append((step, f"lm_loss is {loss:.4g} at step {step}, {many}"))
+            found.append((step, f"{self._loss} is {loss:.4g} at step {step}, {many}"))
         if step := int(self._first_bad_step):
             found.append((step, f"the gradients are not finite (NaN or infinite) since step {step}"))
         if self._world.any(bool(found)):

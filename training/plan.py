@@ -8,7 +8,8 @@ from torch import Tensor
 from dataset.evaluators import NO_EVALUATORS, Evaluators, training_evaluators
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
-from models.act import draw_min_halt_steps
+from dataset.schema import IGNORE_LABEL
+from models.act import ActSettings, draw_min_halt_steps
 from models.metric_sums import EVAL_METRICS
 from optim.schedule import batch_scale, lr_multiplier
 from training.config import PretrainConfig
@@ -75,6 +76,17 @@ class Plan:
         It is 0, a copy of the weights, until ema_start of the run.
         """
         return self.config.ema_rate if step / self.last_step > self.config.ema_start else 0.0
+
+    def objective_settings(self, step: int, world: World) -> ActSettings:
+        """Return what the objective of the model needs to know at a step."""
+        config, arch = self.config, self.config.arch
+        return ActSettings(
+            depth=arch.depth_at(step, self.last_step),
+            loss=arch.loss,
+            ignore_label=IGNORE_LABEL,
+            global_batch_size=config.global_batch_size,
+            min_halt_steps_B=draw_exploration(config, step, world),
+        )
 
     # ---- what is due after a step ----
 

@@ -154,13 +154,17 @@ class Session:
         """
         return self._ranks.step(self.state.progress.step)
 
-    def add_to_sums(self, metric_sums: Tensor, grad_norm: Tensor) -> None:
-        """Add a step to the open sums. The host does not wait for the device."""
-        state, batch_size = self.state, self.config.global_batch_size
+    def add_to_sums(self, metric_sums: Tensor, grad_norm: Tensor, divisor: int) -> None:
+        """Add a step to the open sums. The host does not wait for the device.
+
+        Args:
+            divisor: what the losses of the step were divided by, over all ranks.
+        """
+        state = self.state
         state.sums.add(metric_sums, grad_norm)
-        state.watch.add(state.progress.step, batch_size, metric_sums, grad_norm)
+        state.watch.add(state.progress.step, divisor, metric_sums, grad_norm)
         state.progress.open_steps += 1
-        state.progress.open_slots += batch_size
+        state.progress.open_slots += self.config.global_batch_size
 
     def end_step(self) -> Row:
         """Return the row of the step, which is empty if none is due. Every rank.

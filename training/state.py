@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from models.act import Carry, empty_batch, initial_carry
+from models.act import Carry
 from models.base import RecursiveModel
 from models.metric_sums import OpenSums
 from models.parallel.layout import Layout
@@ -52,7 +52,7 @@ class TrainState:
     optimizers: Optimizers
     ema: EMA | None
     loss_scale: LossScale | None  # of float16 only
-    carry: Carry  # the slots of this rank
+    carry: Carry | None  # the slots of this rank; text has none
     sums: OpenSums
     watch: NumberWatch
     progress: Progress
@@ -89,7 +89,7 @@ class TrainState:
             weights=self.layout.whole_weights(),
             shared=_portable(self) | {f"progress.{name}": tensor for name, tensor in progress_tensors.items()},
             slots=world.slice_of(config.global_batch_size),
-            by_slot=self.carry.tensors(),
+            by_slot=_tensors_of(self.carry),
             by_rank=self.layout.compression_state(),
             state=RunState(
                 **self.progress.model_dump(),
@@ -127,7 +127,7 @@ class TrainState:
             self.layout.load_compression_state(checkpoint.load_by_rank(world.rank, world.size))
             # With another batch size there are other slots: sequences start anew, and the draws go
             # on.
-            if saved.config["global_batch_size"] == config.global_batch_size:
+            if self.carry is not None and saved.config["global_batch_size"] == config.global_batch_size:
                 self.carry = _restored_carry(self.carry, checkpoint, world.slice_of(config.global_batch_size), world)
 
     def host_copy(self, config: PretrainConfig, world: World) -> HostCopy:
@@ -139,7 +139,7 @@ class TrainState:
         named = {
             "model": self.model.state_dict(),
             "live": {name: tensor for name, (_, tensor) in _live_tensors(self).items()},
-            "carry": self.carry.tensors(),
+            "carry": _tensors_of(self.carry),
             "shared": shared,
             "compression": self.layout.compression_state(),
         }
@@ -165,7 +165,7 @@ class TrainState:
         """
         live = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         live |= {f"live.{name}": tensor for name, (_, tensor) in _live_tensors(self).items()}
-        carry = self.carry.tensors()
+        carry = _tensors_of(self.carry)
         own = {name: local_part(tensor) for name, tensor in live.items()}
         own |= {f"carry.{name}": tensor for name, tensor in carry.items()}
         given = {name: of for name, of in copy.tensors.items() if name.split(".")[0] in ("model", "live", "carry")}
@@ -186,7 +186,7 @@ class TrainState:
         self.layout.load_compression_state(_without_prefix("compression.", copy.tensors))
         shared = _without_prefix("shared.", copy.tensors)
         self.sums.restore(shared)
-        self.watch = NumberWatch(world, config.loss_spike)
+        self.watch = NumberWatch(self.layout.objective.sums, world, config.loss_spike)
         self.watch.restore(shared)
         # In place, because others hold this object. What describes this run's folder stays.
         of_folder = ("wandb_run_id", "best", "evaluations_since_best", "failed_saves", "pending_row")
@@ -225,10 +225,8 @@ def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data)
     ]
 
 
-def fresh_carry(model: RecursiveModel, config: PretrainConfig, data: Data, world: World) -> Carry:
-    """Return slots that have all halted, so that the first batch fills them."""
-    slots = world.slice_of(config.global_batch_size)
-    return initial_carry(model, empty_batch(slots.stop - slots.start, data.sizes.seq_len, world.device))
+def _tensors_of(carry: Carry | None) -> dict[str, Tensor]:
+    return {} if carry is None else carry.tensors()
 
 
 def _restored_carry(fresh: Carry, checkpoint: Checkpoint, slots: slice, world: World) -> Carry:

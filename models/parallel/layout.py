@@ -3,24 +3,22 @@
 `Layout` itself is the whole model on one device, for one process. Each strategy has a file beside
 this file and overrides what it does differently.
 """
-# B = slots of this rank (of one part of them inside a part), S = tokens, V = vocabulary
 
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from models.act import Carry, segment
-from models.base import RecursiveModel, SegmentOutput
-from models.depth import Depth
-from models.losses import LossSpec, Outputs, act_loss
+from models.act import Carry
+from models.base import RecursiveModel
+from models.losses import Outputs
+from models.objective import PartResult
+from models.objectives import objective_of
 from models.parallel.requirements import nearest_divisors, require_gradients
-from utils.batch import Batch
 from utils.config import StrictModel
 from utils.dist.config import Axes
 from utils.dist.world import World
@@ -78,58 +76,46 @@ class Layout:
         """Keep the model, which must be on its device already.
 
         Args:
-            num_microbatches: in how many parts `forward_backward` takes the slots of this rank, one
-                after another.
+            num_microbatches: in how many parts `forward_backward` takes a step, one after another.
         """
         self.model = model
-        self._called: Callable[..., SegmentOutput] = model  # for a forward with gradient
+        self.objective = objective_of(model)
+        self._called: Callable[..., Any] = model  # for a forward with gradient
         self._world = world
         self._num_microbatches = num_microbatches
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._gradients_are_checked = False
 
     def forward_backward(
-        self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss: LossSpec
-    ) -> tuple[Carry, list[Outputs], Tensor]:
-        """Run one segment for each slot of this rank, and its backward pass. Every rank.
+        self, carry: Carry | None, batch: Any, settings: Any, *, loss_scale: float = 1.0
+    ) -> tuple[Carry | None, list[Outputs], Tensor]:
+        """Run the forward and the backward pass of a step, part by part. Every rank.
 
-        Afterwards the `.grad` of a parameter is the sum over all slots of the global batch, or this
-        rank's part of that sum if the rank holds a part of the parameter. The gradients of puzzle
-        rows are those of this rank's slots; sparse_sign_sgd_ sums them.
+        Afterwards the `.grad` of a parameter is the sum over the whole global batch, or this rank's
+        part of that sum if the rank holds a part of the parameter. The gradients of puzzle rows are
+        those of this rank's slots; sparse_sign_sgd_ sums them.
 
         Args:
-            carry, batch, depth, min_halt_steps_B: as for models.act.segment, of all slots of this
-                rank.
-            loss: what to differentiate.
+            carry, batch, settings: as for the objective of the model (models/objective.py), of all
+                that this rank has of the step.
+            loss_scale: the factor of the loss that lets float16 hold its gradients.
 
         Returns:
-            The new carry of all slots; the outputs of each part, detached except for the puzzle
-            rows, which are leaves with a `.grad`; and the sums of METRICS over the slots of this
-            rank.
+            The new carry; the outputs of each part, if the objective has any; and the sums over
+            what this rank has of the step.
         """
-        num_slots, num_parts = len(carry.steps_B), self._num_microbatches
-        assert num_slots % num_parts == 0, "the config asks for whole parts"
-        carries, all_outputs, all_sums = list[Carry](), list[Outputs](), list[Tensor]()
-        for n in range(num_parts):
-            part = slice(n * num_slots // num_parts, (n + 1) * num_slots // num_parts)
-            with self._part(is_last=n == num_parts - 1):
+        objective, results = self.objective, list[PartResult]()
+        for n, part in enumerate(objective.split(carry, batch, settings, self._num_microbatches), start=1):
+            with self._part(is_last=n == self._num_microbatches):
                 with record_function(FORWARD):
-                    new_carry, outputs = segment(
-                        self.model,
-                        _carry_of(carry, part),
-                        {name: tensor[part] for name, tensor in batch.items()},
-                        training=True,
-                        depth=depth,
-                        min_halt_steps_B=None if min_halt_steps_B is None else min_halt_steps_B[part],
-                        forward=self._called,
-                    )
-                    part_of_loss, sums = loss_of_slots(outputs, new_carry, loss)
+                    result = objective.run(*part, forward=self._called)
+                    loss = result.loss * loss_scale
                 with record_function(BACKWARD):
-                    part_of_loss.backward()
-            carries.append(new_carry)
-            all_outputs.append(_detached(outputs))
-            all_sums.append(sums)
-        return _joined(carries), all_outputs, torch.stack(all_sums).sum(0)
+                    loss.backward()
+            results.append(result)
+        outputs = [result.outputs for result in results if result.outputs is not None]
+        sums = torch.stack([result.sums for result in results]).sum(0)
+        return objective.join([result.carry for result in results]), outputs, sums
 
     def _part(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Return the context for forward and backward of one part.
@@ -196,44 +182,3 @@ class Layout:
         Raises:
             UserError: the tensors belong to another compression or model.
         """
-
-
-def loss_of_slots(outputs: Outputs, carry: Carry, loss: LossSpec) -> tuple[Tensor, Tensor]:
-    """Return the part of a step's loss that belongs to some slots, and their sums of METRICS.
-
-    Args:
-        outputs, carry: what `segment` returned for these slots.
-
-    Returns:
-        A scalar to differentiate. These scalars add up to the loss of the step over microbatches
-        and ranks. Then the detached sums, in the order of METRICS.
-    """
-    loss_sum, sums = act_loss(
-        outputs,
-        carry.current["labels"],
-        halted_B=carry.halted_B,
-        steps_B=carry.steps_B,
-        config=loss.config,
-        ignore_label=loss.ignore_label,
-    )
-    return loss_sum / loss.global_batch_size * loss.scale, sums
-
-
-def _carry_of(carry: Carry, part: slice) -> Carry:
-    return Carry.from_tensors({name: tensor[part] for name, tensor in carry.tensors().items()})
-
-
-def _joined(carries: list[Carry]) -> Carry:
-    if len(carries) == 1:
-        return carries[0]
-    parts = [carry.tensors() for carry in carries]
-    return Carry.from_tensors({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
-
-
-def _detached(outputs: Outputs) -> Outputs:
-    return replace(
-        outputs,
-        logits_BSV=outputs.logits_BSV.detach(),
-        q_halt_B=outputs.q_halt_B.detach(),
-        q_continue_B=outputs.q_continue_B.detach(),
-    )

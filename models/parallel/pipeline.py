@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 from torch.distributed.device_mesh import DeviceMesh
 
-from models.act import Carry
+from models.act import ActSettings, Carry, loss_of_slots
 from models.base import RecursiveModel, SegmentOutput, State
 from models.block import Block, Level
 from models.depth import Depth
-from models.losses import METRICS, LossSpec, Outputs, widest_float
+from models.losses import METRICS, Outputs, widest_float
 from models.model import compile_each
 from models.parallel.dtensor import DTensorLayout
 from models.parallel.fsdp import shard_unit
-from models.parallel.layout import LayoutConfig, loss_of_slots
+from models.parallel.layout import LayoutConfig
 from models.parallel.requirements import nearest_divisors
 from models.transformer import Transformer, TransformerConfig
 from utils.batch import Batch
@@ -249,7 +249,10 @@ class PipelineLayout(DTensorLayout):
         # beside the model, for this strategy alone.
         model.forward = self._infer  # type: ignore[method-assign]
         self._schedules: dict[int, Any] = {}  # by number of slots
-        self._in_schedule: tuple[Carry, LossSpec] | None = None  # what `_loss` is about
+        # What `_loss` is about: the slots of the part, and the settings of the step.
+        self._in_schedule: Carry | None = None
+        self._settings: ActSettings | None = None
+        self._loss_scale = 1.0
         self._sums = self._zero_sums()
 
     def _shard(self, mesh: DeviceMesh) -> None:
@@ -270,7 +273,7 @@ class PipelineLayout(DTensorLayout):
     # ---- training -------------------------------------------------------------------------------
 
     def forward_backward(
-        self, carry: Carry, batch: Batch, *, depth: Depth, min_halt_steps_B: Tensor | None, loss: LossSpec
+        self, carry: Carry | None, batch: Batch, settings: ActSettings, *, loss_scale: float = 1.0
     ) -> tuple[Carry, list[Outputs], Tensor]:
         """As in the base class. Only ranks of a last stage return logits and Q values.
 
@@ -278,15 +281,17 @@ class PipelineLayout(DTensorLayout):
         first step (`require_parts`). A check here would raise on some pipelines only, and the
         others would wait for them.
         """
+        assert carry is not None
         num_slots = len(carry.halted_B)
         # Without recurrence a slot halts after its only segment, so a step takes the whole batch.
         carry = Carry({}, torch.ones_like(carry.steps_B), torch.ones_like(carry.halted_B), dict(batch))
         self._sums = self._zero_sums()
+        self._settings, self._loss_scale = settings, loss_scale
         outputs = []
         for first in range(0, num_slots, num_slots // self._num_microbatches):
             part = slice(first, first + num_slots // self._num_microbatches)
             tensors = {name: tensor[part] for name, tensor in carry.tensors().items()}
-            outputs.append(self._forward_backward_of_part(Carry.from_tensors(tensors), loss))
+            outputs.append(self._forward_backward_of_part(Carry.from_tensors(tensors)))
         # These three follow the parts, so that a stage that has done its work can sum gradients
         # while the stages before it still compute.
         self._sum_gradients()
@@ -296,7 +301,7 @@ class PipelineLayout(DTensorLayout):
         dist.broadcast(self._sums, group=self._group, group_src=self._length - 1)
         return carry, outputs, self._sums
 
-    def _forward_backward_of_part(self, carry: Carry, loss: LossSpec) -> Outputs:
+    def _forward_backward_of_part(self, carry: Carry) -> Outputs:
         """Run the schedule once over the slots of one part."""
         inputs_BS, ids_B = carry.current["inputs"], carry.current["puzzle_identifiers"]
         num_slots = len(ids_B)
@@ -304,7 +309,7 @@ class PipelineLayout(DTensorLayout):
             self._schedules[num_slots] = self._new_schedule(carry.current)
         table, first, last = self.model.puzzle_embedding, self._stages[0], self._stages[-1]
         first.rows.clear()
-        self._in_schedule = carry, loss
+        self._in_schedule = carry
         merged = self._schedules[num_slots].step(
             *((inputs_BS,) if table is None else (inputs_BS, ids_B)) if first.is_first else (),
             # This tells `_loss` which slots a microbatch has.
@@ -387,20 +392,19 @@ class PipelineLayout(DTensorLayout):
     def _loss(self, output: tuple[Tensor, Tensor], slots_B: Tensor) -> Tensor:
         """Return the loss of a microbatch, and add its sums to those of the step.
 
-        A schedule calls this function on the last stage, and passes nothing but tensors. The carry
-        and the LossSpec are in `_in_schedule`.
+        A schedule calls this function on the last stage, and passes nothing but tensors. The rest
+        is in attributes.
 
         Args:
             slots_B: which slots of the part make up the microbatch.
         """
-        assert self._in_schedule is not None
-        carry, loss = self._in_schedule
+        assert self._in_schedule is not None and self._settings is not None
         logits_BSV, q_B2 = output
-        tensors = {name: tensor[slots_B] for name, tensor in carry.tensors().items()}
+        tensors = {name: tensor[slots_B] for name, tensor in self._in_schedule.tensors().items()}
         outputs = Outputs(logits_BSV, q_B2[:, 0], q_B2[:, 1], None, None)
-        part_of_loss, sums = loss_of_slots(outputs, Carry.from_tensors(tensors), loss)
+        part_of_loss, sums = loss_of_slots(outputs, Carry.from_tensors(tensors), self._settings)
         self._sums += sums
-        return part_of_loss
+        return part_of_loss * self._loss_scale
 
     def _zero_sums(self) -> Tensor:
         device = self._world.device

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from models.act import initial_carry
+from dataset.schema import IGNORE_LABEL
+from models.act import ActSettings, initial_carry
 from models.hrm import HRM
 from models.inference import Slots
+from models.losses import ACT_SUMS
 from models.metric_sums import OpenSums
 from models.parallel.layout import Layout
 from optim.build import AdamATan2Config, MuonConfig, OptimConfig, build_optimizers
@@ -77,8 +79,8 @@ class _Training:
             EMA(self.model.trained_tensors()),
             None,
             initial_carry(self.model, self.batch(0)),
-            OpenSums(self.world),
-            NumberWatch(self.world),
+            OpenSums(ACT_SUMS, self.world),
+            NumberWatch(ACT_SUMS, self.world),
             Progress(),
         )
 
@@ -88,10 +90,13 @@ class _Training:
     def train(self, batch: Batch, minimum_B: torch.Tensor) -> StepResult:
         self.state.progress.step += 1
         settings = StepSettings(
-            depth=self.model.config.depth_at(self.state.progress.step, 100),
-            loss=self.model.config.loss,
-            global_batch_size=BATCH_SIZE,
-            min_halt_steps_B=minimum_B,
+            objective=ActSettings(
+                depth=self.model.config.depth_at(self.state.progress.step, 100),
+                loss=self.model.config.loss,
+                ignore_label=IGNORE_LABEL,
+                global_batch_size=BATCH_SIZE,
+                min_halt_steps_B=minimum_B,
+            ),
             lr_factor=1.0,
             puzzle_emb_lr=1e-3,
             puzzle_emb_weight_decay=0.1,

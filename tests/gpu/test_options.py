@@ -115,7 +115,7 @@ def test_nothing_waits_between_two_logs(typed: list[str], data: Path, tmp_path: 
             step, batch = next(batches)
             result = train_step(state, batch, StepSettings.at(step, plan, world), world)
             state.sums.add(result.sums, result.grad_norm)
-            state.watch.add(step, config.global_batch_size, result.sums, result.grad_norm)
+            state.watch.add(step, result.divisor, result.sums, result.grad_norm)
 
     train(4)  # libraries start, and levels are compiled
     with waiting_is_an_error():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.losses import METRICS, LossConfig, Outputs
+from models.losses import ACT_SUMS, METRICS, LossConfig, Outputs
 from models.metric_sums import EvalSums, OpenSums
 from tests.spawn import run_ranks
 from utils.dist.world import World
@@ -52,7 +52,7 @@ def _expected_row(num_ranks: int, steps: range) -> dict[str, float]:
 
 
 def _reduces(world: World) -> list[dict[str, float]]:
-    sums, rows = OpenSums(world), []
+    sums, rows = OpenSums(ACT_SUMS, world), []
     for steps in (range(1, 4), range(4, 5), range(0)):
         _add_steps(sums, world, steps)
         rows.append(sums.reduce(len(steps), len(steps) * SLOTS_PER_RANK * world.size))
@@ -69,7 +69,7 @@ def test_a_row_has_losses_per_slot_and_means_over_halted_sequences(num_ranks: in
 
 
 def test_a_row_without_halted_sequences_has_only_losses_and_the_norm() -> None:
-    sums = OpenSums(SINGLE)
+    sums = OpenSums(ACT_SUMS, SINGLE)
     _add_steps(sums, SINGLE, range(1, 3), count=False)
     assert sums.reduce(2, 2 * SLOTS_PER_RANK).keys() == {
         f"train/{name}" for name in ("lm_loss", "q_halt_loss", "q_continue_loss", "grad_norm")
@@ -78,7 +78,7 @@ def test_a_row_without_halted_sequences_has_only_losses_and_the_norm() -> None:
 
 def _opens(world: World) -> list[list[float]]:
     """Return the sums of every rank, as this rank would save them."""
-    sums = OpenSums(world)
+    sums = OpenSums(ACT_SUMS, world)
     _add_steps(sums, world, range(1, 4))
     by_rank: list[list[float]] = sums.tensors()["open_sums"].tolist()
     return by_rank
@@ -86,7 +86,7 @@ def _opens(world: World) -> list[list[float]]:
 
 def _goes_on(world: World, saved: list[list[float]]) -> tuple[dict[str, float], list[float]]:
     """Return the row of a resumed run, and this rank's own part of the restored sums."""
-    sums = OpenSums(world)
+    sums = OpenSums(ACT_SUMS, world)
     open_sums = torch.tensor(saved, dtype=torch.float64)
     sums.restore({"open_sums": open_sums})
     mine = sums.tensors()["open_sums"][world.rank].tolist()
@@ -113,12 +113,12 @@ def test_open_sums_are_restored_from_a_checkpoint(before: int, after: int) -> No
 
 def test_sums_of_other_metrics_are_refused_unless_nothing_is_open() -> None:
     """A checkpoint at a logged step has no open sums, so that nothing is lost."""
-    sums = OpenSums(SINGLE)
+    sums = OpenSums(ACT_SUMS, SINGLE)
     sums.restore({"open_sums": torch.zeros(2, 3)})
     _add_steps(sums, SINGLE, range(1, 4))
     assert sums.reduce(3, 3 * SLOTS_PER_RANK) == pytest.approx(_expected_row(1, range(1, 4)), rel=1e-7)
     named = (
-        f"the checkpoint holds open sums of 2 metrics, but METRICS in models/losses.py names {len(METRICS)}; "
+        f"the checkpoint holds open sums of 2 metrics, but this model has {len(METRICS)}; "
         "resume from a step that was logged, or start a new run with init_from=<run>"
     )
     with pytest.raises(UserError, match=re.escape(named)):

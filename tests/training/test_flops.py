@@ -13,9 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dataset.schema import IGNORE_LABEL
 from models import ARCHS, build_arch
-from models.act import empty_batch, initial_carry
+from models.act import ActSettings, empty_batch, initial_carry
 from models.depth import Depth
-from models.losses import LossSpec
 from models.parallel.layout import Layout
 from tests import runs
 from tests.in_process import train_here
@@ -124,11 +123,9 @@ def test_a_real_step_has_as_many_operations(arch: str) -> None:
     model = build_arch(config.arch, **SIZES.as_dict())
     model.init_weights(torch.Generator().manual_seed(0))
     batch = empty_batch(BATCH, SIZES.seq_len, torch.device("cpu"))
-    loss = LossSpec(config.arch.loss, IGNORE_LABEL, BATCH)
+    settings = ActSettings(config.arch.depth, config.arch.loss, IGNORE_LABEL, BATCH, min_halt_steps_B=None)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        Layout(model, World.single()).forward_backward(
-            initial_carry(model, batch), batch, depth=config.arch.depth, min_halt_steps_B=None, loss=loss
-        )
+        Layout(model, World.single()).forward_backward(initial_carry(model, batch), batch, settings)
     assert flops_of_step(config, SIZES, config.arch.depth) == counter.get_total_flops() > 0
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.losses import METRICS
+from models.losses import ACT_SUMS, METRICS
 from tests.spawn import run_ranks
 from training.number_watch import BadStep, NumberWatch
 from utils.dist.world import World
@@ -28,7 +28,7 @@ def _never_asked() -> str:
 
 
 def test_good_steps_pass_and_the_first_bad_step_is_named() -> None:
-    watch = NumberWatch(SINGLE)
+    watch = NumberWatch(ACT_SUMS, SINGLE)
     for step, norm in enumerate([1.0, 0.0, 2.0], start=1):
         watch.add(step, 1, _with_loss(1.0), torch.tensor(norm))
     watch.require_no_bad_step(_never_asked)
@@ -43,7 +43,7 @@ def test_good_steps_pass_and_the_first_bad_step_is_named() -> None:
 
 def test_the_earlier_step_of_a_spike_and_bad_gradients_is_named() -> None:
     for spike_at, bad_at in [(12, 14), (14, 12)]:
-        watch = NumberWatch(SINGLE, 3.0)
+        watch = NumberWatch(ACT_SUMS, SINGLE, 3.0)
         for step in range(1, 16):
             loss, norm = (9.0 if step == spike_at else 1.0), (math.nan if step == bad_at else 1.0)
             watch.add(step, 1, _with_loss(loss), torch.tensor(norm))
@@ -54,7 +54,7 @@ def test_the_earlier_step_of_a_spike_and_bad_gradients_is_named() -> None:
 
 def _differs_by_rank(world: World) -> int:
     """Give each rank another first bad step, as failing memory would. Rank 0 has no bad step."""
-    watch = NumberWatch(world)
+    watch = NumberWatch(ACT_SUMS, world)
     for step in range(1, 9):
         is_bad = world.rank > 0 and step >= 7 - world.rank
         watch.add(step, 1, _with_loss(1.0), torch.tensor(math.nan if is_bad else 1.0))
@@ -81,7 +81,7 @@ def _first_spike(losses: list[float], factor: float) -> int | None:
 
 
 def _found_spike(losses: list[float], factor: float, *, look_every: int) -> int | None:
-    watch = NumberWatch(SINGLE, factor)
+    watch = NumberWatch(ACT_SUMS, SINGLE, factor)
     for step, loss in enumerate(losses, start=1):
         watch.add(step, 2, _with_loss(2 * loss), torch.tensor(1.0))
         if step % look_every == 0 or step == len(losses):
@@ -112,13 +112,13 @@ def test_a_spike_is_compared_with_the_median_before_it(case: str) -> None:
 
 
 def test_a_restored_window_judges_the_next_step() -> None:
-    watch = NumberWatch(SINGLE, 3.0)
+    watch = NumberWatch(ACT_SUMS, SINGLE, 3.0)
     for step in range(1, 111):
         watch.add(step, 1, _with_loss(float(step)), torch.tensor(1.0))
     watch.require_no_bad_step(_never_asked)
     saved = watch.tensors()
     assert saved["losses"].tolist() == [float(step) for step in range(11, 111)]
-    resumed = NumberWatch(SINGLE, 3.0)
+    resumed = NumberWatch(ACT_SUMS, SINGLE, 3.0)
     resumed.restore(saved)
     assert torch.equal(resumed.tensors()["losses"], saved["losses"])
     resumed.add(111, 1, _with_loss(3.01 * 60.5), torch.tensor(1.0))
@@ -127,14 +127,14 @@ def test_a_restored_window_judges_the_next_step() -> None:
 
 
 def test_a_checkpoint_without_losses_leaves_the_window_empty() -> None:
-    watch = NumberWatch(SINGLE, 3.0)
+    watch = NumberWatch(ACT_SUMS, SINGLE, 3.0)
     watch.restore({"open_sums": torch.zeros(1, 9)})
     assert watch.tensors() == {}
 
 
 def test_a_loss_that_is_not_finite_is_left_out_of_the_window() -> None:
     """Such a loss belongs to a float16 step that was not taken, or the gradients reveal it."""
-    watch = NumberWatch(SINGLE, 3.0)
+    watch = NumberWatch(ACT_SUMS, SINGLE, 3.0)
     for step, loss in enumerate([1.0, math.inf, 2.0, math.nan], start=1):
         watch.add(step, 1, _with_loss(loss), torch.tensor(1.0))
     watch.require_no_bad_step(_never_asked)
@@ -142,7 +142,7 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_window() -> None:
 
 
 def test_without_loss_spike_no_losses_are_kept() -> None:
-    watch = NumberWatch(SINGLE)
+    watch = NumberWatch(ACT_SUMS, SINGLE)
     for step in range(1, 20):
         watch.add(step, 1, _with_loss(10.0**step), torch.tensor(1.0))
     watch.require_no_bad_step(_never_asked)
@@ -154,7 +154,7 @@ def _sees_a_part(world: World) -> int:
 
     The mean over the global batch is four times the usual.
     """
-    watch = NumberWatch(world, 3.0)
+    watch = NumberWatch(ACT_SUMS, world, 3.0)
     for step in range(1, 14):
         own = 2 * world.size if step == 12 and world.rank == world.size - 1 else 0
         watch.add(step, world.size, _with_loss(1.0 + own * 1.5), torch.tensor(1.0))

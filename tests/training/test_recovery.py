@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.losses import METRICS
+from models.losses import ACT_SUMS, METRICS
 from tests import runs
 from tests.in_process import SINGLE, Begun, begin, train_here
 from tests.runs import LAST_STEP, assert_same_run, rows, settings, train, with_arguments
@@ -73,7 +73,7 @@ def _does_nothing(at: Steps, rank: int) -> None:
 
         if number not in at:
             return real(*args)
-        return pretrain.StepResult([], torch.zeros(()), torch.zeros(()), was_taken=False)
+        return pretrain.StepResult([], torch.zeros(()), 1, torch.zeros(()), was_taken=False)
 
     _at_steps(step)
 
@@ -181,7 +181,10 @@ def test_a_resumed_run_knows_the_losses_before_it(data: Path, tmp_path: Path, lo
 
 def test_a_loss_that_overflows_is_no_spike() -> None:
     """In float16 the loss scale skips that step. Otherwise the gradients are not finite either."""
-    watch, values = NumberWatch(World.single(), loss_spike=2.0), torch.zeros(len(METRICS), dtype=torch.float64)
+    watch, values = (
+        NumberWatch(ACT_SUMS, World.single(), loss_spike=2.0),
+        torch.zeros(len(METRICS), dtype=torch.float64),
+    )
     for step, loss in enumerate([1.0] * 12 + [float("inf"), float("nan"), 1.0, 3.0], start=1):
         values[METRICS.index("lm_loss")] = loss
         watch.add(step, 1, values, torch.zeros(()))
@@ -224,7 +227,7 @@ def test_ranks_agree_on_the_first_step_that_went_wrong() -> None:
 
 
 def _finds_a_bad_step_of_its_own(world: World) -> str:
-    watch, values = NumberWatch(world), torch.zeros(len(METRICS), dtype=torch.float64)
+    watch, values = NumberWatch(ACT_SUMS, world), torch.zeros(len(METRICS), dtype=torch.float64)
     for step in range(1, 5):
         watch.add(step, 2, values, torch.tensor(1.0 if step < 4 - world.rank else float("inf")))
     with pytest.raises(BadStep) as caught:

@@ -95,7 +95,7 @@ def test_a_row_has_the_speed_in_operations(open_session: Open, monkeypatch: pyte
     with open_session(log_interval=2) as session:
         rows = []
         for _ in session.batches():
-            session.add_to_sums(_sums(1.0), torch.tensor(1.0))
+            session.add_to_sums(_sums(1.0), torch.tensor(1.0), BATCH)
             rows.append(session.end_step())
         speeds = [row["perf/model_tflops"] * row["perf/step_ms"] for row in rows if row]
         assert len(speeds) == 4 and speeds == pytest.approx(speeds[:1] * 4), "each step has as many operations"
@@ -106,7 +106,7 @@ def test_a_run_says_what_to_change_and_when_its_first_row_comes(
 ) -> None:
     with open_session(log_interval=3, lr_warmup_steps=2000, max_steps=12) as session:
         for _ in session.batches():
-            session.add_to_sums(_sums(1.0), torch.tensor(1.0))
+            session.add_to_sums(_sums(1.0), torch.tensor(1.0), BATCH)
             session.end_step()
     lines = [line.split("  ", 1)[1] for line in capfd.readouterr().err.splitlines()]
     assert lines[1].startswith("warning: the warm-up (lr_warmup_steps=2000)")
@@ -137,7 +137,7 @@ def test_a_row_covers_the_steps_since_the_row_before(open_session: Open) -> None
     with open_session(log_interval=3, lr=1e-3, lr_warmup_steps=10) as session:
         progress, rows = session.state.progress, {}
         for _ in session.batches():
-            session.add_to_sums(_sums(float(progress.step)), torch.tensor(1.0))
+            session.add_to_sums(_sums(float(progress.step)), torch.tensor(1.0), BATCH)
             assert (progress.open_steps > 0, progress.open_slots) == (True, BATCH * progress.open_steps)
             row = session.end_step()
             if row:
@@ -154,7 +154,7 @@ def test_a_row_counts_the_steps_that_were_left_out(open_session: Open) -> None:
     with open_session(log_interval=1, progress={"skipped_steps": [2, 5]}) as session:
         batches = session.batches()  # without this reference the reader would stop
         next(batches)
-        session.add_to_sums(_sums(1.0), torch.tensor(1.0))
+        session.add_to_sums(_sums(1.0), torch.tensor(1.0), BATCH)
         assert session.end_step()["train/skipped_steps"] == 2
 
 
@@ -164,7 +164,7 @@ def test_the_bar_and_the_trace_follow_each_step(open_session: Open, monkeypatch:
         monkeypatch.setattr(session._metrics, "advance", followed.append)
         monkeypatch.setattr(session._profiler, "step", lambda: followed.append("trace"))
         for _ in session.batches():
-            session.add_to_sums(_sums(1.0), torch.tensor(1.0))
+            session.add_to_sums(_sums(1.0), torch.tensor(1.0), BATCH)
             session.end_step()
         assert followed == [each for step in range(5, 13) for each in ("trace", step)]
 
@@ -271,7 +271,7 @@ def test_an_evaluation_cut_off_by_its_deadline_cannot_be_the_best(
 def test_a_step_that_went_wrong_is_not_saved(open_session: Open, how: str) -> None:
     session = open_session()
     with pytest.raises(BadStep, match="since step 4; there is no checkpoint yet"), session:
-        session.add_to_sums(_sums(1.0), torch.tensor(float("nan")))
+        session.add_to_sums(_sums(1.0), torch.tensor(float("nan")), BATCH)
         if how == "save":
             session.save(is_best=False)
         else:

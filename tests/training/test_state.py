@@ -33,6 +33,7 @@ PROGRESS = Progress(
 
 
 def _tensors(state: TrainState) -> dict[str, torch.Tensor]:
+    assert state.carry is not None
     tensors = state.replicated_tensors() | state.carry.tensors() | state.sums.tensors() | state.watch.tensors()
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
@@ -40,6 +41,7 @@ def _tensors(state: TrainState) -> dict[str, torch.Tensor]:
 def _scramble(state: TrainState) -> None:
     """Give every tensor values that no fresh state has."""
     generator = torch.Generator().manual_seed(0)
+    assert state.carry is not None
     tensors = state.replicated_tensors() | state.carry.tensors()
     with torch.no_grad():
         for tensor in tensors.values():
@@ -104,6 +106,7 @@ def test_with_another_batch_size_all_slots_are_fresh(begun: Begun, tmp_path: Pat
     checkpoint = _saved(begun, tmp_path / "run")
     resumed = _resumed(begun, checkpoint, global_batch_size=8)
     fresh = build_state(Start(begun.start.config.model_copy(update={"global_batch_size": 8})), begun.data, SINGLE)
+    assert fresh.carry is not None and resumed.carry is not None
     expected = fresh.carry.tensors()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.carry.tensors().items())
     assert resumed.progress == PROGRESS

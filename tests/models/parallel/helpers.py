@@ -14,9 +14,8 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from models.act import Carry, draw_min_halt_steps, initial_carry
+from models.act import ActSettings, Carry, draw_min_halt_steps, initial_carry
 from models.base import RecursiveModel
-from models.losses import LossSpec
 from models.parallel import ParallelConfig, parallelize
 from models.parallel.layout import Layout
 from optim.sparse_sign_sgd import sparse_sign_sgd_
@@ -85,13 +84,14 @@ def train(
     config = model.config
 
     for step in steps:
-        carry, outputs, sums = layout.forward_backward(
+        minimum_B = draw_min_halt_steps(0, step, BATCH, 0.5, config.halt_max_steps)[mine]
+        new_carry, outputs, sums = layout.forward_backward(
             carry,
             {name: tensor[mine] for name, tensor in batch_at(step).items()},
-            depth=config.depth,
-            min_halt_steps_B=draw_min_halt_steps(0, step, BATCH, 0.5, config.halt_max_steps)[mine],
-            loss=LossSpec(config.loss, ignore_label=0, global_batch_size=BATCH),
+            ActSettings(config.depth, config.loss, ignore_label=0, global_batch_size=BATCH, min_halt_steps_B=minimum_B),
         )
+        assert new_carry is not None
+        carry = new_carry
         layout.require_gradients()
         found.norms.append(layout.grad_norm())
         if clip is not None:

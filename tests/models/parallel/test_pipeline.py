@@ -13,10 +13,10 @@ import yaml
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from models.act import Carry, initial_carry, segment
+from models.act import ActSettings, Carry, initial_carry, segment
 from models.base import RecursiveModel
 from models.inference import idle_segment
-from models.losses import LossSpec, act_loss
+from models.losses import act_loss
 from models.parallel.pipeline import PipelineConfig, PipelineLayout
 from tests.models.helpers import ARCH_NAMES, RECURRENT, SEQ_LEN, VOCAB_SIZE, random_batch, small_config, small_model
 from tests.models.parallel.helpers import whole
@@ -70,7 +70,7 @@ def _layout(
     return PipelineLayout(model, config, world, num_microbatches=parts)
 
 
-LOSS = LossSpec(small_config("transformer").loss, ignore_label=0, global_batch_size=BATCH)
+LOSS = small_config("transformer").loss
 
 
 @dataclass
@@ -96,8 +96,8 @@ def _plain_step(model: RecursiveModel, batch: Batch) -> _Step:
         carry.current["labels"],
         halted_B=carry.halted_B,
         steps_B=carry.steps_B,
-        config=LOSS.config,
-        ignore_label=LOSS.ignore_label,
+        config=LOSS,
+        ignore_label=0,
     )
     (loss / BATCH).backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -117,9 +117,7 @@ def _pipeline_step(layout: PipelineLayout, whole_batch: Batch, world: World) -> 
     carry, outputs, sums = layout.forward_backward(
         initial_carry(layout.model, batch),
         batch,
-        depth=layout.model.config.depth,
-        min_halt_steps_B=None,
-        loss=LOSS,
+        ActSettings(layout.model.config.depth, LOSS, ignore_label=0, global_batch_size=BATCH, min_halt_steps_B=None),
     )
     gradients = {name: whole(layout, name, p.grad) for name, p in layout.model.named_parameters() if p.grad is not None}
     parts = [part.puzzle_rows_BE.grad for part in outputs if part.puzzle_rows_BE is not None]

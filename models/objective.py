@@ -1,0 +1,94 @@
+"""What a training step computes for a kind of model, and what it sums up on the way.
+
+A layout (models/parallel/layout.py) takes a step of any objective. That of puzzles is in
+models/act.py, that of text in models/text/objective.py.
+"""
+# B = slots of this rank
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from models.act import Carry
+    from models.losses import Outputs
+
+SLOTS = "slots"
+"""As the divisor of a metric: the slots of the steps that were summed up."""
+
+
+@dataclass(frozen=True)
+class SumsSpec:
+    """The sums of a step, and the metrics that they give.
+
+    Attributes:
+        names: the order of the vector of sums.
+        means: for each metric, the sum that divides it, or SLOTS. Sums that are no metric are
+            absent. A metric whose divisor is 0 is left out.
+        losses: the metrics that are losses. The first one is watched for spikes.
+    """
+
+    names: tuple[str, ...]
+    means: Mapping[str, str]
+    losses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """What one part of a step computed.
+
+    Attributes:
+        carry: the new carry of the part's slots; None for text.
+        outputs: detached but for the puzzle rows, which are leaves that get a gradient; None for
+            text.
+        loss: the part of the step's loss, a scalar with gradient. These scalars add up to the loss
+            of the step over parts and ranks.
+        sums: detached, in the order of SumsSpec.names.
+    """
+
+    carry: "Carry | None"
+    outputs: "Outputs | None"
+    loss: Tensor
+    sums: Tensor
+
+
+class Objective(ABC):
+    """How a model is trained. No method makes the host wait for the device."""
+
+    sums: ClassVar[SumsSpec]
+
+    @abstractmethod
+    def fresh_carry(self, num_slots: int, device: torch.device) -> "Carry | None":
+        """Return what the first step of a run is handed."""
+
+    @abstractmethod
+    def split(
+        self, carry: "Carry | None", batch: Any, settings: Any, num_parts: int
+    ) -> list[tuple["Carry | None", Any, Any]]:
+        """Return the arguments of `run` for each of `num_parts` equal parts of a step."""
+
+    @abstractmethod
+    def run(
+        self, carry: "Carry | None", batch: Any, settings: Any, forward: Callable[..., Any] | None = None
+    ) -> PartResult:
+        """Run the forward pass of a part.
+
+        Args:
+            carry: what the step before left for these slots.
+            batch: what the data offer.
+            settings: what the config and the number of the step decide.
+            forward: what runs in place of the model for a pass with gradient, such as the model
+                that a strategy has wrapped.
+        """
+
+    @abstractmethod
+    def join(self, carries: "list[Carry | None]") -> "Carry | None":
+        """Return the carry of all parts together."""
+
+    @abstractmethod
+    def divisor(self, batch: Any, settings: Any) -> int:
+        """Return what the losses of a step are divided by, over all ranks and parts."""
