@@ -1,4 +1,4 @@
-"""Write an HTML page: puzzles of a dataset; curves, reasoning and votes of a run; runs compared.
+"""Write an HTML page: a dataset; curves, answers and votes of a run; runs compared.
 
 The page needs no network. With --png, pictures are drawn too.
 
@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dataset.builder import SPLITS
+from dataset.text.schema import is_text
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.checkpoint.names import step_named
 from utils.drawing import pyplot
@@ -24,11 +25,15 @@ from viewer.pages import Page, Settings, write_page
 from viewer.pictures import draw_curves, draw_examples, draw_puzzle
 from viewer.run_page import older_answers, page_of_run
 from viewer.runs_page import page_of_runs
+from viewer.text_page import page_of_text
 
 EXAMPLES = """
 examples:
   # a dataset: browse its puzzles, their solutions and their augmentations
   python view.py data/sudoku-extreme-1k-aug-1000 -o sudoku.html
+
+  # a dataset of text: its samples by token, and how long they are
+  python view.py data/book -o book.html
 
   # a run: its curves, and the model's answer to test puzzles after every reasoning step
   python view.py checkpoints/my-project/my-run
@@ -95,6 +100,8 @@ def view(argv: list[str] | None = None) -> str:
         pyplot()  # find out now, and not after a model has answered puzzles, that it is missing
     runs = runs_named(settings.paths)
     path = runs[0] if runs else settings.paths[0]
+    if settings.png and not runs and is_text(path):
+        raise UserError("--png draws puzzles, and a dataset of text has none; leave it out")
     page, lines = compared(runs, settings) if len(runs) > 1 else shown(path, settings)
     write_page(page, settings.output)
     if settings.png:
@@ -102,8 +109,9 @@ def view(argv: list[str] | None = None) -> str:
             lines += pictures_of_dataset(page, settings) if is_dataset(path) else pictures_of_run(path, page, settings)
         except UserError as error:
             raise UserError(f"wrote {settings.output}, but not all pictures: {error}") from error
+    num = len(page["examples"]) + len(page.get("texts", []))
     megabytes = settings.output.stat().st_size / 1e6
-    wrote = f"wrote {settings.output} ({megabytes:.1f} MB): {len(page['examples']):,} examples, {page['summary']}"
+    wrote = f"wrote {settings.output} ({megabytes:.1f} MB): {num:,} examples, {page['summary']}"
     return "\n".join([*lines, wrote])
 
 
@@ -166,7 +174,7 @@ def runs_named(paths: list[Path]) -> list[Path]:
 
 
 def is_dataset(path: Path) -> bool:
-    return any((path / split).is_dir() for split in SPLITS)
+    return any((path / split).is_dir() for split in SPLITS) or is_text(path)
 
 
 def compared(runs: list[Path], settings: Settings) -> tuple[Page, list[str]]:
@@ -199,7 +207,7 @@ def shown(path: Path, settings: Settings) -> tuple[Page, list[str]]:
     if is_dataset(path):
         if settings.step is not None:
             raise UserError(f"--step is for runs, and {path} is a dataset; leave it out")
-        return page_of_dataset(path, settings), []
+        return page_of_text(path, settings) if is_text(path) else page_of_dataset(path, settings), []
     if not any((path / name).exists() for name in ("metrics.jsonl", "eval_outputs", "results.json")):
         raise UserError(
             f"{path} is neither a run (no metrics.jsonl, no eval_outputs), nor what evaluate.py saved (no "

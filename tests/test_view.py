@@ -23,12 +23,15 @@ from dataset.pictures import board_of
 from dataset.tasks import task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
 from dataset.tasks.lights_out import LightsOutTask
+from dataset.text.tokenizer import ByteTokenizer
 from tests.dataset.samples import samples_of
+from tests.dataset.text.samples import write_hrm_text, write_split
 from utils.drawing import BLACK, BLUE, RED
 from utils.shell import run_command as run_program
 from viewer import answers
 from viewer.pages import ALPHABET, IGNORED, to_text
 from viewer.run_page import MAX_POINTS, SAVE_OUTPUTS, rank_of, thinned
+from viewer.text_page import pieces_of
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # A name with code that would run if the page treated the name as HTML.
@@ -210,6 +213,19 @@ def write_arc(folder: Path) -> tuple[Path, Path]:
     return data, run
 
 
+def write_text(folder: Path) -> Path:
+    """Write a dataset of two problems and, for testing, of a text. Each byte is a token."""
+    prompts, responses = [b"1 + 1?", "Größe <b>?".encode()], [b"2", b"9"]
+    tokens, table = list[int](), list[tuple[int, int, int, int]]()
+    for task, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        table.append((len(tokens), len(prompt) + 2, len(response) + 1, task))
+        tokens += [256, *prompt, 257, *response, 258]
+    write_split(folder / "train", np.array(tokens, np.uint16), np.array(table), tasks=["adding", EVIL])
+    text = np.array([256, *b"In the beginning", 258], np.uint16)
+    write_split(folder / "test", text, np.array([(0, 1, len(text) - 1, 0)]), tasks=["adding", EVIL])
+    return folder
+
+
 # ---- what the page holds -------------------------------------------------------------------------
 
 
@@ -237,6 +253,57 @@ def test_the_page_is_one_file_and_treats_names_as_text(tmp_path: Path) -> None:
         assert outside not in text.replace(
             "http://www.w3.org/2000/svg", ""
         )  # the name of a namespace, which browsers do not fetch
+
+
+def test_text_is_shown_by_token(tmp_path: Path) -> None:
+    page = page_of(write_text(tmp_path / "data"), tmp_path / "view.html")
+    first, second, text = page["texts"]
+    assert [(each["set"], each["row"], each["task"]) for each in (first, second, text)] == [
+        ("train", 0, "adding"),
+        ("train", 1, EVIL),
+        ("test", 0, "adding"),
+    ]
+    assert [part["title"] for part in first["parts"]] == ["instruction", "response"]
+    assert first["parts"][0]["pieces"] == [{"special": "start"}, "1 + 1?", {"special": "end of instruction"}]
+    assert second["parts"][0]["pieces"][1] == "Größe <b>?" and second["parts"][0]["num_tokens"] == 14
+    assert [part["title"] for part in text["parts"]] == ["text"]
+    assert page["lengths"][0] == {
+        "set": "train",
+        "least": 9,
+        "width": 1,
+        "counts": [1, 0, 0, 0, 0, 0, 1],
+        "mean": 12.0,
+        "longest": 15,
+    }
+    only = page_of(tmp_path / "data", tmp_path / "view.html", "--set", "test")
+    assert len(only["texts"]) == 1 and only["sets"] == {"test": 1}
+
+
+def test_tokens_of_a_tokenizer_are_pieces_of_whole_characters() -> None:
+    class Halves(ByteTokenizer):
+        name = "0" * 64  # the tokens are not bytes
+
+        def __init__(self) -> None:
+            self.special_tokens = ByteTokenizer().special_tokens
+
+    pieces = pieces_of([256, *"aé".encode(), 0xC3, 258], Halves())
+    assert pieces == [{"special": "start"}, ["a", 97], ["é", 0xC3, 0xA9], ["\ufffd", 0xC3], {"special": "end"}]
+    assert pieces_of([7, 8], None) == [["7", 7], ["8", 8]]
+
+
+def test_text_of_hrm_texts_own_format_is_shown(tmp_path: Path) -> None:
+    epoch = {"inst_start": [0], "inst_len": [2], "resp_start": [2], "resp_len": [2]}
+    arrays = {name: np.array(values) for name, values in epoch.items()}
+    write_hrm_text(tmp_path / "data", np.array([1, 2, 3, 4], np.int32), [arrays])
+    page = page_of(tmp_path / "data", tmp_path / "view.html")
+    assert [part["pieces"] for part in page["texts"][0]["parts"]] == [[["1", 1], ["2", 2]], [["3", 3], ["4", 4]]]
+
+
+def test_a_picture_of_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_text(tmp_path / "data")
+    assert run_program(view.view, [str(data), "-o", str(tmp_path / "view.html"), "--png"]) == 2
+    assert "--png draws puzzles, and a dataset of text has none; leave it out" in capsys.readouterr().err
+    assert not (tmp_path / "view.html").exists()
 
 
 def test_a_run_is_shown_with_answers_confidence_and_curves(tmp_path: Path) -> None:
@@ -1164,6 +1231,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     other = write_dataset(folder / "numbers", np.arange(50)[None] % 7, np.arange(50)[None] % 5, 100, ["<blank>"])
     undrawn, undrawn_run = write_undrawn(folder)
     sources = {"data": data, "run": run, "arc_data": arc_data, "arc_run": arc_run, "bare": bare, "other": other}
+    sources["text"] = write_text(folder / "text")
     sources |= {"undrawn": undrawn, "undrawn_run": undrawn_run}
     sources |= {"runs": write_runs(folder / "runs", folder / "named"), "mixed": write_mixed_runs(folder / "mixed")}
     for name in ("a", "b"):
@@ -1468,6 +1536,27 @@ def test_a_dataset_is_browsed_by_group(browser: Browser, pages: dict[str, Path])
     assert "3 puzzles" in browser.text("#strip")
     browser.click("#next")
     assert browser.text("#heading") == "group 1, row 3"
+
+
+def test_text_is_browsed(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["text"])
+    assert browser.text("#text-count") == "3 samples"
+    assert "start1 + 1?end of instruction" in browser.text("#text-stage").replace("\n", "")
+    browser.keys("j")
+    assert "Größe <b>?" in browser.text("#text-stage") and EVIL in browser.text("#text-stage h2")
+    browser.choose("#text-set", "test")
+    assert "In the beginning" in browser.text("#text-stage") and browser.text("#text-count") == "1 sample"
+    browser.choose("#text-set", "")
+    browser.keys("/", "größe")
+    assert browser.text("#text-count") == "1 sample"
+    browser.click("#tab-lengths")
+    assert browser.text("#panel-lengths h2") == "Tokens of the samples of train"
+    browser.run("document.querySelector('#panel-lengths .plot').focus()")
+    browser.keys("\ue014", "\ue014")  # the right arrow twice: the first bar is empty
+    assert browser.text("#panel-lengths .tip") == "tokens 9\nsamples 1"
+    for width in (360, 1400):
+        browser.open(pages["text"], width)
+        assert browser.overflow() <= 0
 
 
 def test_tokens_of_an_unknown_task_are_numbers(browser: Browser, pages: dict[str, Path]) -> None:

@@ -1834,6 +1834,150 @@ class Votes {
 }
 
 /** The view of the curves of a run. */
+/** The view of samples of text: a list, and the tokens of one sample. */
+class Texts {
+  constructor(texts) {
+    this.texts = texts;
+    for (const text of texts) {
+      const plain = text.parts.map(({ pieces }) => pieces.map(plainText).join(""));
+      text.search = plain.join("\n").toLowerCase();
+      text.begin = plain[0].slice(0, 80);
+    }
+    for (const [id, key, all] of [
+      ["text-set", "set", "all sets"],
+      ["text-task", "task", "all tasks"],
+    ]) {
+      const values = [...new Set(texts.map((text) => text[key]))];
+      $(id).append(make("option", { value: "" }, all), ...values.map((value) => make("option", { value }, value)));
+      $(id).hidden = values.length < 2;
+      $(id).addEventListener("change", () => this.refill());
+    }
+    $("text-search").addEventListener("input", () => this.refill());
+    this.refill();
+  }
+
+  refill() {
+    const query = $("text-search").value.toLowerCase(),
+      set = $("text-set").value,
+      task = $("text-task").value;
+    this.shown = this.texts.filter(
+      (text) => (!set || text.set === set) && (!task || text.task === task) && text.search.includes(query),
+    );
+    $("text-count").textContent = this.shown.length
+      ? plural(this.shown.length, "sample")
+      : "Nothing matches. Change the filters.";
+    this.items = new Map(
+      this.shown.map((text) => [
+        text,
+        make(
+          "button",
+          { type: "button", class: "item", onclick: () => this.select(text) },
+          make(
+            "span",
+            {},
+            make("b", {}, `${text.set} ${text.row.toLocaleString("en")}`),
+            make("span", { class: "small quiet" }, text.begin),
+          ),
+        ),
+      ]),
+    );
+    $("text-items").replaceChildren(...[...this.items.values()].map((button) => make("li", {}, button)));
+    this.select(this.shown.includes(this.current) ? this.current : this.shown[0]);
+  }
+
+  select(text) {
+    this.current = text;
+    for (const [other, button] of this.items) {
+      if (other === text) button.setAttribute("aria-current", "true");
+      else button.removeAttribute("aria-current");
+    }
+    $("text-stage").replaceChildren();
+    if (!text) return;
+    $("text-stage").append(
+      make("h2", {}, `${text.set} ${text.row.toLocaleString("en")} `, make("span", { class: "quiet" }, text.task)),
+      ...text.parts.flatMap((part) => this.part(part)),
+    );
+  }
+
+  /** Make the heading and the tokens of a part of a sample. */
+  part({ title, num_tokens: count, shown, pieces }) {
+    const length = count === undefined ? "" : ` · ${plural(count, "token")}`;
+    const note = shown < count ? `, of which the first ${shown.toLocaleString("en")} are shown` : "";
+    return [make("h3", {}, title + length + note), make("div", { class: "said-text" }, ...pieces.map(pieceOf))];
+  }
+
+  key(event) {
+    const by = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1 }[event.key];
+    if (by === undefined && event.key === "/") $("text-search").focus();
+    else if (by !== undefined && this.shown.length) {
+      const text = this.shown[clamp(this.shown.indexOf(this.current) + by, 0, this.shown.length - 1)];
+      this.select(text);
+      scrollListTo(this.items.get(text));
+    } else return false;
+    return true;
+  }
+}
+
+/** Return the text of a piece, without special tokens. */
+const plainText = (piece) => (typeof piece === "string" ? piece : (piece[0] ?? ""));
+
+/** Make the element of a piece. A token has a ground, and its number as its title. */
+function pieceOf(piece) {
+  if (typeof piece === "string") return piece;
+  if (!Array.isArray(piece)) return make("b", { class: "special" }, piece.special);
+  const [text, ...numbers] = piece;
+  const name = numbers.length > 1 ? "tokens" : "token";
+  return make("span", { class: "token", title: `${name} ${numbers.join(", ")}` }, text);
+}
+
+/** Show how many samples of each set have how many tokens. */
+class Lengths {
+  constructor(lengths) {
+    this.lengths = lengths;
+    this.plots = lengths.map(() => make("div", { class: "plot" }));
+    $("panel-lengths").append(
+      ...lengths.map(({ set, counts, mean, longest }, i) => {
+        const num = counts.reduce((sum, count) => sum + count, 0);
+        return make(
+          "div",
+          { class: "card" },
+          make("h2", {}, `Tokens of the samples of ${set}`),
+          make(
+            "p",
+            { class: "small quiet" },
+            `${plural(num, "sample")}: mean ${numberText(mean)}, longest ${longest.toLocaleString("en")}`,
+          ),
+          this.plots[i],
+        );
+      }),
+    );
+  }
+
+  redraw() {
+    this.lengths.forEach(({ set, least, width, counts }, i) => {
+      // An empty bar at each end keeps the other bars inside of the axes.
+      const points = [0, ...counts, 0].map((count, bar) => [least + (bar - 1) * width + (width - 1) / 2, count]);
+      const band = points.flatMap(([x, count]) => [
+        [x - width / 2, 0, count],
+        [x + width / 2, 0, count],
+      ]);
+      const name = width === 1 ? "samples" : `samples within ${(width - 1) / 2}`;
+      // The line between the bars has no colour. Its points are the values that the pointer shows.
+      plot(this.plots[i], {
+        series: [{ name, colour: "none", points }, { name, colour: colours["series-1"], points: [], band }],
+        height: 260,
+        low: 0,
+        x: "tokens",
+        label: `Lengths of the samples of ${set}`,
+      });
+    });
+  }
+
+  restyle() {
+    this.redraw();
+  }
+}
+
 class Curves {
   constructor(page) {
     this.metrics = page.curves;
@@ -2215,6 +2359,10 @@ const KEYS = {
     ["r", "show the next run's answers, on a page of several runs"],
     ["/", "search by row or name"],
   ],
+  texts: [
+    ["↑ ↓", "previous and next sample (also k and j)"],
+    ["/", "search in the text"],
+  ],
   votes: [
     ["↑ ↓", "previous and next task"],
     ["/", "search by name"],
@@ -2245,7 +2393,9 @@ class Tabs {
     if (page.kind === "runs") add("compare", "Comparison", () => new Compare(page, this));
     if (page.examples.length)
       add("examples", page.kind === "dataset" ? "Puzzles" : "Reasoning", () => new Examples(page));
-    else if (page.kind === "run") add("none", "Reasoning", () => showNone(page));
+    else if (page.kind === "run" && !page.texts) add("none", "Reasoning", () => showNone(page));
+    if (page.texts?.length) add("texts", page.kind === "dataset" ? "Samples" : "Answers", () => new Texts(page.texts));
+    if (page.lengths?.length) add("lengths", "Lengths", () => new Lengths(page.lengths));
     if (page.votes?.length) add("votes", "ARC votes", () => new Votes(page.votes));
     if (page.curves?.length) add("curves", "Curves", () => new Curves(page));
     if (page.results && page.kind === "run") add("results", "Results", () => showResults(page.results));
@@ -2338,8 +2488,9 @@ function showHelp(page, tabs) {
       ),
     ),
   );
-  $("keys-note").textContent =
-    page.kind !== "dataset"
+  $("keys-note").textContent = page.texts
+    ? "The samples are spread evenly over the data. A token has a ground of its own, unless tokens are bytes."
+    : page.kind !== "dataset"
       ? "The model writes the whole board anew in every step. Adaptive evaluation halts at the first step that " +
         "changes nothing and has a confidence above 0.5."
       : "The puzzles are spread evenly over the dataset. A group is a puzzle and its augmentations.";

@@ -1,0 +1,147 @@
+"""Collect the data for the page of a dataset of text: its samples by token, and their lengths."""
+# N = samples
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dataset.builder import SPLITS, size_mb
+from dataset.text.schema import BYTES, UNKNOWN, TextSplit, has_split, open_text_split
+from dataset.text.stream import TextStream
+from dataset.text.tokenizer import Tokenizer, open_tokenizer
+from utils.errors import UserError
+from viewer.pages import Page, Settings, spread
+
+_MOST_TOKENS = 4000  # of a part of a sample
+_MOST_BARS = 40
+
+Piece = str | list[str | int]
+"""A part of a text: a token and its number, or characters whose bytes are the tokens."""
+
+
+def page_of_text(data: Path, settings: Settings) -> Page:
+    """Return the data for the page.
+
+    Raises:
+        UserError: the dataset is damaged, or has no split of the chosen name.
+    """
+    splits = {name: open_text_split(data, name) for name in SPLITS if has_split(data, name)}
+    chosen = {name: split for name, split in splits.items() if settings.set in (None, name)}
+    if not chosen:
+        raise UserError(f"{data} has no set {settings.set}; it has {', '.join(splits)}")
+    metadata = next(iter(splits.values())).metadata
+    tokenizer = metadata.tokenizer if metadata.tokenizer in (BYTES, UNKNOWN) else metadata.tokenizer[:12]
+    facts: dict[str, str] = {
+        name: f"{len(split.epochs[0]):,} samples, {len(split.tokens):,} tokens" for name, split in splits.items()
+    }
+    facts |= {"vocabulary": f"{metadata.vocab_size:,}", "tokenizer": tokenizer}
+    if len(metadata.tasks) > 1:
+        facts["tasks"] = f"{len(metadata.tasks):,}"
+    size = size_mb(data)
+    return {
+        "kind": "dataset",
+        "title": data.resolve().name,
+        "facts": facts | {"size": f"{size:,.1f} MB" if size >= 1 else f"{size * 1000:,.0f} kB"},
+        "notes": [],
+        "sets": {name: len(split.epochs[0]) for name, split in chosen.items()},
+        "examples": [],
+        "texts": [text for name, split in chosen.items() for text in _texts_of(name, split, settings.max_examples)],
+        "lengths": [_lengths_of(name, split) for name, split in chosen.items()],
+        "summary": f"sets {', '.join(chosen)}",
+    }
+
+
+def _texts_of(name: str, split: TextSplit, most: int) -> list[Page]:
+    """Return samples that are spread evenly over a split, with their tokens."""
+    samples, metadata = split.epochs[0], split.metadata
+    tokenizer = None if metadata.tokenizer == UNKNOWN else open_tokenizer(split)
+    rows = spread(len(samples), most)
+    texts: list[Page] = []
+    for row, (start, prefix_len, response_start, response_len, task) in zip(
+        rows.tolist(), samples.take(rows).tolist(), strict=True
+    ):
+        prefix, response = (
+            split.tokens[first : first + length].tolist()
+            for first, length in ((start, prefix_len), (response_start, response_len))
+        )
+        if len(prefix) != prefix_len or len(response) != response_len or not 0 <= task < len(metadata.tasks):
+            raise UserError(
+                f"{split.path}: sample {row} is wrong; python -m dataset.validate {split.path.parent} says where"
+            )
+        # The prefix of a text is its first token.
+        parts = {"text": prefix + response} if prefix_len == 1 else {"instruction": prefix, "response": response}
+        texts.append(
+            {
+                "set": name,
+                "row": row,
+                "task": metadata.tasks[task],
+                "parts": [_part(title, tokens, tokenizer) for title, tokens in parts.items()],
+            }
+        )
+    return texts
+
+
+def _part(title: str, tokens: Sequence[int], tokenizer: Tokenizer | None) -> Page:
+    shown = tokens[:_MOST_TOKENS]
+    return {
+        "title": title,
+        "num_tokens": len(tokens),
+        "shown": len(shown),
+        "pieces": pieces_of(shown, tokenizer),
+    }
+
+
+def pieces_of(tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[Piece | Page]:
+    """Return tokens as the page takes them.
+
+    Tokens that are parts of a character belong to the piece that ends the character. A special
+    token is {"special": its name}.
+
+    Args:
+        tokenizer: None: tokens are numbers.
+    """
+    if tokenizer is None:
+        return [[str(token), token] for token in tokens]
+    special = {number: name for name, number in tokenizer.special_tokens.model_dump().items()}
+    pieces: list[Piece | Page] = []
+    stream, waiting = TextStream(tokenizer.decode), list[int]()
+
+    def add(text: str) -> None:
+        if tokenizer.name == BYTES and pieces and isinstance(pieces[-1], str):
+            pieces[-1] += text
+        elif tokenizer.name == BYTES:
+            pieces.append(text)
+        else:
+            pieces.append([text, *waiting])
+        waiting.clear()
+
+    for token in tokens:
+        if token in special:
+            if waiting:
+                add(stream.end())
+            stream = TextStream(tokenizer.decode)
+            pieces.append({"special": special[token].replace("_", " ")})
+            continue
+        waiting.append(token)
+        if text := stream.add(token):
+            add(text)
+    if waiting:
+        add(stream.end())
+    return pieces
+
+
+def _lengths_of(name: str, split: TextSplit) -> Page:
+    """Return how many samples have how many tokens, those that a model reads."""
+    lengths_N = split.epochs[0].lengths()
+    least, longest = int(lengths_N.min()), int(lengths_N.max())
+    width = -(-(longest + 1 - least) // _MOST_BARS) | 1  # odd, so that the middle of a bar is a length
+    counts = np.bincount((lengths_N - least) // width)
+    return {
+        "set": name,
+        "least": least,
+        "width": width,
+        "counts": counts.tolist(),
+        "mean": round(float(lengths_N.mean()), 1),
+        "longest": longest,
+    }
