@@ -84,6 +84,7 @@ class PretrainConfig(RunConfig):
 
     checkpoint_every_eval: Bool
     checkpoint_every_n_steps: Int | None = Field(gt=0)
+    checkpoint_file_gb: Float = Field(gt=0)
     keep_last_k: Int | None = Field(gt=0)
     best_metric: str | None
     best_mode: Literal["max", "min"]

@@ -92,7 +92,9 @@ class Session:
                     launch=world.launch.identity,
                 ).write(config.run_path)
                 world.note_beginning()
-            self._checkpointer = Checkpointer(config.run_path, world, config.keep_last_k)
+            self._checkpointer = Checkpointer(
+                config.run_path, world, config.keep_last_k, most_file_bytes=config.checkpoint_file_gb * 1e9
+            )
             # A step whose evaluation is pending has no row yet. If its row is there, the run died
             # after it finished the evaluation, which is now repeated.
             logged = progress.step if progress.pending_row is None else progress.step - 1

@@ -86,7 +86,7 @@ class TrainState:
         """Return everything that a run needs to go on as if nothing had happened. Every rank."""
         progress_tensors = self.sums.tensors() | self.watch.tensors()
         return Snapshot(
-            weights=self.layout.whole_weights(),
+            weights=self.layout.portable_weights(),
             shared=_portable(self) | {f"progress.{name}": tensor for name, tensor in progress_tensors.items()},
             slots=world.slice_of(config.global_batch_size),
             by_slot=_tensors_of(self.carry),

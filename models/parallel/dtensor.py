@@ -1,6 +1,7 @@
 """Tensors of which each rank holds a part: how to cut them, and how to put them together."""
 # R = rows of a weight, C = columns of a weight
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,13 +28,17 @@ def transposed_rows(weight_RC: Tensor, outer: int, inner: int) -> Tensor:
     return weight_RC.unflatten(0, (outer, inner, -1)).transpose(0, 1).flatten(0, 2)
 
 
-def own_part(whole: Tensor, mesh: DeviceMesh, placements: tuple[Any, ...]) -> Tensor:
+def own_part(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Any], *, outer_first: bool = False) -> Tensor:
     """Return this rank's part of a whole tensor, as a view.
 
-    Inner axes of the mesh cut first. Where two axes cut the same dimension, that dimension was
-    split before it was sharded.
+    Where two axes of the mesh cut the same dimension, it was split (the inner axis) before it was
+    sharded.
+
+    Args:
+        outer_first: the outer axis cuts first, as DTensor has it without FSDP.
     """
-    for axis in reversed(range(mesh.ndim)):
+    axes = range(mesh.ndim)
+    for axis in axes if outer_first else reversed(axes):
         if not placements[axis].is_replicate():
             dim, num_parts, n = placements[axis].dim, mesh.size(axis), mesh.get_local_rank(axis)
             size = -(-whole.shape[dim] // num_parts)
@@ -84,19 +89,6 @@ class DTensorLayout(Layout):
             factor = (largest / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grads_with_norm_ computes it
             torch._foreach_mul_(grads, factor.to(grads[0].device))
 
-    @torch.no_grad()
-    def whole_weights(self) -> dict[str, Tensor]:
-        weights = {}
-        for name, tensor in self.model.state_dict().items():
-            if name == "puzzle_embedding.weight" and is_dtensor(tensor):
-                parts = self._world.gather_to_main(tensor.to_local().cpu())  # no device has room for all of its rows
-                whole = torch.cat(parts) if parts is not None else tensor
-            else:
-                whole = self._whole(name, tensor)
-            if self._world.is_main:
-                weights[name] = whole.cpu() if is_dtensor(tensor) else whole
-        return weights
-
     def _whole(self, name: str, tensor: Tensor) -> Tensor:
         """Return all of a tensor, as one process would have it. Every rank."""
         if not is_dtensor(tensor):
@@ -121,12 +113,23 @@ class DTensorLayout(Layout):
 
     @torch.no_grad()
     def to_portable(self, name: str, tensor: Tensor) -> Tensor:
-        return tensor if self._num_stacked(name) is None else self._whole(name, tensor)
+        if self._num_stacked(name) is None or not is_dtensor(tensor):
+            return tensor
+        from torch.distributed.tensor import DTensor, Shard
+
+        # This rank keeps only a part of the whole, but another one: the rows have another order.
+        whole, mesh = self._whole(name, tensor), tensor.device_mesh
+        placements = [placement if placement.is_replicate() else Shard(0) for placement in tensor.placements]
+        own = own_part(whole, mesh, placements, outer_first=True).to(local_part(tensor).device, copy=True)
+        return DTensor.from_local(own, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
     @torch.no_grad()
     def from_portable(self, name: str, portable: Tensor, live: Tensor) -> None:
+        if (num_stacked := self._num_stacked(name)) is not None and is_dtensor(live):
+            if is_dtensor(portable):
+                on_device: DTensor = portable.to(self._world.device)  # type: ignore[assignment]
+                portable = on_device.full_tensor()
+            portable = transposed_rows(portable, num_stacked, self._tensor_degree)
         if is_dtensor(live) and not is_dtensor(portable):
-            if (num_stacked := self._num_stacked(name)) is not None:
-                portable = transposed_rows(portable, num_stacked, self._tensor_degree)
             portable, live = own_part(portable, live.device_mesh, live.placements), live.to_local()
         live.copy_(portable)

@@ -151,12 +151,12 @@ class Layout:
     def values_changed(self) -> None:
         """Drop copies of the weights. The caller has overwritten the weights in place."""
 
-    def whole_weights(self) -> dict[str, Tensor]:
-        """Return the state dict that one process would have. Every rank.
+    def portable_weights(self) -> dict[str, Tensor]:
+        """Return what this rank holds of the state dict, in the portable form. Every rank.
 
-        Only rank 0's dict is complete. The dict of another rank is undefined.
+        The ranks together hold the whole model.
         """
-        return self.model.state_dict()
+        return {name: self.to_portable(name, tensor) for name, tensor in self.model.state_dict().items()}
 
     def to_portable(self, name: str, tensor: Tensor) -> Tensor:
         """Return the form of a tensor that any strategy can load from a checkpoint. Every rank.

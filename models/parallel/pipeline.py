@@ -217,12 +217,6 @@ class PipelineLayout(DTensorLayout):
         self._place = world.rank % self._length  # of this rank in its pipeline
         num_stages, num_layers = config.num_stages(self._length), len(model.level.layers)
         stage_of_layer = [layer * num_stages // num_layers for layer in range(num_layers)]
-        # In the order of the state dict: which rank of a pipeline has the tensor, and a tensor
-        # without values that tells the other ranks its shape.
-        self._like_whole: dict[str, tuple[int, Tensor]] = {
-            name: (_stage_of(name, stage_of_layer) % self._length, tensor.to("meta"))
-            for name, tensor in model.state_dict().items()
-        }
         blocks: dict[int, list[Block]] = {i: [] for i in range(self._place, num_stages, self._length)}
         for name, block in list(model.level.layers.named_children()):
             if (i := stage_of_layer[int(name)]) in blocks:
@@ -461,33 +455,3 @@ class PipelineLayout(DTensorLayout):
     def values_changed(self) -> None:
         for unit in self._units:
             unit.reshard()
-
-    @torch.no_grad()
-    def whole_weights(self) -> dict[str, Tensor]:
-        parts, weights = self.model.state_dict(), dict[str, Tensor]()
-        for name, (owner, like) in self._like_whole.items():
-            whole = self._whole(name, parts[name]) if self._place == owner else None
-            if self._world.data_rank != 0:  # the first pipeline has all that the others have
-                continue
-            if whole is not None and self._place == 0:
-                weights[name] = whole
-            elif whole is not None:
-                dist.send(whole, group=self._group, group_dst=0)
-            elif self._place == 0:
-                weights[name] = torch.empty_like(like, device=self._world.device)
-                dist.recv(weights[name], group=self._group, group_src=owner)
-        return weights
-
-
-def _stage_of(name: str, stage_of_layer: list[int]) -> int:
-    """Return the stage that has a parameter or buffer.
-
-    The puzzle table is on every rank, and the copy of the first stage is as good as any.
-    """
-    match name.split("."):
-        case ["level", "layers", layer, *_]:
-            return stage_of_layer[int(layer)]
-        case ["lm_head" | "q_head", *_]:
-            return stage_of_layer[-1]
-        case _:
-            return 0

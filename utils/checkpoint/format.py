@@ -2,7 +2,9 @@
 
 <run>/latest, <run>/best            text files that name a step folder
 <run>/step_00001000/
-    model.safetensors               weights and puzzle table of the whole model
+    model.safetensors               weights and puzzle table of the whole model; if they are larger
+                                    than checkpoint_file_gb, model-00001-of-00002.safetensors ...
+                                    and model.safetensors.index.json
     state/rank_0000.safetensors ... all other tensors, as torch.distributed.checkpoint divides them:
                                     optimizer.*, ema.*, progress.*, slots.<first>_<end>.* (rows of
                                     the carry), rank_<r>_of_<n>.*
@@ -24,7 +26,11 @@ from utils.files import INCOMPLETE, file_errors, plain
 
 STEP_FOLDER = re.compile(r"step_(\d{8,})")
 
-FILE_OF_A_STEP = re.compile(r"model\.safetensors|state\.json|state/rank_\d{4,}\.safetensors")
+FILE_OF_WEIGHTS = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors")
+
+FILE_OF_A_STEP = re.compile(
+    rf"{FILE_OF_WEIGHTS.pattern}|model\.safetensors\.index\.json|state\.json|state/rank_\d{{4,}}\.safetensors"
+)
 
 SLOTS = re.compile(r"slots\.(\d+)_(\d+)\.(.+)")
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from utils.checkpoint.format import (
@@ -30,6 +29,7 @@ from utils.checkpoint.format import (
 from utils.checkpoint.names import explain_missing, step_named
 from utils.errors import UserError
 from utils.files import file_errors, plain
+from utils.safetensors_files import FILE, INDEX, load_files, read_index
 from utils.shapes import compare_shapes, shapes_of
 
 if TYPE_CHECKING:
@@ -72,17 +72,21 @@ class Checkpoint:
                 )
             if sha256_of_file(file) != expected.sha256:
                 raise UserError(f"checkpoint {path} is damaged: the contents of {name} were altered (sha256 differs)")
-        if missing := {"model.safetensors", "state.json"} - manifest.files.keys():
-            raise UserError(f"checkpoint {path} is damaged: manifest.json lists no {missing.pop()}")
+        weights = read_index(path / INDEX).values() if INDEX in manifest.files else [FILE]
+        if missing := {"state.json", *weights} - manifest.files.keys():
+            raise UserError(f"checkpoint {path} is damaged: manifest.json lists no {min(missing)}")
         for file in (path / "state").glob("*.safetensors"):
             if f"state/{file.name}" not in manifest.files:  # torch would read this file as well
                 raise UserError(f"checkpoint {path} is damaged: manifest.json doesn't list state/{file.name}")
         return Checkpoint(path, read_state(path), frozenset(manifest.files))
 
     def weights(self) -> Tensors:
-        """Return the weights of the whole model, on the CPU."""
-        with _reading(self.path / "model.safetensors") as file:
-            return load_file(file)
+        """Return the weights of the whole model, on the CPU.
+
+        The tensors lie in the files. Memory takes only what is read of them, and can drop it.
+        """
+        with _reading(self.path):
+            return load_files(self.path, INDEX if INDEX in self.files else FILE)
 
     def trained_weights(self) -> Tensors:
         """Return the weights that the run evaluated at this step, on the CPU.

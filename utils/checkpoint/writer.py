@@ -4,6 +4,7 @@ Saving copies the tensors to host memory and returns. A thread writes while trai
 """
 
 import hashlib
+import math
 import os
 import shutil
 import stat
@@ -32,6 +33,7 @@ from utils.checkpoint.format import (
     step_folders,
 )
 from utils.checkpoint.reader import Tensors
+from utils.checkpoint.weights import Plan, own_parts, plan_of, write_weights
 from utils.dist.lost_ranks import is_lost_peer
 from utils.dist.world import World, is_dtensor, local_part
 from utils.errors import UserError
@@ -44,7 +46,8 @@ class Snapshot:
     """The state of a run, ready to be saved.
 
     Attributes:
-        weights: the whole model, on rank 0; ignored elsewhere.
+        weights: of the model, in the form that any strategy can load. A rank has what it holds: of
+            a DTensor its part. The ranks together have the whole model.
         shared: tensors that are equal on all ranks with the same part of the model. Of a DTensor
             each rank has its part.
         slots: the slots of this rank.
@@ -113,13 +116,19 @@ class Checkpointer:
     It keeps the last `keep_last_k` checkpoints (None: all) and the best one.
     """
 
-    def __init__(self, run: Path, world: World, keep_last_k: int | None) -> None:
+    def __init__(self, run: Path, world: World, keep_last_k: int | None, *, most_file_bytes: float = math.inf) -> None:
+        """Remove what an interrupted save has left in the folder of the run.
+
+        Args:
+            most_file_bytes: a larger model gets several files.
+        """
         assert world.size == 1 or world.thread_group is not None, "call connect_devices first: ranks need its groups"
         # Not at the first save: a library that changes during a run must not cost its checkpoints.
         from utils.checkpoint.storage import save_tensors
 
         self._save_tensors = save_tensors
         self.run, self._world, self._keep_last_k = run, world, keep_last_k
+        self._most_file_bytes = most_file_bytes
         self._writer_id = ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=world.enter_thread)
         self._saving: Future[None] | None = None
@@ -162,14 +171,15 @@ class Checkpointer:
             FailedSave: The previous save failed (see `wait`).
         """
         self.wait()
+        plan = plan_of(snapshot.weights, self._world)
+        snapshot = replace(snapshot, weights=own_parts(plan, snapshot.weights, self._world.rank))
         with self._world.shared_errors():
-            if self._world.is_main:
-                require_finite_weights(snapshot, self.last_good)
+            require_finite_weights(snapshot, self.last_good)
         if not self._writer_id:
             self._writer_id = self._world.broadcast_object(uuid.uuid4().hex[:8])
         self._staged = self._stage(_named(snapshot, self._world))
         in_thread = replace(self._world, host_group=self._world.thread_group)
-        self._write_staged = partial(self._write, self._staged, snapshot.state, is_best, first, then, in_thread)
+        self._write_staged = partial(self._write, self._staged, plan, snapshot.state, is_best, first, then, in_thread)
         self.try_again()
 
     def try_again(self) -> None:
@@ -241,6 +251,7 @@ class Checkpointer:
     def _write(
         self,
         staged: Tensors,
+        plan: Plan,
         state: RunState,
         is_best: bool,
         first: Callable[[], None] | None,
@@ -265,8 +276,8 @@ class Checkpointer:
                     temporary.mkdir()
             written = self._save_tensors(rest, temporary / "state", world, _write_tensors)
             with world.shared_errors(), file_errors():
+                written |= write_weights(plan, weights, temporary, self._most_file_bytes, world)
                 if world.is_main:
-                    written["model.safetensors"] = _write_tensors(temporary / "model.safetensors", weights)
                     written["state.json"] = _write_bytes(
                         temporary / "state.json", state.model_dump_json(indent=1).encode()
                     )
@@ -392,7 +403,7 @@ def _named(snapshot: Snapshot, world: World) -> Tensors:
     slots = f"slots.{snapshot.slots.start:06d}_{snapshot.slots.stop:06d}"
     own = of_rank(world.rank, world.size)
     return {
-        **{f"model.{name}": tensor for name, tensor in (snapshot.weights.items() if world.is_main else ())},
+        **{f"model.{name}": tensor for name, tensor in snapshot.weights.items()},
         **{name: tensor for name, tensor in snapshot.shared.items() if name not in others},
         **{f"{slots}.{name}": snapshot.by_slot[name] for name in rows},
         **{f"{own}.{name}": tensor for name, tensor in snapshot.by_rank.items()},

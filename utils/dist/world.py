@@ -185,6 +185,14 @@ class World:
         dist.all_gather(rows, tensor.contiguous(), group=self.data_group)
         return torch.cat([part[:count] for part, count in zip(rows, counts, strict=True)] if counts else rows)
 
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """Send a tensor in host memory to a rank, which must `receive` it."""
+        dist.send(tensor.contiguous().flatten().view(torch.uint8), group=self.host_group, group_dst=rank)
+
+    def receive(self, tensor: Tensor, rank: int) -> None:
+        """Overwrite a contiguous tensor in host memory with the tensor that a rank sends."""
+        dist.recv(tensor.flatten().view(torch.uint8), group=self.host_group, group_src=rank)
+
     # ---- host objects and agreement ----
 
     def broadcast_object(self, value: T) -> T:

@@ -22,6 +22,7 @@ from optim.sparse_sign_sgd import sparse_sign_sgd_
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_model
 from tests.utils.dist.helpers import dist_config
 from utils.batch import Batch
+from utils.checkpoint.weights import gathered, own_parts, plan_of
 from utils.dist.setup import connect_devices
 from utils.dist.world import World
 
@@ -69,6 +70,14 @@ class Found:
 def whole(layout: Layout, name: str, tensor: Tensor) -> Tensor:
     portable = layout.to_portable(name, tensor)
     return (portable.full_tensor() if isinstance(portable, DTensor) else portable).detach().clone()
+
+
+def whole_weights(layout: Layout, world: World) -> dict[str, Tensor]:
+    """Return the state dict that one process would have, on rank 0. Every rank."""
+    weights = layout.portable_weights()
+    plan = plan_of(weights, world)
+    own = {name: tensor.detach().clone() for name, tensor in own_parts(plan, weights, world.rank).items()}
+    return dict(zip(plan, gathered(plan, own, world), strict=True))
 
 
 def start(model: RecursiveModel, world: World) -> Carry:
@@ -120,7 +129,7 @@ def train(
         name: world.gather_rows(tensor.int() if tensor.dtype == torch.bool else tensor, BATCH)
         for name, tensor in carry.tensors().items()
     }
-    found.weights = layout.whole_weights()
+    found.weights = whole_weights(layout, world)
     return carry, found
 
 

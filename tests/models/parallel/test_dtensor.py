@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
-from tests.models.parallel.helpers import layout_of, model_of, whole
+from tests.models.parallel.helpers import layout_of, model_of, whole, whole_weights
 from tests.spawn import run_ranks
 from utils.dist.world import World
 
@@ -23,10 +24,12 @@ def _check_portable(world: World) -> None:
                     layout.from_portable(name, tensor, live[name])
                 moment = torch.zeros_like(live[name])
                 layout.from_portable(name, layout.to_portable(name, live[name]), moment)
+                portable = layout.to_portable(name, live[name])
+                assert isinstance(portable, DTensor) == isinstance(live[name], DTensor), f"{name}: a whole is kept"
                 for placed in (live[name], moment):
                     assert torch.equal(whole(layout, name, placed), tensor), f"{name} of {strategy}"
             layout.values_changed()
-            weights = layout.whole_weights()
+            weights = whole_weights(layout, its_world)
             if its_world.is_main:
                 assert all(torch.equal(weights[name], tensor) for name, tensor in wanted.items())
 

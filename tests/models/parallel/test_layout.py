@@ -155,9 +155,9 @@ def test_microbatches_must_divide_the_slots() -> None:
                 config.require_parts(num_slots, num_parts)
 
 
-def test_whole_weights_are_the_state_dict() -> None:
+def test_the_weights_of_one_process_are_the_state_dict() -> None:
     layout = _layout()
-    weights, expected = layout.whole_weights(), layout.model.state_dict()
+    weights, expected = layout.portable_weights(), layout.model.state_dict()
     assert list(weights) == list(expected)
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 

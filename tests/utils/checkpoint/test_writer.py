@@ -23,6 +23,7 @@ from tests.spawn import run_ranks, world_of
 from tests.utils.checkpoint.helpers import CONFIG, SLOTS, carry_of, placed, save_step, silent, snapshot_at, weights_at
 from tests.utils.dist.helpers import devices_of_threads
 from utils import files
+from utils.checkpoint import weights as weights_module
 from utils.checkpoint import writer as writer_module
 from utils.checkpoint.format import read_name, step_folders
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, put_back
@@ -341,6 +342,15 @@ def _dies_within_a_file(run: str, name: str) -> None:
             os.truncate(path, path.stat().st_size // 2)
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def half_of_weights(path: Path, pieces: Any) -> Any:
+        written = write_pieces(path, pieces)
+        os.truncate(path, path.stat().st_size // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return written
+
+    write_pieces = weights_module._write_pieces
+    if name == "model.safetensors":
+        weights_module._write_pieces = half_of_weights
     writer_module.save_file = half  # type: ignore[attr-defined,assignment]
     save_step(Path(run), 8, World.single(), keep_last_k=1)
 
@@ -391,6 +401,7 @@ def _fails_at(world: World, run: Path, fail_on: str) -> str:
         return write_half
 
     writer_module._write_tensors = refusing(write_tensors)
+    weights_module._write_pieces = refusing(weights_module._write_pieces)
     writer_module.write_synced = files.write_synced = refusing(write_synced)  # type: ignore[attr-defined]
     checkpointer = Checkpointer(run, connect_devices(world, "cpu"), None)
     checkpointer.save(snapshot_at(6, world), is_best=False)

@@ -1,0 +1,81 @@
+"""The files of a model in safetensors: one file, or several with an index.
+
+The index is that of the Hugging Face libraries: model.safetensors.index.json says in which file
+beside it each tensor is.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from utils.errors import UserError
+from utils.files import plain
+
+FILE = "model.safetensors"
+INDEX_ENDING = ".safetensors.index.json"
+INDEX = f"model{INDEX_ENDING}"
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The names of dtypes in the header of a file."""
+
+
+def name_of_file(index: int, num_files: int) -> str:
+    """Return the name of the file with this number, counted from 0."""
+    return FILE if num_files <= 1 else f"model-{index + 1:05d}-of-{num_files:05d}.safetensors"
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Return for each tensor of a model the name of its file, which lies beside the index.
+
+    Raises:
+        UserError: It is no such index.
+    """
+    try:
+        index = json.loads(plain(path).read_bytes())
+    except (ValueError, RecursionError) as error:  # no JSON, or no text
+        raise UserError(f"{path} is no index of weights; copy or download it again") from error
+    file_of = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(file_of, dict) or not file_of:
+        raise UserError(f"{path} has no weight_map, which says where each tensor is; copy or download it again")
+    for file in file_of.values():
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise UserError(f"{path} names {str(file)[:100]!r}, which is no safetensors file beside it; refused")
+    return file_of
+
+
+def load_files(folder: Path, name: str) -> dict[str, Tensor]:
+    """Return the tensors of a file of safetensors, or of all files of an index.
+
+    The tensors lie in the files. Memory takes only what is read of them, and can drop it.
+
+    Args:
+        name: of the file or the index in the folder.
+
+    Raises:
+        OSError, SafetensorError: A file can't be read.
+        UserError: The index and its files differ.
+    """
+    if not name.endswith(INDEX_ENDING):
+        return load_file(folder / name)
+    file_of = read_index(folder / name)
+    tensors: dict[str, Tensor] = {}
+    for file in sorted({*file_of.values()}):
+        tensors |= load_file(folder / file)
+    if tensors.keys() != file_of.keys():
+        differing = min(tensors.keys() ^ file_of.keys())
+        raise UserError(f"{folder / name} and its files differ in {differing}; copy or download them again")
+    return tensors
