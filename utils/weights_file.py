@@ -101,6 +101,25 @@ def read_metadata(where: str) -> dict[str, str]:
             raise _damaged(where, error) from error
 
 
+def read_names(where: str) -> list[str]:
+    """Return the names of the tensors of a safetensors file, without reading them.
+
+    Args:
+        where: as for `read_weights`.
+
+    Raises:
+        UserError: The file is missing, damaged, or of another format.
+    """
+    with _opened(where) as (path, head):
+        if not _is_safetensors(head):
+            raise UserError(f"{where} is no safetensors file; copy or download it again")
+        try:
+            with safe_open(path, framework="pt") as file:
+                return list(file.keys())
+        except SafetensorError as error:
+            raise _damaged(where, error) from error
+
+
 def write_weights(path: Path, weights: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write safetensors if the name ends in .safetensors, else a plain dict by torch.save.
 
@@ -153,7 +172,7 @@ def _opened(where: str) -> Iterator[tuple[Path, bytes]]:
     Raises:
         UserError: The file is missing, empty or can't be read.
     """
-    path = _download(where) if where.startswith("hf://") else Path(where)
+    path = path_of(where)
     if not os.path.isfile(path):  # unlike path.is_file(), False where a folder may not be read
         what = (
             "is a folder"
@@ -178,7 +197,17 @@ def _is_safetensors(head: bytes) -> bool:
     return head[8:] == b"{"
 
 
-def _download(where: str) -> Path:
+def path_of(where: str) -> Path:
+    """Return the path of a file. One on the Hugging Face Hub is downloaded, unless it is here.
+
+    Args:
+        where: as for `read_weights`.
+
+    Raises:
+        UserError: The file can't be downloaded.
+    """
+    if not where.startswith("hf://"):
+        return Path(where)
     parts = _HUB.fullmatch(where)
     if parts is None:
         raise UserError(f"{where} names no file on the Hugging Face Hub; give hf://owner/repo/path/in/repo")

@@ -5,7 +5,8 @@ transformers library, of HRM-Text alone. Only names differ, so no bit of a weigh
 """
 
 import re
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, TypeVar
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from utils.errors import UserError
 
 Weights = dict[str, Tensor]
 Kind = Literal["training", "transformers"]
+_T = TypeVar("_T")
 
 _COMPILED = "_orig_mod."
 _OUTSIDE = {
@@ -43,10 +45,11 @@ _LAYER = r"layers\.\d+\.(attn\.(gqkv_proj|o_proj)|mlp\.(gate_up_proj|down_proj))
 _UNUSED = {"model.zH_init"}
 
 
-def to_ours(weights: Weights, arch: str) -> Weights:
+def to_ours(weights: Mapping[str, _T], arch: str) -> dict[str, _T]:
     """Return the weights of a published checkpoint of either kind under our names.
 
     Args:
+        weights: by their published names; or anything else that is known of each.
         arch: the name of the architecture, such as hrm_text.
 
     Raises:
