@@ -69,7 +69,8 @@ class OpenSums:
         """Take the sums of a checkpoint.
 
         With as many shares as before, each takes its own, so that the sums round alike. Otherwise
-        the first share takes them all. At a logged step nothing is open, and the metrics may be others.
+        the first share takes them all. At a logged step nothing is open, and the metrics may be
+        others.
 
         Raises:
             UserError: The checkpoint holds open sums of other metrics.
