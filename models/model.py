@@ -50,6 +50,9 @@ class Model(nn.Module, ABC):
     level_class: ClassVar[type[nn.Module]]
     """The class of a stack of blocks, which is compiled as a whole."""
 
+    forward_methods: ClassVar[tuple[str, ...]] = ()
+    """Methods that use the weights beside `forward`, and may be called instead of it."""
+
     is_compiled = False
     """Whether `compile_levels` was called. Each new shape of a batch then costs a compilation."""
 

@@ -257,6 +257,7 @@ class _Evaluation:
             self._model,
             prompts,
             responses,
+            device=self._world.device,
             stop_tokens=() if special is None else (special.end,),
             vocab_size=self._split.metadata.vocab_size,
             prefix_lens=prefix_lens,
@@ -406,15 +407,16 @@ class _Decoding:
         prompts: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
         *,
+        device: torch.device,
         stop_tokens: Collection[int],
         vocab_size: int,
         prefix_lens: Sequence[int] | None = None,
         of_tasks: tuple[Sequence[int], Tensor] | None = None,
     ) -> None:
         most_new_tokens = max(map(len, responses)) - 1
-        self._decoder = Decoder(model, prompts, most_new_tokens=most_new_tokens, prefix_lens=prefix_lens)
+        self._decoder = Decoder(model, prompts, most_new_tokens=most_new_tokens, prefix_lens=prefix_lens, device=device)
         self._responses, self._stop_tokens, self._vocab_size = responses, stop_tokens, vocab_size
-        self._of_tasks, self._device = of_tasks, model.embed_tokens.weight.device
+        self._of_tasks, self._device = of_tasks, device
         self._going_on = list(range(len(prompts)))
         self.answers = [list[int]() for _ in prompts]
 

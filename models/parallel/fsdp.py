@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from models.base import RecursiveModel
+from models.model import Model
 from models.parallel.dtensor import DTensorLayout
 from models.parallel.layout import LayoutConfig
 from models.parallel.requirements import can_sum, fill_in_degrees
@@ -68,12 +69,17 @@ class HSDPConfig(ShardingConfig):
         return Axes(replicate=replicate, shard=shard)
 
 
-def shard_weights(model: RecursiveModel, config: ShardingConfig, world: World) -> None:
+def shard_weights(model: Model, config: ShardingConfig, world: World) -> None:
     """Shard the model's parameters with FSDP2, in place.
 
     Each block is a unit that is gathered as a whole. Embeddings and heads are another unit.
     """
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        register_fsdp_forward_method,
+    )
 
     assert world.mesh is not None
     mesh = world.mesh["replicate", "shard"] if isinstance(config, HSDPConfig) else world.mesh["shard"]
@@ -91,6 +97,8 @@ def shard_weights(model: RecursiveModel, config: ShardingConfig, world: World) -
     ]
     for module, reshards, precision in [*units, (model, True, rest)]:
         shard_unit(module, mesh, reshards=reshards, precision=precision, offload=offload)
+    for name in model.forward_methods:
+        register_fsdp_forward_method(model, name)
 
 
 def shard_unit(

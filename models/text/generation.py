@@ -14,13 +14,10 @@ import torch
 from torch import Tensor
 
 from models.attention import attend
-from models.text.config import CallCounts
 from models.text.model import TextModel
 from models.text.packing import Packing
 from models.text.sampling import GREEDY, Draws, Sampling, sample
 from models.text.stack_config import Mask
-
-_NO_GRAD_CALLS = CallCounts(H=0, L=0)
 
 
 class _Cache:
@@ -94,6 +91,7 @@ class Decoder:
         *,
         most_new_tokens: int,
         prefix_lens: Sequence[int] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """Allocate nothing yet. The first logits come from `read_prompts`.
 
@@ -102,10 +100,11 @@ class Decoder:
             most_new_tokens: how many tokens `next_logits` may be given for each prompt.
             prefix_lens: how many tokens of each prompt see one another if the mask is PrefixLM;
                 None: all. It is 1 for the beginning of a text, as in training on text.
+            device: on which the model computes; None: where its weights are.
         """
         assert all(prompts), "a prompt has at least one token"
         self._model, self._prompts = model, prompts
-        self._device = model.embed_tokens.weight.device
+        self._device = device or model.embed_tokens.weight.device
         lengths = [len(prompt) for prompt in prompts]
         prefix_lens = lengths if prefix_lens is None else prefix_lens
         self._cache = _Cache(lengths, prefix_lens, max(lengths) + most_new_tokens, self._device)
@@ -120,18 +119,18 @@ class Decoder:
     @torch.no_grad()
     def next_logits(self, tokens_B: Tensor) -> Tensor:
         """Return the logits (B, V) of the token after `tokens_B`, which follow what was read."""
-        return self._logits(tokens_B, None)
+        return self._logits(tokens_B, torch.arange(len(tokens_B), device=self._device))
 
     def keep(self, places: Sequence[int]) -> None:
         """Go on with the prompts at these places alone."""
         self._cache.keep(places)
 
-    def _logits(self, inputs_N: Tensor, places_B: Tensor | None) -> Tensor:
+    def _logits(self, inputs_N: Tensor, places_B: Tensor) -> Tensor:
         # A compiled model would be compiled again for the other numbers of tokens.
         with torch.compiler.set_stance("force_eager"):
-            y_ND = self._model.hidden(inputs_N, self._cache.positions_N, self._cache, _NO_GRAD_CALLS)
+            logits_BV = self._model.next_logits(inputs_N, self._cache.positions_N, self._cache, places_B)
         self._cache.end_pass()
-        return self._model.logits(y_ND if places_B is None else y_ND[places_B])
+        return logits_BV
 
 
 def greedy(model: TextModel, prompts: Sequence[Sequence[int]], num_tokens: int) -> tuple[Tensor, Tensor]:

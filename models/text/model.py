@@ -40,6 +40,7 @@ class TextModel(Model):
     config: TextConfig
     block_class, level_class = TextBlock, Stack
     zL_init: Tensor
+    forward_methods = ("next_logits",)
 
     def __init__(self, config: TextConfig, *, vocab_size: int) -> None:
         """Allocate the model. `init_weights` or a checkpoint gives the tensors their values."""
@@ -112,6 +113,10 @@ class TextModel(Model):
         """
         x_ND = (self.config.embedding_scale * self.embed_tokens(inputs_N)).to(self.dtype)
         return self._recurse(x_ND, _Calls(self, grad_calls, positions_N, tokens))
+
+    def next_logits(self, inputs_N: Tensor, positions_N: Tensor, tokens: Attends, places_B: Tensor) -> Tensor:
+        """Return the logits (B, V) after the tokens at these places. No call carries gradient."""
+        return self.logits(self.hidden(inputs_N, positions_N, tokens, CallCounts(H=0, L=0))[places_B])
 
     def logits(self, y_ND: Tensor) -> Tensor:
         """Return the logits (N, V) in forward_dtype."""
