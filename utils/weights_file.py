@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from utils.errors import UserError
+from utils.safetensors_files import INDEX_ENDING, read_index
 
 _HUB = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")
 _ZIP = b"PK\x03\x04"
@@ -33,11 +34,13 @@ def read_weights(where: str) -> dict[str, Tensor]:
 
     Args:
         where: a path, or hf://owner/repo[@revision]/path/in/repo for a file on the Hugging Face
-            Hub.
+            Hub. A name that ends in .safetensors.index.json is that of an index of several files.
 
     Raises:
         UserError: The file is missing or damaged, or holds something else than tensors.
     """
+    if where.endswith(INDEX_ENDING):
+        return _read_all(where)
     with _opened(where) as (path, head):
         weights = _read_safetensors(path, where) if _is_safetensors(head) else _read_torch(path, where, head)
     if isinstance(weights, dict) and isinstance(weights.get("model"), dict):
@@ -47,6 +50,25 @@ def read_weights(where: str) -> dict[str, Tensor]:
     for name, tensor in weights.items():
         _check(name, tensor, where)
     return {name: tensor.detach() for name, tensor in weights.items()}
+
+
+def _read_all(index: str) -> dict[str, Tensor]:
+    """Return the tensors in the files of an index."""
+    file_of = _file_of(index)
+    tensors: dict[str, Tensor] = {}
+    for file in sorted({*file_of.values()}):
+        tensors |= read_weights(file)
+    if tensors.keys() != file_of.keys():
+        differing = min(tensors.keys() ^ file_of.keys())
+        raise UserError(f"{index} and its files differ in {differing}; copy or download them again")
+    return tensors
+
+
+def _file_of(index: str) -> dict[str, str]:
+    """Return for each tensor of an index the file that holds it, as `read_weights` takes it."""
+    folder = index[: index.rfind("/") + 1]
+    with _opened(index) as (path, _):
+        return {name: f"{folder}{file}" for name, file in read_index(path).items()}
 
 
 def read_tensor(saved: bytes, name: str, where: str) -> Tensor:
@@ -110,6 +132,8 @@ def read_names(where: str) -> list[str]:
     Raises:
         UserError: The file is missing, damaged, or of another format.
     """
+    if where.endswith(INDEX_ENDING):
+        return list(_file_of(where))
     with _opened(where) as (path, head):
         if not _is_safetensors(head):
             raise UserError(f"{where} is no safetensors file; copy or download it again")

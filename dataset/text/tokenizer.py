@@ -55,6 +55,14 @@ class Tokenizer(ABC):
             UnicodeDecodeError: A text is not UTF-8, and the tokenizer needs characters.
         """
 
+    def first_unknown(self, text: bytes) -> str | None:
+        """Return the first part of a text that no token stands for; None if there is none.
+
+        Raises:
+            UnicodeDecodeError: The text is not UTF-8, and the tokenizer needs characters.
+        """
+        return None
+
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens. Special tokens give no text."""
@@ -91,7 +99,7 @@ class FileTokenizer(Tokenizer):
         tokenizers = _library(f"{file}: such a tokenizer")
         try:
             contents = plain(file).read_bytes()
-            json.loads(contents)
+            described = json.loads(contents)
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{file}: is no tokenizer.json ({one_line(error)}); give another --tokenizer") from None
         try:
@@ -103,12 +111,25 @@ class FileTokenizer(Tokenizer):
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise UserError(f"{file}: has no tokens; give another --tokenizer")
+        name = described["model"].get("unk_token")
+        self._unknown = described["model"].get("unk_id") if name is None else vocabulary.get(name)
         super().__init__(hashlib.sha256(contents).hexdigest(), 1 + max(vocabulary.values()), special_tokens)
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         decoded = [text.decode("utf-8") for text in texts]
         encoded = self._tokenizer.encode_batch(decoded, add_special_tokens=False)
         return [np.array(each.ids, self.dtype) for each in encoded]
+
+    def first_unknown(self, text: bytes) -> str | None:
+        decoded = text.decode("utf-8")
+        encoding = self._tokenizer.encode(decoded, add_special_tokens=False)
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token == self._unknown:
+                return decoded[start:end]
+        # A tokenizer without a token for what it doesn't know leaves it out.
+        characters = [each for each in dict.fromkeys(decoded) if each.isprintable() and not each.isspace()]
+        alone = self._tokenizer.encode_batch(characters, add_special_tokens=False)
+        return next((each for each, tokens in zip(characters, alone, strict=True) if not tokens.ids), None)
 
     def decode(self, tokens: Sequence[int]) -> str:
         special = set(self.special_tokens.model_dump().values())

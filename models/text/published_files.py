@@ -29,6 +29,7 @@ from models.text.published import Kind, Weights, to_ours
 from utils.dcp_folder import METADATA, is_dcp_folder, read_index, read_tensors
 from utils.errors import UserError
 from utils.files import file_errors, plain, read_plain_yaml
+from utils.safetensors_files import FILE, INDEX, INDEX_ENDING
 from utils.weights_file import path_of, read_names, read_weights
 
 TRAINING_CONFIG, TRANSFORMERS_CONFIG = "all_config.yaml", "config.json"
@@ -111,11 +112,12 @@ class PublishedModel:
 
 @file_errors()
 def find_published(where: str) -> PublishedModel | None:
-    """Look at a published model of text without reading its weights; None if it is something else.
+    """Look at a published model of text without reading its weights; None if it is none.
 
     Args:
         where: the folder of a training run, of one of its epochs, or of an export for transformers;
-            or the file model.safetensors of the latter, also as hf://owner/repo/model.safetensors.
+            or the file model.safetensors of the latter, or the index of several files, also as
+            hf://owner/repo/model.safetensors.
 
     Raises:
         UserError: It is such a model, but incomplete, or with options that no model here has.
@@ -126,11 +128,9 @@ def find_published(where: str) -> PublishedModel | None:
             return _of_epoch(where, folder)
         if os.path.isfile(folder / TRAINING_CONFIG):
             return _of_epoch(where, _newest_epoch(folder))
-        file = folder / "model.safetensors"
-        index = folder / f"{file.name}.index.json"
-        weights = str(index if os.path.isfile(index) else file)
-        return _of_transformers(where, weights, folder / TRANSFORMERS_CONFIG)
-    if not where.endswith(".safetensors"):
+        weights = folder / (INDEX if os.path.isfile(folder / INDEX) else FILE)
+        return _of_transformers(where, str(weights), folder / TRANSFORMERS_CONFIG)
+    if not where.endswith((".safetensors", INDEX_ENDING)):
         return None
     beside = f"{where.rpartition('/')[0]}/" if "/" in where else ""
     try:

@@ -96,3 +96,20 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, contents: bytes)
     (tmp_path / "tokenizer.json").write_bytes(contents)
     with pytest.raises(UserError, match=r"tokenizer.json: is no tokenizer.json .*; give another --tokenizer"):
         FileTokenizer(tmp_path / "tokenizer.json")
+
+
+def test_what_a_tokenizer_does_not_know_is_named(tmp_path: Path) -> None:
+    assert ByteTokenizer().first_unknown(b"\xff\0") is None
+    tokenizers = pytest.importorskip("tokenizers", reason="needs pip install -r requirements-text.txt")
+    train_bpe([b"the cat"] * 9, 300, tmp_path / "bytes.json")
+    assert FileTokenizer(tmp_path / "bytes.json").first_unknown("東京 \n\0".encode()) is None
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "cat": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "words.json"))
+    assert FileTokenizer(tmp_path / "words.json").first_unknown(b"the cat") is None
+    assert FileTokenizer(tmp_path / "words.json").first_unknown(b"the dog") == "dog"
+    letters = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
+    letters.save(str(tmp_path / "letters.json"))
+    assert FileTokenizer(tmp_path / "letters.json").first_unknown("ab \naßb".encode()) == "ß"
+    with pytest.raises(UnicodeDecodeError):
+        FileTokenizer(tmp_path / "letters.json").first_unknown(b"\xff")

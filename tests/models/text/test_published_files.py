@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_saver
 
@@ -155,6 +155,28 @@ def test_the_export_for_transformers(tmp_path: Path) -> None:
         weights = found.read_weights()
         assert weights.keys() == expected.keys()
         assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+
+
+def test_an_export_in_several_files(tmp_path: Path) -> None:
+    expected = _write_transformers(tmp_path / "hf", make_model(_config(HRMTextConfig)))
+    whole = load_file(tmp_path / "hf/model.safetensors")
+    (tmp_path / "hf/model.safetensors").unlink()
+    file_of = {name: f"model-{n % 2 + 1:05d}-of-00002.safetensors" for n, name in enumerate(whole)}
+    for file in set(file_of.values()):
+        save_file({name: whole[name] for name in whole if file_of[name] == file}, tmp_path / "hf" / file)
+    index = tmp_path / "hf/model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": file_of}))
+    for where in (tmp_path / "hf", index):
+        weights = _found(where).read_weights()
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+    index.write_text(json.dumps({"weight_map": file_of | {"lm_head.weights": file}}))
+    with pytest.raises(UserError, match=r"lm_head.weights is no weight of a published hrm_text"):
+        _found(index)
+    del file_of["lm_head.weight"]
+    index.write_text(json.dumps({"weight_map": file_of}))
+    with pytest.raises(UserError, match=r"and its files differ in lm_head.weight; copy or download them again"):
+        _found(index).read_weights()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,201 @@
+"""Prompts become the tokens of training, and answers end where they should."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dataset.text.schema import open_text_split
+from dataset.text.tokenizer import ByteTokenizer
+from dataset.text.writer import TextSplitWriter
+from models.text.config import HRMTextConfig
+from models.text.generation import generate
+from models.text.model import TextModel
+from tests.models.text.helpers import make_config
+from training.prompts import Chat, Form, PromptConfig, TrainedOn, Writer, form_of
+from utils.errors import UserError
+
+START, END_OF_INSTRUCTION, END = 256, 257, 258
+MAX_LEN = 40
+
+
+class Script(TextModel):
+    """A model that writes the bytes of a script, and notes what it reads.
+
+    Logits depend on the number of tokens that were read, so the cache must count them rightly.
+    """
+
+    def __init__(self, *tokens: int) -> None:
+        super().__init__(make_config(HRMTextConfig), vocab_size=512)
+        self.init_weights(torch.Generator().manual_seed(0))
+        self.script, self.prompts = list(tokens), list[list[int]]()
+        self._place = 0
+
+    def hidden(self, inputs_N: torch.Tensor, positions_N: torch.Tensor, *args: Any) -> torch.Tensor:
+        if len(inputs_N) > 1:
+            self.prompts.append(inputs_N.tolist())
+            self._place = 0
+        return super().hidden(inputs_N, positions_N, *args)
+
+    def logits(self, y_ND: torch.Tensor) -> torch.Tensor:
+        logits_NV = torch.zeros(len(y_ND), self.vocab_size)
+        logits_NV[:, 300:] = 9.0  # of the rounded vocabulary
+        logits_NV[:, self.script[self._place % len(self.script)]] = 5.0
+        self._place += 1
+        return logits_NV
+
+
+def _config(**options: Any) -> PromptConfig:
+    defaults = {"prompt": None, "prompt_form": "auto", "max_new_tokens": 8, "temperature": 0.0, "top_k": None}
+    rest: dict[str, Any] = {"top_p": None, "stop": [], "stop_tokens": [], "seed": 0}
+    return PromptConfig(**(defaults | rest | options))
+
+
+def _writer(model: TextModel, form: Form = "text", **options: Any) -> Writer:
+    return Writer(model, TrainedOn(ByteTokenizer(), MAX_LEN, form), _config(**options))
+
+
+def _written(writer: Writer, prompt: str = "abc") -> str:
+    text = "".join(writer.write(writer.read(prompt, "prompt")))
+    assert text == writer.answer.text
+    return text
+
+
+def test_prompts_have_the_special_tokens_of_training() -> None:
+    assert _writer(Script(0)).read("ab", "prompt") == [START, 97, 98]
+    assert _writer(Script(0), "instruction").read("ab", "prompt") == [START, 97, 98, END_OF_INSTRUCTION]
+    assert _writer(Script(0), "text", prompt_form="instruction").read("", "x") == [START, END_OF_INSTRUCTION]
+    assert _writer(Script(0), "instruction", prompt_form="text").read("", "x") == [START]
+    assert _writer(Script(0)).read("\udcff", "prompt") == [START, 0xFF], "a byte of a terminal that is no UTF-8"
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "reason"),
+    [
+        ({}, "hi!", "end"),
+        ({"max_new_tokens": 2}, "hi", "max_new_tokens"),
+        ({"max_new_tokens": 4}, "hi!", "end"),
+        ({"stop": ["i"]}, "h", "stop"),
+        ({"stop": ["x", "!"]}, "hi", "stop"),
+        ({"stop": ["i?"]}, "hi!", "end"),
+        ({"stop_tokens": [ord("!")]}, "hi", "stop"),
+        ({"stop_tokens": [END]}, "hi!", "end"),
+    ],
+    ids=str,
+)
+def test_an_answer_ends_with_the_first_stop(options: dict[str, Any], text: str, reason: str) -> None:
+    writer = _writer(Script(*b"hi!", END, *b"more"), **options)
+    assert (_written(writer), writer.answer.reason) == (text, reason)
+
+
+def test_a_stop_text_may_have_line_breaks() -> None:
+    assert _written(_writer(Script(*b"a\tb\n\nc"), stop=[r"\n\n"])) == "a\tb"
+    assert _written(_writer(Script(*b"a\tb\n\nc"), stop=[r"\t"])) == "a"
+
+
+def test_an_answer_fills_the_context_and_no_more() -> None:
+    writer = _writer(Script(*b"ab"), max_new_tokens=1000)
+    assert len(_written(writer, "x" * (MAX_LEN - 3))) == 3 and writer.answer.reason == "context"
+    assert len(_written(writer, "x" * (MAX_LEN - 1))) == 1 and writer.answer.reason == "context"
+    with pytest.raises(UserError, match=r"prompt has 41 tokens .* trained on 40 at most; shorten it"):
+        writer.read("x" * MAX_LEN, "prompt")
+
+
+def test_a_text_is_read_causally_and_an_instruction_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[Any]()
+
+    def noted(*args: Any, **options: Any) -> Any:
+        seen.append(options["prefix_lens"])
+        return generate(*args, **options)
+
+    monkeypatch.setattr("training.prompts.generate", noted)
+    _written(_writer(Script(*b"a"), "text"))
+    _written(_writer(Script(*b"a"), "instruction"))
+    assert seen == [[1], None]
+
+
+def test_samples_depend_on_the_seed_and_the_number_of_the_prompt() -> None:
+    model = TextModel(make_config(HRMTextConfig), vocab_size=512)
+    model.init_weights(torch.Generator().manual_seed(0))
+
+    def texts(seed: int) -> list[list[int]]:
+        writer = _writer(model, temperature=1.0, seed=seed, stop_tokens=[])
+        found = []
+        for _ in range(2):
+            _written(writer)
+            found.append(writer.answer.tokens)
+        return found
+
+    assert texts(1) == texts(1) != texts(2)
+    assert texts(1)[0] != texts(1)[1]
+    assert max(token for text in texts(1) for token in text) < 259, "tokens of the rounded vocabulary are never drawn"
+
+
+def test_the_temperature_suits_the_form_unless_it_is_given() -> None:
+    assert _config(temperature=None).sampling("instruction").temperature == 0
+    assert _config(temperature=None).sampling("text").temperature == 0.8
+    assert _config(temperature=0.3, top_k=5, top_p=0.9).sampling("text").top_k == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stop_tokens": [259]}, "stop_tokens has 259, but the tokens are 0 to 258"),
+        ({"stop": [""]}, "stop has an empty text"),
+    ],
+)
+def test_mistakes_in_stops_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        _writer(Script(0), **options)
+
+
+# ---- a chat ------------------------------------------------------------------------------------
+
+
+def _chat(model: Script, lines: list[str], form: Form = "text", **options: Any) -> list[str]:
+    chat = Chat(_writer(model, form, **options))
+    return ["".join(chat.turn(line)) for line in lines]
+
+
+def _texts(model: Script) -> list[str]:
+    return [bytes(token for token in prompt if token < 256).decode() for prompt in model.prompts]
+
+
+def test_a_text_goes_on_from_line_to_line() -> None:
+    model = Script(*b"12")
+    assert _chat(model, ["ab", "c", ""], max_new_tokens=2) == ["12", "12", "12"]
+    assert _texts(model) == ["ab", "ab12\nc", "ab12\nc12"]
+    assert all(prompt[0] == START for prompt in model.prompts)
+
+
+def test_a_text_that_ended_is_left_behind() -> None:
+    model = Script(*b"1", END)
+    _chat(model, ["ab", "c"])
+    assert _texts(model) == ["ab", "c"]
+
+
+def test_a_text_that_is_too_long_loses_its_beginning() -> None:
+    model = Script(*b"1234567890")
+    _chat(model, ["a" * 30, "b", "c" * 38], max_new_tokens=10)
+    assert _texts(model) == ["a" * 30, "a" * 18 + "1234567890\nb", "\n" + "c" * 38]
+
+
+def test_each_instruction_stands_alone() -> None:
+    model = Script(*b"1", END)
+    assert _chat(model, ["ab", "c"], "instruction") == ["1", "1"]
+    assert model.prompts == [[START, 97, 98, END_OF_INSTRUCTION], [START, 99, END_OF_INSTRUCTION]]
+    with pytest.raises(UserError, match="line 2 has 52 tokens"):
+        _chat(Script(*b"1"), ["a", "b" * 50], "instruction")
+
+
+@pytest.mark.parametrize(("num_problems", "form"), [(0, "text"), (2, "text"), (4, "instruction")])
+def test_the_data_say_what_the_model_reads(tmp_path: Path, num_problems: int, form: Form) -> None:
+    with TextSplitWriter(tmp_path / "train", ByteTokenizer(), max_len=16) as writer:
+        for _ in range(4):
+            writer.add_text(np.arange(5), task=0)
+        for _ in range(num_problems):
+            writer.add_problem(np.arange(3), np.arange(2), task=1)
+    writer.describe(["text", "problems"])
+    assert form_of(open_text_split(tmp_path, "train")) == form

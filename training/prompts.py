@@ -1,0 +1,231 @@
+"""Let a model of text answer instructions and continue texts: a prompt, or a chat by lines."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from dataset.text.schema import SpecialTokens, TextSplit
+from dataset.text.stream import TextStream
+from dataset.text.tokenizer import Tokenizer
+from models.text.generation import generate
+from models.text.model import TextModel
+from models.text.sampling import Draws, Sampling
+from utils.config import Float, Int, StrictModel
+from utils.errors import UserError
+
+Form = Literal["instruction", "text"]
+Reason = Literal["end", "stop", "max_new_tokens", "context"]
+"""What ended an answer: the model, a stop, or the limit of its length or of the context."""
+
+# Of a split with more samples, so many are looked at, evenly spread.
+_MOST_LOOKED_AT = 10_000
+# Text is continued by drawing, because the likeliest token soon repeats itself. Of an answer, the
+# likeliest one is wanted.
+_TEMPERATURES: dict[Form, float] = {"instruction": 0.0, "text": 0.8}
+
+
+class PromptConfig(StrictModel):
+    """config/solve.yaml says what each key means."""
+
+    prompt: str | None
+    prompt_form: Literal["auto", "instruction", "text"]
+    max_new_tokens: Int = Field(gt=0)
+    temperature: Float | None = Field(ge=0)
+    top_k: Int | None = Field(gt=0)
+    top_p: Float | None = Field(gt=0, le=1)
+    stop: list[str]
+    stop_tokens: list[Int]
+    seed: Int = Field(ge=0)
+
+    def sampling(self, form: Form) -> Sampling:
+        temperature = _TEMPERATURES[form] if self.temperature is None else self.temperature
+        return Sampling(temperature, self.top_k, self.top_p)
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """What a model of text was trained to read.
+
+    Attributes:
+        tokenizer: which turns text into its tokens.
+        max_len: the most tokens that it read of a sample.
+        form: what most of its samples were.
+    """
+
+    tokenizer: Tokenizer
+    max_len: int
+    form: Form
+
+
+@dataclass
+class Answer:
+    """What the model wrote after a prompt."""
+
+    text: str
+    tokens: list[int] = field(default_factory=list)
+    reason: Reason = "end"
+
+
+def form_of(split: TextSplit) -> Form:
+    """Return whether most samples of a split have an instruction, or are text."""
+    samples = split.samples(0)
+    rows = np.linspace(0, len(samples) - 1, min(len(samples), _MOST_LOOKED_AT), dtype=np.int64)
+    has_instruction = samples.instruction_len[rows] > 1
+    return "instruction" if 2 * np.count_nonzero(has_instruction) >= len(rows) else "text"
+
+
+class Writer:
+    """A model of text that answers prompts.
+
+        writer = Writer(model, trained_on, config)
+        tokens = writer.read("2 + 2 = ?", "prompt")
+        for piece in writer.write(tokens):
+            print(piece, end="", flush=True)
+
+    Raises:
+        UserError: A stop token is none of the vocabulary, or a stop text is empty.
+    """
+
+    def __init__(self, model: TextModel, trained_on: TrainedOn, config: PromptConfig) -> None:
+        self._model, self._config = model, config
+        self._tokenizer, self.max_len = trained_on.tokenizer, trained_on.max_len
+        self.form: Form = trained_on.form if config.prompt_form == "auto" else config.prompt_form
+        for token in config.stop_tokens:
+            if not 0 <= token < self._tokenizer.vocab_size:
+                raise UserError(
+                    f"stop_tokens has {token}, but the tokens are 0 to {self._tokenizer.vocab_size - 1}; give one of "
+                    "them"
+                )
+        if not all(config.stop):
+            raise UserError("stop has an empty text, which is found at once; give a text")
+        self._stop = [text.replace("\\n", "\n").replace("\\t", "\t") for text in config.stop]
+        self._prompts_read = itertools.count()
+        self.answer = Answer("")
+
+    @property
+    def _special(self) -> SpecialTokens:
+        return self._tokenizer.special_tokens
+
+    def read(self, prompt: str, where: str) -> list[int]:
+        """Return the tokens of a prompt with the special tokens of its form.
+
+        Args:
+            where: names the prompt in messages, such as "prompt" or "line 2".
+
+        Raises:
+            UserError: The tokenizer doesn't know a character, or the prompt leaves no room in the
+                context.
+        """
+        tokens = [self._special.start, *self._tokens(prompt, where)]
+        if self.form == "instruction":
+            tokens.append(self._special.end_of_instruction)
+        if len(tokens) > self.max_len:
+            raise UserError(
+                f"{where} has {len(tokens):,} tokens with the special ones, and the model was trained on "
+                f"{self.max_len:,} at most; shorten it"
+            )
+        return tokens
+
+    def read_end(self, text: str, where: str, *, least: int) -> list[int]:
+        """Return the tokens of a text, or the last of them if it leaves no room for an answer.
+
+        A text without its beginning is like most samples of training, which begin within a
+        document.
+
+        Args:
+            least: so many tokens are kept in any case.
+        """
+        tokens = [self._special.start, *self._tokens(text, where)]
+        room = max(self.max_len // 2, self.max_len - self._config.max_new_tokens)
+        return tokens[-max(least, room) :]
+
+    def _tokens(self, text: str, where: str) -> list[int]:
+        # A terminal and a pipe may give bytes that are no UTF-8. Python keeps them as surrogates.
+        encoded = text.encode("utf-8", errors="surrogateescape")
+        try:
+            unknown = self._tokenizer.first_unknown(encoded)
+            (tokens,) = self._tokenizer.encode([encoded])
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{where} is not UTF-8 at byte {error.start:,}, and the model's tokenizer reads characters; convert it"
+            ) from error
+        if unknown is not None:
+            raise UserError(f"{where} has {unknown!r}, for which the model's tokenizer has no token; leave it out")
+        return list(map(int, tokens))
+
+    def write(self, tokens: Sequence[int]) -> Iterator[str]:
+        """Yield what the model writes after a prompt, in pieces of whole characters.
+
+        `answer` is complete after the last piece.
+
+        Args:
+            tokens: of `read`.
+        """
+        config, self.answer = self._config, Answer("")
+        room = self.max_len - len(tokens) + 1  # the last new token is not read
+        stream = TextStream(self._tokenizer.decode, self._stop)
+        steps = generate(
+            self._model,
+            [tokens],
+            stop_tokens={self._special.end, *config.stop_tokens},
+            most_new_tokens=min(config.max_new_tokens, room),
+            vocab_size=self._tokenizer.vocab_size,
+            sampling=config.sampling(self.form),
+            draws=Draws(config.seed, [next(self._prompts_read)]),
+            prefix_lens=None if self.form == "instruction" else [1],  # as in training
+        )
+        for (token,) in steps:
+            assert token is not None
+            self.answer.tokens.append(token)
+            if token in config.stop_tokens and token != self._special.end:
+                break
+            yield self._add(stream.add(token))
+            if stream.has_stopped:
+                break
+        yield self._add(stream.end())
+        last = self.answer.tokens[-1]
+        if last == self._special.end:
+            self.answer.reason = "end"
+        elif stream.has_stopped or last in config.stop_tokens:
+            self.answer.reason = "stop"
+        else:
+            self.answer.reason = "max_new_tokens" if config.max_new_tokens <= room else "context"
+
+    def _add(self, piece: str) -> str:
+        self.answer.text += piece
+        return piece
+
+
+class Chat:
+    """The turns of a chat.
+
+    A turn is a line of the user and the model's answer. The data have no conversations, so what the
+    model reads at a turn is what it could have read in training. An instruction stands alone: the
+    model sees no earlier turn. Text goes on: the model reads the text so far, and each line begins
+    a new line of it; an empty one adds nothing. If the text is too long for the context, its
+    beginning is left out. After the model has ended a text, the next line begins another one.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer, self._text, self._num_lines = writer, "", 0
+
+    def turn(self, line: str) -> Iterator[str]:
+        """Yield the model's answer to a line, in pieces.
+
+        Raises:
+            UserError: As for `Writer.read`.
+        """
+        self._num_lines += 1
+        where = f"line {self._num_lines}"
+        tokens = self._writer.read(line, where)
+        if self._writer.form == "instruction":
+            yield from self._writer.write(tokens)
+            return
+        text = f"{self._text}\n{line}" if self._text and line else self._text + line
+        yield from self._writer.write(self._writer.read_end(text, where, least=len(tokens)))
+        answer = self._writer.answer
+        self._text = "" if answer.reason == "end" else text + answer.text
