@@ -226,6 +226,26 @@ def write_text(folder: Path) -> Path:
     return folder
 
 
+def write_text_run(run: Path) -> Path:
+    """Write a run of text with two evaluations. In the second, the model solves the problem."""
+    run.mkdir(parents=True)
+    config = {"data_path": "data/gone", "arch": {"name": "gpt", "attention": "causal"}, "lr": 0.001}
+    (run / "config.yaml").write_text(json.dumps(config))
+    rows: list[dict[str, float]] = []
+    (run / "samples").mkdir()
+    for step, answer in ((100, "3"), (200, "2")):
+        rows.append({"step": step, "time_s": step / 8, "epoch": 1, "train/loss": 2 / step, "train/exact_accuracy": 0.5})
+        rows[-1] |= {"eval/all/loss": 3 / step, "eval/all/perplexity": 1.5, "eval/all/bits_per_byte": 1.1}
+        rows[-1] |= {"eval/all/exact_accuracy": step / 200}
+        told = [
+            {"row": 0, "task": "adding", "is_problem": True, "prompt": "1 + 1?", "answer": answer, "right": "2"},
+            {"row": 7, "task": EVIL, "is_problem": False, "prompt": "In the", "answer": " sea", "right": " beginning"},
+        ]
+        (run / "samples" / f"step_{step:08d}.json").write_text(json.dumps(told))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
 # ---- what the page holds -------------------------------------------------------------------------
 
 
@@ -297,6 +317,44 @@ def test_text_of_hrm_texts_own_format_is_shown(tmp_path: Path) -> None:
     write_hrm_text(tmp_path / "data", np.array([1, 2, 3, 4], np.int32), [arrays])
     page = page_of(tmp_path / "data", tmp_path / "view.html")
     assert [part["pieces"] for part in page["texts"][0]["parts"]] == [[["1", 1], ["2", 2]], [["3", 3], ["4", 4]]]
+
+
+def test_a_run_of_text_is_shown_with_its_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_text_run(tmp_path / "run")
+    (run / "step_00000200").mkdir()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("evaluate.py saves no answers to text")
+
+    monkeypatch.setattr(answers, "_evaluate", refuse)
+    page = page_of(run, tmp_path / "view.html", "--png")
+    assert [(text["set"], text["row"], text.get("is_right")) for text in page["texts"]] == [
+        ("step 200", 0, True),
+        ("step 200", 7, None),
+        ("step 100", 0, False),
+        ("step 100", 7, None),
+    ]
+    assert [part["title"] for part in page["texts"][0]["parts"]] == ["instruction", "answer", "right answer"]
+    assert [part["pieces"] for part in page["texts"][1]["parts"]] == [["In the"], [" sea"], [" beginning"]]
+    assert [one["metric"] for one in page["curves"]] == ["exact_accuracy", "loss", "perplexity", "bits_per_byte"]
+    assert (run / "curve.png").stat().st_size and not (run / "puzzle.png").exists()
+    assert len(page_of(run, tmp_path / "view.html", "--step", "100")["texts"]) == 2
+    assert run_program(view.view, [str(run), "--step", "5", "-o", str(tmp_path / "no.html")]) == 2
+    assert "has no answers of step 5, but of: 100, 200; choose one of them" in capsys.readouterr().err
+    (run / "samples" / "step_00000200.json").write_text('[{"row": 1}]')
+    assert run_program(view.view, [str(run), "-o", str(tmp_path / "no.html")]) == 2
+    assert "step_00000200.json: isn't what an evaluation writes; remove it" in capsys.readouterr().err
+
+
+def test_runs_of_text_are_compared_without_puzzles(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_text_run(tmp_path / "runs" / name)
+    page = page_of(tmp_path / "runs", tmp_path / "view.html")
+    assert page["unanswered"] == [] and page["answering"] == []
+    better = {number["metric"]: number["better"] for number in page["numbers"]}
+    assert better["eval/all/perplexity"] == better["eval/all/bits_per_byte"] == better["eval/all/loss"] == "min"
 
 
 def test_a_picture_of_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -1231,7 +1289,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     other = write_dataset(folder / "numbers", np.arange(50)[None] % 7, np.arange(50)[None] % 5, 100, ["<blank>"])
     undrawn, undrawn_run = write_undrawn(folder)
     sources = {"data": data, "run": run, "arc_data": arc_data, "arc_run": arc_run, "bare": bare, "other": other}
-    sources["text"] = write_text(folder / "text")
+    sources |= {"text": write_text(folder / "text"), "text_run": write_text_run(folder / "text_run")}
+    for name in ("a", "b"):
+        write_text_run(folder / "text_runs" / name)
+    sources["text_runs"] = folder / "text_runs"
     sources |= {"undrawn": undrawn, "undrawn_run": undrawn_run}
     sources |= {"runs": write_runs(folder / "runs", folder / "named"), "mixed": write_mixed_runs(folder / "mixed")}
     for name in ("a", "b"):
@@ -1541,6 +1602,7 @@ def test_a_dataset_is_browsed_by_group(browser: Browser, pages: dict[str, Path])
 def test_text_is_browsed(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["text"])
     assert browser.text("#text-count") == "3 samples"
+    assert browser.text("#text-stage h2") == "train, sample 0 adding"
     assert "start1 + 1?end of instruction" in browser.text("#text-stage").replace("\n", "")
     browser.keys("j")
     assert "Größe <b>?" in browser.text("#text-stage") and EVIL in browser.text("#text-stage h2")
@@ -1557,6 +1619,19 @@ def test_text_is_browsed(browser: Browser, pages: dict[str, Path]) -> None:
     for width in (360, 1400):
         browser.open(pages["text"], width)
         assert browser.overflow() <= 0
+
+
+def test_answers_of_a_run_of_text_are_read(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["text_run"])
+    assert browser.text("#text-stage h2") == "step 200, sample 0 adding ✓ right"
+    browser.keys("j", "j")
+    assert browser.text("#text-stage h2") == "step 100, sample 0 adding ✗ wrong"
+    browser.keys("j")
+    assert browser.text("#text-stage h2") == f"step 100, sample 7 {EVIL}"
+    browser.click("#tab-curves")
+    assert browser.get("document.querySelectorAll('#minis .mini').length") == 4
+    browser.open(pages["text_runs"])
+    assert "saved answers" not in browser.text("#panel-compare")
 
 
 def test_tokens_of_an_unknown_task_are_numbers(browser: Browser, pages: dict[str, Path]) -> None:

@@ -1,9 +1,11 @@
 """Evaluation of text: the loss of every sample once, and the greedy answers to problems."""
 # N = samples, or tokens of a row, K = samples of a row, T = tasks, B = prompts, V = vocabulary
 
+import json
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -22,6 +24,7 @@ from models.text.model import TextModel
 from models.text.packing import Packing
 from utils.dist.world import World
 from utils.errors import UserError
+from utils.files import write_atomically
 from utils.perf.clocks import Deadline
 from utils.run.stop import StopSignal
 
@@ -41,12 +44,13 @@ class TextAnswer:
 
     Attributes:
         row: the number of the sample.
-        prompt: the instruction, or the beginning of a text.
-        right: the response, or how the text goes on.
+        is_problem: the prompt is an instruction, and `right` its response. Otherwise they are the
+            beginning of a text, and how the text goes on.
     """
 
     row: int
     task: str
+    is_problem: bool
     prompt: str
     answer: str
     right: str
@@ -58,6 +62,17 @@ class TextSample:
 
     most: int
     answers: list[TextAnswer] = field(default_factory=list)
+
+    def write(self, run: Path, step: int) -> None:
+        """Write the answers into the folder of a run, for people and for view.py.
+
+        Raises:
+            OSError: They can't be written.
+        """
+        folder = run / "samples"
+        folder.mkdir(exist_ok=True)
+        told = json.dumps([asdict(answer) for answer in self.answers], indent=2, ensure_ascii=False)
+        write_atomically(folder / f"step_{step:08d}.json", f"{told}\n")
 
 
 @dataclass(frozen=True)
@@ -345,7 +360,8 @@ class _Evaluation:
         with world.shared_errors():
             prompts, responses = self._read(samples_B)
         prefix_lens = [len(prompt) for prompt in prompts]
-        for n, is_problem in enumerate(_is_problem(self._places_N5[samples_B]).tolist()):
+        is_problem_B = _is_problem(self._places_N5[samples_B]).tolist()
+        for n, is_problem in enumerate(is_problem_B):
             if not is_problem:  # the model reads the first half of a text
                 given = min(len(responses[n]) // 2, _MOST_GIVEN)
                 prompts[n] += responses[n][:given]
@@ -356,7 +372,7 @@ class _Evaluation:
         for n, found in enumerate(zip(prompts, lap.answers, responses, strict=True)):
             texts = [_text(self._tokenizer, tokens) for tokens in found]
             task = self._split.metadata.tasks[self._places_N5[samples_B[n], 4]]
-            sample.answers.append(TextAnswer(int(self._rows_N[samples_B[n]]), task, *texts))
+            sample.answers.append(TextAnswer(int(self._rows_N[samples_B[n]]), task, is_problem_B[n], *texts))
         return True
 
 

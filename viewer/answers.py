@@ -9,11 +9,13 @@ from pathlib import Path
 from utils.config_files import as_override
 from utils.errors import UserError
 from utils.programs import started
+from utils.run.history import read_run_config
 from utils.terminal import tell
 from utils.text import for_shell
 from viewer.pages import Settings, read_json
 from viewer.run_page import SAVE_OUTPUTS, newest_checkpoint, older_answers, outputs_folder, step_of
 from viewer.saved_examples import holds_answers, shards_of
+from viewer.text_page import is_text_run
 
 
 def save_missing_answers(run: Path, settings: Settings) -> list[str]:
@@ -29,6 +31,8 @@ def save_missing_answers(run: Path, settings: Settings) -> list[str]:
     Raises:
         UserError: a file of saved outputs is damaged.
     """
+    if is_text_run(read_run_config(run)):
+        return []  # its evaluations write answers
     step = newest_checkpoint(run) if settings.step is None else run / f"step_{settings.step:08d}"
     if step is None or not step.is_dir() or _has_answers(run, step_of(step)):
         return []

@@ -1836,7 +1836,7 @@ class Votes {
 /** The view of the curves of a run. */
 /** The view of samples of text: a list, and the tokens of one sample. */
 class Texts {
-  constructor(texts) {
+  constructor({ texts, kind }) {
     this.texts = texts;
     for (const text of texts) {
       const plain = text.parts.map(({ pieces }) => pieces.map(plainText).join(""));
@@ -1844,7 +1844,7 @@ class Texts {
       text.begin = plain[0].slice(0, 80);
     }
     for (const [id, key, all] of [
-      ["text-set", "set", "all sets"],
+      ["text-set", "set", kind === "run" ? "all steps" : "all sets"],
       ["text-task", "task", "all tasks"],
     ]) {
       const values = [...new Set(texts.map((text) => text[key]))];
@@ -1875,7 +1875,7 @@ class Texts {
           make(
             "span",
             {},
-            make("b", {}, `${text.set} ${text.row.toLocaleString("en")}`),
+            make("b", {}, `${{ true: "✓ ", false: "✗ " }[text.is_right] ?? ""}${sampleName(text)}`),
             make("span", { class: "small quiet" }, text.begin),
           ),
         ),
@@ -1894,7 +1894,15 @@ class Texts {
     $("text-stage").replaceChildren();
     if (!text) return;
     $("text-stage").append(
-      make("h2", {}, `${text.set} ${text.row.toLocaleString("en")} `, make("span", { class: "quiet" }, text.task)),
+      make(
+        "h2",
+        {},
+        `${sampleName(text)} `,
+        make("span", { class: "quiet" }, `${text.task} `),
+        text.is_right === undefined
+          ? null
+          : make("span", { class: text.is_right ? "good" : "bad" }, text.is_right ? "✓ right" : "✗ wrong"),
+      ),
       ...text.parts.flatMap((part) => this.part(part)),
     );
   }
@@ -1917,6 +1925,8 @@ class Texts {
     return true;
   }
 }
+
+const sampleName = (text) => `${text.set}, sample ${text.row.toLocaleString("en")}`;
 
 /** Return the text of a piece, without special tokens. */
 const plainText = (piece) => (typeof piece === "string" ? piece : (piece[0] ?? ""));
@@ -2394,7 +2404,7 @@ class Tabs {
     if (page.examples.length)
       add("examples", page.kind === "dataset" ? "Puzzles" : "Reasoning", () => new Examples(page));
     else if (page.kind === "run" && !page.texts) add("none", "Reasoning", () => showNone(page));
-    if (page.texts?.length) add("texts", page.kind === "dataset" ? "Samples" : "Answers", () => new Texts(page.texts));
+    if (page.texts?.length) add("texts", page.kind === "dataset" ? "Samples" : "Answers", () => new Texts(page));
     if (page.lengths?.length) add("lengths", "Lengths", () => new Lengths(page.lengths));
     if (page.votes?.length) add("votes", "ARC votes", () => new Votes(page.votes));
     if (page.curves?.length) add("curves", "Curves", () => new Curves(page));

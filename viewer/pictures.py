@@ -21,9 +21,15 @@ def draw_curves(page: Page, path: Path) -> bool:
         Whether the run logged one of them, so that there is a picture.
     """
     plt = pyplot()
-    titles = {"lm_loss": "cross-entropy per token", "exact_accuracy": "puzzles solved exactly"}
+    is_text = "texts" in page
+    titles = {
+        "lm_loss": "cross-entropy per token",
+        "loss": "cross-entropy per token",
+        "exact_accuracy": "problems answered exactly" if is_text else "puzzles solved exactly",
+    }
+    of_training = "training" if is_text else "training (sequences that halted)"
     panels = [(titles[one["metric"]], one) for one in page["curves"] if one["metric"] in titles]
-    panels.sort(key=lambda panel: list(titles.values()).index(panel[0]))
+    panels.sort(key=lambda panel: list(titles).index(panel[1]["metric"]))
     if not panels:
         return False
     figure, axes = plt.subplots(
@@ -33,7 +39,7 @@ def draw_curves(page: Page, path: Path) -> bool:
         tests = [series["name"] for series in curve["series"] if series["name"] != "train"]
         for series in curve["series"]:
             if series["name"] == "train":
-                label, style = "training (sequences that halted)", {"color": GREY, "linewidth": 1}
+                label, style = of_training, {"color": GREY, "linewidth": 1}
             else:
                 label = "test" if len(tests) == 1 else series["name"].removeprefix("eval ")
                 style = {"linewidth": 2, "marker": "o", "markersize": 4}
@@ -44,7 +50,7 @@ def draw_curves(page: Page, path: Path) -> bool:
         axis.set(title=title, xlabel="step")
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-        if curve["metric"] == "lm_loss":
+        if curve["metric"].endswith("loss"):
             axis.set_yscale("log")
         else:
             axis.set_ylim(-0.02, 1.02)

@@ -19,6 +19,7 @@ from utils.run.history import History, read_run_config
 from viewer.arc_votes import read_votes
 from viewer.pages import ALPHABET, Page, Settings, finite, names_of, read_json
 from viewer.saved_examples import holds_answers, read_examples
+from viewer.text_page import answers_of, is_text_run
 
 SAVE_OUTPUTS = "[inputs,labels,predictions_at_step,q_halt_at_step]"
 # No screen shows more points, and a run may have logged a million.
@@ -37,7 +38,9 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
     """
     config = read_run_config(run_folder)
     curves = read_curves(run_folder / "metrics.jsonl")
-    outputs = outputs_folder(run_folder, settings.step)
+    is_text = is_text_run(config)
+    # The answers of a run of text are not saved outputs.
+    outputs = outputs_folder(run_folder, None if is_text else settings.step)
     results = read_results(outputs)
     data = data_of(config, results)
     notes: list[str] = []
@@ -66,6 +69,7 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
         "over_steps": curves["over_steps"],
         "results": results,
         "votes": votes,
+        **({"texts": answers_of(run_folder, settings.step)} if is_text else {}),
         "summary": f"{len(curves['metrics'])} curves" + (f", votes on {len(votes)} ARC tasks" if votes else ""),
     }
 
@@ -183,7 +187,15 @@ def read_curves(file: Path) -> Page:
 
 def rank_of(metric: str) -> int:
     """Return the place of a metric among the curves. Metrics with the same place stay in order."""
-    first = ["exact_accuracy", "lm_loss", "accuracy", *(name for task in TASKS for name in task.metrics)]
+    first = [
+        "exact_accuracy",
+        "lm_loss",
+        "loss",
+        "perplexity",
+        "bits_per_byte",
+        "accuracy",
+        *(name for task in TASKS for name in task.metrics),
+    ]
     if metric in first:
         return first.index(metric)
     return len(first) + metric.startswith("perf/")

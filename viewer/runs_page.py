@@ -18,6 +18,7 @@ from viewer.curves import Group, LoggedRun, Panel, differences_of, groups_of, pa
 from viewer.pages import Page, Settings, finite
 from viewer.run_page import data_paths_of, outputs_folder, page_of_run, rank_of, read_results
 from viewer.saved_examples import rows_of, shards_of, shows_answers
+from viewer.text_page import is_text_run
 
 _OVER_STEPS = "exact_accuracy_at_step/"
 _MOST_KEYS = 3  # below the name of a run: "What differs" has all
@@ -85,7 +86,11 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         ],
         "sets": Counter(puzzle["set"] for puzzle in puzzles),
         "answering": list(examples),
-        "unanswered": [number for number in range(len(folders)) if number not in answered],
+        "unanswered": [
+            number
+            for number, folder in enumerate(folders)
+            if number not in answered and not is_text_run(read_run_config(folder))
+        ],
         "command": f"python view.py {shlex.join([*map(str, folders), '-o', str(settings.output)])}",
         "examples": puzzles,
         "curves": _curves(groups, metrics),
@@ -186,7 +191,7 @@ def _better(metric: str) -> str | None:
     short = metric.rpartition("/")[2]
     if "accuracy" in short or "pass@" in short or any(short in task.metrics for task in TASKS):
         return "max"
-    return "min" if short.endswith("loss") else None
+    return "min" if short.endswith("loss") or short in ("perplexity", "bits_per_byte") else None
 
 
 def _numbers(metric: str, runs: Sequence[LoggedRun]) -> Page:

@@ -1,8 +1,10 @@
-"""Collect the data for the page of a dataset of text: its samples by token, and their lengths."""
+"""Collect what pages show of text: a dataset's samples by token, and the answers of a run."""
 # N = samples
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,10 +13,12 @@ from dataset.text.schema import BYTES, UNKNOWN, TextSplit, has_split, open_text_
 from dataset.text.stream import TextStream
 from dataset.text.tokenizer import Tokenizer, open_tokenizer
 from utils.errors import UserError
-from viewer.pages import Page, Settings, spread
+from viewer.pages import Page, Settings, read_json, spread
 
 _MOST_TOKENS = 4000  # of a part of a sample
 _MOST_BARS = 40
+_MOST_STEPS = 50
+_SAMPLES = re.compile(r"step_(\d+)\.json")
 
 Piece = str | list[str | int]
 """A part of a text: a token and its number, or characters whose bytes are the tokens."""
@@ -144,4 +148,52 @@ def _lengths_of(name: str, split: TextSplit) -> Page:
         "counts": counts.tolist(),
         "mean": round(float(lengths_N.mean()), 1),
         "longest": longest,
+    }
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+def is_text_run(config: Mapping[str, Any]) -> bool:
+    """Return whether the config of a run is that of a model of text."""
+    arch = config.get("arch")
+    return isinstance(arch, dict) and arch.get("attention") in ("prefixlm", "causal")
+
+
+def answers_of(run: Path, step: int | None) -> list[Page]:
+    """Return the answers that a run of text wrote at its evaluations, the newest first.
+
+    Args:
+        step: only those of this step; None: those of a few steps, evenly spread.
+
+    Raises:
+        UserError: There are none of this step, or a file is not what an evaluation writes.
+    """
+    found = {int(match[1]): file for file in (run / "samples").glob("*") if (match := _SAMPLES.fullmatch(file.name))}
+    if step is not None and step not in found:
+        has = ", ".join(map(str, sorted(found))) or "none"
+        raise UserError(f"{run} has no answers of step {step}, but of: {has}; choose one of them")
+    steps = sorted(found) if step is None else [step]
+    chosen = [steps[place] for place in spread(len(steps), _MOST_STEPS)]
+    texts: list[Page] = []
+    for each in reversed(chosen):
+        try:
+            texts += [_answer_of(each, answer) for answer in read_json(found[each])]
+        except (KeyError, TypeError):
+            raise UserError(f"{found[each]}: isn't what an evaluation writes; remove it") from None
+    return texts
+
+
+def _answer_of(step: int, answer: Page) -> Page:
+    is_problem = bool(answer["is_problem"])
+    titles = (
+        ("instruction", "answer", "right answer") if is_problem else ("text", "the model goes on", "the text goes on")
+    )
+    told = [str(answer[key]) for key in ("prompt", "answer", "right")]
+    return {
+        "set": f"step {step:,}",
+        "row": int(answer["row"]),
+        "task": str(answer["task"]),
+        **({"is_right": told[1] == told[2]} if is_problem else {}),
+        "parts": [{"title": title, "pieces": [text]} for title, text in zip(titles, told, strict=True)],
     }

@@ -1,5 +1,6 @@
 """Evaluation of text gives for any batches and number of ranks what samples give one by one."""
 
+import json
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -157,12 +158,15 @@ def test_unknown_tokens_have_no_bytes(tmp_path: Path) -> None:
 # ---- answers to show ----
 
 
-def test_answers_are_shown_as_text(problems: TextSplit) -> None:
+def test_answers_are_shown_as_text(problems: TextSplit, tmp_path: Path) -> None:
     model, sample = _model(), TextSample(2)
     evaluate_text(model, problems, SINGLE, _options(40, sample=sample))
+    sample.write(tmp_path, step=7)
+    written = json.loads((tmp_path / "samples" / "step_00000007.json").read_text())
+    assert [TextAnswer(**answer) for answer in written] == sample.answers
     first, second = sample.answers
     assert (first.row, first.task, second.row, second.task) == (0, "adding", NUM // 2, "sorting")
-    assert first.answer == first.right  # the model gave it
+    assert first.answer == first.right and first.is_problem  # the model gave it
     start, prefix_len, _, response_len, _ = problems.samples(0).take(np.array([NUM // 2]))[0].tolist()
     prompt = problems.tokens[start : start + prefix_len].tolist()
     answer = greedy(model, [prompt], response_len)[0][0].tolist()
@@ -183,7 +187,7 @@ def test_a_text_goes_on_after_its_first_half(tmp_path: Path) -> None:
         logits_BV = decoder.next_logits(torch.tensor(new[-1:]))
     text = split.tokens[:13].astype(np.uint8).tobytes().decode()
     answer = bytes(token for token in new[6:] if token < 256).decode(errors="replace")
-    assert sample.answers == [TextAnswer(0, "text", text[:7], answer, text[7:])]
+    assert sample.answers == [TextAnswer(0, "text", False, text[:7], answer, text[7:])]
 
 
 # ---- several ranks ----
