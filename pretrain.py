@@ -36,6 +36,7 @@ from optim.sparse_sign_sgd import sparse_sign_sgd_
 from training.compiling import with_compile
 from training.config import PretrainConfig
 from training.data import Data, Sizes, open_data
+from training.dry_run import dry_run
 from training.number_watch import NumberWatch
 from training.plan import Plan
 from training.precision import require_fp8_products, with_forward_dtype
@@ -68,9 +69,12 @@ pretrain.py: train a hierarchical reasoning model.
   python pretrain.py resume=auto checkpoint_path=checkpoints/<project>/<run>                      go on after a stop
   python pretrain.py resume=checkpoints/<project>/<run> run_name=branch lr=3e-5                   branch off
   python pretrain.py --cfg job experiment=sudoku_extreme_1k                                       show, don't run
+  python pretrain.py --dry-run experiment=sudoku_extreme_1k parallel=fsdp ranks=8 memory_gb=40    what it would take
 
 Any key below is set with key=value, also inside groups (arch.hidden_size=128). experiment=path/to/my.yaml takes a
-recipe from anywhere, and --config-dir DIR takes configs from a folder like config/.
+recipe from anywhere, and --config-dir DIR takes configs from a folder like config/. --dry-run starts nothing. It has
+keys of its own: ranks (1 if not given), memory_gb of a device (80), and for data that are not there seq_len, vocab_size
+and num_puzzle_identifiers.
 """
 
 # ---- the run ------------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ def read_config_and_checkpoint(argv: list[str], lock: RunLock, world: World) -> 
     which `world.launch` tells, resumes without being asked to.
 
     Returns:
-        None if the command line asks for a page (--help, --cfg job), which is printed.
+        None if the command line asks for a page (--help, --cfg job, --dry-run), which is printed.
 
     Raises:
         UserError: The command line, the YAML or the checkpoint is wrong.
@@ -113,9 +117,12 @@ def read_config_and_checkpoint(argv: list[str], lock: RunLock, world: World) -> 
     start: Start[PretrainConfig] | None = None
     with world.shared_errors():
         if world.is_main:
+            is_dry, argv = "--dry-run" in argv, [word for word in argv if word != "--dry-run"]
             command = CommandLine.parse(argv, "pretrain", USAGE)
             if command.page:
                 show(command.page)
+            elif is_dry:
+                show(dry_run(command.overrides, world.size))
             else:
                 start = read_start(
                     PretrainConfig, "pretrain", command.overrides, lock, world.launch, read_config_of_new_run

@@ -109,3 +109,24 @@ def split_tensors(model: RecursiveModel, world: World) -> None:
             stacked.weight.copy_(transposed_rows(stacked.weight, num_stacked, mesh.size()))
         # All ranks hold the same weights already, so nothing needs to be sent.
         parallelize_module(module, mesh, plan, src_data_rank=None)
+
+
+def take_shapes(model: RecursiveModel, degree: int) -> None:
+    """Give a model on the meta device the shapes that split_tensors leaves to one of some ranks.
+
+    No ranks are needed for this. `_require_splittable` must have accepted the model.
+
+    Args:
+        degree: the number of these ranks.
+    """
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.num_heads //= degree
+            projections = module.qkv_proj, module.o_proj
+        elif isinstance(module, SwiGLU):
+            projections = module.gate_up_proj, module.down_proj
+        else:
+            continue
+        for linear, dim in zip(projections, (0, 1), strict=True):
+            own = linear.weight.narrow(dim, 0, linear.weight.shape[dim] // degree).contiguous()
+            linear.weight = torch.nn.Parameter(own.detach(), requires_grad=linear.weight.requires_grad)

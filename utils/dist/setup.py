@@ -106,7 +106,7 @@ def connect_devices(
     with world.shared_errors():
         _require_own_cards(cards, config.backend, world)
         backend = _pick_backend(config.backend, device)
-        weights = _pick_weights(config.rank_weights, world.size // (axes or Axes()).model)
+        weights = pick_weights(config.rank_weights, world.size // (axes or Axes()).model)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     elif "OMP_NUM_THREADS" not in os.environ:  # by default each rank would use all of its cores
@@ -234,7 +234,7 @@ def _pick_backend(name: str, device: torch.device) -> str:
     return "gloo" if name == "auto" else name
 
 
-def _pick_weights(weights: list[float], num_shares: int) -> tuple[Fraction, ...]:
+def pick_weights(weights: list[float], num_shares: int) -> tuple[Fraction, ...]:
     if weights and len(weights) != num_shares:
         raise UserError(
             f"dist.rank_weights has {len(weights)} weights, but {num_shares} ranks hold slots of their own; give one "

@@ -1,0 +1,184 @@
+"""Counted memory is that which a step takes on a CPU, as autograd and torch's profiler tell it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+import pretrain
+from models.model import Model
+from tests.in_process import Begun, begin
+from training.config import PretrainConfig
+from training.data import Sizes
+from training.footprint import (
+    ACTIVATIONS,
+    AVERAGE,
+    CARRY,
+    GATHERED,
+    GRADIENTS,
+    LOGITS,
+    MOMENTS,
+    PARTS,
+    TABLE,
+    WEIGHTS,
+    Footprint,
+    Footprints,
+)
+from utils.command_line import read_config, validate
+from utils.errors import UserError
+from utils.perf.allocations import SavedTensors
+
+TINY = ["debug=tiny", "device=cpu", "arch.hidden_size=64", "eval_every_n_steps=null", "max_steps=1"]
+SIZES = Sizes(seq_len=81, vocab_size=11, num_puzzle_identifiers=1001)
+
+VARIANTS = {
+    "hrm": ["arch.H_cycles=2", "arch.L_cycles=2"],
+    "hrm_blocks_again": ["arch.activation_checkpointing=block", "ema=true"],
+    "hrm_calls_again": ["arch.activation_checkpointing=cycle", "arch.backprop=all", "optim=adamw"],
+    "hrm_in_four": ["grad_accumulation=4"],
+    "trm": ["arch=trm", "optim=muon"],
+    "trm_mlp": ["arch=trm_mlp", "arch.width_multiple=16"],
+    "urm": ["arch=urm"],
+    "transformer": ["arch=transformer", "freeze=blocks", "arch.pos_encodings=learned"],
+}
+
+
+def _config(*overrides: str) -> PretrainConfig:
+    return validate(PretrainConfig, read_config("pretrain", [*TINY, *overrides]))
+
+
+def _counted(num_ranks: int, *overrides: str) -> Footprint:
+    return Footprints(_config(*overrides), SIZES, num_ranks).of()
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+class Measured:
+    """What a step takes: what autograd keeps, and the most that the profiler saw at a time."""
+
+    def __init__(self, begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._own_step = pretrain.train_step
+        self.kept: dict[str, int] = {}
+        self.peak = 0
+        state = begun.state
+        self.weights = _bytes({**dict(state.model.named_parameters()), **dict(state.model.named_buffers())}.values())
+        self.table = 0 if state.model.puzzle_embedding is None else state.model.puzzle_embedding.weight.nbytes
+        self.moments = _bytes(state.optimizers.export_state(state.model).values())
+        self.average = 0 if state.ema is None else _bytes(state.ema.tensors().values())
+        monkeypatch.setattr(pretrain, "train_step", self._step)
+
+    def _step(self, state: Any, batch: dict[str, Tensor], *arguments: Any) -> Any:
+        model: Model = state.model
+        self.carry = _bytes([*state.carry.tensors().values(), *batch.values()])
+        known = [*model.parameters(), *model.buffers(), *state.carry.tensors().values(), *batch.values()]
+        saved = SavedTensors(ACTIVATIONS, known)
+        hook = model.lm_head.register_forward_pre_hook(lambda *_: saved.begin(LOGITS))  # type: ignore[union-attr]
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, saved.counting():
+            result = self._own_step(state, batch, *arguments)
+        hook.remove()
+        self.kept = saved.bytes_of_parts
+        self.peak = max(_levels(profiler))
+        return result
+
+
+def _levels(profiler: Any) -> Iterator[int]:
+    """Yield how many bytes more are allocated than at the start, after each allocation."""
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    level = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        level += event.nbytes()
+        yield level
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_step_takes_what_was_counted(
+    variant: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [f"data_path={data}", f"checkpoint_path={tmp_path}", *TINY, *VARIANTS[variant]]
+    begun = begin(overrides)
+    measured = Measured(begun, monkeypatch)
+    counted = Footprints(begun.start.config, begun.data.sizes, 1, device="cpu").of()
+    begun.fit()
+
+    parts = counted.parts
+    assert parts[WEIGHTS] == measured.weights - measured.table
+    assert (parts[MOMENTS], parts[AVERAGE], parts[TABLE]) == (measured.moments, measured.average, measured.table)
+    assert parts[CARRY] == measured.carry
+    if begun.start.config.grad_accumulation == 1:  # SavedTensors doesn't see where a microbatch begins
+        assert {name: parts[name] for name in measured.kept} == measured.kept
+    always = sum(parts[name] for name in (WEIGHTS, MOMENTS, AVERAGE, TABLE, CARRY))
+    assert counted.peak - always == pytest.approx(measured.peak, rel=0.01)
+
+
+def test_a_rank_holds_what_its_strategy_leaves_it() -> None:
+    alone = _counted(1, "ema=true").parts
+    ddp = _counted(4, "ema=true").parts
+    assert {ddp[name] / alone[name] for name in (WEIGHTS, GRADIENTS, MOMENTS, AVERAGE, TABLE)} == {1}
+    assert ddp[CARRY] == alone[CARRY] / 4, "a rank has a quarter of the slots"
+
+    fsdp = _counted(4, "ema=true", "parallel=fsdp").parts
+    for name in (WEIGHTS, MOMENTS):
+        assert fsdp[name] == pytest.approx(alone[name] / 4, rel=0.05), name
+    assert fsdp[AVERAGE] == pytest.approx((alone[AVERAGE] - alone[TABLE]) / 4 + alone[TABLE], rel=0.05)
+    assert fsdp[TABLE] == alone[TABLE] and fsdp[ACTIVATIONS] == ddp[ACTIVATIONS]
+    hsdp = _counted(4, "parallel=hsdp").parts  # 2 x 2
+    assert hsdp[WEIGHTS] == pytest.approx(alone[WEIGHTS] / 2, rel=0.05)
+
+    tp = _counted(2, "parallel=tp").parts
+    assert tp[WEIGHTS] == pytest.approx(alone[WEIGHTS] / 2, rel=0.1)
+    assert tp[CARRY] == alone[CARRY] and alone[ACTIVATIONS] / 2 < tp[ACTIVATIONS] < alone[ACTIVATIONS]
+
+
+def test_sharded_weights_are_gathered_for_a_call() -> None:
+    again, kept = (
+        _counted(4, "parallel=fsdp", f"parallel.reshard_after_forward={reshards}") for reshards in ("true", "false")
+    )
+    whole = _counted(1).parts
+    assert again.parts[GATHERED] < kept.parts[GATHERED] == whole[WEIGHTS] - 4 * (2 * 64 + 2 * 82 * 32), (
+        "all but buffers"
+    )
+    half = _counted(4, "parallel=fsdp", "parallel.param_dtype=forward_dtype", "arch.forward_dtype=bfloat16").parts
+    assert half[GATHERED] < again.parts[GATHERED]
+    # Before the last microbatch, gradients are not summed over the ranks, and stay whole.
+    parts = _counted(4, "parallel=fsdp", "grad_accumulation=2").parts
+    assert parts[GRADIENTS] > whole[GRADIENTS] > again.parts[GRADIENTS]
+
+
+def test_a_table_and_gradients_may_be_held_in_other_ways() -> None:
+    table = _counted(1).parts[TABLE]
+    assert _counted(4, "parallel.puzzle_table=sharded").parts[TABLE] == -(-1001 // 4) * 64 * 4 < table == 1001 * 64 * 4
+    once = _counted(4).parts[GRADIENTS]
+    assert _counted(4, "parallel.gradient_as_bucket_view=false").parts[GRADIENTS] == 2 * once
+    assert _counted(4, "parallel.compression=powersgd").parts[GRADIENTS] == 2 * once
+
+
+def test_the_rank_with_the_most_slots_counts() -> None:
+    assert _counted(2, "dist.rank_weights=[3,1]").parts[CARRY] == _counted(1, "global_batch_size=12").parts[CARRY]
+
+
+def test_a_large_model_is_counted_on_any_machine() -> None:
+    """build_arch refuses a model that is larger than the memory of the machine."""
+    options = ["arch.hidden_size=32768", "arch.num_heads=64", "arch.forward_dtype=bfloat16"]
+    counted = _counted(64, *options, "parallel=fsdp", "global_batch_size=64")
+    assert counted.parts[WEIGHTS] * 64 > 4e11
+    assert set(counted.parts) == set(PARTS)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "overrides", "message"),
+    [
+        (8, ["parallel=tp"], "8 ranks don't divide arch.num_heads 2"),
+        (3, [], "global_batch_size=16 can't be split over 3 ranks"),
+        (4, ["grad_accumulation=3"], "doesn't divide the 4 slots"),
+        (8, ["parallel=hsdp", "parallel.replicate=3"], "doesn't make 8 ranks"),
+        (2, ["parallel=pipeline"], "only arch=transformer"),
+    ],
+)
+def test_what_cannot_run_is_refused_as_a_run_would(num_ranks: int, overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        _counted(num_ranks, *overrides)

@@ -1,0 +1,306 @@
+"""Say what a run would take before it is started: `pretrain.py --dry-run`.
+
+Nothing is allocated and no other rank is started. A laptop can ask about 64 GPUs.
+"""
+
+import math
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, get_args
+
+from models.model import Checkpointing
+from models.parallel import ParallelConfig
+from training.config import PretrainConfig
+from training.data import Sizes, open_own, slots_of_ranks
+from training.flops import flops_of_parts
+from training.footprint import GRADIENTS, PARTS, Footprint, Footprints, ImaginedWorld, meta_model
+from training.precision import with_forward_dtype
+from training.trained import read_config_of_new_run
+from utils.command_line import read_config, validate
+from utils.config_files import choices
+from utils.dist.world import World
+from utils.errors import UserError
+from utils.mistakes import Origin
+from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
+
+# What --dry-run takes beside the keys of a run, with the default. The last three are sizes of data,
+# which the data tell if they are there.
+_MEMORY_GB = 80.0
+_SIZES = ("seq_len", "vocab_size", "num_puzzle_identifiers")
+_OWN_KEYS = ("ranks", "memory_gb", *_SIZES)
+# The share of a device's memory that stays free: for the driver, for other libraries, and for the
+# gaps between allocations.
+_FREE_SHARE = 0.1
+_CHECKPOINTINGS: tuple[Checkpointing, ...] = get_args(Checkpointing)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a dry run is asked.
+
+    Attributes:
+        config: of the run.
+        sizes: of its data.
+        memory: of a device, in bytes.
+    """
+
+    config: PretrainConfig
+    sizes: Sizes
+    num_ranks: int
+    memory: float
+    overrides: tuple[str, ...]
+
+    @staticmethod
+    def read(typed: list[str], num_ranks: int) -> "Question":
+        """Read a command line.
+
+        Args:
+            typed: overrides, with ranks, memory_gb and sizes of data among them.
+            num_ranks: how many ranks there are if the command line does not say it.
+
+        Raises:
+            UserError: A key or a value is wrong, or the sizes of the data are not known.
+        """
+        own = {key: value for key, _, value in (each.partition("=") for each in typed) if key in _OWN_KEYS}
+        overrides = [each for each in typed if each.partition("=")[0] not in _OWN_KEYS]
+        config = validate(PretrainConfig, read_config_of_new_run("pretrain", overrides), Origin("pretrain", overrides))
+        if config.resume is not None:
+            raise UserError(f"resume={config.resume}: --dry-run tells of a new run; leave resume out")
+        is_auto_on_gpu = config.arch.forward_dtype == "auto" and config.device != "cpu"
+        dtype = {"forward_dtype": "bfloat16"} if is_auto_on_gpu else {}
+        arch = with_forward_dtype(config.arch.model_copy(update=dtype), World.single())
+        config = config.model_copy(update={"arch": arch})
+        numbers = {key: _number(key, value) for key, value in own.items()}
+        return Question(
+            config,
+            _sizes(config, {key: int(number) for key, number in numbers.items() if key in _SIZES}),
+            int(numbers.get("ranks", num_ranks)),
+            numbers.get("memory_gb", _MEMORY_GB) * 1e9,
+            tuple(overrides),
+        )
+
+    @property
+    def device(self) -> Literal["cuda", "cpu"]:
+        return "cpu" if self.config.device == "cpu" else "cuda"
+
+    @property
+    def limit(self) -> float:
+        return (1 - _FREE_SHARE) * self.memory
+
+
+def _number(key: str, typed: str) -> float:
+    try:
+        number = float(typed)
+    except ValueError:
+        number = math.nan
+    if not (0 < number < 1e15 and (key == "memory_gb" or number.is_integer())):
+        kind = "a number above 0" if key == "memory_gb" else "a whole number from 1"
+        raise UserError(f"{key}={typed}: give {kind}")
+    return number
+
+
+def _sizes(config: PretrainConfig, typed: dict[str, int]) -> Sizes:
+    """Return the sizes that were typed, and for the others those of the data."""
+    if missing := [key for key in _SIZES if key not in typed]:
+        try:
+            typed = Sizes.of(open_own(config, "train")).as_dict() | typed
+        except UserError as error:
+            example = {"seq_len": 81, "vocab_size": 11, "num_puzzle_identifiers": 1001}
+            keys = " ".join(f"{key}={example[key]}" for key in missing)
+            raise UserError(
+                f"--dry-run needs the sizes of the data, which can't be opened ({error}); give data_path=... of data "
+                f"that are there, or the sizes themselves, such as {keys}"
+            ) from error
+    return Sizes(**typed)
+
+
+# ---- what would fit ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to lay the run out, and what it takes."""
+
+    parallel: str
+    checkpointing: Checkpointing
+    grad_accumulation: int
+    footprint: Footprint
+
+
+class Variants:
+    """Tries strategies, activation checkpointing and gradient accumulation."""
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self._footprints = Footprints(question.config, question.sizes, question.num_ranks, question.device)
+
+    def asked(self, checkpointing: Checkpointing | None = None) -> Footprint:
+        """Return what the run takes as it was asked for."""
+        return self._footprints.of(checkpointing=checkpointing)
+
+    def parallel(self, name: str) -> ParallelConfig:
+        """Return the options of a strategy: those of the run, or the defaults of another one."""
+        config = self._question.config
+        if name == config.parallel.name:
+            return config.parallel
+        container = read_config("pretrain", [f"parallel={name}"])
+        return validate(PretrainConfig, container).parallel
+
+    def leanest(self, name: str, checkpointing: Checkpointing) -> Variant:
+        """Return the variant with the fewest microbatches that fits, else the one that needs least.
+
+        Raises:
+            UserError: The strategy can't work with this model or these ranks.
+        """
+        parallel = self.parallel(name)
+
+        @cache
+        def variant(number: int) -> Variant:
+            return Variant(name, checkpointing, number, self._footprints.of(parallel, checkpointing, number))
+
+        def fits(number: int) -> bool:
+            return variant(number).footprint.peak <= self._question.limit
+
+        numbers = self._microbatches(parallel)
+        if fits(numbers[0]) or len(numbers) == 1:
+            return variant(numbers[0])
+        if not fits(numbers[-1]):
+            return min(variant(numbers[0]), variant(numbers[-1]), key=lambda each: each.footprint.peak)
+        low, high = 0, len(numbers) - 1  # the first does not fit, the last does
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(numbers[middle]) else (middle, high)
+        return variant(numbers[high])
+
+    def _microbatches(self, parallel: ParallelConfig) -> list[int]:
+        """Return the numbers of microbatches into which the slots of each rank split."""
+        config = self._question.config.model_copy(update={"parallel": parallel, "grad_accumulation": 1})
+        slots = math.gcd(*slots_of_ranks(config, ImaginedWorld.of(config, self._question.num_ranks)))
+        return [number for number in range(1, slots + 1) if slots % number == 0]
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def dry_run(typed: list[str], num_ranks: int) -> str:
+    """Return the page of --dry-run.
+
+    Args:
+        typed: as for Question.read.
+
+    Raises:
+        UserError: As Question.read does; or the run as asked for can't be laid out.
+    """
+    question = Question.read(typed, num_ranks)
+    variants = Variants(question)
+    lines = [*_of_model(question), "", *_of_rank(question, variants), "", *_of_fits(question, variants)]
+    return "\n".join(lines)
+
+
+def _of_model(question: Question) -> Iterator[str]:
+    config, sizes = question.config, question.sizes
+    model = meta_model(config.arch, sizes)
+    num_weights = sum(weight.numel() for weight in model.parameters())
+    in_blocks = sum(weight.numel() for weight in model.block_weights())
+    world = ImaginedWorld.of(config, question.num_ranks)
+    slots = max(slots_of_ranks(config, world))
+    yield (
+        f"arch={config.arch.name} parallel={config.parallel.name} on {_count(question.num_ranks, 'rank')}, "
+        f"{config.global_batch_size:,} slots, {slots:,} on a rank"
+    )
+    yield "sizes of the data: " + ", ".join(f"{key} {value:,}" for key, value in sizes.as_dict().items())
+    table = model.puzzle_embedding
+    rows = f"; {table.weight.numel():,} in the puzzle table" if table is not None else ""
+    yield f"parameters: {num_weights:,}, of which {in_blocks:,} in blocks{rows}"
+    one = config.model_copy(update={"global_batch_size": 1})
+    of_part = flops_of_parts(one, sizes, config.arch.depth)
+    flops = sum(of_part.values())
+    names = {FORWARD: "forward", BACKWARD: "backward", NO_GRAD: "without gradient"}
+    shares = ", ".join(f"{names[part]} {number / flops:.0%}" for part, number in of_part.items() if number)
+    yield (
+        f"FLOPs: {_si(flops)} for a segment of a slot, {_si(flops / sizes.seq_len)} for each of its tokens ({shares}); "
+        f"{_si(flops * config.global_batch_size)} for a step"
+    )
+
+
+def _of_rank(question: Question, variants: Variants) -> Iterator[str]:
+    """Yield the memory of a rank by part, a column for each kind of activation checkpointing."""
+    own = question.config.arch.activation_checkpointing
+    footprints = [variants.asked(each) for each in _CHECKPOINTINGS]
+    accumulation = question.config.grad_accumulation
+    yield f"memory of a rank in GB (10^9 bytes), with grad_accumulation={accumulation}:"
+    heads = [f"{each}{' *' if each == own else ''}" for each in _CHECKPOINTINGS]
+    yield _row("  arch.activation_checkpointing=", heads)
+    for part in PARTS:
+        values = [footprint.parts[part] for footprint in footprints]
+        if any(values):
+            yield _row(f"  {part}", [_gb(value) for value in values])
+    yield _row("  most at a time", [_gb(footprint.peak) for footprint in footprints])
+    yield _row("  which is in the", ["update" if footprint.is_update else "backward" for footprint in footprints])
+    if footprints[0].peak < sum(footprints[0].parts.values()) and footprints[0].parts[GRADIENTS]:
+        yield "  (gradients come while activations go, so that not all is there at a time)"
+
+
+def _of_fits(question: Question, variants: Variants) -> Iterator[str]:
+    """Yield what would fit, and the smallest change that makes the run fit."""
+    own, names = question.config.parallel.name, choices("parallel")
+    memory = f"{question.memory / 1e9:g} GB"
+    yield f"what fits into {memory}, of which a tenth stays free (/4: with grad_accumulation=4; in brackets: too much)"
+    yield _row("  parallel=", list(_CHECKPOINTINGS))
+    fitting: list[Variant] = []
+    for name in [own, *(name for name in names if name != own)]:
+        try:
+            row = [variants.leanest(name, each) for each in _CHECKPOINTINGS]
+        except UserError as error:
+            yield from textwrap.wrap(
+                f"  {name}: no; {error}", 118, subsequent_indent=" " * (len(name) + 4), break_long_words=False
+            )
+            continue
+        fitting += [each for each in row if each.footprint.peak <= question.limit]
+        yield _row(f"  {name}{' *' if name == own else ''}", [_cell(each, question.limit) for each in row])
+    yield "* as asked"
+    peak = variants.asked().peak
+    if peak <= question.limit:
+        yield f"the run fits: {_gb(peak)} of {memory}"
+    elif fitting:
+        yield f"the run does not fit: {_gb(peak)} of {memory}; it would with {_overrides(fitting[0], question)}"
+    else:
+        yield f"the run does not fit: {_gb(peak)} of {memory}; take more ranks, a smaller global_batch_size or model"
+    yield "not counted: what CUDA and NCCL take for themselves, and data that data_on keeps on the device"
+
+
+def _cell(variant: Variant, limit: float) -> str:
+    value = _gb(variant.footprint.peak)
+    if variant.footprint.peak > limit:
+        return f"({value})"
+    return value if variant.grad_accumulation == 1 else f"{value} /{variant.grad_accumulation:<3}"
+
+
+def _overrides(variant: Variant, question: Question) -> str:
+    config = question.config
+    changes = {
+        "parallel": (variant.parallel, config.parallel.name),
+        "arch.activation_checkpointing": (variant.checkpointing, config.arch.activation_checkpointing),
+        "grad_accumulation": (variant.grad_accumulation, config.grad_accumulation),
+    }
+    return " ".join(f"{key}={new}" for key, (new, old) in changes.items() if new != old)
+
+
+def _row(head: str, cells: list[str]) -> str:
+    return f"{head:<32}" + "".join(f"{cell:>14}" for cell in cells)
+
+
+def _gb(number: float) -> str:
+    return f"{number / 1e9:,.{2 if number >= 1e8 else 3}f}"
+
+
+def _si(number: float) -> str:
+    """Return a number with three digits and a unit, such as 36.7 G."""
+    power = max(0, min(5, int(math.log10(number)) // 3)) if number >= 1 else 0
+    return f"{number / 1000**power:.3g} {' kMGTP'[power]}".rstrip()
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
