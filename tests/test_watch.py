@@ -1,5 +1,6 @@
 """watch.py shows real runs in every state, leaves the terminal as it was, and draws curves."""
 
+import io
 import json
 import math
 import os
@@ -523,6 +524,17 @@ def test_metrics_by_their_short_names(tmp_path: Path) -> None:
     ]
     with pytest.raises(UserError, match=r"no run has logged 'exact_acuracy'; take one of exact_accuracy, "):
         choose_metrics(runs_, ["exact_acuracy"])
+
+
+def test_the_loss_of_text_has_another_name(tmp_path: Path) -> None:
+    rows: list[Row] = [{"step": step, "train/loss": 1 / step, "eval/all/loss": 2 / step} for step in (1, 2, 4)]
+    path = make_run(tmp_path / "run", rows)
+    assert choose_metrics(opened([path]), []) == ["train/loss", "eval/all/loss"]
+    (shown,) = read_statuses([Watched(path)])
+    assert shown.status.loss == 0.25 and list(shown.status.loss_curve) == [1.0, 0.5, 0.25]
+    console = Console(width=100, file=io.StringIO())
+    console.print(screen([shown], 100, 30))
+    assert "loss 0.25" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("x", "first", "last"), [("steps", 10, 50), ("examples", 80, 400), ("seconds", 20, 100)])

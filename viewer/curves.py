@@ -24,7 +24,7 @@ MAX_POINTS = 1500
 # When a run goes on after another one has ended, for more than this part of the range that all runs
 # of the group share, a person is told.
 _LONG_AFTER = 0.1
-DEFAULT_METRICS = ("train/lm_loss", "train/exact_accuracy")
+DEFAULT_METRICS = ("train/lm_loss", "train/loss", "train/exact_accuracy")
 # What tells the runs of a group apart: their seeds, and where they are and report to.
 _OF_ONE_RUN = {
     *(
@@ -117,7 +117,8 @@ def choose_metrics(runs: Sequence[LoggedRun], asked: Sequence[str]) -> list[str]
 
     Args:
         asked: full names, or names without train/, eval/<set>/ or perf/, which mean all of these;
-            empty: loss and exact accuracy in training, and exact accuracy of every test set.
+            empty: loss and exact accuracy in training, exact accuracy of every test set, and the
+            loss of test texts.
 
     Raises:
         UserError: No run has logged a metric. The message has the most similar names.
@@ -125,7 +126,9 @@ def choose_metrics(runs: Sequence[LoggedRun], asked: Sequence[str]) -> list[str]
     logged = list(dict.fromkeys(name for run in runs for row in run.rows for name in row if "/" in name))
     short = {name: _short(name) for name in logged}
     if not asked:
-        of_tests = sorted(name for name in logged if name.startswith("eval/") and short[name] == "exact_accuracy")
+        of_tests = sorted(
+            name for name in logged if name.startswith("eval/") and short[name] in ("exact_accuracy", "loss")
+        )
         chosen = [name for name in (*DEFAULT_METRICS, *of_tests) if name in short]
         if not chosen:
             raise UserError(f"none of the runs has logged {' or '.join(DEFAULT_METRICS)}; name one with --metric")

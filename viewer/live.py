@@ -114,7 +114,7 @@ _COLUMNS = (
     _Column("state", 0, lambda each: each.status.state),
     _Column("step", 0, lambda each: f"{each.status.step:,}"),
     _Column("of", 3, lambda each: _or_dash(each.status.last_step, ",")),
-    _Column("loss", 0, lambda each: _or_dash(each.status.train.get("lm_loss"), ".4g")),
+    _Column("loss", 0, lambda each: _or_dash(each.status.loss, ".4g")),
     _Column("exact", 1, lambda each: _or_dash(each.status.train.get("exact_accuracy"), ".3f")),
     _Column("test", 0, lambda each: _or_dash(_first(each.status.test), ".3f")),
     _Column("ex/s", 2, lambda each: _or_dash(each.status.examples_per_second, ",.0f")),
@@ -181,8 +181,8 @@ def panel(shown: Shown, width: int) -> Panel:
     lines: list[RenderableType] = [
         _two_ends(steps, right, width),
         Text.assemble(("━" * done, colour), ("─" * (width - done), "dim")),
-        Text(f"loss {_or_dash(status.train.get('lm_loss'), '.4g')}"),
-        *(Text(line, style="cyan") for line in curve(status.curves["train/lm_loss"], width, _CURVE_LINES)),
+        Text(f"loss {_or_dash(status.loss, '.4g')}"),
+        *(Text(line, style="cyan") for line in curve(status.loss_curve, width, _CURVE_LINES)),
         _two_ends(exact, tests, width),
         *(
             Text(line, style="magenta")

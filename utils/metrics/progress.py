@@ -67,6 +67,7 @@ def _training(row: Row) -> str:
     """Return the most important metrics of training in a row as text."""
     shown = (
         ("loss", "train/lm_loss", ".4f"),
+        ("loss", "train/loss", ".4f"),
         ("acc", "train/accuracy", ".3f"),
         ("exact", "train/exact_accuracy", ".3f"),
         ("ex/s", "perf/examples_per_second", ".0f"),
@@ -75,7 +76,7 @@ def _training(row: Row) -> str:
 
 
 # What evaluations find besides: it would make the line too long.
-_NOT_SHOWN = {"q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss", "num_examples"}
+_NOT_SHOWN = {"q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss", "num_examples", "num_answers"}
 
 
 def _evaluation(row: Row) -> str:

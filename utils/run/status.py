@@ -31,7 +31,8 @@ _RECENT = 20
 # minute.
 _LONG_WAITS, _LEAST_SILENCE_S = 3, 60.0
 # The metrics whose course is kept, in at most so many points.
-CURVES = ("train/lm_loss", "train/exact_accuracy")
+_LOSSES = ("train/lm_loss", "train/loss")  # of puzzles and of text
+CURVES = (*_LOSSES, "train/exact_accuracy")
 _MOST_POINTS = 2048
 
 
@@ -68,6 +69,15 @@ class RunStatus:
     curves: dict[str, Sequence[float]]
     launched: Launched | None
     began_at: float
+
+    @property
+    def loss(self) -> float | None:
+        """The newest cross-entropy of training for each token."""
+        return self.train.get("lm_loss", self.train.get("loss"))
+
+    @property
+    def loss_curve(self) -> Sequence[float]:
+        return next((self.curves[name] for name in _LOSSES if self.curves[name]), ())
 
 
 class Watched:

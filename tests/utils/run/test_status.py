@@ -187,16 +187,18 @@ def test_the_newest_value_of_each_metric(run: Path) -> None:
 
 
 def test_curves_and_values_follow_the_rows(run: Path) -> None:
-    loss, exact = CURVES
+    loss, of_text, exact = CURVES
     watched = Watched(run)
     _log(run, [_row(1, **{loss: 4.0}), _row(2, **{loss: math.inf}), _row(3, **{exact: 0.25})])
-    assert watched.status().curves == {loss: [4.0], exact: [0.25]}
+    assert watched.status().curves == {loss: [4.0], exact: [0.25], of_text: []}
     with open(run / "metrics.jsonl", "a") as file:
         file.write(json.dumps(_row(4, **{loss: 2.0})) + "\n")
-    assert watched.status().curves == {loss: [4.0, 2.0], exact: [0.25]}
+    assert watched.status().curves == {loss: [4.0, 2.0], exact: [0.25], of_text: []}
     assert watched.status().train == {"lm_loss": 2.0, "exact_accuracy": 0.25}
     _log(run, [_row(1, **{loss: 3.0})])  # resumed
-    assert watched.status().curves == {loss: [3.0], exact: []} and watched.status().train == {"lm_loss": 3.0}
+    assert watched.status().curves == {loss: [3.0], exact: [], of_text: []} and watched.status().train == {
+        "lm_loss": 3.0
+    }
 
 
 def test_a_long_curve_is_thinned(run: Path) -> None:
