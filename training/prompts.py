@@ -65,9 +65,9 @@ class TrainedOn:
 class Answer:
     """What the model wrote after a prompt."""
 
-    text: str
+    text: str = ""
     tokens: list[int] = field(default_factory=list)
-    reason: Reason = "end"
+    reason: Reason | None = None  # None: it has not ended
 
 
 def form_of(split: TextSplit) -> Form:
@@ -78,37 +78,27 @@ def form_of(split: TextSplit) -> Form:
     return "instruction" if 2 * np.count_nonzero(has_instruction) >= len(rows) else "text"
 
 
-class Writer:
-    """A model of text that answers prompts.
-
-        writer = Writer(model, trained_on, config)
-        tokens = writer.read("2 + 2 = ?", "prompt")
-        for piece in writer.write(tokens):
-            print(piece, end="", flush=True)
+class Reader:
+    """Turns prompts into the tokens that a model of text was trained to read.
 
     Raises:
         UserError: A stop token is none of the vocabulary, or a stop text is empty.
     """
 
-    def __init__(self, model: TextModel, trained_on: TrainedOn, config: PromptConfig) -> None:
-        self._model, self._config = model, config
-        self._tokenizer, self.max_len = trained_on.tokenizer, trained_on.max_len
+    def __init__(self, trained_on: TrainedOn, config: PromptConfig) -> None:
+        self.config, self.tokenizer, self.max_len = config, trained_on.tokenizer, trained_on.max_len
         self.form: Form = trained_on.form if config.prompt_form == "auto" else config.prompt_form
         for token in config.stop_tokens:
-            if not 0 <= token < self._tokenizer.vocab_size:
+            if not 0 <= token < self.tokenizer.vocab_size:
                 raise UserError(
-                    f"stop_tokens has {token}, but the tokens are 0 to {self._tokenizer.vocab_size - 1}; give one of "
-                    "them"
+                    f"stop_tokens has {token}, but tokens are 0 to {self.tokenizer.vocab_size - 1}; give one of them"
                 )
         if not all(config.stop):
             raise UserError("stop has an empty text, which is found at once; give a text")
-        self._stop = [text.replace("\\n", "\n").replace("\\t", "\t") for text in config.stop]
-        self._prompts_read = itertools.count()
-        self.answer = Answer("")
 
     @property
-    def _special(self) -> SpecialTokens:
-        return self._tokenizer.special_tokens
+    def special(self) -> SpecialTokens:
+        return self.tokenizer.special_tokens
 
     def read(self, prompt: str, where: str) -> list[int]:
         """Return the tokens of a prompt with the special tokens of its form.
@@ -120,9 +110,9 @@ class Writer:
             UserError: The tokenizer doesn't know a character, or the prompt leaves no room in the
                 context.
         """
-        tokens = [self._special.start, *self._tokens(prompt, where)]
+        tokens = [self.special.start, *self._tokens(prompt, where)]
         if self.form == "instruction":
-            tokens.append(self._special.end_of_instruction)
+            tokens.append(self.special.end_of_instruction)
         if len(tokens) > self.max_len:
             raise UserError(
                 f"{where} has {len(tokens):,} tokens with the special ones, and the model was trained on "
@@ -139,16 +129,16 @@ class Writer:
         Args:
             least: so many tokens are kept in any case.
         """
-        tokens = [self._special.start, *self._tokens(text, where)]
-        room = max(self.max_len // 2, self.max_len - self._config.max_new_tokens)
+        tokens = [self.special.start, *self._tokens(text, where)]
+        room = max(self.max_len // 2, self.max_len - self.config.max_new_tokens)
         return tokens[-max(least, room) :]
 
     def _tokens(self, text: str, where: str) -> list[int]:
         # A terminal and a pipe may give bytes that are no UTF-8. Python keeps them as surrogates.
         encoded = text.encode("utf-8", errors="surrogateescape")
         try:
-            unknown = self._tokenizer.first_unknown(encoded)
-            (tokens,) = self._tokenizer.encode([encoded])
+            unknown = self.tokenizer.first_unknown(encoded)
+            (tokens,) = self.tokenizer.encode([encoded])
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{where} is not UTF-8 at byte {error.start:,}, and the model's tokenizer reads characters; convert it"
@@ -157,43 +147,59 @@ class Writer:
             raise UserError(f"{where} has {unknown!r}, for which the model's tokenizer has no token; leave it out")
         return list(map(int, tokens))
 
+
+class Writer:
+    """A model of text that answers prompts.
+
+    writer = Writer(model, reader)
+    for piece in writer.write(reader.read("2 + 2 = ?", "prompt")):
+        print(piece, end="", flush=True)
+    """
+
+    def __init__(self, model: TextModel, reader: Reader) -> None:
+        self._model, self.reader = model, reader
+        self._stop = [text.replace("\\n", "\n").replace("\\t", "\t") for text in reader.config.stop]
+        self._numbers = itertools.count()
+        self.answer = Answer()
+
     def write(self, tokens: Sequence[int]) -> Iterator[str]:
         """Yield what the model writes after a prompt, in pieces of whole characters.
 
         `answer` is complete after the last piece.
 
         Args:
-            tokens: of `read`.
+            tokens: of `Reader.read`.
         """
-        config, self.answer = self._config, Answer("")
-        room = self.max_len - len(tokens) + 1  # the last new token is not read
-        stream = TextStream(self._tokenizer.decode, self._stop)
+        reader, config = self.reader, self.reader.config
+        self.answer = answer = Answer()
+        room = reader.max_len - len(tokens) + 1  # the last new token is not read
+        stream = TextStream(reader.tokenizer.decode, self._stop)
         steps = generate(
             self._model,
             [tokens],
-            stop_tokens={self._special.end, *config.stop_tokens},
+            stop_tokens={reader.special.end, *config.stop_tokens},
             most_new_tokens=min(config.max_new_tokens, room),
-            vocab_size=self._tokenizer.vocab_size,
-            sampling=config.sampling(self.form),
-            draws=Draws(config.seed, [next(self._prompts_read)]),
-            prefix_lens=None if self.form == "instruction" else [1],  # as in training
+            vocab_size=reader.tokenizer.vocab_size,
+            sampling=config.sampling(reader.form),
+            draws=Draws(config.seed, [next(self._numbers)]),
+            prefix_lens=None if reader.form == "instruction" else [1],  # as in training
         )
         for (token,) in steps:
             assert token is not None
-            self.answer.tokens.append(token)
-            if token in config.stop_tokens and token != self._special.end:
+            answer.tokens.append(token)
+            if token in config.stop_tokens and token != reader.special.end:
                 break
             yield self._add(stream.add(token))
             if stream.has_stopped:
                 break
         yield self._add(stream.end())
-        last = self.answer.tokens[-1]
-        if last == self._special.end:
-            self.answer.reason = "end"
+        last = answer.tokens[-1]
+        if last == reader.special.end:
+            answer.reason = "end"
         elif stream.has_stopped or last in config.stop_tokens:
-            self.answer.reason = "stop"
+            answer.reason = "stop"
         else:
-            self.answer.reason = "max_new_tokens" if config.max_new_tokens <= room else "context"
+            answer.reason = "max_new_tokens" if config.max_new_tokens <= room else "context"
 
     def _add(self, piece: str) -> str:
         self.answer.text += piece
@@ -217,15 +223,19 @@ class Chat:
         """Yield the model's answer to a line, in pieces.
 
         Raises:
-            UserError: As for `Writer.read`.
+            UserError: As for `Reader.read`.
         """
         self._num_lines += 1
+        reader = self._writer.reader
         where = f"line {self._num_lines}"
-        tokens = self._writer.read(line, where)
-        if self._writer.form == "instruction":
+        tokens = reader.read(line, where)
+        if reader.form == "instruction":
             yield from self._writer.write(tokens)
             return
         text = f"{self._text}\n{line}" if self._text and line else self._text + line
-        yield from self._writer.write(self._writer.read_end(text, where, least=len(tokens)))
-        answer = self._writer.answer
-        self._text = "" if answer.reason == "end" else text + answer.text
+        tokens = reader.read_end(text, where, least=len(tokens))
+        try:
+            yield from self._writer.write(tokens)
+        finally:  # also if the user ended the answer
+            answer = self._writer.answer
+            self._text = "" if answer.reason == "end" else text + answer.text

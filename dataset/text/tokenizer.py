@@ -168,11 +168,47 @@ def open_tokenizer(split: TextSplit) -> Tokenizer:
     metadata = split.metadata
     if metadata.tokenizer == BYTES:
         return ByteTokenizer()
-    folders = (split.path, split.path.parent)
-    file = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
+    file = _tokenizer_file([split.path, split.path.parent])
     if metadata.tokenizer == UNKNOWN or file is None:
         raise UserError(f"{split.path}: has no tokenizer.json, so its tokens can't be read; put the file there")
     return FileTokenizer(file, metadata.special_tokens)
+
+
+def find_tokenizer(name: str, special_tokens: SpecialTokens | None, folders: Sequence[Path], whose: str) -> Tokenizer:
+    """Return the tokenizer of a model.
+
+    Args:
+        name: "bytes", or the sha256 of tokenizer.json.
+        folders: where that file may be. The first file counts.
+        whose: names the model in messages.
+
+    Raises:
+        UserError: There is no such file, it is another one, or nobody knows the tokens.
+    """
+    if name == BYTES:
+        return ByteTokenizer()
+    if name == UNKNOWN or special_tokens is None:
+        raise UserError(
+            f"{whose} does not say which tokenizer made its tokens; give one whose dataset has a tokenizer.json"
+        )
+    file = _tokenizer_file(folders)
+    if file is None:
+        looked = ", ".join(map(str, folders)) or "no folder"
+        raise UserError(
+            f"{whose} reads tokens of the tokenizer.json {name[:12]} (sha256), which is not in {looked}; give "
+            "data_path=<the folder of its dataset>, where the file is"
+        )
+    tokenizer = FileTokenizer(file, special_tokens)
+    if tokenizer.name != name:
+        raise UserError(
+            f"{file} is the tokenizer {tokenizer.name[:12]} (sha256), but {whose} reads tokens of {name[:12]}; give "
+            "data_path=<the folder of its dataset>"
+        )
+    return tokenizer
+
+
+def _tokenizer_file(folders: Sequence[Path]) -> Path | None:
+    return next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
 
 
 def train_bpe(texts: Iterable[bytes], vocab_size: int, file: Path) -> None:

@@ -14,61 +14,25 @@ from models.text.config import HRMTextConfig
 from models.text.generation import generate
 from models.text.model import TextModel
 from tests.models.text.helpers import make_config
-from training.prompts import Chat, Form, PromptConfig, TrainedOn, Writer, form_of
+from tests.training.scripted import END, END_OF_INSTRUCTION, MAX_LEN, START, Script, make_writer, prompt_config
+from training.prompts import Chat, Form, Writer, form_of
 from utils.errors import UserError
-
-START, END_OF_INSTRUCTION, END = 256, 257, 258
-MAX_LEN = 40
-
-
-class Script(TextModel):
-    """A model that writes the bytes of a script, and notes what it reads.
-
-    Logits depend on the number of tokens that were read, so the cache must count them rightly.
-    """
-
-    def __init__(self, *tokens: int) -> None:
-        super().__init__(make_config(HRMTextConfig), vocab_size=512)
-        self.init_weights(torch.Generator().manual_seed(0))
-        self.script, self.prompts = list(tokens), list[list[int]]()
-        self._place = 0
-
-    def hidden(self, inputs_N: torch.Tensor, positions_N: torch.Tensor, *args: Any) -> torch.Tensor:
-        if len(inputs_N) > 1:
-            self.prompts.append(inputs_N.tolist())
-            self._place = 0
-        return super().hidden(inputs_N, positions_N, *args)
-
-    def logits(self, y_ND: torch.Tensor) -> torch.Tensor:
-        logits_NV = torch.zeros(len(y_ND), self.vocab_size)
-        logits_NV[:, 300:] = 9.0  # of the rounded vocabulary
-        logits_NV[:, self.script[self._place % len(self.script)]] = 5.0
-        self._place += 1
-        return logits_NV
-
-
-def _config(**options: Any) -> PromptConfig:
-    defaults = {"prompt": None, "prompt_form": "auto", "max_new_tokens": 8, "temperature": 0.0, "top_k": None}
-    rest: dict[str, Any] = {"top_p": None, "stop": [], "stop_tokens": [], "seed": 0}
-    return PromptConfig(**(defaults | rest | options))
-
-
-def _writer(model: TextModel, form: Form = "text", **options: Any) -> Writer:
-    return Writer(model, TrainedOn(ByteTokenizer(), MAX_LEN, form), _config(**options))
 
 
 def _written(writer: Writer, prompt: str = "abc") -> str:
-    text = "".join(writer.write(writer.read(prompt, "prompt")))
+    text = "".join(writer.write(writer.reader.read(prompt, "prompt")))
     assert text == writer.answer.text
     return text
 
 
 def test_prompts_have_the_special_tokens_of_training() -> None:
-    assert _writer(Script(0)).read("ab", "prompt") == [START, 97, 98]
-    assert _writer(Script(0), "instruction").read("ab", "prompt") == [START, 97, 98, END_OF_INSTRUCTION]
-    assert _writer(Script(0), "text", prompt_form="instruction").read("", "x") == [START, END_OF_INSTRUCTION]
-    assert _writer(Script(0), "instruction", prompt_form="text").read("", "x") == [START]
-    assert _writer(Script(0)).read("\udcff", "prompt") == [START, 0xFF], "a byte of a terminal that is no UTF-8"
+    assert make_writer(Script(0)).reader.read("ab", "prompt") == [START, 97, 98]
+    assert make_writer(Script(0), "instruction").reader.read("ab", "prompt") == [START, 97, 98, END_OF_INSTRUCTION]
+    assert make_writer(Script(0), "text", prompt_form="instruction").reader.read("", "x") == [START, END_OF_INSTRUCTION]
+    assert make_writer(Script(0), "instruction", prompt_form="text").reader.read("", "x") == [START]
+    assert make_writer(Script(0)).reader.read("\udcff", "prompt") == [START, 0xFF], (
+        "a byte of a terminal that is no UTF-8"
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,21 +50,21 @@ def test_prompts_have_the_special_tokens_of_training() -> None:
     ids=str,
 )
 def test_an_answer_ends_with_the_first_stop(options: dict[str, Any], text: str, reason: str) -> None:
-    writer = _writer(Script(*b"hi!", END, *b"more"), **options)
+    writer = make_writer(Script(*b"hi!", END, *b"more"), **options)
     assert (_written(writer), writer.answer.reason) == (text, reason)
 
 
 def test_a_stop_text_may_have_line_breaks() -> None:
-    assert _written(_writer(Script(*b"a\tb\n\nc"), stop=[r"\n\n"])) == "a\tb"
-    assert _written(_writer(Script(*b"a\tb\n\nc"), stop=[r"\t"])) == "a"
+    assert _written(make_writer(Script(*b"a\tb\n\nc"), stop=[r"\n\n"])) == "a\tb"
+    assert _written(make_writer(Script(*b"a\tb\n\nc"), stop=[r"\t"])) == "a"
 
 
 def test_an_answer_fills_the_context_and_no_more() -> None:
-    writer = _writer(Script(*b"ab"), max_new_tokens=1000)
+    writer = make_writer(Script(*b"ab"), max_new_tokens=1000)
     assert len(_written(writer, "x" * (MAX_LEN - 3))) == 3 and writer.answer.reason == "context"
     assert len(_written(writer, "x" * (MAX_LEN - 1))) == 1 and writer.answer.reason == "context"
     with pytest.raises(UserError, match=r"prompt has 41 tokens .* trained on 40 at most; shorten it"):
-        writer.read("x" * MAX_LEN, "prompt")
+        writer.reader.read("x" * MAX_LEN, "prompt")
 
 
 def test_a_text_is_read_causally_and_an_instruction_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +75,8 @@ def test_a_text_is_read_causally_and_an_instruction_as_a_whole(monkeypatch: pyte
         return generate(*args, **options)
 
     monkeypatch.setattr("training.prompts.generate", noted)
-    _written(_writer(Script(*b"a"), "text"))
-    _written(_writer(Script(*b"a"), "instruction"))
+    _written(make_writer(Script(*b"a"), "text"))
+    _written(make_writer(Script(*b"a"), "instruction"))
     assert seen == [[1], None]
 
 
@@ -121,7 +85,7 @@ def test_samples_depend_on_the_seed_and_the_number_of_the_prompt() -> None:
     model.init_weights(torch.Generator().manual_seed(0))
 
     def texts(seed: int) -> list[list[int]]:
-        writer = _writer(model, temperature=1.0, seed=seed, stop_tokens=[])
+        writer = make_writer(model, temperature=1.0, seed=seed, stop_tokens=[])
         found = []
         for _ in range(2):
             _written(writer)
@@ -134,28 +98,28 @@ def test_samples_depend_on_the_seed_and_the_number_of_the_prompt() -> None:
 
 
 def test_the_temperature_suits_the_form_unless_it_is_given() -> None:
-    assert _config(temperature=None).sampling("instruction").temperature == 0
-    assert _config(temperature=None).sampling("text").temperature == 0.8
-    assert _config(temperature=0.3, top_k=5, top_p=0.9).sampling("text").top_k == 5
+    assert prompt_config(temperature=None).sampling("instruction").temperature == 0
+    assert prompt_config(temperature=None).sampling("text").temperature == 0.8
+    assert prompt_config(temperature=0.3, top_k=5, top_p=0.9).sampling("text").top_k == 5
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stop_tokens": [259]}, "stop_tokens has 259, but the tokens are 0 to 258"),
+        ({"stop_tokens": [259]}, "stop_tokens has 259, but tokens are 0 to 258"),
         ({"stop": [""]}, "stop has an empty text"),
     ],
 )
 def test_mistakes_in_stops_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        _writer(Script(0), **options)
+        make_writer(Script(0), **options)
 
 
 # ---- a chat ------------------------------------------------------------------------------------
 
 
 def _chat(model: Script, lines: list[str], form: Form = "text", **options: Any) -> list[str]:
-    chat = Chat(_writer(model, form, **options))
+    chat = Chat(make_writer(model, form, **options))
     return ["".join(chat.turn(line)) for line in lines]
 
 

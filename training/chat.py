@@ -1,0 +1,90 @@
+"""Show on the terminal, or in a pipe, what a model of text writes: one answer, or a chat."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+
+from training.prompts import Chat, Writer
+from utils.errors import UserError
+from utils.terminal import tell
+
+STDIN = "-"
+_HELP = {
+    "instruction": "Each line is an instruction. The model sees no earlier one.",
+    "text": "The model continues the text so far with your line; after an empty line it goes on by itself.",
+}
+
+
+def write_answer(writer: Writer, prompt: str, tokens: Sequence[int], *, as_json: bool) -> None:
+    """Print what the model writes after a prompt, while it comes."""
+    _print(writer, prompt, writer.write(tokens), as_json=as_json)
+
+
+def chat(writer: Writer, *, as_json: bool) -> None:
+    """Answer the lines of standard input, each before the next one is read.
+
+    On a terminal a mistake is a line, and Ctrl-C ends an answer. The end of the input ends the
+    chat.
+
+    Raises:
+        UserError: A line of a pipe is too long, or the tokenizer doesn't know a character of it.
+    """
+    is_terminal = sys.stdin is not None and sys.stdin.isatty()
+    if is_terminal:
+        tell(f"{_HELP[writer.reader.form]} Ctrl-C ends an answer, and Ctrl-D the chat.")
+    turns = Chat(writer)
+    for line in _typed() if is_terminal else _piped():
+        if writer.reader.form == "instruction" and not line.strip():
+            continue
+        try:
+            _print(writer, line, turns.turn(line), as_json=as_json)
+        except UserError as error:
+            if not is_terminal:
+                raise
+            tell(f"error: {error}")
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+            print(flush=True)
+
+
+def _print(writer: Writer, prompt: str, pieces: Iterable[str], *, as_json: bool) -> None:
+    for piece in pieces:
+        if not as_json:
+            print(_for_a_terminal(piece) if sys.stdout.isatty() else piece, end="", flush=True)
+    answer = writer.answer
+    if as_json:
+        shown = {"prompt": prompt, "form": writer.reader.form, "answer": answer.text, "tokens": answer.tokens}
+        print(json.dumps(shown | {"ended_by": answer.reason}), flush=True)
+        return
+    print(flush=True)
+    if answer.reason == "context":
+        tell(f"note: the context of {writer.reader.max_len:,} tokens is full")
+
+
+def _for_a_terminal(piece: str) -> str:
+    """Return a text with ? in place of control characters, which would steer the terminal."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "?" for each in piece)
+
+
+def _typed() -> Iterator[str]:
+    with suppress(ImportError):
+        import readline  # noqa: F401 - gives input() a history and keys to edit the line
+    while True:
+        try:
+            yield input("> ")
+        except (EOFError, KeyboardInterrupt):
+            print(flush=True)
+            return
+
+
+def _piped() -> Iterator[str]:
+    try:
+        for number, line in enumerate(sys.stdin.buffer if sys.stdin else ()):
+            text = line.decode("utf-8", errors="surrogateescape")
+            yield (text.removeprefix("\ufeff") if number == 0 else text).rstrip("\r\n")
+    except OSError as error:
+        raise UserError(
+            f"standard input can't be read ({error.strerror}); pipe lines into it, or give prompt=<text>"
+        ) from error
