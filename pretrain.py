@@ -2,7 +2,7 @@
 
 main             the whole run, again from a checkpoint if a step goes wrong
 open_run         connect the devices, and open the data
-build_state      the model with broadcast weights, its optimizers, and what a checkpoint has of both
+build_state      the model in parts, its weights, its optimizers, and what a checkpoint has of both
 train            the loop: a step, and what is due after it
 take_step        a step, and the row that is to be logged of it
 train_step       one segment of every slot and one update of every weight
@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from models import ArchConfig, build_arch
+from models import build_on_meta
 from models.act import ActSettings
-from models.base import RecursiveModel
 from models.losses import Outputs
 from models.metric_sums import OpenSums
 from models.parallel import parallelize
@@ -35,7 +34,7 @@ from optim.loss_scale import LossScale
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from training.compiling import with_compile
 from training.config import PretrainConfig
-from training.data import Data, Sizes, open_data
+from training.data import Data, open_data
 from training.dry_run import dry_run
 from training.number_watch import NumberWatch
 from training.plan import Plan
@@ -43,7 +42,7 @@ from training.precision import require_fp8_products, with_forward_dtype
 from training.recovery import Recovery
 from training.session import Session
 from training.state import TrainState, require_same_run
-from training.trained import load_weights, load_weights_from, read_config_of_new_run
+from training.trained import initial_weights, read_config_of_new_run, weights_from, weights_of
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.command_line import CommandLine
@@ -149,15 +148,6 @@ def open_run(start: Start[PretrainConfig], world: World) -> tuple[World, Data]:
 # ---- the state ---------------------------------------------------------------------------------
 
 
-def build_model(arch: ArchConfig, sizes: Sizes, world: World, seed: int) -> RecursiveModel:
-    """Build the whole model on the host, with rank 0's initial weights everywhere. Every rank."""
-    with world.shared_errors():
-        model = build_arch(arch, **sizes.as_dict())
-    model.init_weights(torch.Generator().manual_seed(seed))
-    world.broadcast_(model.state_dict().values())
-    return model
-
-
 def build_state(start: Start[PretrainConfig], data: Data, world: World) -> TrainState:
     """Build a fresh state, or that of the checkpoint. Every rank.
 
@@ -168,14 +158,18 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
         UserError: The checkpoint is of other data, another architecture or another optimizer.
     """
     config, checkpoint = start.config, start.checkpoint
-    model = build_model(config.arch, data.sizes, world, config.seed)
+    with world.shared_errors():  # shapes only: no rank needs memory for the whole model
+        model = build_on_meta(config.arch, **data.sizes.as_dict(), num_parts=config.parallel.num_parts(world.size))
+    whole = model.state_dict()
     if checkpoint is not None:
         with world.shared_errors():
             start.notes.extend(require_same_run(checkpoint, config, data))
-            load_weights(model, checkpoint.weights(), checkpoint, config.arch)
+            weights = weights_of(checkpoint, checkpoint.weights(), whole, config.arch)
     elif config.initial_weights:
-        load_weights_from(config.initial_weights, model, config.puzzle_table, world)
+        weights = weights_from(config.initial_weights, whole, config.puzzle_table, world)
         start.notes.append(f"starting from the weights of {config.initial_weights}")
+    else:
+        weights = initial_weights(config.arch, data.sizes, config.seed, world)
     start.notes.extend(require_fp8_products(model, world))
     # compile=auto is decided once, like forward_dtype=auto: a resumed run keeps what its checkpoint
     # says.
@@ -187,6 +181,7 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
     layout = parallelize(
         model, config.parallel, world, num_microbatches=config.grad_accumulation, compile=config.compile is True
     )
+    layout.load(weights)
     optimizers = build_optimizers(
         model,
         model.block_weights(),

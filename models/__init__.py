@@ -29,26 +29,35 @@ else:  # a type checker can't follow the table
 
 
 def build_arch(config: ArchConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> RecursiveModel:
-    """Return the model that `config.name` asks for, allocated but not initialised.
+    """Return the model that `config.name` asks for, allocated on the host but not initialised.
+
+    The arguments are those of `build_on_meta`.
+    """
+    sizes = {"seq_len": seq_len, "vocab_size": vocab_size, "num_puzzle_identifiers": num_puzzle_identifiers}
+    build_on_meta(config, **sizes)  # which refuses what the machine has no memory for
+    return ARCHS[type(config)](config, **sizes)
+
+
+def build_on_meta(
+    config: ArchConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int, num_parts: int = 1
+) -> RecursiveModel:
+    """Return the model that `config.name` asks for, on the meta device: shapes without memory.
 
     Args:
         seq_len: tokens of a sequence.
         vocab_size: kinds of tokens.
         num_puzzle_identifiers: rows of the puzzle table.
+        num_parts: how many ranks divide the model among them.
 
     Raises:
         UserError: The positions don't suit the sequence, or the model is larger than the machine's
             memory. The sizes may come from a dataset that somebody else made.
     """
-
-    def build() -> RecursiveModel:
-        return ARCHS[type(config)](
+    with torch.device("meta"):
+        model = ARCHS[type(config)](
             config, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=num_puzzle_identifiers
         )
-
-    with torch.device("meta"):  # tensors of this device have a shape and no memory
-        claimed = build()
-    num_bytes = sum(tensor.nbytes for tensor in (*claimed.parameters(), *claimed.buffers()))
+    num_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) // num_parts
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if num_bytes > room:
         raise UserError(
@@ -56,4 +65,4 @@ def build_arch(config: ArchConfig, *, seq_len: int, vocab_size: int, num_puzzle_
             f"hidden_size {config.hidden_size}, takes {num_bytes / 2**30:,.0f} GB, but this machine has "
             f"{room / 2**30:,.0f}; correct dataset.json or make the model smaller"
         )
-    return build()
+    return model

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from models.attention import Rotary, rotary_tables, rotary_tables_2d
 from models.block import Block, Level
 from models.depth import LARGEST_COUNT, Calls, Depth, DepthConfig
-from models.layers import FP8_MULTIPLE, ConvSwiGLU, Embedding, Linear, MlpKind, truncated_normal_
+from models.layers import FP8_MULTIPLE, ConvSwiGLU, Embedding, InitialValues, Linear, MlpKind, truncated_normal
 from models.losses import LossConfig
 from models.model import DTYPES, Model
 from models.puzzle_embedding import PuzzleEmbedding
@@ -146,11 +146,7 @@ class RecursiveModel(Model):
         self.registers = Embedding(config.num_registers, hidden_size) if config.num_registers else None
         self.uses_rotary = config.pos_encodings in ("rope", "rope_2d") and not config.mlp_t
         if self.uses_rotary:
-            head_dim = hidden_size // config.num_heads
-            if config.pos_encodings == "rope":
-                cos, sin = rotary_tables(self.num_positions, head_dim, config.rope_theta)
-            else:
-                cos, sin = rotary_tables_2d(self.prefix_len, seq_len, head_dim, config.rope_theta)
+            cos, sin = self._rotary_tables()
             self.register_buffer("rotary_cos", cos, persistent=False)
             self.register_buffer("rotary_sin", sin, persistent=False)
         for start in self._states.values():
@@ -164,21 +160,27 @@ class RecursiveModel(Model):
     ) -> SegmentOutput:
         """Run one segment."""
 
-    @torch.no_grad()
-    def init_weights(self, generator: torch.Generator) -> None:
+    def initial_values(self, generator: torch.Generator) -> InitialValues:
         """As in the base class. Heads and starting states come last."""
         heads = (self.lm_head, self.q_head)
         body = [module for module in self.modules() if module not in heads]
         for module in (*body, *heads):
             if isinstance(module, Linear | Embedding | ConvSwiGLU):
-                module.init_weights(generator)
+                yield from module.initial_values(generator)
         for start in self._states.values():
-            truncated_normal_(self.get_buffer(start), 1.0, generator)
+            buffer_D = self.get_buffer(start)
+            yield buffer_D, truncated_normal(buffer_D.shape, 1.0, generator)
         assert self.q_head.bias is not None
-        self.q_head.weight.zero_()
-        self.q_head.bias.fill_(Q_HEAD_BIAS)
-        if self.puzzle_embedding is not None:
-            self.puzzle_embedding.init_weights()
+        yield self.q_head.weight, torch.zeros(self.q_head.weight.shape)
+        yield self.q_head.bias, torch.full(self.q_head.bias.shape, Q_HEAD_BIAS)
+
+    @torch.no_grad()
+    def fill_constants(self) -> None:
+        """As in the base class: new puzzle rows, which are zero, and rotary tables."""
+        super().fill_constants()
+        if self.uses_rotary:
+            for buffer_TH, table_TH in zip((self.rotary_cos, self.rotary_sin), self._rotary_tables(), strict=True):
+                buffer_TH.copy_(table_TH)
 
     def initial_state(self, batch_size: int, device: torch.device) -> State:
         """Return a state with the right names, shapes and dtype. `reset` gives it its values."""
@@ -210,6 +212,12 @@ class RecursiveModel(Model):
         if self.embed_pos is not None:
             e_BTD = (e_BTD + self.embed_pos.weight) / math.sqrt(2)
         return (math.sqrt(hidden_size) * e_BTD).to(self.dtype)
+
+    def _rotary_tables(self) -> Rotary:
+        config, head_dim = self.config, self.config.hidden_size // self.config.num_heads
+        if config.pos_encodings == "rope":
+            return rotary_tables(self.num_positions, head_dim, config.rope_theta)
+        return rotary_tables_2d(self.prefix_len, self.num_positions - self.prefix_len, head_dim, config.rope_theta)
 
     def rotary(self) -> Rotary | None:
         """Return the cosines and sines of rotary positions, or None where the model uses none."""

@@ -5,6 +5,7 @@ activations decides the precision of the whole forward pass.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -24,9 +25,22 @@ def _std_after_truncation() -> float:
 STD_AFTER_TRUNCATION = _std_after_truncation()
 
 
+InitialValues = Iterator[tuple[torch.Tensor, torch.Tensor]]
+"""Parameters and buffers with their initial values, whole and on the host, in a fixed order.
+
+One value is drawn at a time. Where a tensor comes twice, the last value counts.
+"""
+
+
 @torch.no_grad()
-def truncated_normal_(tensor: torch.Tensor, std: float, generator: torch.Generator) -> None:
-    """Fill a tensor from a normal distribution truncated at two sigma.
+def fill(values: InitialValues) -> None:
+    """Give the tensors their initial values."""
+    for tensor, value in values:
+        tensor.copy_(value)
+
+
+def truncated_normal(shape: torch.Size, std: float, generator: torch.Generator) -> torch.Tensor:
+    """Return a tensor from a normal distribution truncated at two sigma.
 
     The values are drawn in float32 on the generator's device, so that a seed gives the same weights
     on every device.
@@ -35,10 +49,9 @@ def truncated_normal_(tensor: torch.Tensor, std: float, generator: torch.Generat
         std: the standard deviation after truncation. Truncation alone would reduce it to 0.88 of
             the normal distribution's.
     """
-    draw = torch.empty(tensor.shape, dtype=torch.float32, device=generator.device)
+    draw = torch.empty(shape, dtype=torch.float32, device=generator.device)
     sigma = std / STD_AFTER_TRUNCATION
-    nn.init.trunc_normal_(draw, std=sigma, a=-2 * sigma, b=2 * sigma, generator=generator)
-    tensor.copy_(draw)
+    return nn.init.trunc_normal_(draw, std=sigma, a=-2 * sigma, b=2 * sigma, generator=generator)
 
 
 def rms_norm(x: torch.Tensor, dim: int = -1, eps: float = RMS_EPS) -> torch.Tensor:
@@ -90,7 +103,7 @@ def fp8_product(a_MK: torch.Tensor, b_NK: torch.Tensor, dtype: torch.dtype) -> t
 class Linear(nn.Linear):  # torch's tensor parallelism splits subclasses of nn.Linear
     """y = x W^T (+ b) with float32 parameters, computed in the dtype of x.
 
-    The parameters have no values until `init_weights` fills them.
+    The parameters have no values until `fill` gives them some.
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
@@ -99,10 +112,10 @@ class Linear(nn.Linear):  # torch's tensor parallelism splits subclasses of nn.L
     def reset_parameters(self) -> None:
         """Do nothing, because torch's method would draw from the global random state."""
 
-    def init_weights(self, generator: torch.Generator) -> None:
-        truncated_normal_(self.weight, 1 / math.sqrt(self.weight.shape[1]), generator)
+    def initial_values(self, generator: torch.Generator) -> InitialValues:
+        yield self.weight, truncated_normal(self.weight.shape, 1 / math.sqrt(self.weight.shape[1]), generator)
         if self.bias is not None:
-            nn.init.zeros_(self.bias)
+            yield self.bias, torch.zeros(self.bias.shape)
 
     @property
     def fits_fp8(self) -> bool:
@@ -148,8 +161,8 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_rows, dim))
 
-    def init_weights(self, generator: torch.Generator) -> None:
-        truncated_normal_(self.weight, 1 / math.sqrt(self.weight.shape[1]), generator)
+    def initial_values(self, generator: torch.Generator) -> InitialValues:
+        yield self.weight, truncated_normal(self.weight.shape, 1 / math.sqrt(self.weight.shape[1]), generator)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, self.weight)
@@ -215,9 +228,9 @@ class ConvSwiGLU(SwiGLU):
         super().__init__(dim, width)
         self.conv_weight_W12 = nn.Parameter(torch.empty(width, 1, 2))
 
-    def init_weights(self, generator: torch.Generator) -> None:
-        """Fill the convolution's weights. The projections have their own `init_weights`."""
-        truncated_normal_(self.conv_weight_W12, 1 / math.sqrt(2), generator)
+    def initial_values(self, generator: torch.Generator) -> InitialValues:
+        """Yield the convolution's weights. The projections have their own `initial_values`."""
+        yield self.conv_weight_W12, truncated_normal(self.conv_weight_W12.shape, 1 / math.sqrt(2), generator)
 
     def combine(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor:
         assert dim == -1

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
+from models.layers import InitialValues, fill
 from models.puzzle_embedding import PuzzleEmbedding
 from utils.config import StrictModel
 
@@ -62,8 +63,46 @@ class Model(nn.Module, ABC):
         self.puzzle_embedding: PuzzleEmbedding | None = None
 
     @abstractmethod
+    def initial_values(self, generator: torch.Generator) -> InitialValues:
+        """Yield every parameter and buffer with a value from the generator, in a fixed order.
+
+        The model may lie on the meta device, because only the shapes of its tensors are read.
+        """
+
     def init_weights(self, generator: torch.Generator) -> None:
-        """Fill every parameter and buffer from the generator, in a fixed order."""
+        """Give every parameter and buffer its initial value."""
+        fill(self.initial_values(generator))
+        self.fill_constants()
+
+    @torch.no_grad()
+    def fill_constants(self) -> None:
+        """Give the tensors their values that have the same ones at the start of every run."""
+        if self.puzzle_embedding is not None:
+            self.puzzle_embedding.init_weights()
+
+    def allocate(self, device: torch.device, *, parameters_on: torch.device | None = None) -> None:
+        """Move the model to a device, in place.
+
+        Tensors of the meta device get memory there, without values if they are drawn or loaded.
+
+        Args:
+            parameters_on: the device of the parameters, if it is another one.
+        """
+        was_on_meta = any(tensor.is_meta for tensor in self.parameters())
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            place = parameters_on or device if isinstance(tensor, nn.Parameter) else device
+            return torch.empty_like(tensor, device=place) if tensor.is_meta else tensor.to(place)
+
+        self._apply(moved)
+        if was_on_meta:
+            saved = self.state_dict().keys()
+            computed = {name: buffer for name, buffer in self.named_buffers() if name not in saved}
+            for buffer in computed.values():
+                buffer.fill_(torch.nan)
+            self.fill_constants()
+            empty = [name for name, buffer in computed.items() if buffer.isnan().any()]
+            assert not empty, f"{empty} are not in checkpoints, so that fill_constants has to fill them"
 
     def blocks(self) -> list[nn.Module]:
         return [module for module in self.modules() if isinstance(module, self.block_class)]

@@ -8,6 +8,7 @@ path, with `_orig_mod.` in front or in between if the model was compiled. TRM's 
 # K = puzzle identifiers, E = puzzle embedding size
 
 import re
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -84,7 +85,7 @@ def to_published(weights: Weights, *, compiled: bool) -> Weights:
     return {(COMPILED if compiled else "") + published_name(name): tensor for name, tensor in weights.items()}
 
 
-def fit_weights(weights: Weights, own: Weights, puzzle_table: PuzzleTable | None, source: str) -> Weights:
+def fit_weights(weights: Weights, own: Mapping[str, Tensor], puzzle_table: PuzzleTable | None, source: str) -> Weights:
     """Return the weights in the dtypes of the model and with its puzzle table's size.
 
     Args:
@@ -142,7 +143,7 @@ def _resized(table_KE: Tensor, num_rows: int, puzzle_table: Literal["keep", "mea
     return resized_KE
 
 
-def _mismatches(weights: Weights, own: Weights) -> list[str]:
+def _mismatches(weights: Weights, own: Mapping[str, Tensor]) -> list[str]:
     def shape(tensor: Tensor) -> str:
         return str(tuple(tensor.shape))
 

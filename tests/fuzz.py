@@ -51,14 +51,14 @@ from dataset.schema import check_contents, open_datasets
 from dataset.tasks.maze import MazeTask
 from dataset.tasks.sudoku import SudokuTask
 from dataset.validate import validate as validate_dataset
-from pretrain import build_model
+from models import build_on_meta
 from solve import _read_csv, _rows_of_names
 from tests import runs
 from tests.in_process import SINGLE, begin, load_run
 from tests.test_view import write_arc, write_run
 from training.config import PretrainConfig
 from training.data import Sizes
-from training.trained import load_weights_from
+from training.trained import weights_from
 from utils.command_line import read_config, validate
 from utils.dist.launch import Launch
 from utils.errors import UserError
@@ -132,7 +132,9 @@ def _read_weights(folder: Path, rng: Random) -> None:
     config = validate(PretrainConfig, read_config("pretrain", _settings(data, folder / "run")))
     (altered,) = _altered(folder) or [rng.choice(sorted(folder.iterdir()))]
     sizes = Sizes.of(open_datasets([str(data)], "train", numbered_by=[str(data)]))
-    load_weights_from(str(altered), build_model(config.arch, sizes, SINGLE, seed=0), "keep", SINGLE)
+    own = build_on_meta(config.arch, **sizes.as_dict()).state_dict()
+    for _ in weights_from(str(altered), own, "keep", SINGLE):
+        pass
 
 
 def _write_dataset(folder: Path) -> None:

@@ -16,12 +16,13 @@ from safetensors.torch import load_file, save_file
 from dataset.loader import TrainLoader
 from dataset.sampler import Sampler
 from dataset.schema import IGNORE_LABEL, open_split
+from models import build_arch
 from models.act import draw_min_halt_steps, initial_carry, segment
 from models.inference import trace
 from models.losses import act_loss
 from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
-from pretrain import StepResult, StepSettings, after_step, build_model, build_state, train, train_step
+from pretrain import StepResult, StepSettings, after_step, build_state, train, train_step
 from tests import runs
 from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START, begin
 from training.config import PretrainConfig
@@ -109,7 +110,8 @@ def test_losses_and_rates_equal_those_of_a_loop_written_out(data: Path, tmp_path
     typed = runs.settings(data, tmp_path / "run", log_interval=1)
     config = read_start(PretrainConfig, "pretrain", typed, RunLock(), Launch()).config
     opened = open_data(config, SINGLE)
-    model = build_model(config.arch, opened.sizes, SINGLE, config.seed)
+    model = build_arch(config.arch, **opened.sizes.as_dict())
+    model.init_weights(torch.Generator().manual_seed(config.seed))
     optimizer = AdamATan2(
         model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
     )

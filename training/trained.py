@@ -1,18 +1,20 @@
 """Open a trained model, for every command that needs one."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from pydantic import model_validator
 from torch import Tensor
 
 from dataset.schema import open_split
-from models import ArchConfig, build_arch
+from models import ArchConfig, build_arch, build_on_meta
 from models.base import RecursiveModel
 from models.exported import read_exported, why_not_described
+from models.parallel.layout import Layout
 from models.published import PuzzleTable, fit_weights, to_ours
 from training.config import PretrainConfig
 from training.data import Sizes
@@ -87,10 +89,12 @@ class Trained:
         arch = with_forward_dtype(self.arch, world)
         with world.shared_errors():
             model = build_arch(arch, **self.sizes.as_dict())
+            own = model.state_dict()
             if self.checkpoint is not None:
-                load_weights(model, self.checkpoint.trained_weights(), self.checkpoint, self.arch)
+                values = weights_of(self.checkpoint, self.checkpoint.trained_weights(), own, self.arch)
         if self.checkpoint is None:
-            load_weights_from(self.name, model, self.puzzle_table, world)
+            values = weights_from(self.name, own, self.puzzle_table, world)
+        Layout(model, world).load(values)
         return model.to(world.device)
 
 
@@ -154,15 +158,38 @@ def _of_file(source: str, arch: ArchConfig | None, data_path: str | None, puzzle
     return Trained(source, described.arch, sizes, None, None, puzzle_table, " + ".join(described.data))
 
 
-def load_weights(
-    model: RecursiveModel, weights: Mapping[str, Tensor], checkpoint: Checkpoint, arch: ArchConfig
-) -> None:
-    """Load the weights of a checkpoint into the whole model.
+Values = Iterable[tuple[str, Tensor]]
+"""The whole weights of a model by name, one after another, as `Layout.load` takes them."""
+
+
+def initial_weights(arch: ArchConfig, sizes: Sizes, seed: int, world: World) -> Values:
+    """Return the initial weights of rank 0, which draws one tensor after another.
+
+    Every rank must take all values.
+    """
+
+    def drawn() -> Values:
+        whole = build_on_meta(arch, **sizes.as_dict(), num_parts=world.size)
+        names = {tensor: name for name, tensor in whole.state_dict(keep_vars=True).items()}
+        for tensor, value in whole.initial_values(torch.Generator().manual_seed(seed)):
+            yield names[tensor], value.to(tensor.dtype)
+
+    return world.one_by_one(drawn())
+
+
+def weights_of(
+    checkpoint: Checkpoint, weights: Mapping[str, Tensor], own: Mapping[str, Tensor], arch: ArchConfig
+) -> Values:
+    """Return the weights of a checkpoint, which lie in its files.
+
+    Args:
+        weights: those of the checkpoint, or their averages.
+        own: the state dict of the whole model, of which only shapes are read.
 
     Raises:
         UserError: The architecture is another; the message names the tensor and the option.
     """
-    there, here = shapes_of(weights), shapes_of(model.state_dict())
+    there, here = shapes_of(weights), shapes_of(own)
     if (name := compare_shapes(there, here).first) is not None:
         changed = differences(checkpoint.state.config["arch"], arch.model_dump())
         hint = f"arch differs in {', '.join(changed)}" if changed else "its dataset has other sizes"
@@ -170,16 +197,22 @@ def load_weights(
             f"{checkpoint.path} doesn't fit this model: {name} is {there.get(name, 'absent')} there and "
             f"{here.get(name, 'absent')} here; {hint}"
         )
-    model.load_state_dict(weights)
+    return weights.items()
 
 
-def load_weights_from(source: str, model: RecursiveModel, puzzle_table: PuzzleTable | None, world: World) -> None:
-    """Load weights that were trained elsewhere: published, of another run, or on other puzzles.
+def weights_from(source: str, own: Mapping[str, Tensor], puzzle_table: PuzzleTable | None, world: World) -> Values:
+    """Return weights that were trained elsewhere: published, of another run, or on other puzzles.
     Every rank.
+
+    Every rank must take all values, because rank 0 alone reads them.
+
+    Args:
+        own: the state dict of the whole model, of which only shapes and dtypes are read.
 
     Raises:
         UserError: The weights do not fit the model; the message names what does not.
     """
+    fitting: Mapping[str, Tensor] = {}
     with world.shared_errors():
         if world.is_main:  # one download, one reading
             if is_run_or_step(source):
@@ -188,8 +221,8 @@ def load_weights_from(source: str, model: RecursiveModel, puzzle_table: PuzzleTa
                 raise UserError(why_not_described(source))
             else:
                 weights = to_ours(read_weights(source))
-            model.load_state_dict(fit_weights(weights, model.state_dict(), puzzle_table, source))
-    world.broadcast_(model.state_dict().values())
+            fitting = fit_weights(weights, own, puzzle_table, source)
+    return world.one_by_one(fitting.items())
 
 
 def read_config_of_new_run(config_name: str, overrides: list[str]) -> Container:

@@ -12,6 +12,7 @@ pipeline  every rank has some blocks; ddp, fsdp or hsdp between pipelines       
 
 from typing import Annotated, assert_never
 
+import torch
 from pydantic import Field
 
 from models.base import RecursiveModel
@@ -36,15 +37,16 @@ def parallelize(
 
     The order matters:
 
-    1. The puzzle table is sharded while it is on the host, since no device may have room for it.
+    1. The puzzle table is sharded before anything is on a device, since none may have room for it.
     2. Tensors are split (tp) before the parts are sharded (fsdp).
-    3. FSDP and DDP register hooks on parameters, and the caller makes optimizers of them. Both come
-       after the steps above, which replace parameters.
-    4. Blocks are compiled last, because DDP makes a step of its own with another number of slots.
+    3. A model of the meta device gets memory when it is in parts: no rank has room for the whole.
+    4. DDP registers hooks on parameters, and the caller makes optimizers of them. Both come after
+       the steps above, which replace parameters.
+    5. Blocks are compiled last, because DDP makes a step of its own with another number of slots.
 
     Args:
-        model: on the host. Its initial weights are final and equal on all ranks, and frozen weights
-            are frozen already.
+        model: on the meta device: `Layout.load` gives it its values later. Or on the host with
+            values that are equal on all ranks. Frozen weights are frozen already.
         num_microbatches: in how many parts a rank takes its slots.
         compile: whether to torch.compile the stacks of blocks.
 
@@ -57,12 +59,14 @@ def parallelize(
     sharded_table = config.puzzle_table == "sharded" and world.data_size > 1 and model.puzzle_embedding is not None
     if sharded_table:
         shard_table(model, world)
-    model.to(world.device)
     if world.ranks_per_share > 1:
         split_tensors(model, world)
-    layout: Layout
+    offloads = isinstance(config, ShardingConfig) and config.cpu_offload
     if isinstance(config, ShardingConfig):
         shard_weights(model, config, world)
+    model.allocate(world.device, parameters_on=torch.device("cpu") if offloads else None)
+    layout: Layout
+    if isinstance(config, ShardingConfig):
         layout = FSDPLayout(model, world, num_microbatches=num_microbatches)
     elif isinstance(config, DDPConfig):
         layout = DDPLayout(model, config, world, num_microbatches=num_microbatches, sharded_table=sharded_table)

@@ -42,6 +42,10 @@ class DDPConfig(LayoutConfig):
     def axes(self, num_ranks: int) -> Axes | None:
         return Axes(replicate=num_ranks) if num_ranks > 1 else None
 
+    def num_parts(self, num_ranks: int) -> int:
+        """Return 1: every rank has the whole model."""
+        return 1
+
     def require_support(self, model: RecursiveModel, world: World) -> None:
         """As in the base class.
 

@@ -5,7 +5,7 @@ this file and overrides what it does differently.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -41,6 +41,10 @@ class LayoutConfig(StrictModel):
         Raises:
             UserError: the degrees don't multiply to `num_ranks`. The message names degrees that do.
         """
+
+    def num_parts(self, num_ranks: int) -> int:
+        """Return into how many parts the ranks divide the model, or nearly so."""
+        return num_ranks
 
     def require_parts(self, num_slots: int, num_parts: int) -> None:
         """Raise UserError if the slots of a rank don't split into `num_parts` equal parts.
@@ -150,6 +154,20 @@ class Layout:
 
     def values_changed(self) -> None:
         """Drop copies of the weights. The caller has overwritten the weights in place."""
+
+    @torch.no_grad()
+    def load(self, values: Iterable[tuple[str, Tensor]]) -> None:
+        """Overwrite the weights that this rank holds, or its parts of them, one after another.
+
+        Args:
+            values: by their names in the state dict, in the portable form, and whole. Those of
+                tensors that this rank lacks change nothing.
+        """
+        live = self.model.state_dict()
+        for name, whole in values:
+            if name in live:
+                self.from_portable(name, whole, live[name])
+        self.values_changed()
 
     def portable_weights(self) -> dict[str, Tensor]:
         """Return what this rank holds of the state dict, in the portable form. Every rank.

@@ -228,7 +228,7 @@ class PipelineLayout(DTensorLayout):
             if i not in blocks:
                 for name in names:
                     setattr(model, name, None)
-        model.to(world.device)
+        model.allocate(world.device)
         self._stages = [_Stage(model, mine, index=i, num_stages=num_stages) for i, mine in blocks.items()]
         self._units: list[FSDPModule] = []
         if world.mesh["shard"].size() > 1:

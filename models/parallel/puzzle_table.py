@@ -4,6 +4,7 @@ Any strategy but tp and pipeline can have one.
 """
 # K = rows of the puzzle table, E = their size
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from models.base import RecursiveModel
@@ -23,7 +24,10 @@ def shard_table(model: RecursiveModel, world: World) -> None:
     mesh = DeviceMesh.from_group(world.data_group, world.device.type)
     num_rows = len(table.weight)
     first_row = min(num_rows, world.data_rank * -(-num_rows // world.data_size))
-    own_KE = own_part(table.weight, mesh, (Shard(0),)).to(world.device, copy=True)
+    part_KE = own_part(table.weight, mesh, (Shard(0),))
+    own_KE = torch.zeros_like(part_KE, device=world.device)  # as `Model.fill_constants` leaves a whole table
+    if not part_KE.is_meta:
+        own_KE.copy_(part_KE)
     weight_KE = DTensor.from_local(
         own_KE, mesh, [Shard(0)], run_check=False, shape=table.weight.shape, stride=table.weight.stride()
     )

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from models.attention import Rotary, apply_rotary, rotary_at
 from models.block import recomputed
-from models.layers import Linear, SwiGLU, rms_norm
-from models.text.init import modulo_normal_
+from models.layers import InitialValues, Linear, SwiGLU, rms_norm
+from models.text.init import modulo_normal
 from models.text.stack_config import Mask, StackShape
 
 
@@ -119,15 +119,15 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(TextBlock(shape) for _ in range(shape.num_layers))
         self.norm = RMSNorm(shape) if shape.norm == "pre" else None
 
-    def init_weights(self, generator: torch.Generator) -> None:
-        """Fill every parameter from the generator."""
+    def initial_values(self, generator: torch.Generator) -> InitialValues:
+        """Yield every parameter with a value from the generator."""
         stds = self.shape.stds
         for name, weight in self.named_parameters():
             if weight.ndim == 1:
-                nn.init.ones_(weight)
+                yield weight, torch.ones(weight.shape)
             else:
                 std = {"o_proj": stds.attention_output, "down_proj": stds.mlp_output}.get(name.split(".")[-2])
-                modulo_normal_(weight, stds.inner if std is None else std, generator)
+                yield weight, modulo_normal(weight.shape, stds.inner if std is None else std, generator)
 
     def rotary(self, positions_N: Tensor) -> Rotary | None:
         """Return the cosines and sines (N, 1, H) of the positions; None if nothing is rotated."""

@@ -8,12 +8,11 @@ from torch import Tensor
 _FACTOR = 1.014762601732121
 
 
-@torch.no_grad()
-def modulo_normal_(tensor: Tensor, std: float, generator: torch.Generator) -> None:
-    """Fill a tensor from a normal distribution that is reduced modulo 3, with its sign kept.
+def modulo_normal(shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:
+    """Return a tensor from a normal distribution that is reduced modulo 3, with its sign kept.
 
     So no number is more than about 3 std from 0. The numbers are drawn in float32 on the
     generator's device, so that a seed gives the same weights on every device.
     """
-    draw = torch.empty(tensor.shape, dtype=torch.float32, device=generator.device).normal_(generator=generator)
-    tensor.copy_(draw.fmod_(3.0).mul_(_FACTOR * std))
+    draw = torch.empty(shape, dtype=torch.float32, device=generator.device).normal_(generator=generator)
+    return draw.fmod_(3.0).mul_(_FACTOR * std)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from models.block import recomputed
-from models.layers import Embedding, Linear
+from models.layers import Embedding, InitialValues, Linear
 from models.model import DTYPES, Checkpointing, Model
 from models.text.block import Attends, Stack, TextBlock
 from models.text.config import (
@@ -25,7 +25,7 @@ from models.text.config import (
     TRMTextConfig,
     UTTextConfig,
 )
-from models.text.init import modulo_normal_
+from models.text.init import modulo_normal
 from models.text.losses import chunked_cross_entropy, text_sums
 from models.text.packing import Packing
 from utils.perf.recording import NO_GRAD
@@ -58,18 +58,17 @@ class TextModel(Model):
             self.register_buffer("zL_init", torch.empty(config.hidden_size, dtype=torch.bfloat16))
         self.lm_head = None if config.tied_head else Linear(config.hidden_size, vocab_size)
 
-    @torch.no_grad()
-    def init_weights(self, generator: torch.Generator) -> None:
+    def initial_values(self, generator: torch.Generator) -> InitialValues:
         """As in the base class: stacks, embedding, head, starting state."""
         stacks = self.stacks()
         for stack in stacks.values():
-            stack.init_weights(generator)
+            yield from stack.initial_values(generator)
         outer_std = next(iter(stacks.values())).shape.stds.inner  # of the H stack, if there are two
-        modulo_normal_(self.embed_tokens.weight, outer_std, generator)
+        yield self.embed_tokens.weight, modulo_normal(self.embed_tokens.weight.shape, outer_std, generator)
         if self.lm_head is not None:
-            modulo_normal_(self.lm_head.weight, outer_std, generator)
+            yield self.lm_head.weight, modulo_normal(self.lm_head.weight.shape, outer_std, generator)
         if self.has_state:
-            modulo_normal_(self.zL_init, 1.0, generator)
+            yield self.zL_init, modulo_normal(self.zL_init.shape, 1.0, generator)
 
     def stacks(self) -> dict[str, Stack]:
         """Return the stacks by the names of their modules."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from models.attention import Attention, apply_rotary, rotary_tables, rotary_tables_2d
+from models.layers import fill
 from tests.models.helpers import blank_model, naive_attention, naive_rotate
 
 PREFIX, SIDE, HEAD_DIM, THETA = 2, 3, 8, 100.0
@@ -41,7 +42,7 @@ def test_rotary_angles_are_float32_even_for_bfloat16() -> None:
 def test_attention_is_not_causal_and_equals_its_definition(theta: float | None) -> None:
     layer = Attention(12, 3)
     for projection in (layer.qkv_proj, layer.o_proj):
-        projection.init_weights(torch.Generator().manual_seed(7))
+        fill(projection.initial_values(torch.Generator().manual_seed(7)))
     x_BTD = 3 * _randn(2, 5, 12)
     y_BTD = layer(x_BTD, None if theta is None else rotary_tables(5, 4, theta))
     for x_TD, y_TD in zip(x_BTD, y_BTD, strict=True):

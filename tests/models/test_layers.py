@@ -18,11 +18,12 @@ from models.layers import (
     LinearOfColumns,
     MlpKind,
     NormalizedSwiGLU,
+    fill,
     fp8_product,
     rms_norm,
     swiglu_width,
     to_fp8,
-    truncated_normal_,
+    truncated_normal,
 )
 from tests.models.helpers import naive_block, naive_mlp, naive_rms, needs_fp8
 
@@ -38,7 +39,7 @@ def _randn(*shape: int, seed: int = 0) -> torch.Tensor:
 def _init(module: torch.nn.Module) -> None:
     for child in module.modules():
         if isinstance(child, Linear | Embedding | ConvSwiGLU):
-            child.init_weights(_generator(7))
+            fill(child.initial_values(_generator(7)))
 
 
 def test_rms_norm_has_no_weights_and_works_in_float32() -> None:
@@ -153,8 +154,7 @@ def test_the_multiple_sets_the_width_of_both_mlps() -> None:
 
 
 def test_truncated_normal_has_the_requested_std() -> None:
-    sample = torch.empty(400_000)
-    truncated_normal_(sample, 0.5, _generator())
+    sample = truncated_normal(torch.Size([400_000]), 0.5, _generator())
     # The standard error of this std is 0.0004; truncation without the correction would give 0.44.
     assert sample.std().item() == pytest.approx(0.5, abs=0.002)
     assert sample.mean().item() == pytest.approx(0, abs=0.004)
@@ -165,7 +165,7 @@ def test_truncated_normal_has_the_requested_std() -> None:
 
 def test_a_convolution_starts_at_the_scale_of_its_two_inputs() -> None:
     layer = ConvSwiGLU(512, 5632)
-    layer.init_weights(_generator())
+    fill(layer.initial_values(_generator()))
     assert layer.conv_weight_W12.shape == (5632, 1, 2)
     assert layer.conv_weight_W12.std().item() == pytest.approx(1 / math.sqrt(2), rel=0.03)
 

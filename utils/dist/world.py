@@ -185,6 +185,22 @@ class World:
         dist.all_gather(rows, tensor.contiguous(), group=self.data_group)
         return torch.cat([part[:count] for part, count in zip(rows, counts, strict=True)] if counts else rows)
 
+    def one_by_one(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the named tensors of rank 0, one after another, in host memory. Every rank.
+
+        Only rank 0 looks at its argument.
+        """
+        of_main = iter(tensors)
+        while True:
+            name, tensor = next(of_main, ("", None)) if self.is_main else ("", None)
+            described = None if tensor is None else (name, tensor.shape, tensor.dtype)
+            if (described := self.broadcast_object(described)) is None:
+                return
+            name, shape, dtype = described
+            whole = torch.empty(shape, dtype=dtype) if tensor is None else tensor.contiguous()
+            self.broadcast_([whole])
+            yield name, whole
+
     def send(self, tensor: Tensor, rank: int) -> None:
         """Send a tensor in host memory to a rank, which must `receive` it."""
         dist.send(tensor.contiguous().flatten().view(torch.uint8), group=self.host_group, group_dst=rank)

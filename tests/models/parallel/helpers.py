@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from models import build_on_meta
 from models.act import ActSettings, Carry, draw_min_halt_steps, initial_carry
 from models.base import RecursiveModel
 from models.parallel import ParallelConfig, parallelize
@@ -73,11 +74,12 @@ def whole(layout: Layout, name: str, tensor: Tensor) -> Tensor:
 
 
 def whole_weights(layout: Layout, world: World) -> dict[str, Tensor]:
-    """Return the state dict that one process would have, on rank 0. Every rank."""
+    """Return the state dict that one process would have; {} on other ranks than 0. Every rank."""
     weights = layout.portable_weights()
     plan = plan_of(weights, world)
     own = {name: tensor.detach().clone() for name, tensor in own_parts(plan, weights, world.rank).items()}
-    return dict(zip(plan, gathered(plan, own, world), strict=True))
+    found = dict(zip(plan, gathered(plan, own, world), strict=True))
+    return found if world.is_main else {}
 
 
 def start(model: RecursiveModel, world: World) -> Carry:
@@ -134,13 +136,17 @@ def train(
 
 
 def layout_of(world: World, name: str, arch: str = "hrm", num_parts: int = 1, **options: Any) -> tuple[Layout, World]:
-    """Lay out a small model.
+    """Lay out a small model, which gets its values when the ranks have divided it.
 
     An option that the strategy does not have is an option of the architecture.
     """
     config = config_of(name, **{key: options.pop(key) for key in list(options) if key in KEYS[name]})
     world = connect_devices(world, "cpu", DIST, axes=config.axes(world.size))
-    return parallelize(model_of(arch, **options), config, world, num_microbatches=num_parts), world
+    whole = model_of(arch, **options)
+    sizes = {"seq_len": SEQ_LEN, "vocab_size": VOCAB_SIZE, "num_puzzle_identifiers": NUM_PUZZLES}
+    layout = parallelize(build_on_meta(whole.config, **sizes), config, world, num_microbatches=num_parts)
+    layout.load(whole.state_dict().items())
+    return layout, world
 
 
 def by_one_process(arch: str, **changes: Any) -> Found:
