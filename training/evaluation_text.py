@@ -175,7 +175,11 @@ class _Evaluation:
         with world.shared_errors():
             self._tokenizer = _tokenizer(split)
             self._rows_N, self._places_N5 = _chosen(split, options.max_examples)
-        self._bytes_V = None if self._tokenizer is None else self._tokenizer.bytes_of_tokens()
+        # dataset.json may name more tokens than the tokenizer has.
+        self._bytes_V = np.zeros(split.metadata.vocab_size, np.int64)
+        if self._tokenizer is not None:
+            of_tokens = self._tokenizer.bytes_of_tokens()[: len(self._bytes_V)]
+            self._bytes_V[: len(of_tokens)] = of_tokens
         self._num_tokens = max(options.batch_size // world.data_size, int(self._places_N5[:, [1, 3]].sum(1).max()))
         self._loss_sums = self._zeros(len(TEXT_METRICS) + 1)  # and the bytes of the labels
         self._task_sums = self._zeros(2, len(split.metadata.tasks))  # answers, and exact ones
@@ -234,9 +238,7 @@ class _Evaluation:
                 self._num_tokens,
                 target_only=self._options.target_only,
             )
-        num_bytes = 0
-        if self._bytes_V is not None:
-            num_bytes = int(self._bytes_V[row.labels[row.labels != IGNORE_LABEL]].sum())
+        num_bytes = int(self._bytes_V[row.labels[row.labels != IGNORE_LABEL]].sum())
         arrays = (row.inputs, row.labels, row.position_ids)
         inputs_N, labels_N, positions_N = (self._world.to_device(torch.from_numpy(array)) for array in arrays)
         sequences = list(zip(row.prefix_lens.tolist(), row.response_lens.tolist(), strict=True))
