@@ -2,33 +2,36 @@
 
 The index is that of the Hugging Face libraries: model.safetensors.index.json says in which file
 beside it each tensor is.
+
+This module does not import PyTorch, so that programs that only look at runs start at once.
 """
 
 import json
+import os
 from pathlib import Path
-
-import torch
-from safetensors.torch import load_file
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from utils.errors import UserError
 from utils.files import plain
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FILE = "model.safetensors"
 INDEX_ENDING = ".safetensors.index.json"
 INDEX = f"model{INDEX_ENDING}"
 
 DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
 }
 """The names of dtypes in the header of a file."""
 
@@ -57,7 +60,12 @@ def read_index(path: Path) -> dict[str, str]:
     return file_of
 
 
-def load_files(folder: Path, name: str) -> dict[str, Tensor]:
+def weights_in(folder: Path) -> Path | None:
+    """Return the file of a folder that holds the weights of a model, or names all such files."""
+    return next((folder / name for name in (INDEX, FILE) if os.path.isfile(folder / name)), None)
+
+
+def load_files(folder: Path, name: str) -> "dict[str, Tensor]":
     """Return the tensors of a file of safetensors, or of all files of an index.
 
     The tensors lie in the files. Memory takes only what is read of them, and can drop it.
@@ -69,6 +77,8 @@ def load_files(folder: Path, name: str) -> dict[str, Tensor]:
         OSError, SafetensorError: A file can't be read.
         UserError: The index and its files differ.
     """
+    from safetensors.torch import load_file
+
     if not name.endswith(INDEX_ENDING):
         return load_file(folder / name)
     file_of = read_index(folder / name)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from utils.errors import UserError
-from utils.safetensors_files import INDEX_ENDING, read_index
+from utils.safetensors_files import INDEX_ENDING, read_index, weights_in
 
 _HUB = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")
 _ZIP = b"PK\x03\x04"
@@ -35,10 +35,12 @@ def read_weights(where: str) -> dict[str, Tensor]:
     Args:
         where: a path, or hf://owner/repo[@revision]/path/in/repo for a file on the Hugging Face
             Hub. A name that ends in .safetensors.index.json is that of an index of several files.
+            A folder means the index or the model.safetensors in it.
 
     Raises:
         UserError: The file is missing or damaged, or holds something else than tensors.
     """
+    where = _file_at(where)
     if where.endswith(INDEX_ENDING):
         return _read_all(where)
     with _opened(where) as (path, head):
@@ -62,6 +64,12 @@ def _read_all(index: str) -> dict[str, Tensor]:
         differing = min(tensors.keys() ^ file_of.keys())
         raise UserError(f"{index} and its files differ in {differing}; copy or download them again")
     return tensors
+
+
+def _file_at(where: str) -> str:
+    """Return the file of weights in a folder; any other path as it is."""
+    found = weights_in(Path(where)) if not where.startswith("hf://") and os.path.isdir(where) else None
+    return where if found is None else str(found)
 
 
 def _file_of(index: str) -> dict[str, str]:
@@ -113,6 +121,9 @@ def read_metadata(where: str) -> dict[str, str]:
     Raises:
         UserError: The file is missing or damaged.
     """
+    where = _file_at(where)
+    if where.endswith(INDEX_ENDING):  # all files of a model have the same texts
+        where = min(_file_of(where).values())
     with _opened(where) as (path, head):
         if not _is_safetensors(head):
             return {}
@@ -132,6 +143,7 @@ def read_names(where: str) -> list[str]:
     Raises:
         UserError: The file is missing, damaged, or of another format.
     """
+    where = _file_at(where)
     if where.endswith(INDEX_ENDING):
         return list(_file_of(where))
     with _opened(where) as (path, head):
@@ -177,7 +189,7 @@ def write_weights(path: Path, weights: dict[str, Tensor], metadata: dict[str, st
 
 
 def is_text(where: str) -> bool:
-    """Return whether a file begins with text, unlike a file of weights.
+    """Return whether a file begins with text, unlike a file of weights or the index of several.
 
     Args:
         where: as for `read_weights`.
@@ -185,8 +197,13 @@ def is_text(where: str) -> bool:
     Raises:
         UserError: The file is missing or can't be read.
     """
+    where = _file_at(where)
     with _opened(where) as (_, head):
-        return head[0] < 0x80 and all(byte >= 32 or chr(byte).isspace() for byte in head)
+        return (
+            not where.endswith(INDEX_ENDING)
+            and head[0] < 0x80
+            and all(byte >= 32 or chr(byte).isspace() for byte in head)
+        )
 
 
 @contextmanager

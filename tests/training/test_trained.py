@@ -1,5 +1,6 @@
 """Start from trained weights, and train only a part of them."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from models import ArchConfig, export
 from pretrain import read_config_and_checkpoint
@@ -26,6 +27,7 @@ from utils.dist.world import World
 from utils.errors import UserError
 from utils.run.lock import RunLock
 from utils.run.resume import Start, prepare
+from utils.weights_file import read_metadata
 from view import at_named_step, parse_settings
 
 # A TRM that halts by q_halt. The published code knows all its options except the moving average.
@@ -379,3 +381,50 @@ def test_contradictory_freezing_is_refused(puzzles: Path, trained: Path, tmp_pat
     ):
         assert expected in mistake(_typed(puzzles, run, **changes))
     assert not run.exists()
+
+
+# ---- several files with an index ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def split(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of an exported model in two files, as Hugging Face libraries split it."""
+    folder = tmp_path_factory.mktemp("split")
+    whole = folder / "whole.safetensors"
+    assert export.main([str(trained), "-o", str(whole)]) == 0
+    names, weights, metadata = sorted(load_file(whole)), load_file(whole), read_metadata(str(whole))
+    whole.unlink()
+    file_of: dict[str, str] = {}
+    for n, some in enumerate((names[:4], names[4:]), start=1):
+        file = f"model-{n:05d}-of-00002.safetensors"
+        save_file({name: weights[name] for name in some}, folder / file, metadata)
+        file_of |= dict.fromkeys(some, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": file_of}))
+    return folder
+
+
+@pytest.mark.parametrize("named", ["the folder", "the index"])
+def test_every_command_reads_a_model_in_several_files(
+    puzzles: Path, average: Tensors, split: Path, tmp_path: Path, named: str
+) -> None:
+    source = str(split if named == "the folder" else split / "model.safetensors.index.json")
+    typed = [f"data_path={puzzles}", f"init_from={source}", f"checkpoint_path={tmp_path / 'begun'}"]
+    assert _start(typed).config.arch.name == "trm", "the file says it"
+    assert not changed(average, weights_of(begin(_typed(puzzles, tmp_path / "run", init_from=source)).state))
+    opened = open_trained(source, SINGLE).load_model(SINGLE)  # for evaluate.py, solve.py and the search
+    assert not changed(average, dict(opened.state_dict()))
+    assert export.main([source, "-o", str(tmp_path / "again.safetensors")]) == 0
+    assert not changed(average, load_file(tmp_path / "again.safetensors"))
+
+
+def test_a_run_saves_and_resumes_several_files(puzzles: Path, tmp_path: Path) -> None:
+    typed = [*_typed(puzzles, tmp_path / "run"), "checkpoint_file_gb=1e-5", "max_steps=2", "checkpoint_every_n_steps=1"]
+    ended = train_here(typed)
+    step = tmp_path / "run" / "step_00000002"
+    assert not (step / "model.safetensors").exists() and len(list(step.glob("model-*.safetensors"))) > 2
+    again = train_here(
+        [*typed, f"resume={tmp_path / 'run' / 'step_00000001'}", f"checkpoint_path={tmp_path / 'branch'}"]
+    )
+    assert not changed(weights_of(ended), weights_of(again))
+    assert export.main(["--raw", str(tmp_path / "run"), "-o", str(tmp_path / "whole.safetensors")]) == 0
+    assert not changed(load_file(tmp_path / "whole.safetensors"), weights_of(ended))

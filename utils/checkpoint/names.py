@@ -12,6 +12,7 @@ from pathlib import Path
 from utils.checkpoint.format import STEP_FOLDER, read_name, step_folders
 from utils.errors import UserError
 from utils.files import file_errors
+from utils.safetensors_files import weights_in
 
 MARKERS = ("best", "latest")
 # A message lists so many runs at most.
@@ -54,10 +55,16 @@ def run_folder_of(path: Path) -> Path:
 def is_file_of_weights(typed: str) -> bool:
     """Return whether a text names a file of weights, here or on the Hugging Face Hub.
 
-    <run>/best and <run>/latest are files as well, but they name steps.
+    A folder with model.safetensors, or with the index of several files, counts as such a file if it
+    is neither a run nor a step. <run>/best and <run>/latest are files as well, but they name steps.
     """
+    if typed.startswith("hf://"):
+        return True
+    path = Path(typed)
+    if step_named(path) is not None:
+        return False
     # os.path, because Path.is_file raises an OSError for a folder that may not be read.
-    return typed.startswith("hf://") or (step_named(Path(typed)) is None and os.path.isfile(typed))
+    return os.path.isfile(path) or (weights_in(path) is not None and not _is_run(path))
 
 
 def is_run_or_step(typed: str) -> bool:

@@ -153,7 +153,11 @@ def _write_file(path: Path, tensors: Mapping[str, Whole], values: Iterator[Tenso
     end = 0
     for name, whole in tensors.items():
         first, end = end, end + whole.num_bytes
-        header[name] = {"dtype": DTYPES[whole.dtype], "shape": whole.shape, "data_offsets": (first, end)}
+        header[name] = {
+            "dtype": DTYPES[str(whole.dtype).removeprefix("torch.")],
+            "shape": whole.shape,
+            "data_offsets": (first, end),
+        }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8
     head = len(text).to_bytes(8, "little") + text

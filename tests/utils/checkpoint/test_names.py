@@ -112,3 +112,13 @@ def test_the_nearest_run_is_named(tmp_path: Path) -> None:
         assert explain_missing(typed).startswith(f"there is no checkpoint at {typed}, but there is {run}; give")
     for typed in (run.with_name("baseline"), tmp_path / "maze" / "mellow-otter", tmp_path / "a" / "b" / "mellow-otter"):
         assert nearest_run(typed) is None
+
+
+def test_a_folder_with_weights_counts_as_their_file(quiet: Path, tmp_path: Path) -> None:
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        folder = tmp_path / name.partition(".")[2]
+        folder.mkdir()
+        assert not is_file_of_weights(str(folder))
+        (folder / name).write_bytes(b"")
+        assert is_file_of_weights(str(folder))
+    assert not is_file_of_weights(str(quiet / "step_00000012"))
