@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 from models.model import Checkpointing
 from models.parallel import ParallelConfig
+from models.parallel.pipeline import PipelineConfig
 from training.config import PretrainConfig
 from training.data import Sizes, open_own, slots_of_ranks
 from training.flops import flops_of_parts
@@ -178,7 +179,8 @@ class Variants:
         """Return the numbers of microbatches into which the slots of each rank split."""
         config = self._question.config.model_copy(update={"parallel": parallel, "grad_accumulation": 1})
         slots = math.gcd(*slots_of_ranks(config, ImaginedWorld.of(config, self._question.num_ranks)))
-        return [number for number in range(1, slots + 1) if slots % number == 0]
+        pieces = slots // parallel.microbatches if isinstance(parallel, PipelineConfig) else slots
+        return [number for number in range(1, pieces + 1) if pieces % number == 0]
 
 
 # ---- the page ------------------------------------------------------------------------------------

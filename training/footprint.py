@@ -6,26 +6,30 @@ step makes counts for as long as it lives. What a strategy leaves to a rank foll
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from dataset.schema import IGNORE_LABEL
 from models import ARCHS, ArchConfig
-from models.act import ActSettings, empty_batch, initial_carry
+from models.act import ActSettings, Carry, empty_batch, initial_carry, loss_of_slots
 from models.base import RecursiveModel
+from models.losses import Outputs
 from models.model import Checkpointing
 from models.parallel import ParallelConfig
 from models.parallel.ddp import DDPConfig
 from models.parallel.fsdp import ShardingConfig
 from models.parallel.layout import Layout
+from models.parallel.pipeline import PipelineConfig, take_stages
 from models.parallel.tensor import take_shapes
+from models.transformer import Transformer
 from optim.build import build_optimizers
 from optim.ema import EMA
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from training.config import PretrainConfig
 from training.data import Sizes, require_whole_shares, slots_of_ranks
+from utils.batch import Batch
 from utils.dist.config import Axes
 from utils.dist.setup import pick_weights
 from utils.dist.world import World
@@ -125,6 +129,8 @@ class Footprints:
             UserError: The strategy can't work with this model, or the ranks can't share the batch.
         """
         config = self._variant(parallel, checkpointing, grad_accumulation)
+        if isinstance(config.parallel, PipelineConfig):
+            return _heaviest_of_pipeline(config, self._sizes, self._num_ranks, self._device)
         world, num_parts = ImaginedWorld.of(config, self._num_ranks), config.grad_accumulation
         key = config.parallel.model_dump_json(), num_parts > 1
         if (held := self._held.get(key)) is None:
@@ -140,12 +146,7 @@ class Footprints:
         if (step := self._steps.get(step_key)) is None:
             step = self._steps[step_key] = _Step.of(config, self._sizes, case, self._device)
         step_peak = step.peak + (num_parts - 1) * step.more_for_a_part
-        parts = dict.fromkeys(PARTS, 0) | held.parts | step.kept | {CARRY: num_parts * step.given}
-        parts[WORKING] = max(0, step_peak - parts[ACTIVATIONS] - parts[LOGITS])
-        always = sum(parts[name] for name in (WEIGHTS, MOMENTS, AVERAGE, TABLE, CARRY))
-        before = always + parts[GATHERED] + step_peak + (0 if come_late else parts[GRADIENTS])
-        after = always + held.own_gradients + held.update_peak
-        return Footprint(parts, max(before, after), is_update=after > before)
+        return held.footprint(step.kept, num_parts * step.given, step_peak, gradients_come=come_late)
 
     def _variant(
         self, parallel: ParallelConfig | None, checkpointing: Checkpointing | None, grad_accumulation: int | None
@@ -233,6 +234,89 @@ class _Step:
         return _Step(kept, given, peak, run(2)[2] - peak if case.has_several_parts else 0)
 
 
+# ---- the ranks of a pipeline ---------------------------------------------------------------------
+
+
+def _heaviest_of_pipeline(
+    config: PretrainConfig, sizes: Sizes, num_ranks: int, device: Literal["cuda", "cpu"]
+) -> Footprint:
+    """Return the memory of the first or the last rank of a pipeline, whichever needs more."""
+    length = ImaginedWorld.of(config, num_ranks).ranks_per_share
+    footprints = []
+    for place in {0, length - 1}:
+        held = _Held.of(config, sizes, num_ranks, place)
+        footprints.append(_of_place(held, config, sizes, num_ranks, place, device))
+    return max(footprints, key=lambda footprint: footprint.peak)
+
+
+def _of_place(
+    held: "_Held", config: PretrainConfig, sizes: Sizes, num_ranks: int, place: int, device: Literal["cuda", "cpu"]
+) -> Footprint:
+    """Return the memory of a rank of a pipeline.
+
+    Each stage of the rank runs one microbatch. Its activations count as often as the schedule has
+    microbatches under way there.
+    """
+    parallel, world = config.parallel, ImaginedWorld.of(config, num_ranks)
+    model = meta_model(config.arch, sizes)
+    assert isinstance(parallel, PipelineConfig) and isinstance(model, Transformer)
+    length, meta = world.ranks_per_share, torch.device("meta")
+    model.freeze("weights" if config.freeze_weights else config.freeze)
+    stages = take_stages(model, parallel, length, place)
+    num_slots = max(slots_of_ranks(config, world))
+    num_in_part = num_slots // config.grad_accumulation
+    batch = empty_batch(num_in_part // parallel.microbatches, sizes.seq_len, meta)
+    ids_B = batch["puzzle_identifiers"] if model.puzzle_embedding is not None else None
+    shape = len(batch["inputs"]), model.num_positions, model.config.hidden_size
+    for weight in _trained(model):
+        weight.grad = torch.empty_like(weight)
+    grads = [weight.grad for weight in _trained(model) if weight.grad is not None]
+    kept, peak = dict.fromkeys((ACTIVATIONS, LOGITS), 0), 0
+    for stage in stages:
+        known = [*model.parameters(), *model.buffers(), *batch.values(), *grads]
+        saved, allocations = SavedTensors(ACTIVATIONS, known), Allocations(known)
+        with torch.device("meta"), fused_attention(device), saved.counting(), allocations:
+            # The schedule keeps what a stage takes and gives until the microbatch goes back.
+            x = batch["inputs"] if stage.is_first else torch.empty(shape, dtype=model.dtype, requires_grad=True)
+            out = stage(x, ids_B if stage.is_first else None)
+            if stage.is_last:
+                saved.begin(LOGITS)
+                _loss_of_stage(out, batch, config).backward()
+            else:
+                out.backward(torch.empty_like(out))
+        of_stage = saved.bytes_of_parts
+        kept = {name: kept[name] + of_stage.get(name, 0) for name in kept}
+        peak = max(peak, allocations.peak - sum(of_stage.values()))
+        stage.rows.clear()
+    under_way = _under_way(parallel, length, place) / len(stages)
+    kept = {name: int(number * under_way) for name, number in kept.items()}
+    if any(stage.is_last for stage in stages):  # the step returns all logits
+        kept[LOGITS] += num_slots * sizes.seq_len * sizes.vocab_size * model.dtype.itemsize
+    given = 2 * num_slots * (2 * sizes.seq_len + 1) * 4  # the batch, and the carry that takes it over
+    return held.footprint(kept, given, sum(kept.values()) + peak, gradients_come=False)
+
+
+def _loss_of_stage(out: Any, batch: Batch, config: PretrainConfig) -> Tensor:
+    logits_BSV, q_B2 = out
+    ones_B = torch.ones_like(batch["puzzle_identifiers"])
+    carry = Carry({}, ones_B, ones_B.bool(), batch)
+    settings = ActSettings(config.arch.depth, config.arch.loss, IGNORE_LABEL, config.global_batch_size, None)
+    loss, _ = loss_of_slots(Outputs(logits_BSV, q_B2[:, 0], q_B2[:, 1], None, None), carry, settings)
+    return loss
+
+
+def _under_way(parallel: PipelineConfig, length: int, place: int) -> int:
+    """Return how many microbatches the stages of a rank together keep at once, to go back."""
+    per_rank = parallel.num_stages(length) // length
+    match parallel.schedule:
+        case "gpipe":
+            return parallel.microbatches
+        case "1f1b":
+            return min(parallel.microbatches, length - place)
+        case "interleaved":
+            return min(parallel.microbatches * per_rank, (per_rank - 1) * length + 2 * (length - 1 - place) + 1)
+
+
 # ---- what is there between steps, and the update -------------------------------------------------
 
 
@@ -251,11 +335,14 @@ class _Held:
     update_peak: int
 
     @staticmethod
-    def of(config: PretrainConfig, sizes: Sizes, num_ranks: int) -> "_Held":
+    def of(config: PretrainConfig, sizes: Sizes, num_ranks: int, place: int = 0) -> "_Held":
         """Count for a strategy.
 
+        Args:
+            place: of the rank in its pipeline.
+
         Raises:
-            UserError: It can't work with this model.
+            UserError: The strategy can't work with this model.
         """
         world, parallel = ImaginedWorld.of(config, num_ranks), config.parallel
         model = meta_model(config.arch, sizes)
@@ -263,7 +350,11 @@ class _Held:
         is_sharded = isinstance(parallel, ShardingConfig)
         (parallel.model_copy(update={"cpu_offload": False}) if is_sharded else parallel).require_support(model, world)
         model.freeze("weights" if config.freeze_weights else config.freeze)
-        take_shapes(model, world.ranks_per_share)
+        if isinstance(parallel, PipelineConfig):
+            assert isinstance(model, Transformer)
+            take_stages(model, parallel, world.ranks_per_share, place)
+        else:
+            take_shapes(model, world.ranks_per_share)
         gathered, whole_gradients = _of_calls(model, config)
         _take_shards(model, parallel, axes_of(parallel, num_ranks))
         parts, update_peak = _of_update(model, config)
@@ -274,6 +365,21 @@ class _Held:
         parts |= {GATHERED: gathered, GRADIENTS: own_gradients + whole_gradients}
         return _Held(parts, own_gradients, update_peak)
 
+    def footprint(self, kept: dict[str, int], given: int, step_peak: int, *, gradients_come: bool) -> Footprint:
+        """Return the memory of a rank, with that of its forward and backward pass.
+
+        Args:
+            kept, given: as in _Step, but of the whole step.
+            step_peak: the most of the forward and backward pass, beside the parts.
+            gradients_come: whether the gradients are in step_peak.
+        """
+        parts = dict.fromkeys(PARTS, 0) | self.parts | kept | {CARRY: given}
+        parts[WORKING] = max(0, step_peak - parts[ACTIVATIONS] - parts[LOGITS])
+        always = sum(parts[name] for name in (WEIGHTS, MOMENTS, AVERAGE, TABLE, CARRY))
+        before = always + parts[GATHERED] + step_peak + (0 if gradients_come else parts[GRADIENTS])
+        after = always + self.own_gradients + self.update_peak
+        return Footprint(parts, max(before, after), is_update=after > before)
+
 
 def _of_calls(model: RecursiveModel, config: PretrainConfig) -> tuple[int, int]:
     """Return the bytes of weights and of gradients that a rank has beside its own shards.
@@ -283,6 +389,9 @@ def _of_calls(model: RecursiveModel, config: PretrainConfig) -> tuple[int, int]:
     the last microbatch it keeps the gradients of all.
     """
     parallel = config.parallel
+    if isinstance(parallel, PipelineConfig) and parallel.shard > 1:  # blocks stay whole for all microbatches
+        weights = model.block_weights()
+        return num_bytes(weights), num_bytes(weight for weight in weights if weight.requires_grad)
     if not isinstance(parallel, ShardingConfig):
         return 0, 0
     in_blocks = {id(weight) for weight in model.block_weights()}
@@ -306,8 +415,13 @@ def _take_shards(model: RecursiveModel, parallel: ParallelConfig, axes: Axes) ->
 
     Its weights then have the shapes that are updated, and no forward pass is possible any more.
     """
+    sharded: Iterable[nn.Module] = ()
     if isinstance(parallel, ShardingConfig):
-        for module in model.modules():
+        sharded = [model]
+    elif isinstance(parallel, PipelineConfig):
+        sharded = model.blocks()
+    for whole in sharded:
+        for module in whole.modules():
             for name, weight in list(module.named_parameters(recurse=False)):
                 setattr(module, name, nn.Parameter(_shard(weight.detach(), axes.shard), weight.requires_grad))
     table, num_shares = model.puzzle_embedding, axes.replicate * axes.shard

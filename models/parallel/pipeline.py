@@ -143,7 +143,7 @@ class PipelineConfig(LayoutConfig):
             )
 
 
-class _Stage(nn.Module):
+class Stage(nn.Module):
     """Consecutive blocks of a model.
 
     The first stage has the embeddings before its blocks, and the last stage the heads behind them.
@@ -187,6 +187,28 @@ class _Stage(nn.Module):
         return logits_BSV, torch.stack([q_halt_B, q_continue_B], dim=1)
 
 
+def take_stages(model: Transformer, config: PipelineConfig, length: int, place: int) -> list[Stage]:
+    """Leave a model what one rank of a pipeline has of it, in place, and return the rank's stages.
+
+    Args:
+        length: the ranks of the pipeline.
+        place: the number of the rank among them.
+    """
+    num_stages, num_layers = config.num_stages(length), len(model.level.layers)
+    blocks: dict[int, list[Block]] = {i: [] for i in range(place, num_stages, length)}
+    for name, block in list(model.level.layers.named_children()):
+        if (i := int(name) * num_stages // num_layers) in blocks:
+            assert isinstance(block, Block)
+            blocks[i].append(block)
+        else:  # None keeps the place, so that the other blocks keep their names
+            setattr(model.level.layers, name, None)
+    for names, i in ((("embed_tokens", "embed_pos", "registers"), 0), (("lm_head", "q_head"), num_stages - 1)):
+        if i not in blocks:
+            for name in names:
+                setattr(model, name, None)
+    return [Stage(model, own, index=i, num_stages=num_stages) for i, own in blocks.items()]
+
+
 class PipelineLayout(DTensorLayout):
     """A transformer of which each rank holds some stages.
 
@@ -215,21 +237,8 @@ class PipelineLayout(DTensorLayout):
         self._config, self._group = config, world.mesh.get_group("model")  # of the ranks of this pipeline
         self._length = world.ranks_per_share
         self._place = world.rank % self._length  # of this rank in its pipeline
-        num_stages, num_layers = config.num_stages(self._length), len(model.level.layers)
-        stage_of_layer = [layer * num_stages // num_layers for layer in range(num_layers)]
-        blocks: dict[int, list[Block]] = {i: [] for i in range(self._place, num_stages, self._length)}
-        for name, block in list(model.level.layers.named_children()):
-            if (i := stage_of_layer[int(name)]) in blocks:
-                assert isinstance(block, Block)
-                blocks[i].append(block)
-            else:  # None keeps the place, so that the other blocks keep their names
-                setattr(model.level.layers, name, None)
-        for names, i in ((("embed_tokens", "embed_pos", "registers"), 0), (("lm_head", "q_head"), num_stages - 1)):
-            if i not in blocks:
-                for name in names:
-                    setattr(model, name, None)
+        self._stages = take_stages(model, config, self._length, self._place)
         model.allocate(world.device)
-        self._stages = [_Stage(model, mine, index=i, num_stages=num_stages) for i, mine in blocks.items()]
         self._units: list[FSDPModule] = []
         if world.mesh["shard"].size() > 1:
             self._shard(world.mesh["replicate", "shard"] if world.mesh["replicate"].size() > 1 else world.mesh["shard"])

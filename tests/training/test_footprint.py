@@ -182,3 +182,18 @@ def test_a_large_model_is_counted_on_any_machine() -> None:
 def test_what_cannot_run_is_refused_as_a_run_would(num_ranks: int, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         _counted(num_ranks, *overrides)
+
+
+def test_a_rank_of_a_pipeline_has_its_stages_and_the_microbatches_under_way() -> None:
+    whole = ["arch=transformer", "arch.num_layers=8"]
+    pipeline = [*whole, "parallel=pipeline"]
+    alone, staged = _counted(1, *whole).parts, _counted(4, *pipeline).parts
+    assert alone[WEIGHTS] / 4 < staged[WEIGHTS] < alone[WEIGHTS] / 3, "two of eight blocks, and embeddings or heads"
+    # The first of 4 ranks has 4 of 8 microbatches under way; with gpipe it has all 8.
+    assert staged[ACTIVATIONS] == pytest.approx(alone[ACTIVATIONS] / 4 / 2, rel=0.1)
+    gpipe = _counted(4, *pipeline, "parallel.schedule=gpipe").parts
+    assert gpipe[ACTIVATIONS] == pytest.approx(2 * staged[ACTIVATIONS], rel=0.1)
+    interleaved = _counted(4, *pipeline, "parallel.schedule=interleaved").parts
+    assert staged[ACTIVATIONS] < interleaved[ACTIVATIONS] < 2 * staged[ACTIVATIONS]
+    sharded = _counted(8, *pipeline, "parallel.shard=2", "global_batch_size=32").parts
+    assert sharded[MOMENTS] < staged[MOMENTS] and sharded[GATHERED] > 0
