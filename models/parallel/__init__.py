@@ -59,21 +59,18 @@ def parallelize(
     sharded_table = config.puzzle_table == "sharded" and world.data_size > 1 and model.puzzle_embedding is not None
     if sharded_table:
         shard_table(model, world)
-    if world.ranks_per_share > 1:
-        split_tensors(model, world)
+    stacked = split_tensors(model, world) if world.ranks_per_share > 1 else {}
     offloads = isinstance(config, ShardingConfig) and config.cpu_offload
     if isinstance(config, ShardingConfig):
         shard_weights(model, config, world)
     model.allocate(world.device, parameters_on=torch.device("cpu") if offloads else None)
     layout: Layout
     if isinstance(config, ShardingConfig):
-        layout = FSDPLayout(model, world, num_microbatches=num_microbatches)
+        layout = FSDPLayout(model, world, num_microbatches=num_microbatches, stacked=stacked)
     elif isinstance(config, DDPConfig):
         layout = DDPLayout(model, config, world, num_microbatches=num_microbatches, sharded_table=sharded_table)
     elif isinstance(config, TPConfig):
-        layout = DTensorLayout(
-            model, world, num_microbatches=num_microbatches, lockstep=True, tensor_degree=world.ranks_per_share
-        )
+        layout = DTensorLayout(model, world, num_microbatches=num_microbatches, lockstep=True, stacked=stacked)
     else:  # without a branch of its own a strategy would train without summing gradients
         assert_never(config)
     if compile:

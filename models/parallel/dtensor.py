@@ -1,7 +1,7 @@
 """Tensors of which each rank holds a part: how to cut them, and how to put them together."""
 # R = rows of a weight, C = columns of a weight
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,16 +16,22 @@ from utils.dist.world import World, is_dtensor, local_part
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-# How many projections a matrix has stacked in its rows, by the end of its name.
-_STACKED = {"qkv_proj.weight": 3, "gate_up_proj.weight": 2}
 
+def rows_by_rank(weight_RC: Tensor, sizes: Sequence[int], degree: int) -> Tensor:
+    """Return the rows in an order whose equal parts each have a part of everything that is stacked.
 
-def transposed_rows(weight_RC: Tensor, outer: int, inner: int) -> Tensor:
-    """Return rows that are (outer, inner, rest) as (inner, outer, rest).
-
-    A second call with the two numbers exchanged is the inverse.
+    Args:
+        sizes: the rows of q, k and v, for example, which are stacked in the matrix.
+        degree: the number of parts, one for each rank.
     """
-    return weight_RC.unflatten(0, (outer, inner, -1)).transpose(0, 1).flatten(0, 2)
+    stacked = [part_RC.chunk(degree) for part_RC in weight_RC.split(list(sizes))]
+    return torch.cat([part_RC for of_rank in zip(*stacked, strict=True) for part_RC in of_rank])
+
+
+def rows_by_stack(weight_RC: Tensor, sizes: Sequence[int], degree: int) -> Tensor:
+    """Return the rows in the order of the model as it is written: the inverse of `rows_by_rank`."""
+    by_rank = [rank_RC.split([size // degree for size in sizes]) for rank_RC in weight_RC.chunk(degree)]
+    return torch.cat([part_RC for of_stack in zip(*by_rank, strict=True) for part_RC in of_stack])
 
 
 def own_part(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Any], *, outer_first: bool = False) -> Tensor:
@@ -54,16 +60,22 @@ class DTensorLayout(Layout):
     """
 
     def __init__(
-        self, model: RecursiveModel, world: World, *, num_microbatches: int, lockstep: bool, tensor_degree: int = 1
+        self,
+        model: RecursiveModel,
+        world: World,
+        *,
+        num_microbatches: int,
+        lockstep: bool,
+        stacked: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         """As in the base class.
 
         Args:
-            tensor_degree: how many ranks split attention heads and MLPs.
+            stacked: what `split_tensors` returned, if ranks split attention heads and MLPs.
         """
         super().__init__(model, world, num_microbatches=num_microbatches)
         self.lockstep = lockstep
-        self._tensor_degree = tensor_degree
+        self._stacked, self._tensor_degree = stacked or {}, world.ranks_per_share
 
     def grad_norm(self) -> Tensor:
         by_place: dict[Any, list[Tensor]] = {}
@@ -98,22 +110,13 @@ class DTensorLayout(Layout):
         sharded: DTensor = tensor.to(self._world.device)  # type: ignore[assignment]  # offloaded shards can't travel
         # Axis by axis: what was split before it was sharded is put together in the opposite order.
         whole = sharded.redistribute(placements=(Replicate(), *sharded.placements[1:])).full_tensor()
-        if (num_stacked := self._num_stacked(name)) is not None:
-            whole = transposed_rows(whole, self._tensor_degree, num_stacked)
+        if (sizes := self._stacked.get(name)) is not None:
+            whole = rows_by_stack(whole, sizes, self._tensor_degree)
         return whole
-
-    def _num_stacked(self, name: str) -> int | None:
-        """Return how many projections are stacked in a matrix whose rows are in another order here.
-
-        Returns None for a tensor whose rows are in the order of the model as it is written.
-        """
-        if self._tensor_degree == 1:
-            return None
-        return next((number for end, number in _STACKED.items() if name.endswith(end)), None)
 
     @torch.no_grad()
     def to_portable(self, name: str, tensor: Tensor) -> Tensor:
-        if self._num_stacked(name) is None or not is_dtensor(tensor):
+        if name not in self._stacked or not is_dtensor(tensor):
             return tensor
         from torch.distributed.tensor import DTensor, Shard
 
@@ -125,11 +128,11 @@ class DTensorLayout(Layout):
 
     @torch.no_grad()
     def from_portable(self, name: str, portable: Tensor, live: Tensor) -> None:
-        if (num_stacked := self._num_stacked(name)) is not None and is_dtensor(live):
+        if (sizes := self._stacked.get(name)) is not None and is_dtensor(live):
             if is_dtensor(portable):
                 on_device: DTensor = portable.to(self._world.device)  # type: ignore[assignment]
                 portable = on_device.full_tensor()
-            portable = transposed_rows(portable, num_stacked, self._tensor_degree)
+            portable = rows_by_rank(portable, sizes, self._tensor_degree)
         if is_dtensor(live) and not is_dtensor(portable):
             portable, live = own_part(portable, live.device_mesh, live.placements), live.to_local()
         live.copy_(portable)

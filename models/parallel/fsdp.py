@@ -1,6 +1,7 @@
 """FSDP and HSDP: ranks keep a part of every tensor, and gather a block when it is called."""
 
 import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -141,10 +142,10 @@ class FSDPLayout(DTensorLayout):
 
     model: Any  # a RecursiveModel whose class FSDP2 has mixed itself into
 
-    def __init__(self, model: RecursiveModel, world: World, *, num_microbatches: int) -> None:
-        super().__init__(
-            model, world, num_microbatches=num_microbatches, lockstep=True, tensor_degree=world.ranks_per_share
-        )
+    def __init__(
+        self, model: RecursiveModel, world: World, *, num_microbatches: int, stacked: Mapping[str, Sequence[int]]
+    ) -> None:
+        super().__init__(model, world, num_microbatches=num_microbatches, lockstep=True, stacked=stacked)
         from torch.distributed.fsdp import FSDPModule
 
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]

@@ -1,18 +1,21 @@
 """Tensor parallelism: ranks with the same slots split attention heads and MLPs."""
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from pydantic import Field, field_validator
+from torch import nn
 
 from models.attention import Attention
-from models.base import RecursiveModel
-from models.layers import SwiGLU
-from models.parallel.dtensor import transposed_rows
+from models.base import CommonConfig, RecursiveModel
+from models.layers import ConvSwiGLU, NormalizedSwiGLU, SwiGLU
+from models.parallel.dtensor import rows_by_rank
 from models.parallel.fsdp import ShardingConfig
 from models.parallel.layout import LayoutConfig
 from models.parallel.requirements import fill_in_degrees
+from models.text.block import GELU, PackedAttention
 from utils.config import Int
 from utils.dist.config import Axes
 from utils.dist.world import World
@@ -59,24 +62,69 @@ class FSDPTPConfig(ShardingConfig):
         super().require_support(model, world)
 
 
+@dataclass(frozen=True)
+class _Split:
+    """How ranks split a module: the rows of one projection, and the columns of another.
+
+    Attributes:
+        stacked, output: the names of the two projections.
+        sizes: the rows of each part that is stacked in the first projection, such as q, k and v.
+        counts: what the ranks must divide, by the words for a message.
+    """
+
+    stacked: str
+    output: str
+    sizes: tuple[int, ...]
+    counts: dict[str, int]
+
+    @staticmethod
+    def of(module: nn.Module) -> "_Split | None":
+        """Return how ranks split a module; None for a module that is not split as a whole."""
+        match module:
+            case Attention():
+                rows = module.qkv_proj.out_features // 3
+                return _Split("qkv_proj", "o_proj", (rows,) * 3, {"arch.num_heads": module.num_heads})
+            case PackedAttention():
+                counts = {"arch.num_heads": max(module.heads), "arch.num_kv_heads": min(module.heads)}
+                sizes = tuple(heads * module.head_dim for heads in module.heads)
+                return _Split("gqkv_proj" if module.is_gated else "qkv_proj", "o_proj", sizes, counts)
+            case SwiGLU():
+                width, dim = module.down_proj.in_features, module.gate_up_proj.in_features
+                return _Split("gate_up_proj", "down_proj", (width,) * 2, {f"the width of the MLP on {dim}": width})
+            case GELU():
+                width, dim = module.down_proj.in_features, module.up_proj.in_features
+                return _Split("up_proj", "down_proj", (width,), {f"the width of the MLP on {dim}": width})
+        return None
+
+
+def _divide_heads(module: nn.Module, degree: int) -> None:
+    """Let a module that is about to be split count the heads that a rank has."""
+    if isinstance(module, Attention):
+        module.num_heads //= degree
+    elif isinstance(module, PackedAttention):
+        module.heads = [heads // degree for heads in module.heads]
+
+
 def _require_splittable(model: RecursiveModel, degree: int) -> None:
     """Raise UserError if `degree` ranks can't have equal parts of every attention and MLP."""
-    arch = model.config
-    if arch.mlp != "swiglu" and degree > 1:
-        why = "convolves its inner width" if arch.mlp == "conv_swiglu" else "normalises over its inner width"
-        raise UserError(f"arch.mlp is {arch.mlp}, which {why}, and tp splits that; take arch.mlp=swiglu, or fsdp")
-    if arch.fp8_no_grad and degree > 1:
+    arch, counts = model.config, dict[str, int]()
+    for module in model.modules():
+        if degree > 1 and isinstance(module, ConvSwiGLU | NormalizedSwiGLU):
+            why = "convolves" if isinstance(module, ConvSwiGLU) else "normalises over"
+            raise UserError(
+                f"arch.mlp is {arch.mlp}, which {why} its inner width, and tp splits that; take arch.mlp=swiglu, or "
+                "fsdp"
+            )
+        if (split := _Split.of(module)) is not None:
+            counts |= split.counts
+    if degree > 1 and isinstance(arch, CommonConfig) and arch.fp8_no_grad:
         raise UserError(
             "arch.fp8_no_grad scales whole rows of the weights, and tp splits them; set it to false, or take fsdp"
         )
-    sizes = {}
-    for module in model.modules():
-        if isinstance(module, Attention):
-            sizes["arch.num_heads"] = module.num_heads
-        elif isinstance(module, SwiGLU):
-            sizes[f"the width of the MLP on {module.gate_up_proj.in_features}"] = module.down_proj.in_features
-    if uneven := [f"{name} {size}" for name, size in sizes.items() if size % degree]:
-        common = math.gcd(*sizes.values())
+    if counts.get("arch.num_kv_heads") == counts.get("arch.num_heads"):
+        counts.pop("arch.num_kv_heads", None)  # few architectures have that option
+    if uneven := [f"{name} {count}" for name, count in counts.items() if count % degree]:
+        common = math.gcd(*counts.values())
         fitting = [str(n) for n in range(1, min(common, 64) + 1) if common % n == 0]
         raise UserError(
             f"parallel: {degree} ranks don't divide {' and '.join(uneven)}; take one of {', '.join(fitting)} for tp, "
@@ -84,31 +132,33 @@ def _require_splittable(model: RecursiveModel, degree: int) -> None:
         )
 
 
-def split_tensors(model: RecursiveModel, world: World) -> None:
+def split_tensors(model: RecursiveModel, world: World) -> dict[str, tuple[int, ...]]:
     """Give each rank some heads of every attention and a part of the width of every MLP, in place.
 
     Some matrices have projections stacked in their rows: q, k and v, or gate and up. Their rows are
     reordered first. An even split then leaves every rank the same stack of its own parts, and the
     forward pass of the modules needs no change.
+
+    Returns:
+        For each parameter whose rows are split, the rows of the parts that are stacked in it.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     assert world.mesh is not None
-    mesh = world.mesh["model"]
-    for module in model.modules():
-        if isinstance(module, Attention):
-            stacked, plan = module.qkv_proj, {"qkv_proj": ColwiseParallel(), "o_proj": RowwiseParallel()}
-            num_stacked = 3
-            module.num_heads //= mesh.size()
-        elif isinstance(module, SwiGLU):
-            stacked, plan = module.gate_up_proj, {"gate_up_proj": ColwiseParallel(), "down_proj": RowwiseParallel()}
-            num_stacked = 2
-        else:
+    mesh, stacked = world.mesh["model"], dict[str, tuple[int, ...]]()
+    for name, module in model.named_modules():
+        split = _Split.of(module)
+        if split is None:
             continue
+        weight = module.get_parameter(f"{split.stacked}.weight")
         with torch.no_grad():
-            stacked.weight.copy_(transposed_rows(stacked.weight, num_stacked, mesh.size()))
+            weight.copy_(rows_by_rank(weight, split.sizes, mesh.size()))
+        stacked[f"{name}.{split.stacked}.weight"] = split.sizes
+        _divide_heads(module, mesh.size())
         # All ranks hold the same weights already, so nothing needs to be sent.
+        plan = {split.stacked: ColwiseParallel(), split.output: RowwiseParallel()}
         parallelize_module(module, mesh, plan, src_data_rank=None)
+    return stacked
 
 
 def take_shapes(model: RecursiveModel, degree: int) -> None:
@@ -120,13 +170,12 @@ def take_shapes(model: RecursiveModel, degree: int) -> None:
         degree: the number of these ranks.
     """
     for module in model.modules():
-        if isinstance(module, Attention):
-            module.num_heads //= degree
-            projections = module.qkv_proj, module.o_proj
-        elif isinstance(module, SwiGLU):
-            projections = module.gate_up_proj, module.down_proj
-        else:
+        split = _Split.of(module)
+        if split is None:
             continue
-        for linear, dim in zip(projections, (0, 1), strict=True):
-            own = linear.weight.narrow(dim, 0, linear.weight.shape[dim] // degree).contiguous()
-            linear.weight = torch.nn.Parameter(own.detach(), requires_grad=linear.weight.requires_grad)
+        _divide_heads(module, degree)
+        for dim, name in enumerate((split.stacked, split.output)):
+            linear = module.get_submodule(name)
+            weight = linear.get_parameter("weight")
+            own = weight.narrow(dim, 0, weight.shape[dim] // degree).contiguous()
+            linear.register_parameter("weight", nn.Parameter(own.detach(), requires_grad=weight.requires_grad))

@@ -47,9 +47,9 @@ class PackedAttention(nn.Module):
     def __init__(self, shape: StackShape) -> None:
         super().__init__()
         gates = [shape.num_heads] if shape.is_gated else []
-        self._heads = [*gates, shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
-        self._head_dim, self._mask = shape.head_dim, shape.mask
-        projection = Linear(shape.hidden_size, sum(self._heads) * shape.head_dim)
+        self.heads = [*gates, shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        self.head_dim, self._mask = shape.head_dim, shape.mask
+        projection = Linear(shape.hidden_size, sum(self.heads) * shape.head_dim)
         if shape.is_gated:
             self.gqkv_proj = projection
         else:
@@ -67,7 +67,7 @@ class PackedAttention(nn.Module):
         Args:
             rotary: cosines and sines (N, 1, H), which rotate q and k; None: no rotation.
         """
-        parts = self.in_proj(x_ND).unflatten(-1, (-1, self._head_dim)).split(self._heads, dim=1)
+        parts = self.in_proj(x_ND).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=1)
         q_NAH, k_NGH, v_NGH = parts[-3:]
         if rotary is not None:
             q_NAH, k_NGH = apply_rotary(q_NAH, rotary), apply_rotary(k_NGH, rotary)
