@@ -112,6 +112,8 @@ def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
     trained = open_trained(
         source, world, arch=config.arch, data_path=config.data_path, puzzle_table=config.puzzle_table
     )
+    with world.shared_errors():
+        arch, sizes = trained.of_puzzles()
     if trained.config is None or trained.checkpoint is None:  # a file of weights
         with world.shared_errors():
             if config.data_path is None:
@@ -119,24 +121,26 @@ def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
                     f"{source} was trained on {trained.data} and holds no puzzles; say where they are: data_path=..."
                 )
             split = open_split(config.data_path, "test")
-            require_same_sizes(trained.sizes, split, trained.arch, trained.data)
-        return Loaded(trained.name, trained.load_model(world), split, batch_size=768, out=None, evaluators=[])
+            require_same_sizes(sizes, split, arch, trained.data)
+        return Loaded(trained.name, trained.load_puzzle_model(world), split, batch_size=768, out=None, evaluators=[])
     of_run = trained.config
     step = trained.checkpoint.path
     out = step.parent / "eval_outputs" / step.name
     with world.shared_errors():
         same_folder = {Path(path).resolve(): path for path in of_run.train_paths}
         if config.data_path is None:
-            split = open_own(of_run, "test")
+            own = open_own(of_run, "test")
+            assert isinstance(own, Split)
+            split = own
         elif trained_on := same_folder.get(Path(config.data_path).resolve()):
             split = open_datasets([trained_on], "test", numbered_by=of_run.train_paths)
         else:  # the user who names other data promises that its puzzles have the same numbers
             split = open_split(config.data_path, "test")
         if config.data_path is not None and not _is_own(config.data_path, of_run):
             out = folder_for_other_data(out, split)
-        require_same_sizes(trained.sizes, split, of_run.arch, trained.data)
+        require_same_sizes(sizes, split, arch, trained.data)
     batch_size = of_run.eval_batch_size or of_run.global_batch_size
-    return Loaded(trained.name, trained.load_model(world), split, batch_size, out, of_run.evaluators or [])
+    return Loaded(trained.name, trained.load_puzzle_model(world), split, batch_size, out, of_run.evaluators or [])
 
 
 def _is_own(data_path: str, of_run: PretrainConfig) -> bool:

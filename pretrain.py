@@ -28,6 +28,7 @@ from models.act import ActSettings
 from models.losses import Outputs
 from models.metric_sums import OpenSums
 from models.parallel import parallelize
+from models.text.objective import TextBatch, TextSettings
 from optim.build import build_optimizers
 from optim.ema import EMA
 from optim.loss_scale import LossScale
@@ -159,7 +160,7 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
     """
     config, checkpoint = start.config, start.checkpoint
     with world.shared_errors():  # shapes only: no rank needs memory for the whole model
-        model = build_on_meta(config.arch, **data.sizes.as_dict(), num_parts=config.parallel.num_parts(world.size))
+        model = build_on_meta(config.arch, **data.sizes.of_model(), num_parts=config.parallel.num_parts(world.size))
     whole = model.state_dict()
     if checkpoint is not None:
         with world.shared_errors():
@@ -190,7 +191,7 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
     )
-    slots = world.slice_of(config.global_batch_size)
+    slots = world.slice_of(config.num_slots)
     fresh = Progress(wandb_run_id=world.broadcast_object(uuid.uuid4().hex[:8]))
     state = TrainState(
         layout,
@@ -250,7 +251,7 @@ def train(
 # ---- one step ----------------------------------------------------------------------------------
 
 
-def take_step(session: Session, batch: Batch, world: World) -> Row:
+def take_step(session: Session, batch: Batch | TextBatch, world: World) -> Row:
     """Train on a batch, and return the row of the step, which is empty if none is due. Every rank.
 
     Raises:
@@ -268,7 +269,7 @@ def take_step(session: Session, batch: Batch, world: World) -> Row:
 class StepSettings:
     """What the config and the number of a step decide about it."""
 
-    objective: ActSettings  # what the objective of the model needs
+    objective: ActSettings | TextSettings  # what the objective of the model needs
     lr_factor: float  # factor of every optimizer's own rate: the schedule times lr_scaling
     puzzle_emb_lr: float  # the rate itself, times the schedule
     puzzle_emb_weight_decay: float
@@ -299,7 +300,7 @@ class StepResult:
     was_taken: bool  # False: float16 overflowed, and nothing was updated
 
 
-def train_step(state: TrainState, batch: Batch, settings: StepSettings, world: World) -> StepResult:
+def train_step(state: TrainState, batch: Batch | TextBatch, settings: StepSettings, world: World) -> StepResult:
     """Run one segment of every slot, and update all weights and their average once. Every rank.
 
     A slot takes its example of the batch only if its sequence halted in the step before

@@ -263,7 +263,7 @@ class Solver:
         typed = read_config("solve", ["checkpoint=_", *overrides]) | {"checkpoint": str(checkpoint), "device": device}
         world = connect_devices(World.single(), device)
         source = Source.look_at(validate(SolveConfig, typed), world)
-        return cls(source, source.trained.load_model(world), world)
+        return cls(source, source.trained.load_puzzle_model(world), world)
 
     def solve(self, puzzles: Sequence[str | Task]) -> list[Solution]:
         """Solve any number of puzzles, `batch_size` at a time.
@@ -335,10 +335,10 @@ class Source:
         trained = open_trained(
             config.checkpoint, world, arch=config.arch, data_path=config.data_path, puzzle_table=config.puzzle_table
         )
-        sizes = trained.sizes
         with world.shared_errors():
+            arch, sizes = trained.of_puzzles()
             if config.data_path:
-                require_same_sizes(sizes, open_split(config.data_path, "test"), trained.arch, trained.data)
+                require_same_sizes(sizes, open_split(config.data_path, "test"), arch, trained.data)
             board = task_of_shape(sizes.seq_len, sizes.vocab_size)
             if board is None:
                 raise UserError(
@@ -358,7 +358,7 @@ class Source:
 
     @property
     def has_puzzle_table(self) -> bool:
-        return self.trained.arch.puzzle_emb_ndim > 0
+        return self.trained.of_puzzles()[0].puzzle_emb_ndim > 0
 
     def puzzles(self) -> list[Puzzle]:
         """Return the puzzles that the command line names.
@@ -419,7 +419,10 @@ class Source:
         for task in tasks:
             identifier = self._rows.get(task.name, _BLANK_IDENTIFIER)
             notes: tuple[str, ...] = ()
-            if self.has_puzzle_table and not _BLANK_IDENTIFIER < identifier < self.trained.sizes.num_puzzle_identifiers:
+            if (
+                self.has_puzzle_table
+                and not _BLANK_IDENTIFIER < identifier < self.trained.of_puzzles()[1].num_puzzle_identifiers
+            ):
                 identifier, notes = _BLANK_IDENTIFIER, (self._not_seen(task),)
             for number, pair in enumerate(task.test, start=1):
                 output_S = None if pair.output is None else to_tokens(pair.output)
@@ -648,7 +651,7 @@ def main(world: World) -> None:
     with world.shared_errors():
         puzzles = source.puzzles()
     world = connect_devices(world, config.device)
-    solver = Solver(source, source.trained.load_model(world), world)
+    solver = Solver(source, source.trained.load_puzzle_model(world), world)
 
     try:
         num_solved = report(solver, puzzles, as_json=typed.as_json)

@@ -34,7 +34,7 @@ from pathlib import Path
 
 import torch
 
-from models import build_arch
+from models import build_puzzle_arch
 from models.act import ActSettings, Carry, initial_carry
 from models.parallel.layout import Layout
 from optim.build import build_optimizers
@@ -115,7 +115,9 @@ class _Training:
     def __init__(self, config: PretrainConfig, options: argparse.Namespace, world: World) -> None:
         self._config, self._options, self.world = config, options, world
         self._generator = torch.Generator().manual_seed(0)
-        self.model = build_arch(config.arch, seq_len=options.seq_len, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=1)
+        self.model = build_puzzle_arch(
+            config.arch, seq_len=options.seq_len, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=1
+        )
         self.model.init_weights(self._generator)
         self.model.to(world.device)
         self._optimizers = build_optimizers(
@@ -142,8 +144,8 @@ class _Training:
             self._carry,
             self._batch,
             ActSettings(
-                depth=self._config.arch.depth_at(1, 2),
-                loss=self._config.arch.loss,
+                depth=self._config.puzzle_arch.depth_at(1, 2),
+                loss=self._config.puzzle_arch.loss,
                 ignore_label=0,
                 global_batch_size=self._options.step_batch_size,
                 min_halt_steps_B=None,

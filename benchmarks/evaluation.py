@@ -55,7 +55,7 @@ def main() -> None:
     batch_size = options.batch_size or config.eval_batch_size or config.global_batch_size
     rows = []
     with ExitStack() as stack:
-        for num_steps in options.num_steps or [config.arch.halt_max_steps]:
+        for num_steps in options.num_steps or [config.puzzle_arch.halt_max_steps]:
             eval_options = EvalOptions(batch_size, num_steps=num_steps, max_examples=options.max_examples)
             kinds = _ours(trained, split, world, eval_options, compile=options.compile)
             if options.published is not None:
@@ -67,7 +67,7 @@ def main() -> None:
             rows += measure(kinds, num_steps, options.num_runs)
     about = {
         "run": trained.name,
-        "dtype": trained.load_model(world).config.forward_dtype,
+        "dtype": trained.load_puzzle_model(world).config.forward_dtype,
         "compile": options.compile,
         "batch_size": batch_size,
         "machine": platform.processor() or platform.machine(),
@@ -104,7 +104,7 @@ def _ours(
     trained: Trained, split: Split, world: World, options: EvalOptions, *, compile: bool
 ) -> dict[str, Callable[[], Result]]:
     """Return the kinds of our evaluation by name, warm."""
-    model = trained.load_model(world)
+    model = trained.load_puzzle_model(world)
     if compile:
         model.compile_levels()
 
@@ -134,7 +134,7 @@ def _write_for_published(
     batches = [batch for _, batch in loader.batches(world)]
     for name in batches[0]:
         np.save(folder / f"{name}.npy", torch.cat([batch[name] for batch in batches]).cpu().numpy())
-    arch = trained.load_model(world).config
+    arch = trained.load_puzzle_model(world).config
     config: dict[str, Any] = arch.model_dump(mode="json") | trained.sizes.as_dict()
     config |= {"batch_size": options.batch_size, "halt_max_steps": options.num_steps, "causal": False}
     about = {

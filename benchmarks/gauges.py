@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from dataset.schema import IGNORE_LABEL
-from models import build_arch
+from models import build_puzzle_arch
 from models.act import ActSettings, empty_batch, initial_carry
 from models.parallel import parallelize
 from training.config import PretrainConfig
@@ -41,9 +41,9 @@ def main() -> None:
     args = parser.parse_intermixed_args()
     world = join_ranks()
     config = validate(PretrainConfig, read_config("pretrain", [*RECIPE, *args.overrides]))
-    arch, num_slots = with_forward_dtype(config.arch, world), config.global_batch_size
+    arch, num_slots = with_forward_dtype(config.puzzle_arch, world), config.global_batch_size
     with world.device:
-        model = build_arch(arch, **SIZES.as_dict())
+        model = build_puzzle_arch(arch, **SIZES.as_dict())
     model.init_weights(torch.Generator(world.device).manual_seed(0))
     layout = parallelize(model, config.parallel, world, num_microbatches=1, compile=config.compile is True)
     batch = empty_batch(num_slots // world.size, SIZES.seq_len, world.device)

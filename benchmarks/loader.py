@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from benchmarks.spread import spread
 from dataset.loader import DataOn, TrainLoader
 from dataset.online import OnlineAugmentation
+from dataset.sampler import Sampler
 from pretrain import open_run
 from training.config import PretrainConfig
 from training.plan import Plan, online_augmentation
@@ -42,7 +43,8 @@ def main() -> None:
     online = online_augmentation(start.config.model_copy(update={"augment": "online"}), data, world)
 
     def batches(data_on: DataOn, augmentation: OnlineAugmentation | None) -> Iterator[Batch]:
-        loader = TrainLoader(data.train, plan.sampler, world, augmentation=augmentation, data_on=data_on)
+        assert isinstance(plan.sampler, Sampler)
+        loader = TrainLoader(data.puzzles("train"), plan.sampler, world, augmentation=augmentation, data_on=data_on)
         return iter(loader.batches(range(1, plan.last_step + 1)))
 
     kinds = {

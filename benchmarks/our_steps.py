@@ -17,8 +17,11 @@ from torch.profiler import record_function
 from benchmarks.matrix_peak import Product, measure_products, peak_tflops
 from benchmarks.on_request import answer_requests, timed
 from dataset.loader import TrainLoader
+from dataset.sampler import Sampler
+from models.base import RecursiveModel
 from pretrain import StepSettings, build_state, open_run, train_step
 from training.config import PretrainConfig
+from training.data import Sizes
 from training.flops import flops_of_parts, flops_of_step
 from training.plan import Plan
 from utils.command_line import read_config, validate
@@ -52,15 +55,17 @@ class OurTrainer:
         self._config, self._sizes = start.config, data.sizes
         self._state = build_state(start, data, self.world)
         self._plan = Plan.make(self._config, data, self._state.progress, self.world)
+        sampler = self._plan.sampler
+        assert isinstance(sampler, Sampler)
         loader = TrainLoader(
-            data.train,
-            self._plan.sampler,
+            data.puzzles("train"),
+            sampler,
             self.world,
             augmentation=self._plan.augmentation,
             data_on=self._config.data_on,
         )
         drawing = time.perf_counter()
-        self._plan.sampler.examples(1, slice(0, 1))  # draws an epoch
+        sampler.examples(1, slice(0, 1))  # draws an epoch
         self._epoch_s = time.perf_counter() - drawing
         self._start_s = time.perf_counter() - began
         self._batches = iter(loader.batches(range(1, self._plan.last_step + 1)))
@@ -82,13 +87,14 @@ class OurTrainer:
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "batch_size": config.global_batch_size,
-            "flops": flops_of_step(config, self._sizes, config.arch.depth),
+            "flops": flops_of_step(config, self._sizes, config.puzzle_arch.depth),
             "peak_tflops": world.size * peak_tflops(self.products()),
         }
 
     def products(self) -> list[Product]:
         """Measure the products of the blocks with the slots that this rank computes at once."""
         config = self._config
+        assert isinstance(self._state.model, RecursiveModel)
         return measure_products(
             self._state.model, config.global_batch_size // self.world.size // config.grad_accumulation
         )
@@ -161,8 +167,10 @@ class OurTrainer:
             kept.pop(tensor.untyped_storage().data_ptr(), None)
         table = state.model.puzzle_embedding
         saved = state.snapshot(self._config, self._data, self.world)
+        assert isinstance(self._sizes, Sizes)
         shares = {
-            f"flops {name}": n for name, n in flops_of_parts(self._config, self._sizes, self._config.arch.depth).items()
+            f"flops {name}": n
+            for name, n in flops_of_parts(self._config, self._sizes, self._config.puzzle_arch.depth).items()
         }
         return {
             **shares,

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from dataset.schema import open_datasets
-from models import build_arch
+from models import build_puzzle_arch
 from models.act import initial_carry, segment
 from models.block import Block
 from training.config import PretrainConfig
@@ -114,7 +114,7 @@ class Work:
 def count_work(config: PretrainConfig) -> Work:
     """Run a step and count the calls of blocks in it, with gradient and without."""
     sizes = Sizes.of(open_datasets(config.train_paths, "train", numbered_by=config.train_paths))
-    model = build_arch(config.arch, **sizes.as_dict())
+    model = build_puzzle_arch(config.arch, **sizes.as_dict())
     model.init_weights(torch.Generator().manual_seed(0))
     work = Work()
     blocks = [module for module in model.modules() if isinstance(module, Block)]
@@ -144,7 +144,7 @@ def count_work(config: PretrainConfig) -> Work:
         "labels": torch.zeros(1, sizes.seq_len, dtype=torch.int32),
         "puzzle_identifiers": torch.zeros(1, dtype=torch.int32),
     }
-    depth = config.arch.depth_at(_WARMUP, config.max_steps or _WARMUP)
+    depth = config.puzzle_arch.depth_at(_WARMUP, config.max_steps or _WARMUP)
     least_B = torch.ones(1, dtype=torch.int32)
     segment(model, initial_carry(model, batch), batch, training=True, depth=depth, min_halt_steps_B=least_B)
     if model.puzzle_embedding is not None:

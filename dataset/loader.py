@@ -4,9 +4,8 @@ The arrays are memory maps on the host or tensors on the device. Both give the s
 """
 # B = slots of this rank, S = tokens of a puzzle, N = examples of all sets
 
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import Literal
 
 import numpy as np
@@ -18,10 +17,10 @@ from dataset.schema import CHUNK_BYTES, IGNORE_LABEL, PuzzleSet, Split, unchange
 from utils.batch import Batch
 from utils.dist.world import World
 from utils.errors import UserError
+from utils.prefetch import Prefetcher
 
 DataOn = Literal["auto", "host", "device"]
 
-_PREFETCH = 4
 # The largest share of the device's free memory that data_on=auto gives to the arrays. The model
 # needs the rest.
 _RESIDENT_SHARE = 0.25
@@ -57,39 +56,20 @@ class TrainLoader:
             data_on = "device" if _fits(self._sets, world.device) else "host"
         self.data_on = data_on
         self._resident = _Resident(split, world.device) if data_on == "device" else None
-        self._pending: deque[Future[tuple[Batch, Batch]]] = deque()
+        self._ahead = Prefetcher(self._host_part, world.enter_thread)
 
     def batches(self, steps: range) -> Iterator[Batch]:
-        """Return the batches of these steps, in order.
-
-        A thread reads them. It begins at once and stays a few steps ahead.
-        """
-        pool = ThreadPoolExecutor(1, thread_name_prefix="loader", initializer=self._world.enter_thread)
-        upcoming = iter(steps)
-        self._pending = deque(
-            pool.submit(self._host_part, step) for _, step in zip(range(_PREFETCH), upcoming, strict=False)
-        )
-        return self._arriving(pool, upcoming, self._pending)
-
-    def _arriving(
-        self, pool: ThreadPoolExecutor, upcoming: Iterator[int], pending: deque[Future[tuple[Batch, Batch]]]
-    ) -> Iterator[Batch]:
-        try:
-            while pending:
-                read, drawn = pending.popleft().result()
-                pending.extend(pool.submit(self._host_part, step) for _, step in zip(range(1), upcoming, strict=False))
-                yield self._device_part(_to_device(read, self._device), _to_device(drawn, self._device))
-        finally:
-            pool.shutdown(cancel_futures=True)
+        """Return the batches of these steps, in order. A thread reads them, and begins at once."""
+        return self._arriving(self._ahead.values(steps))
 
     def next_mistake(self) -> UserError | None:
-        """Wait until the next batch is read, and return the UserError of its reading, if any.
+        """As Prefetcher.next_mistake."""
+        return self._ahead.next_mistake()
 
-        So all ranks can end together. A rank that met the error when it takes the batch would end
-        alone. Any other error of the reading is a fault, and is raised when the batch is taken.
-        """
-        error = self._pending[0].exception() if self._pending else None
-        return error if isinstance(error, UserError) else None
+    def _arriving(self, parts: Generator[tuple[Batch, Batch], None, None]) -> Iterator[Batch]:
+        with closing(parts):
+            for read, drawn in parts:
+                yield self._device_part(_to_device(read, self._device), _to_device(drawn, self._device))
 
     def _host_part(self, step: int) -> tuple[Batch, Batch]:
         """Return the host's part of a batch, and the draws for its augmentation.

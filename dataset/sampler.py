@@ -61,6 +61,11 @@ class Sampler:
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
 
     @property
+    def draws_per_step(self) -> int:
+        """By how much a step moves on in the stream."""
+        return self.global_batch_size
+
+    @property
     def num_draws(self) -> int:
         """The number of examples in the stream. Puzzles of a group may differ in size."""
         return int(self._epoch_end_E[-1])

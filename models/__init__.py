@@ -8,61 +8,79 @@ import torch
 
 from models.base import CommonConfig, RecursiveModel
 from models.hrm import HRM, HRMConfig
+from models.model import ArchBase, Model
+from models.text.config import (
+    GPTConfig,
+    HRMTextConfig,
+    RINSTextConfig,
+    TextConfig,
+    TransformerTextConfig,
+    TRMTextConfig,
+    UTTextConfig,
+)
+from models.text.model import TextModel
 from models.transformer import Transformer, TransformerConfig
 from models.trm import TRM, TRMConfig
 from models.urm import URM, URMConfig
 from utils.config import union_of
 from utils.errors import UserError
 
-ARCHS: dict[type[CommonConfig], Callable[..., RecursiveModel]] = {
+ARCHS: dict[type[ArchBase], Callable[..., Model]] = {
     HRMConfig: HRM,
     TRMConfig: TRM,
     TransformerConfig: Transformer,
     URMConfig: URM,
+    GPTConfig: TextModel,
+    HRMTextConfig: TextModel,
+    RINSTextConfig: TextModel,
+    TransformerTextConfig: TextModel,
+    TRMTextConfig: TextModel,
+    UTTextConfig: TextModel,
 }
 """Every architecture: its options, whose `name` names a file in config/arch/, and its model."""
 
 if TYPE_CHECKING:
-    ArchConfig = CommonConfig
+    ArchConfig = CommonConfig | TextConfig
 else:  # a type checker can't follow the table
     ArchConfig = union_of(ARCHS)
 
 
-def build_arch(config: ArchConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> RecursiveModel:
+def build_puzzle_arch(config: ArchConfig, **sizes: int) -> RecursiveModel:
+    """As `build_arch`, for code that knows that the architecture is one of puzzles."""
+    model = build_arch(config, **sizes)
+    assert isinstance(model, RecursiveModel)
+    return model
+
+
+def build_arch(config: ArchConfig, **sizes: int) -> Model:
     """Return the model that `config.name` asks for, allocated on the host but not initialised.
 
     The arguments are those of `build_on_meta`.
     """
-    sizes = {"seq_len": seq_len, "vocab_size": vocab_size, "num_puzzle_identifiers": num_puzzle_identifiers}
     build_on_meta(config, **sizes)  # which refuses what the machine has no memory for
     return ARCHS[type(config)](config, **sizes)
 
 
-def build_on_meta(
-    config: ArchConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int, num_parts: int = 1
-) -> RecursiveModel:
+def build_on_meta(config: ArchConfig, *, num_parts: int = 1, **sizes: int) -> Model:
     """Return the model that `config.name` asks for, on the meta device: shapes without memory.
 
     Args:
-        seq_len: tokens of a sequence.
-        vocab_size: kinds of tokens.
-        num_puzzle_identifiers: rows of the puzzle table.
         num_parts: how many ranks divide the model among them.
+        sizes: of the data. Puzzles have seq_len (tokens of a sequence), vocab_size (kinds of
+            tokens) and num_puzzle_identifiers (rows of the puzzle table), text has vocab_size.
 
     Raises:
         UserError: The positions don't suit the sequence, or the model is larger than the machine's
             memory. The sizes may come from a dataset that somebody else made.
     """
     with torch.device("meta"):
-        model = ARCHS[type(config)](
-            config, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=num_puzzle_identifiers
-        )
+        model = ARCHS[type(config)](config, **sizes)
     num_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) // num_parts
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if num_bytes > room:
+        named = " and ".join(f"{name} {size}" for name, size in sizes.items())
         raise UserError(
-            f"a model for {seq_len} tokens of {vocab_size} kinds and {num_puzzle_identifiers} puzzle identifiers, with "
-            f"hidden_size {config.hidden_size}, takes {num_bytes / 2**30:,.0f} GB, but this machine has "
-            f"{room / 2**30:,.0f}; correct dataset.json or make the model smaller"
+            f"a model for {named}, with hidden_size {config.hidden_size}, takes {num_bytes / 2**30:,.0f} GB, but this "
+            f"machine has {room / 2**30:,.0f}; correct dataset.json or make the model smaller"
         )
     return model

@@ -5,7 +5,7 @@ The carry is the state of training between segments. No function makes the host 
 
 # B = slots of the batch, S = tokens, V = vocabulary, E = puzzle embedding size
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -203,7 +203,19 @@ class ActObjective(Objective):
         )
         return PartResult(carry, detached, loss, sums)
 
-    def join(self, carries: list[Carry | None]) -> Carry:
+    def smallest_loss(self, forward: Callable[..., SegmentOutput], device: torch.device) -> torch.Tensor:
+        """As in the base class, from one slot. The loss has no value of its own."""
+        model = self._model
+        ids_1 = torch.zeros(1, dtype=torch.int32, device=device)
+        state = model.reset(model.initial_state(1, device), ids_1 == 0)
+        inputs_1S = ids_1.expand(1, model.num_positions - model.prefix_len)
+        rows_1E = None
+        if model.puzzle_embedding is not None:
+            rows_1E = torch.zeros(1, model.puzzle_embedding.weight.shape[1], device=device)
+        _, logits_1SV, q_halt_1, q_continue_1 = forward(state, inputs_1S, rows_1E, model.config.depth)
+        return logits_1SV.float().sum() + q_halt_1.sum() + q_continue_1.sum()
+
+    def join(self, carries: Sequence[Carry | None]) -> Carry:
         parts = [carry.tensors() for carry in carries if carry is not None]
         if len(parts) == 1:
             return Carry.from_tensors(parts[0])

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from models import ArchConfig
+from models.base import CommonConfig
 from models.exported import FORMAT, Exported, read_exported, whole_arch, why_not_described
 from models.published import Weights, to_ours, to_published
 from utils.arguments import Parser, typed_path
@@ -173,7 +174,7 @@ def export(settings: Settings) -> str:
         weights, metadata = source.weights, source.model.as_metadata()
     else:
         if source.model is not None:
-            _require_published(source.model.arch, settings.checkpoint)
+            _require_published(_of_puzzles(source.model.arch), settings.checkpoint)
         weights = to_published(source.weights, compiled=settings.compiled)
     try:
         write_weights(settings.output, weights, metadata)
@@ -201,7 +202,7 @@ def commands(settings: Settings, source: Source) -> list[str]:
     arch = source.model.arch
     return [
         f"python evaluate.py {file} {data} {for_shell(overrides_of(arch, choices('arch')))}",
-        _for_published_code(arch, settings),
+        _for_published_code(_of_puzzles(arch), settings),
     ]
 
 
@@ -226,7 +227,13 @@ def overrides_of(arch: ArchConfig, among: Sequence[str]) -> list[str]:
     return overrides
 
 
-def _for_published_code(arch: ArchConfig, settings: Settings) -> str:
+def _of_puzzles(arch: ArchConfig) -> CommonConfig:
+    if not isinstance(arch, CommonConfig):
+        raise UserError(f"arch={arch.name} is a model of text, which the published code of HRM and TRM can't load")
+    return arch
+
+
+def _for_published_code(arch: CommonConfig, settings: Settings) -> str:
     """Return a line that says how the published code loads the file."""
     if settings.output.suffix == ".safetensors":
         return "the published code reads only files of torch.save; name the file otherwise to load it there"
@@ -246,7 +253,7 @@ def _for_published_code(arch: ArchConfig, settings: Settings) -> str:
     return f"the published HRM code: evaluate.py with these options in all_config.yaml beside it: {for_shell(typed)}"
 
 
-def _require_published(arch: ArchConfig, where: str) -> None:
+def _require_published(arch: CommonConfig, where: str) -> None:
     """Raise UserError if the published code computes something else than this model.
 
     Names of tensors don't show these options. A width_multiple other than 256 gives shapes that the

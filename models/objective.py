@@ -6,7 +6,7 @@ models/act.py, that of text in models/text/objective.py.
 # B = slots of this rank
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -68,7 +68,7 @@ class Objective(ABC):
     @abstractmethod
     def split(
         self, carry: "Carry | None", batch: Any, settings: Any, num_parts: int
-    ) -> list[tuple["Carry | None", Any, Any]]:
+    ) -> Sequence[tuple["Carry | None", Any, Any]]:
         """Return the arguments of `run` for each of `num_parts` equal parts of a step."""
 
     @abstractmethod
@@ -86,7 +86,11 @@ class Objective(ABC):
         """
 
     @abstractmethod
-    def join(self, carries: "list[Carry | None]") -> "Carry | None":
+    def smallest_loss(self, forward: Callable[..., Any], device: torch.device) -> Tensor:
+        """Return a scalar with a gradient for every weight, from the least work that gives one."""
+
+    @abstractmethod
+    def join(self, carries: "Sequence[Carry | None]") -> "Carry | None":
         """Return the carry of all parts together."""
 
     @abstractmethod

@@ -5,11 +5,15 @@ from functools import cache
 
 from dataset.evaluators import training_evaluators
 from dataset.schema import open_datasets
-from models.losses import METRICS
+from dataset.text.schema import open_text_split
+from models.base import CommonConfig
+from models.losses import ACT_SUMS
 from models.metric_sums import EVAL_METRICS
+from models.text.losses import TEXT_SUMS
 from search.space import Point, overrides_of
 from search.sweep import Sweep
 from training.config import PretrainConfig
+from training.evaluation_text import SET_NAME, text_eval_metrics
 from utils.command_line import read_config, validate
 from utils.errors import UserError
 from utils.terminal import tell
@@ -55,7 +59,8 @@ def full_metric(metric: str, config: PretrainConfig) -> str:
     Raises:
         UserError: The run does not log it, or its test data are missing.
     """
-    known = [f"train/{name}" for name in (*METRICS, "grad_norm", "lr") if name != "count"]
+    spec = ACT_SUMS if config.arch.kind == "puzzles" else TEXT_SUMS
+    known = [f"train/{name}" for name in (*spec.means, "grad_norm", "lr")]
     known += [f"perf/{name}" for name in PERF]
     if metric.startswith(("train/", "perf/")):
         name = metric
@@ -64,12 +69,15 @@ def full_metric(metric: str, config: PretrainConfig) -> str:
             raise UserError(
                 f"sweep.metric={metric} is one of evaluation, but the runs never evaluate; give eval_every_n_steps=..."
             )
-        sets, names = _evaluated(
-            tuple(config.test_paths),
-            tuple(config.train_paths),
-            tuple(config.evaluators) if config.evaluators is not None else None,
-            config.arch.halt_max_steps,
-        )
+        if isinstance(config.arch, CommonConfig):
+            sets, names = _evaluated(
+                tuple(config.test_paths),
+                tuple(config.train_paths),
+                tuple(config.evaluators) if config.evaluators is not None else None,
+                config.arch.halt_max_steps,
+            )
+        else:
+            sets, names = [SET_NAME], text_eval_metrics(open_text_split(config.test_paths[0], "test"))
         known += [f"eval/{each}/{name}" for each in sets for name in names]
         name = metric if "/" in metric else f"eval/{sets[0]}/{metric}"
     if name not in known:

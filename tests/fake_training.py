@@ -5,7 +5,7 @@
 import torch
 
 from dataset.schema import IGNORE_LABEL
-from models import build_arch
+from models import build_puzzle_arch
 from models.act import ActSettings, empty_batch, initial_carry
 from models.losses import ACT_SUMS
 from models.metric_sums import OpenSums
@@ -38,7 +38,7 @@ class FakeTraining:
     def __init__(self, config: PretrainConfig, device: torch.device, sizes: Sizes = SIZES) -> None:
         self._config, self.world = config, World(device=device)
         with device:  # fake tensors can't move to the device with `.to`
-            self.model = build_arch(config.arch, **sizes.as_dict())
+            self.model = build_puzzle_arch(config.arch, **sizes.as_dict())
         self.batch: Batch = empty_batch(config.global_batch_size, sizes.seq_len, device)
         optimizers = build_optimizers(
             self.model,
@@ -66,8 +66,8 @@ class FakeTraining:
         num_slots = config.global_batch_size
         settings = StepSettings(
             objective=ActSettings(
-                depth=config.arch.depth_at(progress.step, 100),
-                loss=config.arch.loss,
+                depth=config.puzzle_arch.depth_at(progress.step, 100),
+                loss=config.puzzle_arch.loss,
                 ignore_label=IGNORE_LABEL,
                 global_batch_size=num_slots,
                 min_halt_steps_B=self.world.to_device(torch.zeros(num_slots, dtype=torch.int32, device="cpu")),

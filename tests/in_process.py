@@ -66,7 +66,7 @@ def load_run(path: Path, world: World = SINGLE) -> tuple[PretrainConfig, Recursi
     """Load a trained model with its config and its checkpoint."""
     trained = open_trained(path, world)
     assert trained.config is not None and trained.checkpoint is not None
-    return trained.config, trained.load_model(world), trained.checkpoint
+    return trained.config, trained.load_puzzle_model(world), trained.checkpoint
 
 
 def mistake(overrides: list[str]) -> str:

@@ -20,7 +20,7 @@ from tests import runs
 from tests.in_process import load_run
 from tests.spawn import world_of
 from training.config import PretrainConfig
-from training.data import Sizes, open_data, require_same_sizes
+from training.data import Sizes, open_data, require_same_sizes, sizes_of_checkpoint
 from utils.dist.launch import Launch
 from utils.dist.setup import connect_devices
 from utils.dist.world import World
@@ -384,18 +384,18 @@ def test_only_evaluation_needs_a_test_split(copied_data: Path, tmp_path: Path) -
 
 def test_scoring_data_of_another_task_is_refused(quiet: Path, data: Path, copied_data: Path, tmp_path: Path) -> None:
     config, _, checkpoint = load_run(quiet, SINGLE)
+    sizes = sizes_of_checkpoint(checkpoint, config.arch)
+    assert isinstance(sizes, Sizes)
     for split in ("train", "test"):
         _set_json(copied_data, split, vocab_size=9)
-    other = open_data(_start(copied_data, tmp_path / "run"), SINGLE).test
-    assert other is not None
-    message = _mistake(lambda: require_same_sizes(Sizes.of_checkpoint(checkpoint), other, config.arch, "data/own"))
+    other = open_data(_start(copied_data, tmp_path / "run"), SINGLE).puzzles("test")
+    message = _mistake(lambda: require_same_sizes(sizes, other, config.puzzle_arch, "data/own"))
     assert "a vocabulary of 9, but the model was trained on data/own, with" in message and message.endswith(
         "take data of the same task"
     )
-    own = open_data(_start(data, tmp_path / "run2"), SINGLE).test
-    assert own is not None
-    require_same_sizes(Sizes.of_checkpoint(checkpoint), own, config.arch, "data/own")
-    assert Sizes.of(own) == Sizes.of_checkpoint(checkpoint)
+    own = open_data(_start(data, tmp_path / "run2"), SINGLE).puzzles("test")
+    require_same_sizes(sizes, own, config.puzzle_arch, "data/own")
+    assert Sizes.of(own) == sizes
 
 
 def test_resuming_with_another_architecture_is_refused(copied: Path, data: Path) -> None:

@@ -15,12 +15,13 @@ from pydantic import BaseModel
 
 from evaluate import EvaluateConfig
 from launch.ray_config import RayPage
-from models import ARCHS, ArchConfig, build_arch
+from models import ArchConfig, build_arch
 from models.transformer import TransformerConfig
 from optim.build import MuonConfig, OptimConfig
 from search.config import Entry
 from search.sweep import Sweep, SweepPage
 from solve import SolveConfig
+from tests.models.helpers import ARCH_NAMES, arch_files
 from training.config import PretrainConfig
 from utils.command_line import differences, read_config, validate
 from utils.config import name_of
@@ -71,7 +72,7 @@ def test_debug_applies_to_every_experiment(experiment: str, debug: str) -> None:
     assert config.eval_every_n_steps == (10 if debug == "tiny" else None) and config.eval_interval is None
 
 
-@pytest.mark.parametrize("arch", choices("arch"))
+@pytest.mark.parametrize("arch", arch_files("puzzles"))
 def test_the_tiny_model_is_tiny_for_every_arch(arch: str) -> None:
     config = compose("debug=tiny", f"arch={arch}")
     assert num_parameters(config, seq_len=16, vocab_size=6) < 250_000
@@ -79,7 +80,7 @@ def test_the_tiny_model_is_tiny_for_every_arch(arch: str) -> None:
 
 def test_overfitting_one_batch_switches_augmentation_and_smoothing_off() -> None:
     config = compose("experiment=sudoku_extreme_fast", "debug=overfit")
-    assert (config.augment, config.arch.loss.label_smoothing) == ("none", 0.0)
+    assert (config.augment, config.puzzle_arch.loss.label_smoothing) == ("none", 0.0)
 
 
 def test_each_program_validates() -> None:
@@ -164,7 +165,7 @@ def test_no_default_is_in_python(program: str) -> None:
 # These names need no comment, or have one comment for their group.
 SPEAKING = {
     *("lr", "lr_warmup_steps", "beta1", "beta2", "weight_decay", "puzzle_emb_lr", "puzzle_emb_weight_decay"),
-    *("name", "hidden_size", "num_heads", "H_cycles", "H_layers", "L_layers", "rope_theta"),
+    *("name", "hidden_size", "num_layers", "num_heads", "H_cycles", "H_layers", "L_layers", "rope_theta"),
     *("entity", "group", "tags", "timeout_s", "checkpoint_every_eval", "checkpoint_every_n_steps", "arch"),
     *("muon_momentum", "muon_weight_decay"),
 }
@@ -180,7 +181,8 @@ def _commented(path: Path) -> dict[str, bool]:
     "path", [path for path in ALL_FILES if path.parts[0] not in ("experiment", "debug", "sweep")], ids=str
 )
 def test_every_key_has_a_comment(path: Path) -> None:
-    explained = {key for key, commented in _commented(Path("arch/_common.yaml")).items() if commented}
+    of_arch = {Path(f"arch/{name}.yaml") for name in ("_common", "_text", "gpt", "hrm_text")}
+    explained = {key for file in of_arch - {path} for key, commented in _commented(file).items() if commented}
     undocumented = {key for key, commented in _commented(path).items() if not commented}
     assert undocumented <= SPEAKING | (explained if path.parent.name == "arch" else set())
 
@@ -248,7 +250,7 @@ def test_an_experiment_has_a_model_for_its_task(experiment: str) -> None:
     seq_len, vocab_size = next(sizes for task, sizes in SEQ_LEN_AND_VOCAB.items() if name.startswith(task))
     num = num_parameters(config, seq_len=seq_len, vocab_size=vocab_size)
     if experiment in COMMANDS and experiment != "sudoku_hard_full":  # its learned positions add parameters
-        kind = "trm_mlp" if config.arch.mlp_t else config.arch.name
+        kind = "trm_mlp" if config.puzzle_arch.mlp_t else config.puzzle_arch.name
         assert round(num / 1e6) == PUBLISHED_SIZES[kind]
 
 
@@ -425,7 +427,11 @@ def test_published_trm_command() -> None:
     config = compose(*typed(COMMANDS["trm_sudoku_extreme"]))
     assert (config.train_paths, config.run_name) == (["data/sudoku-extreme-1k-aug-1000"], "x")
     assert (config.epochs, config.eval_interval, config.ema, config.evaluators) == (50000, 5000, True, [])
-    assert (config.arch.mlp_t, config.arch.pos_encodings, config.arch.name) == (True, "none", "trm")
+    assert (config.puzzle_arch.mlp_t, config.puzzle_arch.pos_encodings, config.puzzle_arch.name) == (
+        True,
+        "none",
+        "trm",
+    )
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -433,7 +439,7 @@ def test_a_typed_data_path_wins_over_the_experiment(experiment: str) -> None:
     assert compose(f"experiment={experiment}", "data_path=mine").train_paths == ["mine"]
 
 
-@pytest.mark.parametrize("arch", [name_of(config) for config in ARCHS])
+@pytest.mark.parametrize("arch", ARCH_NAMES)
 @pytest.mark.parametrize("optim", choices("optim"))
 @pytest.mark.parametrize("experiment", ["demo", "sudoku_extreme_cpu", "sudoku_extreme_fast"])
 def test_a_recipe_runs_with_another_architecture_and_optimizer(experiment: str, arch: str, optim: str) -> None:
@@ -528,21 +534,21 @@ def test_published_8_gpu_command() -> None:
 
 
 def test_puzzle_embedding_follows_the_hidden_size() -> None:
-    assert compose("arch.hidden_size=256").arch.puzzle_emb_ndim == 256
-    assert compose("arch.hidden_size=256", "arch.puzzle_emb_ndim=0").arch.puzzle_emb_ndim == 0
-    assert compose("experiment=sudoku_extreme_1k", "arch.hidden_size=128").arch.puzzle_emb_ndim == 128
+    assert compose("arch.hidden_size=256").puzzle_arch.puzzle_emb_ndim == 256
+    assert compose("arch.hidden_size=256", "arch.puzzle_emb_ndim=0").puzzle_arch.puzzle_emb_ndim == 0
+    assert compose("experiment=sudoku_extreme_1k", "arch.hidden_size=128").puzzle_arch.puzzle_emb_ndim == 128
 
 
 def test_a_typed_key_wins_over_the_experiment_and_debug() -> None:
     config = compose("lr=5e-4", "experiment=sudoku_hard_full", "debug=tiny", "arch.hidden_size=64", "max_steps=3")
     assert (config.lr, config.arch.hidden_size, config.max_steps) == (5e-4, 64, 3)
-    assert (config.arch.halt_max_steps, config.arch.H_cycles, config.project_name) == (8, 1, "debug")
+    assert (config.puzzle_arch.halt_max_steps, config.puzzle_arch.H_cycles, config.project_name) == (8, 1, "debug")
 
 
 def test_a_typed_arch_wins_over_the_experiment() -> None:
     """Only the choice of the architecture changes. The options that the experiment sets stay."""
     config = compose("experiment=trm_maze_hard", "arch=hrm", "optim=adamw")
-    assert (config.arch.name, config.arch.L_cycles, config.optim.name) == ("hrm", 4, "adamw")
+    assert (config.puzzle_arch.name, config.puzzle_arch.L_cycles, config.optim.name) == ("hrm", 4, "adamw")
 
 
 @pytest.mark.parametrize("group", ["experiment", "debug"])

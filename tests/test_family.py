@@ -9,10 +9,10 @@ import pytest
 from models.layers import MlpKind
 from tests import runs
 from tests.in_process import begin, changed, train_here, weights_of
-from tests.models.helpers import WHY_NO_FP8
+from tests.models.helpers import WHY_NO_FP8, arch_files
 from tests.runs import REPOSITORY, Row
 
-ARCHS = sorted(path.stem for path in (REPOSITORY / "config/arch").glob("[!_]*.yaml"))
+ARCHS = arch_files("puzzles")
 OPTIMS = sorted(path.stem for path in (REPOSITORY / "config/optim").glob("[!_]*.yaml"))
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import pretrain
-from models import ARCHS as MODELS
+from tests.models.helpers import PUZZLE_ARCHS
 from tests.runs import Row, rows, settings, stopped_after, tensors, train, with_arguments
 from tests.spawn import run_ranks
 from utils.config import name_of
@@ -65,7 +65,7 @@ ARCHS = {
         | {f"arch.{key}": 1 for key in config.model_fields if key.endswith("_layers")}
         | {"arch": name_of(config)},
     )
-    for config in MODELS
+    for config in PUZZLE_ARCHS
 }
 # What a strategy refuses, and why.
 REFUSED = {("tp", "urm"): "arch.mlp is conv_swiglu"}

@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from dataset.loader import TrainLoader
 from dataset.sampler import Sampler
 from dataset.schema import IGNORE_LABEL, open_split
-from models import build_arch
-from models.act import draw_min_halt_steps, initial_carry, segment
+from models import build_puzzle_arch
+from models.act import ActSettings, draw_min_halt_steps, initial_carry, segment
+from models.base import RecursiveModel
 from models.inference import trace
 from models.losses import act_loss
 from optim.adam_atan2 import AdamATan2
@@ -110,14 +111,17 @@ def test_losses_and_rates_equal_those_of_a_loop_written_out(data: Path, tmp_path
     typed = runs.settings(data, tmp_path / "run", log_interval=1)
     config = read_start(PretrainConfig, "pretrain", typed, RunLock(), Launch()).config
     opened = open_data(config, SINGLE)
-    model = build_arch(config.arch, **opened.sizes.as_dict())
+    model = build_puzzle_arch(config.arch, **opened.sizes.of_model())
     model.init_weights(torch.Generator().manual_seed(config.seed))
     optimizer = AdamATan2(
         model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
     )
-    sampler = Sampler(list(opened.train.sets.values()), seed=config.seed, epochs=config.epochs, global_batch_size=16)
+    sampler = Sampler(
+        list(opened.puzzles("train").sets.values()), seed=config.seed, epochs=config.epochs, global_batch_size=16
+    )
+    assert isinstance(model, RecursiveModel)
     carry = None
-    for step, batch in enumerate(TrainLoader(opened.train, sampler, SINGLE).batches(range(1, 13)), start=1):
+    for step, batch in enumerate(TrainLoader(opened.puzzles("train"), sampler, SINGLE).batches(range(1, 13)), start=1):
         minimum_B = draw_min_halt_steps(config.seed, step, 16, 0.5, 3)
         carry, outputs = segment(
             model, carry or initial_carry(model, batch), batch, training=True, min_halt_steps_B=minimum_B
@@ -128,7 +132,7 @@ def test_losses_and_rates_equal_those_of_a_loop_written_out(data: Path, tmp_path
             labels_BS,
             halted_B=carry.halted_B,
             steps_B=carry.steps_B,
-            config=config.arch.loss,
+            config=config.puzzle_arch.loss,
             ignore_label=IGNORE_LABEL,
         )
         (loss / 16).backward()
@@ -293,6 +297,7 @@ def test_adaptive_evaluation_in_training(data: Path, tmp_path: Path, eager: Path
         "labels": torch.from_numpy(puzzles.labels.astype("int32")),
         "puzzle_identifiers": torch.zeros(len(puzzles.inputs), dtype=torch.int32),
     }
+    assert isinstance(state.model, RecursiveModel)
     settled_at_N = trace(state.model, batch, halt_max_steps).settled_at_N
     assert len(set(settled_at_N.tolist())) > 2, (
         "all examples settle at the same segments, so that this test proves nothing"
@@ -500,9 +505,10 @@ def test_the_settings_of_a_step_follow_the_config(data: Path, tmp_path: Path) ->
     begun = begin(runs.settings(data, tmp_path / "run", **options))
     plan = Plan.make(begun.start.config, begun.data, begun.state.progress, SINGLE)
     assert plan.last_step == 12 < plan.sampler.last_step
-    arch = begun.start.config.arch
+    arch = begun.start.config.puzzle_arch
     for step in range(1, 13):
         found = StepSettings.at(step, plan, SINGLE)
+        assert isinstance(found.objective, ActSettings)
         depth = found.objective.depth
         assert (depth.H_cycles, depth.L_cycles) == ((1, 1) if step <= 6 else (2, 2)), step
         assert (found.objective.loss, found.objective.global_batch_size, found.grad_clip) == (arch.loss, 16, 2.0)

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from models.base import RecursiveModel
+from models.model import Model
 from training.config import PretrainConfig
 from training.flops import FlopsOfRun
 from training.plan import Plan
@@ -23,7 +23,7 @@ _MEASURED_S = 0.2
 _OVERHEAD = 1.5
 
 
-def advice(plan: Plan, flops: FlopsOfRun, model: RecursiveModel, first_step: int, world: World) -> list[str]:
+def advice(plan: Plan, flops: FlopsOfRun, model: Model, first_step: int, world: World) -> list[str]:
     """Return lines for the log. Those with a way out begin with `warning: `.
 
     Args:
@@ -36,11 +36,11 @@ def advice(plan: Plan, flops: FlopsOfRun, model: RecursiveModel, first_step: int
         return []
     lines = [_on_warmup(plan.config, plan.last_step), _on_dtype(model.dtype, world.device)]
     # Every weight meets every position, forward and twice backward.
-    at_least = 6 * sum(weight.numel() for weight in model.parameters()) * model.num_positions
-    is_small = at_least * plan.config.global_batch_size / world.size < _SMALL_STEP
+    at_least = 6 * sum(weight.numel() for weight in model.parameters()) * plan.positions_per_step(model)
+    is_small = at_least / world.size < _SMALL_STEP
     # A GPU's first row comes within seconds, and tells the time that is left.
     if not is_small and world.device.type != "cuda":
-        per_s = world.size * products_per_s(model.config.hidden_size, model.dtype, world) / _OVERHEAD
+        per_s = world.size * products_per_s(plan.config.arch.hidden_size, model.dtype, world) / _OVERHEAD
         lines.append(_on_time(plan, flops, first_step, per_s))
     return [line for line in lines if line]
 

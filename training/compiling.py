@@ -1,10 +1,15 @@
 """Decide for compile=auto whether torch.compile pays."""
 
+import math
+
 import torch
 
+from dataset.text.schema import TextSplit
 from models.base import RecursiveModel
+from models.model import Model
 from training.config import PretrainConfig
-from training.data import Data
+from training.data import Data, TextSizes
+from training.flops import FlopsOfRun
 from utils.compiled_code import keep_compiled_code, why_compiling_fails
 from utils.dist.world import World
 from utils.errors import UserError
@@ -18,7 +23,7 @@ _TESTED_STRATEGIES = ("ddp", "fsdp", "tp")
 
 
 def with_compile(
-    config: PretrainConfig, model: RecursiveModel, data: Data, world: World, *, before: bool | None = None
+    config: PretrainConfig, model: Model, data: Data, world: World, *, before: bool | None = None
 ) -> tuple[PretrainConfig, list[str]]:
     """Replace compile=auto by true or false, and check that the ranks can compile. Every rank.
 
@@ -64,7 +69,7 @@ def _on(compiled: bool) -> str:
     return "on" if compiled else "off"
 
 
-def _decide(config: PretrainConfig, model: RecursiveModel, data: Data, world: World) -> tuple[bool, str]:
+def _decide(config: PretrainConfig, model: Model, data: Data, world: World) -> tuple[bool, str]:
     """Return whether to compile a new run, and why. A run that is too short has no reason."""
     device, strategy = world.device.type, config.parallel.name
     num_units, unit = (torch.get_num_threads(), "CPU thread") if device == "cpu" else (1, "GPU")
@@ -81,23 +86,30 @@ def _decide(config: PretrainConfig, model: RecursiveModel, data: Data, world: Wo
     return True, f"{flops:.0e} operations for each {unit} are more than the {least:.0e} from which compiling pays"
 
 
-def estimated_flops(config: PretrainConfig, model: RecursiveModel, data: Data) -> float:
+def estimated_flops(config: PretrainConfig, model: Model, data: Data) -> float:
     """Return about how many floating-point operations a whole run has.
 
     training/flops.py counts them exactly, but takes a second for it.
     """
-    metadata, batch_size = data.train.metadata, config.global_batch_size
+    batch_size = config.global_batch_size
+    if isinstance(data.train, TextSplit):
+        assert isinstance(data.sizes, TextSizes)
+        num_steps = config.epochs * data.train.metadata.num_tokens / batch_size
+        last_step = math.ceil(min(num_steps, config.max_steps or num_steps))
+        return float(FlopsOfRun(config, data.sizes, last_step).of_steps(1, last_step))
+    metadata = data.train.metadata
     num_steps = config.epochs * metadata.total_groups * metadata.mean_puzzle_examples / batch_size
     return min(num_steps, config.max_steps or num_steps) * estimated_flops_of_step(config, model)
 
 
-def estimated_flops_of_step(config: PretrainConfig, model: RecursiveModel) -> float:
-    """Return about how many floating-point operations a step has, over all ranks together.
+def estimated_flops_of_step(config: PretrainConfig, model: Model) -> float:
+    """Return about how many floating-point operations a step of puzzles has, over all ranks.
 
     Each weight of a called network meets each position with two operations, forward, and with four
     more backward. Attention scores, embeddings and heads are left out.
     """
-    arch = config.arch
+    arch = config.puzzle_arch
+    assert isinstance(model, RecursiveModel)
     num_levels = max(1, len(model.levels()))
     weights = sum(weight.numel() for weight in model.block_weights()) / num_levels
     passes = 1 if arch.no_ACT_continue else 2  # q_continue needs a segment more

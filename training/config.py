@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from dataset.evaluators import EvaluatorName
 from dataset.loader import DataOn
 from models import ArchConfig
+from models.base import CommonConfig
 from models.metric_sums import EVAL_METRICS
 from models.parallel import ParallelConfig
 from models.published import PuzzleTable
@@ -21,6 +22,7 @@ from utils.saved_outputs import SavedOutput
 
 Positive = Field(gt=0)
 NotNegative = Field(ge=0)
+_MOST_SLOTS = 10**6  # slots take memory, and the config may be forged
 
 
 class PretrainConfig(RunConfig):
@@ -36,7 +38,9 @@ class PretrainConfig(RunConfig):
     data_paths_test: list[str]
     data_on: DataOn
     augment: Literal["none", "online"]
-    global_batch_size: Int = Field(gt=0, le=10**6)  # slots take memory, and the config may be forged
+    global_batch_size: Int = Positive
+    rows_per_step: Int = Positive
+    target_only: Bool
     grad_accumulation: Int = Positive
     epochs: Int = Field(gt=0, le=10**7)  # the sampler keeps the end of each epoch in memory
     max_steps: Int | None = Field(gt=0)
@@ -117,14 +121,18 @@ class PretrainConfig(RunConfig):
             raise ValueError(
                 f"freeze_weights trains the puzzle table only, and freeze={self.freeze} leaves less; give one of them"
             )
-        if self.freeze_weights and not self.arch.puzzle_emb_ndim:
+        if self.freeze_weights and not self._has_table:
             raise ValueError(
                 "freeze_weights trains the puzzle table only, but arch.puzzle_emb_ndim is 0: there is none; "
                 "give it a size, or freeze=blocks"
             )
-        if self.freeze == "puzzle_table" and not self.arch.puzzle_emb_ndim:
+        if self.freeze == "puzzle_table" and not self._has_table:
             raise ValueError("freeze=puzzle_table, but arch.puzzle_emb_ndim is 0: there is none; leave freeze out")
         return self
+
+    @property
+    def _has_table(self) -> bool:
+        return isinstance(self.arch, CommonConfig) and self.arch.puzzle_emb_ndim > 0
 
     @model_validator(mode="after")
     def _one_batch_stays_one_batch(self) -> "PretrainConfig":
@@ -154,6 +162,35 @@ class PretrainConfig(RunConfig):
                 "give that, and eval_interval or eval_every_n_steps"
             )
         return self
+
+    @model_validator(mode="after")
+    def _the_batch_is_whole(self) -> "PretrainConfig":
+        if self.arch.kind == "puzzles":
+            if self.global_batch_size > _MOST_SLOTS:
+                raise ValueError(f"global_batch_size is {self.global_batch_size}, and must be at most {_MOST_SLOTS}")
+        elif self.global_batch_size % self.rows_per_step:
+            capacity = -(-self.global_batch_size // self.rows_per_step)
+            raise ValueError(
+                f"global_batch_size={self.global_batch_size} tokens can't be cut into rows_per_step="
+                f"{self.rows_per_step} equal rows; take {capacity * self.rows_per_step}, or another number of rows"
+            )
+        return self
+
+    @property
+    def puzzle_arch(self) -> CommonConfig:
+        """The architecture, in code that knows that it is one of puzzles."""
+        assert isinstance(self.arch, CommonConfig)
+        return self.arch
+
+    @property
+    def num_slots(self) -> int:
+        """What the ranks share of a step: slots of puzzles, or rows of text."""
+        return self.rows_per_step if self.arch.kind == "text" else self.global_batch_size
+
+    @property
+    def slots_key(self) -> tuple[str, str]:
+        """The key that says how many slots or rows a step has, and what they are."""
+        return ("rows_per_step", "rows") if self.arch.kind == "text" else ("global_batch_size", "slots")
 
     @property
     def initial_weights(self) -> str | None:

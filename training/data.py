@@ -1,20 +1,32 @@
-"""The data of a run: its splits, their sizes, and the slots of a batch that each rank has."""
+"""The data of a run: its splits, their sizes, and what each rank has of a batch."""
 
+import json
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from dataset.schema import Split, SplitName, check_contents, open_datasets
+from dataset.text.schema import TextSplit, check_text_contents, is_text, open_text_split, require_same_tokens
 from models import ArchConfig
+from models.base import CommonConfig
 from training.config import PretrainConfig
 from utils.checkpoint.reader import Checkpoint
 from utils.dist.world import World, shares
 from utils.errors import UserError
 
+# The vocabulary of a text model is rounded up to a multiple of this, because products of matrices
+# with odd sides are slow. The tokens beyond the dataset's are never a label.
+VOCAB_MULTIPLE = 256
+
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a dataset that a model is built for."""
+    """The sizes of a dataset of puzzles that a model is built for."""
 
     seq_len: int
     vocab_size: int
@@ -25,32 +37,99 @@ class Sizes:
         metadata = split.metadata
         return Sizes(metadata.seq_len, metadata.vocab_size, metadata.num_puzzle_identifiers)
 
-    @staticmethod
-    def of_checkpoint(checkpoint: Checkpoint) -> "Sizes":
-        """Return the sizes of the data that a checkpoint was trained on.
-
-        Raise UserError if it lacks one.
-        """
-        try:
-            return Sizes(**checkpoint.state.task)
-        except TypeError as error:
-            raise UserError(f"checkpoint {checkpoint.path} is damaged: state.json has other sizes than data") from error
-
-    def as_dict(self) -> dict[str, int]:
+    def of_model(self) -> dict[str, int]:
+        """Return the sizes that `build_arch` takes."""
         return asdict(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint stores."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class TextSizes:
+    """What a text model and those who use it need to know of a dataset.
+
+    Attributes:
+        vocab_size: that of the model, which is the dataset's, rounded up (VOCAB_MULTIPLE).
+        max_len: the most tokens of a sequence that the model has seen.
+        mean_context: about the length of the sequence that a token lies in, for counts of FLOPs.
+        tokenizer: as in dataset.json: "bytes", the sha256 of tokenizer.json, or "unknown".
+        special_tokens: their numbers by name; empty if nobody knows them.
+    """
+
+    vocab_size: int
+    max_len: int
+    mean_context: int
+    tokenizer: str
+    special_tokens: dict[str, int]
+
+    @staticmethod
+    def of(split: TextSplit) -> "TextSizes":
+        metadata, lengths_N = split.metadata, split.epochs[0].lengths()
+        special = metadata.special_tokens
+        return TextSizes(
+            vocab_size=-(-metadata.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
+            max_len=metadata.max_len,
+            mean_context=round(float((lengths_N.astype(float) ** 2).sum() / lengths_N.sum())),
+            tokenizer=metadata.tokenizer,
+            special_tokens=special.model_dump() if special is not None else {},
+        )
+
+    def of_model(self) -> dict[str, int]:
+        return {"vocab_size": self.vocab_size}
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+AnySizes = Sizes | TextSizes
+
+
+def sizes_from(stored: dict[str, Any], arch: ArchConfig) -> AnySizes:
+    """Return the sizes that a checkpoint of this architecture holds.
+
+    Raises:
+        TypeError: They are others.
+    """
+    kind: type[AnySizes] = TextSizes if arch.kind == "text" else Sizes
+    if stored.keys() != {field.name for field in fields(kind)}:
+        raise TypeError(f"{sorted(stored)} are no sizes of data")
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(stored), strict=True)
+    except ValidationError as error:
+        raise TypeError(str(error)) from error
+
+
+def sizes_of_checkpoint(checkpoint: Checkpoint, arch: ArchConfig) -> AnySizes:
+    """Return the sizes of the data that a checkpoint was trained on.
+
+    Raises:
+        UserError: It lacks one.
+    """
+    try:
+        return sizes_from(checkpoint.state.task, arch)
+    except TypeError as error:
+        raise UserError(f"checkpoint {checkpoint.path} is damaged: state.json has other sizes than data") from error
 
 
 @dataclass
 class Data:
     """The splits of a run and the sha256 of their contents, by the name of the split."""
 
-    train: Split
-    test: Split | None
+    train: Split | TextSplit
+    test: Split | TextSplit | None
     fingerprint: dict[str, str]
 
-    @property
-    def sizes(self) -> Sizes:
-        return Sizes.of(self.train)
+    def puzzles(self, name: SplitName) -> Split:
+        """Return a split, in code that knows that it holds puzzles."""
+        split = self.train if name == "train" else self.test
+        assert isinstance(split, Split)
+        return split
+
+    @cached_property
+    def sizes(self) -> AnySizes:
+        return TextSizes.of(self.train) if isinstance(self.train, TextSplit) else Sizes.of(self.train)
 
 
 def open_data(config: PretrainConfig, world: World) -> Data:
@@ -66,18 +145,25 @@ def open_data(config: PretrainConfig, world: World) -> Data:
         test = open_own(config, "test") if config.evaluates else None
         require_whole_shares(config, world)
         for split in filter(None, (train, test)):
-            require_same_sizes(Sizes.of(train), split, config.arch, " + ".join(config.train_paths))
+            if isinstance(train, TextSplit):
+                assert isinstance(split, TextSplit)
+                require_same_tokens(train, split)
+            else:
+                assert isinstance(split, Split) and isinstance(config.arch, CommonConfig)
+                require_same_sizes(Sizes.of(train), split, config.arch, " + ".join(config.train_paths))
             if world.is_main:
-                fingerprint[split.path.name] = check_contents(split)
+                fingerprint[split.path.name] = (
+                    check_text_contents(split) if isinstance(split, TextSplit) else check_contents(split)
+                )
     return Data(train, test, world.broadcast_object(fingerprint))
 
 
-def open_own(config: PretrainConfig, name: SplitName) -> Split:
+def open_own(config: PretrainConfig, name: SplitName) -> Split | TextSplit:
     """Open the train or the test split of a run.
 
     Raises:
-        UserError: The data are missing or damaged. If the run was started in another folder, the
-            message names it.
+        UserError: The data are missing or damaged, or the architecture reads others. If the run was
+            started in another folder, the message names it.
     """
     paths, here = (config.train_paths if name == "train" else config.test_paths), os.getcwd()
     for path in [*config.train_paths, *paths]:
@@ -87,37 +173,64 @@ def open_own(config: PretrainConfig, name: SplitName) -> Split:
                 f"no dataset at {path}: the run was started in {config.started_in}, and it is neither there nor here "
                 f"in {here}; give {key}=<folder of the dataset>"
             )
+    _require_kind(config.arch, paths)
+    if config.arch.kind == "text":
+        if len(paths) > 1:
+            raise UserError(
+                f"arch={config.arch.name} reads one folder of text, but {len(paths)} are given ({', '.join(paths)}); "
+                "build one dataset of all sources"
+            )
+        return open_text_split(paths[0], name)
     return open_datasets(paths, name, numbered_by=config.train_paths)
 
 
+def _require_kind(arch: ArchConfig, paths: list[str]) -> None:
+    """Raise UserError if a folder holds what the architecture doesn't read."""
+    for path in paths:
+        holds_text = is_text(path)
+        if arch.kind == "puzzles" and holds_text:
+            raise UserError(
+                f"arch={arch.name} reads puzzles, but {path} holds text; take arch=gpt or arch=hrm_text, or a dataset "
+                "of puzzles"
+            )
+        if arch.kind == "text" and not holds_text and (Path(path) / "train" / "dataset.json").is_file():
+            raise UserError(
+                f"arch={arch.name} reads text, but {path} holds puzzles; take arch=hrm or arch=trm, or a dataset that "
+                "dataset/build_text_dataset.py wrote"
+            )
+
+
 def require_whole_shares(config: PretrainConfig, world: World) -> None:
-    """Check that each rank has slots of the global batch, and that they split into microbatches.
+    """Check that each rank has a part of the global batch, which splits into microbatches.
+
+    The ranks share the slots of puzzles, or the rows of text.
 
     Raises:
         UserError: Ranks would hold different numbers of slots although rank_weights is not given,
             or a rank would hold none, or the microbatches would differ in size.
     """
-    batch_size, num_ranks = config.global_batch_size, world.data_size
+    batch_size, num_ranks = config.num_slots, world.data_size
+    key, slots_name = config.slots_key
     if batch_size % num_ranks and not config.dist.rank_weights:
         raise UserError(
-            f"global_batch_size={batch_size} can't be split over {num_ranks} ranks; "
+            f"{key}={batch_size} can't be split over {num_ranks} ranks; "
             f"take {-(-batch_size // num_ranks) * num_ranks}, or another number of ranks"
         )
     slots = world.slice_of(batch_size)
     if slots.start == slots.stop:
         raise UserError(
-            f"dist.rank_weights={config.dist.rank_weights} leaves rank {world.rank} none of the {batch_size} slots; "
-            "take other weights, or a larger global_batch_size"
+            f"dist.rank_weights={config.dist.rank_weights} leaves rank {world.rank} none of the {batch_size} "
+            f"{slots_name}; take other weights, or a larger {key}"
         )
     config.parallel.require_parts(math.gcd(*slots_of_ranks(config, world)), config.grad_accumulation)
 
 
 def slots_of_ranks(config: PretrainConfig, world: World) -> list[int]:
-    """Return how many slots of the global batch each share of the ranks holds."""
-    return [share.stop - share.start for share in shares(world.share_weights, config.global_batch_size)]
+    """Return how many slots (rows of text) each share of the ranks holds."""
+    return [share.stop - share.start for share in shares(world.share_weights, config.num_slots)]
 
 
-def require_same_sizes(sizes: Sizes, other: Split, arch: ArchConfig, trained_on: str) -> None:
+def require_same_sizes(sizes: Sizes, other: Split, arch: CommonConfig, trained_on: str) -> None:
     """Raise UserError if a model that was built for `sizes` cannot read another split.
 
     Args:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, get_args
 
+from dataset.text.schema import TextSplit
 from models.model import Checkpointing
 from models.parallel import ParallelConfig
 from models.parallel.pipeline import PipelineConfig
@@ -106,7 +107,10 @@ def _sizes(config: PretrainConfig, typed: dict[str, int]) -> Sizes:
     """Return the sizes that were typed, and for the others those of the data."""
     if missing := [key for key in _SIZES if key not in typed]:
         try:
-            typed = Sizes.of(open_own(config, "train")).as_dict() | typed
+            train = open_own(config, "train")
+            if isinstance(train, TextSplit):
+                raise UserError("--dry-run counts models of puzzles only")
+            typed = Sizes.of(train).of_model() | typed
         except UserError as error:
             example = {"seq_len": 81, "vocab_size": 11, "num_puzzle_identifiers": 1001}
             keys = " ".join(f"{key}={example[key]}" for key in missing)
@@ -217,7 +221,7 @@ def _of_model(question: Question) -> Iterator[str]:
     rows = f"; {table.weight.numel():,} in the puzzle table" if table is not None else ""
     yield f"parameters: {num_weights:,}, of which {in_blocks:,} in blocks{rows}"
     one = config.model_copy(update={"global_batch_size": 1})
-    of_part = flops_of_parts(one, sizes, config.arch.depth)
+    of_part = flops_of_parts(one, sizes, config.puzzle_arch.depth)
     flops = sum(of_part.values())
     names = {FORWARD: "forward", BACKWARD: "backward", NO_GRAD: "without gradient"}
     shares = ", ".join(f"{names[part]} {number / flops:.0%}" for part, number in of_part.items() if number)

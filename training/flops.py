@@ -8,6 +8,7 @@ Elementwise work and the optimizer are left out, as is usual.
 import time
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
@@ -19,12 +20,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from dataset.schema import IGNORE_LABEL
-from models import build_arch
+from dataset.text.schema import TextSplit
+from models import ArchConfig, build_arch
 from models.act import ActSettings, empty_batch, initial_carry
+from models.base import CommonConfig, RecursiveModel
 from models.depth import Depth
+from models.model import Model
 from models.parallel.layout import Layout
+from models.text.config import LONGEST_RUN, CallCounts
+from models.text.model import TextModel
+from models.text.packing import Packing
 from training.config import PretrainConfig
-from training.data import Sizes, open_own
+from training.data import AnySizes, Sizes, TextSizes, open_own, sizes_from
 from utils.checkpoint.format import RunState, read_state, step_folders
 from utils.command_line import validate
 from utils.dist.world import World
@@ -49,7 +56,7 @@ def flops_until(run: Path, steps: list[int]) -> list[float]:
         UserError: The config, the sizes of the data or the planned last step are not there to read.
     """
     config = validate(PretrainConfig, completed(read_run_config(run), "pretrain"))
-    state, launched = _newest_state(run), Launched.read(run)
+    state, launched = _newest_state(run, config.arch), Launched.read(run)
     flops = FlopsOfRun(config, sizes_of_run(run, config), launched.last_step if launched is not None else 0)
     if flops.depth_changes and launched is None:
         raise UserError(
@@ -70,29 +77,35 @@ class FlopsOfRun:
         last_step: the planned last step of the run, on which schedules of the depth depend.
     """
 
-    def __init__(self, config: PretrainConfig, sizes: Sizes, last_step: int) -> None:
-        self._arch, self._last_step = config.arch, last_step
+    def __init__(self, config: PretrainConfig, sizes: AnySizes, last_step: int) -> None:
+        arch, self._last_step = config.arch, last_step
         self._of_depth = cache(lambda depth: flops_of_step(config, sizes, depth))
-        self.depth_changes = bool(config.arch.depth_curriculum or config.arch.backprop_warmup_steps)
+        self._ends_of_stages: list[float] = []
+        if isinstance(arch, CommonConfig):
+            self.depth_changes = bool(arch.depth_curriculum or arch.backprop_warmup_steps)
+            self._ends_of_stages = [stage.until for stage in arch.depth_curriculum]
+            self._depth_at: Callable[[int], Depth | CallCounts] = lambda step: (
+                arch.depth_at(step, last_step) if self.depth_changes else arch.depth
+            )
+        else:
+            self.depth_changes = arch.grad_calls_at(1, LONGEST_RUN) != arch.grad_calls_at(LONGEST_RUN, LONGEST_RUN)
+            self._depth_at = lambda step: arch.grad_calls_at(step, last_step)
 
     def of(self, step: int) -> int:
-        return self._of_depth(self._arch.depth_at(step, self._last_step) if self.depth_changes else self._arch.depth)
+        return self._of_depth(self._depth_at(step))
 
     def of_steps(self, first: int, last: int) -> int:
         """Return the operations of the steps from first to last together."""
         planned = range(1, self._last_step + 1)
-        ends = {
-            bisect_right(planned, stage.until, key=lambda step: step / self._last_step)
-            for stage in self._arch.depth_curriculum
-        }
+        ends = {bisect_right(planned, until, key=lambda step: step / self._last_step) for until in self._ends_of_stages}
         cuts = sorted({first - 1, last, *(end for end in ends if first <= end < last)})
         return sum(self._of_stage(before + 1, end) for before, end in pairwise(cuts))
 
     def _of_stage(self, first: int, last: int) -> int:
         """Return the operations of the steps from first to last, which are of one stage.
 
-        Only the warm-up of backprop changes the depth there, in one direction. So all steps between
-        two of the same depth have this depth.
+        Only the warm-up of the calls with gradient changes the depth there, in one direction. So
+        all steps between two of the same depth have this depth.
         """
         if self.of(first) == self.of(last):
             return (last - first + 1) * self.of(first)
@@ -150,25 +163,55 @@ class FlopsGauge:
         return row
 
 
-def flops_of_step(config: PretrainConfig, sizes: Sizes, depth: Depth) -> int:
+def flops_of_step(config: PretrainConfig, sizes: AnySizes, depth: Depth | CallCounts) -> int:
     """Return the operations of one training step with this depth, over all ranks together.
 
-    A step is one segment of every slot of the global batch with its backward pass and, where
-    q_continue has a target, one more segment without gradient. What activation_checkpointing
+    A step of puzzles is one segment of every slot of the global batch with its backward pass and,
+    where q_continue has a target, one more segment without gradient. What activation_checkpointing
     computes a second time is not counted: it saves memory, and adds nothing to the result.
     """
+    if isinstance(depth, CallCounts):
+        assert isinstance(sizes, TextSizes)
+        return sum(flops_of_text(config, sizes, depth).values())
+    assert isinstance(sizes, Sizes)
     return sum(flops_of_parts(config, sizes, depth).values())
 
 
-def flops_of_parts(config: PretrainConfig, sizes: Sizes, depth: Depth) -> dict[str, int]:
-    """Return what flops_of_step counts, by the part of the step: FORWARD, NO_GRAD, BACKWARD."""
+def flops_of_text(config: PretrainConfig, sizes: TextSizes, grad_calls: CallCounts) -> dict[str, int]:
+    """Return the operations of a training step of text, by its part: FORWARD, NO_GRAD, BACKWARD.
+
+    The tokens are taken for sequences of the dataset's mean context, so what attention takes is an
+    estimate. The rest is exact. Padding counts as tokens.
+    """
+    num_tokens = sizes.mean_context
+    model = _on_meta(config, sizes)
+    assert isinstance(model, TextModel)
+    packing = Packing([(1, num_tokens - 1)], num_tokens).apply(lambda tensor: tensor.to("meta"))
+    tokens_N = torch.zeros(num_tokens, dtype=torch.int32, device="meta")
+    with torch.device("meta"), _Counter() as counter:
+        model.hidden(tokens_N, tokens_N, packing, grad_calls).sum().backward()
+    # The head, without what the chunks of the loss compute a second time.
+    of_head = 2 * num_tokens * model.config.hidden_size * sizes.vocab_size
+    counter.of_part[FORWARD] += of_head
+    counter.of_part[BACKWARD] += 2 * of_head
+    return {part: flops * config.global_batch_size // num_tokens for part, flops in counter.of_part.items()}
+
+
+def _on_meta(config: PretrainConfig, sizes: AnySizes) -> Model:
     arch = config.arch.model_copy(update={"activation_checkpointing": "none"})
     if arch.forward_dtype == "auto":
         arch = arch.model_copy(update={"forward_dtype": "float32"})  # the dtype changes no count
-    world = World.single("meta")
     with torch.device("meta"):
-        model = build_arch(arch, **sizes.as_dict())
-        model.freeze("weights" if config.freeze_weights else config.freeze)
+        model = build_arch(arch, **sizes.of_model())
+    model.freeze("weights" if config.freeze_weights else config.freeze)
+    return model
+
+
+def flops_of_parts(config: PretrainConfig, sizes: Sizes, depth: Depth) -> dict[str, int]:
+    """Return what flops_of_step counts of puzzles, by its part: FORWARD, NO_GRAD, BACKWARD."""
+    world, model, arch = World.single("meta"), _on_meta(config, sizes), config.puzzle_arch
+    assert isinstance(model, RecursiveModel)
+    with torch.device("meta"):
         batch = empty_batch(config.global_batch_size, sizes.seq_len, world.device)
         settings = ActSettings(depth, arch.loss, IGNORE_LABEL, config.global_batch_size, min_halt_steps_B=None)
         with _Counter() as counter:
@@ -201,16 +244,17 @@ def _part() -> str:
     return FORWARD if torch.is_grad_enabled() else NO_GRAD
 
 
-def sizes_of_run(run: Path, config: PretrainConfig) -> Sizes:
+def sizes_of_run(run: Path, config: PretrainConfig) -> AnySizes:
     """Return the sizes of a run's data as its newest checkpoint tells them, or the data themselves.
 
     Raises:
         UserError: Both are gone.
     """
-    if (state := _newest_state(run)) is not None:
-        return Sizes(**state.task)
+    if (state := _newest_state(run, config.arch)) is not None:
+        return sizes_from(state.task, config.arch)
     try:
-        return Sizes.of(open_own(config, "train"))
+        train = open_own(config, "train")
+        return TextSizes.of(train) if isinstance(train, TextSplit) else Sizes.of(train)
     except UserError as error:
         raise UserError(
             f"{run}: the sizes of its model are not known, because it has no checkpoint and its data are gone "
@@ -218,11 +262,11 @@ def sizes_of_run(run: Path, config: PretrainConfig) -> Sizes:
         ) from error
 
 
-def _newest_state(run: Path) -> RunState | None:
+def _newest_state(run: Path, arch: ArchConfig) -> RunState | None:
     """Return the state of the newest checkpoint that is whole, if there is one."""
     for folder in reversed(step_folders(run)):
         with suppress(UserError, TypeError):  # damaged: an older one serves as well
             state = read_state(folder)
-            Sizes(**state.task)
+            sizes_from(state.task, arch)
             return state
     return None

@@ -96,7 +96,9 @@ def axes_of(parallel: ParallelConfig, num_ranks: int) -> Axes:
 def meta_model(arch: ArchConfig, sizes: Sizes) -> RecursiveModel:
     """Return a whole model on the meta device. No machine is too small for it."""
     with torch.device("meta"):
-        return ARCHS[type(arch)](arch, **sizes.as_dict())
+        model = ARCHS[type(arch)](arch, **sizes.of_model())
+    assert isinstance(model, RecursiveModel)
+    return model
 
 
 class Footprints:
@@ -202,7 +204,7 @@ class _Step:
 
     @staticmethod
     def of(config: PretrainConfig, sizes: Sizes, case: _Case, device: Literal["cuda", "cpu"]) -> "_Step":
-        arch, model = config.arch, meta_model(config.arch, sizes)
+        arch, model = config.puzzle_arch, meta_model(config.arch, sizes)
         model.freeze("weights" if config.freeze_weights else config.freeze)
         take_shapes(model, case.tensor_degree)
         if case.in_forward_dtype:
@@ -300,7 +302,9 @@ def _loss_of_stage(out: Any, batch: Batch, config: PretrainConfig) -> Tensor:
     logits_BSV, q_B2 = out
     ones_B = torch.ones_like(batch["puzzle_identifiers"])
     carry = Carry({}, ones_B, ones_B.bool(), batch)
-    settings = ActSettings(config.arch.depth, config.arch.loss, IGNORE_LABEL, config.global_batch_size, None)
+    settings = ActSettings(
+        config.puzzle_arch.depth, config.puzzle_arch.loss, IGNORE_LABEL, config.global_batch_size, None
+    )
     loss, _ = loss_of_slots(Outputs(logits_BSV, q_B2[:, 0], q_B2[:, 1], None, None), carry, settings)
     return loss
 

@@ -8,12 +8,19 @@ from torch import Tensor
 from dataset.evaluators import NO_EVALUATORS, Evaluators, training_evaluators
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
-from dataset.schema import IGNORE_LABEL
+from dataset.schema import IGNORE_LABEL, Split
+from dataset.text.sampler import FileOrderSampler, ShuffledSampler, TextSampler
+from dataset.text.schema import TextSplit
 from models.act import ActSettings, draw_min_halt_steps
+from models.base import RecursiveModel
 from models.metric_sums import EVAL_METRICS
+from models.model import Model
+from models.text.config import TextConfig
+from models.text.objective import TextSettings
 from optim.schedule import batch_scale, lr_multiplier
 from training.config import PretrainConfig
 from training.data import Data
+from training.evaluation_text import SET_NAME, text_eval_metrics
 from utils.checkpoint.format import Progress
 from utils.dist.world import World
 from utils.errors import UserError
@@ -27,7 +34,7 @@ class Plan:
     """
 
     config: PretrainConfig
-    sampler: Sampler
+    sampler: Sampler | TextSampler
     last_step: int
     evaluates: bool
     evaluators: Evaluators
@@ -41,19 +48,13 @@ class Plan:
         Raises:
             UserError: The run would have no step, or the data do not give what the config asks for.
         """
-        sampler = Sampler(
-            list(data.train.sets.values()),
-            seed=config.seed,
-            epochs=config.epochs,
-            global_batch_size=config.global_batch_size,
-            first_step=progress.step + 1,
-            first_draw=progress.draws,
-            repeat_first_batch=config.overfit_one_batch,
-        )
-        last_step = min(sampler.last_step, config.max_steps or sampler.last_step)
         with world.shared_errors():
+            sampler = make_sampler(config, data.train, progress)
+            last_step = min(sampler.last_step, config.max_steps or sampler.last_step)
             _require_steps(config, sampler, last_step)
-            evaluators = training_evaluators(config.evaluators, data.test) if data.test is not None else NO_EVALUATORS
+            evaluators = NO_EVALUATORS
+            if isinstance(data.test, Split):
+                evaluators = training_evaluators(config.evaluators, data.test)
             best_metric = full_best_metric(config, data, evaluators)
             augmentation = online_augmentation(config, data, world)
         return Plan(config, sampler, last_step, data.test is not None, evaluators, best_metric, augmentation)
@@ -77,9 +78,11 @@ class Plan:
         """
         return self.config.ema_rate if step / self.last_step > self.config.ema_start else 0.0
 
-    def objective_settings(self, step: int, world: World) -> ActSettings:
+    def objective_settings(self, step: int, world: World) -> ActSettings | TextSettings:
         """Return what the objective of the model needs to know at a step."""
         config, arch = self.config, self.config.arch
+        if isinstance(arch, TextConfig):
+            return TextSettings(arch.grad_calls_at(step, self.last_step), IGNORE_LABEL)
         return ActSettings(
             depth=arch.depth_at(step, self.last_step),
             loss=arch.loss,
@@ -87,6 +90,16 @@ class Plan:
             global_batch_size=config.global_batch_size,
             min_halt_steps_B=draw_exploration(config, step, world),
         )
+
+    @property
+    def unit(self) -> str:
+        """What global_batch_size counts."""
+        return "tokens" if self.config.arch.kind == "text" else "examples"
+
+    def positions_per_step(self, model: Model) -> int:
+        """Return how many positions the blocks compute in a step, over all ranks together."""
+        per_slot = model.num_positions if isinstance(model, RecursiveModel) else 1
+        return self.config.global_batch_size * per_slot
 
     # ---- what is due after a step ----
 
@@ -161,7 +174,7 @@ def improves(value: float | None, best: float | None, mode: Literal["max", "min"
 
 def draw_exploration(config: PretrainConfig, step: int, world: World) -> Tensor:
     """Return the minimal halting step of each slot of this rank, drawn for this step; (B,)."""
-    arch = config.arch
+    arch = config.puzzle_arch
     drawn = draw_min_halt_steps(
         config.seed, step, config.global_batch_size, arch.halt_exploration_prob, arch.halt_max_steps
     )
@@ -178,18 +191,72 @@ def full_best_metric(config: PretrainConfig, data: Data, evaluators: Evaluators)
     """
     if config.best_metric is None or data.test is None:
         return ""
-    sets = list(data.test.sets)
+    sets = [SET_NAME] if isinstance(data.test, TextSplit) else list(data.test.sets)
     name = config.best_metric if "/" in config.best_metric else f"eval/{sets[0]}/{config.best_metric}"
-    at_steps = [f"exact_accuracy_at_step/{n}" for n in range(1, config.arch.halt_max_steps + 1)]
-    metrics = (*EVAL_METRICS, *evaluators.metrics)
+    at_steps: list[str] = []
+    if isinstance(data.test, TextSplit):
+        metrics = text_eval_metrics(data.test, config.eval_max_examples)
+    else:
+        at_steps = [f"exact_accuracy_at_step/{n}" for n in range(1, config.puzzle_arch.halt_max_steps + 1)]
+        metrics = [*EVAL_METRICS, *evaluators.metrics]
     if name not in [f"eval/{each}/{metric}" for each in sets for metric in (*metrics, *at_steps)]:
         possible = ", ".join(f"eval/{each}/{metric}" for each in sets for metric in metrics)
         raise UserError(f"best_metric={config.best_metric} is no metric of this data; take one of {possible}")
     return name
 
 
-def _require_steps(config: PretrainConfig, sampler: Sampler, last_step: int) -> None:
-    if last_step < 1:
+def make_sampler(config: PretrainConfig, train: Split | TextSplit, progress: Progress) -> Sampler | TextSampler:
+    """Return what decides about the data of each step, from this progress on.
+
+    Raises:
+        UserError: A text is longer than a row, or its order can't go on with other rows.
+    """
+    first_step, first_draw, repeats = progress.step + 1, progress.draws, config.overfit_one_batch
+    if isinstance(train, Split):
+        return Sampler(
+            list(train.sets.values()),
+            seed=config.seed,
+            epochs=config.epochs,
+            global_batch_size=config.global_batch_size,
+            first_step=first_step,
+            first_draw=first_draw,
+            repeat_first_batch=repeats,
+        )
+    rows_per_step = config.rows_per_step
+    capacity = config.global_batch_size // rows_per_step
+    if not train.is_published_form:
+        return ShuffledSampler(
+            train,
+            seed=config.seed,
+            epochs=config.epochs,
+            capacity=capacity,
+            rows_per_step=rows_per_step,
+            first_step=first_step,
+            first_row=first_draw,
+            repeat_first_batch=repeats,
+        )
+    if first_draw != progress.step * rows_per_step:
+        raise UserError(
+            f"{train.path} has its own order, in which a run can't go on with rows_per_step={rows_per_step}; give the "
+            "number of before"
+        )
+    return FileOrderSampler(
+        train,
+        epochs=config.epochs,
+        capacity=capacity,
+        rows_per_step=rows_per_step,
+        drop_last_batch=True,
+        repeat_first_batch=repeats,
+    )
+
+
+def _require_steps(config: PretrainConfig, sampler: Sampler | TextSampler, last_step: int) -> None:
+    if last_step < 1 and isinstance(sampler, TextSampler):
+        raise UserError(
+            f"{config.epochs} epochs don't fill one global batch of {config.global_batch_size} tokens in "
+            f"{config.rows_per_step} rows; raise epochs or lower global_batch_size and rows_per_step"
+        )
+    if last_step < 1 and isinstance(sampler, Sampler):
         raise UserError(
             f"{config.epochs} epochs draw {sampler.num_draws} examples, which don't fill one global batch of "
             f"{config.global_batch_size}; raise epochs or lower global_batch_size"
@@ -202,7 +269,7 @@ def online_augmentation(config: PretrainConfig, data: Data, world: World) -> Onl
     Raises:
         UserError: The symmetries of the task are not known.
     """
-    if config.augment == "none":
+    if config.augment == "none" or not isinstance(data.train, Split):
         return None
     return OnlineAugmentation.build(
         data.train,

@@ -4,14 +4,15 @@ from typing import TypeVar
 
 import torch
 
-from models.base import CommonConfig, RecursiveModel
+from models.base import RecursiveModel
 from models.block import Block
 from models.layers import FP8_MULTIPLE, Linear, fp8_product
+from models.model import ArchBase, Model
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.text import one_line
 
-A = TypeVar("A", bound=CommonConfig)
+A = TypeVar("A", bound=ArchBase)
 
 
 def with_forward_dtype(arch: A, world: World, *, before: str | None = None) -> A:
@@ -43,7 +44,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     return torch.cpu._is_avx512_bf16_supported()  # before torch 2.13
 
 
-def require_fp8_products(model: RecursiveModel, world: World) -> list[str]:
+def require_fp8_products(model: Model, world: World) -> list[str]:
     """Check that arch.fp8_no_grad can do something for a model on these devices. Every rank.
 
     Args:
@@ -56,7 +57,7 @@ def require_fp8_products(model: RecursiveModel, world: World) -> list[str]:
     Raises:
         UserError: FP8 fits no product of the blocks, or the device of a rank can't multiply in it.
     """
-    if not model.config.fp8_no_grad:
+    if not isinstance(model, RecursiveModel) or not model.config.fp8_no_grad:
         return []
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     products = {name: each for block in blocks for name, each in block.named_modules() if isinstance(each, Linear)}

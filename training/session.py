@@ -3,7 +3,7 @@ end.
 """
 
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -15,22 +15,29 @@ from dataset.loader import TrainLoader
 from dataset.pictures import board_of, draw_answers
 from dataset.schema import DatasetMetadata, Split
 from dataset.tasks import task_of_shape
+from dataset.text.sampler import TextSampler
+from dataset.text.schema import TextSplit
+from models.base import RecursiveModel
+from models.text.model import TextModel
+from models.text.objective import TextBatch
 from training.advice import advice
 from training.config import PretrainConfig
 from training.data import Data
 from training.evaluation import AnswerSample, EvalOptions, evaluate
+from training.evaluation_text import TextEvalOptions, evaluate_text
 from training.flops import FlopsGauge, FlopsOfRun
 from training.number_watch import BadStep
 from training.plan import Plan
 from training.saves import Saves
 from training.state import TrainState
+from training.text_loader import TextLoader
 from utils.batch import Batch
 from utils.checkpoint.writer import Checkpointer
 from utils.dist.replicas import require_same_replicas
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.metrics import Metrics, Picture, Row
-from utils.perf.clocks import StepClock, TimeShare
+from utils.perf.clocks import Deadline, StepClock, TimeShare
 from utils.perf.ranks import RankSampler
 from utils.perf.trace import StepProfiler
 from utils.run.folder import mark_stopped
@@ -79,9 +86,7 @@ class Session:
         config, progress = start.config, state.progress
         config.profile.require_ranks(world.size)
         with world.shared_errors():
-            self._loader = TrainLoader(
-                data.train, plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on
-            )
+            self._loader = _train_loader(data, plan, world)
             if world.is_main:
                 prepare(start, lock, world.launch)
                 Launched(
@@ -111,10 +116,12 @@ class Session:
         self.say = self._metrics.say
         self._saves = Saves(self._checkpointer, config, progress, self.say)
         self._profiler = StepProfiler(config.profile, config.run_path, self.say, world)
+        mine = world.slice_of(config.num_slots)
         self._ranks = RankSampler(
             None if config.profile.enabled else config.perf_every_n_steps,  # there is one profiler at a time
             world,
-            num_slots=len(range(config.global_batch_size)[world.slice_of(config.global_batch_size)]),
+            num_examples=config.global_batch_size // config.num_slots * (mine.stop - mine.start),
+            unit=plan.unit,
             max_share=config.perf_max_share,
         )
         flops = FlopsOfRun(config, data.sizes, plan.last_step)
@@ -132,7 +139,7 @@ class Session:
 
     # ---- one step ----
 
-    def batches(self) -> Generator[Batch, None, None]:
+    def batches(self) -> Generator[Batch | TextBatch, None, None]:
         """Give this rank's slots of each batch until the last step, and move the progress on. Every
         rank.
 
@@ -140,13 +147,13 @@ class Session:
             UserError: The first batch cannot be read.
         """
         progress = self.state.progress
-        batches = self._loader.batches(range(progress.step + 1, self.plan.last_step + 1))
+        batches: Iterator[Batch | TextBatch] = self._loader.batches(range(progress.step + 1, self.plan.last_step + 1))
         with self.clock.waiting_for_data(), self._world.shared_errors():
             if (mistake := self._loader.next_mistake()) is not None:
                 raise mistake
         for batch in self.clock.timing_data(batches):
             progress.step += 1
-            progress.draws += self.config.global_batch_size
+            progress.draws += self.plan.sampler.draws_per_step
             yield batch
 
     def measuring_communication(self) -> AbstractContextManager[None]:
@@ -198,7 +205,7 @@ class Session:
             row["train/skipped_steps"] = len(progress.skipped_steps)
         if progress.failed_saves:
             row["train/failed_saves"] = progress.failed_saves
-        row |= self.clock.read(config.global_batch_size)
+        row |= self.clock.read(config.global_batch_size, self.plan.unit)
         with self.clock.paused():
             row |= self._flops.row(progress.step, progress.skipped_steps, row["perf/step_ms"])
         return row | self._ranks.row()
@@ -218,32 +225,13 @@ class Session:
             UserError: The data or the disk failed. The step is saved first, so that no work is
                 lost; the resumed run makes up for the evaluation.
         """
-        config, state, progress, world = self.config, self.state, self.state.progress, self._world
+        state, progress = self.state, self.state.progress
         assert self._data.test is not None
         state.watch.require_no_bad_step(self._saves.last_good)
-        num_pictures = self._metrics.num_pictures
-        sample = AnswerSample(num_pictures) if num_pictures else None
-        options = EvalOptions(
-            config.eval_batch_size or config.global_batch_size,
-            adaptive=config.eval_adaptive,
-            max_examples=config.eval_max_examples,
-            save_outputs=config.eval_save_outputs,
-            save_to=config.run_path / "eval_outputs" / f"step_{progress.step:08d}",
-            sample=sample,
-        )
         self._announce_evaluation(self._data.test)
         try:
             with self._eval_share.taking(limited=limited) as deadline, state.averaged_weights():
-                metrics = evaluate(
-                    state.model,
-                    self._data.test,
-                    world,
-                    options,
-                    evaluators=self.plan.evaluators,
-                    lockstep=state.layout.lockstep,
-                    stop=self._stop,
-                    deadline=deadline,
-                )
+                metrics, pictures = self._evaluate(self._data.test, deadline)
         except UserError:
             progress.pending_row = row
             self.save(is_best=False, is_last=True)
@@ -251,8 +239,8 @@ class Session:
         if metrics is None:
             progress.pending_row = row
             return Evaluation(row, is_done=False)
-        if sample is not None:
-            self._metrics.show(progress.step, pictures_of(sample, self._data.test.metadata))
+        if pictures:
+            self._metrics.show(progress.step, pictures)
         row = row | metrics | {"perf/eval_share": self._eval_share.share}
         if not deadline.was_met:  # a result on some of the examples may be luck
             self.say(f"step {progress.step}: no time for all of the evaluation (eval_max_share)")
@@ -261,12 +249,56 @@ class Session:
             self._saves.finish(last_comes=True)
         return Evaluation(row, is_done=True, is_best=self.plan.update_best(metrics, progress))
 
-    def _announce_evaluation(self, test: Split) -> None:
+    def _evaluate(self, test: Split | TextSplit, deadline: Deadline) -> tuple[dict[str, float] | None, list[Picture]]:
+        """Return the metrics of the test split, and pictures of some answers. Every rank."""
+        config, model, layout = self.config, self.state.model, self.state.layout
+        batch_size = config.eval_batch_size or config.global_batch_size
+        if isinstance(test, TextSplit):
+            assert isinstance(model, TextModel)
+            text_options = TextEvalOptions(batch_size, config.target_only, config.eval_max_examples)
+            metrics = evaluate_text(
+                model,
+                test,
+                self._world,
+                text_options,
+                lockstep=layout.lockstep,
+                stop=self._stop,
+                deadline=deadline,
+            )
+            return metrics, []
+        assert isinstance(model, RecursiveModel)
+        num_pictures = self._metrics.num_pictures
+        sample = AnswerSample(num_pictures) if num_pictures else None
+        options = EvalOptions(
+            batch_size,
+            adaptive=config.eval_adaptive,
+            max_examples=config.eval_max_examples,
+            save_outputs=config.eval_save_outputs,
+            save_to=config.run_path / "eval_outputs" / f"step_{self.state.progress.step:08d}",
+            sample=sample,
+        )
+        metrics = evaluate(
+            model,
+            test,
+            self._world,
+            options,
+            evaluators=self.plan.evaluators,
+            lockstep=layout.lockstep,
+            stop=self._stop,
+            deadline=deadline,
+        )
+        return metrics, pictures_of(sample, test.metadata) if sample is not None and metrics is not None else []
+
+    def _announce_evaluation(self, test: Split | TextSplit) -> None:
         """Say that an evaluation begins, unless the last one was short. A silent run looks hung."""
         last_s = self._eval_share.last_s
         if last_s is not None and last_s < _LONG_EVALUATION_S:
             return
-        num_examples = sum(test.num_examples(self.config.eval_max_examples).values())
+        most = self.config.eval_max_examples
+        if isinstance(test, TextSplit):
+            num_examples = min(test.metadata.num_samples, most or test.metadata.num_samples)
+        else:
+            num_examples = sum(test.num_examples(most).values())
         before = "" if last_s is None else f", which took {in_words(last_s)} the last time"
         self.say(f"step {self.state.progress.step}: evaluating {num_examples:,} examples{before}")
 
@@ -385,6 +417,14 @@ class Session:
         error.add_note(f"at step {self.state.progress.step}; {self._checkpointer.last_good}")
 
 
+def _train_loader(data: Data, plan: Plan, world: World) -> TrainLoader | TextLoader:
+    config = plan.config
+    if isinstance(plan.sampler, TextSampler):
+        return TextLoader(plan.sampler, world, num_parts=config.grad_accumulation, target_only=config.target_only)
+    assert isinstance(data.train, Split)
+    return TrainLoader(data.train, plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on)
+
+
 def pictures_of(sample: AnswerSample, metadata: DatasetMetadata) -> list[Picture]:
     """Return a picture for each answer of the sample, in the order of rows."""
     board = board_of(task_of_shape(metadata.seq_len, metadata.vocab_size), metadata.seq_len)
@@ -402,8 +442,15 @@ def describe(config: PretrainConfig, data: Data, state: TrainState, plan: Plan, 
     table = state.model.puzzle_embedding
     num_rows = f"{table.weight.numel():,} in the puzzle table" if table is not None else "no puzzle table"
     drawn = f", {plan.augmentation.description} drawn on the fly" if plan.augmentation is not None else ""
+    steps, where = f"{plan.last_step:,} steps of", f"{config.parallel.name}, {world.size} x {world.device.type}"
+    if isinstance(data.train, TextSplit):
+        metadata = data.train.metadata
+        return (
+            f"{config.run_path}: {config.arch.name}, {network:,} parameters; {metadata.num_samples:,} samples of "
+            f"{metadata.num_tokens:,} tokens; {steps} {config.global_batch_size:,} tokens in {config.rows_per_step} "
+            f"rows; {where}"
+        )
     return (
         f"{config.run_path}: {config.arch.name}, {network:,} parameters and {num_rows}; "
-        f"{data.train.metadata.total_groups:,} groups{drawn}; {plan.last_step:,} steps of {config.global_batch_size} "
-        f"sequences; {config.parallel.name}, {world.size} x {world.device.type}"
+        f"{data.train.metadata.total_groups:,} groups{drawn}; {steps} {config.global_batch_size} sequences; {where}"
     )

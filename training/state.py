@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from models.act import Carry
-from models.base import RecursiveModel
 from models.metric_sums import OpenSums
+from models.model import Model
 from models.parallel.layout import Layout
 from optim.build import Optimizers, require_same_state
 from optim.ema import EMA, require_same_average
@@ -58,7 +58,7 @@ class TrainState:
     progress: Progress
 
     @property
-    def model(self) -> RecursiveModel:
+    def model(self) -> Model:
         return self.layout.model
 
     def own_tensors(self) -> list[Tensor]:
@@ -88,7 +88,7 @@ class TrainState:
         return Snapshot(
             weights=self.layout.portable_weights(),
             shared=_portable(self) | {f"progress.{name}": tensor for name, tensor in progress_tensors.items()},
-            slots=world.slice_of(config.global_batch_size),
+            slots=world.slice_of(config.num_slots),
             by_slot=_tensors_of(self.carry),
             by_rank=self.layout.compression_state(),
             state=RunState(

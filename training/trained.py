@@ -12,12 +12,13 @@ from torch import Tensor
 
 from dataset.schema import open_split
 from models import ArchConfig, build_arch, build_on_meta
-from models.base import RecursiveModel
+from models.base import CommonConfig, RecursiveModel
 from models.exported import read_exported, why_not_described
+from models.model import Model
 from models.parallel.layout import Layout
 from models.published import PuzzleTable, fit_weights, to_ours
 from training.config import PretrainConfig
-from training.data import Sizes
+from training.data import AnySizes, Sizes, sizes_of_checkpoint
 from training.precision import with_forward_dtype
 from utils.checkpoint.format import read_state, step_folders
 from utils.checkpoint.names import is_file_of_weights, is_run_or_step, step_named
@@ -74,13 +75,32 @@ class Trained:
 
     name: str  # the step folder, or the file of weights
     arch: ArchConfig
-    sizes: Sizes
+    sizes: AnySizes
     config: PretrainConfig | None  # of the run; None for a file of weights
     checkpoint: Checkpoint | None  # of the run; None for a file of weights
     puzzle_table: PuzzleTable | None = None
     data: str = "other data"  # its training data, as far as the run or the file names them
 
-    def load_model(self, world: World) -> RecursiveModel:
+    def of_puzzles(self) -> tuple[CommonConfig, Sizes]:
+        """Return the architecture and the sizes of a model of puzzles.
+
+        Raises:
+            UserError: It is a model of text.
+        """
+        if not isinstance(self.arch, CommonConfig) or not isinstance(self.sizes, Sizes):
+            raise UserError(
+                f"{self.name} is a model of text (arch={self.arch.name}), but a model of puzzles is needed here; give "
+                "another checkpoint"
+            )
+        return self.arch, self.sizes
+
+    def load_puzzle_model(self, world: World) -> RecursiveModel:
+        """As `load_model`, for a model of puzzles. Every rank."""
+        model = self.load_model(world)
+        assert isinstance(model, RecursiveModel)
+        return model
+
+    def load_model(self, world: World) -> Model:
         """Return the model with its trained weights on the world's device. Every rank.
 
         Raises:
@@ -88,7 +108,7 @@ class Trained:
         """
         arch = with_forward_dtype(self.arch, world)
         with world.shared_errors():
-            model = build_arch(arch, **self.sizes.as_dict())
+            model = build_arch(arch, **self.sizes.of_model())
             own = model.state_dict()
             if self.checkpoint is not None:
                 values = weights_of(self.checkpoint, self.checkpoint.trained_weights(), own, self.arch)
@@ -135,7 +155,9 @@ def _of_run(source: Path) -> Trained:
     checkpoint = open_checkpoint(source, tell)
     config = validate(PretrainConfig, completed(checkpoint.state.config, "pretrain"))
     data = " + ".join(config.train_paths)
-    return Trained(str(checkpoint.path), config.arch, Sizes.of_checkpoint(checkpoint), config, checkpoint, data=data)
+    return Trained(
+        str(checkpoint.path), config.arch, sizes_of_checkpoint(checkpoint, config.arch), config, checkpoint, data=data
+    )
 
 
 def _of_file(source: str, arch: ArchConfig | None, data_path: str | None, puzzle_table: PuzzleTable | None) -> Trained:
@@ -162,14 +184,14 @@ Values = Iterable[tuple[str, Tensor]]
 """The whole weights of a model by name, one after another, as `Layout.load` takes them."""
 
 
-def initial_weights(arch: ArchConfig, sizes: Sizes, seed: int, world: World) -> Values:
+def initial_weights(arch: ArchConfig, sizes: AnySizes, seed: int, world: World) -> Values:
     """Return the initial weights of rank 0, which draws one tensor after another.
 
     Every rank must take all values.
     """
 
     def drawn() -> Values:
-        whole = build_on_meta(arch, **sizes.as_dict(), num_parts=world.size)
+        whole = build_on_meta(arch, **sizes.of_model(), num_parts=world.size)
         names = {tensor: name for name, tensor in whole.state_dict(keep_vars=True).items()}
         for tensor, value in whole.initial_values(torch.Generator().manual_seed(seed)):
             yield names[tensor], value.to(tensor.dtype)

@@ -2,10 +2,9 @@
 
 The budget of a step is `global_batch_size` tokens. It is cut into rows of a fixed capacity, which
 does not depend on the number of ranks. Samples are packed into rows, and a step takes
-`rows_per_step` of them. Rank r of R ranks gets the r-th of R equal parts of these rows, and joins
-them to one row of global_batch_size / R tokens. So 1, 2 and 4 ranks train on the same samples, and
-no rank needs to know the number of the others to know what a row holds. One row that is cut after
-packing would not do: the cuts would fall into sequences.
+`rows_per_step` of them. Each rank gets some of these rows, and joins them to one row. So 1, 2 and 4
+ranks train on the same samples, and no rank needs to know the number of the others to know what a
+row holds. One row that is cut after packing would not do: the cuts would fall into sequences.
 
 The rows of all epochs are one stream, and step s takes the next rows of it. A step may lie in two
 epochs, so an epoch leaves no rest. The number of rows of an epoch follows from the lengths alone
@@ -14,6 +13,7 @@ work of drawing one epoch.
 """
 # E = epochs, K = sequences of a row
 
+import math
 from abc import ABC, abstractmethod
 from functools import lru_cache
 
@@ -35,13 +35,17 @@ class TextSampler(ABC):
         epochs: the length of the stream.
         capacity: the tokens of a row.
         rows_per_step: the rows of all ranks together.
+        repeat_first_batch: give the first rows of the stream at each step, also after a resume.
 
     Raises:
         UserError: A sample is longer than a row.
     """
 
-    def __init__(self, split: TextSplit, *, epochs: int, capacity: int, rows_per_step: int) -> None:
+    def __init__(
+        self, split: TextSplit, *, epochs: int, capacity: int, rows_per_step: int, repeat_first_batch: bool = False
+    ) -> None:
         self.split, self.epochs, self.capacity, self.rows_per_step = split, epochs, capacity, rows_per_step
+        self.repeat_first_batch = repeat_first_batch
         for samples in split.epochs[:epochs]:
             lengths_N = samples.lengths()
             if (longest := int(lengths_N.max())) > capacity:
@@ -57,6 +61,10 @@ class TextSampler(ABC):
         """The last step for which the stream has all rows; 0 if there is none."""
 
     @abstractmethod
+    def draws_before(self, step: int) -> int:
+        """Return the number of rows of the stream before a step."""
+
+    @abstractmethod
     def epoch(self, step: int) -> float:
         """Return how many epochs are drawn by the end of a step, parts of an epoch included."""
 
@@ -64,24 +72,29 @@ class TextSampler(ABC):
     def places(self, step: int, rows: slice) -> np.ndarray:
         """Return where the samples in these rows of a step lie, int64 (K, 5) as `Samples.take`."""
 
-    def packed_row(self, step: int, rank: int, num_ranks: int, *, target_only: bool) -> PackedRow:
-        """Return what a rank trains on at a step.
+    @property
+    def draws_per_step(self) -> int:
+        """By how much a step moves on in the stream, in rows."""
+        return self.rows_per_step
+
+    def epochs_done(self, step: int) -> int:
+        """Return the number of whole epochs that are drawn by the end of a step."""
+        return math.floor(self.epoch(step))
+
+    def packed_row(self, step: int, rows: slice, *, target_only: bool) -> PackedRow:
+        """Return some rows of a step, joined to one row.
 
         Args:
             step: from 1.
             target_only: only responses are labelled; otherwise all tokens but the first are.
-
-        Raises:
-            UserError: The rows can't be shared equally among the ranks.
         """
-        if self.rows_per_step % num_ranks:
-            raise UserError(
-                f"a step has {self.rows_per_step} rows, which {num_ranks} ranks can't share equally; "
-                f"cut the batch into a multiple of {num_ranks} rows"
-            )
-        share = self.rows_per_step // num_ranks
-        places_K5 = self.places(step, slice(rank * share, (rank + 1) * share))
-        return packed_row(self.split.tokens, places_K5, share * self.capacity, target_only=target_only)
+        num_tokens = (rows.stop - rows.start) * self.capacity
+        return packed_row(self.split.tokens, self.places(step, rows), num_tokens, target_only=target_only)
+
+    def num_labels(self, step: int, *, target_only: bool) -> int:
+        """Return the number of labelled tokens in all rows of a step. No token is read for it."""
+        _, prefix_K, _, response_K, _ = self.places(step, slice(0, self.rows_per_step)).T
+        return int((response_K if target_only else prefix_K + response_K - 1).sum())
 
 
 class ShuffledSampler(TextSampler):
@@ -110,8 +123,15 @@ class ShuffledSampler(TextSampler):
         rows_per_step: int,
         first_step: int = 1,
         first_row: int = 0,
+        repeat_first_batch: bool = False,
     ) -> None:
-        super().__init__(split, epochs=epochs, capacity=capacity, rows_per_step=rows_per_step)
+        super().__init__(
+            split,
+            epochs=epochs,
+            capacity=capacity,
+            rows_per_step=rows_per_step,
+            repeat_first_batch=repeat_first_batch,
+        )
         if len(split.epochs) > 1:
             raise UserError(
                 f"{split.path}: has its own order for {len(split.epochs)} epochs; take the order of the file"
@@ -132,16 +152,15 @@ class ShuffledSampler(TextSampler):
         """The share of the budget that is padding."""
         return 1 - float(self._lengths_N.sum()) / (self._shapes.num_rows * self.capacity)
 
-    def rows_before(self, step: int) -> int:
-        """Return the number of rows of the stream before this step."""
+    def draws_before(self, step: int) -> int:
         return self.first_row + (step - self.first_step) * self.rows_per_step
 
     def epoch(self, step: int) -> float:
-        return self.rows_before(step + 1) / self._shapes.num_rows
+        return self.draws_before(step + 1) / self._shapes.num_rows
 
     def places(self, step: int, rows: slice) -> np.ndarray:
         assert self.first_step <= step <= self.last_step, f"step {step} lies outside of the stream"
-        first = self.rows_before(step)
+        first = 0 if self.repeat_first_batch else self.draws_before(step)
         taken = []
         for row in range(first + rows.start, first + rows.stop):
             epoch, number = divmod(row, self._shapes.num_rows)
@@ -168,9 +187,22 @@ class FileOrderSampler(TextSampler):
     """
 
     def __init__(
-        self, split: TextSplit, *, epochs: int, capacity: int, rows_per_step: int, drop_last_batch: bool
+        self,
+        split: TextSplit,
+        *,
+        epochs: int,
+        capacity: int,
+        rows_per_step: int,
+        drop_last_batch: bool,
+        repeat_first_batch: bool = False,
     ) -> None:
-        super().__init__(split, epochs=epochs, capacity=capacity, rows_per_step=rows_per_step)
+        super().__init__(
+            split,
+            epochs=epochs,
+            capacity=capacity,
+            rows_per_step=rows_per_step,
+            repeat_first_batch=repeat_first_batch,
+        )
         self._drop_last_batch = drop_last_batch
         self._steps = lru_cache(maxsize=2)(self._pack)
         num_of = [len(self._steps(number)) for number in range(min(epochs, len(split.epochs)))]
@@ -180,11 +212,18 @@ class FileOrderSampler(TextSampler):
     def last_step(self) -> int:
         return int(self._epoch_ends_E[-1])
 
+    def draws_before(self, step: int) -> int:
+        return (step - 1) * self.rows_per_step
+
     def epoch(self, step: int) -> float:
+        if step == 0:
+            return 0.0
         epoch, before, num = self._epoch_of(step)
         return epoch + (step - before) / num
 
     def places(self, step: int, rows: slice) -> np.ndarray:
+        if self.repeat_first_batch:
+            step = 1
         epoch, before, _ = self._epoch_of(step)
         samples = self.split.samples(epoch)
         return samples.take(np.concatenate(self._steps(epoch % len(self.split.epochs))[step - before - 1][rows]))

@@ -15,7 +15,7 @@ from typing import Annotated, assert_never
 import torch
 from pydantic import Field
 
-from models.base import RecursiveModel
+from models.model import Model
 from models.parallel.ddp import DDPConfig, DDPLayout
 from models.parallel.dtensor import DTensorLayout
 from models.parallel.fsdp import FSDPConfig, FSDPLayout, HSDPConfig, ShardingConfig, shard_weights
@@ -31,7 +31,7 @@ ParallelConfig = Annotated[
 
 
 def parallelize(
-    model: RecursiveModel, config: ParallelConfig, world: World, *, num_microbatches: int = 1, compile: bool = False
+    model: Model, config: ParallelConfig, world: World, *, num_microbatches: int = 1, compile: bool = False
 ) -> Layout:
     """Lay the model out over the ranks of `world`, whose axes are the config's. Every rank.
 

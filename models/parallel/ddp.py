@@ -14,7 +14,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from models.base import RecursiveModel
+from models.base import CommonConfig
+from models.model import Model
 from models.parallel.dtensor import DTensorLayout
 from models.parallel.layout import LayoutConfig
 from models.parallel.requirements import can_sum, require_gradients
@@ -46,16 +47,26 @@ class DDPConfig(LayoutConfig):
         """Return 1: every rank has the whole model."""
         return 1
 
-    def require_support(self, model: RecursiveModel, world: World) -> None:
+    def require_support(self, model: Model, world: World) -> None:
         """As in the base class.
 
         A static graph must not change, the backend must sum compressed gradients, and PyTorch must
         not check each collective on gloo.
         """
-        if self.static_graph and (model.config.depth_curriculum or model.config.backprop_warmup_steps):
+        arch = model.config
+        if (
+            self.static_graph
+            and isinstance(arch, CommonConfig)
+            and (arch.depth_curriculum or arch.backprop_warmup_steps)
+        ):
             raise UserError(
                 "parallel.static_graph promises the same graph at every step, but arch.depth_curriculum and "
                 "arch.backprop_warmup_steps change it; set static_graph to false"
+            )
+        if self.static_graph and model.may_lack_gradient():
+            raise UserError(
+                "parallel.static_graph promises the same graph at every step, but the number of calls with gradient "
+                f"of arch={arch.name} decides whether the embedding has one; set static_graph to false"
             )
         if get_debug_level().name == "DETAIL" and world.backend.endswith("gloo"):
             raise UserError(
@@ -86,7 +97,7 @@ class DDPLayout(DTensorLayout):
     """The whole model on every rank. Gradients are summed while the backward pass still runs."""
 
     def __init__(
-        self, model: RecursiveModel, config: DDPConfig, world: World, *, num_microbatches: int, sharded_table: bool
+        self, model: Model, config: DDPConfig, world: World, *, num_microbatches: int, sharded_table: bool
     ) -> None:
         super().__init__(model, world, num_microbatches=num_microbatches, lockstep=sharded_table)
         self._config = config
@@ -105,7 +116,7 @@ class DDPLayout(DTensorLayout):
                 bucket_cap_mb=config.bucket_cap_mb,
                 gradient_as_bucket_view=config.gradient_as_bucket_view,
                 static_graph=config.static_graph,
-                find_unused_parameters=config.find_unused_parameters,
+                find_unused_parameters=config.find_unused_parameters or bool(model.may_lack_gradient()),
             )
         self._called = self._ddp
         self._settle_buckets()
@@ -127,18 +138,10 @@ class DDPLayout(DTensorLayout):
         same step of an uninterrupted run.
         """
         assert self._ddp is not None
-        model, device = self.model, self._world.device
-        ids_1 = torch.zeros(1, dtype=torch.int32, device=device)
-        state = model.reset(model.initial_state(1, device), ids_1 == 0)
-        inputs_1S = ids_1.expand(1, model.num_positions - model.prefix_len)
-        rows_1E = None
-        if model.puzzle_embedding is not None:
-            rows_1E = torch.zeros(1, model.puzzle_embedding.weight.shape[1], device=device)
-        _, logits_1SV, q_halt_1, q_continue_1 = self._ddp(state, inputs_1S, rows_1E, model.config.depth)
-        (logits_1SV.float().sum() + q_halt_1.sum() + q_continue_1.sum()).backward()
+        self.objective.smallest_loss(self._ddp, self._world.device).backward()
         if not self._config.find_unused_parameters:  # DDP would end the next step with a message of torch's
-            require_gradients(model)
-        model.zero_grad()
+            require_gradients(self.model)
+        self.model.zero_grad()
 
     def require_gradients(self) -> None:
         if not self._config.find_unused_parameters:

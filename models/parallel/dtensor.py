@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from models.base import RecursiveModel
+from models.model import Model
 from models.parallel.layout import Layout
 from utils.dist.world import World, is_dtensor, local_part
 
@@ -61,7 +61,7 @@ class DTensorLayout(Layout):
 
     def __init__(
         self,
-        model: RecursiveModel,
+        model: Model,
         world: World,
         *,
         num_microbatches: int,

@@ -10,7 +10,6 @@ from pydantic import Field
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from models.base import RecursiveModel
 from models.model import Model
 from models.parallel.dtensor import DTensorLayout
 from models.parallel.layout import LayoutConfig
@@ -32,7 +31,7 @@ class ShardingConfig(LayoutConfig):
     reduce_dtype: Literal["float32", "bfloat16"]
     cpu_offload: Bool
 
-    def require_support(self, model: RecursiveModel, world: World) -> None:
+    def require_support(self, model: Model, world: World) -> None:
         """As in the base class.
 
         Offloading needs a CUDA device, and sums in bfloat16 need a backend that has them.
@@ -140,10 +139,10 @@ class FSDPLayout(DTensorLayout):
     Tensor parallelism may have split the tensors before.
     """
 
-    model: Any  # a RecursiveModel whose class FSDP2 has mixed itself into
+    model: Any  # a Model whose class FSDP2 has mixed itself into
 
     def __init__(
-        self, model: RecursiveModel, world: World, *, num_microbatches: int, stacked: Mapping[str, Sequence[int]]
+        self, model: Model, world: World, *, num_microbatches: int, stacked: Mapping[str, Sequence[int]]
     ) -> None:
         super().__init__(model, world, num_microbatches=num_microbatches, lockstep=True, stacked=stacked)
         from torch.distributed.fsdp import FSDPModule

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from models.act import Carry
-from models.base import RecursiveModel
 from models.losses import Outputs
+from models.model import Model
 from models.objective import PartResult
 from models.objectives import objective_of
 from models.parallel.requirements import nearest_divisors, require_gradients
@@ -59,7 +59,7 @@ class LayoutConfig(StrictModel):
                 f"{' or '.join(map(str, nearest_divisors(num_slots, num_parts)))}, or another global_batch_size"
             )
 
-    def require_support(self, model: RecursiveModel, world: World) -> None:
+    def require_support(self, model: Model, world: World) -> None:
         """Raise UserError if the strategy can't use this model, device or backend. Every rank.
 
         The message says which model, device or backend would do. All ranks raise the same error.
@@ -76,7 +76,7 @@ class Layout:
     lockstep = False
     """Whether a forward pass is a collective, so that all ranks must make equally many."""
 
-    def __init__(self, model: RecursiveModel, world: World, *, num_microbatches: int = 1) -> None:
+    def __init__(self, model: Model, world: World, *, num_microbatches: int = 1) -> None:
         """Keep the model, which must be on its device already.
 
         Args:

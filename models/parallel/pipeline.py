@@ -26,7 +26,7 @@ from models.base import RecursiveModel, SegmentOutput, State
 from models.block import Block, Level
 from models.depth import Depth
 from models.losses import METRICS, Outputs, widest_float
-from models.model import compile_each
+from models.model import Model, compile_each
 from models.parallel.dtensor import DTensorLayout
 from models.parallel.fsdp import shard_unit
 from models.parallel.layout import LayoutConfig
@@ -122,7 +122,7 @@ class PipelineConfig(LayoutConfig):
                 f"{' or '.join(map(str, nearest_divisors(num_slots // num_parts, self.microbatches)))}"
             )
 
-    def require_support(self, model: RecursiveModel, world: World) -> None:
+    def require_support(self, model: Model, world: World) -> None:
         """As in the base class: no recurrence, and a block for each stage."""
         if not isinstance(model.config, TransformerConfig) or model.config.recurrent:
             raise UserError(
@@ -217,9 +217,11 @@ class PipelineLayout(DTensorLayout):
     are sharded; embeddings and heads are whole in their stages.
     """
 
+    model: RecursiveModel
+
     def __init__(
         self,
-        model: RecursiveModel,
+        model: Model,
         config: PipelineConfig,
         world: World,
         *,

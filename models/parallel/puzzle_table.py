@@ -7,13 +7,13 @@ Any strategy but tp and pipeline can have one.
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from models.base import RecursiveModel
+from models.model import Model
 from models.parallel.dtensor import own_part
 from models.puzzle_embedding import ShardedPuzzleEmbedding
 from utils.dist.world import World
 
 
-def shard_table(model: RecursiveModel, world: World) -> None:
+def shard_table(model: Model, world: World) -> None:
     """Leave this rank its rows of the puzzle table, on its device."""
     table = model.puzzle_embedding
     if table is None:

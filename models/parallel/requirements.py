@@ -2,7 +2,7 @@
 
 import torch
 
-from models.base import RecursiveModel
+from models.model import Model
 from utils.dist.world import World
 from utils.errors import UserError
 
@@ -39,14 +39,19 @@ def fill_in_degrees(num_ranks: int, given: dict[str, int | None]) -> tuple[int, 
     return min(matching, key=lambda pair: (abs(pair[0] - pair[1]), pair))
 
 
-def require_gradients(model: RecursiveModel) -> None:
+def require_gradients(model: Model) -> None:
     """Raise UserError if the backward pass that has ended left out a trained parameter.
 
     The host knows which parameters have a gradient, so it does not wait for the device.
     """
-    left_out = [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
+    may_lack = model.may_lack_gradient()
+    left_out = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and weight.grad is None and name not in may_lack
+    ]
     if left_out:
-        backprop = model.config.backprop
+        backprop = getattr(model.config, "backprop", "all")  # text models reach all of their weights
         deeper = "" if backprop == "all" else f"arch.backprop={backprop} may end before it: give more calls, or "
         raise UserError(
             f"arch={model.config.name}: no gradient reaches {left_out[0]} ({len(left_out)} such parameters), so it is "

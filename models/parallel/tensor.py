@@ -9,8 +9,9 @@ from pydantic import Field, field_validator
 from torch import nn
 
 from models.attention import Attention
-from models.base import CommonConfig, RecursiveModel
+from models.base import CommonConfig
 from models.layers import ConvSwiGLU, NormalizedSwiGLU, SwiGLU
+from models.model import Model
 from models.parallel.dtensor import rows_by_rank
 from models.parallel.fsdp import ShardingConfig
 from models.parallel.layout import LayoutConfig
@@ -40,7 +41,7 @@ class TPConfig(LayoutConfig):
     def axes(self, num_ranks: int) -> Axes:
         return Axes(model=num_ranks)
 
-    def require_support(self, model: RecursiveModel, world: World) -> None:
+    def require_support(self, model: Model, world: World) -> None:
         """As in the base class: the ranks must divide the heads and the MLPs."""
         _require_splittable(model, world.ranks_per_share)
 
@@ -56,7 +57,7 @@ class FSDPTPConfig(ShardingConfig):
         shard, tensor = fill_in_degrees(num_ranks, {"shard": self.shard, "tensor": self.tensor})
         return Axes(shard=shard, model=tensor)
 
-    def require_support(self, model: RecursiveModel, world: World) -> None:
+    def require_support(self, model: Model, world: World) -> None:
         """As in the base class: what tp requires, and what sharding requires."""
         _require_splittable(model, world.ranks_per_share)
         super().require_support(model, world)
@@ -105,11 +106,11 @@ def _divide_heads(module: nn.Module, degree: int) -> None:
         module.heads = [heads // degree for heads in module.heads]
 
 
-def _require_splittable(model: RecursiveModel, degree: int) -> None:
+def _require_splittable(model: Model, degree: int) -> None:
     """Raise UserError if `degree` ranks can't have equal parts of every attention and MLP."""
     arch, counts = model.config, dict[str, int]()
     for module in model.modules():
-        if degree > 1 and isinstance(module, ConvSwiGLU | NormalizedSwiGLU):
+        if degree > 1 and isinstance(arch, CommonConfig) and isinstance(module, ConvSwiGLU | NormalizedSwiGLU):
             why = "convolves" if isinstance(module, ConvSwiGLU) else "normalises over"
             raise UserError(
                 f"arch.mlp is {arch.mlp}, which {why} its inner width, and tp splits that; take arch.mlp=swiglu, or "
@@ -132,7 +133,7 @@ def _require_splittable(model: RecursiveModel, degree: int) -> None:
         )
 
 
-def split_tensors(model: RecursiveModel, world: World) -> dict[str, tuple[int, ...]]:
+def split_tensors(model: Model, world: World) -> dict[str, tuple[int, ...]]:
     """Give each rank some heads of every attention and a part of the width of every MLP, in place.
 
     Some matrices have projections stacked in their rows: q, k and v, or gate and up. Their rows are
@@ -161,7 +162,7 @@ def split_tensors(model: RecursiveModel, world: World) -> dict[str, tuple[int, .
     return stacked
 
 
-def take_shapes(model: RecursiveModel, degree: int) -> None:
+def take_shapes(model: Model, degree: int) -> None:
     """Give a model on the meta device the shapes that split_tensors leaves to one of some ranks.
 
     No ranks are needed for this. `_require_splittable` must have accepted the model.

@@ -16,6 +16,9 @@ from models.model import ArchBase
 from models.text.stack_config import StackConfig, StackShape
 from utils.config import Bool, Float, Int
 
+# More steps than any run has. At the first of them all schedules are at their start.
+LONGEST_RUN = 10**12
+
 Role = Literal["H", "L"]
 """What a call is for: H updates the state that the head reads, L the other one."""
 
@@ -51,6 +54,10 @@ class TextConfig(StackConfig, ArchBase):
             total_steps: of the plan. The run may have more.
         """
         return self.num_calls
+
+    def embedding_has_gradient(self, grad_calls: CallCounts) -> bool:
+        """Return whether a call with gradient reads the embedded tokens."""
+        return grad_calls.H + grad_calls.L > 0
 
     @property
     def tied_head(self) -> bool:
@@ -179,6 +186,11 @@ class TwoStackTextConfig(HalvedTextConfig):
         return {"H_level": self._H_config().hrm_shape(num_layers), **stacks}
 
 
+def _first_cycle_has_gradient(config: "HRMTextConfig | TRMTextConfig", grad_calls: CallCounts) -> bool:
+    """The embedded tokens are the first state of H, which the calls of the first H cycle read."""
+    return config.H_cycles == grad_calls.H or config.L_cycles * (config.H_cycles - 1) < grad_calls.L
+
+
 class HRMTextConfig(TwoStackTextConfig):
     """HRM-Text. `bp_min_steps` and `bp_max_steps` count calls of both stacks with gradient."""
 
@@ -211,6 +223,9 @@ class HRMTextConfig(TwoStackTextConfig):
         of_H = min(self.H_cycles, steps - 1)
         return CallCounts(H=of_H, L=steps - of_H)
 
+    def embedding_has_gradient(self, grad_calls: CallCounts) -> bool:
+        return _first_cycle_has_gradient(self, grad_calls)
+
 
 class TRMTextConfig(HalvedTextConfig):
     """The recursion of HRM-Text with one stack in both roles."""
@@ -227,6 +242,9 @@ class TRMTextConfig(HalvedTextConfig):
 
     def grad_calls_at(self, step: int, total_steps: int) -> CallCounts:
         return CallCounts(H=self.H_bp_steps, L=self.L_bp_steps)
+
+    def embedding_has_gradient(self, grad_calls: CallCounts) -> bool:
+        return _first_cycle_has_gradient(self, grad_calls)
 
 
 class UTTextConfig(TextConfig):
@@ -261,3 +279,6 @@ class RINSTextConfig(TwoStackTextConfig):
 
     def grad_calls_at(self, step: int, total_steps: int) -> CallCounts:
         return CallCounts(H=1, L=self.L_bp_cycles)
+
+    def embedding_has_gradient(self, grad_calls: CallCounts) -> bool:
+        return grad_calls.L > 0  # only this stack reads the embedded tokens

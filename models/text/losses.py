@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from models.losses import widest_float
+from models.objective import SumsSpec
 from models.text.packing import Packing
 
 TEXT_METRICS = ("labels", "accuracy", "sequences", "exact_accuracy", "loss")
@@ -17,6 +18,12 @@ TEXT_METRICS = ("labels", "accuracy", "sequences", "exact_accuracy", "loss")
 sequences with a label, those whose labelled tokens are all right, and the cross-entropy (nats) over
 the labelled tokens.
 """
+
+TEXT_SUMS = SumsSpec(
+    names=TEXT_METRICS,
+    means={"loss": "labels", "accuracy": "labels", "exact_accuracy": "sequences"},
+    losses=("loss",),
+)
 
 MOST_LOGITS = 2**25
 """How many logits exist at once: 128 MB in float32, and a few times that in the backward pass."""

@@ -17,6 +17,7 @@ from models.layers import Embedding, InitialValues, Linear
 from models.model import DTYPES, Checkpointing, Model
 from models.text.block import Attends, Stack, TextBlock
 from models.text.config import (
+    LONGEST_RUN,
     CallCounts,
     HRMTextConfig,
     RINSTextConfig,
@@ -73,6 +74,11 @@ class TextModel(Model):
     def stacks(self) -> dict[str, Stack]:
         """Return the stacks by the names of their modules."""
         return {name: module for name, module in self.named_children() if isinstance(module, Stack)}
+
+    def may_lack_gradient(self) -> set[str]:
+        """As in the base class: the embedding, whose gradient comes through the first calls."""
+        reached = self.config.embedding_has_gradient(self.config.grad_calls_at(1, LONGEST_RUN))
+        return set() if self.lm_head is None or reached else {"embed_tokens.weight"}
 
     def forward(
         self,

@@ -7,8 +7,9 @@ pairs of tokens of one sequence: sequences of similar length form a batch, padde
 # N = tokens of the row, B = sequences of a group, L = tokens of the longest of them, A = heads of
 # queries, G = heads of keys and values, H = head size
 
+import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,6 +70,15 @@ class Packing:
         numbers, counts = range(len(lengths) + 1), [*lengths, num_tokens - starts[-1]]
         self.sequence_N = torch.tensor(numbers).repeat_interleave(torch.tensor(counts)).to(device)
         """The number of each token's sequence; num_sequences for padding."""
+
+    def apply(self, change: Callable[[Tensor], Tensor]) -> "Packing":
+        """Return the packing with `change` of each of its tensors, such as a copy on a device."""
+        changed = copy.copy(self)
+        changed._groups = [
+            _Group(change(group.places_BL), change(group.prefix_B1), group.has_prefix) for group in self._groups
+        ]
+        changed._rows_N, changed.sequence_N = change(self._rows_N), change(self.sequence_N)
+        return changed
 
     @torch.compiler.disable  # the shapes of its batches change from step to step
     def attend(self, q_NAH: Tensor, k_NGH: Tensor, v_NGH: Tensor, mask: Mask) -> Tensor:

@@ -71,7 +71,7 @@ def test_every_token_of_a_text_is_predicted_once(tmp_path: Path) -> None:
     sampler = ShuffledSampler(split, seed=0, epochs=1, capacity=7, rows_per_step=1)
     predicted = np.zeros(259, np.int64)
     for step in range(1, sampler.last_step + 1):
-        labels = sampler.packed_row(step, 0, 1, target_only=True).labels
+        labels = sampler.packed_row(step, slice(0, 1), target_only=True).labels
         predicted += np.bincount(labels[labels >= 0], minlength=259)
     expected = np.bincount(split.tokens, minlength=259)
     expected[256] = 0  # the first token of a document

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dataset.loader import TrainLoader
+from dataset.sampler import Sampler
 from pretrain import StepSettings, train_step
 from tests import runs
 from tests.gpu.device import DEVICE, on_the_gpu, waiting_is_an_error
@@ -107,7 +108,10 @@ def test_nothing_waits_between_two_logs(typed: list[str], data: Path, tmp_path: 
     begun = begin(_settings(data, tmp_path / "run", DEVICE, *MANY, *typed), world)
     state, config = begun.state, begun.start.config
     plan = Plan.make(config, begun.data, state.progress, world)
-    loader = TrainLoader(begun.data.train, plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on)
+    assert isinstance(plan.sampler, Sampler)
+    loader = TrainLoader(
+        begun.data.puzzles("train"), plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on
+    )
     batches = enumerate(loader.batches(range(1, 9)), start=1)
 
     def train(num_steps: int) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from models import ARCHS, ArchConfig, build_arch
+from models import ARCHS, ArchConfig, build_puzzle_arch
 from models.attention import Attention
-from models.base import RecursiveModel, SegmentOutput, State
+from models.base import CommonConfig, RecursiveModel, SegmentOutput, State
 from models.block import Block, Level
 from models.depth import Depth
 from models.hrm import HRM
@@ -23,10 +24,12 @@ from training.precision import why_fp8_fails
 from utils.batch import Batch
 from utils.command_line import read_config
 from utils.config import name_of
+from utils.config_files import CONFIG_DIR
 
 SEQ_LEN, VOCAB_SIZE, NUM_PUZZLES = 9, 7, 5  # SEQ_LEN is a square, because rope_2d needs a grid
 
-ARCH_NAMES = tuple(map(name_of, ARCHS))
+PUZZLE_ARCHS = tuple(arch for arch in ARCHS if arch.kind == "puzzles")
+ARCH_NAMES = tuple(map(name_of, PUZZLE_ARCHS))
 
 WHY_NO_FP8 = why_fp8_fails(torch.device("cpu"), torch.float32)
 needs_fp8 = pytest.mark.skipif(WHY_NO_FP8 is not None, reason=f"no FP8 on this CPU: {WHY_NO_FP8}")
@@ -40,12 +43,24 @@ _LARGEST = {
     "H_cycles": 2,
     "L_cycles": 2,
     "halt_max_steps": 4,
-    **{name: 1 for arch in ARCHS for name in arch.model_fields if name.endswith("_layers")},
+    **{name: 1 for arch in PUZZLE_ARCHS for name in arch.model_fields if name.endswith("_layers")},
 }
 _FIXED = {"forward_dtype": "float32", "halt_exploration_prob": 0.0}
 
 # What makes an architecture repeat its networks, where its YAML file does not.
 RECURRENT: dict[str, dict[str, Any]] = {"transformer": {"recurrent": True, "halt_max_steps": 4}}
+
+
+def arch_files(kind: str) -> list[str]:
+    """Return the names of the files in config/arch that are of a kind of architecture."""
+
+    def name_in(file: str) -> str:
+        values = yaml.safe_load((CONFIG_DIR / f"arch/{file}.yaml").read_text())
+        return str(values["name"]) if "name" in values else name_in(values["defaults"][0])
+
+    names = {name_of(arch) for arch in ARCHS if arch.kind == kind}
+    files = sorted(path.stem for path in (CONFIG_DIR / "arch").glob("[!_]*.yaml"))
+    return [file for file in files if name_in(file) in names]
 
 
 def small_options(name: str = "hrm", **changes: Any) -> dict[str, Any]:
@@ -55,14 +70,16 @@ def small_options(name: str = "hrm", **changes: Any) -> dict[str, Any]:
     return options | small | _FIXED | changes
 
 
-def small_config(name: str = "hrm", **changes: Any) -> ArchConfig:
-    return TypeAdapter[ArchConfig](ArchConfig).validate_python(small_options(name, **changes))
+def small_config(name: str = "hrm", **changes: Any) -> CommonConfig:
+    config = TypeAdapter[ArchConfig](ArchConfig).validate_python(small_options(name, **changes))
+    assert isinstance(config, CommonConfig)
+    return config
 
 
 def blank_model(name: str = "hrm", *, seq_len: int = SEQ_LEN, **changes: Any) -> RecursiveModel:
     """Return a model that is allocated and not initialised."""
     config = small_config(name, **changes)
-    return build_arch(config, seq_len=seq_len, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=NUM_PUZZLES)
+    return build_puzzle_arch(config, seq_len=seq_len, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=NUM_PUZZLES)
 
 
 def small_model(name: str = "hrm", *, seed: int = 0, **changes: Any) -> RecursiveModel:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.base import RecursiveModel
 from models.parallel import parallelize
 from models.parallel.layout import Layout
 from tests.models.helpers import WHY_NO_FP8
@@ -98,6 +99,7 @@ def test_every_strategy_has_the_gradients_of_one_process(
 @torch.no_grad()
 def _logits(layout: Layout, num_slots: int) -> Tensor:
     model, batch = layout.model, {name: tensor[:num_slots] for name, tensor in batch_at(9).items()}
+    assert isinstance(model, RecursiveModel)
     state = model.reset(model.initial_state(num_slots, torch.device("cpu")), torch.ones(num_slots, dtype=torch.bool))
     assert model.puzzle_embedding is not None
     rows_BE = model.puzzle_embedding.rows(batch["puzzle_identifiers"])

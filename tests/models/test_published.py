@@ -12,7 +12,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from models import ArchConfig, build_arch
+from models import ArchConfig, build_puzzle_arch
 from models.base import RecursiveModel
 from models.published import PuzzleTable, fit_weights, our_name, published_name, to_ours, to_published
 from utils.command_line import read_config
@@ -33,7 +33,9 @@ def _config(arch: str, *overrides: str) -> Any:
 
 def build(arch: str, *overrides: str, num_puzzles: int = NUM_PUZZLES) -> RecursiveModel:
     """Return a small initialised model with the options of config/arch."""
-    model = build_arch(_config(arch, *overrides), seq_len=6, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=num_puzzles)
+    model = build_puzzle_arch(
+        _config(arch, *overrides), seq_len=6, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=num_puzzles
+    )
     generator = torch.Generator().manual_seed(0)
     model.init_weights(generator)
     if model.puzzle_embedding is not None:

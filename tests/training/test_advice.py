@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dataset.evaluators import NO_EVALUATORS
-from models import build_arch
+from models import build_puzzle_arch
 from training.advice import _OVERHEAD, advice, products_per_s
 from training.config import PretrainConfig
 from training.data import Sizes
@@ -29,7 +29,7 @@ def _advice(config: PretrainConfig, *, last_step: int, first_step: int = 1, worl
     no_sampler: Any = None
     plan = Plan(config, no_sampler, last_step, True, NO_EVALUATORS, "", None)
     with torch.device("meta"):
-        model = build_arch(config.arch, **SIZES.as_dict())
+        model = build_puzzle_arch(config.arch, **SIZES.as_dict())
     return advice(plan, FlopsOfRun(config, SIZES, last_step), model, first_step, world)
 
 
@@ -73,7 +73,7 @@ def test_a_processor_that_emulates_bfloat16(dtype: str, in_hardware: bool, monke
 def test_a_run_that_is_too_large_for_the_device(speed: Any) -> None:
     """As typed: pretrain.py data_path=data/sudoku-6x6, the published model on a laptop."""
     config, last_step = _typed("data_path=data/sudoku-6x6", "lr_warmup_steps=0"), 130_208
-    of_step = flops_of_step(config, SIZES, config.arch.depth)
+    of_step = flops_of_step(config, SIZES, config.puzzle_arch.depth)
     speed(of_step * _OVERHEAD / 60)  # a step takes a minute
     assert _advice(config, last_step=last_step) == [
         f"warning: this run needs about {in_words(last_step * 60)} on this device (130,208 steps of about 1 min, the "

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from models import build_arch
+from models import build_puzzle_arch
 from models.base import RecursiveModel
 from pretrain import build_state, open_run, train
 from tests.runs import settings
@@ -17,7 +17,7 @@ from tests.spawn import run_ranks
 from training import compiling
 from training.compiling import LEAST_FLOPS, estimated_flops_of_step, with_compile
 from training.config import PretrainConfig
-from training.data import Sizes, open_data
+from training.data import AnySizes, Sizes, open_data
 from training.flops import flops_of_step
 from training.recovery import Recovery
 from utils.command_line import read_config, validate
@@ -37,9 +37,9 @@ def _config(data: Path, **changes: object) -> PretrainConfig:
     return validate(PretrainConfig, read_config("pretrain", typed))
 
 
-def _model(config: PretrainConfig, sizes: Sizes) -> RecursiveModel:
+def _model(config: PretrainConfig, sizes: AnySizes) -> RecursiveModel:
     with torch.device("meta"):
-        return build_arch(config.arch, **sizes.as_dict())
+        return build_puzzle_arch(config.arch, **sizes.of_model())
 
 
 def _decided(config: PretrainConfig, world: World = SINGLE, *, before: bool | None = None) -> tuple[Any, str]:
@@ -67,7 +67,7 @@ def test_the_estimate_is_near_the_exact_count(arch: str) -> None:
     typed = [f"arch={arch}", "arch.hidden_size=256", "arch.num_heads=4", "global_batch_size=8"]
     typed.append("arch.forward_dtype=float32")
     config, sizes = validate(PretrainConfig, read_config("pretrain", typed)), Sizes(81, 11, 10)
-    exact = flops_of_step(config, sizes, config.arch.depth)
+    exact = flops_of_step(config, sizes, config.puzzle_arch.depth)
     assert 0.5 < estimated_flops_of_step(config, _model(config, sizes)) / exact < 2
 
 

@@ -38,7 +38,7 @@ def test_a_run_that_does_not_evaluate_opens_no_test_split(data: Path) -> None:
     opened = open_data(_config(f"data_path={data}"), SINGLE)
     assert opened.test is not None and opened.fingerprint.keys() == {"train", "test"}
     assert opened.train.path == data / "train" and opened.test.path == data / "test"
-    assert opened.sizes == Sizes.of(opened.train)
+    assert opened.sizes == Sizes.of(opened.puzzles("train"))
 
 
 # ---- slots of ranks ----------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_microbatches_must_divide_the_slots_of_every_pipeline(microbatches: int,
 
 @pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 11), (81, 12), (82, 11)])
 def test_a_model_refuses_data_of_other_sizes(seq_len: int, vocab_size: int) -> None:
-    arch, sizes = _config().arch, Sizes(81, 11, 1)
+    arch, sizes = _config().puzzle_arch, Sizes(81, 11, 1)
     if (seq_len, vocab_size) == (81, 11):
         require_same_sizes(sizes, split_of(seq_len, vocab_size), arch, "data/own")
     else:
@@ -127,11 +127,11 @@ def test_a_model_needs_a_row_for_each_puzzle(own: int, theirs: int, is_fine: boo
     split = split_of(81, 11)
     split = replace(split, metadata=split.metadata.model_copy(update={"num_puzzle_identifiers": theirs}))
     sizes = Sizes(81, 11, own)
-    require_same_sizes(sizes, split, _config("arch.puzzle_emb_ndim=0").arch, "data/own")
+    require_same_sizes(sizes, split, _config("arch.puzzle_emb_ndim=0").puzzle_arch, "data/own")
     if is_fine:
-        require_same_sizes(sizes, split, _config().arch, "data/own")
+        require_same_sizes(sizes, split, _config().puzzle_arch, "data/own")
     else:
         with pytest.raises(
             ValueError, match="has 4 puzzle identifiers, but the model's table only 3 rows, of data/own;"
         ):
-            require_same_sizes(sizes, split, _config().arch, "data/own")
+            require_same_sizes(sizes, split, _config().puzzle_arch, "data/own")

@@ -12,17 +12,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dataset.schema import IGNORE_LABEL
-from models import ARCHS, build_arch
+from models import build_puzzle_arch
 from models.act import ActSettings, empty_batch, initial_carry
 from models.depth import Depth
 from models.parallel.layout import Layout
 from tests import runs
 from tests.in_process import train_here
+from tests.models.helpers import ARCH_NAMES
 from training.config import PretrainConfig
 from training.data import Sizes
 from training.flops import FlopsGauge, FlopsOfRun, flops_of_parts, flops_of_step, flops_until, sizes_of_run
 from utils.command_line import read_config, validate
-from utils.config import name_of
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
@@ -40,7 +40,7 @@ def _config(*overrides: str) -> PretrainConfig:
 
 def _count(*overrides: str) -> int:
     config = _config(*overrides)
-    return flops_of_step(config, SIZES, config.arch.depth)
+    return flops_of_step(config, SIZES, config.puzzle_arch.depth)
 
 
 def _linear(rows: int, num_in: int, num_out: int) -> int:
@@ -82,7 +82,7 @@ def test_an_hrm() -> None:
     assert _count("arch=hrm", "arch.L_layers=2", "arch.H_layers=3", "arch.halt_max_steps=1") == expected - target
 
     config = _config("arch=hrm", f"arch.L_layers={L_layers}", f"arch.H_layers={H_layers}")
-    of_part = flops_of_parts(config, SIZES, config.arch.depth)
+    of_part = flops_of_parts(config, SIZES, config.puzzle_arch.depth)
     assert of_part == {FORWARD: with_gradient, BACKWARD: 2 * with_gradient, NO_GRAD: expected - 3 * with_gradient}
 
 
@@ -107,7 +107,7 @@ def test_mixing_of_positions() -> None:
 
 # The transformer refuses cycles where it has no recursion.
 TYPED = {"transformer": ["transformer arch.H_cycles=1 arch.L_cycles=1", "transformer arch.recurrent=true"]}
-EVERY_ARCH = [typed for name in map(name_of, ARCHS) for typed in TYPED.get(name, [name])]
+EVERY_ARCH = [typed for name in ARCH_NAMES for typed in TYPED.get(name, [name])]
 
 
 @pytest.mark.parametrize("arch", [*EVERY_ARCH, "trm_mlp"])
@@ -120,13 +120,15 @@ def test_every_architecture_counts(arch: str, freeze: str) -> None:
 def test_a_real_step_has_as_many_operations(arch: str) -> None:
     """torch's own counter watches a step on the CPU, with attention written out as products."""
     config = _config(*f"arch={arch}".split())
-    model = build_arch(config.arch, **SIZES.as_dict())
+    model = build_puzzle_arch(config.arch, **SIZES.as_dict())
     model.init_weights(torch.Generator().manual_seed(0))
     batch = empty_batch(BATCH, SIZES.seq_len, torch.device("cpu"))
-    settings = ActSettings(config.arch.depth, config.arch.loss, IGNORE_LABEL, BATCH, min_halt_steps_B=None)
+    settings = ActSettings(
+        config.puzzle_arch.depth, config.puzzle_arch.loss, IGNORE_LABEL, BATCH, min_halt_steps_B=None
+    )
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         Layout(model, World.single()).forward_backward(initial_carry(model, batch), batch, settings)
-    assert flops_of_step(config, SIZES, config.arch.depth) == counter.get_total_flops() > 0
+    assert flops_of_step(config, SIZES, config.puzzle_arch.depth) == counter.get_total_flops() > 0
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_a_short_run_does_not_count() -> None:
 
 def test_the_speed_counts_the_steps_since_the_last_row() -> None:
     config = _config("arch=trm")
-    tflops = flops_of_step(config, SIZES, config.arch.depth) / 1e12
+    tflops = flops_of_step(config, SIZES, config.puzzle_arch.depth) / 1e12
     gauge = _gauge(config, step=3, last_step=100, peak=8 * tflops)
     # Five steps of 250 ms are four steps a second, and half of a peak of eight.
     assert gauge.row(8, [], 250.0) == {"perf/model_tflops": pytest.approx(4 * tflops), "perf/mfu": pytest.approx(0.5)}
@@ -173,7 +175,7 @@ def test_an_unknown_peak_leaves_the_utilisation_out() -> None:
 def test_the_speed_follows_the_depth() -> None:
     """Half of the steps have half of the cycles."""
     config = _config("arch=trm", "arch.depth_curriculum=[{until: 0.5, H_cycles: 1, L_cycles: 3}]")
-    of = [flops_of_step(config, SIZES, config.arch.depth_at(step, 10)) for step in range(1, 11)]
+    of = [flops_of_step(config, SIZES, config.puzzle_arch.depth_at(step, 10)) for step in range(1, 11)]
     assert of[4] < of[5]
     gauge = _gauge(config, step=0, last_step=10)
     for first, last in ((1, 3), (4, 7), (8, 10)):
@@ -227,7 +229,7 @@ def _with_changing_depth(run: Path) -> PretrainConfig:
 def test_a_run_whose_depth_changes(copied: Path) -> None:
     config = _with_changing_depth(copied)
     depths = [Depth(1, 2, 3, 2)] * 3 + [Depth(1, 2, 3, 3)] * 3 + [Depth(2, 2, 6, 6)] * 6
-    assert [config.arch.depth_at(step, 12) for step in range(1, 13)] == depths
+    assert [config.puzzle_arch.depth_at(step, 12) for step in range(1, 13)] == depths
     of = {depth: flops_of_step(config, sizes_of_run(copied, config), depth) for depth in set(depths)}
     counts = [of[depth] for depth in depths]
     assert flops_until(copied, [1, 5, 12]) == [counts[0], sum(counts[:5]), sum(counts)]
@@ -248,7 +250,7 @@ def test_the_sizes_come_from_a_checkpoint_or_the_data(copied: Path) -> None:
     config = _config_of(copied)
     steps = sorted(copied.glob("step_*"))
     sizes = sizes_of_run(copied, config)
-    assert sizes.seq_len == 16
+    assert isinstance(sizes, Sizes) and sizes.seq_len == 16
     (steps[-1] / "state.json").write_text("{}")
     assert sizes_of_run(copied, config) == sizes, "an older checkpoint serves"
     for step in steps:

@@ -102,6 +102,7 @@ def test_a_step_takes_what_was_counted(
     overrides = [f"data_path={data}", f"checkpoint_path={tmp_path}", *TINY, *VARIANTS[variant]]
     begun = begin(overrides)
     measured = Measured(begun, monkeypatch)
+    assert isinstance(begun.data.sizes, Sizes)
     counted = Footprints(begun.start.config, begun.data.sizes, 1, device="cpu").of()
     begun.fit()
 

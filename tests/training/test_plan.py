@@ -258,6 +258,7 @@ def test_the_seed_decides_the_order_of_the_data(data: Path) -> None:
     def first_batch(**changes: object) -> list[int]:
         config = _small(data, **changes)
         plan = Plan.make(config, open_data(config, SINGLE), Progress(), SINGLE)
+        assert isinstance(plan.sampler, Sampler)
         found: list[int] = plan.sampler.examples(2, slice(0, 16)).tolist()
         return found
 
@@ -277,7 +278,7 @@ def test_all_ranks_together_augment_like_one_process(data: Path) -> None:
             parts.append(torch.cat([*augmentation.draw(3, examples_B[world.slice_of(16)]).values()], dim=1))
         return torch.cat(parts)
 
-    split = open_data(_small(data), SINGLE).train
+    split = open_data(_small(data), SINGLE).puzzles("train")
     expected = OnlineAugmentation.build(split, seed=7, global_batch_size=16, slots=slice(0, 16)).draw(3, examples_B)
     whole = torch.cat([*expected.values()], dim=1)
     assert torch.equal(drawn(7, 1), whole) and torch.equal(drawn(7, 2), whole)
@@ -326,7 +327,7 @@ def test_all_ranks_together_explore_like_one_process() -> None:
     Each rank takes those of its slots.
     """
     config = _config(seed=3, global_batch_size=12)
-    arch = config.arch.model_copy(update={"halt_exploration_prob": 0.5})
+    arch = config.puzzle_arch.model_copy(update={"halt_exploration_prob": 0.5})
     config = config.model_copy(update={"arch": arch})
     for step in (1, 2, 40):
         expected_B = draw_min_halt_steps(3, step, 12, 0.5, arch.halt_max_steps)

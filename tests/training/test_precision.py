@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 
+from models.base import RecursiveModel
 from tests import fuzz, runs
 from tests.in_process import changed, load_run, train_here
 from tests.models.helpers import needs_fp8, small_model
@@ -85,9 +86,9 @@ def test_a_run_that_began_without_the_key_goes_on_without_fp8(data: Path, tmp_pa
         state.write_text(json.dumps(stored))
         fuzz.seal(state.parent)
     config, _, _ = load_run(run)
-    assert config.arch.fp8_no_grad is False
+    assert config.puzzle_arch.fp8_no_grad is False
     again = train_here([f"resume={run / 'step_00000001'}", f"checkpoint_path={tmp_path / 'again'}"])
-    assert again.model.config.fp8_no_grad is False
+    assert isinstance(again.model, RecursiveModel) and again.model.config.fp8_no_grad is False
     assert not changed(runs.tensors(run, 2), runs.tensors(tmp_path / "again", 2))
 
 

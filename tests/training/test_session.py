@@ -82,7 +82,7 @@ def test_communication_is_sampled_unless_a_trace_is_taken(
     given = []
     monkeypatch.setattr("training.session.RankSampler", lambda every, world, **more: given.append((every, more)))
     open_session(perf_every_n_steps=7, perf_max_share=0.25, **changes)
-    assert given == [(every, {"num_slots": BATCH, "max_share": 0.25})]
+    assert given == [(every, {"num_examples": BATCH, "unit": "examples", "max_share": 0.25})]
 
 
 def test_ranks_to_trace_must_exist(open_session: Open) -> None:
@@ -120,6 +120,7 @@ def test_each_batch_advances_the_progress(open_session: Open) -> None:
     with open_session(max_steps=7) as session:
         progress, seen = session.state.progress, []
         for batch in session.batches():
+            assert isinstance(batch, dict)
             assert len(batch["inputs"]) == BATCH
             seen.append((progress.step, progress.draws))
         assert seen == [(step, step * BATCH) for step in (5, 6, 7)]

@@ -140,7 +140,7 @@ def test_a_restart_keeps_its_architecture(puzzles: Path, trained: Path, tmp_path
     run = tmp_path / "run"
     typed = [f"data_path={puzzles}", f"init_from={trained}", f"checkpoint_path={run}"]
     first = _start([*typed, "arch.halt_max_steps=2"])
-    assert first.config.arch.halt_max_steps == 2
+    assert first.config.puzzle_arch.halt_max_steps == 2
     with RunLock() as lock:
         prepare(first, lock, Launch())
     again = _start(["resume=auto", f"checkpoint_path={run}"])

@@ -126,14 +126,17 @@ class StepClock:
         yield
         self._paused_s += time.perf_counter() - began
 
-    def read(self, global_batch_size: int) -> dict[str, float]:
-        """Return perf/examples_per_second, perf/step_ms and perf/data_ms since the last reading.
+    def read(self, global_batch_size: int, unit: str = "examples") -> dict[str, float]:
+        """Return perf/<unit>_per_second, perf/step_ms and perf/data_ms since the last reading.
 
         Call it right after the host waited for the device.
+
+        Args:
+            unit: what global_batch_size counts.
         """
         elapsed_s = time.perf_counter() - self._since - self._paused_s
         row = {
-            "perf/examples_per_second": self._num_steps * global_batch_size / elapsed_s,
+            f"perf/{unit}_per_second": self._num_steps * global_batch_size / elapsed_s,
             "perf/step_ms": 1e3 * elapsed_s / self._num_steps,
             "perf/data_ms": 1e3 * self._data_s / self._num_steps,
         }

@@ -33,7 +33,7 @@ class _Sample:
     step_ms: float
     trace_ms: float  # to start the trace, to end it and to read it
     num_bytes: float
-    num_slots: int
+    num_examples: int
     memory_gb: float
     gpu_utilization: float | None
 
@@ -53,16 +53,24 @@ class RankSampler:
     In a world of one, and with `every_n_steps` None, no step is sampled.
 
     Args:
-        num_slots: how many slots this rank computes in a step.
+        num_examples: how many examples (or what `unit` says) this rank computes in a step.
+        unit: what num_examples counts.
         max_share: traces may take this share of the time. Where they take more, samples are rarer
             than every n-th step; None: never.
     """
 
     def __init__(
-        self, every_n_steps: int | None, world: World, *, num_slots: int = 1, max_share: float | None = None
+        self,
+        every_n_steps: int | None,
+        world: World,
+        *,
+        num_examples: int = 1,
+        unit: str = "examples",
+        max_share: float | None = None,
     ) -> None:
         self._every_n_steps = every_n_steps if world.size > 1 else None
-        self._world, self._num_slots, self._max_share = world, num_slots, max_share
+        self._world, self._max_share = world, max_share
+        self._num_examples, self._unit = num_examples, unit
         self._sample: _Sample | None = None
         self._largest_gb = 0.0
         self._next = 0  # the first step that may be sampled
@@ -90,7 +98,7 @@ class RankSampler:
         comm_ms, num_bytes = union(transfers(events)) / 1e6, _num_bytes(events)
         trace_ms = 1e3 * (time.perf_counter() - entered) - step_ms
         memory_gb = max_memory_gb(device)
-        self._sample = _Sample(step, comm_ms, step_ms, trace_ms, num_bytes, self._num_slots, memory_gb, utilization)
+        self._sample = _Sample(step, comm_ms, step_ms, trace_ms, num_bytes, self._num_examples, memory_gb, utilization)
 
     def row(self) -> dict[str, float]:
         """Return metrics of the ranks. Every rank.
@@ -132,7 +140,7 @@ class RankSampler:
                 row["perf/comm_gb_per_s"] = last.num_bytes / last.comm_ms / 1e6
         for rank, sample in enumerate(samples):
             row[f"perf/memory_gb/rank_{rank}"] = sample.memory_gb
-            row[f"perf/examples_per_second/rank_{rank}"] = 1e3 * sample.num_slots / sample.rest_ms
+            row[f"perf/{self._unit}_per_second/rank_{rank}"] = 1e3 * sample.num_examples / sample.rest_ms
             if sample.gpu_utilization is not None:
                 row[f"perf/gpu_utilization/rank_{rank}"] = sample.gpu_utilization
         return row

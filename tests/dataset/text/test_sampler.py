@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> TextSplit:
     return random_split(tmp_path_factory.mktemp("text"), num=500, longest=60)
 
 
-def _shuffled(split: TextSplit, **changed: int) -> ShuffledSampler:
+def _shuffled(split: TextSplit, **changed: Any) -> ShuffledSampler:
     return ShuffledSampler(split, **{"seed": 0, "epochs": 3, "capacity": 64, "rows_per_step": 4, **changed})
 
 
@@ -26,7 +27,8 @@ def _sequences(sampler: ShuffledSampler | FileOrderSampler, step: int, num_ranks
     """Return inputs and labels of each sequence of a step, over all ranks."""
     found = []
     for rank in range(num_ranks):
-        row = sampler.packed_row(step, rank, num_ranks, target_only=True)
+        size = 4 // num_ranks
+        row = sampler.packed_row(step, slice(rank * size, (rank + 1) * size), target_only=True)
         assert len(row.inputs) == len(row.labels) == 4 // num_ranks * 64
         ends = np.cumsum(row.prefix_lens + row.response_lens)
         assert (row.labels[ends[-1] :] == -100).all() and not row.inputs[ends[-1] :].any()
@@ -51,7 +53,7 @@ def test_an_epoch_visits_every_sample_once(split: TextSplit) -> None:
 
 def test_a_resumed_run_goes_on_with_the_same_steps(split: TextSplit) -> None:
     whole = _shuffled(split)
-    resumed = _shuffled(split, first_step=30, first_row=whole.rows_before(30))
+    resumed = _shuffled(split, first_step=30, first_row=whole.draws_before(30))
     assert resumed.last_step == whole.last_step > 60
     for step in (30, 31, whole.last_step):
         assert (resumed.places(step, slice(0, 4)) == whole.places(step, slice(0, 4))).all()
@@ -94,11 +96,21 @@ def test_a_sample_longer_than_a_row_is_named(split: TextSplit) -> None:
         FileOrderSampler(split, epochs=1, capacity=40, rows_per_step=4, drop_last_batch=True)
 
 
-def test_ranks_must_share_the_rows_equally(split: TextSplit) -> None:
-    with pytest.raises(
-        UserError, match="4 rows, which 3 ranks can't share equally; cut the batch into a multiple of 3"
+def test_the_labels_of_a_step_are_known_without_its_tokens(split: TextSplit) -> None:
+    sampler = _shuffled(split)
+    for target_only in (True, False):
+        rows = [sampler.packed_row(3, slice(n, n + 1), target_only=target_only) for n in range(4)]
+        assert sampler.num_labels(3, target_only=target_only) == sum(int((row.labels != -100).sum()) for row in rows)
+
+
+def test_the_first_batch_can_be_repeated(split: TextSplit) -> None:
+    in_order: dict[str, Any] = {"epochs": 1, "capacity": 64, "rows_per_step": 4, "drop_last_batch": True}
+    for usual, repeated in (
+        (_shuffled(split), _shuffled(split, repeat_first_batch=True)),
+        (FileOrderSampler(split, **in_order), FileOrderSampler(split, **in_order, repeat_first_batch=True)),
     ):
-        _shuffled(split).packed_row(1, 0, 3, target_only=True)
+        first = usual.places(1, slice(0, 4))
+        assert all((repeated.places(step, slice(0, 4)) == first).all() for step in (1, 2, 5))
 
 
 def test_the_published_order_of_a_split(split: TextSplit) -> None:
@@ -124,6 +136,6 @@ def test_the_recorded_cases_of_the_loader_from_a_folder_in_its_format(tmp_path: 
         sampler = FileOrderSampler(split, epochs=1, capacity=capacity, rows_per_step=ranks, drop_last_batch=drop)
         for step, expected in enumerate(case["steps"], 1):
             for rank in range(ranks):
-                row = sampler.packed_row(step, rank, ranks, target_only=case["target_only"])
+                row = sampler.packed_row(step, slice(rank, rank + 1), target_only=case["target_only"])
                 for name in ("inputs", "labels", "position_ids"):
                     assert getattr(row, name).tolist() == expected[rank][name]

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from models import build_on_meta
 from models.act import ActSettings, Carry, draw_min_halt_steps, initial_carry
 from models.base import RecursiveModel
+from models.model import Model
 from models.parallel import ParallelConfig, parallelize
 from models.parallel.layout import Layout
 from optim.sparse_sign_sgd import sparse_sign_sgd_
@@ -82,7 +83,8 @@ def whole_weights(layout: Layout, world: World) -> dict[str, Tensor]:
     return found if world.is_main else {}
 
 
-def start(model: RecursiveModel, world: World) -> Carry:
+def start(model: Model, world: World) -> Carry:
+    assert isinstance(model, RecursiveModel)
     mine = world.slice_of(BATCH)
     return initial_carry(model, {name: tensor[mine] for name, tensor in batch_at(0).items()})
 
@@ -92,6 +94,7 @@ def train(
 ) -> tuple[Carry, Found]:
     """Train some steps by plain SGD as pretrain.py does. Return the last carry and the results."""
     model, mine, found = layout.model, world.slice_of(BATCH), Found()
+    assert isinstance(model, RecursiveModel)
     config = model.config
 
     for step in steps:

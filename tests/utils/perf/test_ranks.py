@@ -194,7 +194,7 @@ def _check_the_total(world: World) -> None:
 
 def _check_a_slow_rank(world: World) -> None:
     """The speed of a rank is its own slots over its own time, not over the time of the step."""
-    sampler = RankSampler(1, world, num_slots=10 if world.rank == 0 else 30)
+    sampler = RankSampler(1, world, num_examples=10 if world.rank == 0 else 30)
     world.barrier()
     with sampler.step(1):
         time.sleep(0.1 + 0.2 * world.rank)
