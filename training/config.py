@@ -11,6 +11,7 @@ from models.base import CommonConfig
 from models.metric_sums import EVAL_METRICS
 from models.parallel import ParallelConfig
 from models.published import PuzzleTable
+from models.text.losses import TEXT_EVAL_METRICS
 from optim.build import OptimConfig
 from optim.schedule import BatchScaling
 from utils.config import Bool, Float, Int
@@ -91,7 +92,7 @@ class PretrainConfig(RunConfig):
     checkpoint_file_gb: Float = Field(gt=0)
     keep_last_k: Int | None = Field(gt=0)
     best_metric: str | None
-    best_mode: Literal["max", "min"]
+    best_mode: Literal["auto", "max", "min"]
 
     log_interval: Int = Positive
     wandb: WandbConfig
@@ -107,7 +108,8 @@ class PretrainConfig(RunConfig):
 
     @model_validator(mode="after")
     def _best_is_evaluated(self) -> "PretrainConfig":
-        known = self.best_metric is None or self.best_metric.startswith("eval/") or self.best_metric in EVAL_METRICS
+        names = TEXT_EVAL_METRICS if self.arch.kind == "text" else EVAL_METRICS
+        known = self.best_metric is None or self.best_metric.startswith("eval/") or self.best_metric in ("auto", *names)
         # The data decide which metrics an evaluator has, but none has a name with a slash.
         if not known and (self.evaluators == [] or "/" in str(self.best_metric)):
             raise ValueError(

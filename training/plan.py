@@ -25,6 +25,8 @@ from utils.checkpoint.format import Progress
 from utils.dist.world import World
 from utils.errors import UserError
 
+_LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")  # of text
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -136,10 +138,16 @@ class Plan:
 
     # ---- the best evaluation ----
 
+    @property
+    def best_mode(self) -> Literal["max", "min"]:
+        if self.config.best_mode != "auto":
+            return self.config.best_mode
+        return "min" if self.best_metric.rpartition("/")[2] in _LOWER_IS_BETTER else "max"
+
     def update_best(self, metrics: dict[str, float], progress: Progress) -> bool:
         """Note in the progress whether an evaluation is the best so far, and return that."""
         value = metrics.get(self.best_metric)
-        is_best = improves(value, progress.best, self.config.best_mode)
+        is_best = improves(value, progress.best, self.best_mode)
         if is_best:
             progress.best, progress.evaluations_since_best = value, 0
         else:
@@ -184,21 +192,25 @@ def draw_exploration(config: PretrainConfig, step: int, world: World) -> Tensor:
 def full_best_metric(config: PretrainConfig, data: Data, evaluators: Evaluators) -> str:
     """Return the metric that `best` follows, with its set. It is empty if the run follows none.
 
-    A name without a set means the first set.
+    A name without a set means the first set. The metric "auto" is the accuracy of whole answers or,
+    if there are none, the loss.
 
     Raises:
         UserError: Evaluation never gives such a metric.
     """
     if config.best_metric is None or data.test is None:
         return ""
-    sets = [SET_NAME] if isinstance(data.test, TextSplit) else list(data.test.sets)
-    name = config.best_metric if "/" in config.best_metric else f"eval/{sets[0]}/{config.best_metric}"
-    at_steps: list[str] = []
+    sets, at_steps = [SET_NAME] if isinstance(data.test, TextSplit) else list(data.test.sets), list[str]()
     if isinstance(data.test, TextSplit):
         metrics = text_eval_metrics(data.test, config.eval_max_examples)
     else:
         at_steps = [f"exact_accuracy_at_step/{n}" for n in range(1, config.puzzle_arch.halt_max_steps + 1)]
         metrics = [*EVAL_METRICS, *evaluators.metrics]
+    name = config.best_metric
+    if name == "auto":
+        name = "exact_accuracy" if "exact_accuracy" in metrics else "loss"
+    if "/" not in name:
+        name = f"eval/{sets[0]}/{name}"
     if name not in [f"eval/{each}/{metric}" for each in sets for metric in (*metrics, *at_steps)]:
         possible = ", ".join(f"eval/{each}/{metric}" for each in sets for metric in metrics)
         raise UserError(f"best_metric={config.best_metric} is no metric of this data; take one of {possible}")
