@@ -24,7 +24,7 @@ from training.advice import advice
 from training.config import PretrainConfig
 from training.data import Data
 from training.evaluation import AnswerSample, EvalOptions, evaluate
-from training.evaluation_text import TextEvalOptions, evaluate_text
+from training.evaluation_text import TextEvalOptions, TextSample, evaluate_text
 from training.flops import FlopsGauge, FlopsOfRun
 from training.number_watch import BadStep
 from training.plan import Plan
@@ -48,6 +48,7 @@ from utils.run.status import in_words
 from utils.run.stop import StopSignal
 
 _LONG_EVALUATION_S = 10.0
+_NUM_TEXTS = 8  # of which an evaluation of text writes the answers
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,8 @@ class Session:
         batch_size = config.eval_batch_size or config.global_batch_size
         if isinstance(test, TextSplit):
             assert isinstance(model, TextModel)
-            text_options = TextEvalOptions(batch_size, config.target_only, config.eval_max_examples)
+            sample = TextSample(_NUM_TEXTS)
+            text_options = TextEvalOptions(batch_size, config.target_only, config.eval_max_examples, sample)
             metrics = evaluate_text(
                 model,
                 test,
@@ -265,17 +267,19 @@ class Session:
                 stop=self._stop,
                 deadline=deadline,
             )
+            if metrics is not None and self._world.is_main:
+                self._write_sample(sample)
             return metrics, []
         assert isinstance(model, RecursiveModel)
         num_pictures = self._metrics.num_pictures
-        sample = AnswerSample(num_pictures) if num_pictures else None
+        answers = AnswerSample(num_pictures) if num_pictures else None
         options = EvalOptions(
             batch_size,
             adaptive=config.eval_adaptive,
             max_examples=config.eval_max_examples,
             save_outputs=config.eval_save_outputs,
             save_to=config.run_path / "eval_outputs" / f"step_{self.state.progress.step:08d}",
-            sample=sample,
+            sample=answers,
         )
         metrics = evaluate(
             model,
@@ -287,7 +291,14 @@ class Session:
             stop=self._stop,
             deadline=deadline,
         )
-        return metrics, pictures_of(sample, test.metadata) if sample is not None and metrics is not None else []
+        return metrics, pictures_of(answers, test.metadata) if answers is not None and metrics is not None else []
+
+    def _write_sample(self, sample: TextSample) -> None:
+        """Write a few answers into the folder of the run. The run goes on without them."""
+        try:
+            sample.write(self.config.run_path, self.state.progress.step)
+        except OSError as error:
+            self.say(f"the answers of step {self.state.progress.step} can't be written ({error.strerror})")
 
     def _announce_evaluation(self, test: Split | TextSplit) -> None:
         """Say that an evaluation begins, unless the last one was short. A silent run looks hung."""
