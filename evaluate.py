@@ -23,12 +23,15 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from dataset.evaluators import EvaluatorName, Evaluators, build_evaluators, fitting_evaluators
 from dataset.schema import Split, check_contents, open_datasets, open_split
+from dataset.text.schema import SET_NAME, TextSplit, check_text_contents, open_text_split
 from dataset.tta import Variations
 from models.base import RecursiveModel
+from models.text.model import TextModel
 from training.config import PretrainConfig
-from training.data import open_own, require_same_sizes
+from training.data import TextSizes, open_own, require_own_tokens, require_same_sizes
 from training.evaluation import EvalOptions, evaluate, evaluate_votes
-from training.trained import TrainedConfig, open_trained
+from training.evaluation_text import TextEvalOptions, evaluate_text
+from training.trained import Trained, TrainedConfig, open_trained
 from utils.checkpoint.names import is_file_of_weights
 from utils.checkpoint.reader import open_checkpoint
 from utils.command_line import CommandLine, read_config, validate
@@ -63,6 +66,8 @@ Let eight symmetries of each puzzle vote:
   python evaluate.py checkpoint=<run> tta=8
 A file that python -m models.export wrote:
   python evaluate.py checkpoint=model.safetensors data_path=data/sudoku-6x6
+A model of text, on its own test split or on another of the same tokenizer:
+  python evaluate.py checkpoint=<run> data_path=data/book
 A published checkpoint:
   python evaluate.py checkpoint=hf://owner/repo/file arch=trm_mlp data_path=data/sudoku-extreme-1k-aug-1000
 """
@@ -103,15 +108,18 @@ class Loaded:
     evaluators: list[EvaluatorName]  # those of the run
 
 
-def load(config: EvaluateConfig, source: str, world: World) -> Loaded:
-    """Load the checkpoint `source` with the options and the data of `config`. Every rank.
+def opened(config: EvaluateConfig, source: str, world: World) -> Trained:
+    """Look at the checkpoint `source` with the options of `config`. Every rank."""
+    return open_trained(source, world, arch=config.arch, data_path=config.data_path, puzzle_table=config.puzzle_table)
+
+
+def load(config: EvaluateConfig, trained: Trained, world: World) -> Loaded:
+    """Load a model of puzzles, and the data of `config`. Every rank.
 
     Raises:
         UserError: The checkpoint or the data can't be read, or don't fit each other.
     """
-    trained = open_trained(
-        source, world, arch=config.arch, data_path=config.data_path, puzzle_table=config.puzzle_table
-    )
+    source = trained.name
     with world.shared_errors():
         arch, sizes = trained.of_puzzles()
     if trained.config is None or trained.checkpoint is None:  # a file of weights
@@ -182,7 +190,7 @@ def accuracy_over_steps(metrics: dict[str, float], set_name: str) -> list[float]
 
 def table(metrics: dict[str, float], found: dict[str, tuple[float, float]]) -> Iterator[str]:
     for name, value in metrics.items():
-        if name.endswith("/num_examples"):
+        if name.split("/")[2] in ("num_examples", "num_answers"):
             yield f"  {name:<44}{value:>10,.0f}"
         else:
             low_high = f"   {found[name][0]:.4f} .. {found[name][1]:.4f}" if name in found else ""
@@ -233,7 +241,7 @@ class FormerResults(BaseModel):
         return sum(self.num_examples.values())
 
 
-def folder_for_other_data(own: Path, split: Split) -> Path:
+def folder_for_other_data(own: Path, split: Split | TextSplit) -> Path:
     """Return the folder for results on other data than the run's own.
 
     Its name ends with the name of the data, and also with a number if that folder holds results on
@@ -250,7 +258,22 @@ def folder_for_other_data(own: Path, split: Split) -> Path:
     return folder
 
 
-def prepare_own_folder(out: Path, split: Split, config: EvaluateConfig) -> tuple[Path | None, bool]:
+def prepare_folder(out: Path, split: Split | TextSplit, config: EvaluateConfig) -> tuple[Path | None, bool]:
+    """As prepare_own_folder. A folder that the user named is made, and loses its results.
+
+    Raises:
+        UserError: The folder can't be written.
+    """
+    if os.path.isfile(out):
+        raise UserError(f"out={out} is a file; give a folder")
+    if config.out is None:
+        return prepare_own_folder(out, split, config)
+    with file_errors():
+        out.mkdir(parents=True, exist_ok=True)
+    return out, False
+
+
+def prepare_own_folder(out: Path, split: Split | TextSplit, config: EvaluateConfig) -> tuple[Path | None, bool]:
     """Make the folder for results in the folder of a run.
 
     A quick look must not cost the results of hours. They stay, and a line says so. Another line
@@ -265,14 +288,15 @@ def prepare_own_folder(out: Path, split: Split, config: EvaluateConfig) -> tuple
     """
     with file_errors():
         refuse_links([out.parent, out, *out.rglob("*")])  # the run may come from somebody else
-    num = sum(split.num_examples(config.max_examples).values())
+    num_examples = split.num_examples(config.max_examples)
+    num = sum(num_examples.values())
     former = FormerResults.of(out).total
     keeps_results = former > num
     if keeps_results:
         tell(f"{out} keeps its results of {former:,} examples; give out=<another folder> to store those of {num:,}")
         if not config.save_outputs and not config.plot:
             return None, True
-    if config.save_outputs and (former := num_saved(out, list(split.sets))) > num:
+    if config.save_outputs and (former := num_saved(out, list(num_examples))) > num:
         tell(f"the answers to {num:,} examples replace those to {former:,} in {out}; out=<another folder> keeps both")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -300,7 +324,11 @@ def main(world: World) -> None:
     if config is None:
         return
     world = connect_devices(world, config.device, config.dist)
-    loaded = load(config, config.checkpoint, world)
+    trained = opened(config, config.checkpoint, world)
+    if trained.arch.kind == "text":
+        score_text(config, trained, world)
+        return
+    loaded = load(config, trained, world)
     split, model = loaded.split, loaded.model
     out, keeps_results = Path(config.out) if config.out is not None else loaded.out, False
     with world.shared_errors():
@@ -317,13 +345,7 @@ def main(world: World) -> None:
                 if not is_file_of_weights(other):
                     open_checkpoint(Path(other), tell)
             if out is not None:
-                if os.path.isfile(out):
-                    raise UserError(f"out={out} is a file; give a folder")
-                if config.out is None:
-                    out, keeps_results = prepare_own_folder(out, split, config)
-                else:
-                    with file_errors():
-                        out.mkdir(parents=True, exist_ok=True)
+                out, keeps_results = prepare_folder(out, split, config)
     out, keeps_results = world.broadcast_object((out, keeps_results))
     options = EvalOptions(
         config.batch_size or loaded.batch_size,
@@ -333,7 +355,7 @@ def main(world: World) -> None:
         keep_votes=bool(config.vote_with),
     )
     for other in config.vote_with:
-        voter = load(config, other, world)
+        voter = load(config, opened(config, other, world), world)
         with world.shared_errors():
             # In other data the same numbers mean other puzzles.
             if voter.split.path.resolve() != split.path.resolve():
@@ -359,6 +381,48 @@ def main(world: World) -> None:
             report(config, loaded, metrics, evaluators, seconds, out, keeps_results=keeps_results)
 
 
+def show_table(
+    config: EvaluateConfig,
+    name: str,
+    split: Split | TextSplit,
+    metrics: dict[str, float],
+    found: dict[str, tuple[float, float]],
+    seconds: float,
+) -> None:
+    total = sum(split.num_examples(config.max_examples).values())
+    show(
+        f"{name} on {split.path}: {total:,} examples in {seconds:.1f} s ({total / seconds:,.1f} per second), "
+        "95 % intervals"
+    )
+    for line in table(metrics, found):
+        show(line)
+
+
+def write_results(
+    config: EvaluateConfig,
+    name: str,
+    split: Split | TextSplit,
+    metrics: dict[str, float],
+    found: dict[str, tuple[float, float]],
+    seconds: float,
+    out: Path,
+) -> None:
+    """Write results.json."""
+    results = {
+        "checkpoint": name,
+        # A typed path is stored as an absolute one, because the next evaluation may begin in
+        # another folder.
+        "data": str(split.path) if config.data_path is None else os.path.abspath(split.path),
+        "num_examples": split.num_examples(config.max_examples),
+        "settings": config.model_dump(mode="json"),
+        "seconds": seconds,
+        "metrics": metrics,
+        "intervals": found,
+    }
+    with file_errors():
+        write_atomically(out / "results.json", json.dumps(results, indent=2) + "\n")
+
+
 def report(
     config: EvaluateConfig,
     loaded: Loaded,
@@ -377,30 +441,11 @@ def report(
         keeps_results: leave its results.json as it is.
     """
     split = loaded.split
-    num_examples = split.num_examples(config.max_examples)
-    total = sum(num_examples.values())
     found = intervals(metrics, evaluators)
-    show(
-        f"{loaded.name} on {split.path}: {total:,} examples in {seconds:.1f} s ({total / seconds:,.1f} per second), "
-        "95 % intervals"
-    )
-    for line in table(metrics, found):
-        show(line)
+    show_table(config, loaded.name, split, metrics, found, seconds)
     if out is not None:
-        results = {
-            "checkpoint": loaded.name,
-            # A typed path is stored as an absolute one, because the next evaluation may begin in
-            # another folder.
-            "data": str(split.path) if config.data_path is None else os.path.abspath(split.path),
-            "num_examples": num_examples,
-            "settings": config.model_dump(mode="json"),
-            "seconds": seconds,
-            "metrics": metrics,
-            "intervals": found,
-        }
         if not keeps_results:
-            with file_errors():
-                write_atomically(out / "results.json", json.dumps(results, indent=2) + "\n")
+            write_results(config, loaded.name, split, metrics, found, seconds, out)
         over_steps = {name: accuracy_over_steps(metrics, name) for name in split.sets}
         with_labels = {name: values for name, values in over_steps.items() if values}
         if config.plot and with_labels:
@@ -412,6 +457,91 @@ def report(
         show(f"written to {out}")
     first_set = next(iter(split.sets))
     show(f"exact_accuracy={metrics.get(f'eval/{first_set}/exact_accuracy', float('nan')):.4f}")
+
+
+# ---- text --------------------------------------------------------------------------------------
+
+# The keys that only puzzles have, with what they are if nobody gives them.
+_OF_PUZZLES: dict[str, object] = {
+    "evaluators": None,
+    "num_steps": None,
+    "adaptive": True,
+    "tta": None,
+    "vote_with": [],
+    "plot": False,
+    "save_outputs": [],
+    "puzzle_table": None,
+}
+_TOKENS = 16384  # in a batch, for a file of weights
+
+
+def score_text(config: EvaluateConfig, trained: Trained, world: World) -> None:
+    """Score a model of text, print the table and write results.json. Every rank.
+
+    Raises:
+        UserError: The data can't be read, or have other tokens, or a key is for puzzles.
+    """
+    of_run, out, keeps_results = trained.config, None, False
+    with world.shared_errors():
+        if given := [key for key, value in _OF_PUZZLES.items() if getattr(config, key) != value]:
+            raise UserError(f"{given[0]} is for puzzles, but {trained.name} is a model of text; leave it out")
+        split = text_split(config, trained)
+        if world.is_main:
+            check_text_contents(split)
+            if (folder := Path(config.out) if config.out else _text_folder(config, trained, split)) is not None:
+                out, keeps_results = prepare_folder(folder, split, config)
+    model = trained.load_model(world)
+    assert isinstance(model, TextModel)
+    batch_size = (of_run.eval_batch_size or of_run.global_batch_size) if of_run else _TOKENS
+    options = TextEvalOptions(
+        config.batch_size or batch_size,
+        target_only=of_run.target_only if of_run else True,
+        max_examples=config.max_examples,
+    )
+    began = time.perf_counter()
+    metrics = evaluate_text(model, split, world, options)
+    assert metrics is not None
+    seconds = time.perf_counter() - began
+    with world.shared_errors():
+        if world.is_main:
+            found = {
+                name: wilson_interval(value, metrics[name.replace("exact_accuracy", "num_answers", 1)])
+                for name, value in metrics.items()
+                if name.startswith(f"eval/{SET_NAME}/exact_accuracy")
+            }
+            show_table(config, trained.name, split, metrics, found, seconds)
+            if out is not None and not keeps_results:
+                write_results(config, trained.name, split, metrics, found, seconds, out)
+                show(f"written to {out}")
+            last = "exact_accuracy" if found else "loss"
+            show(f"{last}={metrics[f'eval/{SET_NAME}/{last}']:.4f}")
+
+
+def text_split(config: EvaluateConfig, trained: Trained) -> TextSplit:
+    """Return the test split of the config, or that of the run.
+
+    Raises:
+        UserError: It can't be read, or has other tokens than the model.
+    """
+    if config.data_path is not None:
+        split: Split | TextSplit = open_text_split(config.data_path, "test")
+    elif trained.config is None:
+        raise UserError(f"{trained.name} holds no texts; say where they are: data_path=...")
+    else:
+        split = open_own(trained.config, "test")
+    assert isinstance(split, TextSplit) and isinstance(trained.sizes, TextSizes)
+    require_own_tokens(trained.sizes, split, trained.data)
+    return split
+
+
+def _text_folder(config: EvaluateConfig, trained: Trained, split: TextSplit) -> Path | None:
+    """Return the folder in the run for results on a split; None for a file of weights."""
+    if trained.config is None or trained.checkpoint is None:
+        return None
+    step = trained.checkpoint.path
+    own = step.parent / "eval_outputs" / step.name
+    is_own = config.data_path is None or _is_own(config.data_path, trained.config)
+    return own if is_own else folder_for_other_data(own, split)
 
 
 if __name__ == "__main__":

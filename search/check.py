@@ -5,7 +5,7 @@ from functools import cache
 
 from dataset.evaluators import training_evaluators
 from dataset.schema import open_datasets
-from dataset.text.schema import open_text_split
+from dataset.text.schema import SET_NAME, open_text_split
 from models.base import CommonConfig
 from models.losses import ACT_SUMS
 from models.metric_sums import EVAL_METRICS
@@ -13,7 +13,7 @@ from models.text.losses import TEXT_SUMS
 from search.space import Point, overrides_of
 from search.sweep import Sweep
 from training.config import PretrainConfig
-from training.evaluation_text import SET_NAME, text_eval_metrics
+from training.evaluation_text import text_eval_metrics
 from utils.command_line import read_config, validate
 from utils.errors import UserError
 from utils.terminal import tell

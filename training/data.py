@@ -230,6 +230,22 @@ def slots_of_ranks(config: PretrainConfig, world: World) -> list[int]:
     return [share.stop - share.start for share in shares(world.share_weights, config.num_slots)]
 
 
+def require_own_tokens(sizes: TextSizes, split: TextSplit, trained_on: str) -> None:
+    """Raise UserError unless a token of a split means what it means to a model.
+
+    Args:
+        sizes: those of the model.
+        trained_on: names the data of the model.
+    """
+    own = TextSizes.of(split)
+    if (own.tokenizer, own.special_tokens, own.vocab_size) != (sizes.tokenizer, sizes.special_tokens, sizes.vocab_size):
+        raise UserError(
+            f"{split.path} has other tokens ({own.tokenizer[:12]}, vocab_size {own.vocab_size}) than {trained_on}, on "
+            f"which the model was trained ({sizes.tokenizer[:12]}, vocab_size {sizes.vocab_size}); build it with that "
+            "tokenizer"
+        )
+
+
 def require_same_sizes(sizes: Sizes, other: Split, arch: CommonConfig, trained_on: str) -> None:
     """Raise UserError if a model that was built for `sizes` cannot read another split.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dataset.schema import IGNORE_LABEL, unchanged
 from dataset.text.packing import packed_row, published_steps
-from dataset.text.schema import UNKNOWN, TextSplit
+from dataset.text.schema import SET_NAME, UNKNOWN, TextSplit
 from dataset.text.tokenizer import Tokenizer, open_tokenizer
 from models.losses import widest_float
 from models.text.config import CallCounts
@@ -27,9 +27,6 @@ from utils.errors import UserError
 from utils.files import write_atomically
 from utils.perf.clocks import Deadline
 from utils.run.stop import StopSignal
-
-SET_NAME = "all"
-"""Samples of text have no sets, so the names of the metrics have this one."""
 
 # Of a text that is shown, the model reads at most so many tokens, and continues for so many.
 _MOST_GIVEN, _MOST_CONTINUED = 64, 128
@@ -218,7 +215,7 @@ class _Evaluation:
         if _tasks_of_problems(self._places_N5).size > 1:
             for task, answered, exact in zip(self._split.metadata.tasks, answered_T, exact_T, strict=True):
                 if answered:
-                    found[f"exact_accuracy/{task}"] = exact / answered
+                    found |= {f"exact_accuracy/{task}": exact / answered, f"num_answers/{task}": answered}
         return found
 
     # ---- the loss ----

@@ -10,7 +10,7 @@ from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
 from dataset.schema import IGNORE_LABEL, Split
 from dataset.text.sampler import FileOrderSampler, ShuffledSampler, TextSampler
-from dataset.text.schema import TextSplit
+from dataset.text.schema import SET_NAME, TextSplit
 from models.act import ActSettings, draw_min_halt_steps
 from models.base import RecursiveModel
 from models.metric_sums import EVAL_METRICS
@@ -20,7 +20,7 @@ from models.text.objective import TextSettings
 from optim.schedule import batch_scale, lr_multiplier
 from training.config import PretrainConfig
 from training.data import Data
-from training.evaluation_text import SET_NAME, text_eval_metrics
+from training.evaluation_text import text_eval_metrics
 from utils.checkpoint.format import Progress
 from utils.dist.world import World
 from utils.errors import UserError

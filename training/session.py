@@ -305,11 +305,7 @@ class Session:
         last_s = self._eval_share.last_s
         if last_s is not None and last_s < _LONG_EVALUATION_S:
             return
-        most = self.config.eval_max_examples
-        if isinstance(test, TextSplit):
-            num_examples = min(test.metadata.num_samples, most or test.metadata.num_samples)
-        else:
-            num_examples = sum(test.num_examples(most).values())
+        num_examples = sum(test.num_examples(self.config.eval_max_examples).values())
         before = "" if last_s is None else f", which took {in_words(last_s)} the last time"
         self.say(f"step {self.state.progress.step}: evaluating {num_examples:,} examples{before}")
 

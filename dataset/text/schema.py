@@ -38,6 +38,8 @@ from utils.programs import command_words
 # The value of `tokenizer` in dataset.json if each byte is a token, and if nobody knows it.
 BYTES, UNKNOWN = "bytes", "unknown"
 REBUILD = "rebuild the dataset"
+SET_NAME = "all"
+"""Samples of text have no sets, so the names of metrics and files have this one."""
 
 
 class SpecialTokens(BaseModel):
@@ -142,6 +144,11 @@ class TextSplit:
     def is_published_form(self) -> bool:
         """Whether the folder has HRM-Text's own format, with samples in the order of training."""
         return bool(self.epochs[0].response_start is not None)
+
+    def num_examples(self, most: int | None) -> dict[str, int]:
+        """Return how many samples an evaluation of at most `most` of them has, under SET_NAME."""
+        size = len(self.epochs[0])
+        return {SET_NAME: size if most is None else min(size, most)}
 
     def samples(self, epoch: int) -> Samples:
         return self.epochs[epoch % len(self.epochs)]

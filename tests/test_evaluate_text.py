@@ -1,0 +1,183 @@
+"""Runs of text are evaluated while they train, and by evaluate.py, with the same numbers."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import evaluate as program
+from tests import runs
+from tests.dataset.text.samples import write_split
+from tests.in_process import SINGLE, mistake, train_here
+from utils.errors import UserError
+
+START, BETWEEN, END = 256, 257, 258
+LAST = 120
+TASKS = ["copying", "guessing"]
+
+
+def _write_problems(folder: Path, num: int, seed: int) -> None:
+    """Write problems to copy a letter, and others to guess a number, which nobody can."""
+    rng = np.random.default_rng(seed)
+    tokens, table = list[int](), list[tuple[int, int, int, int]]()
+    for n in range(num):
+        letter = int(rng.integers(97, 105))
+        response = [letter] if n % 3 else rng.integers(48, 58, 4).tolist()
+        table.append((len(tokens), 3, len(response) + 1, int(n % 3 == 0)))
+        tokens += [START, letter if n % 3 else 63, BETWEEN, *response, END]
+    write_split(folder, np.array(tokens, np.uint16), np.array(table), tasks=TASKS)
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "problems"
+    _write_problems(folder / "train", 400, seed=0)
+    _write_problems(folder / "test", 40, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a dataset of text, whose samples go on where others end."""
+    folder = tmp_path_factory.mktemp("data") / "book"
+    for name, num in (("train", 20), ("test", 4)):
+        text = np.array([START, *np.tile(np.frombuffer(b"abcd", np.uint8), 4 * num), END], np.uint16)
+        write_split(folder / name, text, np.array([(16 * n, 1, 16, 0) for n in range(num)]), tasks=["text"])
+    return folder
+
+
+def _settings(data: Path, run: Path, **changes: object) -> list[str]:
+    values: dict[str, object] = {
+        "arch": "gpt",
+        "arch.hidden_size": 32,
+        "arch.num_layers": 1,
+        "arch.num_heads": 2,
+        "arch.num_kv_heads": 2,
+        "arch.width_multiple": 16,
+        "data_path": data,
+        "checkpoint_path": run,
+        "device": "cpu",
+        "global_batch_size": 256,
+        "rows_per_step": 2,
+        "epochs": 100,
+        "max_steps": LAST,
+        "lr": 0.02,
+        "lr_warmup_steps": 2,
+        "eval_every_n_steps": LAST // 2,
+        "log_interval": 10,
+        "wandb.mode": "disabled",
+    }
+    values |= {key.replace("__", "."): value for key, value in changes.items()}
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+@pytest.fixture(scope="module")
+def run(problems: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "run"
+    train_here(_settings(problems, folder))
+    return folder
+
+
+def _evaluations(run: Path) -> dict[int, dict[str, float]]:
+    """Return the metrics of each evaluation, by its step."""
+    found = {
+        row["step"]: {name: value for name, value in row.items() if name.startswith("eval/")} for row in runs.rows(run)
+    }
+    return {int(step): metrics for step, metrics in found.items() if metrics}
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    results = json.loads((folder / "results.json").read_text())
+    assert isinstance(results, dict)
+    return results
+
+
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+    def evaluate(*typed: str) -> list[str]:
+        monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
+        capsys.readouterr()
+        program.main(SINGLE)
+        return capsys.readouterr().out.splitlines()
+
+    return evaluate
+
+
+def test_a_run_measures_what_it_learns(run: Path) -> None:
+    half, last = _evaluations(run).values()
+    assert set(half) == set(last)
+    assert last["eval/all/exact_accuracy/copying"] == 1 and last["eval/all/exact_accuracy/guessing"] < 0.2
+    copied, guessed = (last[f"eval/all/num_answers/{task}"] for task in TASKS)
+    assert copied + guessed == last["eval/all/num_answers"] == last["eval/all/num_examples"] == 40
+    assert last["eval/all/loss"] < half["eval/all/loss"]
+    assert (run / "best").exists()
+
+
+def test_a_run_writes_some_answers(run: Path) -> None:
+    names = sorted(file.name for file in (run / "samples").iterdir())
+    assert names == [f"step_{step:08d}.json" for step in (LAST // 2, LAST)]
+    answers = json.loads((run / "samples" / names[-1]).read_text())
+    copied = [answer for answer in answers if answer["task"] == "copying"]
+    assert len(answers) == 8 and all(answer["answer"] == answer["right"] == answer["prompt"] for answer in copied)
+
+
+def test_ranks_that_share_the_weights_give_the_same_numbers(
+    run: Path, problems: Path, tmp_path: Path, log: Path
+) -> None:
+    more = {"init_from": run, "lr": 1e-5, "max_steps": 2, "eval_every_n_steps": 1, "log_interval": 1}
+    train_here(_settings(problems, tmp_path / "one", **more))
+    runs.train(_settings(problems, tmp_path / "two", parallel="fsdp", **more), log, ranks=2).ok()
+    alone, together = _evaluations(tmp_path / "one"), _evaluations(tmp_path / "two")
+    assert together.keys() == alone.keys() and 0.4 < alone[2]["eval/all/exact_accuracy"] < 1
+    for step, metrics in alone.items():
+        assert together[step] == pytest.approx(metrics, rel=1e-4), step
+    last = "samples/step_00000002.json"
+    assert (tmp_path / "two" / last).read_text() == (tmp_path / "one" / last).read_text()
+
+
+def test_evaluate_gives_the_numbers_of_the_run(run: Path, evaluated: Callable[..., list[str]]) -> None:
+    lines = evaluated(f"checkpoint={run}", "batch_size=50")
+    results = _results(run / "eval_outputs" / f"step_{LAST:08d}")
+    assert results["metrics"] == pytest.approx(_evaluations(run)[LAST], rel=1e-5)
+    accuracy = results["metrics"]["eval/all/exact_accuracy"]
+    assert lines[-1] == f"exact_accuracy={accuracy:.4f}"
+    assert any(line.startswith("  eval/all/exact_accuracy/copying ") and ".. 1.0000" in line for line in lines)
+    low, high = results["intervals"]["eval/all/exact_accuracy"]
+    assert low < accuracy < high and len(results["intervals"]) == 3
+    assert results["num_examples"] == {"all": 40}
+    lines = evaluated(f"checkpoint={run}", "max_examples=10")
+    assert "10 examples" in lines[0]
+    assert _results(run / "eval_outputs" / f"step_{LAST:08d}")["num_examples"] == {"all": 40}
+
+
+def test_the_loss_of_a_book_decides_its_best_step(
+    book: Path, tmp_path: Path, evaluated: Callable[..., list[str]]
+) -> None:
+    run = tmp_path / "run"
+    train_here(_settings(book, run, max_steps=20, eval_every_n_steps=10))
+    losses = {step: metrics["eval/all/loss"] for step, metrics in _evaluations(run).items()}
+    assert (run / "best").read_text().strip() == f"step_{min(losses, key=lambda step: losses[step]):08d}"
+    assert evaluated(f"checkpoint={run}", f"out={tmp_path / 'out'}")[-1] == f"loss={losses[20]:.4f}"
+
+
+def test_a_metric_that_the_text_lacks_is_refused(book: Path, tmp_path: Path) -> None:
+    message = mistake(_settings(book, tmp_path / "run", best_metric="exact_accuracy"))
+    assert message == (
+        "best_metric=exact_accuracy is no metric of this data; take one of eval/all/loss, eval/all/perplexity, "
+        "eval/all/accuracy, eval/all/bits_per_byte"
+    )
+
+
+def test_mistakes_of_evaluate(run: Path, book: Path, tmp_path: Path, evaluated: Callable[..., list[str]]) -> None:
+    with pytest.raises(UserError, match=r"^num_steps is for puzzles, but .* is a model of text; leave it out$"):
+        evaluated(f"checkpoint={run}", "num_steps=3")
+    other = tmp_path / "other"
+    tokens, table = np.array([1, 2, 3], np.uint16), np.array([(0, 1, 2, 0)])
+    write_split(other / "test", tokens, table, tokenizer="unknown", special_tokens=None)
+    with pytest.raises(UserError, match=r"has other tokens \(unknown, .*\) than .* build it with that tokenizer$"):
+        evaluated(f"checkpoint={run}", f"data_path={other}")
+    assert evaluated(f"checkpoint={run}", f"data_path={book}")[-1].startswith("loss=")
+    assert (run / "eval_outputs" / f"step_{LAST:08d}_book" / "results.json").exists()
