@@ -1,8 +1,9 @@
 r"""Solve puzzles with a trained model and show how it reaches its answer. dataset/tasks/ has the
-kinds.
+kinds. Models of text answer prompts (training/prompts.py).
 
 python solve.py checkpoint=checkpoints/<project>/<run> \
     puzzle=53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79
+python solve.py checkpoint=checkpoints/<project>/<run> prompt="In the beginning"
 
 From Python, with any number of puzzles at once:
 
@@ -45,7 +46,10 @@ from dataset.tasks import KNOWN_SHAPES, task_of_shape
 from dataset.tasks.base import BoardTask, Plain, TextTask, Verdict, count
 from models.base import RecursiveModel
 from models.inference import trace
+from models.text.model import TextModel
+from training.chat import STDIN, chat, write_answer
 from training.data import require_same_sizes
+from training.prompts import PromptConfig, Writer, open_reader
 from training.trained import Trained, TrainedConfig, open_trained
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import Int
@@ -70,12 +74,16 @@ Puzzles from standard input:
   cat mazes.txt | python solve.py checkpoint=<run> puzzle=-
 With a file that python -m models.export wrote:
   python solve.py checkpoint=model.safetensors puzzle=...
+A model of text continues a text or answers an instruction, whichever it was trained on:
+  python solve.py checkpoint=<run> prompt="In the beginning" max_new_tokens=300 temperature=0.8 top_k=50 seed=1
+A chat with it, line by line:
+  python solve.py checkpoint=<run> prompt=-
 With a published checkpoint:
   python solve.py checkpoint=hf://owner/repo/file arch=trm_mlp data_path=data/sudoku-extreme-1k-aug-1000 puzzle=...
 
 --json prints a line with one JSON object for each puzzle. Its keys are name, task, question, answer, expected, valid,
 solved, reason, settled_at, confidence, steps (step, answer, changed and confidence of each) and notes. Cells are
-counted from 0, row by row.
+counted from 0, row by row. The keys of an answer to a prompt are prompt, form, answer, tokens and ended_by.
 
 Exit status: 0 if all puzzles are solved (an ARC task without outputs only has to be answered), 1 if not all are solved,
 2 after a mistake in the command or in a puzzle. If the reader of the output leaves early, as head does, it is 0.
@@ -83,8 +91,7 @@ Exit status: 0 if all puzzles are solved (an ARC task without outputs only has t
 
 # The values of these keys don't go through Hydra. It would read 0030.. as a number, # as the start
 # of a comment and commas as a choice, and would refuse blanks and braces.
-_VERBATIM = ("puzzle", "csv", "task")
-_STDIN = "-"
+_VERBATIM = ("puzzle", "csv", "task", "prompt")
 # The boards of all steps of this many puzzles fill some pages.
 _MOST_IN_STEPS = 4
 # In the published datasets, puzzles without a row of their own in the puzzle table have this
@@ -94,7 +101,7 @@ _BLANK_IDENTIFIER = 0
 _SHORT = 81
 
 
-class SolveConfig(TrainedConfig):
+class SolveConfig(TrainedConfig, PromptConfig):
     """config/solve.yaml says what each key means."""
 
     puzzle: str | None
@@ -332,9 +339,15 @@ class Source:
         Raises:
             UserError: There is no such model, or its kind of board is not known here.
         """
-        trained = open_trained(
-            config.checkpoint, world, arch=config.arch, data_path=config.data_path, puzzle_table=config.puzzle_table
-        )
+        return Source.of(config, find_model(config, world), world)
+
+    @staticmethod
+    def of(config: SolveConfig, trained: Trained, world: World) -> "Source":
+        """Find the kind of board of a model.
+
+        Raises:
+            UserError: It is not known here.
+        """
         with world.shared_errors():
             arch, sizes = trained.of_puzzles()
             if config.data_path:
@@ -367,6 +380,8 @@ class Source:
             UserError: A puzzle can't be read. The message says where the first such puzzle is.
         """
         config, board = self.config, self.board
+        if config.prompt is not None:
+            raise UserError(f"prompt= is for models of text, but {self._is_for}; give puzzle=, csv= or task=")
         if config.task is not None:
             return self.puzzles_of_tasks(read_tasks(Path(config.task)), config.task)
         if config.csv is not None:
@@ -374,7 +389,7 @@ class Source:
                 raise UserError(f"csv={config.csv} has boards of text, but {self._is_for}; give task=<file>.json")
             return _read_csv(Path(config.csv), board)
         assert config.puzzle is not None
-        if config.puzzle != _STDIN:
+        if config.puzzle != STDIN:
             if os.path.isfile(config.puzzle):
                 key = "task" if config.puzzle.endswith((".json", ".json.gz")) else "csv"
                 raise UserError(f"puzzle={config.puzzle} is a file; give {key}={config.puzzle}")
@@ -622,7 +637,7 @@ def read_command_line(argv: Sequence[str]) -> Typed:
             raise UserError(f"{key} is given twice; give it once, or many puzzles with csv= or puzzle=-")
         if not value:
             raise UserError(f"{key} is given, but empty; give {key}=...")
-        verbatim[key] = value if key == "puzzle" else os.path.expanduser(value)
+        verbatim[key] = value if key in ("puzzle", "prompt") else os.path.expanduser(value)
     command = CommandLine.parse([typed for typed in rest if typed != "--json"], "solve", USAGE)
     if command.page:
         return Typed(None, command.page, as_json=False)
@@ -636,6 +651,17 @@ def read_command_line(argv: Sequence[str]) -> Typed:
     return Typed(config, None, as_json="--json" in rest)
 
 
+def find_model(config: SolveConfig, world: World) -> Trained:
+    """Find the model without reading its weights.
+
+    Raises:
+        UserError: There is no such model.
+    """
+    return open_trained(
+        config.checkpoint, world, arch=config.arch, data_path=config.data_path, puzzle_table=config.puzzle_table
+    )
+
+
 def main(world: World) -> None:
     """Run the program."""
     with world.shared_errors():
@@ -647,7 +673,11 @@ def main(world: World) -> None:
         show(typed.page)
         return
     config = typed.config
-    source = Source.look_at(config, world)
+    trained = find_model(config, world)
+    if trained.arch.kind == "text":
+        answer_prompts(config, trained, world, as_json=typed.as_json)
+        return
+    source = Source.of(config, trained, world)
     with world.shared_errors():
         puzzles = source.puzzles()
     world = connect_devices(world, config.device)
@@ -659,6 +689,26 @@ def main(world: World) -> None:
         leave(0)
     if num_solved < len(puzzles):
         sys.exit(1)
+
+
+def answer_prompts(config: SolveConfig, trained: Trained, world: World, *, as_json: bool) -> None:
+    """Let a model of text answer the prompt of the command line, or chat."""
+    with world.shared_errors():
+        if config.prompt is None:
+            raise UserError(f"{config.checkpoint} is a model of text; give prompt=<text>, or prompt=- for a chat")
+        reader = open_reader(trained, config, config.data_path)
+        tokens = None if config.prompt == STDIN else reader.read(config.prompt, "prompt")
+    world = connect_devices(world, config.device)
+    model = trained.load_model(world)
+    assert isinstance(model, TextModel)
+    writer = Writer(model, reader)
+    try:
+        if tokens is None:
+            chat(writer, as_json=as_json)
+        else:
+            write_answer(writer, config.prompt, tokens, as_json=as_json)
+    except BrokenPipeError:  # the reader of the answers has left
+        leave(0)
 
 
 def report(solver: Solver, puzzles: Sequence[Puzzle], *, as_json: bool) -> int:

@@ -2,11 +2,12 @@
 
     python -m models.export checkpoints/<project>/<run> -o FILE.safetensors
     python -m models.export --format hrm checkpoints/<project>/<run> -o FILE
+    python -m models.export --format transformers checkpoints/<project>/<run> -o FOLDER
 
 The first file describes its model, so that every command loads it without further keys. The second
 one has the names that the published HRM and TRM code reads. If its name ends in .safetensors, it
-has that format, otherwise `torch.save` writes a plain dict. The tensors are written bit for bit as
-they are.
+has that format, otherwise `torch.save` writes a plain dict. The third one is a folder that the
+transformers library loads as HRM-Text. The tensors are written bit for bit as they are.
 """
 
 import math
@@ -19,12 +20,23 @@ from typing import Any
 
 from models import ArchConfig
 from models.base import CommonConfig
-from models.exported import FORMAT, Exported, read_exported, whole_arch, why_not_described
-from models.published import Weights, to_ours, to_published
+from models.exported import (
+    FORMAT,
+    Exported,
+    ExportedText,
+    exported_as,
+    read_exported,
+    read_foreign,
+    whole_arch,
+    why_not_described,
+)
+from models.published import Weights, to_published
+from models.text.config import TextConfig
+from models.text.published_export import write_for_transformers
 from utils.arguments import Parser, typed_path
 from utils.checkpoint.names import folder_around, is_run_or_step
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
-from utils.command_line import read_config, validate
+from utils.command_line import read_config
 from utils.config import flatten
 from utils.config_files import as_override, choices
 from utils.errors import UserError
@@ -32,7 +44,7 @@ from utils.run.folder import located_paths
 from utils.shell import run_command
 from utils.terminal import tell
 from utils.text import for_shell
-from utils.weights_file import is_text, read_weights, write_weights
+from utils.weights_file import is_text, write_weights
 
 # Options that the published code lacks. They change nothing in what a trained model computes.
 _NOT_PUBLISHED = {
@@ -83,9 +95,10 @@ def parse_settings(argv: list[str] | None) -> Settings:
     add(
         "--format",
         default="native",
-        choices=["native", "hrm"],
+        choices=["native", "hrm", "transformers"],
         help="native (the default): safetensors that describe their model, for every command of this project; "
-        "hrm: the names that HRM and TRM code both read",
+        "hrm: the names that HRM and TRM code both read; transformers: a folder with config.json for that library, "
+        "of arch=hrm_text alone",
     )
     add(
         "-o",
@@ -93,12 +106,12 @@ def parse_settings(argv: list[str] | None) -> Settings:
         required=True,
         type=typed_path,
         metavar="FILE",
-        help="native: NAME.safetensors; hrm: that or NAME",
+        help="native: NAME.safetensors; hrm: that or NAME; transformers: a new folder",
     )
     add("--compiled", action="store_true", help="hrm: write a compiled model's names, which begin with _orig_mod.")
     add("--raw", action="store_true", help="write the trained weights instead of their moving average")
     settings = Settings(**vars(parser.parse_args(argv)))
-    if settings.format == "native" and settings.compiled:
+    if settings.format != "hrm" and settings.compiled:
         raise UserError("--compiled is about published names; give --format hrm as well, or leave it out")
     if settings.format == "native" and settings.output.suffix != ".safetensors":
         raise UserError(
@@ -122,9 +135,9 @@ def load_source(checkpoint: str, *, raw: bool) -> Source:
     if not is_run_or_step(checkpoint):
         if raw:
             raise UserError(f"--raw applies to the checkpoint of a run, but {checkpoint} is not one; leave it out")
-        if is_text(checkpoint):
+        if not os.path.isdir(checkpoint) and is_text(checkpoint):
             raise UserError(why_not_described(checkpoint))
-        return Source(to_ours(read_weights(checkpoint)), read_exported(checkpoint), ())
+        return Source(read_foreign(checkpoint), read_exported(checkpoint), ())
     opened = open_checkpoint(path, lambda warning: tell(f"warning: {warning}"))
     config = opened.state.config
     data_paths = tuple(located_paths(config, config.get("data_paths") or [config.get("data_path")]))
@@ -140,7 +153,8 @@ def describe(checkpoint: Checkpoint, data_paths: tuple[str, ...]) -> Exported:
     """
     state = checkpoint.state
     run = checkpoint.path.absolute().parent
-    described = {
+    is_text_model = "tokenizer" in state.task
+    described = ({"kind": "text"} if is_text_model else {}) | {
         "format": FORMAT,
         "arch": whole_arch(state.config),
         **state.task,
@@ -150,7 +164,7 @@ def describe(checkpoint: Checkpoint, data_paths: tuple[str, ...]) -> Exported:
         "step": state.step,
     }
     try:
-        return validate(Exported, described)
+        return exported_as(described)
     except UserError as error:
         raise UserError(f"checkpoint {checkpoint.path} is damaged: state.json describes no model ({error})") from error
 
@@ -163,6 +177,8 @@ def export(settings: Settings) -> str:
             of the same name stays as it was.
     """
     source = load_source(settings.checkpoint, raw=settings.raw)
+    if settings.format == "transformers":
+        return _export_for_transformers(settings, source)
     metadata = None
     if settings.format == "native":
         if source.model is None:
@@ -182,8 +198,32 @@ def export(settings: Settings) -> str:
         raise UserError(
             f"can't write {settings.output} ({error.strerror}); check the folder and its free space, or change -o"
         ) from error
-    summary = f"wrote {settings.output}: {len(weights)} tensors, {sum(t.numel() for t in weights.values()):,} numbers"
-    return "\n".join([summary, *(f"  {line}" for line in commands(settings, source))])
+    return "\n".join([_summary(settings, weights), *(f"  {line}" for line in commands(settings, source))])
+
+
+def _export_for_transformers(settings: Settings, source: Source) -> str:
+    if not isinstance(source.model, ExportedText):
+        raise UserError(f"{settings.checkpoint} is no model of text, and transformers has no other; leave --format out")
+    assert isinstance(source.model.arch, TextConfig)
+    files = (Path(path) / "tokenizer.json" for path in source.data_paths)
+    try:
+        write_for_transformers(
+            settings.output,
+            source.weights,
+            source.model.arch,
+            max_len=source.model.max_len,
+            special_tokens=source.model.special_tokens,
+            tokenizer=next(filter(Path.is_file, files), None),
+        )
+    except OSError as error:
+        raise UserError(
+            f"can't write {settings.output} ({error.strerror}); check the folder and its free space, or change -o"
+        ) from error
+    return f'{_summary(settings, source.weights)}\n  AutoModelForCausalLM.from_pretrained("{settings.output}")'
+
+
+def _summary(settings: Settings, weights: Weights) -> str:
+    return f"wrote {settings.output}: {len(weights)} tensors, {sum(t.numel() for t in weights.values()):,} numbers"
 
 
 def commands(settings: Settings, source: Source) -> list[str]:
@@ -192,9 +232,10 @@ def commands(settings: Settings, source: Source) -> list[str]:
     if source.data_paths:
         data = _typed("data_path", source.data_paths[0])
     if settings.format == "native":
+        asked = "prompt=..." if isinstance(source.model, ExportedText) else "puzzle=..."
         return [
             f"python evaluate.py {file} {data}",
-            f"python solve.py {file} puzzle=...",
+            f"python solve.py {file} {asked}",
             f"python pretrain.py {_typed('init_from', str(settings.output))} {data}",
         ]
     if source.model is None:

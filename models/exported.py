@@ -6,17 +6,22 @@ Files come from strangers: the description is read like any config, and can't na
 """
 
 import json
-from typing import Annotated, Any, Literal
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from models import ArchConfig
+from models.published import Weights, to_ours
+from models.text.published_files import find_published
 from utils.checkpoint.names import folder_around
-from utils.command_line import validate
+from utils.command_line import read_config, validate
 from utils.config import Int, StrictModel
 from utils.errors import UserError
 from utils.run.resume import completed
-from utils.weights_file import is_text, read_metadata
+from utils.safetensors_files import weights_in
+from utils.weights_file import is_text, read_metadata, read_weights
 
 FORMAT = 1
 _ENTRY = "recursive_model"
@@ -31,22 +36,87 @@ class Exported(StrictModel):
 
     format: Literal[1]
     arch: ArchConfig
-    seq_len: Int = Field(ge=1, le=_LONGEST_SEQUENCE)
-    vocab_size: Int = Field(ge=1, le=_LARGEST_TABLE)
-    num_puzzle_identifiers: Int = Field(ge=1, le=_LARGEST_TABLE)
     # For people; nothing here opens these names.
     data: list[_Name] = Field(max_length=1000)  # the folders' names of the training data
     run: _Name  # project and run
     step: Int = Field(ge=0)
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Return the sizes of the data, as `build_arch` takes them."""
-        return {key: getattr(self, key) for key in ("seq_len", "vocab_size", "num_puzzle_identifiers")}
+    def sizes(self) -> dict[str, Any]:
+        """Return the sizes of the data, as a checkpoint stores them."""
+        return self.model_dump(exclude={*Exported.model_fields, "kind"})
 
     def as_metadata(self) -> dict[str, str]:
         """Return the metadata of the file."""
         return {_ENTRY: self.model_dump_json()}
+
+    @model_validator(mode="after")
+    def _arch_reads_such_data(self) -> Self:
+        kind = "text" if isinstance(self, ExportedText) else "puzzles"
+        if self.arch.kind != kind:
+            raise ValueError(f"{self.arch.name} reads {self.arch.kind}, but the sizes are of {kind}")
+        return self
+
+
+class ExportedPuzzles(Exported):
+    """The description of a model of puzzles. It has no key `kind`, as all files once had none."""
+
+    seq_len: Int = Field(ge=1, le=_LONGEST_SEQUENCE)
+    vocab_size: Int = Field(ge=1, le=_LARGEST_TABLE)
+    num_puzzle_identifiers: Int = Field(ge=1, le=_LARGEST_TABLE)
+
+
+class ExportedText(Exported):
+    """The description of a model of text. training/data.py says what the sizes mean."""
+
+    kind: Literal["text"]
+    vocab_size: Int = Field(ge=1, le=_LARGEST_TABLE)
+    max_len: Int = Field(ge=1, le=_LARGEST_TABLE)
+    mean_context: Int = Field(ge=0, le=_LARGEST_TABLE)
+    tokenizer: _Name
+    special_tokens: dict[_Name, Int] = Field(max_length=10)
+    form: Literal["instruction", "text"] | None = None
+
+
+def _own_text(where: str) -> str | None:
+    """Return the text that describes the model in a file that was exported here."""
+    if os.path.isdir(where) and weights_in(Path(where)) is None:  # a folder of HRM-Text's training
+        return None
+    return read_metadata(where).get(_ENTRY)
+
+
+def _published(where: str) -> Exported | None:
+    """Return the description of a published model of text, which nobody exported here."""
+    published = find_published(where)
+    if published is None:
+        return None
+    defaults = read_config("pretrain", [f"arch={published.arch['name']}"])["arch"]
+    described = {
+        "format": FORMAT,
+        "kind": "text",
+        "arch": defaults | published.arch,
+        "vocab_size": published.vocab_size,
+        "max_len": published.max_len,
+        "mean_context": published.max_len,
+        "tokenizer": "unknown",  # the tokens have no names in these files
+        "special_tokens": {},
+        "data": [],
+        "run": where,
+        "step": 0,
+    }
+    try:
+        return exported_as(described)
+    except UserError as error:
+        raise UserError(f"{where} is no published model that is known here ({error}); copy it again") from error
+
+
+def exported_as(described: dict[str, Any]) -> Exported:
+    """Return the description of a model.
+
+    Raises:
+        UserError: A value is wrong.
+    """
+    return validate(ExportedText if described.get("kind") == "text" else ExportedPuzzles, described)
 
 
 def why_not_described(where: str) -> str:
@@ -71,16 +141,19 @@ def why_not_described(where: str) -> str:
 def read_exported(where: str) -> Exported | None:
     """Return the description in a file of weights; None if the file has none.
 
+    A published model of text describes itself in other files (models/text/published_files.py).
+
     Args:
-        where: a path or hf://owner/repo/file, as for `utils.weights_file.read_weights`.
+        where: a path or hf://owner/repo/file, as for `utils.weights_file.read_weights`; or the
+            folder of a published model of text.
 
     Raises:
         UserError: The file can't be read, or its description is damaged, forged or of another
             version.
     """
-    text = read_metadata(where).get(_ENTRY)
+    text = _own_text(where)
     if text is None:
-        return None
+        return _published(where)
     try:
         described: Any = json.loads(text)
     except (ValueError, RecursionError):
@@ -93,9 +166,19 @@ def read_exported(where: str) -> Exported | None:
             "the program, or export the model again"
         )
     try:
-        return validate(Exported, described | {"arch": whole_arch(described)})
+        return exported_as(described | {"arch": whole_arch(described)})
     except UserError as error:
         raise UserError(f"{where} describes no model that is known here ({error}); export it again") from error
+
+
+def read_foreign(where: str) -> Weights:
+    """Return the weights of a file, or of a published model of text, by our names.
+
+    Raises:
+        UserError: They can't be read.
+    """
+    published = find_published(where) if _own_text(where) is None else None
+    return to_ours(read_weights(where)) if published is None else published.read_weights()
 
 
 def whole_arch(config: dict[str, Any]) -> Any:

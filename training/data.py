@@ -3,15 +3,23 @@
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from dataset.schema import Split, SplitName, check_contents, open_datasets
-from dataset.text.schema import TextSplit, check_text_contents, is_text, open_text_split, require_same_tokens
+from dataset.schema import Split, SplitName, check_contents, open_datasets, open_split
+from dataset.text.schema import (
+    Form,
+    TextSplit,
+    check_text_contents,
+    has_split,
+    is_text,
+    open_text_split,
+    require_same_tokens,
+)
 from models import ArchConfig
 from models.base import CommonConfig
 from training.config import PretrainConfig
@@ -56,6 +64,7 @@ class TextSizes:
         mean_context: about the length of the sequence that a token lies in, for counts of FLOPs.
         tokenizer: as in dataset.json: "bytes", the sha256 of tokenizer.json, or "unknown".
         special_tokens: their numbers by name; empty if nobody knows them.
+        form: what most samples are; None if nobody knows it.
     """
 
     vocab_size: int
@@ -63,6 +72,7 @@ class TextSizes:
     mean_context: int
     tokenizer: str
     special_tokens: dict[str, int]
+    form: Form | None = None
 
     @staticmethod
     def of(split: TextSplit) -> "TextSizes":
@@ -74,6 +84,7 @@ class TextSizes:
             mean_context=round(float((lengths_N.astype(float) ** 2).sum() / lengths_N.sum())),
             tokenizer=metadata.tokenizer,
             special_tokens=special.model_dump() if special is not None else {},
+            form=split.form,
         )
 
     def of_model(self) -> dict[str, int]:
@@ -93,12 +104,25 @@ def sizes_from(stored: dict[str, Any], arch: ArchConfig) -> AnySizes:
         TypeError: They are others.
     """
     kind: type[AnySizes] = TextSizes if arch.kind == "text" else Sizes
-    if stored.keys() != {field.name for field in fields(kind)}:
+    known = {field.name: field.default is MISSING for field in fields(kind)}
+    if not {name for name, is_required in known.items() if is_required} <= stored.keys() <= known.keys():
         raise TypeError(f"{sorted(stored)} are no sizes of data")
     try:
         return TypeAdapter(kind).validate_json(json.dumps(stored), strict=True)
     except ValidationError as error:
         raise TypeError(str(error)) from error
+
+
+def sizes_of_data(data_path: str, arch: ArchConfig) -> AnySizes:
+    """Return the sizes of data that an architecture reads.
+
+    Raises:
+        UserError: There are no such data.
+    """
+    if arch.kind == "text":
+        name: SplitName = "train" if has_split(Path(data_path), "train") else "test"
+        return TextSizes.of(open_text_split(data_path, name))
+    return Sizes.of(open_split(data_path, "test"))
 
 
 def sizes_of_checkpoint(checkpoint: Checkpoint, arch: ArchConfig) -> AnySizes:

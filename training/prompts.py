@@ -2,27 +2,27 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
-from dataset.text.schema import SpecialTokens, TextSplit
+from dataset.text.schema import UNKNOWN, Form, SpecialTokens, is_text, open_text_split
 from dataset.text.stream import TextStream
-from dataset.text.tokenizer import Tokenizer
+from dataset.text.tokenizer import Tokenizer, find_tokenizer
 from models.text.generation import generate
 from models.text.model import TextModel
 from models.text.sampling import Draws, Sampling
+from training.data import TextSizes, sizes_of_data
+from training.trained import Trained
 from utils.config import Float, Int, StrictModel
 from utils.errors import UserError
+from utils.run.folder import located_paths
 
-Form = Literal["instruction", "text"]
 Reason = Literal["end", "stop", "max_new_tokens", "context"]
 """What ended an answer: the model, a stop, or the limit of its length or of the context."""
 
-# Of a split with more samples, so many are looked at, evenly spread.
-_MOST_LOOKED_AT = 10_000
 # Text is continued by drawing, because the likeliest token soon repeats itself. Of an answer, the
 # likeliest one is wanted.
 _TEMPERATURES: dict[Form, float] = {"instruction": 0.0, "text": 0.8}
@@ -70,12 +70,62 @@ class Answer:
     reason: Reason | None = None  # None: it has not ended
 
 
-def form_of(split: TextSplit) -> Form:
-    """Return whether most samples of a split have an instruction, or are text."""
-    samples = split.samples(0)
-    rows = np.linspace(0, len(samples) - 1, min(len(samples), _MOST_LOOKED_AT), dtype=np.int64)
-    has_instruction = samples.instruction_len[rows] > 1
-    return "instruction" if 2 * np.count_nonzero(has_instruction) >= len(rows) else "text"
+def open_reader(trained: Trained, config: PromptConfig, data_path: str | None) -> "Reader":
+    """Return what turns prompts into the tokens of a model, before its weights are read.
+
+    The checkpoint says what the model reads. A tokenizer.json is looked for in the folder of the
+    data and beside a file of weights.
+
+    Args:
+        data_path: data of the same tokenizer; None: those that the run was trained on.
+
+    Raises:
+        UserError: The tokenizer is missing, or is another than that of the data.
+    """
+    sizes = trained.sizes
+    assert isinstance(sizes, TextSizes)
+    if data_path is not None:
+        found = sizes_of_data(data_path, trained.arch)
+        assert isinstance(found, TextSizes)
+        if sizes.tokenizer == UNKNOWN and found.vocab_size == sizes.vocab_size:
+            sizes = replace(sizes, tokenizer=found.tokenizer, special_tokens=found.special_tokens)
+        if found.tokenizer != sizes.tokenizer:
+            raise UserError(
+                f"{trained.name} reads tokens of {_shown(sizes.tokenizer)}, but those of {data_path} are of "
+                f"{_shown(found.tokenizer)}; give data_path=<the folder of its dataset>, or leave it out"
+            )
+    paths = [data_path] if data_path is not None else _data_of(trained)
+    folders = [folder for path in paths for folder in (Path(path), Path(path) / "train")]
+    if trained.checkpoint is None and not trained.name.startswith("hf://"):
+        folders.append(Path(trained.name) if Path(trained.name).is_dir() else Path(trained.name).parent)
+    special_tokens = SpecialTokens(**sizes.special_tokens) if sizes.special_tokens else None
+    tokenizer = find_tokenizer(sizes.tokenizer, special_tokens, folders, trained.name)
+    return Reader(TrainedOn(tokenizer, sizes.max_len, _form(sizes, paths, config, trained)), config)
+
+
+def _data_of(trained: Trained) -> list[str]:
+    """Return the folders of the data of a run; none for a file."""
+    if trained.checkpoint is None or trained.config is None:
+        return []
+    return located_paths(trained.checkpoint.state.config, trained.config.train_paths)
+
+
+def _form(sizes: TextSizes, paths: Sequence[str], config: PromptConfig, trained: Trained) -> Form:
+    if config.prompt_form != "auto":
+        return config.prompt_form
+    if sizes.form is not None:
+        return sizes.form
+    for path in paths:
+        if is_text(path):
+            return open_text_split(path, "train").form
+    raise UserError(
+        f"{trained.name} does not say whether it was trained on instructions; give prompt_form=instruction, or "
+        "prompt_form=text"
+    )
+
+
+def _shown(tokenizer: str) -> str:
+    return tokenizer if len(tokenizer) < 64 else f"the tokenizer {tokenizer[:12]}"
 
 
 class Reader:

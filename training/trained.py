@@ -10,15 +10,14 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from dataset.schema import open_split
 from models import ArchConfig, build_arch, build_on_meta
 from models.base import CommonConfig, RecursiveModel
-from models.exported import read_exported, why_not_described
+from models.exported import read_exported, read_foreign, why_not_described
 from models.model import Model
 from models.parallel.layout import Layout
-from models.published import PuzzleTable, fit_weights, to_ours
+from models.published import PuzzleTable, fit_weights
 from training.config import PretrainConfig
-from training.data import AnySizes, Sizes, sizes_of_checkpoint
+from training.data import AnySizes, Sizes, sizes_from, sizes_of_checkpoint, sizes_of_data
 from training.precision import with_forward_dtype
 from utils.checkpoint.format import read_state, step_folders
 from utils.checkpoint.names import is_file_of_weights, is_run_or_step, step_named
@@ -40,7 +39,7 @@ from utils.files import file_errors
 from utils.run.resume import completed, read_beside_groups
 from utils.shapes import compare_shapes, shapes_of
 from utils.terminal import tell
-from utils.weights_file import is_text, read_weights
+from utils.weights_file import is_text
 from utils.yaml_places import chosen_files
 
 
@@ -170,14 +169,16 @@ def _of_file(source: str, arch: ArchConfig | None, data_path: str | None, puzzle
     if puzzle_table is not None and data_path is None:
         raise UserError(f"puzzle_table={puzzle_table} fits the puzzle rows to other data; give data_path=...")
     if described is not None and puzzle_table is None:
-        sizes = Sizes(**described.sizes)
+        sizes = sizes_from(described.sizes, described.arch)
     else:
-        assert data_path is not None
-        sizes = Sizes.of(open_split(data_path, "test"))
+        known = arch if described is None else described.arch
+        assert data_path is not None and known is not None
+        sizes = sizes_of_data(data_path, known)
     if described is None:
         assert arch is not None
         return Trained(source, arch, sizes, None, None, puzzle_table)
-    return Trained(source, described.arch, sizes, None, None, puzzle_table, " + ".join(described.data))
+    data = " + ".join(described.data) or "other data"
+    return Trained(source, described.arch, sizes, None, None, puzzle_table, data)
 
 
 Values = Iterable[tuple[str, Tensor]]
@@ -239,10 +240,10 @@ def weights_from(source: str, own: Mapping[str, Tensor], puzzle_table: PuzzleTab
         if world.is_main:  # one download, one reading
             if is_run_or_step(source):
                 weights = open_checkpoint(Path(source), tell).trained_weights()
-            elif is_text(source):
+            elif not os.path.isdir(source) and is_text(source):
                 raise UserError(why_not_described(source))
             else:
-                weights = to_ours(read_weights(source))
+                weights = read_foreign(source)
             fitting = fit_weights(weights, own, puzzle_table, source)
     return world.one_by_one(fitting.items())
 

@@ -189,7 +189,7 @@ def find_tokenizer(name: str, special_tokens: SpecialTokens | None, folders: Seq
         return ByteTokenizer()
     if name == UNKNOWN or special_tokens is None:
         raise UserError(
-            f"{whose} does not say which tokenizer made its tokens; give one whose dataset has a tokenizer.json"
+            f"{whose} does not say which tokenizer made its tokens; give data_path=<a dataset of that tokenizer>"
         )
     file = _tokenizer_file(folders)
     if file is None:

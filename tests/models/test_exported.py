@@ -1,5 +1,6 @@
 """A file of weights describes its model. A damaged or forged description is one line."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models.exported import Exported, read_exported
+from models.exported import ExportedPuzzles, ExportedText, read_exported
+from models.text.config import GPTConfig
 from tests.models.test_published import build
+from tests.models.text.helpers import make_config
+from training.data import TextSizes
 from utils.errors import UserError
 
 
@@ -27,6 +31,24 @@ def _described(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def _text(**changes: Any) -> dict[str, Any]:
+    """Return the description of a model of text."""
+    return {
+        "format": 1,
+        "kind": "text",
+        "arch": make_config(GPTConfig).model_dump(mode="json"),
+        "vocab_size": 512,
+        "max_len": 40,
+        "mean_context": 20,
+        "tokenizer": "bytes",
+        "special_tokens": {"start": 256, "end_of_instruction": 257, "end": 258},
+        "form": "text",
+        "data": ["book"],
+        "run": "demo/happy-otter",
+        "step": 12,
+    } | changes
+
+
 def _file(tmp_path: Path, text: str) -> str:
     file = tmp_path / "model.safetensors"
     save_file({"x": torch.ones(2)}, file, {"recursive_model": text})
@@ -34,10 +56,24 @@ def _file(tmp_path: Path, text: str) -> str:
 
 
 def test_a_description_survives_the_file(tmp_path: Path) -> None:
-    described = Exported.model_validate(_described())
+    described = ExportedPuzzles.model_validate(_described())
     file = tmp_path / "model.safetensors"
     save_file({"x": torch.ones(2)}, file, described.as_metadata())
     assert read_exported(str(file)) == described
+
+
+def test_a_description_of_a_model_of_text_survives_the_file(tmp_path: Path) -> None:
+    described = ExportedText.model_validate(_text())
+    file = tmp_path / "model.safetensors"
+    save_file({"x": torch.ones(2)}, file, described.as_metadata())
+    assert read_exported(str(file)) == described
+    assert described.sizes.keys() == {field.name for field in dataclasses.fields(TextSizes)}
+
+
+def test_a_description_of_puzzles_is_as_before() -> None:
+    """Earlier versions of this program refuse further keys."""
+    described = ExportedPuzzles.model_validate(_described())
+    assert json.loads(described.as_metadata()["recursive_model"]) == _described()
 
 
 def test_files_without_a_description_have_none(tmp_path: Path) -> None:
@@ -51,7 +87,7 @@ def test_options_that_were_added_since_get_their_defaults(tmp_path: Path) -> Non
     described = _described()
     del described["arch"]["num_registers"], described["arch"]["loss"]["halt_weight"]
     found = read_exported(_file(tmp_path, json.dumps(described)))
-    assert found == Exported.model_validate(_described())
+    assert found == ExportedPuzzles.model_validate(_described())
 
 
 @pytest.mark.parametrize(
@@ -74,6 +110,13 @@ def test_options_that_were_added_since_get_their_defaults(tmp_path: Path) -> Non
         (_described(run="x" * 1001), "run"),
         (_described(data=["x"] * 1001), "data"),
         (_described(more=1), "unknown key 'more'"),
+        (_described(kind="text"), "unknown key"),
+        (_text(kind="puzzles"), "unknown key"),
+        (_text(arch=_described()["arch"]), "trm reads puzzles, but the sizes are of text"),
+        (_described(arch=_text()["arch"]), "gpt reads text, but the sizes are of puzzles"),
+        (_text(special_tokens={str(n): n for n in range(11)}), "special_tokens"),
+        (_text(tokenizer="x" * 1001), "tokenizer"),
+        (_text(form="song"), "form"),
     ],
 )
 def test_damaged_and_forged_descriptions_are_one_line(text: Any, message: str, tmp_path: Path) -> None:

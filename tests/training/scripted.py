@@ -4,11 +4,12 @@ from typing import Any
 
 import torch
 
+from dataset.text.schema import Form
 from dataset.text.tokenizer import ByteTokenizer
 from models.text.config import HRMTextConfig
 from models.text.model import TextModel
 from tests.models.text.helpers import make_config
-from training.prompts import Form, PromptConfig, Reader, TrainedOn, Writer
+from training.prompts import PromptConfig, Reader, TrainedOn, Writer
 
 START, END_OF_INSTRUCTION, END = 256, 257, 258
 MAX_LEN = 40

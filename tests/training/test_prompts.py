@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataset.text.schema import open_text_split
+from dataset.text.schema import Form, open_text_split
 from dataset.text.tokenizer import ByteTokenizer
 from dataset.text.writer import TextSplitWriter
 from models.text.config import HRMTextConfig
@@ -15,7 +15,7 @@ from models.text.generation import generate
 from models.text.model import TextModel
 from tests.models.text.helpers import make_config
 from tests.training.scripted import END, END_OF_INSTRUCTION, MAX_LEN, START, Script, make_writer, prompt_config
-from training.prompts import Chat, Form, Writer, form_of
+from training.prompts import Chat, Writer
 from utils.errors import UserError
 
 
@@ -162,4 +162,4 @@ def test_the_data_say_what_the_model_reads(tmp_path: Path, num_problems: int, fo
         for _ in range(num_problems):
             writer.add_problem(np.arange(3), np.arange(2), task=1)
     writer.describe(["text", "problems"])
-    assert form_of(open_text_split(tmp_path, "train")) == form
+    assert open_text_split(tmp_path, "train").form == form

@@ -97,7 +97,7 @@ class RunState(Progress):
     draws: int
     wandb_run_id: str
     fingerprint: dict[str, str]
-    task: dict[str, int | str | dict[str, int]]  # the sizes of the data
+    task: dict[str, int | str | dict[str, int] | None]  # the sizes of the data
     config: dict[str, Any]
 
     def progress(self) -> Progress:

@@ -56,7 +56,8 @@ def is_file_of_weights(typed: str) -> bool:
     """Return whether a text names a file of weights, here or on the Hugging Face Hub.
 
     A folder with model.safetensors, or with the index of several files, counts as such a file if it
-    is neither a run nor a step. <run>/best and <run>/latest are files as well, but they name steps.
+    is neither a run nor a step, and so does one that the published HRM-Text program wrote.
+    <run>/best and <run>/latest are files as well, but they name steps.
     """
     if typed.startswith("hf://"):
         return True
@@ -64,7 +65,12 @@ def is_file_of_weights(typed: str) -> bool:
     if step_named(path) is not None:
         return False
     # os.path, because Path.is_file raises an OSError for a folder that may not be read.
-    return os.path.isfile(path) or (weights_in(path) is not None and not _is_run(path))
+    return os.path.isfile(path) or ((weights_in(path) is not None or _is_hrm_text(path)) and not _is_run(path))
+
+
+def _is_hrm_text(folder: Path) -> bool:
+    """Return whether a folder is one that models/text/published_files.py describes."""
+    return any(os.path.isfile(folder / name) for name in (".metadata", "all_config.yaml"))
 
 
 def is_run_or_step(typed: str) -> bool:

@@ -1,0 +1,230 @@
+"""solve.py with a model of text: answers, chats, files of weights and mistakes."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import solve as program
+from models.export import export, parse_settings
+from models.exported import ExportedText, read_exported
+from models.text.generation import generate
+from models.text.model import TextModel
+from tests.text_runs import MAX_LEN, write_data, write_run
+from training.trained import open_trained, read_config_of_new_run
+from utils.dist.world import World
+from utils.errors import UserError
+from utils.weights_file import read_weights
+
+SINGLE = World.single()
+PROMPT = "2 + 2"
+START, END_OF_INSTRUCTION, END = 256, 257, 258
+SHA = "ab" * 32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    write_data(folder / "problems", "instruction")
+    write_data(folder / "book", "text")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> TextModel:
+    """Return the model of <folder>/run. It has learnt nothing."""
+    return write_run(folder / "run", folder / "problems", "arch=hrm_text")
+
+
+Call = Callable[..., str]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: TextModel) -> Call:
+    """Return a function that runs main() and returns the printed text."""
+
+    def run_main(*typed: str, stdin: bytes = b"") -> str:
+        monkeypatch.setattr(sys, "argv", ["solve.py", "device=cpu", *typed])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capsys.readouterr()
+        program.main(SINGLE)
+        return capsys.readouterr().out
+
+    return run_main
+
+
+def _greedy(model: TextModel, num_tokens: int = 8) -> list[int]:
+    prompt = [START, *PROMPT.encode(), END_OF_INSTRUCTION]
+    steps = generate(model, [prompt], stop_tokens=(), most_new_tokens=num_tokens, vocab_size=END + 1)
+    tokens = [token for (token,) in steps if token is not None]
+    assert len(set(tokens)) > 2 and max(tokens) < START, "the test needs an answer of several bytes"
+    return tokens
+
+
+def test_an_instruction_is_answered(folder: Path, model: TextModel, call: Call) -> None:
+    typed = (f"checkpoint={folder / 'run'}", f"prompt={PROMPT}", "max_new_tokens=8")
+    tokens = _greedy(model)
+    text = bytes(tokens).decode(errors="replace")
+    assert call(*typed) == f"{text}\n"
+    told = json.loads(call(*typed, "--json"))
+    assert told == {
+        "prompt": PROMPT,
+        "form": "instruction",
+        "answer": text,
+        "tokens": tokens,
+        "ended_by": "max_new_tokens",
+    }
+    stopped = json.loads(call(*typed, f"stop_tokens=[{tokens[2]}]", "--json"))
+    assert stopped["tokens"] == tokens[: tokens.index(tokens[2]) + 1] and stopped["ended_by"] == "stop"
+
+
+def test_samples_follow_the_seed(folder: Path, call: Call) -> None:
+    typed = (f"checkpoint={folder / 'run'}", f"prompt={PROMPT}", "temperature=1", "top_k=200", "top_p=0.99", "--json")
+    assert call(*typed, "seed=1") == call(*typed, "seed=1") != call(*typed, "seed=2")
+
+
+def test_the_form_of_a_prompt_can_be_chosen(folder: Path, call: Call) -> None:
+    typed = (f"checkpoint={folder / 'run'}", f"prompt={PROMPT}", "temperature=0", "--json")
+    as_text = json.loads(call(*typed, "prompt_form=text"))
+    assert as_text["form"] == "text" and as_text["answer"] != json.loads(call(*typed))["answer"]
+
+
+def test_a_chat_answers_line_by_line(folder: Path, call: Call) -> None:
+    typed = (f"checkpoint={folder / 'run'}", "max_new_tokens=8", "--json")
+    answers = [json.loads(line) for line in call(*typed, "prompt=-", stdin=b"2 + 2\n\nab\n").splitlines()]
+    assert [answer["prompt"] for answer in answers] == ["2 + 2", "ab"]
+    for answer in answers:
+        assert answer["answer"] == json.loads(call(*typed, f"prompt={answer['prompt']}"))["answer"]
+
+
+def test_a_prompt_is_taken_as_it_is_typed(folder: Path, call: Call) -> None:
+    """Hydra would refuse braces, and read commas as a choice."""
+    for prompt in ("{a}, b # c = [", "x=1", "---", "${a}", "ß"):
+        told = json.loads(call(f"checkpoint={folder / 'run'}", f"prompt={prompt}", "--json"))
+        assert told["prompt"] == prompt
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ([f"prompt={'x' * 50}"], f"prompt has 52 tokens with the special ones, and the model was trained on {MAX_LEN}"),
+        (["prompt=a", "stop_tokens=[300]"], "stop_tokens has 300, but tokens are 0 to 258"),
+        (["prompt=a", "temperature=-1"], "temperature"),
+        (["prompt=a", "top_p=1.5"], "top_p"),
+        (["prompt=a", "top_k=0"], "top_k"),
+        (["prompt="], "prompt is given, but empty; give prompt=..."),
+        (["puzzle=1"], "is a model of text; give prompt=<text>, or prompt=- for a chat"),
+        (["prompt=a", "puzzle=1"], "prompt= and puzzle= exclude each other"),
+        ([], "there is nothing to solve"),
+    ],
+)
+def test_mistakes_are_named_before_the_weights_are_read(
+    folder: Path, call: Call, typed: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.trained.Trained.load_model", lambda *_: pytest.fail("the weights were read"))
+    with pytest.raises(UserError) as caught:
+        call(f"checkpoint={folder / 'run'}", *typed)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path, call: Call) -> None:
+    """The checkpoint says which tokenizer made the tokens that its model reads."""
+    write_run(tmp_path / "run", folder / "problems", sizes={"tokenizer": SHA})
+    typed = (f"checkpoint={tmp_path / 'run'}", "prompt=a")
+    with pytest.raises(
+        UserError, match=r"reads tokens of the tokenizer.json abababababab .* which is not in .*problems"
+    ):
+        call(*typed)
+    with pytest.raises(
+        UserError, match=r"tokens of the tokenizer abababababab, but those of .*book are of bytes; give"
+    ):
+        call(*typed, f"data_path={folder / 'book'}")
+    assert call(f"checkpoint={folder / 'run'}", "prompt=a", f"data_path={folder / 'book'}"), "the same bytes"
+
+
+def test_a_run_that_does_not_say_its_form_takes_that_of_its_data(folder: Path, tmp_path: Path, call: Call) -> None:
+    write_run(tmp_path / "run", folder / "book", sizes={"form": None})
+    typed = (f"checkpoint={tmp_path / 'run'}", "prompt=a", "--json")
+    assert json.loads(call(*typed))["form"] == "text"
+    file = tmp_path / "model.safetensors"
+    _export(tmp_path / "run", "-o", file)
+    with pytest.raises(UserError, match="give prompt_form=instruction, or prompt_form=text"):
+        call(f"checkpoint={file}", "prompt=a")
+    assert call(f"checkpoint={file}", "prompt=a", f"data_path={folder / 'book'}")
+
+
+# ---- files of weights --------------------------------------------------------------------------
+
+
+def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.dtype == other[name].dtype
+        assert torch.equal(tensor.view(torch.uint8), other[name].view(torch.uint8)), name
+
+
+def test_an_exported_model_answers_without_its_data(folder: Path, tmp_path: Path, model: TextModel, call: Call) -> None:
+    file = tmp_path / "model.safetensors"
+    assert f"python solve.py checkpoint={file} prompt=..." in _export(folder / "run", "-o", file)
+    described = read_exported(str(file))
+    assert isinstance(described, ExportedText)
+    assert (described.tokenizer, described.form, described.max_len) == ("bytes", "instruction", MAX_LEN)
+    _same(read_weights(str(file)), model.state_dict())
+    typed = (f"prompt={PROMPT}", "--json")
+    assert call(f"checkpoint={file}", *typed) == call(f"checkpoint={folder / 'run'}", *typed)
+
+
+def test_a_model_goes_to_transformers_and_back_without_losing_a_bit(
+    folder: Path, tmp_path: Path, model: TextModel, call: Call
+) -> None:
+    theirs, back = tmp_path / "hf", tmp_path / "back.safetensors"
+    _export(folder / "run", "--format", "transformers", "-o", theirs)
+    assert {file.name for file in theirs.iterdir()} == {"config.json", "model.safetensors"}
+    config = json.loads((theirs / "config.json").read_text())
+    assert config["eos_token_id"] == END and config["num_hidden_layers"] == 1
+    _export(theirs, "-o", back)
+    _same(read_weights(str(back)), model.state_dict())
+    typed = (f"prompt={PROMPT}", "--json", "prompt_form=instruction", f"data_path={folder / 'problems'}")
+    expected = call(f"checkpoint={folder / 'run'}", *typed)
+    for where in (theirs, theirs / "model.safetensors", back):
+        assert call(f"checkpoint={where}", *typed) == expected
+    with pytest.raises(UserError, match=r"does not say which tokenizer .* give data_path="):
+        call(f"checkpoint={theirs}", f"prompt={PROMPT}")
+    with pytest.raises(UserError, match=r"hf exists; remove it"):
+        _export(folder / "run", "--format", "transformers", "-o", theirs)
+
+
+def test_published_weights_start_a_run(folder: Path, tmp_path: Path, model: TextModel) -> None:
+    _export(folder / "run", "--format", "transformers", "-o", tmp_path / "hf")
+    started = read_config_of_new_run("pretrain", [f"init_from={tmp_path / 'hf'}", f"data_path={folder / 'book'}"])
+    of_run: Any = open_trained(folder / "run", SINGLE).arch
+    ours = started["arch"] | {"forward_dtype": of_run.forward_dtype}
+    assert type(of_run)(**ours).stacks == of_run.stacks and ours["L_cycles"] == of_run.L_cycles
+    loaded = open_trained(tmp_path / "hf", SINGLE).load_model(SINGLE)
+    _same(loaded.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["arch=gpt"], "transformers has no model for arch=gpt"),
+        (["arch=hrm_text", "arch.norm_type=post"], "transformers has no model with arch.norm_type=post"),
+        (["arch=hrm_text", "arch.pos_encodings=none"], "transformers has no model with arch.pos_encodings=none"),
+    ],
+)
+def test_what_transformers_does_not_compute_is_not_written(
+    folder: Path, tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    write_run(tmp_path / "run", folder / "book", *overrides)
+    with pytest.raises(UserError, match=message):
+        _export(tmp_path / "run", "--format", "transformers", "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def _export(*typed: str | Path) -> str:
+    return export(parse_settings([str(word) for word in typed]))
