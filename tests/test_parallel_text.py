@@ -1,0 +1,128 @@
+"""The strategy does not change the result of a run of text, and a run may resume under another."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.dataset.text.samples import write_split
+from tests.runs import Row, rows, tensors
+from tests.spawn import run_ranks
+from tests.test_parallel import _differences, _train_all
+
+pytestmark = pytest.mark.invariance
+
+LAST_STEP, HALF = 8, 4
+NUM_TEST_SAMPLES = 21  # an odd number, so that ranks evaluate different numbers of samples
+COMMON: dict[str, object] = {
+    "device": "cpu",
+    "max_steps": LAST_STEP,
+    "log_interval": 1,
+    "eval_every_n_steps": LAST_STEP,
+    "checkpoint_every_n_steps": HALF,
+    "global_batch_size": 256,
+    "rows_per_step": 4,
+    "grad_clip": 1.0,
+    "ema": "true",
+    "ema_rate": 0.8,
+    "lr": 1e-3,
+    "lr_warmup_steps": 2,
+    "best_metric": None,
+    "check_replicas_every_n_steps": HALF,  # replicated tensors must be equal bit for bit
+    "dist.timeout_s": 60,
+    "arch.hidden_size": 32,
+    "arch.num_heads": 8,
+    "arch.num_layers": 4,
+    "arch.width_multiple": 8,
+    "arch.forward_dtype": "float32",
+}
+ARCHS: dict[str, dict[str, object]] = {
+    "gpt": {"arch": "gpt", "arch.num_kv_heads": 4},
+    # In the first steps no gradient reaches the embedding.
+    "hrm_text": {"arch": "hrm_text", "arch.bp_warmup_ratio": 1.0},
+}
+_ACCUMULATING = {"grad_accumulation": 2, "arch.activation_checkpointing": "block"}
+# By number of ranks: the strategy with further options, and the architecture.
+CASES: dict[int, dict[str, tuple[str, dict[str, object]]]] = {
+    2: {
+        "ddp_accumulating": ("gpt", {"parallel": "ddp", **_ACCUMULATING}),
+        "ddp_compressed": ("gpt", {"parallel": "ddp", "parallel.compression": "fp16"}),
+        "ddp": ("hrm_text", {"parallel": "ddp"}),
+        "fsdp": ("gpt", {"parallel": "fsdp"}),
+        "fsdp_accumulating": (
+            "hrm_text",
+            {"parallel": "fsdp", "grad_accumulation": 2, "arch.activation_checkpointing": "cycle"},
+        ),
+        "tp": ("hrm_text", {"parallel": "tp"}),
+    },
+    4: {
+        "ddp": ("hrm_text", {"parallel": "ddp"}),
+        "hsdp": ("gpt", {"parallel": "hsdp", "parallel.replicate": 2}),
+        "tp": ("gpt", {"parallel": "tp"}),
+        "fsdp_tp": ("hrm_text", {"parallel": "fsdp_tp", "parallel.tensor": 2, **_ACCUMULATING}),
+    },
+}
+# These runs are resumed from their middle and must end with the same bits.
+RESUMED = {2: ("ddp", "tp"), 4: ("fsdp_tp",)}
+# The second half of these runs is done under another strategy.
+CONTINUED = {2: ("fsdp", {"parallel": "tp"}), 4: ("tp", {"parallel": "fsdp"})}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write samples of an instruction and a response, in which tokens follow from one another."""
+    folder, rng = tmp_path_factory.mktemp("text"), np.random.default_rng(0)
+    for name, num in (("train", 200), ("test", NUM_TEST_SAMPLES)):
+        prefixes, responses = rng.integers(1, 8, num), rng.integers(1, 6, num)
+        ends = np.cumsum(prefixes + responses)
+        table = np.stack([ends - prefixes - responses, prefixes, responses, rng.integers(0, 2, num)], axis=1)
+        write_split(folder / name, (np.arange(ends[-1]) % 7).astype(np.uint16), table, max_len=16)
+    return folder
+
+
+def _arguments(data: Path, run: Path, arch: str, changes: Mapping[str, object]) -> list[str]:
+    values: dict[str, object] = {"data_path": data, "checkpoint_path": run} | COMMON | ARCHS[arch] | dict(changes)
+    return [f"{key}={'null' if value is None else value}" for key, value in values.items()]
+
+
+@pytest.fixture(scope="module")
+def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Row]]:
+    """Return the rows of each architecture's run in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    assert run_ranks(_train_all, 1, [(arch, _arguments(text, folder / arch, arch, {})) for arch in ARCHS]) == [{}]
+    return {arch: rows(folder / arch) for arch in ARCHS}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_every_strategy_has_the_losses_of_one_process(
+    text: Path, alone: dict[str, list[Row]], tmp_path: Path, num_ranks: int
+) -> None:
+    commands = []
+    for name, (arch, changes) in CASES[num_ranks].items():
+        commands.append((name, _arguments(text, tmp_path / name, arch, changes)))
+        half = {"resume": tmp_path / name / f"step_{HALF:08d}"}
+        if name in RESUMED[num_ranks]:
+            commands.append((f"{name}-resumed", _arguments(text, tmp_path / f"{name}-resumed", arch, changes | half)))
+        if name == CONTINUED[num_ranks][0]:
+            other = half | CONTINUED[num_ranks][1]
+            commands.append((f"{name}-continued", _arguments(text, tmp_path / f"{name}-continued", arch, other)))
+    failures: dict[str, object] = run_ranks(_train_all, num_ranks, commands, timeout_s=600)[0]
+    for name, _ in commands:
+        expected = alone[CASES[num_ranks][name.removesuffix("-resumed").removesuffix("-continued")][0]]
+        if name not in failures and (said := _differences(expected, rows(tmp_path / name))):
+            failures[name] = said[:3]
+    for name in RESUMED[num_ranks]:
+        quiet, resumed = (tensors(tmp_path / run, LAST_STEP) for run in (name, f"{name}-resumed"))
+        if different := [key for key in quiet if key not in resumed or not torch.equal(quiet[key], resumed[key])]:
+            failures[f"{name}-resumed"] = f"these tensors differ: {different[:3]}"
+    assert not failures, "\n".join(f"{name}: {said}" for name, said in failures.items())
+
+
+def test_a_run_of_text_learns_in_the_test(alone: dict[str, list[Row]]) -> None:
+    """Otherwise equal losses would prove little."""
+    for arch, found in alone.items():
+        assert found[-1]["train/loss"] < found[0]["train/loss"], arch
+        assert found[-1]["eval/all/num_answers"] > NUM_TEST_SAMPLES / 2
