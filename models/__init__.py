@@ -73,8 +73,7 @@ def build_on_meta(config: ArchConfig, *, num_parts: int = 1, **sizes: int) -> Mo
         UserError: The positions don't suit the sequence, or the model is larger than the machine's
             memory. The sizes may come from a dataset that somebody else made.
     """
-    with torch.device("meta"):
-        model = ARCHS[type(config)](config, **sizes)
+    model = shapes_of(config, **sizes)
     num_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) // num_parts
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if num_bytes > room:
@@ -84,3 +83,9 @@ def build_on_meta(config: ArchConfig, *, num_parts: int = 1, **sizes: int) -> Mo
             f"machine has {room / 2**30:,.0f}; correct dataset.json or make the model smaller"
         )
     return model
+
+
+def shapes_of(config: ArchConfig, **sizes: int) -> Model:
+    """As `build_on_meta`, but a model may be larger than the memory of any machine."""
+    with torch.device("meta"):
+        return ARCHS[type(config)](config, **sizes)

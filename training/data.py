@@ -97,6 +97,10 @@ class TextSizes:
 AnySizes = Sizes | TextSizes
 
 
+def sizes_of(split: Split | TextSplit) -> AnySizes:
+    return TextSizes.of(split) if isinstance(split, TextSplit) else Sizes.of(split)
+
+
 def sizes_from(stored: dict[str, Any], arch: ArchConfig) -> AnySizes:
     """Return the sizes that a checkpoint of this architecture holds.
 
@@ -153,7 +157,7 @@ class Data:
 
     @cached_property
     def sizes(self) -> AnySizes:
-        return TextSizes.of(self.train) if isinstance(self.train, TextSplit) else Sizes.of(self.train)
+        return sizes_of(self.train)
 
 
 def open_data(config: PretrainConfig, world: World) -> Data:

@@ -6,18 +6,27 @@ Nothing is allocated and no other rank is started. A laptop can ask about 64 GPU
 import math
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, get_args
 
-from dataset.text.schema import TextSplit
+from models import shapes_of
 from models.model import Checkpointing
 from models.parallel import ParallelConfig
 from models.parallel.pipeline import PipelineConfig
+from models.text.config import LONGEST_RUN, TextConfig
 from training.config import PretrainConfig
-from training.data import Sizes, open_own, slots_of_ranks
-from training.flops import flops_of_parts
-from training.footprint import GRADIENTS, PARTS, Footprint, Footprints, ImaginedWorld, meta_model
+from training.data import (
+    VOCAB_MULTIPLE,
+    AnySizes,
+    Sizes,
+    TextSizes,
+    open_own,
+    sizes_of,
+    slots_of_ranks,
+)
+from training.flops import flops_of_parts, flops_of_text
+from training.footprint import GRADIENTS, PARTS, Footprint, Footprints, ImaginedWorld
 from training.precision import with_forward_dtype
 from training.trained import read_config_of_new_run
 from utils.command_line import read_config, validate
@@ -49,7 +58,7 @@ class Question:
     """
 
     config: PretrainConfig
-    sizes: Sizes
+    sizes: AnySizes
     num_ranks: int
     memory: float
     overrides: tuple[str, ...]
@@ -103,22 +112,32 @@ def _number(key: str, typed: str) -> float:
     return number
 
 
-def _sizes(config: PretrainConfig, typed: dict[str, int]) -> Sizes:
+def _sizes(config: PretrainConfig, typed: dict[str, int]) -> AnySizes:
     """Return the sizes that were typed, and for the others those of the data."""
-    if missing := [key for key in _SIZES if key not in typed]:
+    is_text = config.arch.kind == "text"
+    needed = ("vocab_size",) if is_text else _SIZES
+    if missing := [key for key in needed if key not in typed]:
         try:
-            train = open_own(config, "train")
-            if isinstance(train, TextSplit):
-                raise UserError("--dry-run counts models of puzzles only")
-            typed = Sizes.of(train).of_model() | typed
+            of_data = sizes_of(open_own(config, "train"))
         except UserError as error:
-            example = {"seq_len": 81, "vocab_size": 11, "num_puzzle_identifiers": 1001}
+            example = {"seq_len": 81, "vocab_size": 32000 if is_text else 11, "num_puzzle_identifiers": 1001}
             keys = " ".join(f"{key}={example[key]}" for key in missing)
             raise UserError(
                 f"--dry-run needs the sizes of the data, which can't be opened ({error}); give data_path=... of data "
                 f"that are there, or the sizes themselves, such as {keys}"
             ) from error
-    return Sizes(**typed)
+    elif is_text:  # without seq_len, a sequence fills a row
+        row = config.global_batch_size // config.rows_per_step
+        of_data = TextSizes(0, row, row, tokenizer="unknown", special_tokens={})
+    else:
+        of_data = Sizes(**typed)
+    if isinstance(of_data, Sizes):
+        return replace(of_data, **typed)
+    if "num_puzzle_identifiers" in typed:
+        raise UserError(f"num_puzzle_identifiers={typed['num_puzzle_identifiers']}: text has no puzzles; leave it out")
+    length = typed.get("seq_len", of_data.mean_context)
+    vocab_size = -(-typed.get("vocab_size", of_data.vocab_size) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    return replace(of_data, vocab_size=vocab_size, mean_context=length)
 
 
 # ---- what would fit ------------------------------------------------------------------------------
@@ -201,34 +220,51 @@ def dry_run(typed: list[str], num_ranks: int) -> str:
     """
     question = Question.read(typed, num_ranks)
     variants = Variants(question)
-    lines = [*_of_model(question), "", *_of_rank(question, variants), "", *_of_fits(question, variants)]
+    lines = [*of_model(question), "", *_of_rank(question, variants), "", *_of_fits(question, variants)]
     return "\n".join(lines)
 
 
-def _of_model(question: Question) -> Iterator[str]:
+def of_model(question: Question) -> Iterator[str]:
+    """Yield the lines about the model: its size, and its operations."""
     config, sizes = question.config, question.sizes
-    model = meta_model(config.arch, sizes)
+    model = shapes_of(config.arch, **sizes.of_model())
     num_weights = sum(weight.numel() for weight in model.parameters())
     in_blocks = sum(weight.numel() for weight in model.block_weights())
-    world = ImaginedWorld.of(config, question.num_ranks)
-    slots = max(slots_of_ranks(config, world))
+    own = max(slots_of_ranks(config, ImaginedWorld.of(config, question.num_ranks)))
+    _, slots = config.slots_key
+    tokens = f"{config.global_batch_size:,} tokens in " if config.arch.kind == "text" else ""
     yield (
         f"arch={config.arch.name} parallel={config.parallel.name} on {_count(question.num_ranks, 'rank')}, "
-        f"{config.global_batch_size:,} slots, {slots:,} on a rank"
+        f"{tokens}{config.num_slots:,} {slots}, {own:,} on a rank"
     )
-    yield "sizes of the data: " + ", ".join(f"{key} {value:,}" for key, value in sizes.as_dict().items())
     table = model.puzzle_embedding
     rows = f"; {table.weight.numel():,} in the puzzle table" if table is not None else ""
+    if isinstance(sizes, Sizes):
+        yield "sizes of the data: " + ", ".join(f"{key} {value:,}" for key, value in sizes.as_dict().items())
+    else:
+        yield f"sizes of the data: vocab_size {sizes.vocab_size:,}, sequences of {sizes.mean_context:,} tokens"
     yield f"parameters: {num_weights:,}, of which {in_blocks:,} in blocks{rows}"
-    one = config.model_copy(update={"global_batch_size": 1})
-    of_part = flops_of_parts(one, sizes, config.puzzle_arch.depth)
-    flops = sum(of_part.values())
+    yield _flops(question)
+
+
+def _flops(question: Question) -> str:
+    """Return the line on operations, at the end of a run."""
+    config, sizes, arch = question.config, question.sizes, question.config.arch
+    if isinstance(sizes, TextSizes):
+        assert isinstance(arch, TextConfig)
+        of_step = flops_of_text(config, sizes, arch.grad_calls_at(LONGEST_RUN, LONGEST_RUN))
+        flops = sum(of_step.values())
+        each = f"{_si(flops / config.global_batch_size)} for a token"
+    else:
+        one = config.model_copy(update={"global_batch_size": 1})
+        of_step = flops_of_parts(one, sizes, config.puzzle_arch.depth)
+        flops = sum(of_step.values()) * config.global_batch_size
+        of_slot = flops / config.global_batch_size
+        each = f"{_si(of_slot)} for a segment of a slot, {_si(of_slot / sizes.seq_len)} for each of its tokens"
     names = {FORWARD: "forward", BACKWARD: "backward", NO_GRAD: "without gradient"}
-    shares = ", ".join(f"{names[part]} {number / flops:.0%}" for part, number in of_part.items() if number)
-    yield (
-        f"FLOPs: {_si(flops)} for a segment of a slot, {_si(flops / sizes.seq_len)} for each of its tokens ({shares}); "
-        f"{_si(flops * config.global_batch_size)} for a step"
-    )
+    total = sum(of_step.values())
+    shares = ", ".join(f"{names[part]} {number / total:.0%}" for part, number in of_step.items() if number)
+    return f"FLOPs: {each} ({shares}); {_si(flops)} for a step"
 
 
 def _of_rank(question: Question, variants: Variants) -> Iterator[str]:
@@ -273,7 +309,7 @@ def _of_fits(question: Question, variants: Variants) -> Iterator[str]:
     elif fitting:
         yield f"the run does not fit: {_gb(peak)} of {memory}; it would with {_overrides(fitting[0], question)}"
     else:
-        yield f"the run does not fit: {_gb(peak)} of {memory}; take more ranks, a smaller global_batch_size or model"
+        yield f"the run does not fit: {_gb(peak)} of {memory}; take more ranks, or a smaller batch or model"
     yield "not counted: what CUDA and NCCL take for themselves, and data that data_on keeps on the device"
 
 

@@ -20,8 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from dataset.schema import IGNORE_LABEL
-from dataset.text.schema import TextSplit
-from models import ArchConfig, build_arch
+from models import ArchConfig, shapes_of
 from models.act import ActSettings, empty_batch, initial_carry
 from models.base import CommonConfig, RecursiveModel
 from models.depth import Depth
@@ -31,7 +30,7 @@ from models.text.config import LONGEST_RUN, CallCounts
 from models.text.model import TextModel
 from models.text.packing import Packing
 from training.config import PretrainConfig
-from training.data import AnySizes, Sizes, TextSizes, open_own, sizes_from
+from training.data import AnySizes, Sizes, TextSizes, open_own, sizes_from, sizes_of
 from utils.checkpoint.format import RunState, read_state, step_folders
 from utils.command_line import validate
 from utils.dist.world import World
@@ -201,8 +200,7 @@ def _on_meta(config: PretrainConfig, sizes: AnySizes) -> Model:
     arch = config.arch.model_copy(update={"activation_checkpointing": "none"})
     if arch.forward_dtype == "auto":
         arch = arch.model_copy(update={"forward_dtype": "float32"})  # the dtype changes no count
-    with torch.device("meta"):
-        model = build_arch(arch, **sizes.of_model())
+    model = shapes_of(arch, **sizes.of_model())
     model.freeze("weights" if config.freeze_weights else config.freeze)
     return model
 
@@ -253,8 +251,7 @@ def sizes_of_run(run: Path, config: PretrainConfig) -> AnySizes:
     if (state := _newest_state(run, config.arch)) is not None:
         return sizes_from(state.task, config.arch)
     try:
-        train = open_own(config, "train")
-        return TextSizes.of(train) if isinstance(train, TextSplit) else Sizes.of(train)
+        return sizes_of(open_own(config, "train"))
     except UserError as error:
         raise UserError(
             f"{run}: the sizes of its model are not known, because it has no checkpoint and its data are gone "

@@ -4,31 +4,37 @@ One step runs on the meta device, whose tensors have a shape and no memory. Ever
 step makes counts for as long as it lives. What a strategy leaves to a rank follows from the axes.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from dataset.schema import IGNORE_LABEL
-from models import ARCHS, ArchConfig
+from models import shapes_of
 from models.act import ActSettings, Carry, empty_batch, initial_carry, loss_of_slots
-from models.base import RecursiveModel
+from models.base import CommonConfig, RecursiveModel
 from models.losses import Outputs
-from models.model import Checkpointing
+from models.model import Checkpointing, Model
 from models.parallel import ParallelConfig
 from models.parallel.ddp import DDPConfig
 from models.parallel.fsdp import ShardingConfig
 from models.parallel.layout import Layout
 from models.parallel.pipeline import PipelineConfig, take_stages
 from models.parallel.tensor import take_shapes
+from models.text.config import LONGEST_RUN, TextConfig
+from models.text.losses import chunked_cross_entropy
+from models.text.model import TextModel
+from models.text.objective import TextBatch, TextRow, TextSettings
+from models.text.packing import Packing
 from models.transformer import Transformer
 from optim.build import build_optimizers
 from optim.ema import EMA
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from training.config import PretrainConfig
-from training.data import Sizes, require_whole_shares, slots_of_ranks
+from training.data import AnySizes, Sizes, TextSizes, require_whole_shares, slots_of_ranks
 from utils.batch import Batch
 from utils.dist.config import Axes
 from utils.dist.setup import pick_weights
@@ -42,6 +48,11 @@ MOMENTS, AVERAGE, TABLE = "optimizer's moments", "average (ema)", "puzzle table"
 CARRY, ACTIVATIONS, LOGITS = "carry and batch", "activations", "logits and loss"
 WORKING = "working memory"
 PARTS = (WEIGHTS, GATHERED, GRADIENTS, MOMENTS, AVERAGE, TABLE, CARRY, ACTIVATIONS, LOGITS, WORKING)
+
+
+# A step runs for at most so many tokens of text, because its loss goes through many chunks. The
+# memory of more rows is on a line with that of as many rows and of half as many.
+_MOST_TOKENS = 2**15
 
 
 @dataclass(frozen=True)
@@ -93,14 +104,6 @@ def axes_of(parallel: ParallelConfig, num_ranks: int) -> Axes:
     return parallel.axes(num_ranks) or Axes()
 
 
-def meta_model(arch: ArchConfig, sizes: Sizes) -> RecursiveModel:
-    """Return a whole model on the meta device. No machine is too small for it."""
-    with torch.device("meta"):
-        model = ARCHS[type(arch)](arch, **sizes.of_model())
-    assert isinstance(model, RecursiveModel)
-    return model
-
-
 class Footprints:
     """Counts the memory of a rank for a run and its variants. What they share is counted once.
 
@@ -110,7 +113,7 @@ class Footprints:
     """
 
     def __init__(
-        self, config: PretrainConfig, sizes: Sizes, num_ranks: int, device: Literal["cuda", "cpu"] = "cuda"
+        self, config: PretrainConfig, sizes: AnySizes, num_ranks: int, device: Literal["cuda", "cpu"] = "cuda"
     ) -> None:
         self._config, self._sizes, self._num_ranks, self._device = config, sizes, num_ranks, device
         self._held: dict[tuple[str, bool], _Held] = {}
@@ -144,11 +147,20 @@ class Footprints:
         case = _Case(
             num_slots, num_parts > 1, world.ranks_per_share, _gathers_in_forward_dtype(config.parallel), come_late
         )
-        step_key = case, config.arch.activation_checkpointing
-        if (step := self._steps.get(step_key)) is None:
-            step = self._steps[step_key] = _Step.of(config, self._sizes, case, self._device)
+        step = self._step(config, case)
         step_peak = step.peak + (num_parts - 1) * step.more_for_a_part
         return held.footprint(step.kept, num_parts * step.given, step_peak, gradients_come=come_late)
+
+    def _step(self, config: PretrainConfig, case: "_Case") -> "_Step":
+        key = case, config.arch.activation_checkpointing
+        if key not in self._steps:
+            most = max(2, _MOST_TOKENS // _tokens_of(config)) if config.arch.kind == "text" else case.num_slots
+            if case.num_slots > most:
+                few, many = (self._step(config, replace(case, num_slots=n)) for n in (most // 2, most))
+                self._steps[key] = _Step.further(few, many, (case.num_slots - most) / (most - most // 2))
+            else:
+                self._steps[key] = _Step.of(config, self._sizes, case, self._device)
+        return self._steps[key]
 
     def _variant(
         self, parallel: ParallelConfig | None, checkpointing: Checkpointing | None, grad_accumulation: int | None
@@ -203,8 +215,19 @@ class _Step:
     more_for_a_part: int
 
     @staticmethod
-    def of(config: PretrainConfig, sizes: Sizes, case: _Case, device: Literal["cuda", "cpu"]) -> "_Step":
-        arch, model = config.puzzle_arch, meta_model(config.arch, sizes)
+    def further(few: "_Step", many: "_Step", steps: float) -> "_Step":
+        """Return a step so many times further away from `many` as that is from `few`."""
+
+        def on(first: int, second: int) -> int:
+            return round(second + steps * (second - first))
+
+        kept = {name: on(few.kept[name], number) for name, number in many.kept.items()}
+        given, peak = on(few.given, many.given), on(few.peak, many.peak)
+        return _Step(kept, given, peak, on(few.more_for_a_part, many.more_for_a_part))
+
+    @staticmethod
+    def of(config: PretrainConfig, sizes: AnySizes, case: _Case, device: Literal["cuda", "cpu"]) -> "_Step":
+        model = shapes_of(config.arch, **sizes.of_model())
         model.freeze("weights" if config.freeze_weights else config.freeze)
         take_shapes(model, case.tensor_degree)
         if case.in_forward_dtype:
@@ -218,29 +241,105 @@ class _Step:
 
         def run(num_parts: int) -> tuple[dict[str, int], int, int]:
             """Return the bytes that are kept by part, of batch and carry, and at the peak."""
-            batch = empty_batch(case.num_slots * num_parts, sizes.seq_len, torch.device("meta"))
-            carry = initial_carry(model, batch)
-            given = [*batch.values(), *carry.tensors().values()]
-            settings = ActSettings(arch.depth, arch.loss, IGNORE_LABEL, config.global_batch_size, min_halt_steps_B=None)
+            carry, batch, settings, given = _inputs(model, config, sizes, case.num_slots, num_parts)
             layout = Layout(model, World.single("meta"), num_microbatches=num_parts)
             saved, allocations = SavedTensors(ACTIVATIONS, [*own, *given]), Allocations([*own, *given])
-            hook = model.lm_head.register_forward_pre_hook(lambda *_: saved.begin(LOGITS))
-            with torch.device("meta"), fused_attention(device), saved.counting(), allocations:
+            at_head = before_head(model, lambda: saved.begin(LOGITS))
+            with torch.device("meta"), fused_attention(device), at_head, saved.counting(), allocations:
                 layout.forward_backward(carry, batch, settings)
-            hook.remove()
             if case.gradients_come:
                 model.zero_grad()
             return saved.bytes_of_parts, num_bytes(given), allocations.peak
 
         kept, given, peak = run(1)
-        return _Step(kept, given, peak, run(2)[2] - peak if case.has_several_parts else 0)
+        keeps_outputs = case.has_several_parts and isinstance(model, RecursiveModel)
+        more_for_a_part = run(2)[2] - peak if keeps_outputs else 0
+        if isinstance(model, TextModel):
+            kept[LOGITS] = _of_text_loss(model, _tokens_of(config) * case.num_slots)
+        return _Step(kept, given, peak, more_for_a_part)
+
+
+def _inputs(
+    model: Model, config: PretrainConfig, sizes: AnySizes, num_slots: int, num_parts: int
+) -> tuple[Carry | None, Any, Any, list[Tensor]]:
+    """Return what a layout takes for a step, on the meta device, and the tensors of it.
+
+    Args:
+        num_slots: of each part: slots of puzzles, or rows of text.
+    """
+    meta, arch = torch.device("meta"), config.arch
+    if isinstance(model, RecursiveModel):
+        assert isinstance(arch, CommonConfig) and isinstance(sizes, Sizes)
+        batch = empty_batch(num_slots * num_parts, sizes.seq_len, meta)
+        carry = initial_carry(model, batch)
+        settings = ActSettings(arch.depth, arch.loss, IGNORE_LABEL, config.global_batch_size, min_halt_steps_B=None)
+        return carry, batch, settings, [*batch.values(), *carry.tensors().values()]
+    assert isinstance(arch, TextConfig) and isinstance(sizes, TextSizes)
+    row, given = _row(config, sizes, num_slots * _tokens_of(config)), list[Tensor]()
+
+    def on_meta(tensor: Tensor) -> Tensor:
+        given.append(tensor.to(meta, copy=True))
+        return given[-1]
+
+    rows = TextBatch([row.apply(on_meta) for _ in range(num_parts)], 1)
+    # The calls with gradient are those of the end of a run, which are the most.
+    return None, rows, TextSettings(arch.grad_calls_at(LONGEST_RUN, LONGEST_RUN), IGNORE_LABEL), given
+
+
+def _tokens_of(config: PretrainConfig) -> int:
+    """Return the tokens of a row of text."""
+    return config.global_batch_size // config.rows_per_step
+
+
+def _row(config: PretrainConfig, sizes: TextSizes, num_tokens: int) -> TextRow:
+    """Return a row that is full of sequences of the usual length, half of each an instruction."""
+    length = min(sizes.mean_context, num_tokens)
+    lengths = [length] * (num_tokens // length) + [num_tokens % length] * (num_tokens % length > 0)
+    sequences = [(max(1, each // 2), each - max(1, each // 2)) for each in lengths]
+    tokens_N = torch.zeros(num_tokens, dtype=torch.int32)
+    return TextRow(tokens_N, tokens_N, tokens_N, Packing(sequences, num_tokens))
+
+
+def _of_text_loss(model: TextModel, num_tokens: int) -> int:
+    """Return the most bytes that the loss of a row takes, chunk by chunk. Freezes the model."""
+    with torch.device("meta"):
+        y_ND = torch.empty(num_tokens, model.config.hidden_size, dtype=model.dtype, requires_grad=True)
+        labels_N = torch.zeros(num_tokens, dtype=torch.int32)
+        y_ND.grad = torch.empty_like(y_ND)
+        model.requires_grad_(False)
+        with Allocations([y_ND, y_ND.grad, labels_N, *model.parameters()]) as allocations:
+            loss, _ = chunked_cross_entropy(
+                y_ND, labels_N, model.logits, vocab_size=model.vocab_size, ignore_label=IGNORE_LABEL
+            )
+            loss.backward()
+    return allocations.peak
+
+
+@contextmanager
+def before_head(model: Model, call: Callable[[], None]) -> Iterator[None]:
+    """Call a function whenever the head is about to compute logits."""
+    if isinstance(model, TextModel):
+        own = model.logits
+
+        def logits(y_ND: Tensor) -> Tensor:
+            call()
+            return own(y_ND)
+
+        model.logits = logits  # type: ignore[method-assign]
+        yield
+        del model.logits
+    else:
+        assert isinstance(model, RecursiveModel)
+        hook = model.lm_head.register_forward_pre_hook(lambda *_: call())
+        yield
+        hook.remove()
 
 
 # ---- the ranks of a pipeline ---------------------------------------------------------------------
 
 
 def _heaviest_of_pipeline(
-    config: PretrainConfig, sizes: Sizes, num_ranks: int, device: Literal["cuda", "cpu"]
+    config: PretrainConfig, sizes: AnySizes, num_ranks: int, device: Literal["cuda", "cpu"]
 ) -> Footprint:
     """Return the memory of the first or the last rank of a pipeline, whichever needs more."""
     length = ImaginedWorld.of(config, num_ranks).ranks_per_share
@@ -252,7 +351,7 @@ def _heaviest_of_pipeline(
 
 
 def _of_place(
-    held: "_Held", config: PretrainConfig, sizes: Sizes, num_ranks: int, place: int, device: Literal["cuda", "cpu"]
+    held: "_Held", config: PretrainConfig, sizes: AnySizes, num_ranks: int, place: int, device: Literal["cuda", "cpu"]
 ) -> Footprint:
     """Return the memory of a rank of a pipeline.
 
@@ -260,8 +359,8 @@ def _of_place(
     microbatches under way there.
     """
     parallel, world = config.parallel, ImaginedWorld.of(config, num_ranks)
-    model = meta_model(config.arch, sizes)
-    assert isinstance(parallel, PipelineConfig) and isinstance(model, Transformer)
+    model = shapes_of(config.arch, **sizes.of_model())
+    assert isinstance(parallel, PipelineConfig) and isinstance(model, Transformer) and isinstance(sizes, Sizes)
     length, meta = world.ranks_per_share, torch.device("meta")
     model.freeze("weights" if config.freeze_weights else config.freeze)
     stages = take_stages(model, parallel, length, place)
@@ -302,9 +401,8 @@ def _loss_of_stage(out: Any, batch: Batch, config: PretrainConfig) -> Tensor:
     logits_BSV, q_B2 = out
     ones_B = torch.ones_like(batch["puzzle_identifiers"])
     carry = Carry({}, ones_B, ones_B.bool(), batch)
-    settings = ActSettings(
-        config.puzzle_arch.depth, config.puzzle_arch.loss, IGNORE_LABEL, config.global_batch_size, None
-    )
+    arch = config.puzzle_arch
+    settings = ActSettings(arch.depth, arch.loss, IGNORE_LABEL, config.global_batch_size, None)
     loss, _ = loss_of_slots(Outputs(logits_BSV, q_B2[:, 0], q_B2[:, 1], None, None), carry, settings)
     return loss
 
@@ -339,7 +437,7 @@ class _Held:
     update_peak: int
 
     @staticmethod
-    def of(config: PretrainConfig, sizes: Sizes, num_ranks: int, place: int = 0) -> "_Held":
+    def of(config: PretrainConfig, sizes: AnySizes, num_ranks: int, place: int = 0) -> "_Held":
         """Count for a strategy.
 
         Args:
@@ -349,7 +447,7 @@ class _Held:
             UserError: The strategy can't work with this model.
         """
         world, parallel = ImaginedWorld.of(config, num_ranks), config.parallel
-        model = meta_model(config.arch, sizes)
+        model = shapes_of(config.arch, **sizes.of_model())
         # Whether the device can offload is known where the run starts.
         is_sharded = isinstance(parallel, ShardingConfig)
         (parallel.model_copy(update={"cpu_offload": False}) if is_sharded else parallel).require_support(model, world)
@@ -385,7 +483,7 @@ class _Held:
         return Footprint(parts, max(before, after), is_update=after > before)
 
 
-def _of_calls(model: RecursiveModel, config: PretrainConfig) -> tuple[int, int]:
+def _of_calls(model: Model, config: PretrainConfig) -> tuple[int, int]:
     """Return the bytes of weights and of gradients that a rank has beside its own shards.
 
     FSDP gathers embeddings and heads for the whole step, and each block for its call, while it
@@ -414,7 +512,7 @@ def _gathers_in_forward_dtype(parallel: ParallelConfig) -> bool:
     return isinstance(parallel, ShardingConfig) and parallel.param_dtype == "forward_dtype"
 
 
-def _take_shards(model: RecursiveModel, parallel: ParallelConfig, axes: Axes) -> None:
+def _take_shards(model: Model, parallel: ParallelConfig, axes: Axes) -> None:
     """Leave a model on the meta device the shards of one rank, in place.
 
     Its weights then have the shapes that are updated, and no forward pass is possible any more.
@@ -438,7 +536,7 @@ def _shard(tensor: Tensor, num_shards: int) -> Tensor:
     return torch.empty_like(tensor[: -(-len(tensor) // num_shards)])
 
 
-def _of_update(model: RecursiveModel, config: PretrainConfig) -> tuple[dict[str, int], int]:
+def _of_update(model: Model, config: PretrainConfig) -> tuple[dict[str, int], int]:
     """Return what a rank always holds, and the most bytes beside it while the weights are updated.
 
     Args:

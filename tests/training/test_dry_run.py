@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import command
-from training.dry_run import dry_run
+from training.dry_run import Question, dry_run, of_model
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,18 +34,13 @@ def test_the_page_tells_of_64_ranks_that_are_not_there() -> None:
 
 
 def test_the_page_says_what_makes_a_run_fit() -> None:
-    page = dry_run([*TINY, *SIZES, "ranks=2", "global_batch_size=4096", "memory_gb=0.3"], 1)
+    options = [*TINY, *SIZES, "ranks=2", "global_batch_size=32", "memory_gb=0.03"]
+    page = dry_run(options, 1)
     (line,) = [line for line in page.splitlines() if line.startswith("the run does not fit")]
     changes = line.partition("; it would with ")[2].split()
-    assert changes and {change.partition("=")[0] for change in changes} <= {
-        "parallel",
-        "arch.activation_checkpointing",
-        "grad_accumulation",
-    }
-    changed = dry_run([*TINY, *SIZES, "ranks=2", "global_batch_size=4096", "memory_gb=0.3", *changes], 1)
-    assert "the run fits: " in changed
-    nothing = dry_run([*TINY, *SIZES, "ranks=2", "memory_gb=0.001"], 1)
-    assert "take more ranks, a smaller global_batch_size or model" in nothing
+    keys = {"parallel", "arch.activation_checkpointing", "grad_accumulation"}
+    assert changes and {change.partition("=")[0] for change in changes} <= keys
+    assert "the run fits: " in dry_run([*options, *changes], 1)
 
 
 def test_the_sizes_are_those_of_the_data_if_they_are_there(data: Path, tmp_path: Path) -> None:
@@ -56,6 +51,24 @@ def test_the_sizes_are_those_of_the_data_if_they_are_there(data: Path, tmp_path:
         dry_run([*TINY, f"data_path={tmp_path}"], 1)
     with pytest.raises(UserError, match=r"such as num_puzzle_identifiers=1001"):
         dry_run([*TINY, "data_path=nowhere", *SIZES[:2]], 1)
+
+
+def test_the_page_counts_tokens_of_text() -> None:
+    options = ["parallel=fsdp", "global_batch_size=65536", "rows_per_step=16", "ranks=8", "vocab_size=32000"]
+    lines = "\n".join(of_model(Question.read(["arch=llama2_7b", *options], 1)))
+    assert lines.startswith("arch=gpt parallel=fsdp on 8 ranks, 65,536 tokens in 16 rows, 2 on a rank\n")
+    assert "vocab_size 32,000, sequences of 4,096 tokens" in lines and "parameters: 6,738,415,616" in lines
+    # 6 operations for each weight but the embedding's, and attention to 4,096 places in 32 layers.
+    of_token = 6 * (6_738_415_616 - 32_000 * 4_096) + 12 * 32 * 4_096 * 4_096
+    assert f"FLOPs: {of_token / 1e9:.3g} G for a token" in lines
+
+    small = ["arch=hrm_text", "arch.num_layers=2", "arch.hidden_size=64", "arch.num_heads=8", *options[:-1]]
+    page = dry_run([*small, "vocab_size=500", "seq_len=100", "memory_gb=0.01"], 1)
+    assert "vocab_size 512, sequences of 100 tokens" in page and "take more ranks, or a smaller batch or model" in page
+    with pytest.raises(UserError, match=r"can't be opened .*such as vocab_size=32000"):
+        dry_run([*small, "data_path=nowhere"], 1)
+    with pytest.raises(UserError, match="text has no puzzles"):
+        dry_run([*small, "vocab_size=32000", "num_puzzle_identifiers=3"], 1)
 
 
 @pytest.mark.parametrize(

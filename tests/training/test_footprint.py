@@ -1,5 +1,6 @@
 """Counted memory is that which a step takes on a CPU, as autograd and torch's profiler tell it."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import pretrain
+from dataset.build_text_dataset import main
 from models.model import Model
 from tests.in_process import Begun, begin
 from training.config import PretrainConfig
@@ -26,6 +28,7 @@ from training.footprint import (
     WEIGHTS,
     Footprint,
     Footprints,
+    before_head,
 )
 from utils.command_line import read_config, validate
 from utils.errors import UserError
@@ -43,6 +46,15 @@ VARIANTS = {
     "trm_mlp": ["arch=trm_mlp", "arch.width_multiple=16"],
     "urm": ["arch=urm"],
     "transformer": ["arch=transformer", "freeze=blocks", "arch.pos_encodings=learned"],
+}
+
+
+TEXTS = {
+    "hrm_text": ["arch=hrm_text"],
+    "hrm_text_blocks_again": ["arch=hrm_text", "arch.activation_checkpointing=block", "ema=true"],
+    "trm_text_in_two": ["arch=trm_text", "grad_accumulation=2"],
+    "gpt": ["arch=gpt", "arch.num_kv_heads=1", "arch.mlp=gelu", "arch.tie_head=true", "optim=adamw"],
+    "gpt_calls_again": ["arch=gpt", "arch.attention=prefixlm", "arch.activation_checkpointing=cycle"],
 }
 
 
@@ -72,15 +84,18 @@ class Measured:
         self.average = 0 if state.ema is None else _bytes(state.ema.tensors().values())
         monkeypatch.setattr(pretrain, "train_step", self._step)
 
-    def _step(self, state: Any, batch: dict[str, Tensor], *arguments: Any) -> Any:
+    def _step(self, state: Any, batch: Any, *arguments: Any) -> Any:
         model: Model = state.model
-        self.carry = _bytes([*state.carry.tensors().values(), *batch.values()])
-        known = [*model.parameters(), *model.buffers(), *state.carry.tensors().values(), *batch.values()]
-        saved = SavedTensors(ACTIVATIONS, known)
-        hook = model.lm_head.register_forward_pre_hook(lambda *_: saved.begin(LOGITS))  # type: ignore[union-attr]
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, saved.counting():
+        given = list[Tensor]()
+        if state.carry is None:
+            batch.apply(lambda tensor: given.append(tensor))
+        else:
+            given = [*state.carry.tensors().values(), *batch.values()]
+        self.carry = _bytes(given)
+        saved = SavedTensors(ACTIVATIONS, [*model.parameters(), *model.buffers(), *given])
+        at_head = before_head(model, lambda: saved.begin(LOGITS))
+        with at_head, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, saved.counting():
             result = self._own_step(state, batch, *arguments)
-        hook.remove()
         self.kept = saved.bytes_of_parts
         self.peak = max(_levels(profiler))
         return result
@@ -99,21 +114,47 @@ def _levels(profiler: Any) -> Iterator[int]:
 def test_a_step_takes_what_was_counted(
     variant: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides = [f"data_path={data}", f"checkpoint_path={tmp_path}", *TINY, *VARIANTS[variant]]
-    begun = begin(overrides)
+    measured, counted, config = _measured_and_counted([f"data_path={data}", *VARIANTS[variant]], tmp_path, monkeypatch)
+    if config.grad_accumulation == 1:  # SavedTensors doesn't see where a microbatch begins
+        assert {name: counted.parts[name] for name in measured.kept} == measured.kept
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Samples that all have 62 tokens, so that a row of 248 tokens holds four of them."""
+    folder = tmp_path_factory.mktemp("texts")
+    lines = [json.dumps({"instruction": f"{i:030}", "response": f"{7 * i:030}"}) for i in range(200)]
+    (folder / "texts.jsonl").write_text("\n".join(lines))
+    main(["--output-dir", str(folder / "data"), "--source", str(folder / "texts.jsonl")])
+    return folder / "data"
+
+
+@pytest.mark.parametrize("variant", TEXTS)
+def test_a_step_of_text_takes_what_was_counted(
+    variant: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f"data_path={texts}", "global_batch_size=1984", "rows_per_step=8", "arch.num_layers=4"]
+    measured, counted, config = _measured_and_counted([*rows, *TEXTS[variant]], tmp_path, monkeypatch)
+    if config.grad_accumulation == 1:
+        assert counted.parts[ACTIVATIONS] == measured.kept[ACTIVATIONS]
+
+
+def _measured_and_counted(
+    overrides: list[str], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Measured, Footprint, PretrainConfig]:
+    """Take a step, and check that it needs what was counted."""
+    arch = [each for each in overrides if each.startswith("arch=")]
+    begun = begin([*arch, *TINY, *overrides, f"checkpoint_path={run}"])
     measured = Measured(begun, monkeypatch)
-    assert isinstance(begun.data.sizes, Sizes)
     counted = Footprints(begun.start.config, begun.data.sizes, 1, device="cpu").of()
     begun.fit()
-
     parts = counted.parts
     assert parts[WEIGHTS] == measured.weights - measured.table
     assert (parts[MOMENTS], parts[AVERAGE], parts[TABLE]) == (measured.moments, measured.average, measured.table)
     assert parts[CARRY] == measured.carry
-    if begun.start.config.grad_accumulation == 1:  # SavedTensors doesn't see where a microbatch begins
-        assert {name: parts[name] for name in measured.kept} == measured.kept
     always = sum(parts[name] for name in (WEIGHTS, MOMENTS, AVERAGE, TABLE, CARRY))
     assert counted.peak - always == pytest.approx(measured.peak, rel=0.01)
+    return measured, counted, begun.start.config
 
 
 def test_a_rank_holds_what_its_strategy_leaves_it() -> None:
