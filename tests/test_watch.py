@@ -192,7 +192,7 @@ def test_what_a_narrow_table_leaves_out(tmp_path: Path) -> None:
         "loss",
         "exact",
         "test",
-        "ex/s",
+        "/s",
         "ETA",
         "saved",
         "best",
@@ -528,13 +528,15 @@ def test_metrics_by_their_short_names(tmp_path: Path) -> None:
 
 def test_the_loss_of_text_has_another_name(tmp_path: Path) -> None:
     rows: list[Row] = [{"step": step, "train/loss": 1 / step, "eval/all/loss": 2 / step} for step in (1, 2, 4)]
+    rows[-1]["perf/tokens_per_second"] = 12345.0
     path = make_run(tmp_path / "run", rows)
     assert choose_metrics(opened([path]), []) == ["train/loss", "eval/all/loss"]
     (shown,) = read_statuses([Watched(path)])
     assert shown.status.loss == 0.25 and list(shown.status.loss_curve) == [1.0, 0.5, 0.25]
     console = Console(width=100, file=io.StringIO())
     console.print(screen([shown], 100, 30))
-    assert "loss 0.25" in console.file.getvalue()  # type: ignore[attr-defined]
+    panel = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "loss 0.25" in panel and "12,345 tokens/s" in panel
 
 
 @pytest.mark.parametrize(("x", "first", "last"), [("steps", 10, 50), ("examples", 80, 400), ("seconds", 20, 100)])

@@ -117,7 +117,7 @@ _COLUMNS = (
     _Column("loss", 0, lambda each: _or_dash(each.status.loss, ".4g")),
     _Column("exact", 1, lambda each: _or_dash(each.status.train.get("exact_accuracy"), ".3f")),
     _Column("test", 0, lambda each: _or_dash(_first(each.status.test), ".3f")),
-    _Column("ex/s", 2, lambda each: _or_dash(each.status.examples_per_second, ",.0f")),
+    _Column("/s", 2, lambda each: _or_dash(each.status.speed and each.status.speed[0], ",.0f")),
     _Column("ETA", 0, lambda each: "-" if each.status.eta_s is None else in_words(each.status.eta_s)),
     _Column("saved", 4, lambda each: _or_dash(each.status.checkpoint, ",")),
     _Column("best", 6, lambda each: _or_dash(each.status.best, ",")),
@@ -176,7 +176,7 @@ def panel(shown: Shown, width: int) -> Panel:
         right = f"{status.step / total:.0%}"
     tests = "  ".join(f"{'test' if len(status.test) == 1 else name} {value:.3f}" for name, value in status.test.items())
     exact = f"exact {_or_dash(status.train.get('exact_accuracy'), '.3f')}"
-    speed = "" if status.examples_per_second is None else f"{status.examples_per_second:,.0f} examples/s"
+    speed = "" if status.speed is None else f"{status.speed[0]:,.0f} {status.speed[1]}/s"
     saved = f"saved {_or_dash(status.checkpoint, ',')}" + ("" if status.best is None else f", best {status.best:,}")
     lines: list[RenderableType] = [
         _two_ends(steps, right, width),

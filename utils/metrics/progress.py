@@ -71,6 +71,7 @@ def _training(row: Row) -> str:
         ("acc", "train/accuracy", ".3f"),
         ("exact", "train/exact_accuracy", ".3f"),
         ("ex/s", "perf/examples_per_second", ".0f"),
+        ("tok/s", "perf/tokens_per_second", ".0f"),
     )
     return "  ".join(f"{label} {row[name]:{form}}" for label, name, form in shown if name in row)
 

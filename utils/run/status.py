@@ -63,12 +63,20 @@ class RunStatus:
     train: dict[str, float]
     test: dict[str, float]
     examples_per_second: float | None
+    tokens_per_second: float | None  # of text
     eta_s: float | None
     checkpoint: int | None
     best: int | None
     curves: dict[str, Sequence[float]]
     launched: Launched | None
     began_at: float
+
+    @property
+    def speed(self) -> tuple[float, str] | None:
+        """How many examples or tokens a second trains on, and which of them."""
+        if self.tokens_per_second is not None:
+            return self.tokens_per_second, "tokens"
+        return None if self.examples_per_second is None else (self.examples_per_second, "examples")
 
     @property
     def loss(self) -> float | None:
@@ -122,6 +130,7 @@ class Watched:
             train={name[6:]: value for name, value in values.items() if name.startswith("train/")},
             test={for_a_terminal(name.split("/")[1]): values[name] for name in tests},
             examples_per_second=values.get("perf/examples_per_second"),
+            tokens_per_second=values.get("perf/tokens_per_second"),
             eta_s=eta_s,
             checkpoint=latest,
             best=best,
