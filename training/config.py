@@ -2,11 +2,12 @@
 
 from typing import Literal
 
+from omegaconf import DictConfig, OmegaConf
 from pydantic import Field, model_validator
 
 from dataset.evaluators import EvaluatorName
 from dataset.loader import DataOn
-from models import ArchConfig
+from models import ARCHS, ArchConfig
 from models.base import CommonConfig
 from models.metric_sums import EVAL_METRICS
 from models.parallel import ParallelConfig
@@ -14,8 +15,11 @@ from models.published import PuzzleTable
 from models.text.losses import TEXT_EVAL_METRICS
 from optim.build import OptimConfig
 from optim.schedule import BatchScaling
-from utils.config import Bool, Float, Int
+from utils.command_line import Container
+from utils.config import Bool, Float, Int, name_of
+from utils.config_files import CONFIG_DIR
 from utils.dist.config import DeviceName, DistConfig
+from utils.errors import UserError
 from utils.metrics import WandbConfig
 from utils.perf.trace import ProfileConfig
 from utils.run.folder import RunConfig
@@ -24,6 +28,39 @@ from utils.saved_outputs import SavedOutput
 Positive = Field(gt=0)
 NotNegative = Field(ge=0)
 _MOST_SLOTS = 10**6  # slots take memory, and the config may be forged
+
+
+# The keys that say something to one kind of architecture only.
+KEYS_OF_KIND = {
+    "puzzles": (
+        *("data_on", "augment", "puzzle_emb_lr", "puzzle_emb_weight_decay", "puzzle_table", "freeze_weights"),
+        *("eval_adaptive", "eval_save_outputs", "evaluators"),
+    ),
+    "text": ("rows_per_step", "target_only"),
+}
+
+
+def require_keys_of_kind(values: Container) -> None:
+    """Check that a composed config changes no key that its architecture does not read.
+
+    Raises:
+        UserError: A key that is for puzzles differs from its default with an architecture of text,
+            or the other way round.
+    """
+    name = values["arch"]["name"]
+    kinds = {name_of(arch): arch.kind for arch in ARCHS}
+    if name not in kinds:
+        return  # the validation of the config says what is wrong
+    defaults = OmegaConf.load(CONFIG_DIR / "pretrain.yaml")
+    assert isinstance(defaults, DictConfig)
+    for kind, keys in KEYS_OF_KIND.items():
+        changed = [key for key in keys if values[key] != defaults[key]]
+        if kind != kinds[name] and changed:
+            raise UserError(
+                f"{changed[0]}={values[changed[0]]} is for {kind}, but arch={name} reads {kinds[name]}; leave it out"
+            )
+    if kinds[name] == "text" and values["parallel"]["puzzle_table"] == "sharded":
+        raise UserError(f"parallel.puzzle_table=sharded is for puzzles, but arch={name} reads text; leave it out")
 
 
 class PretrainConfig(RunConfig):

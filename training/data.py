@@ -250,7 +250,9 @@ def require_whole_shares(config: PretrainConfig, world: World) -> None:
             f"dist.rank_weights={config.dist.rank_weights} leaves rank {world.rank} none of the {batch_size} "
             f"{slots_name}; take other weights, or a larger {key}"
         )
-    config.parallel.require_parts(math.gcd(*slots_of_ranks(config, world)), config.grad_accumulation)
+    config.parallel.require_parts(
+        math.gcd(*slots_of_ranks(config, world)), config.grad_accumulation, key=key, slots=slots_name
+    )
 
 
 def slots_of_ranks(config: PretrainConfig, world: World) -> list[int]:

@@ -16,7 +16,7 @@ from models.exported import read_exported, read_foreign, why_not_described
 from models.model import Model
 from models.parallel.layout import Layout
 from models.published import PuzzleTable, fit_weights
-from training.config import PretrainConfig
+from training.config import PretrainConfig, require_keys_of_kind
 from training.data import AnySizes, Sizes, sizes_from, sizes_of_checkpoint, sizes_of_data
 from training.precision import with_forward_dtype
 from utils.checkpoint.format import read_state, step_folders
@@ -265,11 +265,16 @@ def read_config_of_new_run(config_name: str, overrides: list[str]) -> Container:
     chosen |= typed_keys_and_groups(overrides)
     arch = None if not source or "arch" in chosen else _arch_of_weights(str(source))
     if arch is None:
-        return read_config(config_name, overrides)
+        return _of_one_kind(read_config(config_name, overrides))
     name = [f"arch={arch['name']}"]
     changes = typed_changes(config_name, overrides, name)
     of_arch = {key: value for key, value in changes.items() if key.startswith("arch.")}
-    return with_changes(read_config(config_name, [*name, *overrides]) | {"arch": arch}, of_arch)
+    return _of_one_kind(with_changes(read_config(config_name, [*name, *overrides]) | {"arch": arch}, of_arch))
+
+
+def _of_one_kind(values: Container) -> Container:
+    require_keys_of_kind(values)
+    return values
 
 
 @file_errors()

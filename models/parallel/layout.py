@@ -46,17 +46,21 @@ class LayoutConfig(StrictModel):
         """Return into how many parts the ranks divide the model, or nearly so."""
         return num_ranks
 
-    def require_parts(self, num_slots: int, num_parts: int) -> None:
+    def require_parts(
+        self, num_slots: int, num_parts: int, *, key: str = "global_batch_size", slots: str = "slots"
+    ) -> None:
         """Raise UserError if the slots of a rank don't split into `num_parts` equal parts.
 
         Args:
             num_slots: a number that divides the number of slots of every rank.
             num_parts: the number of microbatches (`grad_accumulation`).
+            key: what decides about the number of slots.
+            slots: what the slots are.
         """
         if num_slots % num_parts:
             raise UserError(
-                f"grad_accumulation={num_parts} doesn't divide the {num_slots} slots of a rank; give "
-                f"{' or '.join(map(str, nearest_divisors(num_slots, num_parts)))}, or another global_batch_size"
+                f"grad_accumulation={num_parts} doesn't divide the {num_slots} {slots} of a rank; give "
+                f"{' or '.join(map(str, nearest_divisors(num_slots, num_parts)))}, or another {key}"
             )
 
     def require_support(self, model: Model, world: World) -> None:

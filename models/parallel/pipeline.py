@@ -110,14 +110,16 @@ class PipelineConfig(LayoutConfig):
             )
         return Axes(replicate=num_ranks // (length * self.shard), shard=self.shard, model=length)
 
-    def require_parts(self, num_slots: int, num_parts: int) -> None:
+    def require_parts(
+        self, num_slots: int, num_parts: int, *, key: str = "global_batch_size", slots: str = "slots"
+    ) -> None:
         """Raise UserError if `num_parts` parts of the slots are no whole microbatches."""
         num_pieces = num_parts * self.microbatches
         if num_slots % num_pieces:
             raise UserError(
-                f"the {num_slots} slots of a pipeline can't be split into parallel.microbatches={self.microbatches}"
+                f"the {num_slots} {slots} of a pipeline can't be split into parallel.microbatches={self.microbatches}"
                 + (f" x grad_accumulation={num_parts}" if num_parts > 1 else "")
-                + f" of equal size; take {-(-num_slots // num_pieces) * num_pieces} slots of global_batch_size for "
+                + f" of equal size; take {-(-num_slots // num_pieces) * num_pieces} {slots} of {key} for "
                 "each pipeline, or parallel.microbatches of "
                 f"{' or '.join(map(str, nearest_divisors(num_slots // num_parts, self.microbatches)))}"
             )

@@ -1,0 +1,177 @@
+"""Models of text train, resume and evaluate in the same loop as models of puzzles."""
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain import StepSettings
+from tests import runs
+from tests.dataset.text.samples import random_split
+from tests.in_process import SINGLE, begin, changed, train_here, weights_of
+from tests.models.helpers import ARCH_NAMES
+from training.plan import Plan
+from training.text_loader import TextLoader
+from training.trained import read_config_of_new_run
+from utils.config import name_of
+from utils.errors import UserError
+
+TEXT_ARCHS = ("gpt", "hrm_text", "rins_text", "transformer_text", "trm_text", "ut_text")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a dataset of 300 problems for training and 20 for testing, with random tokens."""
+    folder = tmp_path_factory.mktemp("text")
+    random_split(folder, num=300, longest=40)
+    random_split(folder, num=20, longest=40, seed=1, name="test")
+    return folder
+
+
+def _typed(data: Path, run: Path, *more: str) -> list[str]:
+    fixed = ["debug=tiny_text", "device=cpu", "max_steps=4", "global_batch_size=512", "eval_every_n_steps=null"]
+    return [*fixed, "epochs=100", "best_metric=null", f"data_path={data}", f"checkpoint_path={run}", *more]
+
+
+def test_every_architecture_of_text_is_tested_here() -> None:
+    from models import ARCHS
+
+    assert sorted(TEXT_ARCHS) == sorted({name_of(arch) for arch in ARCHS} - set(ARCH_NAMES))
+
+
+@pytest.mark.parametrize("arch", TEXT_ARCHS)
+def test_every_architecture_trains_and_resumes_bit_for_bit(text: Path, tmp_path: Path, arch: str) -> None:
+    """Losses are finite, the weights with a gradient change, and a checkpoint holds all."""
+    typed = _typed(text, tmp_path / "run", f"arch={arch}", "ema=true", "checkpoint_every_n_steps=2")
+    begun = begin(typed)
+    before = weights_of(begun.state)
+    state = begun.fit()
+    rows = runs.rows(tmp_path / "run")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    assert all(row["train/loss"] > 0 and row["train/grad_norm"] > 0 for row in rows)
+    assert set(state.model.trained_tensors()) - changed(before, weights_of(state)) <= state.model.may_lack_gradient()
+
+    resumed = tmp_path / "resumed"
+    train_here([f"resume={tmp_path / 'run' / 'step_00000002'}", f"checkpoint_path={resumed}"])
+    assert not changed(runs.tensors(tmp_path / "run", 4), runs.tensors(resumed, 4))
+    assert [row["train/loss"] for row in runs.rows(resumed)] == [row["train/loss"] for row in rows]
+
+
+def test_a_run_resumes_in_the_middle_of_a_row(text: Path, tmp_path: Path) -> None:
+    """The sums of the steps since the last row are in the checkpoint."""
+    typed = _typed(text, tmp_path / "run", "arch=gpt", "log_interval=4", "checkpoint_every_n_steps=2")
+    train_here(typed)
+    train_here([f"resume={tmp_path / 'run' / 'step_00000002'}", f"checkpoint_path={tmp_path / 'resumed'}"])
+    whole, resumed = runs.rows(tmp_path / "run"), runs.rows(tmp_path / "resumed")
+    assert resumed[-1]["train/loss"] == whole[-1]["train/loss"]
+
+
+@pytest.mark.parametrize("arch", ["gpt", "hrm_text"])
+def test_microbatches_do_not_change_the_step(text: Path, tmp_path: Path, arch: str) -> None:
+    losses = []
+    for parts in (1, 2, 4):
+        train_here(_typed(text, tmp_path / str(parts), f"arch={arch}", f"grad_accumulation={parts}"))
+        losses.append([row["train/loss"] for row in runs.rows(tmp_path / str(parts))])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[2] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_the_loss_is_the_mean_over_the_labels_of_the_step(text: Path, tmp_path: Path) -> None:
+    begun = begin(_typed(text, tmp_path / "run", "arch=gpt", "grad_accumulation=2"))
+    plan = Plan.make(begun.start.config, begun.data, begun.state.progress, SINGLE)
+    batch = next(iter(TextLoader(plan.sampler, SINGLE, num_parts=2, target_only=True).batches(range(1, 2))))  # type: ignore[arg-type]
+    assert batch.num_labels == sum(int((row.labels_N != -100).sum()) for row in batch.rows)
+    settings = StepSettings.at(1, plan, SINGLE).objective
+    _, outputs, sums = begun.state.layout.forward_backward(None, batch, settings)
+    gradient = begun.state.model.get_parameter("lm_head.weight").grad
+    assert outputs == [] and gradient is not None
+    begun.state.model.zero_grad()
+    for row in batch.rows:
+        loss, _ = begun.state.model(
+            row.inputs_N,
+            row.labels_N,
+            row.positions_N,
+            row.packing,
+            grad_calls=settings.grad_calls,  # type: ignore[union-attr]
+            ignore_label=-100,
+        )
+        (loss / batch.num_labels).backward()
+    expected = begun.state.model.get_parameter("lm_head.weight").grad
+    assert expected is not None
+    torch.testing.assert_close(gradient, expected)
+    assert float(sums[0]) == batch.num_labels
+
+
+def test_one_batch_can_be_overfitted(text: Path, tmp_path: Path) -> None:
+    train_here(_typed(text, tmp_path / "run", "arch=gpt", "overfit_one_batch=true", "max_steps=30", "lr=1e-2"))
+    losses = [row["train/loss"] for row in runs.rows(tmp_path / "run")]
+    assert losses[-1] < losses[0] - 1
+
+
+def test_a_run_evaluates_and_keeps_the_best(text: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train_here(_typed(text, run, "arch=gpt", "eval_every_n_steps=2", "best_metric=loss", "best_mode=min"))
+    evaluated = [row for row in runs.rows(run) if "eval/all/loss" in row]
+    assert [row["step"] for row in evaluated] == [2, 4]
+    assert all(row["eval/all/perplexity"] == pytest.approx(math.exp(row["eval/all/loss"])) for row in evaluated)
+    assert (run / "best").read_text().startswith("step_")
+
+
+# ---- mistakes ----------------------------------------------------------------------------------
+
+
+def _mistake(overrides: list[str]) -> str:
+    with pytest.raises(UserError) as error:
+        train_here(overrides)
+    return str(error.value)
+
+
+def test_an_architecture_refuses_data_of_the_other_kind(text: Path, data: Path, tmp_path: Path) -> None:
+    said = _mistake(_typed(data, tmp_path / "a", "arch=gpt"))
+    assert said.startswith(f"arch=gpt reads text, but {data} holds puzzles; take arch=hrm")
+    said = _mistake(["debug=tiny", "device=cpu", f"data_path={text}", f"checkpoint_path={tmp_path / 'b'}"])
+    assert said.startswith(f"arch=hrm reads puzzles, but {text} holds text; take arch=gpt")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["arch=gpt", "global_batch_size=513"], "global_batch_size=513 tokens can't be cut into rows_per_step=4"),
+        (["arch=gpt", "grad_accumulation=3"], "grad_accumulation=3 doesn't divide the 4 rows of a rank"),
+        (["arch=gpt", "global_batch_size=64"], "tokens, but a row holds 16; raise global_batch_size to"),
+        (["arch=gpt", "arch.halt_max_steps=2"], "unknown key 'arch.halt_max_steps'"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_a_wrong_key_is_named(text: Path, tmp_path: Path, typed: list[str], said: str) -> None:
+    assert said in _mistake(_typed(text, tmp_path / "run", *typed))
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["arch=gpt", "puzzle_emb_lr=1"], "puzzle_emb_lr=1 is for puzzles, but arch=gpt reads text; leave it out"),
+        (["arch=hrm_text", "augment=online"], "augment=online is for puzzles, but arch=hrm_text reads text"),
+        (["arch=gpt", "parallel.puzzle_table=sharded"], "parallel.puzzle_table=sharded is for puzzles, but arch=gpt"),
+        (["target_only=false"], "target_only=False is for text, but arch=hrm reads puzzles; leave it out"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_a_key_that_the_architecture_does_not_read_is_refused(typed: list[str], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_config_of_new_run("pretrain", typed)
+    assert str(error.value).startswith(said)
+
+
+def test_a_token_outside_of_the_vocabulary_is_named(text: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "text"
+    shutil.copytree(text, broken)
+    tokens = np.load(broken / "train" / "tokens.npy")
+    tokens[5] = 999
+    np.save(broken / "train" / "tokens.npy", tokens)
+    assert "tokens.npy: token 5 is 999, but 0 to 258 are possible" in _mistake(
+        _typed(broken, tmp_path / "run", "arch=gpt")
+    )
