@@ -43,7 +43,13 @@ from training.precision import require_fp8_products, with_forward_dtype
 from training.recovery import Recovery
 from training.session import Session
 from training.state import TrainState, require_same_run
-from training.trained import initial_weights, read_config_of_new_run, weights_from, weights_of
+from training.trained import (
+    initial_weights,
+    read_config_of_new_run,
+    require_tokens_of,
+    weights_from,
+    weights_of,
+)
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.command_line import CommandLine
@@ -167,6 +173,7 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
             start.notes.extend(require_same_run(checkpoint, config, data))
             weights = weights_of(checkpoint, checkpoint.weights(), whole, config.arch)
     elif config.initial_weights:
+        require_tokens_of(config.initial_weights, data.sizes, world)
         weights = weights_from(config.initial_weights, whole, config.puzzle_table, world)
         start.notes.append(f"starting from the weights of {config.initial_weights}")
     else:

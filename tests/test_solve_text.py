@@ -11,12 +11,14 @@ import pytest
 import torch
 
 import solve as program
+from dataset.text.schema import open_text_split
 from models.export import export, parse_settings
 from models.exported import ExportedText, read_exported
 from models.text.generation import generate
 from models.text.model import TextModel
 from tests.text_runs import MAX_LEN, write_data, write_run
-from training.trained import open_trained, read_config_of_new_run
+from training.data import TextSizes
+from training.trained import open_trained, read_config_of_new_run, require_tokens_of
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.weights_file import read_weights
@@ -207,6 +209,18 @@ def test_published_weights_start_a_run(folder: Path, tmp_path: Path, model: Text
     assert type(of_run)(**ours).stacks == of_run.stacks and ours["L_cycles"] == of_run.L_cycles
     loaded = open_trained(tmp_path / "hf", SINGLE).load_model(SINGLE)
     _same(loaded.state_dict(), model.state_dict())
+
+
+def test_weights_of_another_tokenizer_start_no_run(folder: Path, tmp_path: Path, model: TextModel) -> None:
+    sizes = TextSizes.of(open_text_split(folder / "book", "train"))
+    write_run(tmp_path / "run", folder / "problems", "arch=hrm_text", sizes={"tokenizer": SHA})
+    _export(tmp_path / "run", "-o", tmp_path / "other.safetensors")
+    _export(folder / "run", "--format", "transformers", "-o", tmp_path / "hf")
+    for source in (tmp_path / "run", tmp_path / "other.safetensors"):
+        with pytest.raises(UserError, match=r"reads tokens of abababababab, but those of the data are of bytes"):
+            require_tokens_of(str(source), sizes, SINGLE)
+    for source in (folder / "run", tmp_path / "hf"):  # published files don't say their tokenizer
+        require_tokens_of(str(source), sizes, SINGLE)
 
 
 @pytest.mark.parametrize(

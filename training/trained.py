@@ -5,11 +5,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
+from dataset.text.schema import UNKNOWN
 from models import ArchConfig, build_arch, build_on_meta
 from models.base import CommonConfig, RecursiveModel
 from models.exported import read_exported, read_foreign, why_not_described
@@ -17,9 +19,9 @@ from models.model import Model
 from models.parallel.layout import Layout
 from models.published import PuzzleTable, fit_weights
 from training.config import PretrainConfig, require_keys_of_kind
-from training.data import AnySizes, Sizes, sizes_from, sizes_of_checkpoint, sizes_of_data
+from training.data import AnySizes, Sizes, TextSizes, sizes_from, sizes_of_checkpoint, sizes_of_data
 from training.precision import with_forward_dtype
-from utils.checkpoint.format import read_state, step_folders
+from utils.checkpoint.format import RunState, read_state, step_folders
 from utils.checkpoint.names import is_file_of_weights, is_run_or_step, step_named
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
 from utils.command_line import (
@@ -248,6 +250,31 @@ def weights_from(source: str, own: Mapping[str, Tensor], puzzle_table: PuzzleTab
     return world.one_by_one(fitting.items())
 
 
+def require_tokens_of(source: str, sizes: AnySizes, world: World) -> None:
+    """Raise UserError if a token of the data means something else to weights. Every rank.
+
+    Weights that don't say which tokenizer made their tokens pass.
+
+    Args:
+        source: as for `weights_from`.
+        sizes: of the data on which the weights are trained further.
+    """
+    with world.shared_errors():
+        if not world.is_main or not isinstance(sizes, TextSizes):
+            return
+        theirs: Any = None
+        if is_run_or_step(source):
+            state = _newest_state(Path(source))
+            theirs = None if state is None else state.task.get("tokenizer")
+        elif (described := read_exported(source)) is not None:
+            theirs = described.sizes.get("tokenizer")
+        if theirs not in (None, UNKNOWN, sizes.tokenizer):
+            raise UserError(
+                f"{source} reads tokens of {str(theirs)[:12]}, but those of the data are of {sizes.tokenizer[:12]}; "
+                "build the dataset with the tokenizer of the weights"
+            )
+
+
 def read_config_of_new_run(config_name: str, overrides: list[str]) -> Container:
     """Compose the config of a new run. For rank 0.
 
@@ -283,12 +310,17 @@ def _arch_of_weights(source: str) -> Container | None:
     if not is_run_or_step(source):
         described = read_exported(source)
         return None if described is None else described.arch.model_dump()
-    step = step_named(Path(source))
-    for folder in [step] if step is not None else reversed(step_folders(Path(source))):
-        # The weights are read later. Then a damaged step is refused, or an older one is taken.
+    state = _newest_state(Path(source))
+    return None if state is None else validate(PretrainConfig, completed(state.config, "pretrain")).arch.model_dump()
+
+
+def _newest_state(run: Path) -> RunState | None:
+    """Return the state of a step, or of the newest step of a run whose state can be read.
+
+    The weights are read later. Then a damaged step is refused, or an older one is taken.
+    """
+    step = step_named(run)
+    for folder in [step] if step is not None else reversed(step_folders(run)):
         with suppress(UserError):
-            stored = read_state(folder).config
-            break
-    else:
-        return None
-    return validate(PretrainConfig, completed(stored, "pretrain")).arch.model_dump()
+            return read_state(folder)
+    return None
