@@ -125,7 +125,12 @@ class PipelineConfig(LayoutConfig):
             )
 
     def require_support(self, model: Model, world: World) -> None:
-        """As in the base class: no recurrence, and a block for each stage."""
+        """As in the base class: puzzles, no recurrence, and a block for each stage."""
+        if not isinstance(model, RecursiveModel):
+            raise UserError(
+                f"parallel=pipeline has stages for puzzles only, and arch={model.config.name} is a model of text; take "
+                "another strategy (ddp, fsdp, hsdp, tp, fsdp_tp)"
+            )
         if not isinstance(model.config, TransformerConfig) or model.config.recurrent:
             raise UserError(
                 "parallel=pipeline needs a stack that is gone through once, and only arch=transformer with "

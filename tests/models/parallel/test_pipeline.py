@@ -18,11 +18,15 @@ from models.base import RecursiveModel
 from models.inference import idle_segment
 from models.losses import act_loss
 from models.parallel.pipeline import PipelineConfig, PipelineLayout
+from models.text.config import TextConfig
 from tests.models.helpers import ARCH_NAMES, RECURRENT, SEQ_LEN, VOCAB_SIZE, random_batch, small_config, small_model
 from tests.models.parallel.helpers import whole, whole_weights
+from tests.models.text.helpers import ARCHS as TEXT_ARCHS
+from tests.models.text.helpers import make_config, make_model
 from tests.spawn import run_ranks
 from tests.utils.dist.helpers import dist_config
 from utils.batch import Batch
+from utils.config import name_of
 from utils.dist.config import Axes
 from utils.dist.replicas import require_same_replicas
 from utils.dist.setup import connect_devices
@@ -435,3 +439,10 @@ def test_microbatches_must_divide_the_slots() -> None:
 def test_the_yaml_is_a_valid_config() -> None:
     options = yaml.safe_load((Path(__file__).parents[3] / "config/parallel/pipeline.yaml").read_text())
     assert PipelineConfig.model_validate(options).axes(8) == Axes(model=8)
+
+
+@pytest.mark.parametrize("config_class", TEXT_ARCHS, ids=name_of)
+def test_a_model_of_text_is_refused_by_name(config_class: type[TextConfig]) -> None:
+    model = make_model(make_config(config_class))
+    with pytest.raises(UserError, match=rf"puzzles only, and arch={name_of(config_class)} is a model of text; take"):
+        _config().require_support(model, World.single())
