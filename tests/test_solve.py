@@ -597,6 +597,7 @@ def test_wrong_models_are_refused(run: Path, call: Call, tmp_path: Path) -> None
         ([f"checkpoint={run}", question, f"data_path={other.parent / 'data'}"], "take data of the same task"),
         ([f"checkpoint={run}", question, question], "puzzle is given twice; give it once, or many puzzles with csv="),
         ([f"checkpoint={run}", "puzzle="], "puzzle is given, but empty; give puzzle=..."),
+        ([f"checkpoint={run}", "prompt=ab"], f"prompt= is for models of text, but {run} was trained on sudoku"),
         ([f"checkpoint={run}"], "there is nothing to solve; give one of puzzle=..., csv=..., task=..."),
         ([f"checkpoint={run}", question, "puzze=1"], "unknown key 'puzze'; did you mean puzzle?"),
         ([f"checkpoint={run}", question, "num_steps=0"], "num_steps: input should be greater than 0"),
