@@ -8,8 +8,9 @@ PIP_INSTALL := $(VENV)/python -m pip install --quiet --disable-pip-version-check
 # Measured on two cores (docs/benchmarks.md, "Busy cores"): two threads are faster unless other programs use both.
 DEMO_THREADS ?= 2
 DEMO_DATA := data/sudoku-6x6
+DEMO_TEXT_DATA := data/spell-backward
 
-.PHONY: demo test test-invariance test-faults test-launch test-slurm test-ray test-slow test-gpu gpu check audit format clean
+.PHONY: demo demo-text test test-invariance test-faults test-launch test-slurm test-ray test-slow test-gpu gpu check audit format clean
 
 demo: .venv/.demo
 	@$(VENV)/python dataset/build_sudoku_dataset.py --output-dir $(DEMO_DATA) --generate 1000 --generate-test 500 --box 2x3
@@ -19,6 +20,13 @@ demo: .venv/.demo
 		"save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]" > $$run/evaluation.txt && \
 	$(VENV)/python view.py $$run --png -o $$run/view.html && \
 	cat $$run/evaluation.txt
+
+demo-text: .venv/.demo-text
+	@$(VENV)/python dataset/build_text_dataset.py --output-dir $(DEMO_TEXT_DATA) --generate spell_backward --generate-num 12000
+	@export OMP_NUM_THREADS=$(DEMO_THREADS); run=checkpoints/demo_text/$$(date +%Y%m%d-%H%M%S); \
+	$(VENV)/python pretrain.py experiment=demo_text data_path=$(DEMO_TEXT_DATA) checkpoint_path=$$run && \
+	$(VENV)/python evaluate.py checkpoint=$$run && \
+	$(VENV)/python solve.py checkpoint=$$run prompt="Spell this word backward (example: sun -> nus): trainer"
 
 test: .venv/.dev
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow and not invariance and not faults and not launch and not ray and not slurm" -n logical --dist loadfile --no-loadscope-reorder
@@ -75,7 +83,7 @@ format: .venv/.dev
 	$(VENV)/ruff format .
 
 clean:
-	rm -rf .venv data/sudoku-6x6 checkpoints/demo
+	rm -rf .venv data/sudoku-6x6 data/spell-backward checkpoints/demo checkpoints/demo_text
 
 .venv/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -85,6 +93,10 @@ clean:
 
 .venv/.demo: .venv/.created requirements.txt requirements-demo.txt
 	$(PIP_INSTALL) -r requirements.txt -r requirements-demo.txt
+	touch $@
+
+.venv/.demo-text: .venv/.created requirements.txt requirements-text.txt
+	$(PIP_INSTALL) -r requirements.txt -r requirements-text.txt
 	touch $@
 
 # The requirements refer to one another, and a change in any of them renews the environment.

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from dataset.schema import IGNORE_LABEL
+from models.metric_sums import OpenSums
+from models.parallel.layout import Layout
 from models.text.config import (
     HRMTextConfig,
     RINSTextConfig,
@@ -21,15 +23,21 @@ from models.text.config import (
     UTTextConfig,
 )
 from models.text.generation import greedy
-from models.text.losses import TEXT_METRICS
+from models.text.losses import TEXT_METRICS, TEXT_SUMS
 from models.text.model import TextModel
+from models.text.objective import TextBatch, TextRow, TextSettings
 from models.text.packing import Packing
 from models.text.published import to_ours, to_published
 from optim.build import AdamATan2Config, build_optimizers
 from optim.ema import EMA
 from optim.schedule import lr_multiplier
+from pretrain import StepSettings, train_step
 from tests.recordings import Report, expect_keys, number, read_json, read_tensors
+from training.number_watch import NumberWatch
+from training.state import TrainState
+from utils.checkpoint.format import Progress
 from utils.command_line import validate
+from utils.dist.world import World
 
 QUANTITIES = (
     *("logits", "loss", "metrics", "gradient norm", "no gradient", "schedule"),
@@ -165,7 +173,9 @@ def replay(recording: Recording) -> Report:
         betas=(optim["beta1"], optim["beta2"]),
         weight_decay=optim["weight_decay"],
     )
-    average = EMA(dict(model.named_parameters()))
+    average, layout, world = EMA(model.trained_tensors()), Layout(model, World.single()), World.single()
+    watch = NumberWatch(TEXT_SUMS, world)
+    state = TrainState(layout, optimizers, average, None, None, OpenSums(TEXT_SUMS, world), watch, Progress())
     total_steps, warmup_steps = int(optim["total_steps"]), int(optim["lr_warmup_steps"])
     _generate(model, recording, report, "initial")
     for t in range(len(recording.batches)):
@@ -174,10 +184,18 @@ def replay(recording: Recording) -> Report:
         report.compare("schedule", f"train[{t}].lr", optim["lr"] * multiplier)
         bp_steps = config.bp_steps_at(t + 1, total_steps) if isinstance(config, HRMTextConfig) else None
         report.compare_equal("schedule", f"train[{t}].bp_steps", bp_steps)
-        _step(model, recording, report, t, total_steps)
-        optimizers.step(multiplier)
-        average.update(optim["ema"])
-        optimizers.zero_grad()
+        _compare_pass(model, recording, report, t, total_steps)
+        model.zero_grad()
+        settings = StepSettings(
+            objective=TextSettings(config.grad_calls_at(t + 1, total_steps), IGNORE_LABEL),
+            lr_factor=multiplier,
+            puzzle_emb_lr=0.0,
+            puzzle_emb_weight_decay=0.0,
+            grad_clip=None,
+            ema_rate=optim["ema"],
+        )
+        result = train_step(state, _batch_of(recording, t), settings, world)
+        report.compare("gradient norm", f"train[{t}].grad_norm", float(result.grad_norm))
 
     _compare_weights(model, report, "final weights", "final", recording.row_stride["final"])
     _generate(model, recording, report, "final")
@@ -188,8 +206,15 @@ def replay(recording: Recording) -> Report:
     return report
 
 
-def _step(model: TextModel, recording: Recording, report: Report, t: int, total_steps: int) -> None:
-    """Compare a step of training up to its gradients, which stay in the parameters."""
+def _batch_of(recording: Recording, t: int) -> TextBatch:
+    batch = recording.batches[t]
+    packing = Packing(recording.sequences[t], len(batch["inputs"]))
+    row = TextRow(batch["inputs"], batch["labels"], batch["position_ids"], packing)
+    return TextBatch([row], int((batch["labels"] != IGNORE_LABEL).sum()))
+
+
+def _compare_pass(model: TextModel, recording: Recording, report: Report, t: int, total_steps: int) -> None:
+    """Compare a forward and a backward pass, whose gradients stay in the parameters."""
     batch = recording.batches[t]
     packing = Packing(recording.sequences[t], len(batch["inputs"]))
     grad_calls = recording.config.grad_calls_at(t + 1, total_steps)
@@ -210,8 +235,6 @@ def _step(model: TextModel, recording: Recording, report: Report, t: int, total_
         for index, part in enumerate(parts):
             report.compare("metrics", f"train[{t}].{name}[{index}]", named[part], exact=part != "loss")
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
-    norm = torch.nn.utils.get_total_norm([grad for grad in gradients.values() if grad is not None])
-    report.compare("gradient norm", f"train[{t}].grad_norm", norm.item())
     without = {name: torch.empty(0) for name, grad in gradients.items() if grad is None}
     names = sorted(to_published(without, recording.config.name, "training"))
     report.compare_equal("no gradient", f"train[{t}].without_gradient", names)

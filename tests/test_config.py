@@ -44,6 +44,8 @@ def choices(group: str) -> list[str]:
 
 
 EXPERIMENTS = choices("experiment")
+TEXT_EXPERIMENTS = ("demo_text", "gpt_small", "hrm_text_l")
+PUZZLE_EXPERIMENTS = [name for name in EXPERIMENTS if name not in TEXT_EXPERIMENTS]
 
 
 @functools.cache
@@ -63,7 +65,7 @@ def test_every_choice_of_every_group_composes_and_validates(path: Path) -> None:
     compose(f"{path.parent}={path.stem}")
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("experiment", PUZZLE_EXPERIMENTS)
 @pytest.mark.parametrize(
     "debug", [name for name in choices("debug") if name != "tiny_text"]
 )  # the experiments are of puzzles
@@ -245,7 +247,17 @@ def num_parameters(config: PretrainConfig, *, seq_len: int, vocab_size: int) -> 
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize(("experiment", "millions"), [("demo_text", 0.984), ("gpt_small", 110), ("hrm_text_l", 692)])
+def test_an_experiment_of_text_has_a_model_of_its_size(experiment: str, millions: float) -> None:
+    config = compose(f"experiment={experiment}")
+    vocab_size = {"demo_text": 512, "gpt_small": 32000, "hrm_text_l": 65536}[experiment]
+    with torch.device("meta"):
+        model = build_arch(config.arch.model_copy(update={"forward_dtype": "float32"}), vocab_size=vocab_size)
+    assert sum(weight.numel() for weight in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.05)
+    assert config.global_batch_size % config.rows_per_step == 0
+
+
+@pytest.mark.parametrize("experiment", PUZZLE_EXPERIMENTS)
 def test_an_experiment_has_a_model_for_its_task(experiment: str) -> None:
     config = compose(f"experiment={experiment}")
     name = Path(config.data_path).name
