@@ -33,6 +33,7 @@ def test_the_page_tells_of_64_ranks_that_are_not_there() -> None:
     assert max(map(len, page.splitlines())) <= 140
 
 
+@pytest.mark.invariance  # it tries every strategy, which takes half a minute
 def test_the_page_says_what_makes_a_run_fit() -> None:
     options = [*TINY, *SIZES, "ranks=2", "global_batch_size=32", "memory_gb=0.03"]
     page = dry_run(options, 1)
