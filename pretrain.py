@@ -1,11 +1,11 @@
-"""Train a hierarchical reasoning model: the whole run, in the order in which it happens.
+"""Train a recursive reasoning model, or a model of text: the whole run, in the order of events.
 
 main             the whole run, again from a checkpoint if a step goes wrong
 open_run         connect the devices, and open the data
 build_state      the model in parts, its weights, its optimizers, and what a checkpoint has of both
 train            the loop: a step, and what is due after it
 take_step        a step, and the row that is to be logged of it
-train_step       one segment of every slot and one update of every weight
+train_step       one segment of every slot, or one pass over text, and an update of every weight
 after_step       evaluate, log, save, stop
 
 Every rank runs this file. The objects that it makes hide how many ranks there are. A docstring that
@@ -308,20 +308,21 @@ class StepResult:
 
 
 def train_step(state: TrainState, batch: Batch | TextBatch, settings: StepSettings, world: World) -> StepResult:
-    """Run one segment of every slot, and update all weights and their average once. Every rank.
+    """Run what the objective asks for, and update all weights and their average once. Every rank.
 
-    A slot takes its example of the batch only if its sequence halted in the step before
-    (models.act.segment decides that). The loss is that of the model's objective.
+    The objective of puzzles runs one segment of every slot. A slot takes its example of the batch
+    only if its sequence halted in the step before (models.act.segment decides that). That of text
+    runs one pass over packed rows (models/text/objective.py).
 
     The gradients are of the loss summed over the global batch and divided by its number of slots,
-    so that each slot counts the same, however many a rank holds.
+    or of labelled tokens. So each counts the same, however many a rank holds.
 
     The host does not wait for the device. Only float16 makes it wait, because there the gradients
     decide whether the step is taken.
 
     Args:
         state: its weights, optimizers, average, loss scale and carry change.
-        batch: the next example for each slot of this rank.
+        batch: the next example for each slot of this rank, or its rows of text.
 
     Raises:
         UserError: A weight that is to be trained has no gradient in the first step.

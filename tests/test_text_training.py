@@ -70,6 +70,15 @@ def test_a_run_resumes_in_the_middle_of_a_row(text: Path, tmp_path: Path) -> Non
     assert resumed[-1]["train/loss"] == whole[-1]["train/loss"]
 
 
+def test_a_resumed_run_may_take_more_rows_but_no_other_rows(text: Path, tmp_path: Path) -> None:
+    train_here(_typed(text, tmp_path / "run", "arch=gpt", "checkpoint_every_n_steps=2"))
+    resume = [f"resume={tmp_path / 'run' / 'step_00000002'}", "global_batch_size=1024"]
+    state = train_here([*resume, f"checkpoint_path={tmp_path / 'more'}", "rows_per_step=8"])
+    assert state.progress.draws == 2 * 4 + 2 * 8
+    said = _mistake([*resume, f"checkpoint_path={tmp_path / 'other'}"])
+    assert "rows of 128 tokens" in said and said.endswith("change both keys alike, such as global_batch_size=512")
+
+
 @pytest.mark.parametrize("arch", ["gpt", "hrm_text"])
 def test_microbatches_do_not_change_the_step(text: Path, tmp_path: Path, arch: str) -> None:
     losses = []
