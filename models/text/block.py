@@ -4,7 +4,7 @@
 # head size
 
 import functools
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from models.attention import Rotary, apply_rotary, rotary_at
 from models.block import recomputed
 from models.layers import InitialValues, Linear, SwiGLU, rms_norm
 from models.text.init import modulo_normal
+from models.text.packing import leave_attention_out_of_graphs
 from models.text.stack_config import Mask, StackShape
 
 
@@ -128,6 +129,11 @@ class Stack(nn.Module):
             else:
                 std = {"o_proj": stds.attention_output, "down_proj": stds.mlp_output}.get(name.split(".")[-2])
                 yield weight, modulo_normal(weight.shape, stds.inner if std is None else std, generator)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As in torch, without the attention in packed rows."""
+        leave_attention_out_of_graphs()
+        super().compile(*args, **kwargs)
 
     def rotary(self, positions_N: Tensor) -> Rotary | None:
         """Return the cosines and sines (N, 1, H) of the positions; None if nothing is rotated."""

@@ -80,7 +80,6 @@ class Packing:
         changed._rows_N, changed.sequence_N = change(self._rows_N), change(self.sequence_N)
         return changed
 
-    @torch.compiler.disable  # the shapes of its batches change from step to step
     def attend(self, q_NAH: Tensor, k_NGH: Tensor, v_NGH: Tensor, mask: Mask) -> Tensor:
         """Return what the tokens see of their own sequences, (N, A, H). It is zero for padding."""
         rows = list[Tensor]()
@@ -95,6 +94,15 @@ class Packing:
                 y_BALH = attend(q_BALH, k_BGLH, v_BGLH, mask=group.visible_B1LL)
             rows.append(y_BALH.transpose(1, 2).flatten(0, 1))
         return torch.cat([*rows, q_NAH.new_zeros(1, *q_NAH.shape[1:])]).index_select(0, self._rows_N)
+
+
+def leave_attention_out_of_graphs() -> None:
+    """Let torch.compile leave out `Packing.attend`, whose shapes change from step to step.
+
+    As a decorator this would import the compiler with the module, which takes seconds.
+    """
+    if not getattr(Packing.attend, "_torchdynamo_disable", False):
+        Packing.attend = torch.compiler.disable(Packing.attend)  # type: ignore[method-assign]
 
 
 def _groups(lengths: list[int]) -> Iterator[list[int]]:

@@ -114,7 +114,7 @@ def test_the_form_in_which_an_agent_of_wandb_passes_overrides() -> None:
         ("bomb.yaml", BOMB, "bomb.yaml can't be read as YAML (has anchors, or is nested deeper than any config)"),
         ("more.yaml", "# @package _global_\nlrr: 3\n", "unknown key 'lrr'"),
         ("text.yaml", "# @package _global_\nlr: fast\n", "lr: input should be a valid number"),
-        ("other.yaml", "# @package _global_\ndefaults:\n  - override /arch: nope\n", "'arch/nope'; choose one of hrm"),
+        ("other.yaml", "# @package _global_\ndefaults:\n  - override /arch: nope\n", "'arch/nope'; choose one of gpt"),
         ("b" * 300 + ".yaml", None, "can't be used (File name too long)"),
     ],
 )
