@@ -176,7 +176,7 @@ def test_launches_differ_in_port_and_name_and_ranks_agree(monkeypatch: pytest.Mo
 
 def _name_below(wrappers: int) -> list[str]:
     """Return the names of two MPICH launches, whose ranks have shells between them and mpirun."""
-    code = "from utils.dist.launch import Launch; print('NAME', Launch.from_environment().name)"
+    code = "from utils.dist.launch import Launch; print(f'NAME {Launch.from_environment().name}\\n', end='')"
     script = f'"{sys.executable}" -c "{code}"; true'
     for _ in range(wrappers - 1):
         script = f"sh -c {shlex.quote(script)}; true"
