@@ -1,4 +1,4 @@
-"""Build a dataset of text from plain text, JSONL or CSV, or from problems generated here.
+"""Build a dataset of text from plain text, JSONL, CSV and problems that are generated here.
 
 Files are read as a stream, so a file of GBs needs little memory. The documents and the settings,
 with the seed, decide every byte of the dataset. It appears under its name only when it is whole.
@@ -58,6 +58,10 @@ examples:
   python dataset/build_text_dataset.py --output-dir data/reasoning \\
       --generate basic_arithmetic number_sorting mini_sudoku --generate-num 10000
 
+  # a book and problems in one dataset
+  python dataset/build_text_dataset.py --output-dir data/mixed --max-len 512 --source book.txt \\
+      --generate basic_arithmetic number_sorting --generate-num 10000 --skip-long
+
 JSONL and CSV hold `text`, or `instruction` and `response`, and may name a `task`. Any other file is
 plain text, which is cut into documents of 16 KiB at most, at blank lines. Each file may end with
 .gz. A text is cut into samples of --max-len tokens. A problem is one sample.
@@ -97,13 +101,13 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     """
     parser = Parser(
         "build_text_dataset.py",
-        description="Build a dataset of text, or of problems with answers in text.",
+        description="Build a dataset of text, of problems with answers in text, or of both.",
         epilog=EXAMPLES,
     )
     add = parser.add_argument
     add("--output-dir", type=typed_path, metavar="DIR", default=Path("data/text"), help="default: %(default)s")
     add("--source", type=typed_path, metavar="FILE", nargs="+", help="text, .jsonl or .csv")
-    add("--generate", metavar="TASK", nargs="+", help="problems of these tasks of reasoning-gym instead")
+    add("--generate", metavar="TASK", nargs="+", help="problems of these tasks of reasoning-gym")
     add("--generate-num", type=int, metavar="N", help=f"problems of each task (default: {DEFAULT_NUM:,})")
     add("--max-len", type=int, metavar="N", default=1024, help="most tokens to read of a sample (default: %(default)s)")
     add("--skip-long", action="store_true", help="leave out problems that are longer, instead of refusing them")
@@ -119,7 +123,6 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 
     settings = Settings(**vars(parser.parse_args(argv)))
     check_at_least(settings, max_len=2, seed=0, train_bpe=LEAST_BPE, generate_num=1)
-    check_exclusive(settings, "source", "generate")
     check_exclusive(settings, "test_share", "test_source")
     check_exclusive(settings, "tokenizer", "train_bpe")
     if settings.test_share is not None and not 0 < settings.test_share < 1:
@@ -176,9 +179,8 @@ def split_documents(settings: Settings, left_out: Counter[str]) -> Iterator[tupl
 
 
 def _main_documents(settings: Settings) -> Iterator[Document]:
-    if settings.generate is None:
-        return _of_files(settings.source or [])
-    return generate(settings.generate, settings.generate_num or DEFAULT_NUM, settings.seed)
+    problems = generate(settings.generate or [], settings.generate_num or DEFAULT_NUM, settings.seed)
+    return itertools.chain(_of_files(settings.source or []), problems)
 
 
 def _of_files(files: list[Path]) -> Iterator[Document]:

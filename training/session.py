@@ -452,10 +452,11 @@ def describe(config: PretrainConfig, data: Data, state: TrainState, plan: Plan, 
     steps, where = f"{plan.last_step:,} steps of", f"{config.parallel.name}, {world.size} x {world.device.type}"
     if isinstance(data.train, TextSplit):
         metadata = data.train.metadata
+        assert isinstance(plan.sampler, TextSampler)
         return (
             f"{config.run_path}: {config.arch.name}, {network:,} parameters; {metadata.num_samples:,} samples of "
             f"{metadata.num_tokens:,} tokens; {steps} {config.global_batch_size:,} tokens in {config.rows_per_step} "
-            f"rows; {where}"
+            f"rows, {100 * plan.sampler.waste:.1f} % padding; {where}"
         )
     return (
         f"{config.run_path}: {config.arch.name}, {network:,} parameters and {num_rows}; "

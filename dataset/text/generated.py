@@ -21,6 +21,8 @@ def generate(tasks: Sequence[str], num: int, seed: int) -> Iterator[Document]:
     Raises:
         UserError: The package is missing, or a task is unknown.
     """
+    if not tasks:
+        return
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS

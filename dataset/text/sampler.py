@@ -60,6 +60,11 @@ class TextSampler(ABC):
     def last_step(self) -> int:
         """The last step for which the stream has all rows; 0 if there is none."""
 
+    @property
+    @abstractmethod
+    def waste(self) -> float:
+        """The share of the first epoch's budget that is padding."""
+
     @abstractmethod
     def draws_before(self, step: int) -> int:
         """Return the number of rows of the stream before a step."""
@@ -149,7 +154,6 @@ class ShuffledSampler(TextSampler):
 
     @property
     def waste(self) -> float:
-        """The share of the budget that is padding."""
         return 1 - float(self._lengths_N.sum()) / (self._shapes.num_rows * self.capacity)
 
     def draws_before(self, step: int) -> int:
@@ -211,6 +215,12 @@ class FileOrderSampler(TextSampler):
     @property
     def last_step(self) -> int:
         return int(self._epoch_ends_E[-1])
+
+    @property
+    def waste(self) -> float:
+        lengths_N, steps = self.split.epochs[0].lengths(), self._steps(0)
+        num_tokens = sum(int(lengths_N[row].sum()) for rows in steps for row in rows)
+        return 1 - num_tokens / (len(steps) * self.rows_per_step * self.capacity)
 
     def draws_before(self, step: int) -> int:
         return (step - 1) * self.rows_per_step

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from dataset.build_text_dataset import main
 from dataset.schema import SplitName
 from dataset.text.sampler import ShuffledSampler
 from dataset.text.schema import TextSplit, check_text_contents, open_text_split
+from dataset.text.sources import Document
 from dataset.text.tokenizer import open_tokenizer
 
 
@@ -161,11 +163,26 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--source", tmp_path / "none.txt"], "none.txt is missing; correct --source or --test-source"),
         ([], "there is nothing to read; give files with --source, or tasks with --generate"),
         (["--source", source, "--generate-num", 5], "--generate-num needs --generate; add --generate TASK..."),
-        (["--source", source, "--generate", "sums"], "--source and --generate exclude each other"),
     ):
         found = _mistake(capsys, "--output-dir", data, *options)
         assert message in found, found
         assert not data.exists(), "nothing may be left of a failed build"
+
+
+def test_files_and_generated_problems_make_one_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package reasoning-gym is optional, so the problems come from a generator of the test."""
+
+    def sums(tasks: list[str], num: int, seed: int) -> Iterator[Document]:
+        assert (tasks, num, seed) == (["sums"], 30, 4)
+        for n in range(num):
+            yield Document(f"problem {n}", f"{n} + 1".encode(), str(n + 1).encode(), "sums")
+
+    monkeypatch.setattr(build_text_dataset, "generate", sums)
+    source = _write(tmp_path / "a.jsonl", *_texts(20))
+    splits = _build(tmp_path / "data", "--source", source, "--generate", "sums", "--generate-num", 30, "--seed", 4)
+    assert splits["train"].metadata.tasks == ["text", "sums"]
+    documents = [document for split in splits.values() for document in _documents(split)]
+    assert len(documents) == 50 and "29 + 1|30" in documents
 
 
 def test_long_problems_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,15 @@ def test_little_of_the_budget_is_padding(tmp_path: Path) -> None:
     assert _shuffled(split, capacity=1024).waste < 0.02
 
 
+def test_the_share_of_padding_is_that_of_the_rows(split: TextSplit) -> None:
+    in_order = FileOrderSampler(split, epochs=1, capacity=64, rows_per_step=4, drop_last_batch=False)
+    for sampler in (_shuffled(split, epochs=1, rows_per_step=1), in_order):
+        rows = [(step, n) for step in range(1, sampler.last_step + 1) for n in range(sampler.rows_per_step)]
+        held = sum(int(sampler.places(step, slice(n, n + 1))[:, [1, 3]].sum()) for step, n in rows)
+        num_samples = sum(len(sampler.places(step, slice(n, n + 1))) for step, n in rows)
+        assert sampler.waste == pytest.approx(1 - (held - num_samples) / (len(rows) * sampler.capacity))
+
+
 def test_a_sample_longer_than_a_row_is_named(split: TextSplit) -> None:
     longest = int(split.epochs[0].lengths().max())
     _shuffled(split, capacity=longest)
