@@ -23,7 +23,7 @@ from models.text.config import (
     UTTextConfig,
 )
 from models.text.generation import greedy
-from models.text.losses import TEXT_METRICS, TEXT_SUMS
+from models.text.losses import TEXT_METRICS, TEXT_SUMS, text_sums
 from models.text.model import TextModel
 from models.text.objective import TextBatch, TextRow, TextSettings
 from models.text.packing import Packing
@@ -218,12 +218,13 @@ def _compare_pass(model: TextModel, recording: Recording, report: Report, t: int
     batch = recording.batches[t]
     packing = Packing(recording.sequences[t], len(batch["inputs"]))
     grad_calls = recording.config.grad_calls_at(t + 1, total_steps)
-    loss, sums = model(
+    loss, _, right_N = model(
         *(batch[key] for key in ("inputs", "labels", "position_ids")),
         packing,
         grad_calls=grad_calls,
         ignore_label=IGNORE_LABEL,
     )
+    sums = text_sums(loss, right_N, batch["labels"], packing, IGNORE_LABEL)
     named = dict(zip(TEXT_METRICS, sums.tolist(), strict=True))
     (loss / named["labels"]).backward()
     with torch.no_grad():

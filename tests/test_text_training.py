@@ -99,7 +99,7 @@ def test_the_loss_is_the_mean_over_the_labels_of_the_step(text: Path, tmp_path: 
     assert outputs == [] and gradient is not None
     begun.state.model.zero_grad()
     for row in batch.rows:
-        loss, _ = begun.state.model(
+        loss, *_ = begun.state.model(
             row.inputs_N,
             row.labels_N,
             row.positions_N,

@@ -1,5 +1,6 @@
 """Evaluation of text: the loss of every sample once, and the greedy answers to problems."""
-# N = samples, or tokens of a row, K = samples of a row, T = tasks, B = prompts, V = vocabulary
+# N = samples, or tokens of a row, K = samples of a row, T = tasks, M = sums, B = prompts, V =
+# vocabulary
 
 import json
 import math
@@ -19,7 +20,6 @@ from dataset.text.tokenizer import Tokenizer, open_tokenizer
 from models.losses import widest_float
 from models.text.config import CallCounts
 from models.text.generation import Decoder
-from models.text.losses import TEXT_METRICS
 from models.text.model import TextModel
 from models.text.packing import Packing
 from utils.dist.world import World
@@ -32,6 +32,10 @@ from utils.run.stop import StopSignal
 _MOST_GIVEN, _MOST_CONTINUED = 64, 128
 _MOST_EXPONENT = 700.0  # math.exp has no result beyond
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+# What is summed for each task: over labelled tokens, samples, bytes of labels, and answers.
+_SUMS = ("labels", "accuracy", "loss", "num_examples", "bytes", "num_answers", "exact_accuracy")
+# What each task has of its own, where there are several.
+_BY_TASK = ("loss", "bits_per_byte", "exact_accuracy", "num_answers")
 _NO_GRAD_CALLS = CallCounts(H=0, L=0)
 
 
@@ -99,9 +103,13 @@ def text_eval_metrics(split: TextSplit, max_examples: int | None = None) -> list
     names = ["loss", "perplexity", "accuracy"]
     if _tokenizer(split) is not None:
         names.append("bits_per_byte")
-    if (tasks := _tasks_of_problems(places_N5)).size:
+    if _is_problem(places_N5).any():
         names.append("exact_accuracy")
-        names += [f"exact_accuracy/{split.metadata.tasks[task]}" for task in tasks.tolist() if tasks.size > 1]
+    if (tasks := np.unique(places_N5[:, 4])).size > 1:
+        of_problems = np.unique(places_N5[_is_problem(places_N5), 4])
+        for task in tasks.tolist():
+            measured = [name for name in names if name != "exact_accuracy" or task in of_problems]
+            names += [f"{name}/{split.metadata.tasks[task]}" for name in measured if name in _BY_TASK]
     return names
 
 
@@ -131,8 +139,8 @@ def evaluate_text(
 
     Returns:
         eval/all/<name> for `text_eval_metrics`, num_examples and num_answers. bits_per_byte is the
-        loss for each byte of the labelled text, where special tokens have no bytes. None if the
-        evaluation was abandoned.
+        loss for each byte of the labelled text, where special tokens have no bytes. If there are
+        several tasks, each has a loss of its own. None if the evaluation was abandoned.
     """
     evaluation = _Evaluation(model, split, world, options, lockstep=lockstep, stop=stop)
     if not evaluation.run(deadline or Deadline()):
@@ -178,11 +186,8 @@ class _Evaluation:
             of_tokens = self._tokenizer.bytes_of_tokens()[: len(self._bytes_V)]
             self._bytes_V[: len(of_tokens)] = of_tokens
         self._num_tokens = max(options.batch_size // world.data_size, int(self._places_N5[:, [1, 3]].sum(1).max()))
-        self._loss_sums = self._zeros(len(TEXT_METRICS) + 1)  # and the bytes of the labels
-        self._task_sums = self._zeros(2, len(split.metadata.tasks))  # answers, and exact ones
-
-    def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=widest_float(self._world.device), device=self._world.device)
+        shape, dtype = (len(split.metadata.tasks), len(_SUMS)), widest_float(world.device)
+        self._sums_TM = torch.zeros(shape, dtype=dtype, device=world.device)
 
     def run(self, deadline: Deadline) -> bool:
         """Return False if any rank was asked to stop. Every rank."""
@@ -198,24 +203,13 @@ class _Evaluation:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of all ranks together. Every rank."""
-        sums = self._world.sum_(torch.cat([self._loss_sums, self._task_sums.flatten()])).tolist()
-        named = dict(zip((*TEXT_METRICS, "bytes"), sums, strict=False))
-        num_tasks = len(self._split.metadata.tasks)
-        answered_T, exact_T = sums[-2 * num_tasks : -num_tasks], sums[-num_tasks:]
-        found: dict[str, float] = {}
-        if labels := named["labels"]:
-            loss = named["loss"] / labels
-            found = {"loss": loss, "perplexity": math.exp(min(loss, _MOST_EXPONENT))}
-            if named["bytes"]:
-                found["bits_per_byte"] = named["loss"] / (math.log(2) * named["bytes"])
-            found["accuracy"] = named["accuracy"] / labels
-            found["num_examples"] = named["sequences"]
-        if num_answers := sum(answered_T):
-            found |= {"exact_accuracy": sum(exact_T) / num_answers, "num_answers": num_answers}
-        if _tasks_of_problems(self._places_N5).size > 1:
-            for task, answered, exact in zip(self._split.metadata.tasks, answered_T, exact_T, strict=True):
-                if answered:
-                    found |= {f"exact_accuracy/{task}": exact / answered, f"num_answers/{task}": answered}
+        sums_TM = self._world.sum_(self._sums_TM)
+        found = _means(sums_TM.sum(0).tolist())
+        of_tasks = zip(self._split.metadata.tasks, sums_TM.tolist(), strict=True)
+        by_task = {task: means for task, sums_M in of_tasks if (means := _means(sums_M))}
+        if len(by_task) > 1:
+            for task, means in by_task.items():
+                found |= {f"{name}/{task}": means[name] for name in _BY_TASK if name in means}
         return found
 
     # ---- the loss ----
@@ -235,12 +229,22 @@ class _Evaluation:
                 self._num_tokens,
                 target_only=self._options.target_only,
             )
-        num_bytes = int(self._bytes_V[row.labels[row.labels != IGNORE_LABEL]].sum())
-        arrays = (row.inputs, row.labels, row.position_ids)
-        inputs_N, labels_N, positions_N = (self._world.to_device(torch.from_numpy(array)) for array in arrays)
+        lengths_K, tasks_K = row.prefix_lens + row.response_lens, self._places_N5[samples_K, 4]
+        # Padding may be of any task, because it has no label.
+        tasks_N = np.append(np.repeat(tasks_K, lengths_K), np.zeros(self._num_tokens - lengths_K.sum(), np.int64))
+        is_label_N = row.labels != IGNORE_LABEL
+        counts_TM = np.zeros(self._sums_TM.shape)
+        for name, tasks, numbers in (
+            ("num_examples", tasks_K, None),
+            ("labels", tasks_N[is_label_N], None),
+            ("bytes", tasks_N[is_label_N], self._bytes_V[row.labels[is_label_N]]),
+        ):
+            counts_TM[:, _SUMS.index(name)] = np.bincount(tasks, numbers, minlength=len(counts_TM))
+        arrays = (row.inputs, row.labels, row.position_ids, tasks_N)
+        tokens = tuple(self._world.to_device(torch.from_numpy(array)) for array in arrays)
         sequences = list(zip(row.prefix_lens.tolist(), row.response_lens.tolist(), strict=True))
         packing = Packing(sequences, self._num_tokens, self._world.device)
-        return _Row(self._model, inputs_N, labels_N, positions_N, packing, num_bytes, self._loss_sums)
+        return _Row(self._model, tokens, packing, counts_TM, self._sums_TM)
 
     # ---- the answers ----
 
@@ -256,7 +260,7 @@ class _Evaluation:
     def _decoding(self, samples_B: np.ndarray) -> "_Decoding":
         """Return the lap that answers these problems. Without a problem it reads one token."""
         prompts, responses = self._read(samples_B) if len(samples_B) else ([[0]], [[0]])
-        return self._lap_of(prompts, responses, of_tasks=(self._places_N5[samples_B, 4].tolist(), self._task_sums))
+        return self._lap_of(prompts, responses, of_tasks=(self._places_N5[samples_B, 4].tolist(), self._sums_TM))
 
     def _lap_of(
         self,
@@ -376,32 +380,40 @@ class _Evaluation:
 
 
 class _Row:
-    """The loss of one packed row."""
+    """The loss of one packed row.
+
+    Args:
+        tokens: inputs, labels, positions and tasks of the tokens, each (N,).
+        counts_TM: what is known of the row before the model has read it.
+        sums_TM: takes the counts and the losses.
+    """
 
     def __init__(
         self,
         model: TextModel,
-        inputs_N: Tensor,
-        labels_N: Tensor,
-        positions_N: Tensor,
+        tokens: tuple[Tensor, ...],
         packing: Packing,
-        num_bytes: int,
-        sums: Tensor,
+        counts_TM: np.ndarray,
+        sums_TM: Tensor,
     ) -> None:
-        self._model, self._tokens, self._packing = model, (inputs_N, labels_N, positions_N), packing
-        self._num_bytes, self._sums = num_bytes, sums
-        self._found: Tensor | None = None
+        self._model, self._packing = model, packing
+        *self._tokens, self._tasks_N = tokens
+        self._counts_TM, self._sums_TM = counts_TM, sums_TM
+        self._found: tuple[Tensor, Tensor] | None = None
 
     @property
     def busy(self) -> bool:
         return self._found is None
 
     def advance(self) -> None:
-        _, self._found = self._model(*self._tokens, self._packing, grad_calls=_NO_GRAD_CALLS, ignore_label=IGNORE_LABEL)
+        _, *found = self._model(*self._tokens, self._packing, grad_calls=_NO_GRAD_CALLS, ignore_label=IGNORE_LABEL)
+        self._found = (found[0], found[1])
 
     def count(self) -> None:
         assert self._found is not None
-        self._sums += torch.cat([self._found, self._found.new_full((1,), self._num_bytes)])
+        self._sums_TM += torch.from_numpy(self._counts_TM).to(self._sums_TM)
+        for name, values_N in zip(("loss", "accuracy"), self._found, strict=True):
+            self._sums_TM[:, _SUMS.index(name)].index_add_(0, self._tasks_N, values_N.to(self._sums_TM.dtype))
 
 
 class _Decoding:
@@ -412,8 +424,8 @@ class _Decoding:
         stop_tokens: end an answer.
         vocab_size: only tokens below it are possible. The model's vocabulary may be rounded up.
         prefix_lens: as for `Decoder`.
-        of_tasks: the task of each prompt, and the sums for its answers. Then an answer also ends
-            with its first wrong token.
+        of_tasks: the task of each prompt, and the sums that take the answers. Then an answer also
+            ends with its first wrong token.
     """
 
     def __init__(
@@ -462,11 +474,26 @@ class _Decoding:
     def count(self) -> None:
         if self._of_tasks is None:
             return
-        tasks, sums_2T = self._of_tasks
-        counts_2T = np.zeros(sums_2T.shape)
+        tasks, sums_TM = self._of_tasks
+        counts_TM = np.zeros(sums_TM.shape)
+        columns = [_SUMS.index("num_answers"), _SUMS.index("exact_accuracy")]
         for task, answer, response in zip(tasks, self.answers, self._responses, strict=True):
-            counts_2T[:, task] += 1, answer == response
-        sums_2T += torch.from_numpy(counts_2T).to(sums_2T)
+            counts_TM[task, columns] += 1, answer == response
+        sums_TM += torch.from_numpy(counts_TM).to(sums_TM)
+
+
+def _means(sums_M: Sequence[float]) -> dict[str, float]:
+    """Return the metrics of sums in the order of _SUMS; nothing that was not measured."""
+    sums, found = dict(zip(_SUMS, sums_M, strict=True)), dict[str, float]()
+    if labels := sums["labels"]:
+        loss = sums["loss"] / labels
+        found = {"loss": loss, "perplexity": math.exp(min(loss, _MOST_EXPONENT))}
+        if sums["bytes"]:
+            found["bits_per_byte"] = sums["loss"] / (math.log(2) * sums["bytes"])
+        found |= {"accuracy": sums["accuracy"] / labels, "num_examples": sums["num_examples"]}
+    if num_answers := sums["num_answers"]:
+        found |= {"exact_accuracy": sums["exact_accuracy"] / num_answers, "num_answers": num_answers}
+    return found
 
 
 def _chosen(split: TextSplit, max_examples: int | None) -> tuple[np.ndarray, np.ndarray]:
@@ -482,10 +509,6 @@ def _is_problem(places_N5: np.ndarray) -> np.ndarray:
     """Return which samples have an instruction. The prefix of plain text is one token."""
     is_problem_N: np.ndarray = places_N5[:, 1] > 1
     return is_problem_N
-
-
-def _tasks_of_problems(places_N5: np.ndarray) -> np.ndarray:
-    return np.unique(places_N5[_is_problem(places_N5), 4])
 
 
 def _order(num: int, *, spread: bool) -> np.ndarray:

@@ -308,7 +308,7 @@ def _of_text_loss(model: TextModel, num_tokens: int) -> int:
         y_ND.grad = torch.empty_like(y_ND)
         model.requires_grad_(False)
         with Allocations([y_ND, y_ND.grad, labels_N, *model.parameters()]) as allocations:
-            loss, _ = chunked_cross_entropy(
+            loss, *_ = chunked_cross_entropy(
                 y_ND, labels_N, model.logits, vocab_size=model.vocab_size, ignore_label=IGNORE_LABEL
             )
             loss.backward()

@@ -34,8 +34,8 @@ MOST_LOGITS = 2**25
 
 def chunked_cross_entropy(
     y_ND: Tensor, labels_N: Tensor, head: Callable[[Tensor], Tensor], *, vocab_size: int, ignore_label: int
-) -> tuple[Tensor, Tensor]:
-    """Return the cross-entropy, summed over the labelled tokens, and whether each token is right.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the cross-entropy of the labelled tokens, and whether each token is right.
 
     The logits of a chunk of tokens are computed, used and dropped before those of the next chunk.
     The backward pass computes them again. A row that needs only one chunk keeps its logits.
@@ -46,23 +46,25 @@ def chunked_cross_entropy(
         head: gives the logits (C, V) of (C, D).
 
     Returns:
-        A float32 scalar with gradient, and a bool (N,), which is false where there is no label.
+        The sum, a float32 scalar with gradient; that of each token, a detached float32 (N,), zero
+        where there is no label; and a bool (N,), false where there is no label.
     """
     num_tokens = max(1, MOST_LOGITS // vocab_size)
 
-    def of_chunk(y_CD: Tensor, labels_C: Tensor) -> tuple[Tensor, Tensor]:
+    def of_chunk(y_CD: Tensor, labels_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits_CV = head(y_CD)
-        loss = F.cross_entropy(logits_CV.float(), labels_C, ignore_index=ignore_label, reduction="sum")
-        # The backward pass stops before this line, because it needs nothing of it.
-        return loss, logits_CV.detach().argmax(-1) == labels_C
+        loss_C = F.cross_entropy(logits_CV.float(), labels_C, ignore_index=ignore_label, reduction="none")
+        # The backward pass stops before the last line, because it needs nothing of it.
+        loss = loss_C.sum()
+        return loss, loss_C.detach(), logits_CV.detach().argmax(-1) == labels_C
 
     chunks = zip(y_ND.split(num_tokens), labels_N.long().split(num_tokens), strict=True)
     if len(y_ND) <= num_tokens:
         parts = [of_chunk(*chunk) for chunk in chunks]
     else:
         parts = [checkpoint(of_chunk, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
-    losses, right = zip(*parts, strict=True)
-    return torch.stack(losses).sum(), torch.cat(right)
+    losses, losses_of_tokens, right = zip(*parts, strict=True)
+    return torch.stack(losses).sum(), torch.cat(losses_of_tokens), torch.cat(right)
 
 
 @torch.no_grad()

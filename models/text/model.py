@@ -27,7 +27,7 @@ from models.text.config import (
     UTTextConfig,
 )
 from models.text.init import modulo_normal
-from models.text.losses import chunked_cross_entropy, text_sums
+from models.text.losses import chunked_cross_entropy
 from models.text.packing import Packing
 from utils.perf.recording import NO_GRAD
 
@@ -89,8 +89,8 @@ class TextModel(Model):
         *,
         grad_calls: CallCounts,
         ignore_label: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the loss of a row, and its metric sums.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss of a row, and for each token its loss and whether it is predicted.
 
         The loss is inside of the forward pass, because it needs the weights of the head, which a
         strategy may gather for the forward pass.
@@ -101,14 +101,10 @@ class TextModel(Model):
             grad_calls: how many of the last calls in each role carry gradient.
 
         Returns:
-            The cross-entropy, summed over the labelled tokens, a float32 scalar with gradient; and
-            the detached sums in the order of TEXT_METRICS.
+            As `chunked_cross_entropy`.
         """
         y_ND = self.hidden(inputs_N, positions_N, packing, grad_calls)
-        loss, right_N = chunked_cross_entropy(
-            y_ND, labels_N, self.logits, vocab_size=self.vocab_size, ignore_label=ignore_label
-        )
-        return loss, text_sums(loss, right_N, labels_N, packing, ignore_label)
+        return chunked_cross_entropy(y_ND, labels_N, self.logits, vocab_size=self.vocab_size, ignore_label=ignore_label)
 
     def hidden(self, inputs_N: Tensor, positions_N: Tensor, tokens: Attends, grad_calls: CallCounts) -> Tensor:
         """Return what the head reads, (N, D).

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.objective import Objective, PartResult
 from models.text.config import CallCounts
-from models.text.losses import TEXT_SUMS
+from models.text.losses import TEXT_SUMS, text_sums
 from models.text.model import TextModel
 from models.text.packing import Packing
 
@@ -71,10 +71,10 @@ class TextObjective(Objective):
         carry: object,
         batch: TextBatch,
         settings: TextSettings,
-        forward: Callable[..., tuple[Tensor, Tensor]] | None = None,
+        forward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None,
     ) -> PartResult:
         (row,) = batch.rows
-        loss, sums = (forward or self._model)(
+        loss, _, right_N = (forward or self._model)(
             row.inputs_N,
             row.labels_N,
             row.positions_N,
@@ -82,13 +82,14 @@ class TextObjective(Objective):
             grad_calls=settings.grad_calls,
             ignore_label=settings.ignore_label,
         )
+        sums = text_sums(loss, right_N, row.labels_N, row.packing, settings.ignore_label)
         return PartResult(None, None, loss / batch.num_labels, sums)
 
-    def smallest_loss(self, forward: Callable[..., tuple[Tensor, Tensor]], device: torch.device) -> Tensor:
+    def smallest_loss(self, forward: Callable[..., tuple[Tensor, Tensor, Tensor]], device: torch.device) -> Tensor:
         """As in the base class, from one sequence of one token."""
         token_1 = torch.zeros(1, dtype=torch.int32, device=device)
         packing, calls = Packing([(1, 0)], 1, device), self._model.config.num_calls
-        loss, _ = forward(token_1, token_1, token_1, packing, grad_calls=calls, ignore_label=-100)
+        loss, *_ = forward(token_1, token_1, token_1, packing, grad_calls=calls, ignore_label=-100)
         return loss
 
     def join(self, carries: object) -> None:

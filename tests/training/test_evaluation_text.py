@@ -69,10 +69,24 @@ def problems(tmp_path: Path) -> TextSplit:
 
 @torch.no_grad()
 def _one_by_one(model: TextModel, split: TextSplit, rows: list[int]) -> dict[str, float]:
-    """Return the metrics from the logits of each sample alone, and from its answer alone."""
+    """Return the metrics from the logits of each sample alone, and from its answer alone.
+
+    If the rows are of several tasks, each task has metrics of its own.
+    """
+    found = _of_rows(model, split, rows)
+    tasks = split.samples(0).take(np.array(rows))[:, 4]
+    for task in set(tasks.tolist()) if len(set(tasks.tolist())) > 1 else ():
+        own = _of_rows(model, split, [row for row, each in zip(rows, tasks, strict=True) if each == task])
+        for name in ("loss", "bits_per_byte", "exact_accuracy", "num_answers"):
+            if name in own:
+                found[f"{name}/{TASKS[task]}"] = own[name]
+    return {f"eval/all/{name}": value for name, value in found.items()}
+
+
+def _of_rows(model: TextModel, split: TextSplit, rows: list[int]) -> dict[str, float]:
     loss, num_labels, num_right, num_bytes = 0.0, 0, 0, 0
-    exact: dict[int, list[bool]] = {}
-    for start, prefix_len, response_start, response_len, task in split.samples(0).take(np.array(rows)).tolist():
+    answers = list[bool]()
+    for start, prefix_len, response_start, response_len, _ in split.samples(0).take(np.array(rows)).tolist():
         prompt = split.tokens[start : start + prefix_len].tolist()
         response = split.tokens[response_start : response_start + response_len].tolist()
         inputs_N = torch.tensor(prompt + response[:-1])
@@ -84,7 +98,7 @@ def _one_by_one(model: TextModel, split: TextSplit, rows: list[int]) -> dict[str
         num_right += int((logits.argmax(-1) == labels).sum())
         if prefix_len > 1:
             answer = greedy(model, [prompt], response_len)[0][0].tolist()
-            exact.setdefault(task, []).append(answer == response)
+            answers.append(answer == response)
     found = {
         "loss": loss / num_labels,
         "perplexity": math.exp(loss / num_labels),
@@ -92,12 +106,9 @@ def _one_by_one(model: TextModel, split: TextSplit, rows: list[int]) -> dict[str
         "accuracy": num_right / num_labels,
         "num_examples": len(rows),
     }
-    if exact:
-        answers = [answer for each in exact.values() for answer in each]
+    if answers:
         found |= {"exact_accuracy": sum(answers) / len(answers), "num_answers": len(answers)}
-        for task, each in exact.items():
-            found |= {f"exact_accuracy/{TASKS[task]}": sum(each) / len(each), f"num_answers/{TASKS[task]}": len(each)}
-    return {f"eval/all/{name}": value for name, value in found.items()}
+    return found
 
 
 def _options(batch_size: int, **options: Any) -> TextEvalOptions:

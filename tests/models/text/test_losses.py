@@ -36,7 +36,7 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor]:
     return y_ND, head_VD, labels_N
 
 
-def _loss(y_ND: Tensor, head_VD: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
+def _loss(y_ND: Tensor, head_VD: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return chunked_cross_entropy(
         y_ND, labels_N, lambda y_CD: F.linear(y_CD, head_VD), vocab_size=VOCAB_SIZE, ignore_label=IGNORE
     )
@@ -46,11 +46,13 @@ def _loss(y_ND: Tensor, head_VD: Tensor, labels_N: Tensor) -> tuple[Tensor, Tens
 def test_chunks_change_neither_loss_nor_gradients(most_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "MOST_LOGITS", most_logits)
     y_ND, head_VD, labels_N = _inputs()
-    loss, right_N = _loss(y_ND, head_VD, labels_N)
+    loss, loss_N, right_N = _loss(y_ND, head_VD, labels_N)
     ours = torch.autograd.grad(loss, (y_ND, head_VD))
     logits_NV = y_ND @ head_VD.T
     expected = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORE, reduction="sum")
     torch.testing.assert_close(loss, expected)
+    of_tokens = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORE, reduction="none")
+    torch.testing.assert_close(loss_N, of_tokens.detach())
     assert torch.equal(right_N, logits_NV.argmax(-1) == labels_N)
     for grad, plain in zip(ours, torch.autograd.grad(expected, (y_ND, head_VD)), strict=True):
         torch.testing.assert_close(grad, plain, rtol=1e-4, atol=1e-5)
@@ -66,7 +68,7 @@ def test_the_logits_never_lie_in_memory_whole(monkeypatch: pytest.MonkeyPatch) -
         return tensor
 
     with _Largest() as largest, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss, _ = _loss(y_ND, head_VD, labels_N)
+        loss, *_ = _loss(y_ND, head_VD, labels_N)
         assert max(kept) <= head_VD.numel(), "no logits are kept for the backward pass"
         loss.backward()
     assert largest.size == 64 * VOCAB_SIZE < NUM_TOKENS * VOCAB_SIZE / 7

@@ -52,7 +52,7 @@ def test_loss_and_gradients_are_those_of_the_equations(arch: type[TextConfig], o
     inputs_N, labels_N, positions_N = make_row()
     grad_calls = model.config.grad_calls_at(1, 10)
 
-    loss, _ = model(
+    loss, *_ = model(
         inputs_N,
         labels_N,
         positions_N,
