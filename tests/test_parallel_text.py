@@ -56,18 +56,28 @@ CASES: dict[int, dict[str, tuple[str, dict[str, object]]]] = {
             {"parallel": "fsdp", "grad_accumulation": 2, "arch.activation_checkpointing": "cycle"},
         ),
         "tp": ("hrm_text", {"parallel": "tp"}),
+        "pipeline": ("gpt", {"parallel": "pipeline", "parallel.microbatches": 4}),
+        "pipeline_interleaved": (
+            "gpt",
+            {
+                **{"parallel": "pipeline", "parallel.microbatches": 2, "parallel.schedule": "interleaved"},
+                **_ACCUMULATING,
+            },
+        ),
     },
     4: {
         "ddp": ("hrm_text", {"parallel": "ddp"}),
         "hsdp": ("gpt", {"parallel": "hsdp", "parallel.replicate": 2}),
         "tp": ("gpt", {"parallel": "tp"}),
         "fsdp_tp": ("hrm_text", {"parallel": "fsdp_tp", "parallel.tensor": 2, **_ACCUMULATING}),
+        "pipelines": ("gpt", {"parallel": "pipeline", "parallel.stages": 2, "parallel.microbatches": 2}),
+        "pipelines_sharded": ("gpt", {"parallel": "pipeline", "parallel.shard": 2, "parallel.microbatches": 2}),
     },
 }
 # These runs are resumed from their middle and must end with the same bits.
-RESUMED = {2: ("ddp", "tp"), 4: ("fsdp_tp",)}
+RESUMED = {2: ("ddp", "tp", "pipeline"), 4: ("fsdp_tp", "pipelines_sharded")}
 # The second half of these runs is done under another strategy.
-CONTINUED = {2: ("fsdp", {"parallel": "tp"}), 4: ("tp", {"parallel": "fsdp"})}
+CONTINUED = {2: ("pipeline", {"parallel": "tp"}), 4: ("tp", {"parallel": "fsdp"})}
 
 
 @pytest.fixture(scope="module")

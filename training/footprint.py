@@ -4,6 +4,7 @@ One step runs on the meta device, whose tensors have a shape and no memory. Ever
 step makes counts for as long as it lives. What a strategy leaves to a rank follows from the axes.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,20 +23,20 @@ from models.parallel import ParallelConfig
 from models.parallel.ddp import DDPConfig
 from models.parallel.fsdp import ShardingConfig
 from models.parallel.layout import Layout
-from models.parallel.pipeline import PipelineConfig, take_stages
+from models.parallel.pipeline import PipelineConfig, Stage, take_stages
+from models.parallel.pipeline_puzzles import PuzzleStage
+from models.parallel.pipeline_text import TextStage
 from models.parallel.tensor import take_shapes
 from models.text.config import LONGEST_RUN, TextConfig
 from models.text.losses import chunked_cross_entropy
 from models.text.model import TextModel
 from models.text.objective import TextBatch, TextRow, TextSettings
 from models.text.packing import Packing
-from models.transformer import Transformer
 from optim.build import build_optimizers
 from optim.ema import EMA
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from training.config import PretrainConfig
 from training.data import AnySizes, Sizes, TextSizes, require_whole_shares, slots_of_ranks
-from utils.batch import Batch
 from utils.dist.config import Axes
 from utils.dist.setup import pick_weights
 from utils.dist.world import World
@@ -359,52 +360,97 @@ def _of_place(
     microbatches under way there.
     """
     parallel, world = config.parallel, ImaginedWorld.of(config, num_ranks)
-    model = shapes_of(config.arch, **sizes.of_model())
-    assert isinstance(parallel, PipelineConfig) and isinstance(model, Transformer) and isinstance(sizes, Sizes)
-    length, meta = world.ranks_per_share, torch.device("meta")
+    assert isinstance(parallel, PipelineConfig)
+    model, length = shapes_of(config.arch, **sizes.of_model()), world.ranks_per_share
     model.freeze("weights" if config.freeze_weights else config.freeze)
-    stages = take_stages(model, parallel, length, place)
+    stages = take_stages(model, _stage_class(model), parallel, length=length, place=place)
     num_slots = max(slots_of_ranks(config, world))
-    num_in_part = num_slots // config.grad_accumulation
-    batch = empty_batch(num_in_part // parallel.microbatches, sizes.seq_len, meta)
-    ids_B = batch["puzzle_identifiers"] if model.puzzle_embedding is not None else None
-    shape = len(batch["inputs"]), model.num_positions, model.config.hidden_size
+    num_in_microbatch = num_slots // parallel.num_microbatches(config.grad_accumulation)
+    microbatch = _microbatch(model, config, sizes, num_in_microbatch)
     for weight in _trained(model):
         weight.grad = torch.empty_like(weight)
     grads = [weight.grad for weight in _trained(model) if weight.grad is not None]
     kept, peak = dict.fromkeys((ACTIVATIONS, LOGITS), 0), 0
     for stage in stages:
-        known = [*model.parameters(), *model.buffers(), *batch.values(), *grads]
+        known = [*model.parameters(), *model.buffers(), *microbatch.tensors, *grads]
         saved, allocations = SavedTensors(ACTIVATIONS, known), Allocations(known)
         with torch.device("meta"), fused_attention(device), saved.counting(), allocations:
             # The schedule keeps what a stage takes and gives until the microbatch goes back.
-            x = batch["inputs"] if stage.is_first else torch.empty(shape, dtype=model.dtype, requires_grad=True)
-            out = stage(x, ids_B if stage.is_first else None)
+            out = microbatch.run(stage, torch.empty(microbatch.shape, dtype=model.dtype, requires_grad=True))
             if stage.is_last:
                 saved.begin(LOGITS)
-                _loss_of_stage(out, batch, config).backward()
+                microbatch.loss(out).backward()
             else:
                 out.backward(torch.empty_like(out))
         of_stage = saved.bytes_of_parts
         kept = {name: kept[name] + of_stage.get(name, 0) for name in kept}
         peak = max(peak, allocations.peak - sum(of_stage.values()))
-        stage.rows.clear()
     under_way = _under_way(parallel, length, place) / len(stages)
     kept = {name: int(number * under_way) for name, number in kept.items()}
-    if any(stage.is_last for stage in stages):  # the step returns all logits
-        kept[LOGITS] += num_slots * sizes.seq_len * sizes.vocab_size * model.dtype.itemsize
-    given = 2 * num_slots * (2 * sizes.seq_len + 1) * 4  # the batch, and the carry that takes it over
+    if any(stage.is_last for stage in stages):
+        kept[LOGITS] += microbatch.returned * num_slots // num_in_microbatch
+    given = microbatch.given * num_slots // num_in_microbatch
     return held.footprint(kept, given, sum(kept.values()) + peak, gradients_come=False)
 
 
-def _loss_of_stage(out: Any, batch: Batch, config: PretrainConfig) -> Tensor:
-    logits_BSV, q_B2 = out
-    ones_B = torch.ones_like(batch["puzzle_identifiers"])
-    carry = Carry({}, ones_B, ones_B.bool(), batch)
-    arch = config.puzzle_arch
-    settings = ActSettings(arch.depth, arch.loss, IGNORE_LABEL, config.global_batch_size, None)
-    loss, _ = loss_of_slots(Outputs(logits_BSV, q_B2[:, 0], q_B2[:, 1], None, None), carry, settings)
-    return loss
+@dataclass(frozen=True)
+class _Microbatch:
+    """What the stages of a pipeline run, on the meta device.
+
+    Attributes:
+        tensors: of the microbatch; `given` are their bytes and those of their copies.
+        shape: of what a stage hands to the next.
+        run: gives the output of a stage. The first stage reads the microbatch instead of its input.
+        loss: gives the loss of what the last stage returns.
+        returned: the bytes of that, which a step keeps to its end.
+    """
+
+    tensors: list[Tensor]
+    given: int
+    shape: tuple[int, ...]
+    run: Callable[[Any, Tensor], Any]
+    loss: Callable[[Any], Tensor]
+    returned: int
+
+
+def _microbatch(model: Model, config: PretrainConfig, sizes: AnySizes, num_slots: int) -> _Microbatch:
+    """Return a microbatch of so many slots, or rows of text."""
+    carry, batch, settings, _ = _inputs(model, config, sizes, num_slots, 1)
+    if isinstance(model, TextModel):
+        (row,), number_1 = batch.rows, torch.zeros(1, dtype=torch.int64)
+        num_tokens = len(row.inputs_N)
+
+        def run(stage: TextStage, x_ND: Tensor) -> Tensor:
+            stage.rows = [(row.positions_N, row.packing)]
+            return stage(row.inputs_N if stage.is_first else x_ND, number_1)
+
+        def loss(y_ND: Tensor) -> Tensor:
+            return model.losses(y_ND, row.labels_N, IGNORE_LABEL)[0]
+
+        tensors = [row.inputs_N, row.labels_N, row.positions_N]
+        shape = num_tokens, model.config.hidden_size
+        return _Microbatch(tensors, num_bytes(tensors), shape, run, loss, math.prod(shape) * model.dtype.itemsize)
+    assert isinstance(model, RecursiveModel) and isinstance(sizes, Sizes)
+    ids_B = batch["puzzle_identifiers"]
+    carry = Carry({}, torch.ones_like(ids_B), torch.ones_like(ids_B).bool(), batch)
+
+    def run_puzzles(stage: PuzzleStage, x_BTD: Tensor) -> Any:
+        x = batch["inputs"] if stage.is_first else x_BTD
+        return stage(x, ids_B if stage.is_first and model.puzzle_embedding is not None else None)
+
+    def loss_of_puzzles(out: Any) -> Tensor:
+        logits_BSV, q_B2 = out
+        return loss_of_slots(Outputs(logits_BSV, q_B2[:, 0], q_B2[:, 1], None, None), carry, settings)[0]
+
+    tensors = [*batch.values()]
+    returned = num_slots * sizes.seq_len * sizes.vocab_size * model.dtype.itemsize
+    shape_BTD = num_slots, model.num_positions, model.config.hidden_size
+    # The carry takes over what is in the batch.
+    return _Microbatch(tensors, 2 * num_bytes(tensors), shape_BTD, run_puzzles, loss_of_puzzles, returned)
+
+
+def _stage_class(model: Model) -> type[Stage]:
+    return TextStage if isinstance(model, TextModel) else PuzzleStage
 
 
 def _under_way(parallel: PipelineConfig, length: int, place: int) -> int:
@@ -453,8 +499,7 @@ class _Held:
         (parallel.model_copy(update={"cpu_offload": False}) if is_sharded else parallel).require_support(model, world)
         model.freeze("weights" if config.freeze_weights else config.freeze)
         if isinstance(parallel, PipelineConfig):
-            assert isinstance(model, Transformer)
-            take_stages(model, parallel, world.ranks_per_share, place)
+            take_stages(model, _stage_class(model), parallel, length=world.ranks_per_share, place=place)
         else:
             take_shapes(model, world.ranks_per_share)
         gathered, whole_gradients = _of_calls(model, config)

@@ -427,7 +427,8 @@ class Session:
 def _train_loader(data: Data, plan: Plan, world: World) -> TrainLoader | TextLoader:
     config = plan.config
     if isinstance(plan.sampler, TextSampler):
-        return TextLoader(plan.sampler, world, num_parts=config.grad_accumulation, target_only=config.target_only)
+        num_parts = config.parallel.num_microbatches(config.grad_accumulation)
+        return TextLoader(plan.sampler, world, num_parts=num_parts, target_only=config.target_only)
     assert isinstance(data.train, Split)
     return TrainLoader(data.train, plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on)
 

@@ -20,9 +20,12 @@ from models.parallel.ddp import DDPConfig, DDPLayout
 from models.parallel.dtensor import DTensorLayout
 from models.parallel.fsdp import FSDPConfig, FSDPLayout, HSDPConfig, ShardingConfig, shard_weights
 from models.parallel.layout import Layout
-from models.parallel.pipeline import PipelineConfig, PipelineLayout
+from models.parallel.pipeline import PipelineConfig
+from models.parallel.pipeline_puzzles import PuzzlePipelineLayout
+from models.parallel.pipeline_text import TextPipelineLayout
 from models.parallel.puzzle_table import shard_table
 from models.parallel.tensor import FSDPTPConfig, TPConfig, split_tensors
+from models.text.model import TextModel
 from utils.dist.world import World
 
 ParallelConfig = Annotated[
@@ -55,7 +58,8 @@ def parallelize(
     """
     config.require_support(model, world)
     if isinstance(config, PipelineConfig):
-        return PipelineLayout(model, config, world, num_microbatches=num_microbatches, compile=compile)
+        layout_class = TextPipelineLayout if isinstance(model, TextModel) else PuzzlePipelineLayout
+        return layout_class(model, config, world, num_microbatches=num_microbatches, compile=compile)
     sharded_table = config.puzzle_table == "sharded" and world.data_size > 1 and model.puzzle_embedding is not None
     if sharded_table:
         shard_table(model, world)

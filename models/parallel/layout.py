@@ -46,6 +46,10 @@ class LayoutConfig(StrictModel):
         """Return into how many parts the ranks divide the model, or nearly so."""
         return num_ranks
 
+    def num_microbatches(self, grad_accumulation: int) -> int:
+        """Return into how many microbatches a rank cuts what it has of a step."""
+        return grad_accumulation
+
     def require_parts(
         self, num_slots: int, num_parts: int, *, key: str = "global_batch_size", slots: str = "slots"
     ) -> None:

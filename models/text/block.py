@@ -4,6 +4,7 @@
 # head size
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -114,11 +115,15 @@ class TextBlock(nn.Module):
 class Stack(nn.Module):
     """Blocks, applied to the sum of the inputs, and with pre-norm one more norm at the exit."""
 
-    def __init__(self, shape: StackShape) -> None:
+    def __init__(self, shape: StackShape, layers: Sequence[TextBlock], norm: RMSNorm | None) -> None:
         super().__init__()
-        self.shape = shape
-        self.layers = nn.ModuleList(TextBlock(shape) for _ in range(shape.num_layers))
-        self.norm = RMSNorm(shape) if shape.norm == "pre" else None
+        self.shape, self.layers, self.norm = shape, nn.ModuleList(layers), norm
+
+    @classmethod
+    def of_shape(cls, shape: StackShape) -> "Stack":
+        """Return a stack with new blocks."""
+        layers = [TextBlock(shape) for _ in range(shape.num_layers)]
+        return cls(shape, layers, RMSNorm(shape) if shape.norm == "pre" else None)
 
     def initial_values(self, generator: torch.Generator) -> InitialValues:
         """Yield every parameter with a value from the generator."""

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import record_function
 
+from models.attention import Rotary
 from models.block import recomputed
 from models.layers import Embedding, InitialValues, Linear
 from models.model import DTYPES, Checkpointing, Model
@@ -52,7 +53,7 @@ class TextModel(Model):
         self.vocab_size = vocab_size
         self.embed_tokens = Embedding(vocab_size, config.hidden_size)
         for name, shape in config.stacks.items():
-            self.add_module(name, Stack(shape))
+            self.add_module(name, Stack.of_shape(shape))
         self.has_state = config.num_calls.L > 0
         if self.has_state:
             # bfloat16 as in the published checkpoints. It is drawn once and never trained.
@@ -103,7 +104,14 @@ class TextModel(Model):
         Returns:
             As `chunked_cross_entropy`.
         """
-        y_ND = self.hidden(inputs_N, positions_N, packing, grad_calls)
+        return self.losses(self.hidden(inputs_N, positions_N, packing, grad_calls), labels_N, ignore_label)
+
+    def embed(self, inputs_N: Tensor) -> Tensor:
+        """Return the scaled embeddings (N, D) in forward_dtype."""
+        return (self.config.embedding_scale * self.embed_tokens(inputs_N)).to(self.dtype)
+
+    def losses(self, y_ND: Tensor, labels_N: Tensor, ignore_label: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `chunked_cross_entropy` returns of the head's logits."""
         return chunked_cross_entropy(y_ND, labels_N, self.logits, vocab_size=self.vocab_size, ignore_label=ignore_label)
 
     def hidden(self, inputs_N: Tensor, positions_N: Tensor, tokens: Attends, grad_calls: CallCounts) -> Tensor:
@@ -112,8 +120,7 @@ class TextModel(Model):
         Args:
             tokens: the sequences of the row, or a cache that holds what came before.
         """
-        x_ND = (self.config.embedding_scale * self.embed_tokens(inputs_N)).to(self.dtype)
-        return self._recurse(x_ND, _Calls(self, grad_calls, positions_N, tokens))
+        return self._recurse(self.embed(inputs_N), _Calls(self, grad_calls, positions_N, tokens))
 
     def next_logits(self, inputs_N: Tensor, positions_N: Tensor, tokens: Attends, places_B: Tensor) -> Tensor:
         """Return the logits (B, V) after the tokens at these places. No call carries gradient."""
@@ -184,7 +191,16 @@ class _Calls:
                 # The compiler makes another graph for inputs that require a gradient.
                 y_ND: Tensor = stack(*(x_ND.detach() for x_ND in inputs_ND), rotary=rotary, tokens=self._tokens)
                 return y_ND
-        if self._checkpointing == "cycle":
-            return recomputed(stack, functools.reduce(torch.add, inputs_ND), rotary=rotary, tokens=self._tokens)
-        y_ND = stack(*inputs_ND, rotary=rotary, tokens=self._tokens, keep_inputs_only=self._checkpointing == "block")
-        return y_ND
+        return call_stack(stack, *inputs_ND, rotary=rotary, tokens=self._tokens, keep=self._checkpointing)
+
+
+def call_stack(stack: Stack, *inputs_ND: Tensor, rotary: Rotary | None, tokens: Attends, keep: Checkpointing) -> Tensor:
+    """Return what the stack makes of the sum of the inputs, for a backward pass.
+
+    Args:
+        keep: what the backward pass finds. It computes the rest again.
+    """
+    if keep == "cycle":
+        return recomputed(stack, functools.reduce(torch.add, inputs_ND), rotary=rotary, tokens=tokens)
+    y_ND: Tensor = stack(*inputs_ND, rotary=rotary, tokens=tokens, keep_inputs_only=keep == "block")
+    return y_ND

@@ -74,7 +74,7 @@ class TextObjective(Objective):
         forward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None,
     ) -> PartResult:
         (row,) = batch.rows
-        loss, _, right_N = (forward or self._model)(
+        found = (forward or self._model)(
             row.inputs_N,
             row.labels_N,
             row.positions_N,
@@ -82,6 +82,11 @@ class TextObjective(Objective):
             grad_calls=settings.grad_calls,
             ignore_label=settings.ignore_label,
         )
+        return self.result(batch, settings, found)
+
+    def result(self, batch: TextBatch, settings: TextSettings, found: tuple[Tensor, Tensor, Tensor]) -> PartResult:
+        """Return the result of a part of one row, of which the model has found the losses."""
+        (row,), (loss, _, right_N) = batch.rows, found
         sums = text_sums(loss, right_N, row.labels_N, row.packing, settings.ignore_label)
         return PartResult(None, None, loss / batch.num_labels, sums)
 

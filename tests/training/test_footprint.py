@@ -11,10 +11,11 @@ from torch.profiler import ProfilerActivity, profile
 
 import pretrain
 from dataset.build_text_dataset import main
+from dataset.text.schema import open_text_split
 from models.model import Model
 from tests.in_process import Begun, begin
 from training.config import PretrainConfig
-from training.data import Sizes
+from training.data import Sizes, TextSizes
 from training.footprint import (
     ACTIVATIONS,
     AVERAGE,
@@ -239,3 +240,18 @@ def test_a_rank_of_a_pipeline_has_its_stages_and_the_microbatches_under_way() ->
     assert staged[ACTIVATIONS] < interleaved[ACTIVATIONS] < 2 * staged[ACTIVATIONS]
     sharded = _counted(8, *pipeline, "parallel.shard=2", "global_batch_size=32").parts
     assert sharded[MOMENTS] < staged[MOMENTS] and sharded[GATHERED] > 0
+
+
+def test_a_rank_of_a_pipeline_of_text_has_its_stages_and_the_rows_under_way(texts: Path) -> None:
+    sizes = TextSizes.of(open_text_split(texts, "train"))
+    whole = ["arch=gpt", "arch.num_layers=8", "global_batch_size=1984", "rows_per_step=8"]
+
+    def parts(num_ranks: int, *overrides: str) -> dict[str, int]:
+        return Footprints(_config(*whole, *overrides), sizes, num_ranks).of().parts
+
+    alone, staged = parts(1), parts(4, "parallel=pipeline")
+    assert alone[WEIGHTS] / 4 < staged[WEIGHTS] < alone[WEIGHTS] / 3, "two of eight blocks, and embedding or head"
+    assert staged[ACTIVATIONS] == pytest.approx(alone[ACTIVATIONS] / 4 / 2, rel=0.1), "4 of 8 rows are under way"
+    assert parts(4, "parallel=pipeline", "parallel.schedule=gpipe")[ACTIVATIONS] == pytest.approx(
+        2 * staged[ACTIVATIONS], rel=0.1
+    )
