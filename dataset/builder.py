@@ -97,7 +97,7 @@ def progress(what: str, total: int | None, unit: str) -> "tqdm[NoReturn]":
         unit_scale=unit_scale,
         delay=_LINE_EVERY_S,
         mininterval=_LINE_EVERY_S,
-        bar_format="{desc}: {n_fmt} of {total_fmt}{unit} after {elapsed}",
+        bar_format="{desc}: {n_fmt}" + (" of {total_fmt}" if total is not None else "") + "{unit} after {elapsed}",
         file=_Lines(),
     )
 

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from models.depth import LARGEST_COUNT
 from models.model import ArchBase
@@ -163,6 +163,12 @@ class TwoStackTextConfig(HalvedTextConfig):
     """
 
     H_override: dict[str, Any]
+
+    @field_validator("H_override", mode="before")
+    @classmethod
+    def _null_changes_nothing(cls, value: object) -> object:
+        # The default is null, because Hydra lets nobody add keys to an empty mapping.
+        return {} if value is None else value
 
     @model_validator(mode="after")
     def _the_override_is_of_a_stack(self) -> Self:

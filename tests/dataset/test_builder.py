@@ -200,12 +200,13 @@ def test_a_log_gets_no_lines_of_a_short_stage(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(("total", "said"), [(3, "3 of 3 boards"), (None, "3.00 boards")])
 def test_a_log_gets_plain_lines_of_a_long_stage(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    total: int | None, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(builder, "_LINE_EVERY_S", 0.01)
-    with builder.progress("writing", 3, "boards") as bar:
+    with builder.progress("writing", total, "boards") as bar:
         for _ in range(3):
             time.sleep(0.02)
             bar.update()
-    assert capsys.readouterr().err.splitlines()[-1] == "writing: 3 of 3 boards after 00:00"
+    assert capsys.readouterr().err.splitlines()[-1] == f"writing: {said} after 00:00"
