@@ -17,6 +17,7 @@ from dataset.schema import DatasetMetadata, Split
 from dataset.tasks import task_of_shape
 from dataset.text.sampler import TextSampler
 from dataset.text.schema import TextSplit
+from models import shapes_of
 from models.base import RecursiveModel
 from models.text.model import TextModel
 from models.text.objective import TextBatch
@@ -446,7 +447,8 @@ def pictures_of(sample: AnswerSample, metadata: DatasetMetadata) -> list[Picture
 
 def describe(config: PretrainConfig, data: Data, state: TrainState, plan: Plan, world: World) -> str:
     """Return the line at the head of the log that says what is about to run."""
-    network = sum(p.numel() for p in state.model.parameters())
+    # Of the whole model: a rank of a pipeline holds some of its blocks.
+    network = sum(weight.numel() for weight in shapes_of(config.arch, **data.sizes.of_model()).parameters())
     table = state.model.puzzle_embedding
     num_rows = f"{table.weight.numel():,} in the puzzle table" if table is not None else "no puzzle table"
     drawn = f", {plan.augmentation.description} drawn on the fly" if plan.augmentation is not None else ""

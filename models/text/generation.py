@@ -129,8 +129,7 @@ class Decoder:
     def _logits(self, inputs_N: Tensor, places_B: Tensor) -> Tensor:
         # A compiled model would be compiled again for the other numbers of tokens. Otherwise this
         # would only import the compiler, which takes seconds.
-        is_compiled = any(stack._compiled_call_impl is not None for stack in self._model.levels())
-        with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
+        with torch.compiler.set_stance("force_eager") if self._model.is_compiled else nullcontext():
             logits_BV = self._model.next_logits(inputs_N, self._cache.positions_N, self._cache, places_B)
         self._cache.end_pass()
         return logits_BV

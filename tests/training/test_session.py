@@ -16,7 +16,7 @@ from tests.in_process import SINGLE, begin
 from tests.runs import settings
 from training.number_watch import BadStep
 from training.plan import Plan
-from training.session import Session
+from training.session import Session, describe
 from utils.checkpoint import writer as writer_module
 from utils.checkpoint.format import step_folders
 from utils.checkpoint.reader import Checkpoint
@@ -111,6 +111,18 @@ def test_a_run_says_what_to_change_and_when_its_first_row_comes(
     lines = [line.split("  ", 1)[1] for line in capfd.readouterr().err.splitlines()]
     assert lines[1].startswith("warning: the warm-up (lr_warmup_steps=2000)")
     assert lines[2] == "step 5/12; the next row is that of step 6", "step 5 is the first of this process"
+
+
+def test_the_head_counts_the_whole_model_where_a_rank_has_a_part(data: Path, tmp_path: Path) -> None:
+    begun = begin(settings(data, tmp_path / "run"))
+    with begun.lock:
+        plan = Plan.make(begun.start.config, begun.data, begun.state.progress, SINGLE)
+        head = [describe(begun.start.config, begun.data, begun.state, plan, SINGLE)]
+        for block in begun.state.model.blocks():  # as a stage of a pipeline lacks those of other stages
+            for weight in block.parameters():
+                weight.data = weight.data[:0]
+        head.append(describe(begun.start.config, begun.data, begun.state, plan, SINGLE))
+    assert head[0] == head[1] and " parameters and " in head[0]
 
 
 # ---- steps -------------------------------------------------------------------------------------
