@@ -37,6 +37,8 @@ from utils.text import one_line
 DEFAULT_TEST_SHARE, DEFAULT_NUM = 0.05, 1000
 # So many bytes of text go to the tokenizer at a time. It uses all cores for them.
 BATCH_BYTES = 1 << 20
+# What a document takes beside its text, roughly.
+DOCUMENT_BYTES = 256
 # If all documents have fewer bytes than this, the test share is exact.
 FEW_BYTES = 1 << 21
 MOST_TASKS = 1000
@@ -123,6 +125,11 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 
     settings = Settings(**vars(parser.parse_args(argv)))
     check_at_least(settings, max_len=2, seed=0, train_bpe=LEAST_BPE, generate_num=1)
+    if settings.seed >= 2**64:
+        raise UserError(f"--seed is {settings.seed}; give a number below 2^64")
+    for option, named in (("--source", settings.source), ("--generate", settings.generate)):
+        if twice := [each for each, num in Counter(map(str, named or [])).items() if num > 1]:
+            raise UserError(f"{option} names {twice[0]} more than once; name it once")
     check_exclusive(settings, "test_share", "test_source")
     check_exclusive(settings, "tokenizer", "train_bpe")
     if settings.test_share is not None and not 0 < settings.test_share < 1:
@@ -163,7 +170,8 @@ def split_documents(settings: Settings, left_out: Counter[str]) -> Iterator[tupl
         limit = int(settings.test_share * 2**64)
         if following is None:  # those are all documents, so the share can be exact
             keys = sorted({_key(document, settings.seed) for document in few})
-            limit = keys[max(1, round(settings.test_share * len(keys)))] if len(keys) > 1 else limit
+            if len(keys) > 1:  # both splits get at least one
+                limit = keys[min(len(keys) - 1, max(1, round(settings.test_share * len(keys))))]
         for document in itertools.chain(few, [following] if following else [], documents):
             yield "test" if _key(document, settings.seed) < limit else "train", document
         return
@@ -214,7 +222,7 @@ def _batches(documents: Iterator[tuple[SplitName, Document]]) -> Iterator[list[t
     batch, num_bytes = [], 0
     for split, document in documents:
         batch.append((split, document))
-        num_bytes += document.num_bytes
+        num_bytes += document.num_bytes + DOCUMENT_BYTES
         if num_bytes >= BATCH_BYTES:
             yield batch
             batch, num_bytes = [], 0
@@ -280,13 +288,21 @@ def write_splits(folder: Path, settings: Settings, tokenizer: Tokenizer, left_ou
             for (split, document), instruction, text in zip(batch, instructions, texts, strict=True):
                 task = tasks.setdefault(document.task, len(tasks))
                 if task == MOST_TASKS:
-                    raise UserError(f"{document.place}: is of task {MOST_TASKS + 1:,}; a task is for many problems")
+                    raise UserError(
+                        f"{document.place}: is of task {MOST_TASKS + 1:,}, but a task is for many problems; leave the "
+                        "key task out"
+                    )
+                if not len(text):
+                    raise UserError(
+                        f"{document.place}: the tokenizer has no token for this text or response; give another "
+                        "--tokenizer, or leave it out to read bytes"
+                    )
                 if _fits(writers[split], document, instruction, text, settings, left_out):
                     _add(writers[split], document, instruction, text, task)
             bar.update(len(batch))
     for split, writer in writers.items():
         if not writer.num_samples:
-            raise UserError(f"no document is for {split}ing; {_how_to_fill(split, settings)}")
+            raise UserError(f"no document is for {split}ing; {_how_to_fill(split, settings, left_out)}")
         writer.describe(list(tasks))
     return [
         f"{split:<6} {writer.num_documents:,} documents, {writer.num_samples:,} samples, {writer.num_tokens:,} tokens"
@@ -294,10 +310,13 @@ def write_splits(folder: Path, settings: Settings, tokenizer: Tokenizer, left_ou
     ]
 
 
-def _how_to_fill(split: SplitName, settings: Settings) -> str:
+def _how_to_fill(split: SplitName, settings: Settings, left_out: Counter[str]) -> str:
+    if left_out:
+        counts = " and ".join(f"{num:,} {why}" for why, num in left_out.items())
+        return f"left out are {counts}; give other documents, or raise --max-len"
     if settings.test_source is not None:
-        return "give files with other documents, or raise --max-len"
-    return f"{'raise' if split == 'test' else 'lower'} --test-share, give another --seed, or give --test-source"
+        return "give files with other documents"
+    return "there is one document, or all have the same text or instruction; give more documents, or --test-source"
 
 
 def _fits(
@@ -347,6 +366,7 @@ def build(settings: Settings) -> str:
         f"tokens {kinds}, start {special.start}, end of instruction {special.end_of_instruction}, end {special.end}: "
         f"vocab_size {tokenizer.vocab_size:,}, max_len {max(split.metadata.max_len for split in splits.values()):,}",
         *(f"left out {num:,} documents {why}" for why, num in left_out.items()),
+        *([f"unknown {tokenizer.num_unknown:,} tokens: the tokenizer lacks a part"] if tokenizer.num_unknown else []),
     ]
     return summary(settings.output_dir, started, lines, fingerprints)
 

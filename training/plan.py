@@ -263,6 +263,11 @@ def make_sampler(config: PretrainConfig, train: Split | TextSplit, progress: Pro
 
 
 def _require_steps(config: PretrainConfig, sampler: Sampler | TextSampler, last_step: int) -> None:
+    if last_step < 1 and isinstance(sampler, FileOrderSampler):  # its epochs leave no rest to the next one
+        raise UserError(
+            f"no epoch of {sampler.split.path} fills one global batch of {config.global_batch_size} tokens in "
+            f"{config.rows_per_step} rows; lower global_batch_size and rows_per_step"
+        )
     if last_step < 1 and isinstance(sampler, TextSampler):
         raise UserError(
             f"{config.epochs} epochs don't fill one global batch of {config.global_batch_size} tokens in "

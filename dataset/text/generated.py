@@ -1,6 +1,7 @@
 """Generate reasoning problems in words with the package reasoning-gym."""
 
 import difflib
+import hashlib
 from collections.abc import Iterator, Sequence
 
 from dataset.text.sources import Document
@@ -19,7 +20,7 @@ def generate(tasks: Sequence[str], num: int, seed: int) -> Iterator[Document]:
         seed: decides the problems.
 
     Raises:
-        UserError: The package is missing, or a task is unknown.
+        UserError: The package is missing, or a task is unknown or never names an answer.
     """
     if not tasks:
         return
@@ -37,9 +38,25 @@ def generate(tasks: Sequence[str], num: int, seed: int) -> Iterator[Document]:
                 f"--generate {task}: reasoning-gym has no such task; give others, such as {', '.join(near)}"
             )
     for task in tasks:
-        problems = reasoning_gym.create_dataset(task, size=num, seed=seed)
+        problems = reasoning_gym.create_dataset(task, size=num, seed=_first_seed(task, seed))
+        has_answer = False
         for number in range(num):
             problem = problems[number]
             # Some problems have several answers, and none is named. The builder leaves them out.
             answer = problem["answer"] or ""
+            has_answer |= bool(answer)
             yield Document(f"problem {number:,} of {task}", problem["question"].encode(), str(answer).encode(), task)
+        if not has_answer:
+            raise UserError(
+                f"--generate {task}: its problems name no answer, because several are right; give another task"
+            )
+
+
+def _first_seed(task: str, seed: int) -> int:
+    """Return the seed of the first problem.
+
+    reasoning-gym makes problem n from the seed plus n. So neighbouring seeds would share all
+    problems but one.
+    """
+    digest = hashlib.blake2b(f"{task} {seed}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") // 2  # NumPy takes seeds of 32 bits, also for the last problem

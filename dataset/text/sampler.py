@@ -219,6 +219,8 @@ class FileOrderSampler(TextSampler):
     @property
     def waste(self) -> float:
         lengths_N, steps = self.split.epochs[0].lengths(), self._steps(0)
+        if not steps:
+            return 0.0
         num_tokens = sum(int(lengths_N[row].sum()) for rows in steps for row in rows)
         return 1 - num_tokens / (len(steps) * self.rows_per_step * self.capacity)
 

@@ -110,7 +110,7 @@ class Samples:
     def lengths(self) -> np.ndarray:
         """Return how many tokens the model reads of each sample, P + R - 1, int64 (N,)."""
         lengths = self.instruction_len.astype(np.int64)
-        lengths += self.response_len
+        lengths += self.response_len.astype(np.int64)
         lengths -= 1
         return lengths
 

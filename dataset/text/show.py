@@ -64,7 +64,7 @@ def _sample(split: TextSplit, tokenizer: Tokenizer | None, name: str, number: in
     parts = [split.tokens[start : start + prefix_len], split.tokens[response_start : response_start + response_len]]
     if len(parts[0]) != prefix_len or len(parts[1]) != response_len or not 0 <= task < len(split.metadata.tasks):
         raise UserError(f"{split.path}: sample {number} is wrong; python -m dataset.validate says where")
-    title = f"{name} sample {number}: {split.metadata.tasks[task]}, {prefix_len} + {response_len} tokens"
+    title = f"{name} sample {number}: {_cut(split.metadata.tasks[task])}, {prefix_len} + {response_len} tokens"
     shown = [_text(tokenizer, part) for part in parts]
     if prefix_len == 1:  # a text
         return [title, _cut(shown[0] + shown[1])]

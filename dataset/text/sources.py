@@ -1,10 +1,12 @@
 """Read documents from plain text, JSONL and CSV, as a stream: a file of GBs needs little memory."""
 
+import codecs
 import csv
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,8 @@ PASSAGE_BYTES = 1 << 14
 # The longest line of a JSONL file and the longest field of a CSV file.
 MOST_BYTES = 1 << 26
 KEYS = "text, or instruction and response"
+# What JSON calls the values that are no text.
+_KINDS = {dict: "an object", list: "a list", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
 
 
 class Document(NamedTuple):
@@ -62,6 +66,8 @@ def _opened(file: Path) -> Iterator[BinaryIO]:
             yield stream  # type: ignore[misc]
     except FileNotFoundError:
         raise UserError(f"{file} is missing; correct --source or --test-source") from None
+    except IsADirectoryError:
+        raise UserError(f"{file} is a folder; give its files") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{file}: cannot be read on ({one_line(error)}); get the file again") from None
 
@@ -69,6 +75,9 @@ def _opened(file: Path) -> Iterator[BinaryIO]:
 def _plain(file: Path, stream: BinaryIO) -> Iterator[Document]:
     rest, offset = b"", 0
     for block in iter(partial(stream.read, PASSAGE_BYTES), b""):
+        if not offset:
+            _require_no_utf16(file, block)
+            block = block.removeprefix(codecs.BOM_UTF8)
         if (zero := block.find(b"\0")) >= 0:
             raise UserError(f"{file}: is binary (byte {offset + zero:,} is 0); give text, .jsonl or .csv")
         offset += len(block)
@@ -87,7 +96,7 @@ def _cut(passage: bytes) -> int:
 
     A text without them is cut between characters of UTF-8.
     """
-    for end in (b"\n\n", b"\n", b" "):
+    for end in (b"\n\n", b"\r\n\r\n", b"\n", b" "):
         if (at := passage.rfind(end, len(passage) // 2)) > 0:
             return at + len(end)
     at = len(passage) - 1
@@ -96,62 +105,95 @@ def _cut(passage: bytes) -> int:
     return at if passage[at] >= 0xC0 else len(passage)
 
 
-def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Document]:
-    lines = iter(partial(stream.readline, MOST_BYTES), b"")
-    for number, line in enumerate(lines, 1):
-        place = f"{file}:{number}"
+def _require_no_utf16(file: Path, beginning: bytes) -> None:
+    if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UserError(f"{file}: is UTF-16; convert it to UTF-8")
+
+
+def _lines(file: Path, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield each line with its number, from 1. No line is longer than MOST_BYTES."""
+    for number, line in enumerate(iter(partial(stream.readline, MOST_BYTES), b""), 1):
         if len(line) == MOST_BYTES:
-            raise UserError(f"{place}: the line has {MOST_BYTES:,} bytes or more; split the document")
+            raise UserError(f"{file}:{number}: the line has {MOST_BYTES:,} bytes or more; split the document")
+        if number == 1:
+            _require_no_utf16(file, line)
+            line = line.removeprefix(codecs.BOM_UTF8)
+        yield number, line
+
+
+def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Document]:
+    for number, line in _lines(file, stream):
+        place = f"{file}:{number}"
         if not line.strip():
             continue
         try:
-            values = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            values = json.loads(line.decode())
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{place}: is no line of JSON ({one_line(error)}); correct or remove the line") from None
+            fix = "write one object on each line" if line.strip() in (b"[", b"{") else "correct or remove the line"
+            raise UserError(f"{place}: is no line of JSON ({one_line(error)}); {fix}") from None
         if not isinstance(values, dict):
             raise UserError(f"{place}: is no object with {KEYS}; correct or remove the line")
         yield _document(place, values)
 
 
 def _csv(file: Path, stream: BinaryIO) -> Iterator[Document]:
-    number = 1
+    num_read, first = 0, 1  # lines, and the line of the row under way
 
     def lines() -> Iterator[str]:
-        nonlocal number
-        for number, line in enumerate(iter(partial(stream.readline, MOST_BYTES), b""), 1):
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        nonlocal num_read
+        for num_read, line in _lines(file, stream):  # noqa: B007 - read below
+            yield line.decode()
 
     limit = csv.field_size_limit(MOST_BYTES)
     try:
-        for row in csv.DictReader(lines()):
-            if None in row or None in row.values():
-                raise UserError(f"{file}:{number}: the row has not as many fields as the header; correct the row")
-            yield _document(f"{file}:{number}", row)
+        # strict: a quote that is not closed would else swallow all rows behind it.
+        rows = csv.reader(lines(), strict=True)
+        header = next(rows, [])
+        if twice := [name for name, num in Counter(header).items() if num > 1]:
+            raise UserError(f"{file}:1: has two columns named {twice[0]}; rename or remove one")
+        if header:
+            _used_keys(f"{file}:1", header, "name the columns so, and separate them by commas")
+        first = num_read + 1
+        for row in rows:
+            if row and len(row) != len(header):
+                raise UserError(f"{file}:{first}: the row has not as many fields as the header; correct the row")
+            if row:
+                yield _document(f"{file}:{first}", dict(zip(header, row, strict=True)))
+            first = num_read + 1
     except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{file}:{number}: cannot be read ({one_line(error)}); correct or remove the row") from None
+        raise UserError(f"{file}:{first}: cannot be read ({one_line(error)}); correct or remove the row") from None
     finally:
         csv.field_size_limit(limit)
 
 
-def _document(place: str, values: dict[str, object]) -> Document:
+def _used_keys(place: str, keys: Sequence[str], fix: str) -> list[str]:
+    """Return the keys of a text or of a problem. Raise UserError if it is neither."""
+    if "text" in keys and not {"instruction", "response"} & set(keys):
+        return ["text"]
+    if {"instruction", "response"} <= set(keys) and "text" not in keys:
+        return ["instruction", "response"]
+    named = ", ".join(keys[:8]) + (", ..." if len(keys) > 8 else "")
+    raise UserError(f"{place}: has {named or 'nothing'}; it needs either {KEYS}; {fix}")
+
+
+def _document(place: str, values: Mapping[str, object]) -> Document:
     """Return the document of a line of JSON or a row.
 
     Raises:
         UserError: The values are not those of a text or of a problem.
     """
-    if "text" in values and not {"instruction", "response"} & values.keys():
-        used, default_task = ["text"], "text"
-    elif {"instruction", "response"} <= values.keys() and "text" not in values:
-        used, default_task = ["instruction", "response"], "instruction"
-    else:
-        raise UserError(f"{place}: has {', '.join(values) or 'nothing'}; it needs {KEYS}")
-    task = values.get("task", default_task)
+    used = _used_keys(place, list(values), "rename the keys")
+    task = values.get("task", "")
+    if task == "":
+        task = used[0]
     encoded = []
     for key, value in [*((key, values[key]) for key in used), ("task", task)]:
         if not isinstance(value, str):
-            raise UserError(f"{place}: {key} is {type(value).__name__}, no text; correct or remove the line")
+            raise UserError(f"{place}: {key} is {_KINDS[type(value)]}, no text; correct or remove the line")
         try:
             encoded.append(value.encode("utf-8"))
         except UnicodeEncodeError as error:
             raise UserError(f"{place}: {key} has half a character ({one_line(error)}); correct the line") from None
+    if not str(task).isprintable():
+        raise UserError(f"{place}: the name of the task has control characters; correct the line")
     return Document(place, encoded[0] if len(used) == 2 else None, encoded[-2], str(task))

@@ -33,7 +33,10 @@ class Tokenizer(ABC):
         name: "bytes", or the sha256 of tokenizer.json.
         special_tokens: the tokens that no text contains.
         vocab_size: the number of tokens, the special ones included.
+        num_unknown: how often `encode` has used the token for what the tokenizer lacks.
     """
+
+    num_unknown = 0
 
     def __init__(self, name: str, num_text_tokens: int, special_tokens: SpecialTokens | None = None) -> None:
         self.name = name
@@ -53,6 +56,7 @@ class Tokenizer(ABC):
 
         Raises:
             UnicodeDecodeError: A text is not UTF-8, and the tokenizer needs characters.
+            UserError: The tokenizer fails on a text.
         """
 
     def first_unknown(self, text: bytes) -> str | None:
@@ -100,6 +104,8 @@ class FileTokenizer(Tokenizer):
         try:
             contents = plain(file).read_bytes()
             described = json.loads(contents)
+        except FileNotFoundError:
+            raise UserError(f"{file} is missing; correct --tokenizer") from None
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{file}: is no tokenizer.json ({one_line(error)}); give another --tokenizer") from None
         try:
@@ -117,8 +123,14 @@ class FileTokenizer(Tokenizer):
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         decoded = [text.decode("utf-8") for text in texts]
-        encoded = self._tokenizer.encode_batch(decoded, add_special_tokens=False)
-        return [np.array(each.ids, self.dtype) for each in encoded]
+        try:
+            encoded = self._tokenizer.encode_batch(decoded, add_special_tokens=False)
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"the tokenizer can't read a text ({one_line(error)}); give another --tokenizer") from None
+        tokens = [np.array(each.ids, self.dtype) for each in encoded]
+        if self._unknown is not None:
+            self.num_unknown += sum(int((each == self._unknown).sum()) for each in tokens)
+        return tokens
 
     def first_unknown(self, text: bytes) -> str | None:
         decoded = text.decode("utf-8")

@@ -84,19 +84,23 @@ def _leak(train: TextSplit, test: TextSplit, most: float) -> tuple[str, bool] | 
 def _keys(split: TextSplit) -> tuple[np.ndarray, np.ndarray]:
     """Return a key of each document, uint64, and the number of its first sample.
 
-    The key of a problem is that of its instruction, and the key of a text that of its first sample.
+    The key of a problem is that of its instruction, and the key of a text that of all its samples,
+    which lie one behind the other.
     """
     samples, special = split.epochs[0], split.metadata.special_tokens
-    keys, numbers = [], []
+    digests, numbers = list["hashlib.blake2b"](), list[int]()
     step = CHUNK_BYTES // 40
     for first in range(0, len(samples), step):
         for number, (start, prefix_len, _, response_len, _) in enumerate(
             samples.take(slice(first, first + step)).tolist(), first
         ):
             if prefix_len == 1 and special is not None and split.tokens[start] != special.start:
-                continue  # the rest of a text, which may be as short as one word
-            length = prefix_len if prefix_len > 1 else 1 + response_len
-            contents = split.tokens[start : start + length].astype(np.uint32).tobytes()
-            keys.append(int.from_bytes(hashlib.blake2b(contents, digest_size=8).digest(), "big"))
-            numbers.append(number)
+                contents = split.tokens[start + 1 : start + 1 + response_len]  # goes on where the sample before ends
+            else:
+                digests.append(hashlib.blake2b(digest_size=8))
+                numbers.append(number)
+                contents = split.tokens[start : start + (prefix_len if prefix_len > 1 else 1 + response_len)]
+            if digests:
+                digests[-1].update(contents.astype(np.uint32).tobytes())
+    keys = [int.from_bytes(digest.digest(), "big") for digest in digests]
     return np.array(keys, np.uint64), np.array(numbers, np.int64)

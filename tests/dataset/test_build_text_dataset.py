@@ -102,6 +102,40 @@ def test_two_documents_are_enough(tmp_path: Path) -> None:
     assert [len(_documents(split)) for split in splits.values()] == [1, 1]
 
 
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+@pytest.mark.parametrize("num", [2, 10])
+def test_no_share_leaves_a_split_empty(tmp_path: Path, share: float, num: int) -> None:
+    splits = _build(tmp_path / "data", "--source", _write(tmp_path / "a.jsonl", *_texts(num)), "--test-share", share)
+    numbers = [len(_documents(split)) for split in splits.values()]
+    assert sum(numbers) == num and min(numbers) >= 1
+
+
+def test_problems_with_one_instruction_are_in_one_split(tmp_path: Path) -> None:
+    problems = [{"instruction": f"{n // 4} + 1", "response": str(n)} for n in range(400)]
+    splits = _build(tmp_path / "data", "--source", _write(tmp_path / "a.jsonl", *problems), "--test-share", 0.3)
+    train, test = ({each.split("|")[0] for each in _documents(split)} for split in splits.values())
+    assert len(train) == 70 and len(test) == 30 and not train & test
+
+
+def test_what_the_tokenizer_lacks_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs pip install -r requirements-text.txt")
+    source = _write(tmp_path / "a.jsonl", *_problems(100))
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"+": 0, "1": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "words.json"))
+    _build(tmp_path / "data", "--source", source, "--tokenizer", tmp_path / "words.json")
+    assert "unknown 198 tokens: the tokenizer lacks a part" in capsys.readouterr().out
+    letters = tokenizers.Tokenizer(tokenizers.models.BPE({"+": 0}, []))
+    letters.save(str(tmp_path / "letters.json"))
+    typed = ["--output-dir", tmp_path / "x", "--source", source, "--tokenizer"]
+    found = _mistake(capsys, *typed, tmp_path / "letters.json")
+    assert "1: the tokenizer has no token for this text or response; give another --tokenizer, or leave" in found
+    lacking = tokenizers.Tokenizer(tokenizers.models.WordLevel({"+": 0}, unk_token="?"))
+    lacking.save(str(tmp_path / "lacking.json"))
+    found = _mistake(capsys, *typed, tmp_path / "lacking.json")
+    assert "the tokenizer can't read a text (" in found and found.endswith("; give another --tokenizer")
+
+
 def test_test_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train, test = _write(tmp_path / "a.jsonl", *_problems(50)), _write(tmp_path / "b.jsonl", *_problems(10))
     splits = _build(tmp_path / "data", "--source", train, "--test-source", test)
@@ -156,9 +190,16 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["--source", source, "--max-len", 1], "--max-len is 1; it must be at least 2"),
         (["--source", source, "--test-share", 1.5], "--test-share is 1.5; it must be between 0 and 1"),
-        (["--source", one], "no document is for testing; raise --test-share, give another --seed, or"),
+        (["--source", one], "no document is for testing; there is one document, or all have the same text"),
         (["--source", source, "--test-share", 0.1, "--test-source", source], "exclude each other; give one of them"),
-        (["--source", source, "--test-source", source], "no document is for training; give files with other documents"),
+        (
+            ["--source", source, "--test-source", source],
+            "no document is for training; left out are 100 for training that are in --test-",
+        ),
+        (["--source", source, source], f"--source names {source} more than once; name it once"),
+        (["--generate", "a", "b", "a"], "--generate names a more than once; name it once"),
+        (["--source", source, "--seed", 10**80], "; give a number below 2^64"),
+        (["--source", source, "--tokenizer", tmp_path / "no.json"], "no.json is missing; correct --tokenizer"),
         (["--source", source, "--train-bpe", 256], "--train-bpe is 256; it must be at least 260"),
         (["--source", tmp_path / "none.txt"], "none.txt is missing; correct --source or --test-source"),
         ([], "there is nothing to read; give files with --source, or tasks with --generate"),

@@ -26,13 +26,24 @@ def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     _fake(monkeypatch)
-    found = [each[1:] for each in generate(["sums", "open"], 2, seed=7)]
-    assert found == [
-        (b"7 + 1", b"8", "sums"),
-        (b"8 + 1", b"9", "sums"),
-        (b"7 + 1", b"", "open"),
-        (b"8 + 1", b"", "open"),
-    ]
+    sums, more_sums = generate(["sums"], 2, seed=7)
+    assert sums.instruction is not None and more_sums.instruction is not None
+    first = int(sums.instruction.split()[0])
+    assert sums[1:] == (b"%d + 1" % first, b"%d" % (first + 1), "sums")
+    assert more_sums[1:] == (b"%d + 1" % (first + 1), b"%d" % (first + 2), "sums")
+
+
+def test_neighbouring_seeds_share_no_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """reasoning-gym alone makes problem n from seed + n."""
+    _fake(monkeypatch)
+    seen = [{each.instruction for each in generate(["sums"], 100, seed)} for seed in range(4)]
+    assert len(set().union(*seen)) == 4 * 100
+
+
+def test_a_task_that_names_no_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake(monkeypatch)
+    with pytest.raises(UserError, match="--generate open: its problems name no answer, because several are right"):
+        list(generate(["sums", "open"], 2, seed=7))
 
 
 @pytest.mark.parametrize("task", ["sumz", "composite"])

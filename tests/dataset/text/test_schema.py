@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -153,7 +154,7 @@ def test_a_file_that_became_shorter_is_noticed(tmp_path: Path) -> None:
 # ---- HRM-Text's own format -----------------------------------------------------------------------
 
 
-def _hrm_text(path: Path, num_epochs: int = 2) -> TextSplit:
+def _hrm_text(path: Path, num_epochs: int = 2, dtype: type[np.integer[Any]] = np.int64) -> TextSplit:
     rng = np.random.default_rng(0)
     whole = {
         "inst_start": np.array([0, 12, 30]),
@@ -162,19 +163,21 @@ def _hrm_text(path: Path, num_epochs: int = 2) -> TextSplit:
         "resp_len": np.array([2, 6, 1]),
     }
     orders = [rng.permutation(3) for _ in range(num_epochs)]
-    epochs = [{name: array[order] for name, array in whole.items()} for order in orders]
+    epochs = [{name: array[order].astype(dtype) for name, array in whole.items()} for order in orders]
     write_hrm_text(path, np.arange(40, dtype=np.int32), epochs)
     return open_text_split(path, "train")
 
 
-def test_a_folder_of_hrm_text_is_opened_unchanged(tmp_path: Path) -> None:
-    split = _hrm_text(tmp_path / "data")
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32, np.uint64])
+def test_a_folder_of_hrm_text_is_opened_unchanged(tmp_path: Path, dtype: type[np.integer[Any]]) -> None:
+    split = _hrm_text(tmp_path / "data", dtype=dtype)
     assert split.is_published_form and is_text(tmp_path / "data")
     assert (split.metadata.vocab_size, split.metadata.max_len, split.metadata.tokenizer) == (64, 9, "unknown")
     assert split.metadata.special_tokens is None
     assert len(split.epochs) == 2 and split.samples(3) is split.epochs[1]
     for samples in split.epochs:
         places = samples.take(slice(None))
+        assert sorted(samples.lengths().tolist()) == [4, 5, 9]
         assert sorted(places[:, 2].tolist()) == [3, 20, 35] and (places[:, 4] == 0).all()
     first = check_text_contents(split)
     assert first == check_text_contents(open_text_split(tmp_path / "data", "train"))

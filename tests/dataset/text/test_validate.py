@@ -18,13 +18,13 @@ def _report(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> tu
 
 def test_what_the_builder_makes_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "a.jsonl"
-    texts = [{"text": f"{number} and the same end" * 3} for number in range(60)]
+    texts = [{"text": f"the same beginning, {number} and the same end" * 3} for number in range(60)]
     problems = [{"instruction": f"{n} + 1", "response": str(n + 1)} for n in range(60)]
     source.write_text("".join(f"{json.dumps(each)}\n" for each in texts + problems))
     assert build(["--output-dir", str(tmp_path / "data"), "--source", str(source), "--max-len", "20"]) == 0
     built = capsys.readouterr().out
     status, lines = _report(capsys, tmp_path / "data")
-    assert (status, lines[-1]) == (0, "ok: 0 errors, 0 warnings"), "ends of texts that are alike are no leak"
+    assert (status, lines[-1]) == (0, "ok: 0 errors, 0 warnings"), "texts that begin or end alike are no leak"
     assert "samples of 8 to 20 tokens (mean" in lines[0]
     assert lines[1].split()[-1] in built, "the fingerprint must be that of the builder"
 
@@ -46,6 +46,19 @@ def test_a_leak_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     )
     status, lines = _report(capsys, tmp_path, "--allow-leak")
     assert status == 0 and lines[0].startswith("warning: ") and lines[-1] == "ok: 0 errors, 1 warning"
+
+
+def test_a_text_that_is_in_both_splits_is_a_leak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def texts(first: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return texts in samples of 4 and 3 tokens to read. Only the last token differs."""
+        tokens = np.array([[256, 1, 2, 3, 4, 5, number, 258] for number in range(first, first + 20)], np.uint16)
+        table = np.array([[8 * n + start, 1, length, 0] for n in range(20) for start, length in ((0, 4), (4, 3))])
+        return tokens.reshape(-1), table
+
+    write_split(tmp_path / "train", *texts(0))
+    write_split(tmp_path / "test", *texts(18))
+    status, lines = _report(capsys, tmp_path)
+    assert status == 1 and "sample 0 is in the training data too, as sample 36 (2 of 20 test documents" in lines[0]
 
 
 def test_every_error_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
