@@ -33,6 +33,7 @@ from optim.build import build_optimizers
 from optim.ema import EMA
 from optim.loss_scale import LossScale
 from optim.sparse_sign_sgd import sparse_sign_sgd_
+from training.attention_kernel import require_attention_kernel
 from training.compiling import with_compile
 from training.config import PretrainConfig
 from training.data import Data, open_data
@@ -179,6 +180,7 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
     else:
         weights = initial_weights(config.arch, data.sizes, config.seed, world)
     start.notes.extend(require_fp8_products(model, world))
+    require_attention_kernel(model, world)
     # compile=auto is decided once, like forward_dtype=auto: a resumed run keeps what its checkpoint
     # says.
     was_compiled = checkpoint.state.config.get("compile") is True if checkpoint else None

@@ -12,6 +12,7 @@ from models.base import CommonConfig
 from models.metric_sums import EVAL_METRICS
 from models.parallel import ParallelConfig
 from models.published import PuzzleTable
+from models.text.config import TextConfig
 from models.text.losses import TEXT_EVAL_METRICS
 from optim.build import OptimConfig
 from optim.schedule import BatchScaling
@@ -219,6 +220,12 @@ class PretrainConfig(RunConfig):
     def puzzle_arch(self) -> CommonConfig:
         """The architecture, in code that knows that it is one of puzzles."""
         assert isinstance(self.arch, CommonConfig)
+        return self.arch
+
+    @property
+    def text_arch(self) -> TextConfig:
+        """The architecture, in code that knows that it is one of text."""
+        assert isinstance(self.arch, TextConfig)
         return self.arch
 
     @property

@@ -298,7 +298,9 @@ def _row(config: PretrainConfig, sizes: TextSizes, num_tokens: int) -> TextRow:
     lengths = [length] * (num_tokens // length) + [num_tokens % length] * (num_tokens % length > 0)
     sequences = [(max(1, each // 2), each - max(1, each // 2)) for each in lengths]
     tokens_N = torch.zeros(num_tokens, dtype=torch.int32)
-    return TextRow(tokens_N, tokens_N, tokens_N, Packing(sequences, num_tokens))
+    return TextRow(
+        tokens_N, tokens_N, tokens_N, Packing(sequences, num_tokens, kernel=config.text_arch.attention_kernel)
+    )
 
 
 def _of_text_loss(model: TextModel, num_tokens: int) -> int:

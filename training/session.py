@@ -429,7 +429,13 @@ def _train_loader(data: Data, plan: Plan, world: World) -> TrainLoader | TextLoa
     config = plan.config
     if isinstance(plan.sampler, TextSampler):
         num_parts = config.parallel.num_microbatches(config.grad_accumulation)
-        return TextLoader(plan.sampler, world, num_parts=num_parts, target_only=config.target_only)
+        return TextLoader(
+            plan.sampler,
+            world,
+            num_parts=num_parts,
+            target_only=config.target_only,
+            kernel=config.text_arch.attention_kernel,
+        )
     assert isinstance(data.train, Split)
     return TrainLoader(data.train, plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on)
 

@@ -11,6 +11,7 @@ waits.py           a part: how often the host waits for the card
 kernels.py         a part: the largest kernels of a step, and what bounds each
 ranks.py           a part: two ranks on one card against one
 attention.py       a part: attention with each backend of PyTorch
+packing.py         a part: attention in a packed row of text, with each kernel for it
 levers.py          a part: steps with a lever, such as CUDA graphs, against steps without it
 marked_steps.py    the steps of a lever: they say where each step begins
 switched_steps.py  the steps of a lever: they set what has no variable

@@ -45,6 +45,8 @@ LEVERS = {
 }
 # Slots and positions for the backends of attention: Sudoku, and grids of 16, 30 and 50.
 _ATTENTION = ["768x82", "256x256", "72x900", "24x2500"]
+# Tokens of a packed row of text, and of its longest sequence.
+_PACKING = ["32768x1024", "32768x4096"]
 # What a rehearsal on the CPU makes of every recipe. The code is the same, and the sizes are tiny.
 TINY = [
     *("device=cpu", "global_batch_size=8", "arch.hidden_size=32", "arch.num_heads=2"),
@@ -136,6 +138,7 @@ def all_parts(settings: Settings) -> list[Part]:
         _steps("maze", True, settings),
         _steps("maze", False, settings),
         _of_recipe("peak", "fast", settings, 0.08, 20),
+        _packing(settings),
         _attention(settings),
         *(_lever(key, settings) for key in LEVERS),
         *([_accuracy(settings)] if settings.has_real_sudoku else []),
@@ -275,6 +278,12 @@ def _attention(settings: Settings) -> Part:
     shapes = ["2x82", "1x256"] if settings.rehearse else _ATTENTION
     arguments = ["--device", settings.device, *shapes]
     return _program("attention", "attention", "backends of attention", arguments, settings, share=0.1, least_s=30)
+
+
+def _packing(settings: Settings) -> Part:
+    shapes = ["64x16"] if settings.rehearse else _PACKING
+    arguments = ["--device", settings.device, *shapes]
+    return _program("packing", "packing", "attention in rows of text", arguments, settings, share=0.1, least_s=30)
 
 
 def _lever(key: str, settings: Settings) -> Part:

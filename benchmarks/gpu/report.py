@@ -353,6 +353,30 @@ def _attention(found: Found) -> str:
     return "\n\n".join([text, table, *(["\n".join(refusals)] if refusals else [])])
 
 
+def _packing(found: Found) -> str:
+    ((_, result),) = found
+    kernels = list(result[0]["ms"])
+    rows = [
+        [
+            f"{each['tokens']:,}",
+            f"{each['longest']:,}",
+            each["mask"],
+            how,
+            *("-" if each["ms"][kernel] is None else _number(each["ms"][kernel][how]) for kernel in kernels),
+        ]
+        for how in ("forward", "forward and backward")
+        for each in result
+    ]
+    text = _prose(
+        "**Attention in a packed row of text**, in ms, by `arch.attention_kernel`, 8 heads of 64, each call alone. A "
+        "dash is a kernel that has raised an error; the errors are below."
+    )
+    table = _table(["tokens", "longest sequence", "mask", "pass", *kernels], rows)
+    reasons = {(kernel, reason) for each in result for kernel, reason in each["refused"].items()}
+    refusals = [f"- {kernel}: `{_cell(reason)}`" for kernel, reason in sorted(reasons)]
+    return "\n\n".join([text, table, *(["\n".join(refusals)] if refusals else [])])
+
+
 def _checkpoint(found: Found) -> str:
     ((_, result),) = found
     rows = [
@@ -404,6 +428,7 @@ _SECTIONS: dict[str, Callable[[Found], str]] = {
     "peak": _peak,
     "ranks": _ranks,
     "checkpoint": _checkpoint,
+    "packing": _packing,
     "attention": _attention,
     "levers": _levers,
     ACCURACY: _accuracy,

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from models.depth import LARGEST_COUNT
 from models.model import ArchBase
-from models.text.stack_config import StackConfig, StackShape
+from models.text.stack_config import Kernel, StackConfig, StackShape
 from utils.config import Bool, Float, Int
 
 # More steps than any run has. At the first of them all schedules are at their start.
@@ -35,6 +35,7 @@ class TextConfig(StackConfig, ArchBase):
     """The options of every text model."""
 
     kind = "text"
+    attention_kernel: Kernel
 
     @property
     @abstractmethod

@@ -1,7 +1,11 @@
 """Attention within the sequences of one packed row.
 
 A row holds several sequences one behind the other, and then padding. A score is computed only for
-pairs of tokens of one sequence: sequences of similar length form a batch, padded to the longest.
+pairs of tokens of one sequence. There are two ways:
+
+sdpa    Sequences of similar length form a batch, padded to the longest. It runs on every device.
+varlen  FlashAttention's kernel for sequences of different lengths takes the row as it is
+        (models/text/varlen.py). It needs CUDA, and float16 or bfloat16.
 """
 
 # N = tokens of the row, B = sequences of a group, L = tokens of the longest of them, A = heads of
@@ -9,7 +13,7 @@ pairs of tokens of one sequence: sequences of similar length form a batch, padde
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,10 +21,8 @@ import torch
 from torch import Tensor
 
 from models.attention import attend
-from models.text.stack_config import Mask
-
-Sequences = Sequence[tuple[int, int]]
-"""The length of the prefix and of the response of each sequence, in the order of the row."""
+from models.text.stack_config import Kernel, Mask
+from models.text.varlen import Ragged, Sequences
 
 # The longest sequence of a group has at most so many times the tokens of the shortest, so that at
 # most half of a group is padding.
@@ -46,12 +48,40 @@ class Packing:
     The number of tokens of a row is fixed, and the lengths change from step to step.
     """
 
-    def __init__(self, sequences: Sequences, num_tokens: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        sequences: Sequences,
+        num_tokens: int,
+        device: torch.device | str = "cpu",
+        kernel: Kernel = "sdpa",
+    ) -> None:
+        lengths = [prefix + response for prefix, response in sequences]
+        assert sum(lengths) <= num_tokens and all(prefix >= 1 for prefix, _ in sequences)
+        self.num_sequences = len(sequences)
+        numbers, counts = range(len(lengths) + 1), [*lengths, num_tokens - sum(lengths)]
+        self.sequence_N = torch.tensor(numbers).repeat_interleave(torch.tensor(counts)).to(device)
+        """The number of each token's sequence; num_sequences for padding."""
+        attention = (Ragged if kernel == "varlen" else _Batches)(sequences, num_tokens)
+        self._attention: Ragged | _Batches = attention.apply(lambda tensor: tensor.to(device))
+
+    def apply(self, change: Callable[[Tensor], Tensor]) -> "Packing":
+        """Return the packing with `change` of each of its tensors, such as a copy on a device."""
+        changed = copy.copy(self)
+        changed.sequence_N, changed._attention = change(self.sequence_N), self._attention.apply(change)
+        return changed
+
+    def attend(self, q_NAH: Tensor, k_NGH: Tensor, v_NGH: Tensor, mask: Mask) -> Tensor:
+        """Return what the tokens see of their own sequences, (N, A, H). It is zero for padding."""
+        return self._attention.attend(q_NAH, k_NGH, v_NGH, mask)
+
+
+class _Batches:
+    """Attends in batches of sequences of similar length."""
+
+    def __init__(self, sequences: Sequences, num_tokens: int) -> None:
         prefixes, lengths = [p for p, _ in sequences], [p + r for p, r in sequences]
         starts = [0, *itertools.accumulate(lengths)]
-        assert starts[-1] <= num_tokens and all(prefix >= 1 for prefix in prefixes)
-        self.num_sequences = len(sequences)
-        self._groups = list[_Group]()
+        self.groups = list[_Group]()
         # The rows of all groups in turn, and the number of the row that belongs to a token. Padding
         # belongs to one row more, which is zero.
         num_rows, rows_N = 0, torch.full((num_tokens,), -1)
@@ -65,25 +95,20 @@ class Packing:
             rows_N[places_BL[is_token_BL]] = num_rows + is_token_BL.flatten().nonzero().flatten()
             num_rows += is_token_BL.numel()
             has_prefix = any(prefixes[n] > 1 for n in members)
-            self._groups.append(_Group(places_BL.to(device), prefix_B1.to(device), has_prefix))
-        self._rows_N = torch.where(rows_N < 0, num_rows, rows_N).to(device)
-        numbers, counts = range(len(lengths) + 1), [*lengths, num_tokens - starts[-1]]
-        self.sequence_N = torch.tensor(numbers).repeat_interleave(torch.tensor(counts)).to(device)
-        """The number of each token's sequence; num_sequences for padding."""
+            self.groups.append(_Group(places_BL, prefix_B1, has_prefix))
+        self._rows_N = torch.where(rows_N < 0, num_rows, rows_N)
 
-    def apply(self, change: Callable[[Tensor], Tensor]) -> "Packing":
-        """Return the packing with `change` of each of its tensors, such as a copy on a device."""
+    def apply(self, change: Callable[[Tensor], Tensor]) -> "_Batches":
         changed = copy.copy(self)
-        changed._groups = [
-            _Group(change(group.places_BL), change(group.prefix_B1), group.has_prefix) for group in self._groups
+        changed.groups = [
+            _Group(change(group.places_BL), change(group.prefix_B1), group.has_prefix) for group in self.groups
         ]
-        changed._rows_N, changed.sequence_N = change(self._rows_N), change(self.sequence_N)
+        changed._rows_N = change(self._rows_N)
         return changed
 
     def attend(self, q_NAH: Tensor, k_NGH: Tensor, v_NGH: Tensor, mask: Mask) -> Tensor:
-        """Return what the tokens see of their own sequences, (N, A, H). It is zero for padding."""
         rows = list[Tensor]()
-        for group in self._groups:
+        for group in self.groups:
             q_BALH, k_BGLH, v_BGLH = (
                 x.index_select(0, group.places_BL.flatten()).unflatten(0, group.places_BL.shape).transpose(1, 2)
                 for x in (q_NAH, k_NGH, v_NGH)

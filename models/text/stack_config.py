@@ -16,6 +16,9 @@ Mask = Literal["prefixlm", "causal"]
 prefixlm: the whole prefix, and the response up to itself. causal: everything up to itself.
 """
 
+Kernel = Literal["sdpa", "varlen"]
+"""How the tokens of a packed row see one another; models/text/packing.py describes both."""
+
 
 @dataclass(frozen=True)
 class Stds:

@@ -46,6 +46,8 @@ from benchmarks.gpu.levers import lacks
 from benchmarks.gpu.levers import measure as measure_lever
 from benchmarks.gpu.marked_steps import MarkedTrainer
 from benchmarks.gpu.origin import Origin, commit
+from benchmarks.gpu.packing import draw_sequences
+from benchmarks.gpu.packing import measure as measure_packing
 from benchmarks.gpu.parts import LEVERS, LOG, RECIPES, RESULT, Part, Settings, all_parts, overrides
 from benchmarks.gpu.report import markdown, write_report
 from benchmarks.gpu.switched_steps import SWITCHES
@@ -638,6 +640,21 @@ def test_a_backend_that_is_refused_has_a_reason_and_no_time() -> None:
     assert all(ms > 0 for times in found["ms"].values() if times for ms in times.values())
 
 
+def test_attention_in_packed_rows_is_timed_where_it_runs() -> None:
+    found = measure_packing(40, 9, torch.device("cpu"))
+    assert [each["mask"] for each in found] == ["prefixlm", "causal"]
+    for each in found:
+        assert each["ms"]["varlen"] is None and "CPU" in each["refused"]["varlen"]
+        assert all(ms > 0 for ms in each["ms"]["sdpa"].values()) and each["refused"].keys() == {"varlen"}
+
+
+@pytest.mark.parametrize(("num_tokens", "longest"), [(40, 9), (41, 2), (1, 5)])
+def test_sequences_fill_a_row(num_tokens: int, longest: int) -> None:
+    sequences = draw_sequences(num_tokens, longest)
+    assert sum(map(sum, sequences)) == num_tokens
+    assert all(prefix >= 1 and prefix + response <= longest for prefix, response in sequences)
+
+
 def test_heads_lie_in_memory_as_the_model_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rotated queries and keys are no views of the projection."""
     seen: list[list[tuple[int, ...]]] = []
@@ -713,6 +730,16 @@ _RESULTS: dict[str, Any] = {
         }
         for slots, positions, reason in ((72, 900, "no kernel"), (768, 82, "no kernel"), (24, 2500, "out of memory"))
     ],
+    "packing": [
+        {
+            **{"tokens": 32768, "longest": 1024, "sequences": 64, "mask": mask, "refused": refused},
+            "ms": {"sdpa": {"forward": 1.5, "forward and backward": 5.0}, "varlen": varlen},
+        }
+        for mask, varlen, refused in (
+            ("causal", {"forward": 0.5, "forward and backward": 2.0}, {}),
+            ("prefixlm", None, {"varlen": "no | kernel"}),
+        )
+    ],
     "lever-autotune": {"warned": "skipping x"}
     | {
         name: {"batch_size": 384, "start_s": 90.0, "loss": loss, "rounds": [{"step_ms": ms, "max_memory_gb": 9.0}] * 3}
@@ -751,6 +778,9 @@ def report(tmp_path: Path) -> str:
         "| 1 | 30 | 1.05 | 0.40 |",
         "| 500 | 1.2 | 0.031 | 2,000 |",
         "| 900 | 72 | forward | 0.5 | - | flash |",
+        "| 32,768 | 1,024 | causal | forward and backward | 5 | 2 |",
+        "| 32,768 | 1,024 | prefixlm | forward | 1.5 | - |",
+        "- varlen: `no / kernel`",
         "| 900 | 72 | forward and backward | 2 | - | cuDNN |",
         "- cuDNN, 900 and 82 positions: `no kernel` - cuDNN, 2,500 positions: `out of memory`",
         "| TORCHINDUCTOR_MAX_AUTOTUNE=1; fast recipe, Sudoku | 384 | 80 (80 to 80) | 60 (60 to 60) | 0.750 (0.750 to "

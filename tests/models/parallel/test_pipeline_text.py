@@ -16,7 +16,8 @@ from models.text.config import CallCounts, GPTConfig, HRMTextConfig, RINSTextCon
 from models.text.generation import Decoder
 from models.text.model import TextModel
 from models.text.objective import TextBatch, TextRow, TextSettings
-from models.text.packing import Packing, Sequences
+from models.text.packing import Packing
+from models.text.varlen import Sequences
 from tests.models.parallel.helpers import config_of, whole, whole_weights
 from tests.models.text.helpers import NUM_TOKENS, VOCAB_SIZE, make_config, make_model
 from tests.spawn import run_ranks

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dataset.schema import IGNORE_LABEL
@@ -21,7 +22,7 @@ from models.text.config import (
     UTTextConfig,
 )
 from models.text.model import TextModel
-from models.text.packing import Sequences
+from models.text.varlen import Sequences
 
 VOCAB_SIZE = 11
 SEQUENCES = [(4, 3), (1, 6), (2, 0), (1, 0), (5, 1)]
@@ -40,6 +41,7 @@ _COMMON: dict[str, Any] = {
     "rope_theta": 100.0,
     "init_type": "lecun_normal",
     "init_std": None,
+    "attention_kernel": "sdpa",
     "activation_checkpointing": "none",
     "forward_dtype": "float32",
 }
@@ -105,6 +107,41 @@ def sees(sequences: Sequences, num_tokens: int, mask: str) -> Tensor:
                 visible_NN[start + i, start + j] = j <= i or (mask == "prefixlm" and j < prefix)
         start += prefix + response
     return visible_NN
+
+
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ends_q: Tensor,
+    ends_k: Tensor,
+    longest_q: int,
+    longest_k: int,
+    *,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> Tensor:
+    """Compute what torch.nn.attention.varlen.varlen_attn computes on CUDA, sequence by sequence.
+
+    A causal window is aligned at the last query and the last key of a sequence, as FlashAttention
+    does since its version 2.1.
+    """
+    assert ends_q.dtype == ends_k.dtype == torch.int32 and window_size in ((-1, 0), (-1, -1))
+    assert longest_q == int(ends_q.diff().max()) and longest_k == int(ends_k.diff().max())
+    rows = []
+    for (start_q, end_q), (start_k, end_k) in zip(
+        ends_q.unfold(0, 2, 1).tolist(), ends_k.unfold(0, 2, 1).tolist(), strict=True
+    ):
+        visible = torch.ones(end_q - start_q, end_k - start_k, dtype=torch.bool)
+        if window_size == (-1, 0):
+            visible = visible.tril((end_k - start_k) - (end_q - start_q))
+        one_q, one_k, one_v = (
+            each.transpose(0, 1)[None] for each in (q[start_q:end_q], k[start_k:end_k], v[start_k:end_k])
+        )
+        y = F.scaled_dot_product_attention(one_q, one_k, one_v, attn_mask=visible, enable_gqa=enable_gqa)
+        rows.append(y[0].transpose(0, 1))
+    assert len(q) == int(ends_q[-1]) and len(k) == len(v) == int(ends_k[-1])
+    return torch.cat(rows)
 
 
 def _rms(x: Tensor, eps: float) -> Tensor:

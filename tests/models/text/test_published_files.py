@@ -91,7 +91,7 @@ def _found(where: Path | str) -> PublishedModel:
 
 def _same_model(found: PublishedModel, config: TextConfig) -> None:
     """Check that the options that were found make the model of this config."""
-    rest = config.model_dump(include={"activation_checkpointing", "forward_dtype"})
+    rest = config.model_dump(include={"activation_checkpointing", "attention_kernel", "forward_dtype"})
     options = (
         config.model_dump(include={"bp_warmup_ratio", "bp_min_steps", "bp_max_steps"})
         if found.kind == "transformers"

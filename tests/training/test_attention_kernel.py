@@ -1,0 +1,59 @@
+"""arch.attention_kernel=varlen trains as sdpa does, and is refused where it does not run."""
+
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from tests import runs
+from tests.dataset.text.samples import random_split
+from tests.in_process import mistake, train_here
+from tests.models.text.helpers import varlen_attention
+from training.attention_kernel import why_varlen_fails
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    random_split(folder, num=300, longest=40)
+    random_split(folder, num=20, longest=40, seed=1, name="test")
+    return folder
+
+
+def _typed(data: Path, run: Path, *more: str) -> list[str]:
+    fixed = ["debug=tiny_text", "device=cpu", "max_steps=4", "global_batch_size=512", "eval_every_n_steps=4"]
+    return [*fixed, "epochs=100", f"data_path={data}", f"checkpoint_path={run}", *more]
+
+
+def test_a_cpu_refuses_the_kernel_before_the_run_starts(text: Path, tmp_path: Path) -> None:
+    message = mistake(_typed(text, tmp_path / "run", "arch.attention_kernel=varlen"))
+    assert message.startswith("arch.attention_kernel=varlen does not run on cpu in float32 (")
+    assert message.endswith("take a CUDA device and arch.forward_dtype=bfloat16, or arch.attention_kernel=sdpa")
+
+
+@pytest.mark.parametrize("arch", ["gpt", "hrm_text"])
+def test_a_run_has_the_losses_of_sdpa(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
+    """A plain loop takes the place of the part that runs on CUDA alone."""
+    calls = Mock(side_effect=varlen_attention)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", calls)
+    for kernel in ("sdpa", "varlen"):
+        assert not calls.called
+        train_here(_typed(text, tmp_path / kernel, f"arch={arch}", f"arch.attention_kernel={kernel}"))
+    assert calls.called
+    sdpa, varlen = (
+        [row[key] for row in runs.rows(tmp_path / kernel) for key in ("train/loss", "train/grad_norm")]
+        for kernel in ("sdpa", "varlen")
+    )
+    assert varlen == pytest.approx(sdpa, rel=1e-5)
+
+
+def test_a_kernel_whose_results_are_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attention)
+    assert why_varlen_fails(CPU, torch.float32, head_dim=8) is None
+    monkeypatch.setattr(
+        "torch.nn.attention.varlen.varlen_attn", lambda *args, **options: varlen_attention(*args, **options) * 1.5
+    )
+    assert why_varlen_fails(CPU, torch.float32, head_dim=8) == "its results differ from those of sdpa"

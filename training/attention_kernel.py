@@ -1,0 +1,49 @@
+"""Check that arch.attention_kernel runs on the devices of a run."""
+
+import torch
+
+from models.model import Model
+from models.text.model import TextModel
+from models.text.packing import Packing
+from utils.dist.world import World
+from utils.errors import UserError
+from utils.text import one_line
+
+
+def require_attention_kernel(model: Model, world: World) -> None:
+    """Check that arch.attention_kernel can train a model of text on these devices. Every rank.
+
+    Raises:
+        UserError: The device of a rank, its dtype or its version of PyTorch lacks the kernel.
+    """
+    if not isinstance(model, TextModel) or model.config.attention_kernel == "sdpa":
+        return
+    stack = next(iter(model.stacks().values()))
+    with world.shared_errors():
+        if (why := why_varlen_fails(world.device, model.dtype, stack.shape.head_dim)) is not None:
+            raise UserError(
+                f"arch.attention_kernel=varlen does not run on {world.device.type} in {model.config.forward_dtype} "
+                f"({why}); take a CUDA device and arch.forward_dtype=bfloat16, or arch.attention_kernel=sdpa"
+            )
+
+
+def why_varlen_fails(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Return why this device can't attend with the kernel varlen; None if it can.
+
+    The function tries both passes with a short row, because support differs by GPU, dtype, head
+    size and version of PyTorch.
+    """
+    sequences, num_tokens = [(3, 2), (1, 4)], 12
+    generator = torch.Generator().manual_seed(0)
+    heads = torch.randn(3, num_tokens, 2, head_dim, generator=generator).to(device, dtype)
+    found = []
+    try:
+        for kernel in ("varlen", "sdpa"):
+            q, k, v = (each.clone().requires_grad_() for each in heads)
+            y = Packing(sequences, num_tokens, device, kernel=kernel).attend(q, k, v, "prefixlm")
+            y.float().square().sum().backward()
+            found.append([each.detach().float().cpu() for each in (y, q.grad, k.grad, v.grad) if each is not None])
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:  # it differs by what is missing
+        return one_line(error)[:200]
+    is_right = all(torch.allclose(ours, theirs, rtol=0.05, atol=0.05) for ours, theirs in zip(*found, strict=True))
+    return None if is_right else "its results differ from those of sdpa"
