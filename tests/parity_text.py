@@ -64,7 +64,12 @@ OPTION_DEFAULTS: dict[str, Any] = {
     "bp_max_steps": 5,
 }
 # What this project added, with the values that give the published model.
-ADDED_OPTIONS = {"width_multiple": 256, "activation_checkpointing": "none", "forward_dtype": "float32"}
+ADDED_OPTIONS = {
+    "width_multiple": 256,
+    "activation_checkpointing": "none",
+    "attention_kernel": "sdpa",
+    "forward_dtype": "float32",
+}
 OPTIM_KEYS = ("lr", "lr_min_ratio", "lr_warmup_steps", "total_steps", "weight_decay", "beta1", "beta2", "ema")
 STEP_KEYS = (
     *("step", "lr", "bp_steps", "loss", "loss_divisor", "grad_norm", "without_gradient", "metrics", "sequences"),

@@ -37,7 +37,10 @@ def test_auto_is_decided_by_rank_0_and_stored(
     assert z_H.dtype == getattr(torch, expected), "the model computed in another dtype than that of the config"
     # A resumed run keeps the dtype on a CPU of the other kind.
     done = train([f"resume={run}", "max_steps=3"], log, ranks=ranks, hook=with_arguments(_cpu_with, not bfloat16))
-    assert "forward_dtype" not in done.ok()
+    # On a CPU that emulates bfloat16 another line advises against it.
+    assert [
+        line for line in done.ok().splitlines() if "forward_dtype" in line and "emulates bfloat16" not in line
+    ] == []
     assert yaml.safe_load((run / "config.yaml").read_text())["arch"]["forward_dtype"] == expected
 
 
