@@ -495,7 +495,7 @@ def score_text(config: EvaluateConfig, trained: Trained, world: World) -> None:
     batch_size = (of_run.eval_batch_size or of_run.global_batch_size) if of_run else _TOKENS
     options = TextEvalOptions(
         config.batch_size or batch_size,
-        target_only=of_run.target_only if of_run else True,
+        target_only=trained.target_only,
         max_examples=config.max_examples,
     )
     began = time.perf_counter()

@@ -59,7 +59,7 @@ from utils.dist.world import World
 from utils.errors import UserError
 from utils.mistakes import Origin
 from utils.program import run
-from utils.terminal import leave, show
+from utils.terminal import leave, show, write
 
 USAGE = """
 solve.py: solve puzzles with a trained model, and show how it reaches its answer.
@@ -634,7 +634,8 @@ def read_command_line(argv: Sequence[str]) -> Typed:
             rest.append(typed)
             continue
         if key in verbatim:
-            raise UserError(f"{key} is given twice; give it once, or many puzzles with csv= or puzzle=-")
+            many = "many with prompt=-" if key == "prompt" else "many puzzles with csv= or puzzle=-"
+            raise UserError(f"{key} is given twice; give it once, or {many}")
         if not value:
             raise UserError(f"{key} is given, but empty; give {key}=...")
         verbatim[key] = value if key in ("puzzle", "prompt") else os.path.expanduser(value)
@@ -674,6 +675,8 @@ def main(world: World) -> None:
         return
     config = typed.config
     trained = find_model(config, world)
+    with world.shared_errors():
+        require_keys_of(config, trained)
     if trained.arch.kind == "text":
         answer_prompts(config, trained, world, as_json=typed.as_json)
         return
@@ -689,6 +692,22 @@ def main(world: World) -> None:
         leave(0)
     if num_solved < len(puzzles):
         sys.exit(1)
+
+
+# The keys that one kind of model reads alone, without those that say what to solve.
+_KEYS_OF = {
+    "puzzles": ("num_steps", "batch_size", "show", "color", "puzzle_table"),
+    "text": ("prompt_form", "max_new_tokens", "temperature", "top_k", "top_p", "stop", "stop_tokens", "seed"),
+}
+
+
+def require_keys_of(config: SolveConfig, trained: Trained) -> None:
+    """Raise UserError if a key is changed that the model's kind does not read."""
+    kind = trained.arch.kind
+    defaults = read_config("solve", ["checkpoint=_"])
+    for other, keys in _KEYS_OF.items():
+        if other != kind and (given := [key for key in keys if getattr(config, key) != defaults[key]]):
+            raise UserError(f"{given[0]} is for models of {other}, but {trained.name} is one of {kind}; leave it out")
 
 
 def answer_prompts(config: SolveConfig, trained: Trained, world: World, *, as_json: bool) -> None:
@@ -717,18 +736,18 @@ def report(solver: Solver, puzzles: Sequence[Puzzle], *, as_json: bool) -> int:
     color = config.color == "always" or (config.color == "auto" and sys.stdout.isatty())
     in_steps = config.show == "steps" or (config.show == "auto" and len(puzzles) <= _MOST_IN_STEPS)
     if in_steps and not as_json:
-        print(f"{solver.source.checkpoint}\n{board.legend(color=color)}\n")
+        write(f"{solver.source.checkpoint}\n{board.legend(color=color)}\n")
     num_solved = 0
     for solution in solver.solutions(puzzles):
         num_solved += solution.counts_as_solved
         if as_json:
-            print(json.dumps(solution.as_json()), flush=True)
+            write(json.dumps(solution.as_json()))
         elif in_steps:
-            print("\n".join(describe_steps(solution, color=color)), end="\n\n", flush=True)
+            write("\n".join(describe_steps(solution, color=color)), end="\n\n")
         else:
-            print(describe_in_a_line(solution), flush=True)
+            write(describe_in_a_line(solution))
     if len(puzzles) > 1 and not as_json:
-        print(f"{num_solved} of {len(puzzles)} solved", flush=True)
+        write(f"{num_solved} of {len(puzzles)} solved")
     return num_solved
 
 

@@ -154,7 +154,8 @@ def describe(checkpoint: Checkpoint, data_paths: tuple[str, ...]) -> Exported:
     state = checkpoint.state
     run = checkpoint.path.absolute().parent
     is_text_model = "tokenizer" in state.task
-    described = ({"kind": "text"} if is_text_model else {}) | {
+    of_text = {"kind": "text", "target_only": state.config.get("target_only", True)}
+    described = (of_text if is_text_model else {}) | {
         "format": FORMAT,
         "arch": whole_arch(state.config),
         **state.task,
@@ -232,7 +233,9 @@ def commands(settings: Settings, source: Source) -> list[str]:
     if source.data_paths:
         data = _typed("data_path", source.data_paths[0])
     if settings.format == "native":
-        asked = "prompt=..." if isinstance(source.model, ExportedText) else "puzzle=..."
+        asked = "puzzle=..."
+        if isinstance(source.model, ExportedText):  # the tokenizer.json lies with the data
+            asked = "prompt=..." if source.model.tokenizer == "bytes" else f"{data} prompt=..."
         return [
             f"python evaluate.py {file} {data}",
             f"python solve.py {file} {asked}",

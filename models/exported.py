@@ -76,6 +76,13 @@ class ExportedText(Exported):
     tokenizer: _Name
     special_tokens: dict[_Name, Int] = Field(max_length=10)
     form: Literal["instruction", "text"] | None = None
+    target_only: bool = True  # whether the loss of its training was that of responses alone
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        sizes = super().sizes
+        del sizes["target_only"]
+        return sizes
 
 
 def _own_text(where: str) -> str | None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import evaluate as program
+from models.export import export, parse_settings
 from tests import runs
 from tests.dataset.text.samples import write_split
 from tests.in_process import SINGLE, mistake, train_here
@@ -151,6 +152,16 @@ def test_evaluate_gives_the_numbers_of_the_run(run: Path, evaluated: Callable[..
     lines = evaluated(f"checkpoint={run}", "max_examples=10")
     assert "10 examples" in lines[0]
     assert _results(run / "eval_outputs" / f"step_{LAST:08d}")["num_examples"] == {"all": 40}
+
+
+def test_an_exported_model_is_scored_by_the_loss_of_its_training(
+    problems: Path, tmp_path: Path, evaluated: Callable[..., list[str]]
+) -> None:
+    run, file = tmp_path / "run", tmp_path / "model.safetensors"
+    train_here(_settings(problems, run, target_only="false", max_steps=2, eval_every_n_steps=2, log_interval=1))
+    export(parse_settings([str(run), "-o", str(file)]))
+    evaluated(f"checkpoint={file}", f"data_path={problems}", f"out={tmp_path / 'out'}")
+    assert _results(tmp_path / "out")["metrics"] == pytest.approx(_evaluations(run)[2], rel=1e-5)
 
 
 def test_the_loss_of_a_book_decides_its_best_step(

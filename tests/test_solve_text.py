@@ -17,7 +17,7 @@ from models.exported import ExportedText, read_exported
 from models.text.generation import generate
 from models.text.model import TextModel
 from tests.text_runs import MAX_LEN, write_data, write_run
-from training.data import TextSizes
+from training.data import TextSizes, require_own_tokens
 from training.trained import open_trained, read_config_of_new_run, require_tokens_of
 from utils.dist.world import World
 from utils.errors import UserError
@@ -123,6 +123,9 @@ def test_a_prompt_is_taken_as_it_is_typed(folder: Path, call: Call) -> None:
         (["puzzle=1"], "is a model of text; give prompt=<text>, or prompt=- for a chat"),
         (["prompt=a", "puzzle=1"], "prompt= and puzzle= exclude each other"),
         ([], "there is nothing to solve"),
+        (["prompt=a", "num_steps=16"], "num_steps is for models of puzzles, but "),
+        (["prompt=a", "show=steps"], "show is for models of puzzles, but "),
+        (["prompt=a", "prompt=b"], "prompt is given twice; give it once, or many with prompt=-"),
     ],
 )
 def test_mistakes_are_named_before_the_weights_are_read(
@@ -195,6 +198,9 @@ def test_a_model_goes_to_transformers_and_back_without_losing_a_bit(
     expected = call(f"checkpoint={folder / 'run'}", *typed)
     for where in (theirs, theirs / "model.safetensors", back):
         assert call(f"checkpoint={where}", *typed) == expected
+    sizes = open_trained(theirs, SINGLE).sizes
+    assert isinstance(sizes, TextSizes)
+    require_own_tokens(sizes, open_text_split(folder / "problems", "test"), "other data")  # evaluate.py takes the data
     with pytest.raises(UserError, match=r"does not say which tokenizer .* give data_path="):
         call(f"checkpoint={theirs}", f"prompt={PROMPT}")
     with pytest.raises(UserError, match=r"hf exists; remove it"):

@@ -5,6 +5,7 @@ import torch
 from models.model import Model
 from models.text.model import TextModel
 from models.text.packing import Packing
+from models.text.stack_config import StackShape
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.text import one_line
@@ -18,29 +19,32 @@ def require_attention_kernel(model: Model, world: World) -> None:
     """
     if not isinstance(model, TextModel) or model.config.attention_kernel == "sdpa":
         return
-    stack = next(iter(model.stacks().values()))
     with world.shared_errors():
-        if (why := why_varlen_fails(world.device, model.dtype, stack.shape.head_dim)) is not None:
+        reasons = (why_varlen_fails(world.device, model.dtype, stack.shape) for stack in model.stacks().values())
+        if (why := next(filter(None, reasons), None)) is not None:
             raise UserError(
                 f"arch.attention_kernel=varlen does not run on {world.device.type} in {model.config.forward_dtype} "
                 f"({why}); take a CUDA device and arch.forward_dtype=bfloat16, or arch.attention_kernel=sdpa"
             )
 
 
-def why_varlen_fails(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+def why_varlen_fails(device: torch.device, dtype: torch.dtype, shape: StackShape) -> str | None:
     """Return why this device can't attend with the kernel varlen; None if it can.
 
-    The function tries both passes with a short row, because support differs by GPU, dtype, head
-    size and version of PyTorch.
+    The function tries both passes with a short row, because support differs by GPU, dtype, heads
+    and version of PyTorch.
     """
-    sequences, num_tokens = [(3, 2), (1, 4)], 12
+    sequences, num_tokens = [(3, 2), (1, 4), (2, 0)], 14
     generator = torch.Generator().manual_seed(0)
-    heads = torch.randn(3, num_tokens, 2, head_dim, generator=generator).to(device, dtype)
+    q_NAH, k_NGH, v_NGH = (
+        torch.randn(num_tokens, heads, shape.head_dim, generator=generator).to(device, dtype)
+        for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+    )
     found = []
     try:
         for kernel in ("varlen", "sdpa"):
-            q, k, v = (each.clone().requires_grad_() for each in heads)
-            y = Packing(sequences, num_tokens, device, kernel=kernel).attend(q, k, v, "prefixlm")
+            q, k, v = (each.clone().requires_grad_() for each in (q_NAH, k_NGH, v_NGH))
+            y = Packing(sequences, num_tokens, device, kernel=kernel).attend(q, k, v, shape.mask)
             y.float().square().sum().backward()
             found.append([each.detach().float().cpu() for each in (y, q.grad, k.grad, v.grad) if each is not None])
     except (ImportError, RuntimeError, TypeError, ValueError) as error:  # it differs by what is missing

@@ -2,14 +2,16 @@
 
 import json
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from training.prompts import Chat, Writer
 from utils.errors import UserError
-from utils.terminal import tell
+from utils.terminal import tell, write
 
 STDIN = "-"
+_DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _HELP = {
     "instruction": "Each line is an instruction. The model sees no earlier one.",
     "text": "The model continues the text so far with your line; after an empty line it goes on by itself.",
@@ -52,20 +54,25 @@ def chat(writer: Writer, *, as_json: bool) -> None:
 def _print(writer: Writer, prompt: str, pieces: Iterable[str], *, as_json: bool) -> None:
     for piece in pieces:
         if not as_json:
-            print(_for_a_terminal(piece) if sys.stdout.isatty() else piece, end="", flush=True)
+            write(_for_a_terminal(piece) if sys.stdout.isatty() else piece, end="")
     answer = writer.answer
     if as_json:
         shown = {"prompt": prompt, "form": writer.reader.form, "answer": answer.text, "tokens": answer.tokens}
-        print(json.dumps(shown | {"ended_by": answer.reason}), flush=True)
+        write(json.dumps(shown | {"ended_by": answer.reason}))
         return
-    print(flush=True)
+    write("")
     if answer.reason == "context":
         tell(f"note: the context of {writer.reader.max_len:,} tokens is full")
 
 
 def _for_a_terminal(piece: str) -> str:
     """Return a text with ? in place of control characters, which would steer the terminal."""
-    return "".join(each if each.isprintable() or each in "\n\t" else "?" for each in piece)
+    return "".join(each if each in "\n\t" or not _steers(each) else "?" for each in piece)
+
+
+def _steers(character: str) -> bool:
+    """Return whether a character controls the terminal, or the direction of the text."""
+    return unicodedata.category(character) in ("Cc", "Cs") or character in _DIRECTIONS
 
 
 def _typed() -> Iterator[str]:

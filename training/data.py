@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dataset.schema import Split, SplitName, check_contents, open_datasets, open_split
 from dataset.text.schema import (
+    UNKNOWN,
     Form,
     TextSplit,
     check_text_contents,
@@ -260,6 +261,16 @@ def slots_of_ranks(config: PretrainConfig, world: World) -> list[int]:
     return [share.stop - share.start for share in shares(world.share_weights, config.num_slots)]
 
 
+def with_tokens_of(sizes: TextSizes, found: TextSizes) -> TextSizes:
+    """Return the sizes of a model, with the tokenizer of data if the model does not name its own.
+
+    Published models do not. Data with as many tokens are then taken for theirs.
+    """
+    if sizes.tokenizer == UNKNOWN and found.vocab_size == sizes.vocab_size:
+        return replace(sizes, tokenizer=found.tokenizer, special_tokens=found.special_tokens)
+    return sizes
+
+
 def require_own_tokens(sizes: TextSizes, split: TextSplit, trained_on: str) -> None:
     """Raise UserError unless a token of a split means what it means to a model.
 
@@ -268,6 +279,7 @@ def require_own_tokens(sizes: TextSizes, split: TextSplit, trained_on: str) -> N
         trained_on: names the data of the model.
     """
     own = TextSizes.of(split)
+    sizes = with_tokens_of(sizes, own)
     if (own.tokenizer, own.special_tokens, own.vocab_size) != (sizes.tokenizer, sizes.special_tokens, sizes.vocab_size):
         raise UserError(
             f"{split.path} has other tokens ({own.tokenizer[:12]}, vocab_size {own.vocab_size}) than {trained_on}, on "

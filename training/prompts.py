@@ -2,19 +2,19 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from dataset.text.schema import UNKNOWN, Form, SpecialTokens, is_text, open_text_split
+from dataset.text.schema import Form, SpecialTokens, is_text, open_text_split
 from dataset.text.stream import TextStream
 from dataset.text.tokenizer import Tokenizer, find_tokenizer
 from models.text.generation import generate
 from models.text.model import TextModel
 from models.text.sampling import Draws, Sampling
-from training.data import TextSizes, sizes_of_data
+from training.data import TextSizes, sizes_of_data, with_tokens_of
 from training.trained import Trained
 from utils.config import Float, Int, StrictModel
 from utils.errors import UserError
@@ -68,6 +68,7 @@ class Answer:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     reason: Reason | None = None  # None: it has not ended
+    ends_before_its_tokens: bool = False  # a text of `stop` was found, and is not part of the answer
 
 
 def open_reader(trained: Trained, config: PromptConfig, data_path: str | None) -> "Reader":
@@ -87,8 +88,7 @@ def open_reader(trained: Trained, config: PromptConfig, data_path: str | None) -
     if data_path is not None:
         found = sizes_of_data(data_path, trained.arch)
         assert isinstance(found, TextSizes)
-        if sizes.tokenizer == UNKNOWN and found.vocab_size == sizes.vocab_size:
-            sizes = replace(sizes, tokenizer=found.tokenizer, special_tokens=found.special_tokens)
+        sizes = with_tokens_of(sizes, found)
         if found.tokenizer != sizes.tokenizer:
             raise UserError(
                 f"{trained.name} reads tokens of {_shown(sizes.tokenizer)}, but those of {data_path} are of "
@@ -160,7 +160,7 @@ class Reader:
             UserError: The tokenizer doesn't know a character, or the prompt leaves no room in the
                 context.
         """
-        tokens = [self.special.start, *self._tokens(prompt, where)]
+        tokens = [self.special.start, *self.tokens_of(prompt, where)]
         if self.form == "instruction":
             tokens.append(self.special.end_of_instruction)
         if len(tokens) > self.max_len:
@@ -170,20 +170,28 @@ class Reader:
             )
         return tokens
 
-    def read_end(self, text: str, where: str, *, least: int) -> list[int]:
+    def end_of_text(self, tokens: Sequence[int], *, least: int) -> list[int]:
         """Return the tokens of a text, or the last of them if it leaves no room for an answer.
 
         A text without its beginning is like most samples of training, which begin within a
         document.
 
         Args:
+            tokens: without the special ones.
             least: so many tokens are kept in any case.
         """
-        tokens = [self.special.start, *self._tokens(text, where)]
         room = max(self.max_len // 2, self.max_len - self.config.max_new_tokens)
-        return tokens[-max(least, room) :]
+        return [self.special.start, *tokens][-max(least, room) :]
 
-    def _tokens(self, text: str, where: str) -> list[int]:
+    def tokens_of(self, text: str, where: str) -> list[int]:
+        """Return the tokens of a text, without the special ones.
+
+        Args:
+            where: names the text in messages.
+
+        Raises:
+            UserError: The tokenizer doesn't know a character.
+        """
         # A terminal and a pipe may give bytes that are no UTF-8. Python keeps them as surrogates.
         encoded = text.encode("utf-8", errors="surrogateescape")
         try:
@@ -243,6 +251,7 @@ class Writer:
             if stream.has_stopped:
                 break
         yield self._add(stream.end())
+        answer.ends_before_its_tokens = stream.has_stopped
         last = answer.tokens[-1]
         if last == reader.special.end:
             answer.reason = "end"
@@ -267,7 +276,8 @@ class Chat:
     """
 
     def __init__(self, writer: Writer) -> None:
-        self._writer, self._text, self._num_lines = writer, "", 0
+        self._writer, self._num_lines = writer, 0
+        self._tokens = list[int]()  # of the text so far, without the special ones
 
     def turn(self, line: str) -> Iterator[str]:
         """Yield the model's answer to a line, in pieces.
@@ -282,10 +292,17 @@ class Chat:
         if reader.form == "instruction":
             yield from self._writer.write(tokens)
             return
-        text = f"{self._text}\n{line}" if self._text and line else self._text + line
-        tokens = reader.read_end(text, where, least=len(tokens))
+        new = reader.tokens_of(f"\n{line}" if self._tokens and line else line, where)
+        self._tokens += new
         try:
-            yield from self._writer.write(tokens)
+            yield from self._writer.write(reader.end_of_text(self._tokens, least=len(tokens)))
         finally:  # also if the user ended the answer
             answer = self._writer.answer
-            self._text = "" if answer.reason == "end" else text + answer.text
+            if answer.reason == "end":
+                self._tokens = []
+            elif answer.ends_before_its_tokens:
+                self._tokens += reader.tokens_of(answer.text, where)
+            else:
+                # The tokens themselves, because another turn may complete a character.
+                left_out = {*reader.special.model_dump().values(), *reader.config.stop_tokens}
+                self._tokens += [token for token in answer.tokens if token not in left_out]

@@ -14,7 +14,7 @@ from torch import Tensor
 from dataset.text.schema import UNKNOWN
 from models import ArchConfig, build_arch, build_on_meta
 from models.base import CommonConfig, RecursiveModel
-from models.exported import read_exported, read_foreign, why_not_described
+from models.exported import ExportedText, read_exported, read_foreign, why_not_described
 from models.model import Model
 from models.parallel.layout import Layout
 from models.published import PuzzleTable, fit_weights
@@ -81,6 +81,7 @@ class Trained:
     checkpoint: Checkpoint | None  # of the run; None for a file of weights
     puzzle_table: PuzzleTable | None = None
     data: str = "other data"  # its training data, as far as the run or the file names them
+    target_only: bool = True  # of text: whether the loss of its training was that of responses alone
 
     def of_puzzles(self) -> tuple[CommonConfig, Sizes]:
         """Return the architecture and the sizes of a model of puzzles.
@@ -156,8 +157,9 @@ def _of_run(source: Path) -> Trained:
     checkpoint = open_checkpoint(source, tell)
     config = validate(PretrainConfig, completed(checkpoint.state.config, "pretrain"))
     data = " + ".join(config.train_paths)
+    sizes = sizes_of_checkpoint(checkpoint, config.arch)
     return Trained(
-        str(checkpoint.path), config.arch, sizes_of_checkpoint(checkpoint, config.arch), config, checkpoint, data=data
+        str(checkpoint.path), config.arch, sizes, config, checkpoint, data=data, target_only=config.target_only
     )
 
 
@@ -180,7 +182,8 @@ def _of_file(source: str, arch: ArchConfig | None, data_path: str | None, puzzle
         assert arch is not None
         return Trained(source, arch, sizes, None, None, puzzle_table)
     data = " + ".join(described.data) or "other data"
-    return Trained(source, described.arch, sizes, None, None, puzzle_table, data)
+    target_only = not isinstance(described, ExportedText) or described.target_only
+    return Trained(source, described.arch, sizes, None, None, puzzle_table, data, target_only)
 
 
 Values = Iterable[tuple[str, Tensor]]

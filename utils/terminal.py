@@ -27,9 +27,23 @@ def show(text: str) -> None:
         UserError: stdout can't be written, for instance because its disk is full.
     """
     try:
-        print(text, flush=True)
+        write(text)
     except BrokenPipeError:
         _close(sys.stdout)
+
+
+def write(text: str, end: str = "\n") -> None:
+    """Print a part of the output on stdout, at once.
+
+    Raises:
+        UserError: stdout can't be written, for instance because its disk is full.
+        BrokenPipeError: The reader has left.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    try:  # a character that stdout lacks becomes a question mark
+        print(text.encode(encoding, errors="replace").decode(encoding), end=end, flush=True)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         _close(sys.stdout)
         raise UserError(

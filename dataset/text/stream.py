@@ -45,7 +45,9 @@ class TextStream:
         num_sure = max(self._num_told, len(text) - _num_open(text))
         piece, self._num_told = text[self._num_told : num_sure], num_sure
         if num_sure == len(text):
-            self._context, self._new = self._new, []
+            # Tokens without text, such as special ones, must not hide the word before them.
+            self._context = self._new if piece else [*self._context, *self._new]
+            self._new = []
             self._num_told = len(self._decode(self._context))
         return self._pass_on(piece)
 

@@ -119,7 +119,11 @@ class FileTokenizer(Tokenizer):
             raise UserError(f"{file}: has no tokens; give another --tokenizer")
         name = described["model"].get("unk_token")
         self._unknown = described["model"].get("unk_id") if name is None else vocabulary.get(name)
-        super().__init__(hashlib.sha256(contents).hexdigest(), 1 + max(vocabulary.values()), special_tokens)
+        num_tokens = 1 + max(vocabulary.values())
+        super().__init__(hashlib.sha256(contents).hexdigest(), num_tokens, special_tokens)
+        # A text that spells out a special token holds its characters. Only a published model may be
+        # asked with such tokens: those that it knows are tokens of its tokenizer.json.
+        self._tokenizer.encode_special_tokens = self.special_tokens.start >= num_tokens
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         decoded = [text.decode("utf-8") for text in texts]

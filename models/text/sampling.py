@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from utils.errors import UserError
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -76,7 +78,15 @@ def sample(logits_BV: Tensor, sampling: Sampling, draws_B: Tensor) -> Tensor:
 
     Args:
         draws_B: uniform in [0, 1). The token is where the sum of the probabilities passes the draw.
+
+    Raises:
+        UserError: The logits of a prompt are NaN, or all infinite.
     """
+    if not logits_BV.amax(-1).isfinite().all():
+        raise UserError(
+            "the model computes values that are not finite, so it has no next token; give arch.forward_dtype=float32, "
+            "or another checkpoint"
+        )
     if sampling.temperature == 0:
         return logits_BV.argmax(-1)
     sums_BV = probabilities(logits_BV, sampling).cumsum(-1)

@@ -72,6 +72,15 @@ class StackConfig(StrictModel):
     init_std: Float | None = Field(gt=0)
 
     @model_validator(mode="after")
+    def _init_std_is_used(self) -> Self:
+        if self.init_std is not None and self.init_type == "lecun_normal":
+            raise ValueError(
+                f"init_std {self.init_std} is for init_type fixed_normal and megatron; set it to null, or take one of "
+                "these"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _heads_share_the_hidden_size(self) -> Self:
         if self.hidden_size % self.num_heads:
             raise ValueError(

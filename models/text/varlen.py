@@ -1,7 +1,7 @@
 """Attention in a packed row with FlashAttention's kernel for sequences of different lengths.
 
 The kernel is PyTorch's `varlen_attn` (arXiv 2307.08691). It takes a row as it is, so nothing is
-padded and few tensors are copied.
+padded.
 """
 
 # N = tokens of the row, P = tokens of all prefixes, R = tokens of all responses, A = heads of

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.text.config import HRMTextConfig
 from tests import runs
 from tests.dataset.text.samples import random_split
 from tests.gpu.device import DEVICE, on_the_gpu
 from tests.in_process import train_here
+from tests.models.text.helpers import make_config
 from training.attention_kernel import why_varlen_fails
 from utils.dist.setup import connect_devices
 from utils.dist.world import World
@@ -16,6 +18,7 @@ from utils.dist.world import World
 pytestmark = on_the_gpu
 
 FLOAT32, HALF = 2e-3, 5e-2  # relative differences of losses from those of the CPU in float32
+SHAPE = make_config(HRMTextConfig, hidden_size=32).stacks["H_level"]
 VARLEN = ["arch.attention_kernel=varlen", "arch.forward_dtype=bfloat16"]
 
 OPTIONS: dict[str, tuple[list[str], float]] = {
@@ -60,7 +63,7 @@ def test_the_losses_equal_those_of_the_cpu(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     typed, tolerance = OPTIONS[name]
     if "arch.attention_kernel=varlen" in typed and (
-        why := why_varlen_fails(torch.device(DEVICE), torch.bfloat16, head_dim=16)
+        why := why_varlen_fails(torch.device(DEVICE), torch.bfloat16, SHAPE)
     ):
         pytest.skip(f"no varlen here: {why}")
     plain = [each for each in typed if not each.startswith(("compile", "arch.forward_dtype", "arch.attention_kernel"))]

@@ -1,15 +1,17 @@
 """arch.attention_kernel=varlen trains as sdpa does, and is refused where it does not run."""
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
+from models.text.config import GPTConfig
 from tests import runs
 from tests.dataset.text.samples import random_split
 from tests.in_process import mistake, train_here
-from tests.models.text.helpers import varlen_attention
+from tests.models.text.helpers import make_config, varlen_attention
 from training.attention_kernel import why_varlen_fails
 
 CPU = torch.device("cpu")
@@ -50,10 +52,20 @@ def test_a_run_has_the_losses_of_sdpa(text: Path, tmp_path: Path, monkeypatch: p
     assert varlen == pytest.approx(sdpa, rel=1e-5)
 
 
-def test_a_kernel_whose_results_are_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", ["always", "shared keys", "no queries"])
+def test_a_kernel_whose_results_are_wrong_is_refused(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Faults may show only where heads share keys, or where a response has no tokens."""
+    (shape,) = make_config(GPTConfig, attention="prefixlm").stacks.values()
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attention)
-    assert why_varlen_fails(CPU, torch.float32, head_dim=8) is None
-    monkeypatch.setattr(
-        "torch.nn.attention.varlen.varlen_attn", lambda *args, **options: varlen_attention(*args, **options) * 1.5
-    )
-    assert why_varlen_fails(CPU, torch.float32, head_dim=8) == "its results differ from those of sdpa"
+    assert why_varlen_fails(CPU, torch.float32, shape) is None
+
+    def wrong(*args: Any, **options: Any) -> torch.Tensor:
+        is_hit = {
+            "always": True,
+            "shared keys": options["enable_gqa"],
+            "no queries": bool((args[3].diff() == 0).any()),
+        }[fault]
+        return varlen_attention(*args, **options) * (1.5 if is_hit else 1.0)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", wrong)
+    assert why_varlen_fails(CPU, torch.float32, shape) == "its results differ from those of sdpa"

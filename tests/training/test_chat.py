@@ -62,6 +62,32 @@ def test_a_terminal_gets_no_control_characters(printed: Printed, monkeypatch: py
     assert printed()[0] == "a?[2Jb\n\tc\n"
 
 
+def test_a_terminal_gets_all_other_characters(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among them are blanks that do not break, and what joins emoji; not changes of direction."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    text = "oui\u00a0? 你\u3000好 👨\u200d👩"
+    writer = make_writer(Script(*f"{text}\u202e".encode(), END), max_new_tokens=60)
+    writer.reader.max_len = 100
+    write_answer(writer, "ab", writer.reader.read("ab", "prompt"), as_json=False)
+    assert printed()[0] == f"{text}?\n"
+
+
+def test_an_output_that_lacks_a_character_gets_a_question_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stream, encoding="ascii"))
+    writer = make_writer(Script(*"aß".encode(), END))
+    write_answer(writer, "ab", writer.reader.read("ab", "prompt"), as_json=False)
+    assert stream.getvalue() == b"a?\n"
+
+
+def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        writer = make_writer(Script(*b"ab", END))
+        with pytest.raises(UserError, match=r"the output can't be written \(No space left on device\); free its disk"):
+            write_answer(writer, "ab", writer.reader.read("ab", "prompt"), as_json=False)
+
+
 def test_a_full_context_is_said(printed: Printed) -> None:
     writer = make_writer(Script(*b"a"), max_new_tokens=99)
     write_answer(writer, "x" * 38, writer.reader.read("x" * 38, "prompt"), as_json=False)

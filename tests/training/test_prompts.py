@@ -134,6 +134,18 @@ def test_a_text_goes_on_from_line_to_line() -> None:
     assert all(prompt[0] == START for prompt in model.prompts)
 
 
+def test_a_character_that_the_end_of_a_turn_cut_is_completed_in_the_next() -> None:
+    model = Script(*"ß".encode())
+    assert _chat(model, ["ab", "", ""], max_new_tokens=3) == ["ß\ufffd"] * 3
+    assert model.prompts[1] == [START, *b"ab", *"ß".encode(), "ß".encode()[0]]
+
+
+def test_a_stop_text_is_no_part_of_the_conversation() -> None:
+    model = Script(*b"12;4")
+    assert _chat(model, ["ab", "c"], stop=[";"]) == ["12", "12"]
+    assert _texts(model) == ["ab", "ab12\nc"]
+
+
 def test_a_text_that_ended_is_left_behind() -> None:
     model = Script(*b"1", END)
     _chat(model, ["ab", "c"])

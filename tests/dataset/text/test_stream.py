@@ -64,3 +64,14 @@ def test_the_text_ends_before_a_stop_text(stop: list[str], expected: str) -> Non
 def test_only_what_may_begin_a_stop_text_is_held_back() -> None:
     assert _pieces(ByteTokenizer(), list(b"ababc"), ["abc"]) == ["", "", "ab", "", ""]
     assert _pieces(ByteTokenizer(), list(b"xab"), ["abc"]) == ["x", "", "", "ab"]
+
+
+def test_a_token_without_text_leaves_the_blank_before_the_next_word() -> None:
+    """Some tokenizers leave out the blank in front of a first word."""
+
+    def decode(tokens: Sequence[int]) -> str:
+        return "".join({0: " a", 1: " b", 2: ""}[token] for token in tokens).lstrip()
+
+    stream = TextStream(decode)
+    pieces = [stream.add(token) for token in (0, 2, 2, 1, 2, 0)]
+    assert "".join(pieces) + stream.end() == decode([0, 2, 2, 1, 2, 0]) == "a b a"

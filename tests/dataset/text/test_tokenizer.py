@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dataset.text.schema import SpecialTokens
 from dataset.text.tokenizer import ByteTokenizer, FileTokenizer, train_bpe
 from utils.errors import UserError
 
@@ -113,3 +114,21 @@ def test_what_a_tokenizer_does_not_know_is_named(tmp_path: Path) -> None:
     assert FileTokenizer(tmp_path / "letters.json").first_unknown("ab \naßb".encode()) == "ß"
     with pytest.raises(UnicodeDecodeError):
         FileTokenizer(tmp_path / "letters.json").first_unknown(b"\xff")
+
+
+def test_a_text_that_spells_out_a_special_token_has_its_characters(tmp_path: Path) -> None:
+    """Only a published model may be asked with special tokens, which its tokenizer.json holds."""
+    tokenizers = pytest.importorskip("tokenizers", reason="needs pip install -r requirements-text.txt")
+    train_bpe([b"some text <|end|>"], 300, tmp_path / "tokenizer.json")
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    library.add_special_tokens(["<|start|>", "<|middle|>", "<|end|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    numbers = [library.token_to_id(name) for name in ("<|start|>", "<|middle|>", "<|end|>")]
+    text = b"some <|end|> text"
+    ours = FileTokenizer(tmp_path / "tokenizer.json")
+    (tokens,) = ours.encode([text])
+    assert not set(tokens.tolist()) & set(numbers) and ours.decode(tokens.tolist()) == text.decode()
+    assert ours.bytes_of_tokens()[tokens].sum() == len(text)
+    special = dict(zip(("start", "end_of_instruction", "end"), numbers, strict=True))
+    (tokens,) = FileTokenizer(tmp_path / "tokenizer.json", SpecialTokens(**special)).encode([text])
+    assert numbers[2] in tokens.tolist()

@@ -102,3 +102,9 @@ def test_sizes_are_those_of_published_models(options: dict[str, Any], width: int
     attention = size * head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
     mlp = size * width * (2 if shape.mlp == "gelu" else 3)
     assert round(shape.num_layers * (attention + mlp) / 1e6) == num_parameters
+
+
+def test_a_width_of_the_initial_weights_that_nothing_reads_is_refused() -> None:
+    make_config(HRMTextConfig, init_type="megatron", init_std=0.1)
+    with pytest.raises(ValidationError, match=r"init_std 0\.1 is for init_type fixed_normal and megatron; set it"):
+        make_config(HRMTextConfig, init_std=0.1)

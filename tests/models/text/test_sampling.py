@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from models.text.sampling import GREEDY, Draws, Sampling, probabilities, sample
+from utils.errors import UserError
 
 LOGITS_BV = torch.tensor([[1.0, 3.0, 2.0, 0.0, 3.0], [0.0, -1.0, 5.0, 4.0, -9.0]])
 
@@ -64,3 +65,10 @@ def test_draws_of_a_prompt_do_not_depend_on_the_others() -> None:
     together, alone = Draws(7, [0, 1, 2]), Draws(7, [2])
     assert [together.next()[2].item() for _ in range(4)] == [alone.next()[0].item() for _ in range(4)]
     assert Draws(7, [0]).next() != Draws(8, [0]).next() != Draws(8, [1]).next()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("logits", [[1.0, torch.nan, 0.5], [-torch.inf] * 3])
+def test_logits_that_are_not_finite_give_no_token(logits: list[float], temperature: float) -> None:
+    with pytest.raises(UserError, match=r"values that are not finite, so it has no next token; give arch"):
+        sample(torch.tensor([[1.0, 2.0, 3.0], logits]), Sampling(temperature), torch.tensor([0.5, 0.5]))
