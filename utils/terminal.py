@@ -39,6 +39,8 @@ def write(text: str, end: str = "\n") -> None:
         UserError: stdout can't be written, for instance because its disk is full.
         BrokenPipeError: The reader has left.
     """
+    if sys.stdout is None:  # it was closed before the program started
+        return
     encoding = sys.stdout.encoding or "utf-8"
     try:  # a character that stdout lacks becomes a question mark
         print(text.encode(encoding, errors="replace").decode(encoding), end=end, flush=True)
