@@ -85,7 +85,7 @@ CASES: dict[int, dict[str, tuple[str, dict[str, object]]]] = {
 RESUMED = {2: ("ddp", "ddp_powersgd", "tp", "pipeline"), 4: ("fsdp_tp", "pipelines_sharded")}
 # PowerSGD leaves out a part of each gradient. So the losses of this run are only near those of one
 # process: their largest relative distance.
-LOSSY = {"ddp_powersgd": 0.02}
+LOSSY = {"ddp_powersgd": 0.1}
 # The second half of these runs is done under another strategy.
 CONTINUED = {2: ("pipeline", {"parallel": "tp"}), 4: ("tp", {"parallel": "fsdp"})}
 
