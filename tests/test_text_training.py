@@ -10,7 +10,7 @@ import torch
 
 from pretrain import StepSettings
 from tests import runs
-from tests.dataset.text.samples import random_split
+from tests.dataset.text.samples import random_dataset
 from tests.in_process import SINGLE, begin, changed, train_here, weights_of
 from tests.models.helpers import ARCH_NAMES
 from training.plan import Plan
@@ -25,10 +25,7 @@ TEXT_ARCHS = ("gpt", "hrm_text", "rins_text", "transformer_text", "trm_text", "u
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a dataset of 300 problems for training and 20 for testing, with random tokens."""
-    folder = tmp_path_factory.mktemp("text")
-    random_split(folder, num=300, longest=40)
-    random_split(folder, num=20, longest=40, seed=1, name="test")
-    return folder
+    return random_dataset(tmp_path_factory.mktemp("text"))
 
 
 def _typed(data: Path, run: Path, *more: str) -> list[str]:

@@ -7,7 +7,7 @@ import torch
 
 from models.text.config import HRMTextConfig
 from tests import runs
-from tests.dataset.text.samples import random_split
+from tests.dataset.text.samples import random_dataset
 from tests.gpu.device import DEVICE, on_the_gpu
 from tests.in_process import train_here
 from tests.models.text.helpers import make_config
@@ -39,10 +39,7 @@ OPTIONS: dict[str, tuple[list[str], float]] = {
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("text")
-    random_split(folder, num=300, longest=40)
-    random_split(folder, num=20, longest=40, seed=1, name="test")
-    return folder
+    return random_dataset(tmp_path_factory.mktemp("text"))
 
 
 def _losses(data: Path, run: Path, device: str, *typed: str) -> list[float]:

@@ -9,7 +9,7 @@ import torch
 
 from models.text.config import GPTConfig
 from tests import runs
-from tests.dataset.text.samples import random_split
+from tests.dataset.text.samples import random_dataset
 from tests.in_process import mistake, train_here
 from tests.models.text.helpers import make_config, varlen_attention
 from training.attention_kernel import why_varlen_fails
@@ -19,10 +19,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("text")
-    random_split(folder, num=300, longest=40)
-    random_split(folder, num=20, longest=40, seed=1, name="test")
-    return folder
+    return random_dataset(tmp_path_factory.mktemp("text"))
 
 
 def _typed(data: Path, run: Path, *more: str) -> list[str]:

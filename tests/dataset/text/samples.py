@@ -54,3 +54,10 @@ def write_hrm_text(folder: Path, tokens: np.ndarray, epochs: list[dict[str, np.n
         (folder / f"epoch_{number}").mkdir()
         for name, array in epoch.items():
             np.save(folder / f"epoch_{number}" / f"{name}.npy", array)
+
+
+def random_dataset(folder: Path) -> Path:
+    """Write 300 problems for training and 20 for testing. Return the folder."""
+    random_split(folder, num=300, longest=40)
+    random_split(folder, num=20, longest=40, seed=1, name="test")
+    return folder
