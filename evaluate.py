@@ -27,7 +27,7 @@ from dataset.text.schema import SET_NAME, TextSplit, check_text_contents, open_t
 from dataset.tta import Variations
 from models.base import RecursiveModel
 from models.text.model import TextModel
-from training.config import PretrainConfig
+from training.config import PretrainConfig, require_keys_of
 from training.data import TextSizes, open_own, require_own_tokens, require_same_sizes
 from training.evaluation import EvalOptions, evaluate, evaluate_votes
 from training.evaluation_text import TextEvalOptions, evaluate_text
@@ -461,16 +461,8 @@ def report(
 
 # ---- text --------------------------------------------------------------------------------------
 
-# The keys that only puzzles have, with what they are if nobody gives them.
-_OF_PUZZLES: dict[str, object] = {
-    "evaluators": None,
-    "num_steps": None,
-    "adaptive": True,
-    "tta": None,
-    "vote_with": [],
-    "plot": False,
-    "save_outputs": [],
-    "puzzle_table": None,
+_KEYS_OF_KIND: dict[str, tuple[str, ...]] = {
+    "puzzles": ("evaluators", "num_steps", "adaptive", "tta", "vote_with", "plot", "save_outputs", "puzzle_table")
 }
 _TOKENS = 16384  # in a batch, for a file of weights
 
@@ -483,8 +475,7 @@ def score_text(config: EvaluateConfig, trained: Trained, world: World) -> None:
     """
     of_run, out, keeps_results = trained.config, None, False
     with world.shared_errors():
-        if given := [key for key, value in _OF_PUZZLES.items() if getattr(config, key) != value]:
-            raise UserError(f"{given[0]} is for puzzles, but {trained.name} is a model of text; leave it out")
+        require_keys_of("text", config.model_dump(), _KEYS_OF_KIND, "evaluate", trained.name)
         split = text_split(config, trained)
         if world.is_main:
             check_text_contents(split)

@@ -48,6 +48,7 @@ from models.base import RecursiveModel
 from models.inference import trace
 from models.text.model import TextModel
 from training.chat import STDIN, chat, write_answer
+from training.config import require_keys_of
 from training.data import require_same_sizes
 from training.prompts import PromptConfig, Writer, open_reader
 from training.trained import Trained, TrainedConfig, open_trained
@@ -97,6 +98,11 @@ _MOST_IN_STEPS = 4
 # In the published datasets, puzzles without a row of their own in the puzzle table have this
 # number.
 _BLANK_IDENTIFIER = 0
+# The keys that one kind of model reads alone, without those that say what to solve.
+_KEYS_OF_KIND: dict[str, tuple[str, ...]] = {
+    "puzzles": ("num_steps", "batch_size", "show", "color", "puzzle_table"),
+    "text": ("prompt_form", "max_new_tokens", "temperature", "top_k", "top_p", "stop", "stop_tokens", "seed"),
+}
 # Answers up to this length are printed on the puzzle's line.
 _SHORT = 81
 
@@ -676,7 +682,7 @@ def main(world: World) -> None:
     config = typed.config
     trained = find_model(config, world)
     with world.shared_errors():
-        require_keys_of(config, trained)
+        require_keys_of(trained.arch.kind, config.model_dump(), _KEYS_OF_KIND, "solve", trained.name)
     if trained.arch.kind == "text":
         answer_prompts(config, trained, world, as_json=typed.as_json)
         return
@@ -692,22 +698,6 @@ def main(world: World) -> None:
         leave(0)
     if num_solved < len(puzzles):
         sys.exit(1)
-
-
-# The keys that one kind of model reads alone, without those that say what to solve.
-_KEYS_OF = {
-    "puzzles": ("num_steps", "batch_size", "show", "color", "puzzle_table"),
-    "text": ("prompt_form", "max_new_tokens", "temperature", "top_k", "top_p", "stop", "stop_tokens", "seed"),
-}
-
-
-def require_keys_of(config: SolveConfig, trained: Trained) -> None:
-    """Raise UserError if a key is changed that the model's kind does not read."""
-    kind = trained.arch.kind
-    defaults = read_config("solve", ["checkpoint=_"])
-    for other, keys in _KEYS_OF.items():
-        if other != kind and (given := [key for key in keys if getattr(config, key) != defaults[key]]):
-            raise UserError(f"{given[0]} is for models of {other}, but {trained.name} is one of {kind}; leave it out")
 
 
 def answer_prompts(config: SolveConfig, trained: Trained, world: World, *, as_json: bool) -> None:

@@ -204,10 +204,10 @@ def _with_text(documents: Iterator[Document], left_out: Counter[str]) -> Iterato
 
 
 def _few(documents: Iterator[Document]) -> Iterator[Document]:
-    """Yield the first documents, no more than FEW_BYTES of them."""
+    """Yield the first documents, which take no more than FEW_BYTES and one document."""
     num_bytes = 0
     while num_bytes < FEW_BYTES and (document := next(documents, None)):
-        num_bytes += document.num_bytes
+        num_bytes += document.num_bytes + DOCUMENT_BYTES
         yield document
 
 

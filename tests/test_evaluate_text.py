@@ -183,7 +183,7 @@ def test_a_metric_that_the_text_lacks_is_refused(book: Path, tmp_path: Path) -> 
 
 
 def test_mistakes_of_evaluate(run: Path, book: Path, tmp_path: Path, evaluated: Callable[..., list[str]]) -> None:
-    with pytest.raises(UserError, match=r"^num_steps is for puzzles, but .* is a model of text; leave it out$"):
+    with pytest.raises(UserError, match=r"^num_steps=\d+ is for puzzles, but .* reads text; leave it out$"):
         evaluated(f"checkpoint={run}", "num_steps=3")
     other = tmp_path / "other"
     tokens, table = np.array([1, 2, 3], np.uint16), np.array([(0, 1, 2, 0)])

@@ -123,8 +123,8 @@ def test_a_prompt_is_taken_as_it_is_typed(folder: Path, call: Call) -> None:
         (["puzzle=1"], "is a model of text; give prompt=<text>, or prompt=- for a chat"),
         (["prompt=a", "puzzle=1"], "prompt= and puzzle= exclude each other"),
         ([], "there is nothing to solve"),
-        (["prompt=a", "num_steps=16"], "num_steps is for models of puzzles, but "),
-        (["prompt=a", "show=steps"], "show is for models of puzzles, but "),
+        (["prompt=a", "num_steps=16"], "num_steps=16 is for puzzles, but "),
+        (["prompt=a", "show=steps"], "show=steps is for puzzles, but "),
         (["prompt=a", "prompt=b"], "prompt is given twice; give it once, or many with prompt=-"),
     ],
 )

@@ -1,6 +1,7 @@
 """The config of a training run."""
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field, model_validator
@@ -41,8 +42,30 @@ KEYS_OF_KIND = {
 }
 
 
-def require_keys_of_kind(values: Container) -> None:
-    """Check that a composed config changes no key that its architecture does not read.
+def require_keys_of(
+    kind: str, values: Mapping[str, Any], keys_of_kind: Mapping[str, Sequence[str]], config_name: str, reader: str
+) -> None:
+    """Check that no key is changed that only another kind of model reads.
+
+    Args:
+        values: of the keys of config/<config_name>.yaml, which holds their defaults.
+        reader: the model, as the message names it.
+
+    Raises:
+        UserError: A key of another kind differs from its default.
+    """
+    defaults = OmegaConf.load(CONFIG_DIR / f"{config_name}.yaml")
+    assert isinstance(defaults, DictConfig)
+    for other, keys in keys_of_kind.items():
+        changed = [key for key in keys if values[key] != defaults[key]]
+        if other != kind and changed:
+            raise UserError(
+                f"{changed[0]}={values[changed[0]]} is for {other}, but {reader} reads {kind}; leave it out"
+            )
+
+
+def require_keys_of_arch(values: Container) -> None:
+    """Check that a config of pretrain.py changes no key that its architecture does not read.
 
     Raises:
         UserError: A key that is for puzzles differs from its default with an architecture of text,
@@ -52,14 +75,7 @@ def require_keys_of_kind(values: Container) -> None:
     kinds = {name_of(arch): arch.kind for arch in ARCHS}
     if name not in kinds:
         return  # the validation of the config says what is wrong
-    defaults = OmegaConf.load(CONFIG_DIR / "pretrain.yaml")
-    assert isinstance(defaults, DictConfig)
-    for kind, keys in KEYS_OF_KIND.items():
-        changed = [key for key in keys if values[key] != defaults[key]]
-        if kind != kinds[name] and changed:
-            raise UserError(
-                f"{changed[0]}={values[changed[0]]} is for {kind}, but arch={name} reads {kinds[name]}; leave it out"
-            )
+    require_keys_of(kinds[name], values, KEYS_OF_KIND, "pretrain", f"arch={name}")
     if kinds[name] == "text" and values["parallel"]["puzzle_table"] == "sharded":
         raise UserError(f"parallel.puzzle_table=sharded is for puzzles, but arch={name} reads text; leave it out")
 

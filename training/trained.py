@@ -18,7 +18,7 @@ from models.exported import ExportedText, read_exported, read_foreign, why_not_d
 from models.model import Model
 from models.parallel.layout import Layout
 from models.published import PuzzleTable, fit_weights
-from training.config import PretrainConfig, require_keys_of_kind
+from training.config import PretrainConfig, require_keys_of_arch
 from training.data import AnySizes, Sizes, TextSizes, sizes_from, sizes_of_checkpoint, sizes_of_data
 from training.precision import with_forward_dtype
 from utils.checkpoint.format import RunState, read_state, step_folders
@@ -303,7 +303,7 @@ def read_config_of_new_run(config_name: str, overrides: list[str]) -> Container:
 
 
 def _of_one_kind(values: Container) -> Container:
-    require_keys_of_kind(values)
+    require_keys_of_arch(values)
     return values
 
 

@@ -11,7 +11,7 @@ timed.
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def measure(num_slots: int, num_positions: int, device: torch.device) -> dict[st
     for name in (*BACKENDS, CHOSEN):
         try:
             with sdpa_kernel([BACKENDS[name]]) if name in BACKENDS else nullcontext():
-                times[name] = {how: fastest_ms(call, device) for how, call in _calls(heads)}
+                times[name] = times_of(F.scaled_dot_product_attention, heads, device)
         except RuntimeError as error:  # a device refuses a backend, or its memory runs out
             times[name], refused[name] = None, " ".join(str(error).split())[:200]
     with torch.no_grad():
@@ -61,19 +61,18 @@ def make_heads(num_slots: int, num_positions: int, dtype: torch.dtype, device: t
     return apply_rotary(q, rotary).requires_grad_(), apply_rotary(k, rotary).requires_grad_(), v.requires_grad_()
 
 
-def _calls(heads: Heads) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield what to time: a forward pass as without gradient, and one with its backward pass."""
+def times_of(attend: Callable[..., torch.Tensor], heads: Heads, device: torch.device) -> dict[str, float]:
+    """Return the milliseconds of a forward pass without gradient, and with the backward pass."""
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
-            return F.scaled_dot_product_attention(*heads)
+            return attend(*heads)
 
     def both() -> object:
-        return torch.autograd.grad(F.scaled_dot_product_attention(*heads), heads, gradient)
+        return torch.autograd.grad(attend(*heads), heads, gradient)
 
     gradient = torch.randn_like(forward())
-    yield "forward", forward
-    yield "forward and backward", both
+    return {"forward": fastest_ms(forward, device), "forward and backward": fastest_ms(both, device)}
 
 
 def _backend(heads: Heads) -> str:

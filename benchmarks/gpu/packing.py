@@ -9,27 +9,24 @@ each is a prefix. It has 8 heads of 64 numbers, in bfloat16 (float32 on a CPU).
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
 
-from benchmarks.gpu.attention import HEAD_DIM, NUM_HEADS
-from benchmarks.matrix_peak import fastest_ms
+from benchmarks.gpu.attention import HEAD_DIM, NUM_HEADS, times_of
 from models.text.packing import Packing
-from models.text.stack_config import Kernel, Mask
-from models.text.varlen import Sequences
+from models.text.stack_config import Kernel, Mask, Sequences
 
 
 def measure(num_tokens: int, longest: int, device: torch.device) -> list[dict[str, Any]]:
     """Return the times of both kernels with each mask."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     sequences = draw_sequences(num_tokens, longest)
-    q, k, v = (
-        torch.randn(num_tokens, NUM_HEADS, HEAD_DIM, dtype=dtype, device=device, requires_grad=True) for _ in range(3)
-    )
+    shape_NAH = (num_tokens, NUM_HEADS, HEAD_DIM)
+    q_NAH, k_NAH, v_NAH = (torch.randn(shape_NAH, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
     found = []
     for mask in get_args(Mask):
         times: dict[str, dict[str, float] | None] = {}
@@ -37,7 +34,7 @@ def measure(num_tokens: int, longest: int, device: torch.device) -> list[dict[st
         for kernel in get_args(Kernel):
             packing = Packing(sequences, num_tokens, device, kernel=kernel)
             try:
-                times[kernel] = {how: fastest_ms(call, device) for how, call in _calls(packing, q, k, v, mask)}
+                times[kernel] = times_of(partial(packing.attend, mask=mask), (q_NAH, k_NAH, v_NAH), device)
             except (ImportError, RuntimeError, TypeError) as error:  # the device or the version of PyTorch lacks it
                 times[kernel], refused[kernel] = None, " ".join(str(error).split())[:200]
         shape = {"tokens": num_tokens, "longest": longest, "sequences": len(sequences), "mask": mask}
@@ -53,23 +50,6 @@ def draw_sequences(num_tokens: int, longest: int) -> Sequences:
         lengths.append(min(left, int(generator.integers(2, longest + 1))))
         left -= lengths[-1]
     return [(max(1, length // 2), length - max(1, length // 2)) for length in lengths]
-
-
-def _calls(
-    packing: Packing, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask
-) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield what to time: a forward pass as without gradient, and one with its backward pass."""
-
-    def forward() -> torch.Tensor:
-        with torch.no_grad():
-            return packing.attend(q, k, v, mask)
-
-    def both() -> object:
-        return torch.autograd.grad(packing.attend(q, k, v, mask), (q, k, v), gradient)
-
-    gradient = torch.randn_like(forward())
-    yield "forward", forward
-    yield "forward and backward", both
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from models.attention import attend
-from models.text.stack_config import Kernel, Mask
-from models.text.varlen import Ragged, Sequences
+from models.text.stack_config import Kernel, Mask, Sequences
+from models.text.varlen import Ragged
 
 # The longest sequence of a group has at most so many times the tokens of the shortest, so that at
 # most half of a group is padding.

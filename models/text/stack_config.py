@@ -1,6 +1,7 @@
 """The options of one stack of blocks, and what they say about its parts."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -15,6 +16,9 @@ Mask = Literal["prefixlm", "causal"]
 
 prefixlm: the whole prefix, and the response up to itself. causal: everything up to itself.
 """
+
+Sequences = Sequence[tuple[int, int]]
+"""The length of the prefix and of the response of each sequence, in the order of a packed row."""
 
 Kernel = Literal["sdpa", "varlen"]
 """How the tokens of a packed row see one another; models/text/packing.py describes both."""

@@ -9,16 +9,13 @@ padded.
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from models.text.stack_config import Mask
-
-Sequences = Sequence[tuple[int, int]]
-"""The length of the prefix and of the response of each sequence, in the order of the row."""
+from models.text.stack_config import Mask, Sequences
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from models.text.generation import Decoder
 from models.text.model import TextModel
 from models.text.objective import TextBatch, TextRow, TextSettings
 from models.text.packing import Packing
-from models.text.varlen import Sequences
+from models.text.stack_config import Sequences
 from tests.models.parallel.helpers import config_of, whole, whole_weights
 from tests.models.text.helpers import NUM_TOKENS, VOCAB_SIZE, make_config, make_model
 from tests.spawn import run_ranks

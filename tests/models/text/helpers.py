@@ -22,7 +22,7 @@ from models.text.config import (
     UTTextConfig,
 )
 from models.text.model import TextModel
-from models.text.varlen import Sequences
+from models.text.stack_config import Sequences
 
 VOCAB_SIZE = 11
 SEQUENCES = [(4, 3), (1, 6), (2, 0), (1, 0), (5, 1)]

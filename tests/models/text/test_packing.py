@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from models.text.packing import Packing, _Batches
-from models.text.stack_config import Kernel, Mask
-from models.text.varlen import Sequences
+from models.text.stack_config import Kernel, Mask, Sequences
 from tests.models.text.helpers import sees, varlen_attention
 
 ROWS: list[tuple[Sequences, int]] = [
