@@ -343,7 +343,9 @@ def _changes(stored: Container, now: Container, config_name: str) -> list[str]:
         for group, _ in default_groups(config_name)
     ]
     chosen = {group: f"{group}: {before} -> {after}" for group, before, after in names if before != after}
-    lines = [line for line in differences(stored, now) if line.split(":")[0] not in _OF_THIS_START]
+    # A typed forward_dtype=auto keeps the dtype that the run began with.
+    same = _OF_THIS_START | ({"arch.forward_dtype"} if now["arch"]["forward_dtype"] == "auto" else set())
+    lines = [line for line in differences(stored, now) if line.split(":")[0] not in same]
     return [*chosen.values(), *(line for line in lines if line.split(".")[0] not in chosen)]
 
 

@@ -246,6 +246,14 @@ def test_typed_values_win_over_stored_values_and_stored_values_over_yaml(quiet: 
     ]
 
 
+def test_a_typed_dtype_of_auto_is_no_change(quiet: Path) -> None:
+    """A recipe types it at every start, and the run keeps the dtype that it began with."""
+    notes = read(f"resume={quiet}", "arch.forward_dtype=auto").notes
+    assert not [note for note in notes if "forward_dtype" in note]
+    notes = read(f"resume={quiet}", "arch.forward_dtype=bfloat16").notes
+    assert "changed on the command line: arch.forward_dtype: float32 -> bfloat16" in notes
+
+
 def test_a_typed_value_wins_even_if_it_is_the_default(quiet: Path) -> None:
     """The stored value of checkpoint_every_n_steps is 2, and the default is null."""
     assert read(f"resume={quiet}", "checkpoint_every_n_steps=null").config.checkpoint_every_n_steps is None
