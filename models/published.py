@@ -8,7 +8,7 @@ path, with `_orig_mod.` in front or in between if the model was compiled. TRM's 
 # K = puzzle identifiers, E = puzzle embedding size
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -86,28 +86,48 @@ def to_published(weights: Weights, *, compiled: bool) -> Weights:
 
 
 def fit_weights(weights: Weights, own: Mapping[str, Tensor], puzzle_table: PuzzleTable | None, source: str) -> Weights:
+    """As `fit_one_by_one`, for weights that are all in memory."""
+    return dict(fit_one_by_one(weights, own, puzzle_table, source, weights.__getitem__))
+
+
+def fit_one_by_one(
+    weights: Weights,
+    own: Mapping[str, Tensor],
+    puzzle_table: PuzzleTable | None,
+    source: str,
+    read: Callable[[str], Tensor],
+) -> Iterator[tuple[str, Tensor]]:
     """Return the weights in the dtypes of the model and with its puzzle table's size.
 
+    All are checked at once. Each is read and cast when its turn comes, so that memory need not hold
+    them all.
+
     Args:
-        weights: weights by our names (see `to_ours`).
+        weights: weights by our names (see `to_ours`). On the meta device, which has only shapes and
+            dtypes, are those that `read` gives.
         own: the model's state dict, for its names, shapes and dtypes.
         puzzle_table: how the table's rows are filled. keep: by number, with zeros for rows that
             the loaded table lacks. mean: every row becomes the mean of the loaded rows, as in TRM.
             zero: all rows are zero, and the checkpoint needs no table. None: as loaded, which
             needs a table of the model's size.
         source: where the weights come from, for messages.
+        read: returns a weight that is on the meta device in `weights`, by name.
 
     Raises:
         UserError: Weights are missing, unexpected or of another shape, or puzzle_table is None and
             the tables' sizes differ.
     """
     weights = dict(weights)
+
+    def whole(name: str) -> Tensor:
+        return read(name) if weights[name].is_meta else weights[name]
+
     table_KE, own_KE = weights.get(PUZZLE_TABLE), own.get(PUZZLE_TABLE)
     if own_KE is not None:
         if puzzle_table == "zero":
             weights[PUZZLE_TABLE] = torch.zeros(own_KE.shape)
-        elif table_KE is not None and _has_rows_of(table_KE, own_KE):
-            weights[PUZZLE_TABLE] = _resized(table_KE, len(own_KE), puzzle_table or "keep")
+        elif table_KE is not None and _gets_other_rows(table_KE, own_KE, puzzle_table):
+            weights[PUZZLE_TABLE] = _resized(whole(PUZZLE_TABLE), len(own_KE), puzzle_table or "keep")
 
     theirs_VD, own_VD = weights.get(_EMBEDDING), own[_EMBEDDING]
     if theirs_VD is not None and theirs_VD.shape[1:] == own_VD.shape[1:] and len(theirs_VD) != len(own_VD):
@@ -125,18 +145,18 @@ def fit_weights(weights: Weights, own: Mapping[str, Tensor], puzzle_table: Puzzl
             "becomes of them: puzzle_table=keep (by number, zeros for new rows), mean (each row becomes the mean of "
             "all rows) or zero (all rows start anew)"
         )
-    return {name: tensor.to(own[name].dtype) for name, tensor in weights.items()}
+    return ((name, whole(name).to(own[name].dtype)) for name in weights)
 
 
-def _has_rows_of(table_KE: Tensor, own_KE: Tensor) -> bool:
-    return table_KE.dim() == 2 and len(table_KE) > 0 and table_KE.shape[1] == own_KE.shape[1]
+def _gets_other_rows(table_KE: Tensor, own_KE: Tensor, puzzle_table: PuzzleTable | None) -> bool:
+    if table_KE.dim() != 2 or len(table_KE) == 0 or table_KE.shape[1] != own_KE.shape[1]:
+        return False
+    return puzzle_table == "mean" or len(table_KE) != len(own_KE)
 
 
 def _resized(table_KE: Tensor, num_rows: int, puzzle_table: Literal["keep", "mean"]) -> Tensor:
     if puzzle_table == "mean":
         return table_KE.float().mean(dim=0, keepdim=True).repeat(num_rows, 1)
-    if len(table_KE) == num_rows:
-        return table_KE
     resized_KE = table_KE.new_zeros(num_rows, table_KE.shape[1])
     num_shared = min(num_rows, len(table_KE))
     resized_KE[:num_shared] = table_KE[:num_shared]

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import pretrain
 from tests.runs import settings
@@ -93,7 +93,16 @@ def test_no_rank_ever_holds_the_whole_model(data: Path, tmp_path: Path) -> None:
         typed = settings(data, tmp_path / name, **(MODEL | changes))
         return [word for word in typed if not word.endswith("=")]
 
-    cases = {"init_from": case("begun", init_from=tmp_path / "fsdp", parallel="fsdp")}
+    def begun(name: str, source: Path) -> list[str]:
+        return case(name, init_from=source, parallel="fsdp")
+
+    def worst(cases: dict[str, list[str]]) -> dict[str, float]:
+        sizes: dict[str, object] = {"arch.hidden_size": 64, "arch.num_layers": 1}
+        small = case(f"small-beside-{len(cases)}", parallel="fsdp_tp", **sizes)
+        by_rank = run_ranks(_peaks, NUM_RANKS, small, list(cases.values()), timeout_s=600)
+        return {name: max(peaks[n] for peaks in by_rank) for n, name in enumerate(cases)}
+
+    cases = {"init_from": begun("begun", tmp_path / "fsdp")}
     for strategy in ("fsdp_tp", "tp", "fsdp"):
         of_both = {"parallel": strategy, "resume": tmp_path / strategy, "max_steps": 2}
         cases = {
@@ -101,10 +110,19 @@ def test_no_rank_ever_holds_the_whole_model(data: Path, tmp_path: Path) -> None:
             f"{strategy}, resumed": case(f"{strategy}-resumed", **of_both),
             **cases,
         }
-    small = case("small", parallel="fsdp_tp", **{"arch.hidden_size": 64, "arch.num_layers": 1})
-    by_rank = run_ranks(_peaks, NUM_RANKS, small, list(cases.values()), timeout_s=600)
-    whole = sum(of.nbytes for of in load_file(tmp_path / "tp/step_00000001/model.safetensors").values()) / 1e6
+    # A run that keeps an average takes twice as much memory, so that its own peak says nothing.
+    cases["averaged"] = case("averaged", parallel="fsdp", ema="true")
+    peaks = worst(cases)
+    assert peaks.pop("averaged") > peaks["fsdp"]
+
+    weights = load_file(tmp_path / "tp/step_00000001/model.safetensors")
+    whole = sum(tensor.nbytes for tensor in weights.values()) / 1e6
     assert whole > 100
-    worst = {name: max(peaks[n] for peaks in by_rank) for n, name in enumerate(cases)}
-    assert max(worst.values()) < whole, f"peaks in MB: {worst}, and the model has {whole:.0f} MB"
-    assert min(worst.values()) > whole / NUM_RANKS, "the test does not see the memory"
+    save_file({name: tensor.bfloat16() for name, tensor in weights.items()}, tmp_path / "bfloat16.safetensors")
+    cases = {
+        "init_from, bfloat16": begun("begun-bfloat16", tmp_path / "bfloat16.safetensors"),
+        "init_from, averages": begun("begun-averages", tmp_path / "averaged"),
+    }
+    peaks |= worst(cases)
+    assert max(peaks.values()) < whole, f"peaks in MB: {peaks}, and the model has {whole:.0f} MB"
+    assert min(peaks.values()) > whole / NUM_RANKS, "the test does not see the memory"

@@ -17,13 +17,13 @@ from models.base import CommonConfig, RecursiveModel
 from models.exported import ExportedText, read_exported, read_foreign, why_not_described
 from models.model import Model
 from models.parallel.layout import Layout
-from models.published import PuzzleTable, fit_weights
+from models.published import PuzzleTable, fit_one_by_one
 from training.config import PretrainConfig, require_keys_of_arch
 from training.data import AnySizes, Sizes, TextSizes, sizes_from, sizes_of_checkpoint, sizes_of_data
 from training.precision import with_forward_dtype
 from utils.checkpoint.format import RunState, read_state, step_folders
 from utils.checkpoint.names import is_file_of_weights, is_run_or_step, step_named
-from utils.checkpoint.reader import Checkpoint, open_checkpoint
+from utils.checkpoint.reader import Checkpoint, InParts, open_checkpoint
 from utils.command_line import (
     Container,
     differences,
@@ -232,7 +232,7 @@ def weights_from(source: str, own: Mapping[str, Tensor], puzzle_table: PuzzleTab
     """Return weights that were trained elsewhere: published, of another run, or on other puzzles.
     Every rank.
 
-    Every rank must take all values, because rank 0 alone reads them.
+    Every rank must take all values, because rank 0 alone reads them, one after another.
 
     Args:
         own: the state dict of the whole model, of which only shapes and dtypes are read.
@@ -240,17 +240,20 @@ def weights_from(source: str, own: Mapping[str, Tensor], puzzle_table: PuzzleTab
     Raises:
         UserError: The weights do not fit the model; the message names what does not.
     """
-    fitting: Mapping[str, Tensor] = {}
+    fitting: Values = ()
+    averages: dict[str, InParts] = {}
     with world.shared_errors():
         if world.is_main:  # one download, one reading
             if is_run_or_step(source):
-                weights = open_checkpoint(Path(source), tell).trained_weights()
+                checkpoint = open_checkpoint(Path(source), tell)
+                weights, averages = checkpoint.weights(), checkpoint.averages()
+                weights |= {name: average.outline for name, average in averages.items()}
             elif not os.path.isdir(source) and is_text(source):
                 raise UserError(why_not_described(source))
             else:
                 weights = read_foreign(source)
-            fitting = fit_weights(weights, own, puzzle_table, source)
-    return world.one_by_one(fitting.items())
+            fitting = fit_one_by_one(weights, own, puzzle_table, source, lambda name: averages[name].whole())
+    return world.one_by_one(fitting)
 
 
 def require_tokens_of(source: str, sizes: AnySizes, world: World) -> None:

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from models import ArchConfig, build_puzzle_arch
 from models.base import RecursiveModel
-from models.published import PuzzleTable, fit_weights, our_name, published_name, to_ours, to_published
+from models.published import (
+    PuzzleTable,
+    fit_one_by_one,
+    fit_weights,
+    our_name,
+    published_name,
+    to_ours,
+    to_published,
+)
 from utils.command_line import read_config
 from utils.weights_file import read_weights
 
@@ -164,6 +172,31 @@ def test_fitted_weights_have_the_dtype_of_the_model() -> None:
     assert torch.equal(fitted["H_init"], weights["H_init"].bfloat16().float())
     in_bfloat16 = build("hrm", "forward_dtype=bfloat16")
     assert torch.equal(_fit(weights, in_bfloat16)["H_init"], weights["H_init"].bfloat16())
+
+
+@pytest.mark.parametrize("choice", ["keep", "mean", "zero"])
+@pytest.mark.parametrize("num_loaded", [NUM_PUZZLES, 9])
+def test_weights_are_read_when_their_turn_comes(choice: PuzzleTable, num_loaded: int) -> None:
+    """The values and their order are those of weights in memory. What is refused is not read."""
+    model, asked = build("hrm"), list[str]()
+    weights = _random(build("hrm", num_puzzles=num_loaded))
+    outline = {name: tensor.to("meta") for name, tensor in weights.items()}
+
+    def read(name: str) -> Tensor:
+        asked.append(name)
+        return weights[name]
+
+    expected = fit_weights(weights, model.state_dict(), choice, "the file")
+    found = fit_one_by_one(outline, model.state_dict(), choice, "the file", read)
+    resized = [TABLE] if choice == "mean" or (choice == "keep" and num_loaded != NUM_PUZZLES) else []
+    assert asked == resized
+    for name, (found_name, tensor) in zip(expected, found, strict=True):
+        assert name == found_name and torch.equal(tensor, expected[name])
+        assert name == TABLE or asked[-1] == name
+    assert sorted(asked) == sorted(weights.keys() - ({TABLE} if choice == "zero" else set()))
+    with pytest.raises(ValueError, match=r"^the file doesn't fit the model: missing L_init"):
+        del outline["L_init"]
+        fit_one_by_one(outline, model.state_dict(), choice, "the file", read)
 
 
 def test_integers_are_refused_as_weights() -> None:

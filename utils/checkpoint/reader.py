@@ -3,6 +3,7 @@
 Any number of ranks under any strategy can read the checkpoints of any other.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,28 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class InParts:
+    """A tensor that lies in files, in one part or in several.
+
+    Attributes:
+        outline: a tensor of the same shape and dtype on the meta device, which takes no memory.
+        parts: each with its place in the whole tensor.
+    """
+
+    outline: Tensor
+    parts: list[tuple[tuple[slice, ...], Tensor]]
+
+    def whole(self) -> Tensor:
+        """Return the whole tensor, on the CPU. It takes memory only if it lies there in parts."""
+        if len(self.parts) == 1:
+            return self.parts[0][1]
+        whole = torch.empty_like(self.outline, device="cpu")
+        for place, part in self.parts:
+            whole[place] = part
+        return whole
 
 
 @dataclass(frozen=True)
@@ -93,7 +116,35 @@ class Checkpoint:
 
         If the run keeps a moving average, these are the averages of the weights that it covers.
         """
-        return self.weights() | (self.load("ema") if self.has("ema") else {})
+        return self.weights() | {name: average.whole() for name, average in self.averages().items()}
+
+    def averages(self) -> dict[str, InParts]:
+        """Return the averages of the weights, by name; none if the run keeps no moving average.
+
+        They lie in the files, like the weights, and can be read even if the step is removed.
+
+        Raises:
+            UserError: A file is not as this program writes it, or a part of a tensor is missing.
+        """
+        index = self._index()
+        found = {
+            name: InParts(torch.empty(of.size, dtype=of.properties.dtype, device="meta"), [])
+            for name, of in index.items()
+            if name.startswith("ema.")
+        }
+        for name in sorted(self.files) if found else []:
+            if not name.startswith("state/"):
+                continue
+            with _reading(self.path / name) as file, safe_open(file, framework="pt") as tensors:
+                offsets = json.loads((tensors.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
+                for key in found.keys() & tensors.keys():
+                    part = tensors.get_tensor(key)
+                    starts = offsets[key]["saved_offsets"] if offsets else [0] * part.dim()
+                    place = tuple(slice(start, start + size) for start, size in zip(starts, part.shape, strict=True))
+                    if found[key].outline[place].shape != part.shape:
+                        raise UserError(f"checkpoint {self.path} is damaged: {name} holds no part of {key}")
+                    found[key].parts.append((place, part))
+        return {name.removeprefix("ema."): average for name, average in found.items()}
 
     def sizes(self, prefix: str) -> dict[str, torch.Size]:
         """Return the whole shape of each tensor <prefix>.<name>, by <name>. Reads headers only."""

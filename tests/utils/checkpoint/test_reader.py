@@ -93,6 +93,15 @@ def test_load_into_names_what_does_not_fit(run: Path) -> None:
         checkpoint.load("muon")
 
 
+def test_averages_can_be_read_when_their_step_was_removed(tmp_path: Path) -> None:
+    """A run that still trains removes old steps while another run starts from its averages."""
+    run_ranks(save_shards, 2, tmp_path, Axes(shard=2))
+    averages = Checkpoint.open(tmp_path / "step_00000001").averages()
+    shutil.rmtree(tmp_path / "step_00000001")
+    assert len(averages["half"].parts) == 2
+    assert torch.equal(averages["half"].whole(), WHOLE_RC.bfloat16())
+
+
 # ---- layouts -----------------------------------------------------------------------------------
 
 
@@ -118,6 +127,10 @@ def _assert_whole(folder: Path) -> None:
     assert torch.equal(checkpoint.load("optimizer")["avg"], WHOLE_RC)
     assert checkpoint.load("optimizer")["step"] == 3
     assert torch.equal(checkpoint.load("ema")["half"], WHOLE_RC.bfloat16())
+    average = checkpoint.averages()["half"]
+    assert torch.equal(average.whole(), WHOLE_RC.bfloat16())
+    assert (average.outline.device.type, average.outline.dtype) == ("meta", torch.bfloat16)
+    assert average.outline.shape == WHOLE_RC.shape
     assert torch.equal(checkpoint.load("progress")["sums"], WHOLE_RC.T)
     assert torch.equal(checkpoint.load_slots(slice(0, SLOTS))["steps"], torch.arange(SLOTS).int())
 
@@ -317,6 +330,17 @@ def test_forged_offsets_are_damage(run: Path, header: dict[str, str]) -> None:
     for load in (lambda: checkpoint.load("optimizer"), lambda: checkpoint.load_into({"optimizer.a": torch.ones(3)})):
         with pytest.raises(ValueError, match=r"can't be read as safetensors|hold not all of optimizer\.a|holds optim"):
             load()
+
+
+def test_a_forged_place_of_an_average_is_damage(run: Path) -> None:
+    """The parts are as large as the whole, so that only the place reveals the damage."""
+    folder, other = run / "step_00000006", "state/rank_0001.safetensors"
+    for file, start, size in ((STATE_FILE, -1, 3), (other, 3, 1)):
+        header = {"DCP_SHARDING_INFO": json.dumps({"ema.a": {"saved_offsets": [start]}})}
+        save_file({"ema.a": torch.ones(size)}, folder / file, header)
+    fix_manifest(folder, name=other)
+    with pytest.raises(ValueError, match=r"is damaged: state/rank_0000\.safetensors holds no part of ema\.a"):
+        Checkpoint.open(folder).averages()
 
 
 def test_overlapping_slots_are_damage(run: Path) -> None:
