@@ -44,7 +44,11 @@ def choices(group: str) -> list[str]:
 
 
 EXPERIMENTS = choices("experiment")
-TEXT_EXPERIMENTS = ("demo_text", "gpt_small", "hrm_text_l")
+# Millions of parameters, and the vocabulary of the data for which the experiment is meant.
+TEXT_EXPERIMENTS = {
+    **{"demo_text": (0.984, 512), "gpt_small": (110, 32000), "hrm_text_l": (692, 65536)},
+    **{"text_cpu_gpt": (3.07, 512), "text_cpu_hrm": (3.13, 512)},
+}
 PUZZLE_EXPERIMENTS = [name for name in EXPERIMENTS if name not in TEXT_EXPERIMENTS]
 
 
@@ -247,10 +251,10 @@ def num_parameters(config: PretrainConfig, *, seq_len: int, vocab_size: int) -> 
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(("experiment", "millions"), [("demo_text", 0.984), ("gpt_small", 110), ("hrm_text_l", 692)])
-def test_an_experiment_of_text_has_a_model_of_its_size(experiment: str, millions: float) -> None:
+@pytest.mark.parametrize("experiment", TEXT_EXPERIMENTS)
+def test_an_experiment_of_text_has_a_model_of_its_size(experiment: str) -> None:
     config = compose(f"experiment={experiment}")
-    vocab_size = {"demo_text": 512, "gpt_small": 32000, "hrm_text_l": 65536}[experiment]
+    millions, vocab_size = TEXT_EXPERIMENTS[experiment]
     with torch.device("meta"):
         model = build_arch(config.arch.model_copy(update={"forward_dtype": "float32"}), vocab_size=vocab_size)
     assert sum(weight.numel() for weight in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.05)
