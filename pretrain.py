@@ -69,14 +69,15 @@ from utils.run.stop import StopSignal
 from utils.terminal import show, tell
 
 USAGE = """
-pretrain.py: train a hierarchical reasoning model.
+pretrain.py: train a recursive reasoning model, or a language model.
 
   python pretrain.py data_path=data/sudoku-extreme-1k-aug-1000 epochs=20000 eval_interval=2000    one process
   torchrun --nproc-per-node 8 pretrain.py experiment=sudoku_extreme_1k lr=2e-4                    eight
   python pretrain.py resume=auto checkpoint_path=checkpoints/<project>/<run>                      go on after a stop
   python pretrain.py resume=checkpoints/<project>/<run> run_name=branch lr=3e-5                   branch off
+  python pretrain.py arch=gpt data_path=data/book global_batch_size=8192 max_steps=1000           a language model
   python pretrain.py --cfg job experiment=sudoku_extreme_1k                                       show, don't run
-  python pretrain.py --dry-run experiment=sudoku_extreme_1k parallel=fsdp ranks=8 memory_gb=40    what it would take
+  python pretrain.py --dry-run arch=llama2_7b vocab_size=65536 parallel=fsdp ranks=64             what it would take
 
 Any key below is set with key=value, also inside groups (arch.hidden_size=128). experiment=path/to/my.yaml takes a
 recipe from anywhere, and --config-dir DIR takes configs from a folder like config/. --dry-run starts nothing. It has
@@ -93,11 +94,12 @@ def main(world: World) -> None:
     If a step goes wrong, the run ends with an error; with on_nonfinite=rewind it starts again from
     the last good checkpoint, without the batch of that step.
     """
+    overrides = read_overrides(sys.argv[1:], world)
+    if overrides is None:
+        return
     # From here on a signal only asks the run to stop, which it does after a step.
     with StopSignal() as stop, RunLock() as lock:
-        start = read_config_and_checkpoint(sys.argv[1:], lock, world)
-        if start is None:
-            return
+        start = read_config_and_checkpoint(overrides, lock, world)
         world, data = open_run(start, world)
         start.notes[:0] = heading(sys.argv, start.config.run_path, world)
         recovery = Recovery(start, world)
@@ -109,19 +111,16 @@ def main(world: World) -> None:
             del state  # a state for the next start needs as much memory
 
 
-def read_config_and_checkpoint(argv: list[str], lock: RunLock, world: World) -> Start[PretrainConfig] | None:
-    """Read the config on rank 0, find the checkpoint to go on from, and broadcast both. Every rank.
-
-    utils/run/resume.py decides whether there is a checkpoint to go on from. A restart by torchrun,
-    which `world.launch` tells, resumes without being asked to.
+def read_overrides(argv: list[str], world: World) -> list[str] | None:
+    """Return the overrides of the command line. Every rank.
 
     Returns:
         None if the command line asks for a page (--help, --cfg job, --dry-run), which is printed.
 
     Raises:
-        UserError: The command line, the YAML or the checkpoint is wrong.
+        UserError: The command line is wrong.
     """
-    start: Start[PretrainConfig] | None = None
+    overrides: list[str] | None = None
     with world.shared_errors():
         if world.is_main:
             is_dry, argv = "--dry-run" in argv, [word for word in argv if word != "--dry-run"]
@@ -129,12 +128,29 @@ def read_config_and_checkpoint(argv: list[str], lock: RunLock, world: World) -> 
             if command.page:
                 show(command.page)
             elif is_dry:
-                show(dry_run(command.overrides, world.size))
+                for line in dry_run(command.overrides, world.size):
+                    show(line)
             else:
-                start = read_start(
-                    PretrainConfig, "pretrain", command.overrides, lock, world.launch, read_config_of_new_run
-                )
-    return world.broadcast_object(start)
+                overrides = command.overrides
+    return world.broadcast_object(overrides)
+
+
+def read_config_and_checkpoint(overrides: list[str], lock: RunLock, world: World) -> Start[PretrainConfig]:
+    """Read the config on rank 0, find the checkpoint to go on from, and broadcast both. Every rank.
+
+    utils/run/resume.py decides whether there is a checkpoint to go on from. A restart by torchrun,
+    which `world.launch` tells, resumes without being asked to.
+
+    Raises:
+        UserError: An override, the YAML or the checkpoint is wrong.
+    """
+    start: Start[PretrainConfig] | None = None
+    with world.shared_errors():
+        if world.is_main:
+            start = read_start(PretrainConfig, "pretrain", overrides, lock, world.launch, read_config_of_new_run)
+    start = world.broadcast_object(start)
+    assert start is not None
+    return start
 
 
 def open_run(start: Start[PretrainConfig], world: World) -> tuple[World, Data]:

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-from pretrain import build_state, open_run, read_config_and_checkpoint, take_step
+from pretrain import build_state, open_run, read_config_and_checkpoint, read_overrides, take_step
 from training.plan import Plan
 from training.session import Session
 from training.state import HostCopy
@@ -34,9 +34,10 @@ class SteppedRun:
         """
         with ExitStack() as opened:
             lock = opened.enter_context(RunLock())
-            start = read_config_and_checkpoint([*overrides, "log_interval=1"], lock, world)
-            if start is None:
-                raise UserError("--help and --cfg show a page; give them to pretrain.py")
+            typed = read_overrides([*overrides, "log_interval=1"], world)
+            if typed is None:
+                raise UserError("--help, --cfg and --dry-run show a page; give them to pretrain.py")
+            start = read_config_and_checkpoint(typed, lock, world)
             self._world, data = open_run(start, world)
             self._state = build_state(start, data, self._world)
             plan = Plan.make(start.config, data, self._state.progress, self._world)

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from dataset.schema import Split, SplitName, check_contents, open_datasets, open_split
@@ -25,6 +26,7 @@ from models import ArchConfig
 from models.base import CommonConfig
 from training.config import PretrainConfig
 from utils.checkpoint.reader import Checkpoint
+from utils.config_files import CONFIG_DIR
 from utils.dist.world import World, shares
 from utils.errors import UserError
 
@@ -208,6 +210,12 @@ def open_own(config: PretrainConfig, name: SplitName) -> Split | TextSplit:
             raise UserError(
                 f"arch={config.arch.name} reads one folder of text, but {len(paths)} are given ({', '.join(paths)}); "
                 "build one dataset of all sources"
+            )
+        default = OmegaConf.select(OmegaConf.load(CONFIG_DIR / "pretrain.yaml"), "data_path")
+        if paths == [default] and not os.path.exists(default):
+            raise UserError(
+                f"arch={config.arch.name} reads text, and the default of data_path is a folder of puzzles; give "
+                "data_path=<folder of a dataset of text>. dataset/build_text_dataset.py builds one"
             )
         return open_text_split(paths[0], name)
     return open_datasets(paths, name, numbered_by=config.train_paths)

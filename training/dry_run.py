@@ -3,6 +3,7 @@
 Nothing is allocated and no other rank is started. A laptop can ask about 64 GPUs.
 """
 
+import difflib
 import math
 import textwrap
 from collections.abc import Iterator
@@ -45,6 +46,8 @@ _OWN_KEYS = ("ranks", "memory_gb", *_SIZES)
 # gaps between allocations.
 _FREE_SHARE = 0.1
 _CHECKPOINTINGS: tuple[Checkpointing, ...] = get_args(Checkpointing)
+# The degree to change where the defaults of a strategy don't suit the model.
+_DEGREES = {"fsdp_tp": "tensor", "pipeline": "stages"}
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,9 @@ class Question:
         """
         own = {key: value for key, _, value in (each.partition("=") for each in typed) if key in _OWN_KEYS}
         overrides = [each for each in typed if each.partition("=")[0] not in _OWN_KEYS]
+        for key in (each.partition("=")[0] for each in overrides):
+            if key not in PretrainConfig.model_fields and (close := difflib.get_close_matches(key, _OWN_KEYS, 1)):
+                raise UserError(f"unknown key {key!r}; did you mean {close[0]}?")
         config = validate(PretrainConfig, read_config_of_new_run("pretrain", overrides), Origin("pretrain", overrides))
         if config.resume is not None:
             raise UserError(f"resume={config.resume}: --dry-run tells of a new run; leave resume out")
@@ -135,7 +141,12 @@ def _sizes(config: PretrainConfig, typed: dict[str, int]) -> AnySizes:
         return replace(of_data, **typed)
     if "num_puzzle_identifiers" in typed:
         raise UserError(f"num_puzzle_identifiers={typed['num_puzzle_identifiers']}: text has no puzzles; leave it out")
-    length = typed.get("seq_len", of_data.mean_context)
+    length, row = typed.get("seq_len", of_data.mean_context), config.global_batch_size // config.rows_per_step
+    if length > row:
+        raise UserError(
+            f"seq_len={length:,} does not fit into a row of {row:,} tokens; a row has global_batch_size / "
+            "rows_per_step of them"
+        )
     vocab_size = -(-typed.get("vocab_size", of_data.vocab_size) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     return replace(of_data, vocab_size=vocab_size, mean_context=length)
 
@@ -147,7 +158,7 @@ def _sizes(config: PretrainConfig, typed: dict[str, int]) -> AnySizes:
 class Variant:
     """A way to lay the run out, and what it takes."""
 
-    parallel: str
+    parallel: ParallelConfig
     checkpointing: Checkpointing
     grad_accumulation: int
     footprint: Footprint
@@ -164,25 +175,56 @@ class Variants:
         """Return what the run takes as it was asked for."""
         return self._footprints.of(checkpointing=checkpointing)
 
-    def parallel(self, name: str) -> ParallelConfig:
-        """Return the options of a strategy: those of the run, or the defaults of another one."""
+    def with_one_change(self) -> list[Variant]:
+        """Return the run as it was asked for, with each activation checkpointing."""
         config = self._question.config
-        if name == config.parallel.name:
-            return config.parallel
-        container = read_config("pretrain", [f"parallel={name}"])
-        return validate(PretrainConfig, container).parallel
+        return [Variant(config.parallel, each, config.grad_accumulation, self.asked(each)) for each in _CHECKPOINTINGS]
 
-    def leanest(self, name: str, checkpointing: Checkpointing) -> Variant:
+    def row(self, name: str) -> list[Variant]:
+        """Return the leanest variants of a strategy, one for each activation checkpointing.
+
+        The first of `_degrees` that works is taken.
+
+        Raises:
+            UserError: The strategy can't work with this model or these ranks.
+        """
+        if name == "pipeline":  # at once: of a wrong model, no other degree is worth a message
+            question = self._question
+            PipelineConfig.require_stack(shapes_of(question.config.arch, **question.sizes.of_model()))
+        mistake = UserError(f"parallel={name} has no degrees")
+        for parallel in self._degrees(name):
+            try:
+                return [self._leanest(parallel, each) for each in _CHECKPOINTINGS]
+            except UserError as error:
+                mistake = error
+        raise mistake
+
+    def _degrees(self, name: str) -> Iterator[ParallelConfig]:
+        """Yield options of a strategy: those of the run, or of another one some that may work.
+
+        Those are its defaults, and then other degrees for the ranks, which suit a model whose heads
+        or blocks the defaults do not divide.
+        """
+        config, num_ranks = self._question.config, self._question.num_ranks
+        if name == config.parallel.name:
+            yield config.parallel
+            return
+        key = _DEGREES.get(name)
+        others = [n for n in range(num_ranks, 1, -1) if num_ranks % n == 0] if key else []
+        for degree in (None, *others):
+            typed = [f"parallel={name}", *([f"parallel.{key}={degree}"] if degree else [])]
+            yield validate(PretrainConfig, read_config("pretrain", typed)).parallel
+
+    def _leanest(self, parallel: ParallelConfig, checkpointing: Checkpointing) -> Variant:
         """Return the variant with the fewest microbatches that fits, else the one that needs least.
 
         Raises:
             UserError: The strategy can't work with this model or these ranks.
         """
-        parallel = self.parallel(name)
 
         @cache
         def variant(number: int) -> Variant:
-            return Variant(name, checkpointing, number, self._footprints.of(parallel, checkpointing, number))
+            return Variant(parallel, checkpointing, number, self._footprints.of(parallel, checkpointing, number))
 
         def fits(number: int) -> bool:
             return variant(number).footprint.peak <= self._question.limit
@@ -209,8 +251,8 @@ class Variants:
 # ---- the page ------------------------------------------------------------------------------------
 
 
-def dry_run(typed: list[str], num_ranks: int) -> str:
-    """Return the page of --dry-run.
+def dry_run(typed: list[str], num_ranks: int) -> Iterator[str]:
+    """Yield the lines of the page of --dry-run, as soon as they are known.
 
     Args:
         typed: as for Question.read.
@@ -220,8 +262,11 @@ def dry_run(typed: list[str], num_ranks: int) -> str:
     """
     question = Question.read(typed, num_ranks)
     variants = Variants(question)
-    lines = [*of_model(question), "", *_of_rank(question, variants), "", *_of_fits(question, variants)]
-    return "\n".join(lines)
+    yield from of_model(question)
+    yield ""
+    yield from _of_rank(question, variants)
+    yield ""
+    yield from _of_fits(question, variants)
 
 
 def of_model(question: Question) -> Iterator[str]:
@@ -242,7 +287,9 @@ def of_model(question: Question) -> Iterator[str]:
     if isinstance(sizes, Sizes):
         yield "sizes of the data: " + ", ".join(f"{key} {value:,}" for key, value in sizes.as_dict().items())
     else:
-        yield f"sizes of the data: vocab_size {sizes.vocab_size:,}, sequences of {sizes.mean_context:,} tokens"
+        row = config.global_batch_size // config.rows_per_step
+        of_row = " (as long as a row; seq_len=... gives another length)" if sizes.mean_context == row else ""
+        yield f"sizes of the data: vocab_size {sizes.vocab_size:,}, sequences of {sizes.mean_context:,} tokens{of_row}"
     yield f"parameters: {num_weights:,}, of which {in_blocks:,} in blocks{rows}"
     yield _flops(question)
 
@@ -279,8 +326,12 @@ def _of_rank(question: Question, variants: Variants) -> Iterator[str]:
         values = [footprint.parts[part] for footprint in footprints]
         if any(values):
             yield _row(f"  {part}", [_gb(value) for value in values])
+    if any(footprint.on_host for footprint in footprints):
+        yield _row("  beside it, on the host", [_gb(footprint.on_host) for footprint in footprints])
     yield _row("  most at a time", [_gb(footprint.peak) for footprint in footprints])
     yield _row("  which is in the", ["update" if footprint.is_update else "backward" for footprint in footprints])
+    if stages := [footprint.stages for footprint in footprints if footprint.stages]:
+        yield _row("  of the rank with", stages)
     if footprints[0].peak < sum(footprints[0].parts.values()) and footprints[0].parts[GRADIENTS]:
         yield "  (gradients come while activations go, so that not all is there at a time)"
 
@@ -291,23 +342,24 @@ def _of_fits(question: Question, variants: Variants) -> Iterator[str]:
     memory = f"{question.memory / 1e9:g} GB"
     yield f"what fits into {memory}, of which a tenth stays free (/4: with grad_accumulation=4; in brackets: too much)"
     yield _row("  parallel=", list(_CHECKPOINTINGS))
-    fitting: list[Variant] = []
+    fitting = [each for each in variants.with_one_change() if each.footprint.peak <= question.limit]
     for name in [own, *(name for name in names if name != own)]:
         try:
-            row = [variants.leanest(name, each) for each in _CHECKPOINTINGS]
+            row = variants.row(name)
         except UserError as error:
             yield from textwrap.wrap(
                 f"  {name}: no; {error}", 118, subsequent_indent=" " * (len(name) + 4), break_long_words=False
             )
             continue
         fitting += [each for each in row if each.footprint.peak <= question.limit]
-        yield _row(f"  {name}{' *' if name == own else ''}", [_cell(each, question.limit) for each in row])
+        head = " ".join([name, *_degree(row[0].parallel, question), *(["*"] if name == own else [])])
+        yield _row(f"  {head}", [_cell(each, question.limit) for each in row])
     yield "* as asked"
     peak = variants.asked().peak
     if peak <= question.limit:
         yield f"the run fits: {_gb(peak)} of {memory}"
     elif fitting:
-        yield f"the run does not fit: {_gb(peak)} of {memory}; it would with {_overrides(fitting[0], question)}"
+        yield f"the run does not fit: {_gb(peak)} of {memory}; it would with {_smallest_change(fitting, question)}"
     else:
         yield f"the run does not fit: {_gb(peak)} of {memory}; take more ranks, or a smaller batch or model"
     yield "not counted: what CUDA and NCCL take for themselves, and data that data_on keeps on the device"
@@ -320,14 +372,35 @@ def _cell(variant: Variant, limit: float) -> str:
     return value if variant.grad_accumulation == 1 else f"{value} /{variant.grad_accumulation:<3}"
 
 
-def _overrides(variant: Variant, question: Question) -> str:
+def _degree(parallel: ParallelConfig, question: Question) -> list[str]:
+    """Return the degree that another strategy than that of the run needs beside its defaults."""
+    key = _DEGREES.get(parallel.name)
+    value = getattr(parallel, key) if key and parallel.name != question.config.parallel.name else None
+    return [] if value is None else [f"{key}={value}"]
+
+
+def _smallest_change(fitting: list[Variant], question: Question) -> str:
+    """Return the overrides that make the run fit: few, and with little more work for a step.
+
+    With FSDP more microbatches send more. Therefore they come after activation checkpointing.
+    """
     config = question.config
-    changes = {
-        "parallel": (variant.parallel, config.parallel.name),
-        "arch.activation_checkpointing": (variant.checkpointing, config.arch.activation_checkpointing),
-        "grad_accumulation": (variant.grad_accumulation, config.grad_accumulation),
-    }
-    return " ".join(f"{key}={new}" for key, (new, old) in changes.items() if new != old)
+
+    def changes(variant: Variant) -> list[str]:
+        of_keys = {
+            "parallel": (variant.parallel.name, config.parallel.name),
+            "arch.activation_checkpointing": (variant.checkpointing, config.arch.activation_checkpointing),
+            "grad_accumulation": (variant.grad_accumulation, config.grad_accumulation),
+        }
+        changed = [f"{key}={new}" for key, (new, old) in of_keys.items() if new != old]
+        return changed + [f"parallel.{each}" for each in _degree(variant.parallel, question)]
+
+    def cost(variant: Variant) -> tuple[bool, int, int, int]:
+        is_another = variant.parallel.name != config.parallel.name
+        place = _CHECKPOINTINGS.index(variant.checkpointing)
+        return is_another, len(changes(variant)), variant.grad_accumulation, place
+
+    return " ".join(changes(min(fitting, key=cost)))
 
 
 def _row(head: str, cells: list[str]) -> str:

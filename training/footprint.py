@@ -5,6 +5,7 @@ step makes counts for as long as it lives. What a strategy leaves to a rank foll
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,8 +33,9 @@ from models.text.losses import chunked_cross_entropy
 from models.text.model import TextModel
 from models.text.objective import TextBatch, TextRow, TextSettings
 from models.text.packing import Packing
-from optim.build import build_optimizers
+from optim.build import MuonConfig, build_optimizers
 from optim.ema import EMA
+from optim.muon import orthogonal
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from training.config import PretrainConfig
 from training.data import AnySizes, Sizes, TextSizes, require_whole_shares, slots_of_ranks
@@ -47,8 +49,8 @@ T = TypeVar("T")
 WEIGHTS, GATHERED, GRADIENTS = "weights", "gathered for a call", "gradients"
 MOMENTS, AVERAGE, TABLE = "optimizer's moments", "average (ema)", "puzzle table"
 CARRY, ACTIVATIONS, LOGITS = "carry and batch", "activations", "logits and loss"
-WORKING = "working memory"
-PARTS = (WEIGHTS, GATHERED, GRADIENTS, MOMENTS, AVERAGE, TABLE, CARRY, ACTIVATIONS, LOGITS, WORKING)
+BUFFERS, WORKING = "pipeline's buffers", "working memory"
+PARTS = (WEIGHTS, GATHERED, GRADIENTS, MOMENTS, AVERAGE, TABLE, CARRY, BUFFERS, ACTIVATIONS, LOGITS, WORKING)
 
 
 # A step runs for at most so many tokens of text, because its loss goes through many chunks. The
@@ -62,15 +64,20 @@ class Footprint:
 
     Attributes:
         parts: by the names of PARTS. Activations and logits are what waits for the backward pass of
-            one microbatch. Working memory is what operators need beside it for a moment.
+            one microbatch; in a pipeline, of all microbatches under way. Working memory is what
+            operators need beside it for a moment.
         peak: the most that is there at a time. It may be less than the sum of the parts: with one
             microbatch on one rank, gradients come while activations go.
         is_update: whether that is while the weights are updated, and not in the backward pass.
+        on_host: what parallel.cpu_offload keeps in the host's memory. It is in no part.
+        stages: which rank of a pipeline was counted, such as "stage 1 of 8"; None without one.
     """
 
     parts: dict[str, int]
     peak: int
     is_update: bool
+    on_host: int = 0
+    stages: str | None = None
 
 
 class ImaginedWorld(World):
@@ -140,7 +147,7 @@ class Footprints:
         world, num_parts = ImaginedWorld.of(config, self._num_ranks), config.grad_accumulation
         key = config.parallel.model_dump_json(), num_parts > 1
         if (held := self._held.get(key)) is None:
-            held = self._held[key] = _Held.of(config, self._sizes, self._num_ranks)
+            held = self._held[key] = _Held.of(config, self._sizes, self._num_ranks, self._device)
         # With one microbatch on one rank, gradients come while activations go. Otherwise their
         # memory is there before.
         come_late = world.data_size == num_parts == 1 and not isinstance(config.parallel, ShardingConfig)
@@ -344,12 +351,24 @@ def before_head(model: Model, call: Callable[[], None]) -> Iterator[None]:
 def _heaviest_of_pipeline(
     config: PretrainConfig, sizes: AnySizes, num_ranks: int, device: Literal["cuda", "cpu"]
 ) -> Footprint:
-    """Return the memory of the first or the last rank of a pipeline, whichever needs more."""
+    """Return the memory of the rank of a pipeline that needs the most.
+
+    Beside the first and the last rank, one between them is tried: the first of those with the most
+    blocks. It has less under way than the first rank, but it also receives activations.
+    """
+    assert isinstance(config.parallel, PipelineConfig)
     length = ImaginedWorld.of(config, num_ranks).ranks_per_share
+    num_stages = config.parallel.num_stages(length)
+    num_layers = len(shapes_of(config.arch, **sizes.of_model()).blocks())
+    num_blocks = Counter(i * num_stages // num_layers % length for i in range(num_layers))
+    between = max(range(1, length - 1), key=num_blocks.__getitem__, default=0)
     footprints = []
-    for place in {0, length - 1}:
-        held = _Held.of(config, sizes, num_ranks, place)
-        footprints.append(_of_place(held, config, sizes, num_ranks, place, device))
+    for place in sorted({0, between, length - 1}):
+        held = _Held.of(config, sizes, num_ranks, device, place)
+        footprint = _of_place(held, config, sizes, num_ranks, place, device)
+        numbers = " and ".join(str(i + 1) for i in range(place, num_stages, length))
+        stages = f"stage{'s' if num_stages > length else ''} {numbers} of {num_stages}"
+        footprints.append(replace(footprint, stages=stages))
     return max(footprints, key=lambda footprint: footprint.peak)
 
 
@@ -358,8 +377,8 @@ def _of_place(
 ) -> Footprint:
     """Return the memory of a rank of a pipeline.
 
-    Each stage of the rank runs one microbatch. Its activations count as often as the schedule has
-    microbatches under way there.
+    Each stage of the rank runs one microbatch. What is alive after its forward pass counts as often
+    as the schedule has microbatches under way there.
     """
     parallel, world = config.parallel, ImaginedWorld.of(config, num_ranks)
     assert isinstance(parallel, PipelineConfig)
@@ -372,27 +391,46 @@ def _of_place(
     for weight in _trained(model):
         weight.grad = torch.empty_like(weight)
     grads = [weight.grad for weight in _trained(model) if weight.grad is not None]
-    kept, peak = dict.fromkeys((ACTIVATIONS, LOGITS), 0), 0
+    kept, working, buffers = dict.fromkeys((ACTIVATIONS, LOGITS), 0), 0, 0
+    with torch.device("meta"):
+        x = torch.empty(microbatch.shape, dtype=model.dtype, requires_grad=True)
+        grad_of_out = torch.empty_like(x)
     for stage in stages:
-        known = [*model.parameters(), *model.buffers(), *microbatch.tensors, *grads]
-        saved, allocations = SavedTensors(ACTIVATIONS, known), Allocations(known)
-        with torch.device("meta"), fused_attention(device), saved.counting(), allocations:
-            # The schedule keeps what a stage takes and gives until the microbatch goes back.
-            out = microbatch.run(stage, torch.empty(microbatch.shape, dtype=model.dtype, requires_grad=True))
-            if stage.is_last:
-                saved.begin(LOGITS)
-                microbatch.loss(out).backward()
+        # The schedule has a buffer for each activation and each gradient that it receives. It keeps
+        # all of them, and what the last stage returns, even while the weights are updated.
+        returned = microbatch.returned if stage.is_last else 0
+        received = x.nbytes * ((not stage.is_first) + (not stage.is_last))
+        buffers += parallel.microbatches * (received + returned)
+        x.grad = None
+        allocations = Allocations([*model.parameters(), *model.buffers(), *microbatch.tensors, *grads, x, grad_of_out])
+        with torch.device("meta"), fused_attention(device), allocations:
+            # Any other stage's output is kept until the microbatch goes back.
+            out = microbatch.run(stage, x)
+            after_stage = allocations.live
+            loss = microbatch.loss(out) if stage.is_last else None
+            after_loss = allocations.live
+            if loss is None:
+                out.backward(grad_of_out)
             else:
-                out.backward(torch.empty_like(out))
-        of_stage = saved.bytes_of_parts
-        kept = {name: kept[name] + of_stage.get(name, 0) for name in kept}
-        peak = max(peak, allocations.peak - sum(of_stage.values()))
+                loss.backward()
+        kept[ACTIVATIONS] += after_stage - returned
+        kept[LOGITS] += after_loss - after_stage
+        working = max(working, allocations.peak - after_loss)
+        del out, loss
     under_way = _under_way(parallel, length, place) / len(stages)
     kept = {name: int(number * under_way) for name, number in kept.items()}
-    if any(stage.is_last for stage in stages):
-        kept[LOGITS] += microbatch.returned * num_slots // num_in_microbatch
+    step_peak = sum(kept.values()) + working
+    if stages[-1].is_last:
+        # The schedule joins what all microbatches returned, which copies it, when none is under
+        # way any more. Puzzles need the logits of all parts of a step, text needs none.
+        joined = parallel.microbatches * microbatch.returned
+        of_parts = 0 if isinstance(model, TextModel) else (config.grad_accumulation - 1) * joined
+        step_peak = of_parts + max(step_peak, joined)
+        if isinstance(model, TextModel):
+            kept[LOGITS] = _of_text_loss(model, num_in_microbatch * _tokens_of(config))
+        kept[LOGITS] += of_parts
     given = microbatch.given * num_slots // num_in_microbatch
-    return held.footprint(kept, given, sum(kept.values()) + peak, gradients_come=False)
+    return held.footprint({**kept, BUFFERS: buffers}, given, step_peak, gradients_come=False)
 
 
 @dataclass(frozen=True)
@@ -404,7 +442,7 @@ class _Microbatch:
         shape: of what a stage hands to the next.
         run: gives the output of a stage. The first stage reads the microbatch instead of its input.
         loss: gives the loss of what the last stage returns.
-        returned: the bytes of that, which a step keeps to its end.
+        returned: the bytes of that.
     """
 
     tensors: list[Tensor]
@@ -464,7 +502,8 @@ def _under_way(parallel: PipelineConfig, length: int, place: int) -> int:
         case "1f1b":
             return min(parallel.microbatches, length - place)
         case "interleaved":
-            return min(parallel.microbatches * per_rank, (per_rank - 1) * length + 2 * (length - 1 - place) + 1)
+            in_round = parallel.microbatches // max(1, parallel.microbatches // length)
+            return min(parallel.microbatches * per_rank, (per_rank - 1) * in_round + 2 * (length - 1 - place) + 1)
 
 
 # ---- what is there between steps, and the update -------------------------------------------------
@@ -478,14 +517,18 @@ class _Held:
         parts: by the names of PARTS.
         own_gradients: those that are updated; parts[GRADIENTS] has those of the backward pass, too.
         update_peak: the most at a time while the weights are updated, beside the parts.
+        on_host: what lies in the host's memory, and in no part.
     """
 
     parts: dict[str, int]
     own_gradients: int
     update_peak: int
+    on_host: int
 
     @staticmethod
-    def of(config: PretrainConfig, sizes: AnySizes, num_ranks: int, place: int = 0) -> "_Held":
+    def of(
+        config: PretrainConfig, sizes: AnySizes, num_ranks: int, device: Literal["cuda", "cpu"], place: int = 0
+    ) -> "_Held":
         """Count for a strategy.
 
         Args:
@@ -495,24 +538,26 @@ class _Held:
             UserError: The strategy can't work with this model.
         """
         world, parallel = ImaginedWorld.of(config, num_ranks), config.parallel
-        model = shapes_of(config.arch, **sizes.of_model())
+        model, axes = shapes_of(config.arch, **sizes.of_model()), axes_of(config.parallel, num_ranks)
         # Whether the device can offload is known where the run starts.
         is_sharded = isinstance(parallel, ShardingConfig)
         (parallel.model_copy(update={"cpu_offload": False}) if is_sharded else parallel).require_support(model, world)
         model.freeze("weights" if config.freeze_weights else config.freeze)
         if isinstance(parallel, PipelineConfig):
             take_stages(model, _stage_class(model), parallel, length=world.ranks_per_share, place=place)
+            of_muon = _of_gathered_matrices(model, config, axes.shard, device)
         else:
+            of_muon = _of_gathered_matrices(model, config, axes.shard * axes.model, device)
             take_shapes(model, world.ranks_per_share)
-        gathered, whole_gradients = _of_calls(model, config)
-        _take_shards(model, parallel, axes_of(parallel, num_ranks))
-        parts, update_peak = _of_update(model, config)
+        gathered, whole_gradients = _of_calls(model, config, axes.shard)
+        _take_shards(model, parallel, axes)
+        parts, on_host, update_peak = _of_update(model, config)
         own_gradients = parts[GRADIENTS]
         if isinstance(parallel, DDPConfig) and world.data_size > 1:  # in its buckets, and what PowerSGD left out
             copies = 1 + (not parallel.gradient_as_bucket_view) + (parallel.compression == "powersgd")
             own_gradients *= copies
         parts |= {GATHERED: gathered, GRADIENTS: own_gradients + whole_gradients}
-        return _Held(parts, own_gradients, update_peak)
+        return _Held(parts, own_gradients, update_peak if on_host else max(update_peak, of_muon), on_host)
 
     def footprint(self, kept: dict[str, int], given: int, step_peak: int, *, gradients_come: bool) -> Footprint:
         """Return the memory of a rank, with that of its forward and backward pass.
@@ -524,18 +569,19 @@ class _Held:
         """
         parts = dict.fromkeys(PARTS, 0) | self.parts | kept | {CARRY: given}
         parts[WORKING] = max(0, step_peak - parts[ACTIVATIONS] - parts[LOGITS])
-        always = sum(parts[name] for name in (WEIGHTS, MOMENTS, AVERAGE, TABLE, CARRY))
+        always = sum(parts[name] for name in (WEIGHTS, MOMENTS, AVERAGE, TABLE, CARRY, BUFFERS))
         before = always + parts[GATHERED] + step_peak + (0 if gradients_come else parts[GRADIENTS])
         after = always + self.own_gradients + self.update_peak
-        return Footprint(parts, max(before, after), is_update=after > before)
+        return Footprint(parts, max(before, after), is_update=after > before, on_host=self.on_host)
 
 
-def _of_calls(model: Model, config: PretrainConfig) -> tuple[int, int]:
+def _of_calls(model: Model, config: PretrainConfig, num_shards: int) -> tuple[int, int]:
     """Return the bytes of weights and of gradients that a rank has beside its own shards.
 
     FSDP gathers embeddings and heads for the whole step, and each block for its call, while it
     gathers the next one. It sums the gradients of a block while those of the next one come. Before
-    the last microbatch it keeps the gradients of all.
+    the last microbatch it keeps the gradients of all. With cpu_offload, the shards of what is
+    gathered or summed pass through the device.
     """
     parallel = config.parallel
     if isinstance(parallel, PipelineConfig) and parallel.shard > 1:  # blocks stay whole for all microbatches
@@ -549,10 +595,12 @@ def _of_calls(model: Model, config: PretrainConfig) -> tuple[int, int]:
     gathered = sum(blocks[:2]) if parallel.reshard_after_forward else sum(blocks)
     if parallel.param_dtype == "forward_dtype":
         gathered = gathered * model.dtype.itemsize // 4
+    passing = max(num_bytes(rest), blocks[0]) // num_shards if parallel.cpu_offload else 0
     if config.grad_accumulation > 1:
-        return num_bytes(rest) + gathered, num_bytes(_trained(model))
+        return num_bytes(rest) + gathered + passing, num_bytes(_trained(model)) + passing
     of_blocks = sum(blocks[:2]) if config.freeze == "none" else 0
-    return num_bytes(rest) + gathered, num_bytes(weight for weight in rest if weight.requires_grad) + of_blocks
+    of_rest = num_bytes(weight for weight in rest if weight.requires_grad)
+    return num_bytes(rest) + gathered + passing, of_rest + of_blocks + passing
 
 
 def _gathers_in_forward_dtype(parallel: ParallelConfig) -> bool:
@@ -583,11 +631,33 @@ def _shard(tensor: Tensor, num_shards: int) -> Tensor:
     return torch.empty_like(tensor[: -(-len(tensor) // num_shards)])
 
 
-def _of_update(model: Model, config: PretrainConfig) -> tuple[dict[str, int], int]:
+def _of_gathered_matrices(model: Model, config: PretrainConfig, num_parts: int, device: Literal["cuda", "cpu"]) -> int:
+    """Return the most bytes that Muon takes for a matrix of which each rank holds a part.
+
+    Every rank gathers the whole matrix and orthogonalizes it.
+
+    Args:
+        model: with whole matrices.
+    """
+    if num_parts == 1 or not isinstance(config.optim, MuonConfig):
+        return 0
+    peak, dtype = 0, torch.bfloat16 if device == "cuda" else torch.float32
+    for shape in {weight.shape for weight in config.optim.takes([], list(model.block_weights()))}:
+        with torch.device("meta"), Allocations([]) as allocations:
+            whole = torch.empty(shape, dtype=dtype)
+            orthogonal(whole, config.optim.muon_iterations)
+        peak = max(peak, allocations.peak + whole.nbytes // num_parts)
+    return peak
+
+
+def _of_update(model: Model, config: PretrainConfig) -> tuple[dict[str, int], int, int]:
     """Return what a rank always holds, and the most bytes beside it while the weights are updated.
 
     Args:
         model: with the shapes that the rank holds.
+
+    Returns:
+        The bytes by part, those on the host, and those of the update.
     """
     optimizers = build_optimizers(
         model,
@@ -599,7 +669,7 @@ def _of_update(model: Model, config: PretrainConfig) -> tuple[dict[str, int], in
     )
     with torch.device("meta"):
         ema = EMA(model.trained_tensors()) if config.ema else None
-    moments, average = optimizers.export_state(model).values(), ema.tensors().values() if ema else []
+    moments, average = optimizers.export_state(model).values(), ema.tensors() if ema else {}
     table = model.puzzle_embedding
     of_table = [table.weight] if table is not None else []
     for weight in _trained(model):
@@ -610,16 +680,30 @@ def _of_update(model: Model, config: PretrainConfig) -> tuple[dict[str, int], in
         WEIGHTS: num_bytes(own.values()) - num_bytes(of_table),
         GRADIENTS: num_bytes(gradients),
         MOMENTS: num_bytes(moments),
-        AVERAGE: num_bytes(average),
+        AVERAGE: num_bytes(average.values()),
         TABLE: num_bytes(of_table),
     }
-    with Allocations([*own.values(), *moments, *average, *gradients]) as allocations:
+    on_host = 0
+    if offloads := isinstance(config.parallel, ShardingConfig) and config.parallel.cpu_offload:
+        # The parameters and what belongs to them lie on the host, and the update runs there. The
+        # device has the buffers, of which the puzzle table is one.
+        names = {name for name, _ in model.named_parameters()}
+        stays = {
+            WEIGHTS: num_bytes(model.buffers()) - num_bytes(of_table),
+            GRADIENTS: 0,
+            MOMENTS: 0,
+            AVERAGE: num_bytes(tensor for name, tensor in average.items() if name not in names),
+        }
+        on_host = sum(parts[name] - number for name, number in stays.items())
+        parts |= stays
+    with Allocations([*own.values(), *moments, *average.values(), *gradients]) as allocations:
         if table is not None and table.trainable:  # the gradients of the rows of all ranks' slots
             ids_B = torch.zeros(config.global_batch_size, dtype=torch.int32, device="meta")
             grad_BE = torch.empty(config.global_batch_size, table.weight.shape[1], device="meta")
             sparse_sign_sgd_(table.weight, ids_B, grad_BE, lr=0.0, weight_decay=0.0, world=World.single("meta"))
             del ids_B, grad_BE
-        optimizers.step(1.0)
+        if not offloads:
+            optimizers.step(1.0)
         if ema is not None:
             ema.update(config.ema_rate)
-    return parts, allocations.peak
+    return parts, on_host, allocations.peak

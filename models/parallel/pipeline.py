@@ -127,7 +127,25 @@ class PipelineConfig(LayoutConfig):
         return grad_accumulation * self.microbatches
 
     def require_support(self, model: Model, world: World) -> None:
-        """As in the base class: no recurrence, a block for each stage, and a head of its own."""
+        """As in the base class: what `require_stack` requires, and a block for each stage."""
+        self.require_stack(model)
+        length = world.ranks_per_share
+        num_layers, num_stages = len(model.blocks()), self.num_stages(length)
+        if num_layers < num_stages:
+            per_rank = num_stages // length
+            shorter = [n for n in range(1, length) if world.size % n == 0 and n * per_rank <= num_layers]
+            fewer = f"parallel.stages={shorter[-1]}" if shorter else "another schedule"
+            raise UserError(
+                f"arch.num_layers is {num_layers}, but a pipeline of {length} ranks with {per_rank} stages each needs "
+                f"a block for each of {num_stages} stages; take {num_stages} layers or more, or {fewer}"
+            )
+
+    @staticmethod
+    def require_stack(model: Model) -> None:
+        """Raise UserError if the model is no stack for a pipeline, however many stages it has.
+
+        A recurrence has none, and the head must have weights of its own.
+        """
         if isinstance(model, TextModel):
             is_gone_through_once = model.config.num_calls == CallCounts(H=1, L=0)
             able = "arch=gpt and arch=transformer_text are"
@@ -145,16 +163,6 @@ class PipelineConfig(LayoutConfig):
                 "parallel=pipeline has the embedding in its first stage and the head in its last, but "
                 "arch.tie_head=true gives them the same weights; set it to false, or take another strategy (ddp, "
                 "fsdp, hsdp, tp, fsdp_tp)"
-            )
-        length = world.ranks_per_share
-        num_layers, num_stages = len(model.blocks()), self.num_stages(length)
-        if num_layers < num_stages:
-            per_rank = num_stages // length
-            shorter = [n for n in range(1, length) if world.size % n == 0 and n * per_rank <= num_layers]
-            fewer = f"parallel.stages={shorter[-1]}" if shorter else "another schedule"
-            raise UserError(
-                f"arch.num_layers is {num_layers}, but a pipeline of {length} ranks with {per_rank} stages each needs "
-                f"a block for each of {num_stages} stages; take {num_stages} layers or more, or {fewer}"
             )
 
 

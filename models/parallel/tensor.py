@@ -128,8 +128,8 @@ def _require_splittable(model: Model, degree: int) -> None:
         common = math.gcd(*counts.values())
         fitting = [str(n) for n in range(1, min(common, 64) + 1) if common % n == 0]
         raise UserError(
-            f"parallel: {degree} ranks don't divide {' and '.join(uneven)}; take one of {', '.join(fitting)} for tp, "
-            "or other sizes"
+            f"parallel: {degree} ranks don't divide {' and '.join(uneven)}; take one of {', '.join(fitting)} for tp "
+            "(with fsdp_tp: parallel.tensor), or other sizes"
         )
 
 

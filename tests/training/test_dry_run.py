@@ -5,13 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from models.parallel.pipeline import PipelineConfig
+from models.parallel.tensor import FSDPTPConfig
 from tests.runs import command
-from training.dry_run import Question, dry_run, of_model
+from training import dry_run as of_dry_run
+from training.dry_run import Question, Variants, of_model
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["debug=tiny", "arch.hidden_size=64"]
 SIZES = ["seq_len=81", "vocab_size=11", "num_puzzle_identifiers=1001"]
+
+
+def dry_run(typed: list[str], num_ranks: int = 1) -> str:
+    return "\n".join(of_dry_run.dry_run(typed, num_ranks))
 
 
 def _values(page: str, head: str) -> list[str]:
@@ -41,7 +48,30 @@ def test_the_page_says_what_makes_a_run_fit() -> None:
     changes = line.partition("; it would with ")[2].split()
     keys = {"parallel", "arch.activation_checkpointing", "grad_accumulation"}
     assert changes and {change.partition("=")[0] for change in changes} <= keys
-    assert "the run fits: " in dry_run([*options, *changes], 1)
+    assert "the run fits: " in dry_run([*options, *changes])
+
+
+@pytest.mark.invariance  # as above
+def test_the_smallest_change_keeps_what_was_asked_for() -> None:
+    options = [*TINY, *SIZES, "ranks=2", "global_batch_size=32", "arch.activation_checkpointing=block"]
+    peaks = [float(value) for value in _values(dry_run(options), "most at a time")]
+    page = dry_run([*options, f"memory_gb={0.9 * peaks[1]}"])
+    assert "it would with grad_accumulation=2\n" in page, page
+
+
+def test_other_degrees_are_tried_where_the_defaults_do_not_suit_the_model() -> None:
+    """Tensor parallelism over 4 of 8 ranks does not divide 6 heads, and over 2 it does."""
+    typed = ["debug=tiny_text", "arch=hrm_text", "arch.hidden_size=48", "arch.num_heads=6", "arch.num_layers=2"]
+    variants = Variants(Question.read([*typed, "vocab_size=100", "rows_per_step=8", "global_batch_size=512"], 8))
+    (*_, variant) = variants.row("fsdp_tp")
+    assert isinstance(variant.parallel, FSDPTPConfig) and variant.parallel.tensor == 2
+    with pytest.raises(UserError, match="needs a stack that is gone through once"):
+        variants.row("pipeline")
+    variants = Variants(
+        Question.read([*typed, "arch=gpt", "vocab_size=100", "rows_per_step=64", "global_batch_size=512"], 8)
+    )
+    (*_, variant) = variants.row("pipeline")
+    assert isinstance(variant.parallel, PipelineConfig) and variant.parallel.stages == 2
 
 
 def test_the_sizes_are_those_of_the_data_if_they_are_there(data: Path, tmp_path: Path) -> None:
@@ -68,6 +98,10 @@ def test_the_page_counts_tokens_of_text() -> None:
     assert "vocab_size 512, sequences of 100 tokens" in page and "take more ranks, or a smaller batch or model" in page
     with pytest.raises(UserError, match=r"can't be opened .*such as vocab_size=32000"):
         dry_run([*small, "data_path=nowhere"], 1)
+    with pytest.raises(UserError, match=r"arch=hrm_text reads text, and the default of data_path is .* of puzzles"):
+        dry_run(small)
+    with pytest.raises(UserError, match="seq_len=5,000 does not fit into a row of 4,096 tokens"):
+        dry_run([*small, "vocab_size=32000", "seq_len=5000"])
     with pytest.raises(UserError, match="text has no puzzles"):
         dry_run([*small, "vocab_size=32000", "num_puzzle_identifiers=3"], 1)
 
@@ -79,7 +113,7 @@ def test_the_page_counts_tokens_of_text() -> None:
         (["ranks=0"], "ranks=0: give a whole number from 1"),
         (["ranks=1.5"], "ranks=1.5: give a whole number from 1"),
         (["memory_gb=-1"], "memory_gb=-1: give a number above 0"),
-        (["rank=8"], "unknown key 'rank'|rank"),
+        (["rank=8"], "unknown key 'rank'; did you mean ranks?"),
         (["resume=auto"], "resume=auto: --dry-run tells of a new run; leave resume out"),
         (["ranks=7"], "can't be split over 7 ranks"),
     ],

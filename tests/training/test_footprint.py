@@ -2,23 +2,33 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import pretrain
 from dataset.build_text_dataset import main
+from dataset.schema import IGNORE_LABEL
 from dataset.text.schema import open_text_split
+from models import build_on_meta
 from models.model import Model
+from models.parallel import parallelize
+from models.text.config import CallCounts
+from models.text.objective import TextBatch, TextRow, TextSettings
+from models.text.packing import Packing
 from tests.in_process import Begun, begin
+from tests.spawn import run_ranks
 from training.config import PretrainConfig
 from training.data import Sizes, TextSizes
 from training.footprint import (
     ACTIVATIONS,
     AVERAGE,
+    BUFFERS,
     CARRY,
     GATHERED,
     GRADIENTS,
@@ -27,11 +37,16 @@ from training.footprint import (
     PARTS,
     TABLE,
     WEIGHTS,
+    WORKING,
     Footprint,
     Footprints,
+    _Held,
+    axes_of,
     before_head,
 )
 from utils.command_line import read_config, validate
+from utils.dist.setup import connect_devices
+from utils.dist.world import World
 from utils.errors import UserError
 from utils.perf.allocations import SavedTensors
 
@@ -192,6 +207,34 @@ def test_sharded_weights_are_gathered_for_a_call() -> None:
     assert parts[GRADIENTS] > whole[GRADIENTS] > again.parts[GRADIENTS]
 
 
+def test_offloaded_shards_and_their_update_are_on_the_host() -> None:
+    fsdp = ["parallel=fsdp", "ema=true", "global_batch_size=64"]
+    own = _counted(4, *fsdp)
+    offloaded = _counted(4, *fsdp, "parallel.cpu_offload=true")
+    assert own.on_host == 0 and offloaded.peak < own.peak and not offloaded.is_update
+    assert offloaded.parts[WEIGHTS] == 4 * (2 * 64 + 2 * 82 * 32), "buffers stay"
+    assert offloaded.parts[MOMENTS] == 0 and offloaded.parts[AVERAGE] == offloaded.parts[TABLE] == own.parts[TABLE]
+    shards = own.parts[WEIGHTS] - offloaded.parts[WEIGHTS]
+    average = own.parts[AVERAGE] - offloaded.parts[AVERAGE]
+    assert offloaded.on_host == 2 * shards + own.parts[MOMENTS] + average, "weights, gradients, moments and average"
+    # What is gathered and what is summed stay on the device, and the shards of a unit pass through.
+    passing = offloaded.parts[GATHERED] - own.parts[GATHERED]
+    assert 0 < passing < shards
+    assert offloaded.parts[GRADIENTS] == own.parts[GRADIENTS] - shards + passing
+    for name in (CARRY, ACTIVATIONS, LOGITS, WORKING):
+        assert offloaded.parts[name] == own.parts[name], name
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "tp"])
+def test_muon_gathers_a_whole_matrix_on_every_rank(strategy: str) -> None:
+    config = _config("arch=trm", "arch.hidden_size=512", "arch.num_heads=8", "optim=muon", f"parallel={strategy}")
+    (rows, columns) = max(weight.shape for weight in build_on_meta(config.arch, **SIZES.of_model()).block_weights())
+    whole, gram = 2 * rows * columns, 2 * columns**2  # bfloat16
+    # The gathered matrix, two more of an iteration with two Gram matrices, and the rank's own part.
+    assert _Held.of(config, SIZES, 8, "cuda").update_peak == pytest.approx(3 * whole + 2 * gram + whole / 8, rel=0.01)
+    assert _Held.of(config, SIZES, 1, "cuda").update_peak > 3 * whole
+
+
 def test_a_table_and_gradients_may_be_held_in_other_ways() -> None:
     table = _counted(1).parts[TABLE]
     assert _counted(4, "parallel.puzzle_table=sharded").parts[TABLE] == -(-1001 // 4) * 64 * 4 < table == 1001 * 64 * 4
@@ -255,3 +298,67 @@ def test_a_rank_of_a_pipeline_of_text_has_its_stages_and_the_rows_under_way(text
     assert parts(4, "parallel=pipeline", "parallel.schedule=gpipe")[ACTIVATIONS] == pytest.approx(
         2 * staged[ACTIVATIONS], rel=0.1
     )
+
+
+_PIPELINE = ["arch=gpt", "arch.num_layers=8", "parallel=pipeline", "global_batch_size=7936", "rows_per_step=8"]
+_TOKENS = 992  # of a row
+
+
+def _pipeline_of_text(num_ranks: int, sizes: TextSizes, *overrides: str) -> Footprint:
+    return Footprints(_config(*_PIPELINE, *overrides), sizes, num_ranks, device="cpu").of()
+
+
+def test_what_a_stage_keeps_of_a_row_counts_for_each_row_under_way(texts: Path) -> None:
+    sizes = TextSizes.of(open_text_split(texts, "train"))
+    counted = _pipeline_of_text(4, sizes, "arch.activation_checkpointing=block")
+    assert counted.stages == "stage 1 of 4"
+    x_ND, table_NH = _TOKENS * 64 * 4, _TOKENS * 32 * 4
+    # The inputs of two blocks, what goes to the next stage, and the cosines and sines of the row. 4
+    # of 8 rows are under way.
+    of_row = 3 * x_ND + 2 * table_NH
+    assert counted.parts[ACTIVATIONS] == pytest.approx(4 * of_row, rel=0.02)
+    assert counted.parts[BUFFERS] == 8 * x_ND, "for the gradients from the next stage"
+
+
+def test_the_last_stage_has_logits_and_all_that_it_returned(texts: Path) -> None:
+    sizes = replace(TextSizes.of(open_text_split(texts, "train")), vocab_size=65536)
+    counted = _pipeline_of_text(4, sizes, "parallel.schedule=gpipe")
+    assert counted.stages == "stage 4 of 4"
+    alone = Footprints(_config(*_PIPELINE, "parallel=ddp", "grad_accumulation=8"), sizes, 1).of()
+    assert counted.parts[LOGITS] == alone.parts[LOGITS] > _TOKENS * 65536
+    assert counted.parts[BUFFERS] == 2 * 8 * _TOKENS * 64 * 4, "what 8 rows brought and what they gave"
+
+
+def test_the_stages_of_a_rank_have_their_numbers() -> None:
+    pipeline = ["arch=transformer", "arch.num_layers=8", "parallel=pipeline", "parallel.schedule=interleaved"]
+    assert _counted(4, *pipeline).stages in ("stages 1 and 5 of 8", "stages 2 and 6 of 8", "stages 4 and 8 of 8")
+    assert _counted(4, "arch=transformer").stages is None
+
+
+def test_a_rank_of_a_pipeline_takes_what_was_counted(texts: Path) -> None:
+    sizes = TextSizes.of(open_text_split(texts, "train"))
+    counted = _pipeline_of_text(2, sizes)
+    assert counted.stages is not None
+    peak, left = run_ranks(_step_of_rank, 2, sizes)[int(counted.stages.split()[1]) - 1]
+    assert left == pytest.approx(counted.parts[BUFFERS], abs=100)
+    assert peak == pytest.approx(sum(counted.parts[name] for name in (ACTIVATIONS, LOGITS, WORKING)), rel=0.01)
+
+
+def _step_of_rank(world: World, sizes: TextSizes) -> tuple[int, int]:
+    """Return the most bytes that a second step takes, and those that the first leaves of itself."""
+    config = _config(*_PIPELINE)
+    world = connect_devices(world, "cpu", axes=axes_of(config.parallel, world.size))
+    model = build_on_meta(config.arch, **sizes.of_model())
+    layout = parallelize(model, config.parallel, world)
+    for weight in model.parameters():
+        torch.nn.init.constant_(weight, 0.01)
+    zeros_N, kernel = torch.zeros(_TOKENS, dtype=torch.int32), config.text_arch.attention_kernel
+    rows = [TextRow(zeros_N, zeros_N, zeros_N, Packing([(31, 31)] * 16, _TOKENS, kernel=kernel)) for _ in range(8)]
+    batch, settings = TextBatch(rows, 100), TextSettings(CallCounts(H=1, L=0), IGNORE_LABEL)
+    levels = []
+    for _ in range(2):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            layout.forward_backward(None, batch, settings)
+        levels.append(list(_levels(profiler)))
+    gradients = _bytes(weight.grad for weight in model.parameters() if weight.grad is not None)
+    return max(levels[1]), levels[0][-1] - gradients

@@ -42,9 +42,7 @@ def _typed(data: Path, run: Path, **changes: object) -> list[str]:
 def _start(typed: list[str]) -> Start[PretrainConfig]:
     """Return how the program would start with this command line."""
     with RunLock() as lock:
-        start = read_config_and_checkpoint(typed, lock, SINGLE)
-    assert start is not None
-    return start
+        return read_config_and_checkpoint(typed, lock, SINGLE)
 
 
 @pytest.fixture(scope="module")

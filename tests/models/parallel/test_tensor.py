@@ -43,7 +43,7 @@ def test_sizes_must_be_divisible_by_the_ranks(name: str) -> None:
         config_of(name).require_support(model_of("hrm"), _world(3))
     assert str(caught.value) == (
         "parallel: 3 ranks don't divide arch.num_heads 4 and the width of the MLP on 32 256; take one of 1, 2, 4 for "
-        "tp, or other sizes"
+        "tp (with fsdp_tp: parallel.tensor), or other sizes"
     )
 
 
