@@ -77,7 +77,7 @@ pretrain.py: train a recursive reasoning model, or a language model.
   python pretrain.py resume=checkpoints/<project>/<run> run_name=branch lr=3e-5                   branch off
   python pretrain.py arch=gpt data_path=data/book global_batch_size=8192 max_steps=1000           a language model
   python pretrain.py --cfg job experiment=sudoku_extreme_1k                                       show, don't run
-  python pretrain.py --dry-run arch=llama2_7b vocab_size=65536 parallel=fsdp ranks=64             what it would take
+  python pretrain.py --dry-run arch=gpt_small vocab_size=50257 global_batch_size=65536 ranks=8    what it would take
 
 Any key below is set with key=value, also inside groups (arch.hidden_size=128). experiment=path/to/my.yaml takes a
 recipe from anywhere, and --config-dir DIR takes configs from a folder like config/. --dry-run starts nothing. It has

@@ -80,7 +80,7 @@ class Question:
         own = {key: value for key, _, value in (each.partition("=") for each in typed) if key in _OWN_KEYS}
         overrides = [each for each in typed if each.partition("=")[0] not in _OWN_KEYS]
         for key in (each.partition("=")[0] for each in overrides):
-            if key not in PretrainConfig.model_fields and (close := difflib.get_close_matches(key, _OWN_KEYS, 1)):
+            if key not in PretrainConfig.model_fields and (close := difflib.get_close_matches(key, _OWN_KEYS, 1, 0.8)):
                 raise UserError(f"unknown key {key!r}; did you mean {close[0]}?")
         config = validate(PretrainConfig, read_config_of_new_run("pretrain", overrides), Origin("pretrain", overrides))
         if config.resume is not None:
@@ -143,9 +143,9 @@ def _sizes(config: PretrainConfig, typed: dict[str, int]) -> AnySizes:
         raise UserError(f"num_puzzle_identifiers={typed['num_puzzle_identifiers']}: text has no puzzles; leave it out")
     length, row = typed.get("seq_len", of_data.mean_context), config.global_batch_size // config.rows_per_step
     if length > row:
+        what = f"seq_len={length:,}" if "seq_len" in typed else f"a sequence of the data, of {length:,} tokens,"
         raise UserError(
-            f"seq_len={length:,} does not fit into a row of {row:,} tokens; a row has global_batch_size / "
-            "rows_per_step of them"
+            f"{what} does not fit into a row of {row:,} tokens; raise global_batch_size, or lower rows_per_step"
         )
     vocab_size = -(-typed.get("vocab_size", of_data.vocab_size) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     return replace(of_data, vocab_size=vocab_size, mean_context=length)
