@@ -211,8 +211,8 @@ def open_own(config: PretrainConfig, name: SplitName) -> Split | TextSplit:
                 f"arch={config.arch.name} reads one folder of text, but {len(paths)} are given ({', '.join(paths)}); "
                 "build one dataset of all sources"
             )
-        default = OmegaConf.select(OmegaConf.load(CONFIG_DIR / "pretrain.yaml"), "data_path")
-        if paths == [default] and not os.path.exists(default):
+        is_missing = not os.path.exists(paths[0])
+        if is_missing and paths[0] == OmegaConf.select(OmegaConf.load(CONFIG_DIR / "pretrain.yaml"), "data_path"):
             raise UserError(
                 f"arch={config.arch.name} reads text, and the default of data_path is a folder of puzzles; give "
                 "data_path=<folder of a dataset of text>. dataset/build_text_dataset.py builds one"

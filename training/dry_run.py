@@ -175,7 +175,7 @@ class Variants:
         """Return what the run takes as it was asked for."""
         return self._footprints.of(checkpointing=checkpointing)
 
-    def with_one_change(self) -> list[Variant]:
+    def with_each_checkpointing(self) -> list[Variant]:
         """Return the run as it was asked for, with each activation checkpointing."""
         config = self._question.config
         return [Variant(config.parallel, each, config.grad_accumulation, self.asked(each)) for each in _CHECKPOINTINGS]
@@ -188,22 +188,23 @@ class Variants:
         Raises:
             UserError: The strategy can't work with this model or these ranks.
         """
-        if name == "pipeline":  # at once: of a wrong model, no other degree is worth a message
+        if name == "pipeline":  # before the degrees, because none of them helps a model that is no stack
             question = self._question
             PipelineConfig.require_stack(shapes_of(question.config.arch, **question.sizes.of_model()))
-        mistake = UserError(f"parallel={name} has no degrees")
+        mistake: UserError | None = None
         for parallel in self._degrees(name):
             try:
                 return [self._leanest(parallel, each) for each in _CHECKPOINTINGS]
             except UserError as error:
                 mistake = error
+        assert mistake is not None
         raise mistake
 
     def _degrees(self, name: str) -> Iterator[ParallelConfig]:
-        """Yield options of a strategy: those of the run, or of another one some that may work.
+        """Yield the options of a strategy that are worth a try.
 
-        Those are its defaults, and then other degrees for the ranks, which suit a model whose heads
-        or blocks the defaults do not divide.
+        The run's own strategy has those of the run. Another strategy has its defaults, and then
+        other degrees, because the default degrees may not suit the model's heads or blocks.
         """
         config, num_ranks = self._question.config, self._question.num_ranks
         if name == config.parallel.name:
@@ -342,7 +343,7 @@ def _of_fits(question: Question, variants: Variants) -> Iterator[str]:
     memory = f"{question.memory / 1e9:g} GB"
     yield f"what fits into {memory}, of which a tenth stays free (/4: with grad_accumulation=4; in brackets: too much)"
     yield _row("  parallel=", list(_CHECKPOINTINGS))
-    fitting = [each for each in variants.with_one_change() if each.footprint.peak <= question.limit]
+    fitting = [each for each in variants.with_each_checkpointing() if each.footprint.peak <= question.limit]
     for name in [own, *(name for name in names if name != own)]:
         try:
             row = variants.row(name)
