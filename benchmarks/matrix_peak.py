@@ -56,7 +56,7 @@ def measure_products(model: RecursiveModel, num_slots: int) -> list[Product]:
     )
     products = []
     for (of_columns, out_features, in_features), number in shapes.items():
-        rows = num_slots * (width if of_columns else model.num_positions)
+        rows = num_slots * (width if of_columns else model.positions_per_slot)
         x, weight, gradient = (
             torch.randn(shape, device=device, dtype=model.dtype)
             for shape in ((rows, in_features), (out_features, in_features), (rows, out_features))

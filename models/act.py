@@ -13,7 +13,7 @@ import torch
 
 from models.base import RecursiveModel, SegmentOutput, State
 from models.depth import Depth
-from models.losses import ACT_SUMS, LossConfig, Outputs, act_loss
+from models.losses import ACT_SUMS, Outputs, TokenLossConfig, act_loss
 from models.objective import Objective, PartResult
 from utils.batch import Batch
 
@@ -119,7 +119,7 @@ def segment(
         if min_halt_steps_B is not None:
             wants_to_halt_B = wants_to_halt_B & (steps_B >= min_halt_steps_B)
         halted_B = last_B | wants_to_halt_B
-        if config.halt_max_steps > 1 and not config.no_ACT_continue:
+        if config.has_target_pass:
             # Q-learning without a replay buffer: one more segment of the same example says what
             # going on is worth, whether or not the slot halts here.
             with torch.no_grad():
@@ -142,7 +142,7 @@ class ActSettings:
     """
 
     depth: Depth
-    loss: LossConfig
+    loss: TokenLossConfig
     ignore_label: int
     global_batch_size: int
     min_halt_steps_B: torch.Tensor | None
@@ -158,8 +158,7 @@ class ActObjective(Objective):
 
     def fresh_carry(self, num_slots: int, device: torch.device) -> Carry:
         """Return slots that have all halted, so that the first batch fills them."""
-        seq_len = self._model.num_positions - self._model.prefix_len
-        return initial_carry(self._model, empty_batch(num_slots, seq_len, device))
+        return initial_carry(self._model, empty_batch(num_slots, self._model.seq_len, device))
 
     def split(
         self, carry: Carry | None, batch: Batch, settings: ActSettings, num_parts: int
@@ -208,7 +207,7 @@ class ActObjective(Objective):
         model = self._model
         ids_1 = torch.zeros(1, dtype=torch.int32, device=device)
         state = model.reset(model.initial_state(1, device), ids_1 == 0)
-        inputs_1S = ids_1.expand(1, model.num_positions - model.prefix_len)
+        inputs_1S = ids_1.expand(1, model.seq_len)
         rows_1E = None
         if model.puzzle_embedding is not None:
             rows_1E = torch.zeros(1, model.puzzle_embedding.weight.shape[1], device=device)
@@ -248,7 +247,7 @@ def wants_to_halt(model: RecursiveModel, q_halt_B: torch.Tensor, q_continue_B: t
     It halts where halting is worth more than going on. Without a value of going on (TRM, arXiv
     2510.04871, section 4.6), it halts where the answer is more likely right than wrong.
     """
-    return q_halt_B > 0 if model.config.no_ACT_continue else q_halt_B > q_continue_B
+    return q_halt_B > q_continue_B if model.config.values_going_on else q_halt_B > 0
 
 
 def draw_min_halt_steps(seed: int, step: int, batch_size: int, prob: float, halt_max_steps: int) -> torch.Tensor:

@@ -7,12 +7,13 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from models.base import CommonConfig, RecursiveModel, SegmentOutput, State
+from models.base import SegmentOutput, State
 from models.depth import LARGEST_COUNT, Depth
+from models.tokens import TokenConfig, TokenModel
 from utils.config import Int
 
 
-class HRMConfig(CommonConfig):
+class HRMConfig(TokenConfig):
     """The options of the HRM; config/arch/hrm.yaml explains each and holds the defaults."""
 
     calls_of_H: ClassVar[int] = 1
@@ -22,7 +23,7 @@ class HRMConfig(CommonConfig):
     L_layers: Int = Field(ge=1, le=LARGEST_COUNT)
 
 
-class HRM(RecursiveModel):
+class HRM(TokenModel):
     """Two stacks of blocks that run at two speeds."""
 
     def __init__(self, config: HRMConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> None:

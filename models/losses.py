@@ -30,11 +30,16 @@ ACT_SUMS = SumsSpec(
 )
 
 
-class LossConfig(StrictModel):
-    """The options of a segment's loss; config/arch/_common.yaml explains each."""
+class TokenLossConfig(StrictModel):
+    """The options of the tokens' loss; config/arch/_common.yaml explains each."""
 
     loss_type: LossType
     label_smoothing: Float = Field(ge=0, lt=1)
+
+
+class LossConfig(TokenLossConfig):
+    """The options of the loss of a model with a Q head; config/arch/_tokens.yaml explains them."""
+
     halt_weight: Float = Field(ge=0)
 
 
@@ -66,7 +71,7 @@ def stablemax(x: torch.Tensor) -> torch.Tensor:
 
 
 def token_cross_entropy(
-    logits_BSV: torch.Tensor, labels_BS: torch.Tensor, *, config: LossConfig, ignore_label: int
+    logits_BSV: torch.Tensor, labels_BS: torch.Tensor, *, config: TokenLossConfig, ignore_label: int
 ) -> torch.Tensor:
     """Return the cross-entropy of each token (B, S), 0 where the label is ignored.
 
@@ -112,7 +117,7 @@ def act_loss(
     *,
     halted_B: torch.Tensor,
     steps_B: torch.Tensor,
-    config: LossConfig,
+    config: TokenLossConfig,
     ignore_label: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the loss of one segment, summed over its slots, and the sums of METRICS.
@@ -121,7 +126,7 @@ def act_loss(
     + halt_weight * (BCE(q_halt, right) + BCE(q_continue, target))
 
     The last term is there only if there is a target (HRM, arXiv 2506.21734, section 2). The
-    published code has a halt_weight of 0.5.
+    published code has a halt_weight of 0.5. A model without a Q head has the first term alone.
 
     Args:
         labels_BS, halted_B, steps_B: of the carry that the segment returned.
@@ -142,7 +147,9 @@ def act_loss(
         q_continue_loss = F.binary_cross_entropy_with_logits(
             outputs.q_continue_B, outputs.target_q_continue_B, reduction="sum"
         )
-    loss = lm_loss + config.halt_weight * (q_halt_loss + q_continue_loss)
+    loss = lm_loss
+    if isinstance(config, LossConfig):
+        loss = loss + config.halt_weight * (q_halt_loss + q_continue_loss)
 
     with torch.no_grad():
         counted_B = halted_B & labelled_B

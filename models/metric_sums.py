@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from models.losses import LOSS_SUMS, METRICS, LossConfig, Outputs, act_loss, correctness, widest_float
+from models.losses import LOSS_SUMS, METRICS, Outputs, TokenLossConfig, act_loss, correctness, widest_float
 from models.objective import SLOTS, SumsSpec
 from utils.dist.world import World
 from utils.errors import UserError
@@ -127,7 +127,7 @@ class EvalSums:
         steps_N: Tensor,
         checks: Mapping[str, Tensor],
         *,
-        config: LossConfig,
+        config: TokenLossConfig,
         ignore_label: int,
     ) -> None:
         """Count the last segment of N sequences, and a bool (N,) for each name of the checks."""

@@ -7,12 +7,13 @@ from typing import Literal, Self
 import torch
 from pydantic import Field, model_validator
 
-from models.base import CommonConfig, RecursiveModel, SegmentOutput, State
+from models.base import SegmentOutput, State
 from models.depth import LARGEST_COUNT, Depth
+from models.tokens import TokenConfig, TokenModel
 from utils.config import Bool, Int
 
 
-class TransformerConfig(CommonConfig):
+class TransformerConfig(TokenConfig):
     """The options of the transformer.
 
     config/arch/transformer.yaml explains each and holds the defaults.
@@ -39,7 +40,7 @@ class TransformerConfig(CommonConfig):
         return self
 
 
-class Transformer(RecursiveModel):
+class Transformer(TokenModel):
     """One stack of blocks, applied once to the question or, if `recurrent`, repeatedly to a state.
 
     Without recurrence there is no state to carry from segment to segment. Each segment is then a

@@ -7,12 +7,13 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from models.base import CommonConfig, RecursiveModel, SegmentOutput, State
+from models.base import SegmentOutput, State
 from models.depth import LARGEST_COUNT, Depth
+from models.tokens import TokenConfig, TokenModel
 from utils.config import Int
 
 
-class TRMConfig(CommonConfig):
+class TRMConfig(TokenConfig):
     """The options of the TRM; config/arch/trm.yaml explains each and holds the defaults."""
 
     calls_of_H: ClassVar[int] = 1
@@ -22,7 +23,7 @@ class TRMConfig(CommonConfig):
     L_layers: Int = Field(ge=1, le=LARGEST_COUNT)
 
 
-class TRM(RecursiveModel):
+class TRM(TokenModel):
     """One stack of blocks.
 
     The paper's answer y is z_H here, and its latent z is z_L. These are the names in published

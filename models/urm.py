@@ -10,19 +10,20 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from models.base import CommonConfig, RecursiveModel, SegmentOutput, State
+from models.base import SegmentOutput, State
 from models.depth import LARGEST_COUNT, Depth
+from models.tokens import TokenConfig, TokenModel
 from utils.config import Int
 
 
-class URMConfig(CommonConfig):
+class URMConfig(TokenConfig):
     """The options of the URM; config/arch/urm.yaml explains each and holds the defaults."""
 
     name: Literal["urm"]
     num_layers: Int = Field(ge=1, le=LARGEST_COUNT)
 
 
-class URM(RecursiveModel):
+class URM(TokenModel):
     """One stack of blocks and one state. The MLP of a block is a ConvSwiGLU by default."""
 
     def __init__(self, config: URMConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> None:

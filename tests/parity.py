@@ -19,13 +19,13 @@ import torch
 from dataset.schema import IGNORE_LABEL
 from models import build_puzzle_arch
 from models.act import ActSettings, initial_carry, segment
-from models.base import CommonConfig
 from models.hrm import HRMConfig
 from models.layers import RMS_EPS
 from models.losses import ACT_SUMS, METRICS, act_loss
 from models.metric_sums import OpenSums
 from models.parallel.layout import Layout
 from models.published import fit_weights, to_ours
+from models.tokens import TokenConfig
 from models.trm import TRMConfig
 from optim.build import AdamATan2Config, build_optimizers
 from pretrain import StepSettings, train_step
@@ -99,7 +99,7 @@ OPTIM_KEYS = ("lr", "puzzle_emb_lr", "weight_decay", "puzzle_emb_weight_decay", 
 class Recording:
     """The contents of a recorded folder. `recorded` has the values to compare, by name."""
 
-    config: CommonConfig
+    config: TokenConfig
     sizes: dict[str, int]
     optim: dict[str, float]
     initial: dict[str, torch.Tensor]
@@ -268,7 +268,7 @@ def _compare_metrics(report: Report, quantity: str, prefix: str, sums: torch.Ten
             report.compare(quantity, f"{prefix}.{name}", by_name[name], exact=name in COUNTS)
 
 
-def _read_model(arch: str, options: Any, loss_type: Any, folder: Path) -> tuple[CommonConfig, dict[str, int]]:
+def _read_model(arch: str, options: Any, loss_type: Any, folder: Path) -> tuple[TokenConfig, dict[str, int]]:
     defaults = OPTION_DEFAULTS | (TRM_OPTIONS if arch == "trm" else {})
     fixed = FIXED_OPTIONS | (HRM_FIXED_OPTIONS if arch == "hrm" else {})
     expect_keys(options, {*SIZES, *REQUIRED_OPTIONS}, defaults.keys() | fixed.keys(), folder, "model")
@@ -281,7 +281,7 @@ def _read_model(arch: str, options: Any, loss_type: Any, folder: Path) -> tuple[
     values = {key: options[key] for key in REQUIRED_OPTIONS}
     values |= {key: options.get(key, default) for key, default in defaults.items()} | ADDED_OPTIONS
     values["loss"] = {"loss_type": loss_type, "label_smoothing": 0.0, "halt_weight": 0.5}
-    config: CommonConfig
+    config: TokenConfig
     try:
         if arch == "hrm":
             config = validate(HRMConfig, {"name": arch, **values, **HRM_FIXED_OPTIONS, "backprop": "one_step"})
@@ -297,7 +297,7 @@ def _read_model(arch: str, options: Any, loss_type: Any, folder: Path) -> tuple[
 
 
 def _take_batch(
-    tensors: dict[str, torch.Tensor], t: int, config: CommonConfig, sizes: dict[str, int], folder: Path
+    tensors: dict[str, torch.Tensor], t: int, config: TokenConfig, sizes: dict[str, int], folder: Path
 ) -> Batch:
     """Move the batch of step t out of the recorded tensors.
 

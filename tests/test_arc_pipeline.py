@@ -28,6 +28,7 @@ from models.act import Carry, segment
 from models.base import RecursiveModel, SegmentOutput, State
 from models.depth import Depth
 from models.losses import Outputs
+from models.tokens import TokenModel
 from tests import runs
 from tests.in_process import mistake, train_here
 from tests.models.helpers import small_config
@@ -152,7 +153,7 @@ def _answering(data: Path, predictor: Predictor) -> Segment:
     return answering
 
 
-class Idle(RecursiveModel):
+class Idle(TokenModel):
     """A model without any computation, because its answers are replaced.
 
     Real models are slow on 900 cells.

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from evaluate import EvaluateConfig
 from launch.ray_config import RayPage
 from models import ArchConfig, build_arch
+from models.tokens import TokenConfig
 from models.transformer import TransformerConfig
 from optim.build import MuonConfig, OptimConfig
 from search.config import Entry
@@ -189,7 +190,7 @@ def _commented(path: Path) -> dict[str, bool]:
     "path", [path for path in ALL_FILES if path.parts[0] not in ("experiment", "debug", "sweep")], ids=str
 )
 def test_every_key_has_a_comment(path: Path) -> None:
-    of_arch = {Path(f"arch/{name}.yaml") for name in ("_common", "_text", "gpt", "hrm_text")}
+    of_arch = {Path(f"arch/{name}.yaml") for name in ("_common", "_tokens", "_text", "gpt", "hrm_text")}
     explained = {key for file in of_arch - {path} for key, commented in _commented(file).items() if commented}
     undocumented = {key for key, commented in _commented(path).items() if not commented}
     assert undocumented <= SPEAKING | (explained if path.parent.name == "arch" else set())
@@ -268,7 +269,8 @@ def test_an_experiment_has_a_model_for_its_task(experiment: str) -> None:
     seq_len, vocab_size = next(sizes for task, sizes in SEQ_LEN_AND_VOCAB.items() if name.startswith(task))
     num = num_parameters(config, seq_len=seq_len, vocab_size=vocab_size)
     if experiment in COMMANDS and experiment != "sudoku_hard_full":  # its learned positions add parameters
-        kind = "trm_mlp" if config.puzzle_arch.mlp_t else config.puzzle_arch.name
+        arch = config.puzzle_arch
+        kind = "trm_mlp" if isinstance(arch, TokenConfig) and arch.mlp_t else arch.name
         assert round(num / 1e6) == PUBLISHED_SIZES[kind]
 
 
@@ -445,11 +447,9 @@ def test_published_trm_command() -> None:
     config = compose(*typed(COMMANDS["trm_sudoku_extreme"]))
     assert (config.train_paths, config.run_name) == (["data/sudoku-extreme-1k-aug-1000"], "x")
     assert (config.epochs, config.eval_interval, config.ema, config.evaluators) == (50000, 5000, True, [])
-    assert (config.puzzle_arch.mlp_t, config.puzzle_arch.pos_encodings, config.puzzle_arch.name) == (
-        True,
-        "none",
-        "trm",
-    )
+    arch = config.puzzle_arch
+    assert isinstance(arch, TokenConfig)
+    assert (arch.mlp_t, arch.pos_encodings, arch.name) == (True, "none", "trm")
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

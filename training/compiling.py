@@ -112,6 +112,6 @@ def estimated_flops_of_step(config: PretrainConfig, model: Model) -> float:
     assert isinstance(model, RecursiveModel)
     num_levels = max(1, len(model.levels()))
     weights = sum(weight.numel() for weight in model.block_weights()) / num_levels
-    passes = 1 if arch.no_ACT_continue else 2  # q_continue needs a segment more
+    passes = 2 if arch.values_going_on else 1  # q_continue needs a segment more
     calls = passes * arch.depth.num_calls + 2 * arch.depth.num_grad_calls
-    return 2.0 * weights * model.num_positions * config.global_batch_size * calls
+    return 2.0 * weights * model.positions_per_slot * config.global_batch_size * calls

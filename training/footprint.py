@@ -33,6 +33,7 @@ from models.text.losses import chunked_cross_entropy
 from models.text.model import TextModel
 from models.text.objective import TextBatch, TextRow, TextSettings
 from models.text.packing import Packing
+from models.tokens import TokenModel
 from optim.build import MuonConfig, build_optimizers
 from optim.ema import EMA
 from optim.muon import orthogonal
@@ -470,7 +471,7 @@ def _microbatch(model: Model, config: PretrainConfig, sizes: AnySizes, num_slots
         tensors = [row.inputs_N, row.labels_N, row.positions_N]
         shape = num_tokens, model.config.hidden_size
         return _Microbatch(tensors, num_bytes(tensors), shape, run, loss, math.prod(shape) * model.dtype.itemsize)
-    assert isinstance(model, RecursiveModel) and isinstance(sizes, Sizes)
+    assert isinstance(model, TokenModel) and isinstance(sizes, Sizes)
     ids_B = batch["puzzle_identifiers"]
     carry = Carry({}, torch.ones_like(ids_B), torch.ones_like(ids_B).bool(), batch)
 

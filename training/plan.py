@@ -100,7 +100,7 @@ class Plan:
 
     def positions_per_step(self, model: Model) -> int:
         """Return how many positions the blocks compute in a step, over all ranks together."""
-        per_slot = model.num_positions if isinstance(model, RecursiveModel) else 1
+        per_slot = model.positions_per_slot if isinstance(model, RecursiveModel) else 1
         return self.config.global_batch_size * per_slot
 
     # ---- what is due after a step ----

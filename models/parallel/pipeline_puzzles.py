@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from models.act import ActSettings, Carry, loss_of_slots
-from models.base import RecursiveModel, SegmentOutput, State
+from models.base import SegmentOutput, State
 from models.block import Block, Level
 from models.depth import Depth
 from models.losses import Outputs
 from models.model import Model
 from models.parallel.pipeline import PipelineConfig, PipelineLayout, Stage
+from models.tokens import TokenModel
 from utils.batch import Batch
 from utils.dist.world import World
 
@@ -24,7 +25,7 @@ class PuzzleStage(Stage):
 
     before = ("embed_tokens", "embed_pos", "registers")
     behind = ("lm_head", "q_head")
-    model: RecursiveModel
+    model: TokenModel
     level: Level
 
     def __init__(self, model: Model, blocks: Sequence[nn.Module], *, index: int, num_stages: int) -> None:
@@ -66,7 +67,7 @@ class PuzzlePipelineLayout(PipelineLayout[PuzzleStage]):
     """
 
     stage_class = PuzzleStage
-    model: RecursiveModel
+    model: TokenModel
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from models.parallel.fsdp import ShardingConfig
 from models.parallel.layout import LayoutConfig
 from models.parallel.requirements import fill_in_degrees
 from models.text.block import GELU, PackedAttention
+from models.tokens import TokenConfig
 from utils.config import Int
 from utils.dist.config import Axes
 from utils.dist.world import World
@@ -110,7 +111,7 @@ def _require_splittable(model: Model, degree: int) -> None:
     """Raise UserError if `degree` ranks can't have equal parts of every attention and MLP."""
     arch, counts = model.config, dict[str, int]()
     for module in model.modules():
-        if degree > 1 and isinstance(arch, CommonConfig) and isinstance(module, ConvSwiGLU | NormalizedSwiGLU):
+        if degree > 1 and isinstance(arch, TokenConfig) and isinstance(module, ConvSwiGLU | NormalizedSwiGLU):
             why = "convolves" if isinstance(module, ConvSwiGLU) else "normalises over"
             raise UserError(
                 f"arch.mlp is {arch.mlp}, which {why} its inner width, and tp splits that; take arch.mlp=swiglu, or "

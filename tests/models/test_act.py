@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from models.act import Carry, draw_min_halt_steps, initial_carry, segment, wants_to_halt
-from models.base import RecursiveModel
 from models.losses import Outputs
+from models.tokens import TokenModel
 from tests.models.helpers import ARCH_NAMES, fresh_state, random_batch, run, seed_with, small_model
 from utils.batch import Batch
 
 BATCH = 4
 
 
-def _with_q(q_halt: float, q_continue: float, **changes: Any) -> RecursiveModel:
+def _with_q(q_halt: float, q_continue: float, **changes: Any) -> TokenModel:
     """Return a model whose Q values are the same for every input."""
     model = small_model(**changes)
     with torch.no_grad():
@@ -28,7 +28,7 @@ def _with_q(q_halt: float, q_continue: float, **changes: Any) -> RecursiveModel:
     return model
 
 
-def _going_on(model: RecursiveModel, batch: Batch, halted: list[bool], steps: list[int]) -> Carry:
+def _going_on(model: TokenModel, batch: Batch, halted: list[bool], steps: list[int]) -> Carry:
     """Return a carry in the middle of a run. One segment of `batch` has made its state."""
     current = {name: tensor.clone() for name, tensor in batch.items()}
     carry, _ = segment(model, initial_carry(model, batch), batch, training=False)

@@ -15,9 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 
 from models import ArchConfig, build_arch
-from models.base import RecursiveModel
 from models.block import Level
 from models.puzzle_embedding import PuzzleEmbedding
+from models.tokens import TokenModel
 from tests.models.helpers import (
     ARCH_NAMES,
     NUM_PUZZLES,
@@ -95,7 +95,7 @@ def test_compiled_levels_compute_the_same(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=count))
     model.compile_levels()
     found = run(model, batch)
-    assert graphs > 0, "nothing is compiled: build networks with RecursiveModel._level"
+    assert graphs > 0, "nothing is compiled: build networks with TokenModel._level"
     for ours, theirs in zip(found[1:], expected[1:], strict=True):
         torch.testing.assert_close(ours, theirs)
     assert_same_gradients(gradients_of(model, found), gradients_of(model, expected))
@@ -139,7 +139,7 @@ def test_every_architecture_trains_with_every_mlp(name: str, mlp: str) -> None:
     _assert_all_weights_train(small_model(name, mlp=mlp))
 
 
-def _assert_all_weights_train(model: RecursiveModel) -> None:
+def _assert_all_weights_train(model: TokenModel) -> None:
     gradients = gradients_of(model, run(model, random_batch(BATCH)))
     for name, parameter in model.named_parameters():
         assert parameter.dtype == torch.float32, name
@@ -305,7 +305,7 @@ def test_start_states_are_saved_in_the_forward_dtype_and_are_not_parameters(name
     assert "rotary_cos" not in model.state_dict()
 
 
-def _names(model: RecursiveModel, weights: Iterable[torch.Tensor]) -> set[str]:
+def _names(model: TokenModel, weights: Iterable[torch.Tensor]) -> set[str]:
     name_of = {id(weight): name for name, weight in model.named_parameters()}
     return {name_of[id(weight)] for weight in weights}
 

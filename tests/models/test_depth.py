@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from models.act import initial_carry, segment
-from models.base import RecursiveModel, SegmentOutput
+from models.base import SegmentOutput
 from models.block import Block, Level
 from models.depth import Calls, Depth
+from models.tokens import TokenModel
 from tests.models.helpers import (
     ARCH_NAMES,
     RECURRENT,
@@ -74,7 +75,7 @@ def test_every_architecture_makes_the_calls_that_its_depth_says(name: str, backp
     assert _calls_of(model, depth) == [False] * without + [True] * depth.num_grad_calls
 
 
-def _calls_of(model: RecursiveModel, depth: Depth) -> list[bool]:
+def _calls_of(model: TokenModel, depth: Depth) -> list[bool]:
     """Return for each call of a network in one forward pass whether the call builds a graph."""
     calls: list[bool] = []
     for level in _levels(model):
@@ -83,7 +84,7 @@ def _calls_of(model: RecursiveModel, depth: Depth) -> list[bool]:
     return calls
 
 
-def _levels(model: RecursiveModel) -> list[Level]:
+def _levels(model: TokenModel) -> list[Level]:
     return [module for module in model.modules() if isinstance(module, Level)]
 
 
@@ -214,7 +215,7 @@ def test_forward_at_another_depth_is_the_model_of_that_depth(name: str) -> None:
     assert not torch.equal(run(deep, batch)[1], theirs[1])
 
 
-def _by_hand(model: RecursiveModel, num_grad_calls: int, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def _by_hand(model: TokenModel, num_grad_calls: int, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the gradients of the recursion with two states, with early calls under torch.no_grad.
 
     The TRM has one network, which takes both roles.
@@ -341,7 +342,7 @@ class _Trained:
     blocks_in_backward: int
 
 
-def _trained(model: RecursiveModel) -> _Trained:
+def _trained(model: TokenModel) -> _Trained:
     """Run one segment and its backward pass.
 
     Record the bytes that the segment kept for the backward pass, and the calls in the backward

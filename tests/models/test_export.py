@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from models import ArchConfig
-from models.base import CommonConfig
 from models.export import main, overrides_of
 from models.exported import read_exported
 from models.published import to_ours
+from models.tokens import TokenConfig
 from tests.models.test_published import FOLDERS, build, reference
 from utils.checkpoint.format import RunState
 from utils.checkpoint.writer import Checkpointer, Snapshot
@@ -225,7 +225,7 @@ def test_a_file_describes_its_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([str(run), "-o", str(file)]) == 0
     _assert_same(read_weights(str(file)), weights)
     described = read_exported(str(file))
-    assert described is not None and isinstance(described.arch, CommonConfig)
+    assert described is not None and isinstance(described.arch, TokenConfig)
     assert described.arch.mlp == "normalized_swiglu" and described.arch.hidden_size == 32
     assert (described.run, described.step, described.data) == ("demo/happy otter", 7, ["sudoku"])
     assert described.sizes == {"seq_len": 6, "vocab_size": 7, "num_puzzle_identifiers": 5}

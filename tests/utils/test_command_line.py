@@ -51,7 +51,7 @@ def test_help_is_a_readable_page(flag: str) -> None:
     for group in (path for path in CONFIG_DIR.iterdir() if path.is_dir() and path.name != "sweep"):
         choices = r",\s+".join(sorted(path.stem for path in group.glob("[!_]*.yaml")))
         assert re.search(rf"^ +{group.name} +{choices}\s+\(default: \w+\)$", page, re.MULTILINE)
-    for name in ("pretrain.yaml", "arch/_common.yaml", "arch/hrm.yaml", "optim/adam_atan2.yaml"):
+    for name in ("pretrain.yaml", "arch/_common.yaml", "arch/_tokens.yaml", "arch/hrm.yaml", "optim/adam_atan2.yaml"):
         # The page has the whole YAML, with its comments.
         assert (CONFIG_DIR / name).read_text().strip() in page
     assert max(map(len, page.splitlines())) <= 160
