@@ -9,6 +9,7 @@ import torch
 from models.base import CommonConfig, RecursiveModel
 from models.hrm import HRM, HRMConfig
 from models.model import ArchBase, Model
+from models.se_rrm import SERRM, SERRMConfig
 from models.text.config import (
     GPTConfig,
     HRMTextConfig,
@@ -30,6 +31,7 @@ ARCHS: dict[type[ArchBase], Callable[..., Model]] = {
     TRMConfig: TRM,
     TransformerConfig: Transformer,
     URMConfig: URM,
+    SERRMConfig: SERRM,
     GPTConfig: TextModel,
     HRMTextConfig: TextModel,
     RINSTextConfig: TextModel,

@@ -19,6 +19,8 @@ from utils.batch import Batch
 
 # Tells the exploration's random stream from other streams made of (seed, step).
 _EXPLORATION_STREAM = 0xE7
+# The same for halting at random, and for the seeds of dropout.
+_HALTING_STREAM, _SEED_STREAM = 0xE8, 0xE9
 
 
 @dataclass
@@ -77,6 +79,7 @@ def segment(
     training: bool,
     depth: Depth | None = None,
     min_halt_steps_B: torch.Tensor | None = None,
+    seeds_B: torch.Tensor | None = None,
     forward: Callable[..., SegmentOutput] | None = None,
 ) -> tuple[Carry, Outputs]:
     """Run one segment for every slot.
@@ -87,8 +90,10 @@ def segment(
         training: halt early by the Q values, and compute the target of q_continue. Otherwise
             `halted_B` of the new carry says only which slots have run halt_max_steps segments.
         depth: how deep the segment recurses; None: the whole depth, as in evaluation.
-        min_halt_steps_B: exploration: the Q values can't halt a slot before this many steps; 0: no
-            minimum.
+        min_halt_steps_B: exploration: a slot can't halt before this many steps; 0: no minimum. With
+            `halts_at_random`, it halts as soon as it may.
+        seeds_B: what the model draws of each slot follows from these, int64; None: it draws
+            nothing, as in evaluation.
         forward: what runs the segment instead of `model`, such as the model that a parallel
             strategy has wrapped.
 
@@ -109,13 +114,17 @@ def segment(
 
     table = model.puzzle_embedding
     rows_BE = None if table is None else table.rows(current["puzzle_identifiers"])
-    state, logits_BSV, q_halt_B, q_continue_B = forward(state, current["inputs"], rows_BE, depth)
+    drawn = {} if seeds_B is None else {"seeds_B": seeds_B}
+    state, logits_BSV, q_halt_B, q_continue_B = forward(state, current["inputs"], rows_BE, depth, **drawn)
 
     last_B = steps_B >= config.halt_max_steps
     halted_B = last_B
     target_B = None
     if training:
-        wants_to_halt_B = wants_to_halt(model, q_halt_B, q_continue_B)
+        if config.halts_at_random:
+            wants_to_halt_B = torch.full_like(last_B, min_halt_steps_B is not None)
+        else:
+            wants_to_halt_B = wants_to_halt(model, q_halt_B, q_continue_B)
         if min_halt_steps_B is not None:
             wants_to_halt_B = wants_to_halt_B & (steps_B >= min_halt_steps_B)
         halted_B = last_B | wants_to_halt_B
@@ -138,7 +147,7 @@ class ActSettings:
     Attributes:
         ignore_label: the label of tokens that don't count.
         global_batch_size: the number of slots over all ranks and parts.
-        min_halt_steps_B: as for `segment`.
+        min_halt_steps_B, seeds_B: as for `segment`.
     """
 
     depth: Depth
@@ -146,6 +155,16 @@ class ActSettings:
     ignore_label: int
     global_batch_size: int
     min_halt_steps_B: torch.Tensor | None
+    seeds_B: torch.Tensor | None = None
+
+    def of_slots(self, part: slice) -> "ActSettings":
+        """Return the settings of some of the slots."""
+        minimum_B, seeds_B = self.min_halt_steps_B, self.seeds_B
+        return replace(
+            self,
+            min_halt_steps_B=None if minimum_B is None else minimum_B[part],
+            seeds_B=None if seeds_B is None else seeds_B[part],
+        )
 
 
 class ActObjective(Objective):
@@ -164,14 +183,14 @@ class ActObjective(Objective):
         self, carry: Carry | None, batch: Batch, settings: ActSettings, num_parts: int
     ) -> list[tuple[Carry | None, Batch, ActSettings]]:
         assert carry is not None
-        num_slots, minimum_B = len(carry.steps_B), settings.min_halt_steps_B
+        num_slots = len(carry.steps_B)
         assert num_slots % num_parts == 0, "the config asks for whole parts"
         size = num_slots // num_parts
         return [
             (
                 Carry.from_tensors({name: tensor[part] for name, tensor in carry.tensors().items()}),
                 {name: tensor[part] for name, tensor in batch.items()},
-                replace(settings, min_halt_steps_B=None if minimum_B is None else minimum_B[part]),
+                settings.of_slots(part),
             )
             for part in (slice(first, first + size) for first in range(0, num_slots, size))
         ]
@@ -191,6 +210,7 @@ class ActObjective(Objective):
             training=True,
             depth=settings.depth,
             min_halt_steps_B=settings.min_halt_steps_B,
+            seeds_B=settings.seeds_B,
             forward=forward,
         )
         loss, sums = loss_of_slots(outputs, carry, settings)
@@ -266,3 +286,30 @@ def draw_min_halt_steps(seed: int, step: int, batch_size: int, prob: float, halt
     explores_B = rng.random(batch_size) < prob
     steps_B = rng.integers(2, halt_max_steps, size=batch_size, endpoint=True, dtype=np.int32)
     return torch.from_numpy(np.where(explores_B, steps_B, np.int32(0)))
+
+
+def draw_random_halts(seed: int, step: int, batch_size: int, prob: float, halt_max_steps: int) -> torch.Tensor:
+    """Draw which slots of the *global* batch halt by chance in one training step.
+
+    Each slot halts with probability `prob` (arXiv 2603.02193, and its published code). As with
+    `draw_min_halt_steps`, the result depends on the arguments alone.
+
+    Returns:
+        The earliest halt of each slot, int32 (B,) on the CPU: 0 for a slot that halts now, and
+        halt_max_steps for one that goes on.
+    """
+    rng = np.random.default_rng([_HALTING_STREAM, seed, step])
+    halts_B = rng.random(batch_size) < prob
+    return torch.from_numpy(np.where(halts_B, np.int32(0), np.int32(halt_max_steps)))
+
+
+def draw_seeds(seed: int, step: int, batch_size: int) -> torch.Tensor:
+    """Draw a seed for each slot of the *global* batch for one training step.
+
+    The result depends on the arguments alone.
+
+    Returns:
+        int64 (B,) on the CPU, from 0 to 2^32 - 1.
+    """
+    rng = np.random.default_rng([_SEED_STREAM, seed, step])
+    return torch.from_numpy(rng.integers(2**32, size=batch_size, dtype=np.int64))

@@ -1,7 +1,7 @@
 """Multi-head attention with rotary positions. That of puzzles is full, never causal."""
 
-# B = batch, T = positions (prefix and tokens), D = hidden size, N = heads, H = head size (H = D /
-# N)
+# B = batch, T = positions (prefix and tokens), D = hidden size, N = heads, H = head size (D / N if
+# not given)
 
 import math
 
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from models.dropout import Dropout, attend_with_dropout
 from models.layers import Linear
 from utils.errors import UserError
 
@@ -35,11 +36,16 @@ def rotary_at(positions_T: torch.Tensor, head_dim: int, theta: float) -> Rotary:
     return angles_TH.cos(), angles_TH.sin()
 
 
-def rotary_tables_2d(prefix_len: int, seq_len: int, head_dim: int, theta: float) -> Rotary:
+def rotary_tables_2d(
+    prefix_len: int, seq_len: int, head_dim: int, theta: float, *, first: int = 1, suffix_len: int = 0
+) -> Rotary:
     """Return cos_TH and sin_TH for a square grid of tokens, in float32.
 
     Half of the pairs (i, i + H/2) rotate by the row of a token, the other half by its column. The
-    prefix does not rotate. Rows and columns count from 1, so that no cell has the prefix's angles.
+    prefix and the suffix do not rotate.
+
+    Args:
+        first: the number of the first row and column. With 1, no cell has the prefix's angles.
 
     Raises:
         UserError: seq_len is not a square number.
@@ -49,8 +55,8 @@ def rotary_tables_2d(prefix_len: int, seq_len: int, head_dim: int, theta: float)
         raise UserError(f"pos_encodings is rope_2d, but a sequence of {seq_len} tokens is no square grid; take rope")
     frequencies_H4 = theta ** -(torch.arange(0, head_dim, 4, dtype=torch.float32) / head_dim)
     cells_S = torch.arange(seq_len)
-    positions_S2 = torch.stack([cells_S // side, cells_S % side], dim=1).float() + 1
-    positions_T2 = F.pad(positions_S2, (0, 0, prefix_len, 0))
+    positions_S2 = torch.stack([cells_S // side, cells_S % side], dim=1).float() + first
+    positions_T2 = F.pad(positions_S2, (0, 0, prefix_len, suffix_len))
     angles_TH2 = (positions_T2[:, :, None] * frequencies_H4).flatten(1)
     angles_TH = torch.cat([angles_TH2, angles_TH2], dim=-1)
     return angles_TH.cos(), angles_TH.sin()
@@ -99,14 +105,29 @@ class Attention(nn.Module):
     The rows of `qkv_proj` are all heads of q, then all heads of k, then all heads of v.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int) -> None:
+    def __init__(
+        self, hidden_size: int, num_heads: int, head_dim: int | None = None, *, heads_option: str = "num_heads"
+    ) -> None:
+        """Allocate the projections.
+
+        Args:
+            head_dim: None: hidden_size / num_heads.
+            heads_option: the option of the architecture that gives num_heads, for messages.
+        """
         super().__init__()
-        self.num_heads = num_heads
-        self.qkv_proj = Linear(hidden_size, 3 * hidden_size)
-        self.o_proj = Linear(hidden_size, hidden_size)
+        self.num_heads, self.heads_option = num_heads, heads_option
+        width = num_heads * head_dim if head_dim is not None else hidden_size
+        self.qkv_proj = Linear(hidden_size, 3 * width)
+        self.o_proj = Linear(width, hidden_size)
 
     def forward(
-        self, x_BTD: torch.Tensor, rotary: Rotary | None, *, num_queries: int | None = None, fp8: bool = False
+        self,
+        x_BTD: torch.Tensor,
+        rotary: Rotary | None,
+        *,
+        num_queries: int | None = None,
+        fp8: bool = False,
+        dropout: Dropout | None = None,
     ) -> torch.Tensor:
         """Return y_BTD.
 
@@ -114,6 +135,7 @@ class Attention(nn.Module):
             rotary: rotates q and k; None: no rotation.
             num_queries: how many of the first positions to return; None: all.
             fp8: compute the projections in FP8.
+            dropout: of the attention probabilities; None: none.
         """
         qkv_BT3NH = self.qkv_proj(x_BTD, fp8=fp8).unflatten(-1, (3, self.num_heads, -1))
         q_BNTH, k_BNTH, v_BNTH = (projected_BTNH.transpose(1, 2) for projected_BTNH in qkv_BT3NH.unbind(2))
@@ -122,5 +144,8 @@ class Attention(nn.Module):
             cos_TH, sin_TH = rotary
             q_BNTH = apply_rotary(q_BNTH, (cos_TH[:num_queries], sin_TH[:num_queries]))
             k_BNTH = apply_rotary(k_BNTH, rotary)
-        y_BNTH = attend(q_BNTH, k_BNTH, v_BNTH)
+        if dropout is None:
+            y_BNTH = attend(q_BNTH, k_BNTH, v_BNTH)
+        else:
+            y_BNTH = attend_with_dropout(q_BNTH, k_BNTH, v_BNTH, dropout)
         return self.o_proj(y_BNTH.transpose(1, 2).flatten(2), fp8=fp8)

@@ -7,13 +7,13 @@ models/tokens.py has what models with one vector per token add.
 
 import math
 from abc import abstractmethod
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
 
 from models.attention import Rotary
-from models.block import Block, Level
+from models.block import Level
 from models.depth import LARGEST_COUNT, Calls, Depth, DepthConfig
 from models.layers import FP8_MULTIPLE, ConvSwiGLU, Embedding, InitialValues, Linear, truncated_normal
 from models.losses import TokenLossConfig
@@ -42,6 +42,9 @@ class CommonConfig(DepthConfig):
     fp8_no_grad: Bool
     loss: TokenLossConfig
 
+    halts_at_random: ClassVar[bool] = False
+    """Whether chance alone halts a slot in training before its last segment."""
+
     @property
     def values_going_on(self) -> bool:
         """Whether the model values going on (q_continue) beside halting (q_halt)."""
@@ -51,6 +54,16 @@ class CommonConfig(DepthConfig):
     def has_target_pass(self) -> bool:
         """Whether a training step has one more segment, for the target of q_continue."""
         return self.values_going_on and self.halt_max_steps > 1
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the forward pass of a training step takes a seed for each slot."""
+        return False
+
+    @property
+    def is_free_of_sizes(self) -> bool:
+        """Whether no weight depends on the sizes of the data, so that other data fit the model."""
+        return False
 
     @model_validator(mode="after")
     def _fp8_has_products(self) -> Self:
@@ -73,7 +86,7 @@ class RecursiveModel(Model):
     """A model of puzzles, whose forward pass is one segment."""
 
     config: CommonConfig
-    block_class, level_class = Block, Level
+    level_class = Level
     lm_head: Linear
     rotary_cos: torch.Tensor
     rotary_sin: torch.Tensor

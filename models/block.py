@@ -77,7 +77,7 @@ class Block(nn.Module):
 class Level(nn.Module):
     """One network of the recursion: a stack of blocks, applied to the sum of its inputs."""
 
-    def __init__(self, blocks: Iterable[Block]) -> None:
+    def __init__(self, blocks: Iterable[nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(blocks)
 
@@ -88,6 +88,7 @@ class Level(nn.Module):
         keep_inputs_only: bool = False,
         first_position_only: bool = False,
         fp8: bool = False,
+        **of_blocks: Any,
     ) -> torch.Tensor:
         """Return the sum of the inputs after all blocks.
 
@@ -97,21 +98,23 @@ class Level(nn.Module):
             first_position_only: return only the first position, (B,1,D), and compute no more than
                 that in the last block. Only without gradient.
             fp8: multiply by the weights in FP8, where their sizes allow it. Only without gradient.
+            of_blocks: more arguments, which every block takes.
         """
         # The sum is formed here, where torch.compile makes it a part of the first block.
         x_BTD = functools.reduce(torch.add, inputs_BTD)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             if keep_inputs_only:
-                x_BTD = recomputed(layer, x_BTD, rotary=rotary)
+                x_BTD = recomputed(layer, x_BTD, rotary=rotary, **of_blocks)
             else:
                 first_only = first_position_only and index == last
-                x_BTD = layer(x_BTD, rotary=rotary, first_position_only=first_only, fp8=fp8)
+                x_BTD = layer(x_BTD, rotary=rotary, first_position_only=first_only, fp8=fp8, **of_blocks)
         return x_BTD
 
 
 def recomputed(network: nn.Module, x: torch.Tensor, **arguments: Any) -> torch.Tensor:
     """Return network(x, **arguments), of which only the input is kept for the backward pass."""
-    # Blocks draw no random numbers, so there is no random state to restore.
+    # Blocks draw no random numbers, so there is no random state to restore. Dropout follows from
+    # seeds that are arguments.
     y: torch.Tensor = checkpoint(network, x, **arguments, use_reentrant=False, preserve_rng_state=False)
     return y

@@ -9,7 +9,7 @@ last calls of the row.
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -154,11 +154,16 @@ class Calls:
         # asks for a gradient, or for Q values alone.
         self._fp8 = fp8_no_grad and (self._grad_wanted or self._q_values_only)
 
-    def __call__(self, network: Level, *inputs_BTD: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+    def __call__(
+        self, network: Level, *inputs_BTD: torch.Tensor, rotary: Rotary | None, **of_blocks: Any
+    ) -> torch.Tensor:
         """Return what the network makes of the sum of the inputs.
 
         It has a gradient if this is one of the last calls. With Depth.q_values_only, the last call
         returns only the first position, (B,1,D).
+
+        Args:
+            of_blocks: more arguments, which every block of the network takes.
         """
         assert self._left > 0, (
             "the recursion makes more calls than its depth says; does calls_of_H of the config class count the call "
@@ -171,8 +176,8 @@ class Calls:
             with record_function(NO_GRAD), torch.no_grad():
                 detached = (x_BTD.detach() for x_BTD in inputs_BTD)
                 first_only = self._q_values_only and self._left == 0
-                return network(*detached, rotary=rotary, first_position_only=first_only, fp8=self._fp8)
+                return network(*detached, rotary=rotary, first_position_only=first_only, fp8=self._fp8, **of_blocks)
         if self._checkpointing == "cycle":
             # Only the sum is kept, not each input.
-            return recomputed(network, functools.reduce(torch.add, inputs_BTD), rotary=rotary)
-        return network(*inputs_BTD, rotary=rotary, keep_inputs_only=self._checkpointing == "block")
+            return recomputed(network, functools.reduce(torch.add, inputs_BTD), rotary=rotary, **of_blocks)
+        return network(*inputs_BTD, rotary=rotary, keep_inputs_only=self._checkpointing == "block", **of_blocks)

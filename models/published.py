@@ -129,8 +129,13 @@ def fit_one_by_one(
         elif table_KE is not None and _gets_other_rows(table_KE, own_KE, puzzle_table):
             weights[PUZZLE_TABLE] = _resized(whole(PUZZLE_TABLE), len(own_KE), puzzle_table or "keep")
 
-    theirs_VD, own_VD = weights.get(_EMBEDDING), own[_EMBEDDING]
-    if theirs_VD is not None and theirs_VD.shape[1:] == own_VD.shape[1:] and len(theirs_VD) != len(own_VD):
+    theirs_VD, own_VD = weights.get(_EMBEDDING), own.get(_EMBEDDING)
+    if (
+        theirs_VD is not None
+        and own_VD is not None
+        and theirs_VD.shape[1:] == own_VD.shape[1:]
+        and len(theirs_VD) != len(own_VD)
+    ):
         raise UserError(
             f"{source} was trained with a vocabulary of {len(theirs_VD)}, and the data have one of {len(own_VD)}; "
             "take data of the same task"

@@ -80,6 +80,7 @@ class TokenConfig(CommonConfig):
 class TokenModel(RecursiveModel):
     """A model whose state has one vector per position: prefix and tokens, (T, D)."""
 
+    block_class = Block
     config: TokenConfig
 
     def __init__(

@@ -15,17 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from dataset.schema import IGNORE_LABEL
 from models import build_puzzle_arch
-from models.act import ActSettings, initial_carry, segment
+from models.act import ActSettings, Carry, initial_carry, segment
+from models.base import CommonConfig
 from models.hrm import HRMConfig
 from models.layers import RMS_EPS
-from models.losses import ACT_SUMS, METRICS, act_loss
+from models.losses import ACT_SUMS, METRICS, Outputs, act_loss, correctness
 from models.metric_sums import OpenSums
 from models.parallel.layout import Layout
 from models.published import fit_weights, to_ours
-from models.tokens import TokenConfig
+from models.se_rrm import SERRMConfig
 from models.trm import TRMConfig
 from optim.build import AdamATan2Config, build_optimizers
 from pretrain import StepSettings, train_step
@@ -56,6 +58,9 @@ PUBLISHED_METRICS = (
     *("lm_loss", "q_halt_loss", "q_continue_loss"),
 )
 COUNTS = ("count", "exact_accuracy", "q_halt_accuracy", "steps")  # the metrics that are sums of integers
+
+# The halting weight of the published losses.
+HALT_WEIGHT = 0.5
 
 SIZES = ("batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers")
 REQUIRED_OPTIONS = (
@@ -92,25 +97,38 @@ ADDED_OPTIONS: dict[str, Any] = {
     "depth_curriculum": [],
     "fp8_no_grad": False,
 }
+SE_RRM_OPTIONS = (
+    *("hidden_size", "num_heads", "num_heads_t", "head_dim", "head_dim_t", "expansion", "H_cycles", "L_cycles"),
+    *("L_layers", "halt_max_steps", "halt_exploration_prob", "pos_encodings", "equivariant_symbols", "add_tokens"),
+    *("puzzle_emb_ndim", "dropout", "forward_dtype"),
+)
+SE_RRM_DEFAULTS: dict[str, Any] = {"rope_theta": 10000.0}
+# Its class ignores the first.
+SE_RRM_FIXED_OPTIONS: dict[str, Any] = {"H_layers": 0, "rms_norm_eps": RMS_EPS, "dropout": 0.0}
+SE_RRM_ADDED_OPTIONS = {key: value for key, value in ADDED_OPTIONS.items() if key not in ("mlp", "num_registers")}
 OPTIM_KEYS = ("lr", "puzzle_emb_lr", "weight_decay", "puzzle_emb_weight_decay", "beta1", "beta2")
+
+
+ARCHS = ("hrm", "trm", "se_rrm")
 
 
 @dataclass
 class Recording:
     """The contents of a recorded folder. `recorded` has the values to compare, by name."""
 
-    config: TokenConfig
+    config: CommonConfig
     sizes: dict[str, int]
     optim: dict[str, float]
     initial: dict[str, torch.Tensor]
     batches: list[Batch]
+    min_halt_steps: list[torch.Tensor]  # of each step, int32 (B,)
     lr_multipliers: list[float]
     recorded: dict[str, torch.Tensor | float]
 
 
 def recordings_in(folder: Path) -> list[Path]:
-    """Return the recordings of HRM and TRM in a folder of recordings."""
-    return sorted(path.parent for arch in ("hrm", "trm") for path in folder.glob(f"{arch}_*/trajectory.json"))
+    """Return the recordings of puzzles in a folder of recordings."""
+    return sorted(path.parent for arch in ARCHS for path in folder.glob(f"{arch}_*/trajectory.json"))
 
 
 def read_recording(folder: Path) -> Recording:
@@ -121,8 +139,8 @@ def read_recording(folder: Path) -> Recording:
     """
     description = read_json(folder / "trajectory.json")
     expect_keys(description, {"arch", "model", "loss_type", "optim", "train", "eval"}, {"noise"}, folder, "")
-    if description["arch"] not in ("hrm", "trm"):
-        raise ValueError(f"{folder}: arch is {description['arch']!r}; hrm and trm can be replayed")
+    if description["arch"] not in ARCHS:
+        raise ValueError(f"{folder}: arch is {description['arch']!r}; {', '.join(ARCHS)} can be replayed")
     config, sizes = _read_model(description["arch"], description["model"], description["loss_type"], folder)
     expect_keys(description["optim"], set(OPTIM_KEYS), set(), folder, "optim")
     optim = {key: number(value, folder, f"optim.{key}") for key, value in description["optim"].items()}
@@ -141,13 +159,21 @@ def read_recording(folder: Path) -> Recording:
             raise ValueError(f"{folder}/trajectory.json: train[{t}].lr_multiplier is missing; record the folder again")
         lr_multipliers.append(float(recorded.pop(f"train[{t}].lr_multiplier")))
     batches = [_take_batch(tensors, t, config, sizes, folder) for t in range(len(train))]
+    min_halt_steps = [_take_halting(tensors, t, config, sizes, folder) for t in range(len(train))]
     final = {f"final.{name}": tensor for name, tensor in _read_weights(folder / "final.safetensors").items()}
     for more in (tensors, final):
         if clash := recorded.keys() & more.keys():
             raise ValueError(f"{folder}: {', '.join(sorted(clash))} is recorded twice; record the folder again")
         recorded |= more
     return Recording(
-        config, sizes, optim, _read_weights(folder / "initial.safetensors"), batches, lr_multipliers, recorded
+        config,
+        sizes,
+        optim,
+        _read_weights(folder / "initial.safetensors"),
+        batches,
+        min_halt_steps,
+        lr_multipliers,
+        recorded,
     )
 
 
@@ -171,20 +197,20 @@ def replay(recording: Recording) -> Report:
         betas=(optim["beta1"], optim["beta2"]),
         weight_decay=optim["weight_decay"],
     )
-    has_target = config.halt_max_steps > 1 and not config.no_ACT_continue
 
     carry = initial_carry(model, recording.batches[0])
     state = TrainState(
         layout, optimizers, None, None, carry, OpenSums(ACT_SUMS, world), NumberWatch(ACT_SUMS, world), Progress()
     )
-    for t, (batch, lr_multiplier) in enumerate(zip(recording.batches, recording.lr_multipliers, strict=True)):
+    steps = zip(recording.batches, recording.min_halt_steps, recording.lr_multipliers, strict=True)
+    for t, (batch, min_halt_steps_B, lr_multiplier) in enumerate(steps):
         settings = StepSettings(
             objective=ActSettings(
                 depth=config.depth,
                 loss=config.loss,
                 ignore_label=IGNORE_LABEL,
                 global_batch_size=recording.sizes["batch_size"],
-                min_halt_steps_B=torch.zeros(recording.sizes["batch_size"], dtype=torch.int32),
+                min_halt_steps_B=min_halt_steps_B,
             ),
             lr_factor=lr_multiplier,
             puzzle_emb_lr=optim["puzzle_emb_lr"] * lr_multiplier,
@@ -197,15 +223,17 @@ def replay(recording: Recording) -> Report:
         carry = state.carry
         (outputs,) = result.outputs
         report.compare("logits", f"train.{t:02d}.out.logits", outputs.logits_BSV.detach())
-        report.compare("q", f"train.{t:02d}.out.q_halt_logits", outputs.q_halt_B.detach())
-        report.compare("q", f"train.{t:02d}.out.q_continue_logits", outputs.q_continue_B.detach())
+        report.compare("q", f"train.{t:02d}.out.q_halt_logits", _published_q_halt(outputs, config))
+        if not config.halts_at_random:
+            report.compare("q", f"train.{t:02d}.out.q_continue_logits", outputs.q_continue_B.detach())
         if outputs.target_q_continue_B is not None:
             report.compare("targets", f"train.{t:02d}.out.target_q_continue", outputs.target_q_continue_B)
         report.compare("halting", f"train.{t:02d}.carry.halted", carry.halted_B, exact=True)
         report.compare("halting", f"train.{t:02d}.carry.steps", carry.steps_B, exact=True)
-        report.compare("loss", f"train[{t}].loss", _loss(result.sums, config.loss.halt_weight))
+        metrics = _published_metrics(result.sums, outputs, carry, config)
+        report.compare("loss", f"train[{t}].loss", _loss(metrics))
         report.compare("gradient norm", f"train[{t}].grad_norm", float(result.grad_norm))
-        _compare_metrics(report, "metrics", f"train[{t}]", result.sums, with_q_continue=has_target)
+        _compare_metrics(report, "metrics", f"train[{t}]", metrics, with_q_continue=config.has_target_pass)
 
     for name, tensor in model.state_dict().items():
         report.compare("final weights", f"final.{name}", tensor)
@@ -215,7 +243,7 @@ def replay(recording: Recording) -> Report:
         carry = initial_carry(model, batch)
         for _ in range(config.halt_max_steps):
             carry, outputs = segment(model, carry, batch, training=False)
-        loss, sums = act_loss(
+        _, sums = act_loss(
             outputs,
             carry.current["labels"],
             halted_B=carry.halted_B,
@@ -224,9 +252,10 @@ def replay(recording: Recording) -> Report:
             ignore_label=IGNORE_LABEL,
         )
     report.compare("evaluation", "eval.out.logits", outputs.logits_BSV)
-    report.compare("evaluation", "eval.out.q_halt_logits", outputs.q_halt_B)
-    report.compare("evaluation", "eval.loss", loss.item())
-    _compare_metrics(report, "evaluation", "eval", sums, with_q_continue=False)
+    report.compare("evaluation", "eval.out.q_halt_logits", _published_q_halt(outputs, config))
+    metrics = _published_metrics(sums, outputs, carry, config)
+    report.compare("evaluation", "eval.loss", _loss(metrics))
+    _compare_metrics(report, "evaluation", "eval", metrics, with_q_continue=False)
     report.close()
     return report
 
@@ -256,48 +285,96 @@ def _read_any(folder: Path) -> Recording | parity_text.Recording:
     return parity_text.read_recording(folder) if is_text else read_recording(folder)
 
 
-def _loss(sums: torch.Tensor, halt_weight: float) -> float:
-    by_name = dict(zip(METRICS, sums.tolist(), strict=True))
-    return by_name["lm_loss"] + halt_weight * (by_name["q_halt_loss"] + by_name["q_continue_loss"])
+def _published_q_halt(outputs: Outputs, config: CommonConfig) -> torch.Tensor:
+    """Return what the published code calls q_halt_logits: a probability in the SE-RRM."""
+    q_halt_B = outputs.q_halt_B.detach()
+    return q_halt_B.sigmoid() if config.halts_at_random else q_halt_B
 
 
-def _compare_metrics(report: Report, quantity: str, prefix: str, sums: torch.Tensor, *, with_q_continue: bool) -> None:
-    by_name = dict(zip(METRICS, sums.tolist(), strict=True))
+def _published_metrics(sums: torch.Tensor, outputs: Outputs, carry: Carry, config: CommonConfig) -> dict[str, float]:
+    """Return the metric sums as the published code has them, by name.
+
+    The loss of the SE-RRM takes its confidence for a logit (docs/parity.md).
+    """
+    metrics = dict(zip(METRICS, sums.tolist(), strict=True))
+    if config.halts_at_random:
+        _, _, exact_B = correctness(outputs.logits_BSV, carry.current["labels"], IGNORE_LABEL)
+        confidence_B = _published_q_halt(outputs, config)
+        loss = F.binary_cross_entropy_with_logits(confidence_B, exact_B.float(), reduction="sum")
+        # No confidence is below 0, so that it counts every answer as one that is held for right.
+        metrics |= {"q_halt_loss": loss.item(), "q_halt_accuracy": metrics["exact_accuracy"]}
+    return metrics
+
+
+def _loss(metrics: dict[str, float]) -> float:
+    return metrics["lm_loss"] + HALT_WEIGHT * (metrics["q_halt_loss"] + metrics["q_continue_loss"])
+
+
+def _compare_metrics(
+    report: Report, quantity: str, prefix: str, metrics: dict[str, float], *, with_q_continue: bool
+) -> None:
     for name in PUBLISHED_METRICS:
         if name != "q_continue_loss" or with_q_continue:
-            report.compare(quantity, f"{prefix}.{name}", by_name[name], exact=name in COUNTS)
+            report.compare(quantity, f"{prefix}.{name}", metrics[name], exact=name in COUNTS)
 
 
-def _read_model(arch: str, options: Any, loss_type: Any, folder: Path) -> tuple[TokenConfig, dict[str, int]]:
-    defaults = OPTION_DEFAULTS | (TRM_OPTIONS if arch == "trm" else {})
-    fixed = FIXED_OPTIONS | (HRM_FIXED_OPTIONS if arch == "hrm" else {})
-    expect_keys(options, {*SIZES, *REQUIRED_OPTIONS}, defaults.keys() | fixed.keys(), folder, "model")
+def _read_model(arch: str, options: Any, loss_type: Any, folder: Path) -> tuple[CommonConfig, dict[str, int]]:
+    required: tuple[str, ...]
+    if arch == "se_rrm":
+        required, defaults, fixed = SE_RRM_OPTIONS, SE_RRM_DEFAULTS, SE_RRM_FIXED_OPTIONS
+    else:
+        required, defaults = REQUIRED_OPTIONS, OPTION_DEFAULTS | (TRM_OPTIONS if arch == "trm" else {})
+        fixed = FIXED_OPTIONS | (HRM_FIXED_OPTIONS if arch == "hrm" else {})
+    expect_keys(options, {*SIZES, *required}, defaults.keys() | fixed.keys(), folder, "model")
     for key, value in fixed.items():
         if options.get(key, value) != value:
             raise ValueError(f"{folder}: model.{key} is {options[key]!r}, but an {arch.upper()} only does {value!r}")
     for key in SIZES:
         if type(options[key]) is not int or options[key] < 1:
             raise ValueError(f"{folder}: model.{key} is {options[key]!r}; it must be a whole number, 1 or more")
-    values = {key: options[key] for key in REQUIRED_OPTIONS}
-    values |= {key: options.get(key, default) for key, default in defaults.items()} | ADDED_OPTIONS
-    values["loss"] = {"loss_type": loss_type, "label_smoothing": 0.0, "halt_weight": 0.5}
-    config: TokenConfig
+    values = {key: options[key] for key in required}
+    values |= {key: options.get(key, default) for key, default in defaults.items()}
+    values |= SE_RRM_ADDED_OPTIONS if arch == "se_rrm" else ADDED_OPTIONS
+    loss = {"loss_type": loss_type, "label_smoothing": 0.0}
+    values["loss"] = loss if arch == "se_rrm" else loss | {"halt_weight": HALT_WEIGHT}
+    config: CommonConfig
     try:
-        if arch == "hrm":
+        if arch == "se_rrm":
+            config = validate(SERRMConfig, {"name": arch, **values, "backprop": "last_H_cycle"})
+        elif arch == "hrm":
             config = validate(HRMConfig, {"name": arch, **values, **HRM_FIXED_OPTIONS, "backprop": "one_step"})
         else:
             config = validate(TRMConfig, {"name": arch, **values, "backprop": "last_H_cycle"})
     except ValueError as error:
         raise ValueError(f"{folder}: model: {error}") from error
-    if config.halt_exploration_prob:
+    if config.halt_exploration_prob and not config.halts_at_random:
         raise ValueError(
             f"{folder}: halt_exploration_prob is {config.halt_exploration_prob}; exploration can't be replayed"
         )
     return config, {key: options[key] for key in SIZES}
 
 
+def _take_halting(
+    tensors: dict[str, torch.Tensor], t: int, config: CommonConfig, sizes: dict[str, int], folder: Path
+) -> torch.Tensor:
+    """Move the draws of step t out of the recorded tensors, and return the earliest halts, (B,).
+
+    A slot of the SE-RRM halts if its draw from 0 to 1 is less than halt_exploration_prob.
+
+    Raises:
+        ValueError: The draws are missing.
+    """
+    if not config.halts_at_random:
+        return torch.zeros(sizes["batch_size"], dtype=torch.int32)
+    name = f"train.{t:02d}.draw"
+    draw_B = tensors.pop(name, None)
+    if draw_B is None or draw_B.shape != (sizes["batch_size"],):
+        raise ValueError(f"{folder}/trajectory.safetensors: {name} is missing or damaged; record the folder again")
+    return torch.where(draw_B < config.halt_exploration_prob, 0, config.halt_max_steps).int()
+
+
 def _take_batch(
-    tensors: dict[str, torch.Tensor], t: int, config: TokenConfig, sizes: dict[str, int], folder: Path
+    tensors: dict[str, torch.Tensor], t: int, config: CommonConfig, sizes: dict[str, int], folder: Path
 ) -> Batch:
     """Move the batch of step t out of the recorded tensors.
 

@@ -33,16 +33,19 @@ def _last_line(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out.splitlines()[-1]
 
 
+SE_RRM = ("se_rrm_learned", "se_rrm_puzzle", "se_rrm_rope2d")
+
+
 def test_published_models_are_reproduced_in_any_clone(capsys: pytest.CaptureFixture[str]) -> None:
     """The command without arguments replays every recording that this repository ships."""
     status = parity.main([])
     out = capsys.readouterr().out
     assert status == 0, out
     by_folder = {Path(block.split("\n")[0]).name: block for block in out.split(f"{parity.REFERENCE}/")[1:]}
-    assert by_folder.keys() == {"hrm_rope", "hrm_learned", "hrm_softmax", "trm_attention", "trm_mlp"}
+    assert by_folder.keys() == {"hrm_rope", "hrm_learned", "hrm_softmax", "trm_attention", "trm_mlp", *SE_RRM}
     for name, block in by_folder.items():
         for quantity in parity.QUANTITIES:
-            if quantity != "targets" or name.startswith("hrm"):  # TRM does not learn q_continue
+            if quantity != "targets" or name.startswith("hrm"):  # only HRM learns q_continue
                 assert f"  {quantity}" in block, f"{quantity} was not compared in {name}"
     assert float(out.splitlines()[-1].removeprefix("max_relative_error=")) <= TOLERANCE
 
@@ -57,7 +60,7 @@ def test_larger_recordings_are_reproduced(folder: Path, capsys: pytest.CaptureFi
 
 
 def test_the_shipped_recordings_stay_small() -> None:
-    assert sum(path.stat().st_size for path in parity.REFERENCE.rglob("*")) < 1_000_000
+    assert sum(path.stat().st_size for path in parity.REFERENCE.rglob("*")) < 1_500_000
 
 
 @pytest.mark.parametrize(

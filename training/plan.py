@@ -11,7 +11,7 @@ from dataset.sampler import Sampler
 from dataset.schema import IGNORE_LABEL, Split
 from dataset.text.sampler import FileOrderSampler, ShuffledSampler, TextSampler
 from dataset.text.schema import SET_NAME, TextSplit
-from models.act import ActSettings, draw_min_halt_steps
+from models.act import ActSettings, draw_min_halt_steps, draw_random_halts, draw_seeds
 from models.base import RecursiveModel
 from models.metric_sums import EVAL_METRICS
 from models.model import Model
@@ -91,6 +91,7 @@ class Plan:
             ignore_label=IGNORE_LABEL,
             global_batch_size=config.global_batch_size,
             min_halt_steps_B=draw_exploration(config, step, world),
+            seeds_B=draw_slot_seeds(config, step, world) if arch.is_random else None,
         )
 
     @property
@@ -183,9 +184,14 @@ def improves(value: float | None, best: float | None, mode: Literal["max", "min"
 def draw_exploration(config: PretrainConfig, step: int, world: World) -> Tensor:
     """Return the minimal halting step of each slot of this rank, drawn for this step; (B,)."""
     arch = config.puzzle_arch
-    drawn = draw_min_halt_steps(
-        config.seed, step, config.global_batch_size, arch.halt_exploration_prob, arch.halt_max_steps
-    )
+    draw = draw_random_halts if arch.halts_at_random else draw_min_halt_steps
+    drawn = draw(config.seed, step, config.global_batch_size, arch.halt_exploration_prob, arch.halt_max_steps)
+    return world.to_device(drawn[world.slice_of(config.global_batch_size)])
+
+
+def draw_slot_seeds(config: PretrainConfig, step: int, world: World) -> Tensor:
+    """Return the seed of each slot of this rank, drawn for this step; int64 (B,)."""
+    drawn = draw_seeds(config.seed, step, config.global_batch_size)
     return world.to_device(drawn[world.slice_of(config.global_batch_size)])
 
 

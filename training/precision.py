@@ -5,7 +5,6 @@ from typing import TypeVar
 import torch
 
 from models.base import RecursiveModel
-from models.block import Block
 from models.layers import FP8_MULTIPLE, Linear, fp8_product
 from models.model import ArchBase, Model
 from utils.dist.world import World
@@ -59,8 +58,9 @@ def require_fp8_products(model: Model, world: World) -> list[str]:
     """
     if not isinstance(model, RecursiveModel) or not model.config.fp8_no_grad:
         return []
-    blocks = [module for module in model.modules() if isinstance(module, Block)]
-    products = {name: each for block in blocks for name, each in block.named_modules() if isinstance(each, Linear)}
+    products = {
+        name: each for block in model.blocks() for name, each in block.named_modules() if isinstance(each, Linear)
+    }
     fitting = [name for name, linear in products.items() if linear.fits_fp8]
     with world.shared_errors():
         if not fitting:

@@ -85,7 +85,7 @@ class _Split:
         match module:
             case Attention():
                 rows = module.qkv_proj.out_features // 3
-                return _Split("qkv_proj", "o_proj", (rows,) * 3, {"arch.num_heads": module.num_heads})
+                return _Split("qkv_proj", "o_proj", (rows,) * 3, {f"arch.{module.heads_option}": module.num_heads})
             case PackedAttention():
                 counts = {"arch.num_heads": max(module.heads), "arch.num_kv_heads": min(module.heads)}
                 sizes = tuple(heads * module.head_dim for heads in module.heads)
