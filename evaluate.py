@@ -28,7 +28,7 @@ from dataset.tta import Variations
 from models.base import RecursiveModel
 from models.text.model import TextModel
 from training.config import PretrainConfig, require_keys_of
-from training.data import TextSizes, open_own, require_own_tokens, require_same_sizes
+from training.data import TextSizes, open_own, require_own_tokens
 from training.evaluation import EvalOptions, evaluate, evaluate_votes
 from training.evaluation_text import TextEvalOptions, evaluate_text
 from training.trained import Trained, TrainedConfig, open_trained
@@ -121,7 +121,7 @@ def load(config: EvaluateConfig, trained: Trained, world: World) -> Loaded:
     """
     source = trained.name
     with world.shared_errors():
-        arch, sizes = trained.of_puzzles()
+        trained.of_puzzles()
     if trained.config is None or trained.checkpoint is None:  # a file of weights
         with world.shared_errors():
             if config.data_path is None:
@@ -129,7 +129,7 @@ def load(config: EvaluateConfig, trained: Trained, world: World) -> Loaded:
                     f"{source} was trained on {trained.data} and holds no puzzles; say where they are: data_path=..."
                 )
             split = open_split(config.data_path, "test")
-            require_same_sizes(sizes, split, arch, trained.data)
+            trained = trained.on(split)
         return Loaded(trained.name, trained.load_puzzle_model(world), split, batch_size=768, out=None, evaluators=[])
     of_run = trained.config
     step = trained.checkpoint.path
@@ -146,7 +146,7 @@ def load(config: EvaluateConfig, trained: Trained, world: World) -> Loaded:
             split = open_split(config.data_path, "test")
         if config.data_path is not None and not _is_own(config.data_path, of_run):
             out = folder_for_other_data(out, split)
-        require_same_sizes(sizes, split, arch, trained.data)
+        trained = trained.on(split)
     batch_size = of_run.eval_batch_size or of_run.global_batch_size
     return Loaded(trained.name, trained.load_puzzle_model(world), split, batch_size, out, of_run.evaluators or [])
 

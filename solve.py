@@ -49,7 +49,6 @@ from models.inference import trace
 from models.text.model import TextModel
 from training.chat import STDIN, chat, write_answer
 from training.config import require_keys_of
-from training.data import require_same_sizes
 from training.prompts import PromptConfig, Writer, open_reader
 from training.trained import Trained, TrainedConfig, open_trained
 from utils.command_line import CommandLine, read_config, validate
@@ -355,9 +354,9 @@ class Source:
             UserError: It is not known here.
         """
         with world.shared_errors():
-            arch, sizes = trained.of_puzzles()
             if config.data_path:
-                require_same_sizes(sizes, open_split(config.data_path, "test"), arch, trained.data)
+                trained = trained.on(open_split(config.data_path, "test"))
+            _, sizes = trained.of_puzzles()
             board = task_of_shape(sizes.seq_len, sizes.vocab_size)
             if board is None:
                 raise UserError(

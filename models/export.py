@@ -5,9 +5,10 @@
     python -m models.export --format transformers checkpoints/<project>/<run> -o FOLDER
 
 The first file describes its model, so that every command loads it without further keys. The second
-one has the names that the published HRM and TRM code reads. If its name ends in .safetensors, it
-has that format, otherwise `torch.save` writes a plain dict. The third one is a folder that the
-transformers library loads as HRM-Text. The tensors are written bit for bit as they are.
+one has the names that the published code of HRM, TRM and SE-RRM reads. If its name ends in
+.safetensors, it has that format, otherwise `torch.save` writes a plain dict. The third one is a
+folder that the transformers library loads as HRM-Text. The tensors are written bit for bit as they
+are.
 """
 
 import math
@@ -33,6 +34,7 @@ from models.exported import (
 from models.published import Weights, to_published
 from models.text.config import TextConfig
 from models.text.published_export import write_for_transformers
+from models.tokens import TokenConfig
 from utils.arguments import Parser, typed_path
 from utils.checkpoint.names import folder_around, is_run_or_step
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
@@ -97,8 +99,8 @@ def parse_settings(argv: list[str] | None) -> Settings:
         default="native",
         choices=["native", "hrm", "transformers"],
         help="native (the default): safetensors that describe their model, for every command of this project; "
-        "hrm: the names that HRM and TRM code both read; transformers: a folder with config.json for that library, "
-        "of arch=hrm_text alone",
+        "hrm: the names that the published code of HRM, TRM and SE-RRM reads; transformers: a folder with config.json "
+        "for that library, of arch=hrm_text alone",
     )
     add(
         "-o",
@@ -273,7 +275,7 @@ def overrides_of(arch: ArchConfig, among: Sequence[str]) -> list[str]:
 
 def _of_puzzles(arch: ArchConfig) -> CommonConfig:
     if not isinstance(arch, CommonConfig):
-        raise UserError(f"arch={arch.name} is a model of text, which the published code of HRM and TRM can't load")
+        raise UserError(f"arch={arch.name} is a model of text, which the published code of puzzles can't load")
     return arch
 
 
@@ -281,18 +283,20 @@ def _for_published_code(arch: CommonConfig, settings: Settings) -> str:
     """Return a line that says how the published code loads the file."""
     if settings.output.suffix == ".safetensors":
         return "the published code reads only files of torch.save; name the file otherwise to load it there"
-    if not arch.puzzle_emb_ndim:  # the published TRM builds a state of another length otherwise
+    # The published TRM builds a state of another length otherwise.
+    if isinstance(arch, TokenConfig) and not arch.puzzle_emb_ndim:
         arch = arch.model_copy(update={"puzzle_emb_len": 0})
     lacking = _NOT_PUBLISHED | (_NOT_IN_HRM if arch.name == "hrm" else set())
     options = overrides_of(arch, [arch.name])[1:]
     known = [typed for typed in options if typed.partition("=")[0].removeprefix("arch.") not in lacking]
     # Its YAML lacks this key, which its classes know.
     known = [typed.replace("arch.rope_theta", "+arch.rope_theta") for typed in known]
-    if arch.name == "trm":
-        typed = [_typed("load_checkpoint", str(settings.output)), "arch=trm", *known]
+    if arch.name in ("trm", "se_rrm"):
+        name, published_arch = ("TRM", "trm") if arch.name == "trm" else ("SE-RRM", "trm_equi")
+        typed = [_typed("load_checkpoint", str(settings.output)), f"arch={published_arch}", *known]
         # A model that it compiles, as it does by default, has other names.
         uncompiled = "" if settings.compiled else "DISABLE_COMPILE=1 "
-        return f"the published TRM code: {uncompiled}python pretrain.py {' '.join(typed)}"
+        return f"the published {name} code: {uncompiled}python pretrain.py {' '.join(typed)}"
     typed = ["arch=hrm_v1", *known]
     return f"the published HRM code: evaluate.py with these options in all_config.yaml beside it: {for_shell(typed)}"
 
@@ -304,11 +308,11 @@ def _require_published(arch: CommonConfig, where: str) -> None:
     published code never builds.
     """
     options: dict[str, tuple[Any, ...]] = {
-        "name": ("hrm", "trm"),
-        "mlp": ("swiglu",),
+        "name": ("hrm", "trm", "se_rrm"),
         "width_multiple": (256,),
-        "pos_encodings": ("rope", "learned", "none"),
     }
+    if arch.name != "se_rrm":
+        options |= {"mlp": ("swiglu",), "pos_encodings": ("rope", "learned", "none")}
     if arch.name == "hrm":
         options["pos_encodings"] = ("rope", "learned")
         if arch.puzzle_emb_ndim:

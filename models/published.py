@@ -1,8 +1,9 @@
-"""Translate names of weights to and from published HRM and TRM checkpoints; fit weights to a model.
+"""Translate names of weights to and from published checkpoints; fit weights to a model.
 
-Both published programs save the model inside its loss. So their names are `model.inner.` and a
-path, with `_orig_mod.` in front or in between if the model was compiled. TRM's only network is
-`L_level`. Fused projections have the same layout here, so that only names differ.
+The published programs of HRM, TRM and SE-RRM save the model inside its loss. So their names are
+`model.inner.` and a path, with `_orig_mod.` in front or in between if the model was compiled. The
+only network of TRM and SE-RRM is `L_level`. Fused projections have the same layout here, so that
+only names differ.
 """
 
 # K = puzzle identifiers, E = puzzle embedding size
@@ -32,12 +33,17 @@ _OUR_NAMES = {
 _PUBLISHED_NAMES = {ours: published for published, ours in _OUR_NAMES.items()}
 _OUTSIDE_LEVELS = r"[HL]_init|(embed_tokens|embed_pos|puzzle_embedding|lm_head)\.weight|q_head\.(weight|bias)"
 _ATTENTION = r"self_attn\.(qkv_proj|o_proj)"
+_AXIAL = r"attn(_t)?\.(qkv_proj|o_proj)"
 _MLP = r"mlp\.(gate_up_proj|down_proj)"
 _MLP_T = r"mlp_t\.(gate_up_proj|down_proj)"
 # TRM introduced token mixing; the published HRM has only attention.
 _KNOWN = {
     "hrm": re.compile(rf"{_OUTSIDE_LEVELS}|[HL]_level\.layers\.\d+\.({_ATTENTION}|{_MLP})\.weight"),
     "trm": re.compile(rf"{_OUTSIDE_LEVELS}|L_level\.layers\.\d+\.({_ATTENTION}|{_MLP}|{_MLP_T})\.weight"),
+    "se_rrm": re.compile(
+        r"Z_init|pos_embedding|embed_(special_tokens|symbol_tokens|symbols)|add_tokens(_special)?"
+        rf"|(puzzle_embedding|lm_head)\.weight|L_level\.layers\.\d+\.({_AXIAL}|{_MLP})\.weight"
+    ),
 }
 _EMBEDDING = "embed_tokens.weight"
 _NUM_NAMED = 3  # most names that an error message lists
@@ -71,16 +77,19 @@ def to_ours(weights: Weights) -> Weights:
 
 
 def to_published(weights: Weights, *, compiled: bool) -> Weights:
-    """Return the weights of our HRM or TRM under published names.
+    """Return the weights of our HRM, TRM or SE-RRM under published names.
 
     Raises:
         UserError: Some weights have no published name.
     """
-    arch = "hrm" if any(name.startswith("H_level.") for name in weights) else "trm"
+    if "Z_init" in weights:
+        arch = "se_rrm"
+    else:
+        arch = "hrm" if any(name.startswith("H_level.") for name in weights) else "trm"
     if unknown := [name for name in weights if not _KNOWN[arch].fullmatch(name)]:
         raise UserError(
-            f"the published {arch.upper()} has no {_some(unknown)}; only a model without additions of this "
-            "project's own can be exported"
+            f"the published {arch.upper().replace('_', '-')} has no {_some(unknown)}; only a model without additions "
+            "of this project's own can be exported"
         )
     return {(COMPILED if compiled else "") + published_name(name): tensor for name, tensor in weights.items()}
 

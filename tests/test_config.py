@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from evaluate import EvaluateConfig
 from launch.ray_config import RayPage
 from models import ArchConfig, build_arch
+from models.se_rrm import SERRMConfig
 from models.tokens import TokenConfig
 from models.transformer import TransformerConfig
 from optim.build import MuonConfig, OptimConfig
@@ -240,8 +241,9 @@ SEQ_LEN_AND_VOCAB = {
     **{"sudoku-4x4": (16, 6), "sudoku": (81, 11), "maze": (900, 6), "arc": (900, 12)},
     "lights-out-5x5": (25, 5),
 }
-# Millions of parameters, from the abstract of the HRM paper and tables 4 and 5 of the TRM paper.
-PUBLISHED_SIZES = {"hrm": 27, "trm": 7, "trm_mlp": 5}
+# Millions of parameters, from the abstract of the HRM paper, tables 4 and 5 of the TRM paper, and
+# the README of the SE-RRM.
+PUBLISHED_SIZES = {"hrm": 27, "trm": 7, "trm_mlp": 5, "se_rrm": 2}
 
 
 def num_parameters(config: PretrainConfig, *, seq_len: int, vocab_size: int) -> int:
@@ -411,6 +413,11 @@ COMMANDS = {
     "trm_maze_hard": TRM_COMMAND.format(
         data="data/maze-30x30-hard-1k", arch="arch.L_layers=2 arch.H_cycles=3 arch.L_cycles=4"
     ),
+    "se_rrm_sudoku_extreme": (
+        "arch=trm_equi data_paths=[data/sudoku-extreme-1k-aug-1000] evaluators=[] epochs=10000 eval_interval=5000 "
+        "arch.L_cycles=6 ema=True weight_decay=1 arch.dropout=0.2 arch.puzzle_emb_ndim=0 arch.add_tokens=4 "
+        "global_batch_size=272 arch.halt_exploration_prob=0.05"
+    ),
     "trm_arc_1": TRM_ARC_COMMAND.format(data="data/arc1concept-aug-1000"),
     "trm_arc_2": TRM_ARC_COMMAND.format(data="data/arc2concept-aug-1000"),
 }
@@ -441,6 +448,21 @@ def test_published_trm_maze_command_for_one_gpu() -> None:
     published = typed(COMMANDS["trm_maze_hard"])
     published.insert(-1, "global_batch_size=128")
     assert_same_training(compose("experiment=trm_maze_hard", "global_batch_size=128"), compose(*published))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "arch=trm_equi data_paths=[data/arc1concept_d] arch.L_layers=2 ema=True global_batch_size=272 "
+        "eval_interval=800 arch.pos_encodings=rope2d arch.puzzle_emb_ndim=1 lr=0.0005 puzzle_emb_weight_decay=0.3 "
+        "lr_min_ratio=0.1",
+        "arch=trm_equi data_paths=[data/maze-30x30-hard-1k] evaluators=[] epochs=10000 eval_interval=2000 ema=True "
+        "arch.equivariant_symbols=False lr=0.0005 weight_decay=1 global_batch_size=64",
+    ],
+)
+def test_published_commands_of_the_se_rrm_are_read(command: str) -> None:
+    arch = compose(*typed(command)).puzzle_arch
+    assert isinstance(arch, SERRMConfig) and arch.pos_encodings == "rope_2d"
 
 
 def test_published_trm_command() -> None:

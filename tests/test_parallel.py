@@ -52,6 +52,11 @@ COMMON: dict[str, object] = {
 OWN: dict[str, dict[str, object]] = {
     "hrm": {},
     "trm": {"arch": "trm", "optim": "muon", "arch.H_layers": 0},
+    # With dropout, because its masks must not depend on the ranks.
+    "se_rrm": {
+        **{"arch": "se_rrm", "arch.H_layers": "", "arch.L_layers": 1, "arch.head_dim": 16, "arch.head_dim_t": 16},
+        **{"arch.add_tokens": 2, "arch.puzzle_emb_ndim": 1, "arch.dropout": 0.2},
+    },
     "transformer": {
         **{"arch": "transformer", "arch.num_layers": 4, "arch.halt_max_steps": 1, "arch.halt_exploration_prob": 0},
         **{"arch.H_cycles": 1, "arch.L_cycles": 1, "arch.H_layers": "", "arch.L_layers": ""},
@@ -68,7 +73,7 @@ ARCHS = {
     for config in PUZZLE_ARCHS
 }
 # What a strategy refuses, and why.
-REFUSED = {("tp", "urm"): "arch.mlp is conv_swiglu"}
+REFUSED = {("tp", "urm"): "arch.mlp is conv_swiglu", ("tp", "se_rrm"): "arch.dropout drops"}
 # Each entry has the numbers of ranks for its runs. A plain strategy runs on all numbers that it
 # supports, and a strategy with further options on one number.
 STRATEGIES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {

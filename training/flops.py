@@ -211,10 +211,22 @@ def flops_of_parts(config: PretrainConfig, sizes: Sizes, depth: Depth) -> dict[s
     assert isinstance(model, RecursiveModel)
     with torch.device("meta"):
         batch = empty_batch(config.global_batch_size, sizes.seq_len, world.device)
-        settings = ActSettings(depth, arch.loss, IGNORE_LABEL, config.global_batch_size, min_halt_steps_B=None)
+        settings = ActSettings(
+            depth,
+            arch.loss,
+            IGNORE_LABEL,
+            config.global_batch_size,
+            min_halt_steps_B=None,
+            seeds_B=no_seeds(arch, config.global_batch_size),
+        )
         with _Counter() as counter:
             Layout(model, world).forward_backward(initial_carry(model, batch), batch, settings)
     return dict(counter.of_part)
+
+
+def no_seeds(arch: CommonConfig, num_slots: int) -> torch.Tensor | None:
+    """Return seeds on the meta device for a step of an architecture that draws; None for others."""
+    return torch.empty(num_slots, dtype=torch.int64, device="meta") if arch.is_random else None
 
 
 class _Counter(TorchDispatchMode):

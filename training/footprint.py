@@ -40,6 +40,7 @@ from optim.muon import orthogonal
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from training.config import PretrainConfig
 from training.data import AnySizes, Sizes, TextSizes, require_whole_shares, slots_of_ranks
+from training.flops import no_seeds
 from utils.dist.config import Axes
 from utils.dist.setup import pick_weights
 from utils.dist.world import World
@@ -281,7 +282,14 @@ def _inputs(
         assert isinstance(arch, CommonConfig) and isinstance(sizes, Sizes)
         batch = empty_batch(num_slots * num_parts, sizes.seq_len, meta)
         carry = initial_carry(model, batch)
-        settings = ActSettings(arch.depth, arch.loss, IGNORE_LABEL, config.global_batch_size, min_halt_steps_B=None)
+        settings = ActSettings(
+            arch.depth,
+            arch.loss,
+            IGNORE_LABEL,
+            config.global_batch_size,
+            min_halt_steps_B=None,
+            seeds_B=no_seeds(arch, num_slots * num_parts),
+        )
         return carry, batch, settings, [*batch.values(), *carry.tensors().values()]
     assert isinstance(arch, TextConfig) and isinstance(sizes, TextSizes)
     row, given = _row(config, sizes, num_slots * _tokens_of(config)), list[Tensor]()

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
+from dataset.schema import Split
 from dataset.text.schema import UNKNOWN
 from models import ArchConfig, build_arch, build_on_meta
 from models.base import CommonConfig, RecursiveModel
@@ -19,7 +20,15 @@ from models.model import Model
 from models.parallel.layout import Layout
 from models.published import PuzzleTable, fit_one_by_one
 from training.config import PretrainConfig, require_keys_of_arch
-from training.data import AnySizes, Sizes, TextSizes, sizes_from, sizes_of_checkpoint, sizes_of_data
+from training.data import (
+    AnySizes,
+    Sizes,
+    TextSizes,
+    require_same_sizes,
+    sizes_from,
+    sizes_of_checkpoint,
+    sizes_of_data,
+)
 from training.precision import with_forward_dtype
 from utils.checkpoint.format import RunState, read_state, step_folders
 from utils.checkpoint.names import is_file_of_weights, is_run_or_step, step_named
@@ -95,6 +104,20 @@ class Trained:
                 "another checkpoint"
             )
         return self.arch, self.sizes
+
+    def on(self, split: Split) -> "Trained":
+        """Return the model for the puzzles of a split, which may differ from those of its training.
+
+        A model that is free of sizes takes the sizes of the puzzles.
+
+        Raises:
+            UserError: It is not free, and was built for other sizes; or it is a model of text.
+        """
+        arch, sizes = self.of_puzzles()
+        if arch.is_free_of_sizes:
+            return replace(self, sizes=Sizes.of(split))
+        require_same_sizes(sizes, split, arch, self.data)
+        return self
 
     def load_puzzle_model(self, world: World) -> RecursiveModel:
         """As `load_model`, for a model of puzzles. Every rank."""

@@ -119,6 +119,11 @@ def _require_splittable(model: Model, degree: int) -> None:
             )
         if (split := _Split.of(module)) is not None:
             counts |= split.counts
+    if degree > 1 and isinstance(arch, CommonConfig) and arch.is_random:
+        raise UserError(
+            "arch.dropout drops attention probabilities by the number of their head, and tp gives each rank other "
+            "heads; set it to 0, or take ddp or fsdp"
+        )
     if degree > 1 and isinstance(arch, CommonConfig) and arch.fp8_no_grad:
         raise UserError(
             "arch.fp8_no_grad scales whole rows of the weights, and tp splits them; set it to false, or take fsdp"

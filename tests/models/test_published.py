@@ -63,6 +63,9 @@ MODELS = [
     ("trm",),
     ("trm", "pos_encodings=learned"),
     ("trm_mlp",),
+    ("se_rrm", "pos_encodings=rope"),
+    ("se_rrm", "pos_encodings=rope", "add_tokens=2", "puzzle_emb_ndim=1"),
+    ("se_rrm", "pos_encodings=learned", "equivariant_symbols=false", "add_tokens=1"),
 ]
 
 

@@ -107,7 +107,8 @@ def test_mixing_of_positions() -> None:
 
 # The transformer refuses cycles where it has no recursion.
 TYPED = {"transformer": ["transformer arch.H_cycles=1 arch.L_cycles=1", "transformer arch.recurrent=true"]}
-EVERY_ARCH = [typed for name in ARCH_NAMES for typed in TYPED.get(name, [name])]
+SE_RRM = ["se_rrm", "se_rrm arch.dropout=0.1 arch.add_tokens=2", "se_rrm arch.equivariant_symbols=false"]
+EVERY_ARCH = [*(typed for name in ARCH_NAMES for typed in TYPED.get(name, [name])), *SE_RRM]
 
 
 @pytest.mark.parametrize("arch", [*EVERY_ARCH, "trm_mlp"])
@@ -123,9 +124,9 @@ def test_a_real_step_has_as_many_operations(arch: str) -> None:
     model = build_puzzle_arch(config.arch, **SIZES.as_dict())
     model.init_weights(torch.Generator().manual_seed(0))
     batch = empty_batch(BATCH, SIZES.seq_len, torch.device("cpu"))
-    settings = ActSettings(
-        config.puzzle_arch.depth, config.puzzle_arch.loss, IGNORE_LABEL, BATCH, min_halt_steps_B=None
-    )
+    options = config.puzzle_arch
+    seeds_B = torch.arange(BATCH) if options.is_random else None
+    settings = ActSettings(options.depth, options.loss, IGNORE_LABEL, BATCH, min_halt_steps_B=None, seeds_B=seeds_B)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         Layout(model, World.single()).forward_backward(initial_carry(model, batch), batch, settings)
     assert flops_of_step(config, SIZES, config.puzzle_arch.depth) == counter.get_total_flops() > 0

@@ -61,6 +61,8 @@ VARIANTS = {
     "trm": ["arch=trm", "optim=muon"],
     "trm_mlp": ["arch=trm_mlp", "arch.width_multiple=16"],
     "urm": ["arch=urm"],
+    "se_rrm": ["arch=se_rrm", "arch.add_tokens=2", "arch.puzzle_emb_ndim=1", "arch.head_dim=16"],
+    "se_rrm_dropping": ["arch=se_rrm", "arch.dropout=0.2", "arch.activation_checkpointing=block"],
     "transformer": ["arch=transformer", "freeze=blocks", "arch.pos_encodings=learned"],
 }
 
