@@ -9,6 +9,7 @@ import torch
 from models.base import CommonConfig, RecursiveModel
 from models.hrm import HRM, HRMConfig
 from models.model import ArchBase, Model
+from models.se_mixer import SEMixer, SEMixerConfig
 from models.se_rrm import SERRM, SERRMConfig
 from models.text.config import (
     GPTConfig,
@@ -32,6 +33,7 @@ ARCHS: dict[type[ArchBase], Callable[..., Model]] = {
     TransformerConfig: Transformer,
     URMConfig: URM,
     SERRMConfig: SERRM,
+    SEMixerConfig: SEMixer,
     GPTConfig: TextModel,
     HRMTextConfig: TextModel,
     RINSTextConfig: TextModel,

@@ -128,6 +128,7 @@ class Attention(nn.Module):
         num_queries: int | None = None,
         fp8: bool = False,
         dropout: Dropout | None = None,
+        mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return y_BTD.
 
@@ -136,6 +137,7 @@ class Attention(nn.Module):
             num_queries: how many of the first positions to return; None: all.
             fp8: compute the projections in FP8.
             dropout: of the attention probabilities; None: none.
+            mask: as for `attend`; not together with dropout.
         """
         qkv_BT3NH = self.qkv_proj(x_BTD, fp8=fp8).unflatten(-1, (3, self.num_heads, -1))
         q_BNTH, k_BNTH, v_BNTH = (projected_BTNH.transpose(1, 2) for projected_BTNH in qkv_BT3NH.unbind(2))
@@ -145,7 +147,7 @@ class Attention(nn.Module):
             q_BNTH = apply_rotary(q_BNTH, (cos_TH[:num_queries], sin_TH[:num_queries]))
             k_BNTH = apply_rotary(k_BNTH, rotary)
         if dropout is None:
-            y_BNTH = attend(q_BNTH, k_BNTH, v_BNTH)
+            y_BNTH = attend(q_BNTH, k_BNTH, v_BNTH, mask=mask)
         else:
             y_BNTH = attend_with_dropout(q_BNTH, k_BNTH, v_BNTH, dropout)
         return self.o_proj(y_BNTH.transpose(1, 2).flatten(2), fp8=fp8)

@@ -1,0 +1,183 @@
+"""The symbol-equivariant mixer: its equations, its symmetries, and boards of any size."""
+
+# B = batch, S = cells, K = symbols, D = hidden size, M = size of a message
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dataset.augment import Box
+from dataset.sudoku import unit_ids
+from models.act import initial_carry, segment
+from models.inference import trace
+from models.se_mixer import SEMixer, SEMixerBlock, SEMixerConfig, box_of, units_of_board
+from tests.models.helpers import small_options
+from utils.errors import UserError
+
+CELLS = ("units", "attention", "mlp")
+
+
+def _mixer(side: int = 4, num_symbols: int | None = None, **changes: Any) -> SEMixer:
+    config = SEMixerConfig.model_validate(small_options("se_mixer", hidden_size=8, message_size=8, **changes))
+    num_puzzles = 3 if config.puzzle_emb_ndim else 1
+    model = SEMixer(config, seq_len=side**2, vocab_size=(num_symbols or side) + 2, num_puzzle_identifiers=num_puzzles)
+    model.init_weights(torch.Generator().manual_seed(0))
+    return model
+
+
+def _boards(side: int, batch: int = 3, seed: int = 0) -> Tensor:
+    """Return boards (B, S) of random tokens: 1 is a blank, 2 the first digit."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, side + 2, (batch, side**2), generator=generator, dtype=torch.int32)
+
+
+@torch.no_grad()
+def _logits(model: SEMixer, inputs_BS: Tensor, num_segments: int = 2) -> Tensor:
+    """Return logits_BSV after some segments."""
+    batch = {
+        "inputs": inputs_BS,
+        "labels": torch.zeros_like(inputs_BS),
+        "puzzle_identifiers": torch.zeros(len(inputs_BS), dtype=torch.int32),
+    }
+    carry = initial_carry(model, batch)
+    for _ in range(num_segments):
+        carry, outputs = segment(model, carry, batch, training=False)
+        carry.halted_B = torch.zeros_like(carry.halted_B)
+    return outputs.logits_BSV
+
+
+@pytest.mark.parametrize("cells", CELLS)
+@pytest.mark.parametrize("side", [4, 6])
+def test_renaming_symbols_renames_the_answer(cells: str, side: int) -> None:
+    model, inputs_BS = _mixer(side, cells=cells), _boards(side)
+    logits_BSV = _logits(model, inputs_BS)
+    for seed in range(5):
+        order_K = torch.randperm(side, generator=torch.Generator().manual_seed(seed)) + 2
+        new_name_V = torch.cat([torch.arange(2), order_K])
+        renamed_BSV = _logits(model, new_name_V[inputs_BS.long()].int())
+        torch.testing.assert_close(renamed_BSV[..., new_name_V], logits_BSV, rtol=1e-5, atol=1e-5)
+        same_BS = renamed_BSV.argmax(-1) == new_name_V[logits_BSV.argmax(-1)]
+        assert same_BS.all(), "an answer differs by more than its names"
+
+
+def test_symmetries_of_the_board_move_the_answer() -> None:
+    """With units, the model knows no more of a cell than its row, its column and its box."""
+    model, inputs_BS = _mixer(6, cells="units"), _boards(6)
+    cells_SS = torch.arange(36).view(6, 6)
+    rows_in_bands, columns_in_stacks = [3, 2, 0, 1, 5, 4], [5, 3, 4, 0, 2, 1]
+    order_S = cells_SS[rows_in_bands][:, columns_in_stacks].flatten()
+    moved_BSV = _logits(model, inputs_BS[:, order_S])
+    torch.testing.assert_close(moved_BSV, _logits(model, inputs_BS)[:, order_S], rtol=1e-5, atol=1e-5)
+
+
+def test_another_order_of_cells_changes_the_answer() -> None:
+    """Rows of different bands are no symmetry. Otherwise the test above would prove nothing."""
+    model, inputs_BS = _mixer(6, cells="units"), _boards(6)
+    order_S = torch.arange(36).view(6, 6)[[2, 1, 0, 3, 4, 5]].flatten()
+    difference = _logits(model, inputs_BS[:, order_S]) - _logits(model, inputs_BS)[:, order_S]
+    assert difference.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("cells", ["units", "attention"])
+def test_a_small_board_on_a_large_canvas_has_the_same_answer(cells: str) -> None:
+    small, large = _mixer(4, cells=cells), _mixer(6, cells=cells)
+    large.load_state_dict(small.state_dict())  # no weight depends on the size
+    boards_BS = _boards(4)
+    canvas_B66 = torch.zeros(3, 6, 6, dtype=torch.int32)
+    canvas_B66[:, :4, :4] = boards_BS.view(3, 4, 4)
+    on_canvas_BSV = _logits(large, canvas_B66.flatten(1)).view(3, 6, 6, 8)
+    torch.testing.assert_close(
+        on_canvas_BSV[:, :4, :4, :6], _logits(small, boards_BS).view(3, 4, 4, 6), rtol=1e-5, atol=1e-5
+    )
+    assert (on_canvas_BSV[:, :4, :4].argmax(-1) < 6).all(), "a symbol that the board lacks was the answer"
+
+
+def test_the_block_equals_its_equations() -> None:
+    """Sum over the candidates of each row, column, box and cell in loops, in float64."""
+    model = _mixer(4, cells="units")
+    (block,) = model.L_level.layers
+    assert isinstance(block, SEMixerBlock)
+    x_BSKD = torch.randn(2, 16, 4, 8, generator=torch.Generator().manual_seed(0))
+    extent = model._extent(_boards(4, batch=2))
+    with torch.no_grad():
+        y_BSKD = block(x_BSKD, None, extent=extent)
+
+    def matrix(name: str) -> Tensor:
+        return block.get_parameter(f"{name}.weight").detach().double()
+
+    def glu(weight_name: str, vector: Tensor) -> Tensor:
+        gate, up = (matrix(weight_name) @ vector).chunk(2)
+        return F.silu(gate) * up
+
+    ids_3S = unit_ids(Box(2, 2))
+    for x_SKD, y_SKD in zip(x_BSKD.double(), y_BSKD, strict=True):
+        offers_SKM = F.silu(x_SKD @ matrix("offer_proj").T)
+        for cell, symbol in itertools.product(range(16), range(4)):
+            constraints = [[(cell, other) for other in range(4)]]
+            for ids_S in ids_3S:
+                constraints.append([(other, symbol) for other in range(16) if ids_S[other] == ids_S[cell]])
+            message_M = torch.zeros(8, dtype=torch.float64)
+            for candidates in constraints:
+                message_M += glu("answer_proj", 0.5 * torch.stack([offers_SKM[c, k] for c, k in candidates]).sum(0))
+            own_D = x_SKD[cell, symbol]
+            moved_D = own_D + matrix("down_proj") @ glu("gate_up_proj", torch.cat([own_D, message_M]))
+            expected_D = moved_D / (moved_D.square().mean() + 1e-5).sqrt()
+            torch.testing.assert_close(y_SKD[cell, symbol].double(), expected_D, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("box", [Box(2, 2), Box(2, 3), Box(3, 3)])
+def test_the_units_are_those_of_the_datasets(box: Box) -> None:
+    assert box_of(box.side) == (box.rows, box.columns)
+    member = units_of_board(box.side, canvas=box.side).view(3, box.side, box.num_cells)
+    for kind, ids_S in enumerate(unit_ids(box)):
+        assert (member[kind].argmax(0).numpy() == ids_S).all()
+    assert (member.sum(1) == 1).all(), "every cell lies in one row, one column and one box"
+
+
+def test_special_tokens_can_be_answers() -> None:
+    """As in ARC, where a label marks the end of a grid."""
+    model = _mixer(4, num_symbols=10, cells="attention", symbols="all")
+    with torch.no_grad():
+        model.special_head.weight[1].fill_(1.0)
+        model.lm_head.weight.zero_()
+    assert (_logits(model, _boards(4))[..., 1] != 0).all()
+
+
+def test_puzzle_rows_speak_to_symbols() -> None:
+    model = _mixer(4, cells="attention", symbols="all", puzzle_emb_ndim=1)
+    assert model.puzzle_embedding is not None
+    assert model.puzzle_embedding.weight.shape == (3, 8 + 4)
+    before_BSV = _logits(model, _boards(4))
+    model.puzzle_embedding.weight[0, 8] = 3.0  # of the first symbol alone
+    change_BSV = (_logits(model, _boards(4)) - before_BSV).abs()
+    assert (change_BSV[..., 2] > 1e-4).all()
+
+
+def test_the_confidence_is_that_of_the_least_certain_cell() -> None:
+    model, inputs_BS = _mixer(4), _boards(4)
+    batch = {"inputs": inputs_BS, "labels": inputs_BS, "puzzle_identifiers": torch.zeros(3, dtype=torch.int32)}
+    traced = trace(model, batch, num_steps=2)
+    expected_B = _logits(model, inputs_BS, 2).double().softmax(-1).amax(-1).amin(-1)
+    torch.testing.assert_close(traced.confidence_TN[1].double(), expected_B, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"cells": "units", "symbols": "all"}, "set symbols to side"),
+        ({"cells": "attention", "hidden_size": 8, "num_heads": 4}, "not divisible by 4 * num_heads"),
+    ],
+)
+def test_options_that_contradict_each_other(changes: dict[str, Any], part: str) -> None:
+    with pytest.raises(ValueError, match=part.replace("*", r"\*")):
+        SEMixerConfig.model_validate(small_options("se_mixer", **changes))
+
+
+def test_a_sequence_that_is_no_board() -> None:
+    config = SEMixerConfig.model_validate(small_options("se_mixer"))
+    with pytest.raises(UserError, match="no square board"):
+        SEMixer(config, seq_len=12, vocab_size=6, num_puzzle_identifiers=1)
