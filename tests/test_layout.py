@@ -252,6 +252,7 @@ STEP_PATH = {
     "models/tokens.py": ("TokenModel.embed", "TokenModel.read_out"),
     "models/symbols.py": ("SymbolModel.present", "SymbolModel.with_confidence", "confidence_logit"),
     "models/se_rrm.py": ("SERRM.forward", "SERRM.embed"),
+    "models/se_mixer.py": ("SEMixer.forward", "SEMixer.embed", "SEMixer._extent", "SEMixerBlock.forward"),
     "models/dropout.py": ("attend_with_dropout", "kept", "derived"),
     "models/depth.py": ("Calls.__call__",),
     "models/text/model.py": ("TextModel.hidden", "TextModel.logits", "_Calls.__call__"),

@@ -74,6 +74,7 @@ ARCHS = {
 }
 # What a strategy refuses, and why.
 REFUSED = {("tp", "urm"): "arch.mlp is conv_swiglu", ("tp", "se_rrm"): "arch.dropout drops"}
+REFUSED |= {("tp", "se_mixer"): "nothing that tp splits"}
 # Each entry has the numbers of ranks for its runs. A plain strategy runs on all numbers that it
 # supports, and a strategy with further options on one number.
 STRATEGIES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {

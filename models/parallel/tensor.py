@@ -128,6 +128,10 @@ def _require_splittable(model: Model, degree: int) -> None:
         raise UserError(
             "arch.fp8_no_grad scales whole rows of the weights, and tp splits them; set it to false, or take fsdp"
         )
+    if degree > 1 and not counts:
+        raise UserError(
+            f"arch={arch.name} has nothing that tp splits, no attention and no MLP of its own; take ddp or fsdp"
+        )
     if counts.get("arch.num_kv_heads") == counts.get("arch.num_heads"):
         counts.pop("arch.num_kv_heads", None)  # few architectures have that option
     if uneven := [f"{name} {count}" for name, count in counts.items() if count % degree]:

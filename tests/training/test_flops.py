@@ -108,7 +108,8 @@ def test_mixing_of_positions() -> None:
 # The transformer refuses cycles where it has no recursion.
 TYPED = {"transformer": ["transformer arch.H_cycles=1 arch.L_cycles=1", "transformer arch.recurrent=true"]}
 SE_RRM = ["se_rrm", "se_rrm arch.dropout=0.1 arch.add_tokens=2", "se_rrm arch.equivariant_symbols=false"]
-EVERY_ARCH = [*(typed for name in ARCH_NAMES for typed in TYPED.get(name, [name])), *SE_RRM]
+SE_MIXER = ["se_mixer", "se_mixer arch.cells=attention", "se_mixer arch.cells=mlp"]
+EVERY_ARCH = [*(typed for name in ARCH_NAMES for typed in TYPED.get(name, [name])), *SE_RRM, *SE_MIXER]
 
 
 @pytest.mark.parametrize("arch", [*EVERY_ARCH, "trm_mlp"])

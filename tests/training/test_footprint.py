@@ -63,6 +63,9 @@ VARIANTS = {
     "urm": ["arch=urm"],
     "se_rrm": ["arch=se_rrm", "arch.add_tokens=2", "arch.puzzle_emb_ndim=1", "arch.head_dim=16"],
     "se_rrm_dropping": ["arch=se_rrm", "arch.dropout=0.2", "arch.activation_checkpointing=block"],
+    "se_mixer": ["arch=se_mixer"],
+    "se_mixer_attention": ["arch=se_mixer", "arch.cells=attention", "arch.activation_checkpointing=block"],
+    "se_mixer_mlp": ["arch=se_mixer", "arch.cells=mlp", "arch.activation_checkpointing=cycle", "optim=muon"],
     "transformer": ["arch=transformer", "freeze=blocks", "arch.pos_encodings=learned"],
 }
 
