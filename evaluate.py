@@ -16,8 +16,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
@@ -26,11 +28,13 @@ from dataset.schema import Split, check_contents, open_datasets, open_split
 from dataset.text.schema import SET_NAME, TextSplit, check_text_contents, open_text_split
 from dataset.tta import Variations
 from models.base import RecursiveModel
+from models.metric_sums import NUM_BINS
 from models.text.model import TextModel
 from training.config import PretrainConfig, require_keys_of
 from training.data import TextSizes, open_own, require_own_tokens
 from training.evaluation import EvalOptions, evaluate, evaluate_votes
 from training.evaluation_text import TextEvalOptions, evaluate_text
+from training.more_compute import Cost, MoreCompute, costs, evaluate_trajectories, has_state
 from training.trained import Trained, TrainedConfig, open_trained
 from utils.checkpoint.names import is_file_of_weights
 from utils.checkpoint.reader import open_checkpoint
@@ -39,7 +43,7 @@ from utils.config import Bool, Int
 from utils.dist.config import DeviceName, DistConfig
 from utils.dist.setup import connect_devices
 from utils.dist.world import World
-from utils.drawing import draw_accuracy_over_steps, pyplot
+from utils.drawing import draw_accuracy_over_steps, draw_reliability, pyplot
 from utils.errors import UserError
 from utils.files import file_errors, plain, refuse_links, write_atomically
 from utils.mistakes import Origin
@@ -64,6 +68,8 @@ Draw accuracy over the number of steps:
   python evaluate.py checkpoint=<run> num_steps=32 plot=true
 Let eight symmetries of each puzzle vote:
   python evaluate.py checkpoint=<run> tta=8
+Run eight passes with noise over each puzzle, and take the answer with the highest q_halt:
+  python evaluate.py checkpoint=<run> trajectories=8 noise=0.5
 A file that python -m models.export wrote:
   python evaluate.py checkpoint=model.safetensors data_path=data/sudoku-6x6
 A model of text, on its own test split or on another of the same tokenizer:
@@ -73,16 +79,14 @@ A published checkpoint:
 """
 
 
-class EvaluateConfig(TrainedConfig):
+class EvaluateConfig(TrainedConfig, MoreCompute):
     """config/evaluate.yaml says what each key means."""
 
     out: str | None = Field(min_length=1)
     evaluators: list[EvaluatorName] | None
     batch_size: Int | None = Field(gt=0)
     max_examples: Int | None = Field(gt=0)
-    num_steps: Int | None = Field(gt=0)
     adaptive: Bool
-    tta: Int | None = Field(ge=2)
     vote_with: list[str]
     plot: Bool
     save_outputs: list[SavedOutput]
@@ -159,13 +163,18 @@ def _is_own(data_path: str, of_run: PretrainConfig) -> bool:
 # ---- results -----------------------------------------------------------------------------------
 
 
+_IN_OTHER_TABLES = ("/reliability/", "/running/", "exact_accuracy_of/", "segments_of/")
+_BESIDE_THE_SINGLE_PASS = ("tta/", "trajectories/", "restarts/")
+
+
 def intervals(metrics: dict[str, float], evaluators: Evaluators) -> dict[str, tuple[float, float]]:
     """Return 95 % confidence intervals of the metrics that are shares of examples or ARC tasks."""
-    of_examples = {"exact_accuracy", "q_halt_accuracy", *evaluators.checks}
+    of_examples = {"exact_accuracy", "any_exact_accuracy", "q_halt_accuracy", *evaluators.checks}
     found = {}
     for name, value in metrics.items():
         _, set_name, metric = name.split("/", 2)
-        if metric.removeprefix("tta/") in of_examples or metric.startswith("exact_accuracy_at_step/"):
+        *_, of_method = metric.rsplit("/", 1) if metric.startswith(_BESIDE_THE_SINGLE_PASS) else (metric,)
+        if of_method in of_examples or metric.startswith("exact_accuracy_at_step/"):
             found[name] = wilson_interval(value, metrics[f"eval/{set_name}/num_examples"])
         elif metric.startswith("pass@"):
             found[name] = wilson_interval(value, evaluators.num_tasks)
@@ -190,11 +199,51 @@ def accuracy_over_steps(metrics: dict[str, float], set_name: str) -> list[float]
 
 def table(metrics: dict[str, float], found: dict[str, tuple[float, float]]) -> Iterator[str]:
     for name, value in metrics.items():
+        if any(part in name for part in _IN_OTHER_TABLES):
+            continue
         if name.split("/")[2] in ("num_examples", "num_answers"):
             yield f"  {name:<44}{value:>10,.0f}"
         else:
             low_high = f"   {found[name][0]:.4f} .. {found[name][1]:.4f}" if name in found else ""
             yield f"  {name:<44}{value:>10.4f}{low_high}"
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The answers whose confidence lies between two numbers."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float  # mean
+    accuracy: float
+
+
+def reliability_bins(metrics: dict[str, float], set_name: str) -> list[Bin]:
+    """Return the bins of confidence that have answers."""
+    found = []
+    for n in range(1, NUM_BINS + 1):
+        prefix = f"eval/{set_name}/reliability/{n}/"
+        if prefix + "count" in metrics:
+            confidence, accuracy = metrics[prefix + "confidence"], metrics[prefix + "accuracy"]
+            found.append(Bin((n - 1) / NUM_BINS, n / NUM_BINS, round(metrics[prefix + "count"]), confidence, accuracy))
+    return found
+
+
+def reliability_table(set_name: str, bins: list[Bin], error: float) -> Iterator[str]:
+    yield f"confidence against accuracy of the set {set_name}: expected calibration error {error:.4f}"
+    yield f"  {'confidence':<12}{'examples':>12}{'mean confidence':>18}{'accuracy':>12}"
+    for each in bins:
+        between = f"{each.low:.1f} .. {each.high:.1f}"
+        yield f"  {between:<12}{each.count:>12,}{each.confidence:>18.4f}{each.accuracy:>12.4f}"
+
+
+def compute_table(rows: list[Cost], num_examples: float) -> Iterator[str]:
+    yield f"accuracy of the set {rows[0].set_name} against compute, 95 % intervals"
+    yield f"  {'':<34}{'segments of an example':>24}{'exact_accuracy':>18}"
+    for row in rows:
+        low, high = wilson_interval(row.exact_accuracy, num_examples)
+        yield f"  {row.method:<34}{row.segments:>24.2f}{row.exact_accuracy:>18.4f}   {low:.4f} .. {high:.4f}"
 
 
 # ---- the program -------------------------------------------------------------------------------
@@ -335,6 +384,8 @@ def main(world: World) -> None:
         evaluators = evaluators_of(config, loaded, world)
         if config.vote_with and not evaluators.let_vote:
             raise UserError(f"vote_with={config.vote_with}, but only answers of ARC vote; leave it out")
+        config.require_noise_for_seed()
+        config.require_state(model)
         variations = Variations.of(split, config.tta) if config.tta is not None else None
         if world.is_main:
             check_contents(split)
@@ -369,11 +420,25 @@ def main(world: World) -> None:
     # In the run's folder, results and answers may come from two calls: both are of the same step.
     keep_saved = config.out is None and not config.save_outputs
     saving = replace(
-        options, save_outputs=config.save_outputs, save_to=out, keep_saved=keep_saved, keep_results=keeps_results
+        options,
+        save_outputs=config.save_outputs,
+        save_to=out,
+        keep_saved=keep_saved,
+        keep_results=keeps_results,
+        calibration=True,
+        loop_deltas=config.num_steps is not None and has_state(model),
     )
     metrics = evaluate(model, split, world, saving, evaluators=evaluators)
     assert metrics is not None
     seconds = time.perf_counter() - began
+    for trajectories, one_by_one in ((config.side_by_side, False), (config.one_by_one, True)):
+        if trajectories is not None:
+            metrics |= evaluate_trajectories(
+                *(model, split, world, options),
+                evaluators=evaluators,
+                trajectories=trajectories,
+                one_by_one=one_by_one,
+            )
     if variations is not None:
         metrics |= evaluate_votes(model, split, world, options, evaluators=evaluators, variations=variations)
     with world.shared_errors():
@@ -406,8 +471,13 @@ def write_results(
     found: dict[str, tuple[float, float]],
     seconds: float,
     out: Path,
+    tables: dict[str, Any],
 ) -> None:
-    """Write results.json."""
+    """Write results.json.
+
+    Args:
+        tables: further entries of the file.
+    """
     results = {
         "checkpoint": name,
         # A typed path is stored as an absolute one, because the next evaluation may begin in
@@ -416,8 +486,9 @@ def write_results(
         "num_examples": split.num_examples(config.max_examples),
         "settings": config.model_dump(mode="json"),
         "seconds": seconds,
-        "metrics": metrics,
+        "metrics": {name: value for name, value in metrics.items() if name.split("/")[2] != "reliability"},
         "intervals": found,
+        **tables,
     }
     with file_errors():
         write_atomically(out / "results.json", json.dumps(results, indent=2) + "\n")
@@ -433,7 +504,7 @@ def report(
     *,
     keeps_results: bool,
 ) -> None:
-    """Print the table, and write results.json and the picture into a folder.
+    """Print the tables, and write results.json and the pictures into a folder.
 
     Args:
         seconds: the time of the evaluation without votes of symmetries.
@@ -443,15 +514,31 @@ def report(
     split = loaded.split
     found = intervals(metrics, evaluators)
     show_table(config, loaded.name, split, metrics, found, seconds)
+    bins = {name: of_set for name in split.sets if (of_set := reliability_bins(metrics, name))}
+    trained_steps = loaded.model.config.halt_max_steps
+    more = config.num_steps is not None or config.chooses_among_passes
+    compute = {name: costs(config, metrics, name, trained_steps) for name in bins} if more else {}
+    for name in bins:
+        tables = [reliability_table(name, bins[name], metrics[f"eval/{name}/calibration_error"])]
+        tables += [compute_table(compute[name], metrics[f"eval/{name}/num_examples"])] if name in compute else []
+        for line in chain(*tables):
+            show(line)
     if out is not None:
         if not keeps_results:
-            write_results(config, loaded.name, split, metrics, found, seconds, out)
+            rows = {
+                "reliability": {name: [asdict(each) for each in of_set] for name, of_set in bins.items()},
+                "compute": [asdict(row) for of_set in compute.values() for row in of_set],
+            }
+            write_results(config, loaded.name, split, metrics, found, seconds, out, rows)
         over_steps = {name: accuracy_over_steps(metrics, name) for name in split.sets}
         with_labels = {name: values for name, values in over_steps.items() if values}
         if config.plot and with_labels:
-            trained_steps = loaded.model.config.halt_max_steps
             with file_errors():
                 draw_accuracy_over_steps(with_labels, trained_steps, out / "accuracy_over_steps.png")
+                draw_reliability(
+                    {name: [(each.confidence, each.accuracy, each.count) for each in bins[name]] for name in bins},
+                    out / "reliability.png",
+                )
         elif config.plot:
             show("nothing is drawn: no example has a label")
         show(f"written to {out}")
@@ -462,7 +549,10 @@ def report(
 # ---- text --------------------------------------------------------------------------------------
 
 _KEYS_OF_KIND: dict[str, tuple[str, ...]] = {
-    "puzzles": ("evaluators", "num_steps", "adaptive", "tta", "vote_with", "plot", "save_outputs", "puzzle_table")
+    "puzzles": (
+        *("evaluators", "num_steps", "trajectories", "restarts", "noise", "seed", "tta", "adaptive", "vote_with"),
+        *("plot", "save_outputs", "puzzle_table"),
+    )
 }
 _TOKENS = 16384  # in a batch, for a file of weights
 
@@ -502,7 +592,7 @@ def score_text(config: EvaluateConfig, trained: Trained, world: World) -> None:
             }
             show_table(config, trained.name, split, metrics, found, seconds)
             if out is not None and not keeps_results:
-                write_results(config, trained.name, split, metrics, found, seconds, out)
+                write_results(config, trained.name, split, metrics, found, seconds, out, {})
                 show(f"written to {out}")
             last = "exact_accuracy" if found else "loss"
             show(f"{last}={metrics[f'eval/{SET_NAME}/{last}']:.4f}")

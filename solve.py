@@ -37,18 +37,20 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dataset.arc import Task, parse_tasks, read_tasks, to_tokens
 from dataset.puzzle_csv import lines_of
 from dataset.schema import open_split
 from dataset.tasks import KNOWN_SHAPES, task_of_shape
 from dataset.tasks.base import BoardTask, Plain, TextTask, Verdict, count
+from dataset.tta import Variations
 from models.base import RecursiveModel
 from models.inference import trace
 from models.text.model import TextModel
 from training.chat import STDIN, chat, write_answer
 from training.config import require_keys_of
+from training.more_compute import MoreCompute, trace_with_more
 from training.prompts import PromptConfig, Writer, open_reader
 from training.trained import Trained, TrainedConfig, open_trained
 from utils.command_line import CommandLine, read_config, validate
@@ -70,6 +72,8 @@ The puzzles of a file with a column question and, if answers are known, a column
   python solve.py checkpoint=<run> csv=puzzles.csv
 The test inputs of an ARC task:
   python solve.py checkpoint=<run> task=0a1b2c3d.json
+Eight passes with noise over each puzzle, of which the most confident one answers:
+  python solve.py checkpoint=<run> csv=puzzles.csv trajectories=8 noise=0.5
 Puzzles from standard input:
   cat mazes.txt | python solve.py checkpoint=<run> puzzle=-
 With a file that python -m models.export wrote:
@@ -99,24 +103,33 @@ _MOST_IN_STEPS = 4
 _BLANK_IDENTIFIER = 0
 # The keys that one kind of model reads alone, without those that say what to solve.
 _KEYS_OF_KIND: dict[str, tuple[str, ...]] = {
-    "puzzles": ("num_steps", "batch_size", "show", "color", "puzzle_table"),
-    "text": ("prompt_form", "max_new_tokens", "temperature", "top_k", "top_p", "stop", "stop_tokens", "seed"),
+    "puzzles": (
+        *("num_steps", "trajectories", "restarts", "noise", "tta", "batch_size", "show", "color", "puzzle_table"),
+    ),
+    "text": ("prompt_form", "max_new_tokens", "temperature", "top_k", "top_p", "stop", "stop_tokens"),
 }
 # Answers up to this length are printed on the puzzle's line.
 _SHORT = 81
 
 
-class SolveConfig(TrainedConfig, PromptConfig):
+class SolveConfig(TrainedConfig, PromptConfig, MoreCompute):
     """config/solve.yaml says what each key means."""
 
     puzzle: str | None
     csv: str | None
     task: str | None
-    num_steps: Int | None = Field(gt=0)
     batch_size: Int = Field(gt=0)
     show: Literal["auto", "steps", "lines"]
     color: Literal["auto", "always", "never"]
     device: DeviceName
+
+    @model_validator(mode="after")
+    def _one_way_to_choose_the_answer(self) -> "SolveConfig":
+        given = {"trajectories": self.trajectories > 1, "restarts": self.restarts > 0, "tta": self.tta is not None}
+        if sum(given.values()) > 1:
+            first, second, *_ = (f"{key}={getattr(self, key)}" for key, is_given in given.items() if is_given)
+            raise ValueError(f"{first} and {second} each choose one answer; give one of them")
+        return self
 
 
 # ---- puzzles and solutions ---------------------------------------------------------------------
@@ -246,6 +259,7 @@ class Solver:
     """
 
     def __init__(self, source: "Source", model: RecursiveModel, world: World) -> None:
+        source.config.require_state(model)
         self.source, self.board = source, source.board
         self._model, self._world = model, world
 
@@ -301,7 +315,8 @@ class Solver:
 
     def solutions(self, puzzles: Sequence[Puzzle]) -> Iterator[Solution]:
         """Solve puzzles that have been read, and yield their solutions one after another."""
-        batch_size = self.source.config.batch_size
+        config, variations = self.source.config, self.source.variations
+        batch_size = max(1, config.batch_size // config.num_passes)
         for start in range(0, len(puzzles), batch_size):
             chunk = puzzles[start : start + batch_size]
             inputs_NS = torch.from_numpy(np.stack([puzzle.question_S for puzzle in chunk]).astype(np.int32))
@@ -311,7 +326,11 @@ class Solver:
                 "labels": self._world.to_device(torch.zeros_like(inputs_NS)),  # not used
                 "puzzle_identifiers": self._world.to_device(identifiers_N),
             }
-            seen = trace(self._model, batch, self.source.config.num_steps)
+            if config.chooses_among_passes:
+                rows_N = np.arange(start, start + len(chunk))
+                seen = trace_with_more(self._model, batch, rows_N, config, variations)
+            else:
+                seen = trace(self._model, batch, config.num_steps)
             answers_TNS = seen.predictions_TNS.cpu().numpy().astype(np.uint8)
             confidence_TN, settled_at_N = seen.confidence_TN.float().cpu().numpy(), seen.settled_at_N.cpu().numpy()
             for n, puzzle in enumerate(chunk):
@@ -363,11 +382,27 @@ class Source:
                     f"{config.checkpoint} reads {sizes.seq_len} tokens of {sizes.vocab_size} kinds, a task whose "
                     f"boards are not known ({KNOWN_SHAPES}); score it with evaluate.py"
                 )
+            config.require_noise_for_seed()
         if config.data_path:
             data_paths = [config.data_path]
         else:  # a file names no folders of this machine
             data_paths = trained.config.train_paths if trained.config is not None else []
-        return Source(config, trained, board, data_paths)
+        source = Source(config, trained, board, data_paths)
+        with world.shared_errors():
+            _ = source.variations  # finds a mistake before the weights are read
+        return source
+
+    @cached_property
+    def variations(self) -> Variations | None:
+        """Return the symmetries of a puzzle that vote on its answer; None: no votes.
+
+        Raises:
+            UserError: The boards have no such symmetries, or fewer.
+        """
+        if self.config.tta is None:
+            return None
+        _, sizes = self.trained.of_puzzles()
+        return Variations.of_boards(sizes.seq_len, sizes.vocab_size, self.config.checkpoint, self.config.tta)
 
     @property
     def checkpoint(self) -> str:

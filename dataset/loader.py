@@ -4,7 +4,7 @@ The arrays are memory maps on the host or tensors on the device. Both give the s
 """
 # B = slots of this rank, S = tokens of a puzzle, N = examples of all sets
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Literal
 
@@ -185,7 +185,15 @@ class EvalLoader:
         If a file changed since it was opened, the batches end early. `require_all_read` then raises
         the error, at a point where all ranks can end together.
         """
-        for rows in self.shares(world):
+        return self.read(self.shares(world), world)
+
+    def read(self, shares: Iterable[np.ndarray], world: World) -> Iterator[tuple[np.ndarray, Batch]]:
+        """As `batches`, for chosen rows.
+
+        Args:
+            shares: the row numbers of each of this rank's batches.
+        """
+        for rows in shares:
             try:
                 arrays = _read(self._set, rows, self._split.metadata.ignore_label_id)
             except UserError as mistake:

@@ -33,7 +33,18 @@ class Variations:
         Raises:
             UserError: The task has no symmetries that can be undone, or fewer than `count`.
         """
-        seq_len, vocab_size = split.metadata.seq_len, split.metadata.vocab_size
+        return Variations.of_boards(split.metadata.seq_len, split.metadata.vocab_size, str(split.path), count)
+
+    @staticmethod
+    def of_boards(seq_len: int, vocab_size: int, where: str, count: int) -> "Variations":
+        """Return the variations of boards of a size.
+
+        Args:
+            where: what has such boards, for messages.
+
+        Raises:
+            UserError: The task has no symmetries that can be undone, or fewer than `count`.
+        """
         task = task_of_shape(seq_len, vocab_size)
         if task is None or not task.most_variations:
             can = joined([task.plural for task in TASKS if task.most_variations])
@@ -43,7 +54,7 @@ class Variations:
                 if task.lets_vote
             ]
             raise UserError(
-                f"tta={count}, but {split.path} has {seq_len} tokens of {vocab_size} kinds, whose answers can't be "
+                f"tta={count}, but {where} has {seq_len} tokens of {vocab_size} kinds, whose answers can't be "
                 f"turned back (those of {can} can{''.join(hints)})"
             )
         most = task.most_variations

@@ -80,6 +80,7 @@ def segment(
     depth: Depth | None = None,
     min_halt_steps_B: torch.Tensor | None = None,
     seeds_B: torch.Tensor | None = None,
+    start: Callable[[State], State] | None = None,
     forward: Callable[..., SegmentOutput] | None = None,
 ) -> tuple[Carry, Outputs]:
     """Run one segment for every slot.
@@ -94,6 +95,8 @@ def segment(
             `halts_at_random`, it halts as soon as it may.
         seeds_B: what the model draws of each slot follows from these, int64; None: it draws
             nothing, as in evaluation.
+        start: what changes the state at the start of the segment, after slots that halted were
+            reset; None: nothing.
         forward: what runs the segment instead of `model`, such as the model that a parallel
             strategy has wrapped.
 
@@ -106,6 +109,8 @@ def segment(
 
     fresh_B = carry.halted_B
     state = model.reset(carry.state, fresh_B)
+    if start is not None:
+        state = start(state)
     steps_B = torch.where(fresh_B, 0, carry.steps_B) + 1
     current = {
         name: torch.where(fresh_B.view(-1, *[1] * (old.ndim - 1)), batch[name], old)

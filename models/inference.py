@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from models.act import Carry, empty_batch, initial_carry, segment, wants_to_halt
-from models.base import RecursiveModel
+from models.base import RecursiveModel, State
 from models.losses import Outputs
+from models.trajectories import Trajectories
 from utils.batch import Batch
 
 Examples = tuple[np.ndarray, Batch]
@@ -36,20 +37,23 @@ class Segment:
     steps_B: Tensor  # segments of each sequence so far, including this one
     halted_before_B: Tensor  # whether the Q head wanted to halt the sequence in an earlier segment
     finished: "Finished | None"
+    deltas_B: Tensor | None  # the relative change of the state, if it was asked for
 
 
 @dataclass
 class Finished:
     """Sequences that left their slots, with the outputs of their last segment.
 
-    With `keep_steps`, predictions_NTS and q_halt_NT hold the results of every segment. For segments
-    after a sequence left, they repeat its last segment.
+    settled_N says whether the last segment settled each answer. With `keep_steps`,
+    predictions_NTS and q_halt_NT hold the results of every segment. For segments after a sequence
+    left, they repeat its last segment.
     """
 
     rows_N: np.ndarray
     batch: Batch
     outputs: Outputs
     steps_N: Tensor
+    settled_N: Tensor
     predictions_NTS: Tensor | None
     q_halt_NT: Tensor | None
 
@@ -67,6 +71,9 @@ class Slots:
         adaptive: a sequence leaves when it is settled. To know this, the host waits for the device
             once a segment. Otherwise it never waits.
         keep_steps: also keep the predictions of every segment.
+        keep_deltas: also measure how far each segment moves the state.
+        trajectories: how the sequences of one example differ. Their numbers then stand in the place
+            of row numbers; None: every sequence is an example of its own.
     """
 
     def __init__(
@@ -77,9 +84,12 @@ class Slots:
         num_steps: int,
         adaptive: bool = False,
         keep_steps: bool = False,
+        keep_deltas: bool = False,
+        trajectories: Trajectories | None = None,
     ) -> None:
         self._model, self._examples = model, examples
         self._num_steps, self._adaptive, self._keep_steps = num_steps, adaptive, keep_steps
+        self._keep_deltas, self._trajectories = keep_deltas, trajectories
         self._waiting: Examples | None = next(examples, None)
         self._carry: Carry | None = None
         # State of each slot. These arrays are on the host, so that reading them waits for nothing:
@@ -103,16 +113,24 @@ class Slots:
         assert self._carry is not None
         fresh_B = self._carry.halted_B
         before_B = self._halted_B & ~fresh_B
-        self._carry, outputs = segment(self._model, self._carry, batch, training=False)
+        from_state: State = {}
+
+        def start(state: State) -> State:
+            from_state.update(state)
+            if self._trajectories is None:
+                return state
+            return self._trajectories.at(self._model, self._rows_B, self._steps_B + 1)(state)
+
+        self._carry, outputs = segment(self._model, self._carry, batch, training=False, start=start)
         wants_B = wants_to_halt(self._model, outputs.q_halt_B, outputs.q_continue_B)
         self._halted_B = before_B | wants_B
         self._steps_B += 1
         self._free_B = self._empty_B | (self._steps_B >= self._num_steps)
+        answers_BS = outputs.logits_BSV.argmax(-1)
+        settled_B = wants_B & ~fresh_B & (answers_BS == self._answers_BS).all(-1)
+        self._answers_BS = answers_BS
         if self._adaptive:
-            answers_BS = outputs.logits_BSV.argmax(-1)
-            settled_B = wants_B & ~fresh_B & (answers_BS == self._answers_BS).all(-1)
             self._free_B = self._free_B | settled_B.cpu().numpy()
-            self._answers_BS = answers_BS
         # segment() marks slots as halted after halt_max_steps, but num_steps may differ.
         self._carry.halted_B = _on(fresh_B.device, self._free_B)
         if self._keep_steps:
@@ -123,7 +141,8 @@ class Slots:
             self._carry.current["labels"][taken],
             self._carry.steps_B[taken],
             before_B[taken],
-            self._finished(outputs),
+            self._finished(outputs, settled_B),
+            relative_change(from_state, self._carry.state)[taken] if self._keep_deltas else None,
         )
 
     def _refill(self) -> Batch:
@@ -196,7 +215,7 @@ class Slots:
         self._kept["predictions"] = torch.where(later_BT[:, :, None], predictions_B1S, self._kept["predictions"])
         self._kept["q_halt"] = torch.where(later_BT, outputs.q_halt_B[:, None], self._kept["q_halt"])
 
-    def _finished(self, outputs: Outputs) -> Finished | None:
+    def _finished(self, outputs: Outputs, settled_B: Tensor) -> Finished | None:
         assert self._carry is not None
         leaving_B = self._free_B & ~self._empty_B
         if not leaving_B.any():
@@ -207,6 +226,7 @@ class Slots:
             {name: tensor[slots] for name, tensor in self._carry.current.items()},
             _of_slots(outputs, slots),
             self._carry.steps_B[slots],
+            settled_B[slots],
             self._kept["predictions"][slots] if self._keep_steps else None,
             self._kept["q_halt"][slots] if self._keep_steps else None,
         )
@@ -230,6 +250,19 @@ def _of_slots(outputs: Outputs, slots: slice | Tensor) -> Outputs:
         q_continue_B=outputs.q_continue_B[slots],
         puzzle_rows_BE=None,
     )
+
+
+def relative_change(before: State, after: State) -> Tensor:
+    """Return how far a segment moved the state of each slot, ||after - before|| / ||after||, (B,).
+
+    The norms are over all recurrent states together, in float32.
+    """
+
+    def squares(state: State) -> Tensor:
+        return torch.stack([z.float().flatten(1).square().sum(1) for z in state.values()]).sum(0)
+
+    moved = {name: z.float() - before[name].float() for name, z in after.items()}
+    return (squares(moved) / squares(after)).sqrt()
 
 
 def idle_segment(model: RecursiveModel, seq_len: int, device: torch.device) -> None:
@@ -259,20 +292,35 @@ class Trace:
     confidence_TN: Tensor
     # The segment, counted from 1, after which adaptive evaluation would stop; T if it never would.
     settled_at_N: Tensor
+    # Whether the last segment settled the answer: the Q head halts it, and it equals the answer of
+    # the segment before.
+    settled_N: Tensor
 
 
 @torch.no_grad()
-def trace(model: RecursiveModel, batch: Batch, num_steps: int | None = None) -> Trace:
+def trace(
+    model: RecursiveModel,
+    batch: Batch,
+    num_steps: int | None = None,
+    *,
+    trajectories: Trajectories | None = None,
+    numbers_N: np.ndarray | None = None,
+) -> Trace:
     """Run `num_steps` segments of a batch and keep all answers.
 
     Args:
         num_steps: segments of each sequence; None: as many as in training.
+        trajectories, numbers_N: how the sequences of one puzzle differ, and the number of each
+            sequence; None: the plain pass.
     """
     num_steps = num_steps or model.config.halt_max_steps
     carry = initial_carry(model, batch)
     predictions, confidence, wants = [], [], []
-    for _ in range(num_steps):
-        carry, outputs = segment(model, carry, batch, training=False)
+    for number in range(1, num_steps + 1):
+        start = None
+        if trajectories is not None and numbers_N is not None:
+            start = trajectories.at(model, numbers_N, np.full(len(numbers_N), number))
+        carry, outputs = segment(model, carry, batch, training=False, start=start)
         carry.halted_B = torch.zeros_like(carry.halted_B)
         predictions.append(outputs.logits_BSV.argmax(-1))
         confidence.append(outputs.q_halt_B.sigmoid())
@@ -280,5 +328,6 @@ def trace(model: RecursiveModel, batch: Batch, num_steps: int | None = None) -> 
     predictions_TNS, settled_TN = torch.stack(predictions), torch.stack(wants)
     settled_TN[0] = False
     settled_TN[1:] &= (predictions_TNS[1:] == predictions_TNS[:-1]).all(-1)
+    settled_N = settled_TN[-1].clone()
     settled_TN[-1] = True
-    return Trace(predictions_TNS, torch.stack(confidence), settled_TN.int().argmax(0) + 1)
+    return Trace(predictions_TNS, torch.stack(confidence), settled_TN.int().argmax(0) + 1, settled_N)

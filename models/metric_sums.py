@@ -19,6 +19,45 @@ EVAL_METRICS = (*(name for name in METRICS if name not in ("count", "q_continue_
 """What every evaluation measures. The value of going on is learned, and never evaluated."""
 
 
+NUM_BINS = 10
+"""Bins of equal width for the confidence, from 0 to 1."""
+
+
+def reliability_sums(q_halt_N: Tensor, right_N: Tensor, counted_N: Tensor) -> Tensor:
+    """Sum up answers by their confidence, sigmoid(q_halt).
+
+    Args:
+        right_N, counted_N: whether each answer is right, and whether it counts; bool.
+
+    Returns:
+        For each bin of confidence: the number of answers, the sum of their confidence, and how many
+        are right; (3, NUM_BINS).
+    """
+    confidence_N = q_halt_N.sigmoid().to(widest_float(q_halt_N.device))
+    bins_N = (confidence_N * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+    terms_3N = counted_N * torch.stack([torch.ones_like(confidence_N), confidence_N, right_N.to(confidence_N.dtype)])
+    return torch.zeros(3, NUM_BINS, dtype=terms_3N.dtype, device=terms_3N.device).index_add_(1, bins_N, terms_3N)
+
+
+def reliability(sums: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Return whether the confidence is the accuracy, from the totals of `reliability_sums`.
+
+    Returns:
+        calibration_error: the expected calibration error, sum over bins of count / total *
+        |accuracy - confidence| (arXiv 1706.04599, equation 3); and for each bin n that has answers,
+        counted from 1, reliability/<n>/count, /confidence and /accuracy, which are means.
+    """
+    counts, confidences, rights = sums
+    total, error = sum(counts), 0.0
+    row: dict[str, float] = {}
+    for n, (count, confidence, right) in enumerate(zip(counts, confidences, rights, strict=True), start=1):
+        if count:
+            error += abs(right - confidence) / total
+            values = {"count": count, "confidence": confidence / count, "accuracy": right / count}
+            row |= {f"reliability/{n}/{name}": value for name, value in values.items()}
+    return {"calibration_error": error} | row
+
+
 def _zeros(size: int, world: World) -> Tensor:
     return torch.zeros(size, dtype=widest_float(world.device), device=world.device)
 
@@ -105,20 +144,34 @@ class EvalSums:
         self._exact_after = _zeros(num_segments, world)
         self._halt_steps = _zeros(1, world)
         self._num_sequences = _zeros(1, world)
+        self._reliability = _zeros(3 * NUM_BINS, world)
+        self._deltas = _zeros(num_segments, world)
+        self._num_deltas = _zeros(num_segments, world)
 
     def add_segment(
-        self, outputs: Outputs, labels_BS: Tensor, steps_B: Tensor, halted_before_B: Tensor, *, ignore_label: int
+        self,
+        outputs: Outputs,
+        labels_BS: Tensor,
+        steps_B: Tensor,
+        halted_before_B: Tensor,
+        deltas_B: Tensor | None = None,
+        *,
+        ignore_label: int,
     ) -> None:
         """Count one segment.
 
         Args:
             steps_B: the number of the segment in each slot's sequence, from 1.
             halted_before_B: whether the Q head wanted to halt the sequence in an earlier segment.
+            deltas_B: how far the segment moved the state; None: not measured.
         """
         labelled_B, _, exact_B = correctness(outputs.logits_BSV, labels_BS, ignore_label)
         right_B = (labelled_B & exact_B).to(self._exact_after.dtype)
         self._exact_after.index_add_(0, steps_B - 1, right_B)
         self._halt_steps += (labelled_B & ~halted_before_B).sum()
+        if deltas_B is not None:
+            self._deltas.index_add_(0, steps_B - 1, deltas_B.to(right_B.dtype).where(labelled_B, 0))
+            self._num_deltas.index_add_(0, steps_B - 1, labelled_B.to(right_B.dtype))
 
     def add_last(
         self,
@@ -142,6 +195,7 @@ class EvalSums:
         segments_T = torch.arange(1, len(self._exact_after) + 1, device=steps_N.device)
         left_NT = segments_T > steps_N[:, None]
         self._exact_after += (left_NT & (labelled_N & exact_N)[:, None]).sum(0)
+        self._reliability += reliability_sums(outputs.q_halt_B, exact_N, labelled_N).flatten()
         if checks:
             self._checks += torch.stack([(labelled_N & checks[name]).sum() for name in self._check_names])
 
@@ -151,20 +205,32 @@ class EvalSums:
             mine += others
 
     def _parts(self) -> tuple[Tensor, ...]:
-        return self._last, self._checks, self._exact_after, self._halt_steps, self._num_sequences
+        return (
+            *(self._last, self._checks, self._exact_after, self._halt_steps, self._num_sequences),
+            *(self._reliability, self._deltas, self._num_deltas),
+        )
 
-    def reduce(self) -> dict[str, float]:
+    def reduce(self, *, calibration: bool = False) -> dict[str, float]:
         """Return the metrics of the evaluation, the same on all ranks. Every rank.
 
         Losses are means over all sequences. The other metrics are means over the num_examples
         sequences that have labels; they are left out if no sequence has labels.
 
+        Args:
+            calibration: add what `reliability` returns.
+
         Returns:
-            EVAL_METRICS, the checks, exact_accuracy_at_step/<n> and num_examples, by name.
+            EVAL_METRICS, the checks, exact_accuracy_at_step/<n> and num_examples, by name. If the
+            changes of the state were measured, loop_deltas/<n>, their mean over the examples that
+            ran segment n, and running/<n>, the share of these examples.
         """
-        sums = self._world.sum_(torch.cat(self._parts())).tolist()
-        named = dict(zip((*METRICS, *self._check_names), sums, strict=False))
-        *exact_after, named["halt_step"], num_sequences = sums[len(named) :]
+        parts = self._parts()
+        all_sums = self._world.sum_(torch.cat(parts)).split([len(part) for part in parts])
+        last, checks, exact_after, (halt_step,), (num_sequences,), bins, deltas, num_deltas = (
+            part.tolist() for part in all_sums
+        )
+        named = dict(zip((*METRICS, *self._check_names), (*last, *checks), strict=True))
+        named["halt_step"] = halt_step
         count = named["count"]
         row: dict[str, float] = {}
         if num_sequences > 0:
@@ -174,4 +240,9 @@ class EvalSums:
             means = (*(name for name in EVAL_METRICS if name not in LOSS_SUMS), *self._check_names)
             row |= {name: named[name] / count for name in means}
             row |= {f"exact_accuracy_at_step/{n}": value / count for n, value in enumerate(exact_after, start=1)}
+        for n, (total, num) in enumerate(zip(deltas, num_deltas, strict=True), start=1):
+            if num:
+                row |= {f"loop_deltas/{n}": total / num, f"running/{n}": num / count}
+        if calibration and count > 0:
+            row |= reliability([bins[start : start + NUM_BINS] for start in range(0, len(bins), NUM_BINS)])
         return row

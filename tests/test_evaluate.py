@@ -16,6 +16,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args
 
@@ -37,7 +38,7 @@ from tests.in_process import load_run, train_here, with_identifiers
 from training.config import PretrainConfig
 from utils.command_line import CommandLine, read_config, validate
 from utils.dist.world import World
-from utils.drawing import draw_accuracy_over_steps
+from utils.drawing import draw_accuracy_over_steps, draw_reliability
 from utils.errors import UserError
 from utils.saved_outputs import SavedOutput
 
@@ -85,7 +86,8 @@ class Printed:
     head: str
     metrics: dict[str, str]
     intervals: dict[str, tuple[str, str]]
-    tail: list[str]
+    tail: list[str]  # without the lines of further tables
+    tables: list[str]  # all lines after the first table
 
     def value(self, name: str) -> float:
         return float(self.metrics[f"eval/all/{name}"].replace(",", ""))
@@ -101,11 +103,11 @@ def evaluated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         capsys.readouterr()
         program.main(SINGLE)
         head, *lines = capsys.readouterr().out.splitlines()
-        table = [line.split() for line in lines if line.startswith("  ")]
-        assert lines[: len(table)] == [line for line in lines if line.startswith("  ")]
+        table = [line.split() for line in takewhile(lambda line: line.startswith("  "), lines)]
         intervals = {name: (rest[0], rest[2]) for name, _, *rest in table if rest}
         assert all(rest[1] == ".." for _, _, *rest in table if rest)
-        return Printed(head, {name: value for name, value, *_ in table}, intervals, lines[len(table) :])
+        tail = [line for line in lines[len(table) :] if not line.startswith("  ")]
+        return Printed(head, {name: value for name, value, *_ in table}, intervals, tail, lines[len(table) :])
 
     return evaluate
 
@@ -118,6 +120,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
         monkeypatch.setattr(program, "evaluate", None)
         monkeypatch.setattr(program, "evaluate_votes", None)
+        monkeypatch.setattr(program, "evaluate_trajectories", None)
         with pytest.raises(UserError) as caught:
             program.main(SINGLE)
         message = str(caught.value)
@@ -243,7 +246,13 @@ def test_the_variations_of_a_puzzle_vote(
     printed = evaluated(f"checkpoint={run}", *options, f"max_examples={len(rows)}", f"out={tmp_path}")
     results = _results(tmp_path)
     expected = _shares(known, _voted(known, rows, num_steps, adaptive=adaptive))
-    found = {name: value for name, value in results["metrics"].items() if "/tta/" in name}
+    metrics = results["metrics"]
+    segments = metrics.pop("eval/all/tta/segments")
+    if adaptive:
+        assert NUM_VARIATIONS < segments < NUM_VARIATIONS * num_steps
+    else:
+        assert segments == NUM_VARIATIONS * num_steps
+    found = {name: value for name, value in metrics.items() if "/tta/" in name}
     assert found == pytest.approx({f"eval/all/tta/{name}": share for name, share in expected.items()})
     assert found.keys() <= results["intervals"].keys() and found.keys() <= printed.metrics.keys()
     # The scores of the votes are added to those of the single pass, and do not change them.
@@ -273,7 +282,8 @@ def test_in_a_tie_the_unvaried_puzzle_wins(run: Path, puzzles: Path, tmp_path: P
 
 
 def test_the_number_of_ranks_changes_no_result(run: Path, tmp_path: Path, evaluated: Evaluate, log: Path) -> None:
-    typed = [f"checkpoint={run}", f"tta={NUM_VARIATIONS}", "batch_size=13", "device=cpu"]
+    more = [f"tta={NUM_VARIATIONS}", "trajectories=3", "restarts=2", "noise=0.7", "num_steps=5"]
+    typed = [f"checkpoint={run}", *more, "batch_size=13", "device=cpu"]
     evaluated(*typed[:-1], f"out={tmp_path / 'one'}", "save_outputs=[predictions]")
     output = runs.train(
         [*typed, f"out={tmp_path / 'two'}", "save_outputs=[predictions]"], log, ranks=2, program="evaluate"
@@ -281,7 +291,10 @@ def test_the_number_of_ranks_changes_no_result(run: Path, tmp_path: Path, evalua
     assert len([line for line in output.splitlines() if line.startswith("exact_accuracy=")]) == 1
     one, two = _results(tmp_path / "one"), _results(tmp_path / "two")
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
-    for name in one["metrics"].keys() - {"eval/all/lm_loss", "eval/all/q_halt_loss", "eval/all/accuracy"}:
+    assert two["compute"] == one["compute"] and len(one["compute"]) == 7
+    for name in one["metrics"].keys() - {f"eval/all/{mean}" for mean in ("lm_loss", "q_halt_loss", "accuracy")}:
+        if "loop_deltas" in name or "calibration_error" in name:  # sums of numbers that are not whole
+            continue
         assert two["metrics"][name] == one["metrics"][name], name
     assert two["num_examples"] == one["num_examples"] and one["intervals"].keys() == two["intervals"].keys()
     files = sorted((tmp_path / "two").glob("*.safetensors"))
@@ -292,6 +305,39 @@ def test_the_number_of_ranks_changes_no_result(run: Path, tmp_path: Path, evalua
     saved = load_file(tmp_path / "one" / "all_rank0_0000.safetensors")
     assert answers == dict(zip(saved["rows"].tolist(), saved["predictions"].tolist(), strict=True))
     assert len(answers) == NUM_TEST
+
+
+@pytest.mark.parametrize("adaptive, batch_size", [(True, 10), (False, 1)])
+def test_trajectories_and_restarts_have_rows_in_the_table_of_compute(
+    run: Path, tmp_path: Path, evaluated: Evaluate, adaptive: bool, batch_size: int
+) -> None:
+    options = ["num_steps=7", "trajectories=3", "restarts=2", "noise=0.7", "seed=5", f"batch_size={batch_size}"]
+    evaluated(f"checkpoint={run}", *options, f"adaptive={str(adaptive).lower()}", f"out={tmp_path}")
+    results = _results(tmp_path)
+    metrics, rows = results["metrics"], {row["method"]: row for row in results["compute"]}
+    assert list(rows) == [
+        *("single pass of 4 steps", "single pass of 7 steps", "trajectories=2 noise=0.7", "trajectories=3 noise=0.7"),
+        *("restarts=1 noise=0.7", "restarts=2 noise=0.7"),
+    ]
+    single, longer = rows["single pass of 4 steps"], rows["single pass of 7 steps"]
+    assert longer["segments"] == metrics["eval/all/steps"]
+    # The first trajectory of both is the single pass.
+    for name in ("trajectories", "restarts"):
+        assert metrics[f"eval/all/{name}/exact_accuracy_of/1"] == longer["exact_accuracy"]
+        assert metrics[f"eval/all/{name}/segments_of/1"] == longer["segments"]
+    assert (
+        rows["trajectories=3 noise=0.7"]["segments"] > 2 * longer["segments"] > rows["restarts=2 noise=0.7"]["segments"]
+    )
+    shorter = tmp_path / "shorter"
+    evaluated(f"checkpoint={run}", f"adaptive={str(adaptive).lower()}", f"out={shorter}")
+    usual = _results(shorter)
+    assert usual["compute"] == [] and not any("loop_deltas" in name for name in usual["metrics"])
+    assert single["exact_accuracy"] == usual["metrics"]["eval/all/exact_accuracy"]
+    assert single["segments"] == pytest.approx(usual["metrics"]["eval/all/steps"])
+    same = usual["metrics"].keys() - {"eval/all/calibration_error"}
+    evaluated(f"checkpoint={run}", *options[1:], f"adaptive={str(adaptive).lower()}", f"out={shorter}")
+    again = _results(shorter)["metrics"]
+    assert {name: again[name] for name in same} == pytest.approx({name: usual["metrics"][name] for name in same})
 
 
 def test_an_evaluation_may_have_more_steps_than_training(
@@ -317,7 +363,7 @@ def test_the_results_file_equals_the_printed_table(run: Path, puzzles: Path, eva
     folder = run / "eval_outputs" / LAST
     results = _results(folder)
     keys = ["checkpoint", "data", "num_examples", "settings", "seconds", "metrics", "intervals"]
-    assert list(results) == keys
+    assert list(results) == [*keys, "reliability", "compute"]
     assert (results["checkpoint"], results["data"]) == (str(run / LAST), str(puzzles / "test"))
     assert results["num_examples"] == {"all": 30} and results["seconds"] > 0
     settings = results["settings"]
@@ -333,7 +379,21 @@ def test_the_results_file_equals_the_printed_table(run: Path, puzzles: Path, eva
         name: (f"{low:.4f}", f"{high:.4f}") for name, (low, high) in results["intervals"].items()
     }
     exact = results["metrics"]["eval/all/exact_accuracy"]
-    assert printed.tail == [f"written to {folder}", f"exact_accuracy={exact:.4f}"]
+    assert printed.tail[-2:] == [f"written to {folder}", f"exact_accuracy={exact:.4f}"]
+    error = results["metrics"]["eval/all/calibration_error"]
+    assert printed.tail[:-2] == [
+        f"confidence against accuracy of the set all: expected calibration error {error:.4f}",
+        "accuracy of the set all against compute, 95 % intervals",
+    ]
+    bins = results["reliability"]["all"]
+    assert sum(each["count"] for each in bins) == 30
+    assert all(each["low"] <= each["confidence"] <= each["high"] == pytest.approx(each["low"] + 0.1) for each in bins)
+    (single, votes) = results["compute"]
+    assert single["method"] == f"single pass of {TRAINED_STEPS} steps" and votes["method"] == "tta=2"
+    assert (single["segments"], single["exact_accuracy"]) == (results["metrics"]["eval/all/steps"], exact)
+    rows = [f"  {each['low']:.1f} .. {each['high']:.1f} " for each in bins] + ["  single pass of 4 steps ", "  tta=2 "]
+    for row in rows:
+        assert len([line for line in printed.tables if line.startswith(row)]) == 1, row
 
     names = {name.removeprefix("eval/all/") for name in results["metrics"]}
     judged = {"exact_accuracy", "valid_boards", "clues_kept"}
@@ -566,7 +626,16 @@ def _drawn(file: Path) -> np.ndarray:
 
 def test_accuracy_over_steps_is_drawn(run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
     evaluated(f"checkpoint={run}", "plot=true", "num_steps=6", f"out={tmp_path}")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["accuracy_over_steps.png", "results.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "accuracy_over_steps.png",
+        "reliability.png",
+        "results.json",
+    ]
+    bins = [(each["confidence"], each["accuracy"], each["count"]) for each in _results(tmp_path)["reliability"]["all"]]
+    draw_reliability({"all": bins}, tmp_path / "same.png")
+    assert np.array_equal(_drawn(tmp_path / "same.png"), _drawn(tmp_path / "reliability.png"))
+    draw_reliability({"all": [(0.5, accuracy, count) for _, accuracy, count in bins]}, tmp_path / "other.png")
+    assert not np.array_equal(_drawn(tmp_path / "other.png"), _drawn(tmp_path / "reliability.png"))
     picture = _drawn(tmp_path / "accuracy_over_steps.png")
     at_step = [value for name, value in _results(tmp_path)["metrics"].items() if "_at_step/" in name]
     draw_accuracy_over_steps({"all": at_step}, TRAINED_STEPS, tmp_path / "same.png")
@@ -635,6 +704,13 @@ def test_mistakes_are_noticed_before_any_work(
         ([f"checkpoint={run}", "tta=1"], "tta: input should be greater than or equal to 2, but it is 1"),
         ([f"checkpoint={run}", "save_outputs=[guesses]"], "save_outputs"),
         ([f"checkpoint={run}", "num_steps=0"], "num_steps: input should be greater than 0"),
+        ([f"checkpoint={run}", "trajectories=0"], "trajectories: input should be greater than or equal to 1"),
+        ([f"checkpoint={run}", "restarts=-1"], "restarts: input should be greater than or equal to 0"),
+        ([f"checkpoint={run}", "trajectories=4"], "trajectories=4 without noise repeats the same pass"),
+        ([f"checkpoint={run}", "restarts=4"], "restarts=4 without noise repeats the same pass"),
+        ([f"checkpoint={run}", "noise=0.5"], "noise=0.5 moves every trajectory but the first, and there is only one"),
+        ([f"checkpoint={run}", "noise=-0.5", "restarts=2"], "noise: input should be greater than or equal to 0"),
+        ([f"checkpoint={run}", "seed=3"], "seed=3 is that of the noise, but there is no noise; leave it out"),
         ([f"checkpoint={run}", "max_examples=0"], "max_examples: input should be greater than 0"),
         ([f"checkpoint={tmp_path / 'nowhere'}"], f"{tmp_path / 'nowhere'}"),
     ):

@@ -22,9 +22,11 @@ import solve as program
 from dataset import arc, maze, sudoku
 from dataset.augment import BOXES
 from dataset.builder import SPLITS, SplitWriter
+from dataset.tta import Variations, winner
 from models import export
 from models.act import initial_carry, segment
-from models.inference import Trace
+from models.inference import Trace, trace
+from models.trajectories import Trajectories
 from solve import Solver, Source, Step
 from tests import runs
 from tests.in_process import load_run, train_here
@@ -96,7 +98,8 @@ def _answering(*answers_NS: list[np.ndarray]) -> Callable[..., Trace]:
         num_steps, num = predictions_TNS.shape[:2]
         assert len(batch["inputs"]) == num
         confidence_TN = torch.linspace(0.1, 0.9, num_steps)[:, None].expand(-1, num)
-        return Trace(predictions_TNS, confidence_TN, torch.full((num,), min(2, num_steps)))
+        settled_N = torch.full((num,), num_steps > 1)
+        return Trace(predictions_TNS, confidence_TN, torch.full((num,), min(2, num_steps)), settled_N)
 
     return trace
 
@@ -184,6 +187,81 @@ def test_batches_and_steps(run: Path) -> None:
     assert [step.answer for step in longer.steps[:STEPS]] == [step.answer for step in together[0].steps]
     assert len(longer.steps) == 5
     assert Solver.from_checkpoint(run, device="cpu").solve([]) == []
+
+
+def _rotated(text: str, digits: int) -> str:
+    """Return a puzzle with its digits renamed in a circle."""
+    return "".join(symbol if symbol == "." else str((int(symbol) + digits - 1) % 4 + 1) for symbol in text)
+
+
+PUZZLES = [_rotated(puzzle, digits) for digits in range(4) for puzzle in (QUESTION, OTHER)]
+NOISY = ["num_steps=5", "noise=0.9", "seed=4"]
+
+
+def _passes(run: Path, count: int) -> list[list[Trace]]:
+    """Return each trajectory of each of PUZZLES, run alone."""
+    _, model, _ = load_run(run, SINGLE)
+    trajectories = Trajectories(count, 0.9, seed=4)
+    passes = []
+    for row, puzzle in enumerate(PUZZLES):
+        tokens_1S = torch.from_numpy(_tokens(puzzle).astype(np.int32))[None]
+        batch = {"inputs": tokens_1S, "labels": tokens_1S, "puzzle_identifiers": torch.zeros(1, dtype=torch.int32)}
+        numbers = (np.array([row * count + k]) for k in range(count))
+        passes.append([trace(model, batch, 5, trajectories=trajectories, numbers_N=number) for number in numbers])
+    return passes
+
+
+def _steps(seen: Trace) -> list[list[int]]:
+    return seen.predictions_TNS[:, 0].tolist()
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 100])
+def test_the_most_confident_trajectory_answers(run: Path, batch_size: int) -> None:
+    solver = Solver.from_checkpoint(run, ["trajectories=3", *NOISY, f"batch_size={batch_size}"], device="cpu")
+    winners = []
+    for passes, solution in zip(_passes(run, 3), solver.solve(PUZZLES), strict=True):
+        confidence = [float(seen.confidence_TN[-1, 0]) for seen in passes]
+        winners.append(confidence.index(max(confidence)))
+        assert [step.tokens_S.tolist() for step in solution.steps] == _steps(passes[winners[-1]])
+        assert solution.steps[-1].confidence == pytest.approx(max(confidence), abs=1e-4)
+    assert len(set(winners)) > 1, "one trajectory always wins, so that the test proves little"
+
+
+@pytest.mark.parametrize("batch_size", [1, 100])
+def test_a_restart_answers_where_no_earlier_pass_settled(run: Path, batch_size: int) -> None:
+    solver = Solver.from_checkpoint(run, ["restarts=2", *NOISY, f"batch_size={batch_size}"], device="cpu")
+    for passes, solution in zip(_passes(run, 3), solver.solve(PUZZLES), strict=True):
+        settled = [seen for seen in passes if bool(seen.settled_N)]
+        boldest = max(passes, key=lambda seen: float(seen.confidence_TN[-1, 0]))
+        assert [step.tokens_S.tolist() for step in solution.steps] == _steps((settled or [boldest])[0])
+
+
+def test_symmetries_vote_on_the_answer(run: Path) -> None:
+    _, model, _ = load_run(run, SINGLE)
+    variations = Variations.of_boards(16, 6, "here", 4)
+    solver = Solver.from_checkpoint(run, ["tta=4", "num_steps=5", "batch_size=5"], device="cpu")
+    for row, (puzzle, solution) in enumerate(zip(PUZZLES, solver.solve(PUZZLES), strict=True)):
+        votes = []
+        for k in range(4):
+            number, board_1S = np.array([row * 4 + k]), torch.from_numpy(_tokens(puzzle).astype(np.int32))[None]
+            inputs_1S = variations.vary(number, board_1S)
+            blank = torch.zeros(1, dtype=torch.int32)
+            seen = trace(model, {"inputs": inputs_1S, "labels": inputs_1S, "puzzle_identifiers": blank}, 5)
+            votes.append((variations.undo(number, seen.predictions_TNS[-1])[0].numpy(), float(seen.confidence_TN[-1])))
+        assert solution.steps[-1].tokens_S.tolist() == winner(votes).tolist()
+
+
+def test_keys_that_choose_among_passes_are_checked(run: Path, arc_run: Path) -> None:
+    for checkpoint, overrides, expected in (
+        (run, ["trajectories=4"], "trajectories=4 without noise repeats the same pass"),
+        (run, ["noise=0.3"], "noise=0.3 moves every trajectory but the first"),
+        (run, ["trajectories=4", "noise=0.3", "tta=2"], "trajectories=4 and tta=2 each choose one answer"),
+        (run, ["seed=3"], "seed=3 is that of the noise, but there is no noise"),
+        (run, ["tta=1"], "tta: input should be greater than or equal to 2"),
+        (arc_run, ["tta=4"], "whose answers can't be turned back"),
+    ):
+        with pytest.raises(UserError, match=expected):
+            Solver.from_checkpoint(checkpoint, overrides, device="cpu")
 
 
 def test_a_file_of_weights_gives_the_answers_of_its_run(run: Path, data: Path) -> None:

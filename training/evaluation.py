@@ -80,6 +80,9 @@ class EvalOptions:
         keep_saved: leave the outputs that an earlier evaluation saved in the folder.
         keep_results: leave the evaluators' own files of an earlier evaluation there.
         sample: takes a few answers; None on ranks that show none.
+        calibration: report whether the confidence of the answers is their accuracy
+            (`metric_sums.reliability`).
+        loop_deltas: report how far each segment moves the state, loop_deltas/<n>, and running/<n>.
     """
 
     batch_size: int
@@ -92,6 +95,8 @@ class EvalOptions:
     keep_saved: bool = False
     keep_results: bool = False
     sample: AnswerSample | None = None
+    calibration: bool = False
+    loop_deltas: bool = False
 
 
 @torch.no_grad()
@@ -181,7 +186,7 @@ class _SetEvaluation:
                 break
         with world.shared_errors():
             loader.require_all_read()
-        found = self._sums.reduce()
+        found = self._sums.reduce(calibration=self._options.calibration)
         if found:  # at least one example
             found |= evaluators.results(world, None if options.keep_results else options.save_to)
         if self._writer is not None:
@@ -196,6 +201,7 @@ class _SetEvaluation:
             num_steps=self._num_steps,
             adaptive=self._options.adaptive,
             keep_steps=not {"predictions_at_step", "q_halt_at_step"}.isdisjoint(self._options.save_outputs),
+            keep_deltas=self._options.loop_deltas,
         )
         more, late = self._world.any_of(slots.busy, self._world.is_main and deadline.is_near)
         deadline.was_met &= not (more and late)
@@ -226,7 +232,8 @@ class _SetEvaluation:
                 continue
             said = slots.advance()
             of_lap.add_segment(
-                said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, ignore_label=IGNORE_LABEL
+                *(said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, said.deltas_B),
+                ignore_label=IGNORE_LABEL,
             )
             if deadline.is_set:
                 world.wait_for_device()  # otherwise the clock would time what was asked for, not what was done
@@ -290,8 +297,9 @@ def evaluate_votes(
     rank.
 
     Returns:
-        eval/<set>/tta/<name> for exact_accuracy and for what the evaluators judge, over the
-        examples with labels.
+        eval/<set>/tta/<name> for exact_accuracy, for what the evaluators judge, and for segments,
+        the mean number of segments that all variations of an example took together. The means are
+        over the examples with labels.
     """
     metrics: dict[str, float] = {}
     for set_name in split.sets:
@@ -304,7 +312,7 @@ def evaluate_votes(
             adaptive=options.adaptive,
         )
         ballots = Ballots(variations.count)
-        names = ("count", "exact_accuracy", *evaluators.checks)
+        names = ("count", "segments", "exact_accuracy", *evaluators.checks)
         sums = torch.zeros(len(names), dtype=torch.int64)
         while any(world.any_of(slots.busy)):  # together, so that no rank waits longer than its groups allow
             done = slots.advance().finished if slots.busy else None
@@ -323,13 +331,16 @@ def _sums_of_votes(done: Finished, ballots: Ballots, variations: Variations, eva
     """Cast the votes of variations that left, and count the examples that are decided by them.
 
     Returns:
-        How many have labels, are exactly right, and pass each of the evaluators' checks; int64.
+        How many have labels, the segments that the variations with labels took, and how many
+        examples are exactly right and pass each of the evaluators' checks; int64.
     """
     answers_NS = variations.undo(done.rows_N, done.outputs.logits_BSV.argmax(-1)).cpu().numpy()
     confidence_N = done.outputs.q_halt_B.sigmoid().float().cpu().numpy()
     decided = ballots.cast(done.rows_N, answers_NS, confidence_N)
+    sums = torch.zeros(3 + len(evaluators.checks), dtype=torch.int64)
+    sums[1] = (done.steps_N * (done.batch["labels"] != IGNORE_LABEL).any(1)).sum()
     if not decided:
-        return torch.zeros(2 + len(evaluators.checks), dtype=torch.int64)
+        return sums
     # The last variation to come in says which puzzle it is, turned back like the answers.
     last = [index for index, _ in decided]
     answers = torch.from_numpy(np.stack([answer_S for _, answer_S in decided]))
@@ -339,5 +350,6 @@ def _sums_of_votes(done: Finished, ballots: Ballots, variations: Variations, eva
     labelled = is_label.any(1)
     exact = (~is_label | (answers == labels)).all(1)
     judged = evaluators.judge(inputs, answers)
-    found = [labelled, exact, *(judged[name] for name in evaluators.checks)]
-    return torch.stack([(labelled & each).sum() for each in found])
+    sums[0] = labelled.sum()
+    sums[2:] = torch.stack([(labelled & each).sum() for each in (exact, *(judged[name] for name in evaluators.checks))])
+    return sums

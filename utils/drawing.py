@@ -80,3 +80,33 @@ def draw_accuracy_over_steps(accuracy: Mapping[str, Sequence[float]], trained_st
     axis.legend(frameon=False, loc="best")
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def draw_reliability(bins: Mapping[str, Sequence[tuple[float, float, int]]], path: Path) -> None:
+    """Draw accuracy over confidence, a line per set, above the number of answers.
+
+    A model whose confidence is its accuracy has its points on the diagonal.
+
+    Args:
+        bins: for each set the mean confidence, the accuracy and the number of answers of each bin.
+        path: the picture's file.
+    """
+    plt = pyplot()
+    figure, (axis, counts) = plt.subplots(
+        2, 1, figsize=(4.4, 5.2), height_ratios=(4, 1), sharex=True, constrained_layout=True
+    )
+    axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--", label="confidence = accuracy")
+    width = 0.1 / len(bins)
+    for place, (name, of_set) in enumerate(bins.items()):
+        confidence, accuracy, num = zip(*of_set, strict=True)
+        (line,) = axis.plot(confidence, accuracy, marker="o", markersize=5, label=name)
+        left = [min(int(each * 10), 9) / 10 + place * width for each in confidence]
+        counts.bar(left, num, width=0.9 * width, align="edge", color=line.get_color())
+    axis.set(ylabel="share of right answers", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    counts.set(xlabel="confidence, sigmoid(q_halt)", ylabel="answers", yscale="log")
+    for each in (axis, counts):
+        each.grid(alpha=0.25)
+        each.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, loc="best")
+    figure.savefig(path, dpi=_DPI)
+    plt.close(figure)

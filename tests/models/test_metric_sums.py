@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from models.losses import ACT_SUMS, METRICS, LossConfig, Outputs
-from models.metric_sums import EvalSums, OpenSums
+from models.metric_sums import EvalSums, OpenSums, reliability, reliability_sums
 from tests.spawn import run_ranks
 from utils.dist.world import World
 from utils.errors import UserError
@@ -278,3 +278,24 @@ def test_an_evaluation_without_labels_has_only_losses() -> None:
 
 def test_an_evaluation_without_examples_has_no_metrics() -> None:
     assert EvalSums(NUM_SEGMENTS, CHECKS, SINGLE).reduce() == {}
+
+
+def test_the_reliability_of_hand_made_answers() -> None:
+    """Two of three answers in a bin are right, one of two in another; the last does not count."""
+    confidence = torch.tensor([0.61, 0.65, 0.69, 0.05, 0.07, 0.99], dtype=torch.float64)
+    right = torch.tensor([True, True, False, False, True, True])
+    counted = torch.tensor([True] * 5 + [False])
+    row = reliability(reliability_sums(confidence.logit(), right, counted).tolist())
+    assert row == pytest.approx(
+        {
+            "calibration_error": 3 / 5 * (2 / 3 - 0.65) + 2 / 5 * (0.5 - 0.06),
+            **{"reliability/1/count": 2, "reliability/1/confidence": 0.06, "reliability/1/accuracy": 0.5},
+            **{"reliability/7/count": 3, "reliability/7/confidence": 0.65, "reliability/7/accuracy": 2 / 3},
+        }
+    )
+
+
+def test_a_confidence_of_one_is_in_the_last_bin() -> None:
+    sums = reliability_sums(torch.tensor([100.0, -100.0]), torch.tensor([True, False]), torch.tensor([True, True]))
+    row = reliability(sums.tolist())
+    assert row["calibration_error"] == 0 and row["reliability/10/count"] == row["reliability/1/count"] == 1

@@ -10,13 +10,14 @@ import torch
 from safetensors.torch import load_file
 
 from dataset.evaluators import Evaluators
-from dataset.schema import IGNORE_LABEL, DatasetMetadata, PuzzleSet, Split
+from dataset.schema import IGNORE_LABEL, Split
 from models.act import initial_carry, segment
 from models.hrm import HRM
 from models.inference import Slots
 from models.losses import act_loss
-from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, seed_with, small_hrm
+from tests.models.helpers import seed_with, small_hrm
 from tests.spawn import run_ranks
+from tests.training.examples import IGNORED, made_split, random_rows
 from training.evaluation import AnswerSample, EvalOptions, evaluate
 from utils.batch import Batch
 from utils.dist.world import World
@@ -26,44 +27,8 @@ from utils.saved_outputs import SavedOutput
 
 # N = examples, T = segments, S = tokens
 SINGLE = World.single()
-IGNORED = 0  # the label in the file that is not scored
 SAVED_OUTPUTS = list(get_args(SavedOutput))
 STEPS = 4
-
-
-def _rows(num_examples: int, seed: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {
-        "inputs": rng.integers(1, VOCAB_SIZE, (num_examples, SEQ_LEN)).astype(np.uint8),
-        "labels": rng.integers(1, VOCAB_SIZE, (num_examples, SEQ_LEN)).astype(np.uint8),
-        "puzzle_identifiers": rng.integers(0, NUM_PUZZLES, num_examples),
-    }
-
-
-def _split(**sets: dict[str, np.ndarray]) -> Split:
-    metadata = DatasetMetadata(
-        pad_id=0,
-        ignore_label_id=IGNORED,
-        blank_identifier_id=0,
-        vocab_size=VOCAB_SIZE,
-        seq_len=SEQ_LEN,
-        num_puzzle_identifiers=NUM_PUZZLES,
-        total_groups=sum(len(rows["inputs"]) for rows in sets.values()),
-        mean_puzzle_examples=1.0,
-        sets=list(sets),
-    )
-    puzzle_sets = {
-        name: PuzzleSet(
-            name,
-            rows["inputs"],
-            rows["labels"],
-            rows["puzzle_identifiers"],
-            puzzle_indices=np.arange(len(rows["inputs"]) + 1),
-            group_indices=np.arange(len(rows["inputs"]) + 1),
-        )
-        for name, rows in sets.items()
-    }
-    return Split(Path("test"), metadata, puzzle_sets)
 
 
 @torch.no_grad()
@@ -104,7 +69,7 @@ def seed() -> int:
     """Return the seed of a model whose sequences halt and settle at different segments."""
 
     def differ(seed: int) -> bool:
-        said = _by_hand(_model(seed), _rows(23, seed=1))
+        said = _by_hand(_model(seed), random_rows(23, seed=1))
         changed_N = (said[0]["predictions"] != said[-1]["predictions"]).any(-1)
         halts_at = {_halts_at(said, n) for n in range(23)}
         return len(halts_at) > 1 and len({_settled_at(said, n) for n in range(23)}) > 1 and int(changed_N.sum()) > 11
@@ -141,7 +106,7 @@ def rows(model: HRM) -> dict[str, np.ndarray]:
     The labels of most examples are the answer of some segment. One example has no labels, and four
     are labelled only in part.
     """
-    rows = _rows(23, seed=1)
+    rows = random_rows(23, seed=1)
     said = _by_hand(model, rows)
     for n in range(20):
         rows["labels"][n] = np.where(
@@ -164,7 +129,7 @@ def test_a_sample_has_the_answers_to_the_first_examples(
     model: HRM, rows: dict[str, np.ndarray], batch_size: int, adaptive: bool, tmp_path: Path
 ) -> None:
     """Halting early changes the order of the answers, and not the examples that they answer."""
-    sample, split = AnswerSample(3), _split(all=rows, more=_rows(5, seed=2))
+    sample, split = AnswerSample(3), made_split(all=rows, more=random_rows(5, seed=2))
     options = EvalOptions(batch_size, adaptive=adaptive, save_outputs=["predictions"], save_to=tmp_path, sample=sample)
     sampled = evaluate(model, split, SINGLE, options)
     assert sampled == evaluate(model, split, SINGLE, EvalOptions(batch_size, adaptive=adaptive))
@@ -195,7 +160,7 @@ def test_the_metrics_equal_those_of_segments_run_by_hand(model: HRM, rows: dict[
         hits = [guess == label for guess, label in pairs if label != IGNORED]
         return sum(hits) / len(hits)
 
-    metrics = _evaluate(model, _split(all=rows), 8)
+    metrics = _evaluate(model, made_split(all=rows), 8)
     at_step = [metrics[f"eval/all/exact_accuracy_at_step/{t + 1}"] for t in range(STEPS)]
     assert at_step == pytest.approx([sum(right(t, n) for n in counted) / 22 for t in range(STEPS)])
     assert len(set(at_step)) > 1 and 0 < at_step[-1] < 1  # otherwise the comparison would prove little
@@ -215,7 +180,7 @@ def test_the_metrics_equal_those_of_segments_run_by_hand(model: HRM, rows: dict[
 
 @pytest.mark.parametrize("batch_size", [1, 2, 7, 22, 23, 1000])
 def test_the_batch_size_does_not_change_the_metrics(model: HRM, rows: dict[str, np.ndarray], batch_size: int) -> None:
-    split = _split(all=rows)
+    split = made_split(all=rows)
     expected = _evaluate(model, split, 5)
     metrics = _evaluate(model, split, batch_size)
     assert metrics.keys() == expected.keys()
@@ -228,36 +193,36 @@ def test_the_batch_size_does_not_change_the_metrics(model: HRM, rows: dict[str, 
 
 def _on_rank(world: World, seed: int, rows: dict[str, np.ndarray], batch_size: int) -> dict[str, float] | None:
     model = _model(seed)
-    return evaluate(model, _split(all=rows), world, EvalOptions(batch_size))
+    return evaluate(model, made_split(all=rows), world, EvalOptions(batch_size))
 
 
 def test_the_number_of_ranks_does_not_change_the_metrics(model: HRM, seed: int, rows: dict[str, np.ndarray]) -> None:
     """Three ranks take 22 rows in batches of 7. The last row is left for one rank alone."""
     some = {name: array[:22] for name, array in rows.items()}
-    expected = _evaluate(model, _split(all=some), 7)
-    assert expected is not None and expected != _evaluate(model, _split(all=rows), 7)
+    expected = _evaluate(model, made_split(all=some), 7)
+    assert expected is not None and expected != _evaluate(model, made_split(all=rows), 7)
     for rank, metrics in enumerate(run_ranks(_on_rank, 3, seed, some, 7)):
         assert metrics == pytest.approx(expected, rel=1e-5), f"rank {rank}"
 
 
 def test_each_set_has_its_own_metrics(model: HRM, rows: dict[str, np.ndarray]) -> None:
-    other = _rows(3, seed=9)
-    both = _evaluate(model, _split(first=rows, second=other), 4)
-    first = _evaluate(model, _split(first=rows), 4)
-    second = _evaluate(model, _split(second=other), 4)
+    other = random_rows(3, seed=9)
+    both = _evaluate(model, made_split(first=rows, second=other), 4)
+    first = _evaluate(model, made_split(first=rows), 4)
+    second = _evaluate(model, made_split(second=other), 4)
     assert both == first | second
 
 
 def test_a_set_without_labels_has_only_losses(model: HRM) -> None:
-    rows = _rows(3, seed=2)
+    rows = random_rows(3, seed=2)
     rows["labels"][:] = IGNORED
-    assert sorted(_evaluate(model, _split(all=rows), 2)) == ["eval/all/lm_loss", "eval/all/q_halt_loss"]
-    assert _evaluate(model, _split(all=_rows(3, seed=2)), 2)["eval/all/num_examples"] == 3
+    assert sorted(_evaluate(model, made_split(all=rows), 2)) == ["eval/all/lm_loss", "eval/all/q_halt_loss"]
+    assert _evaluate(model, made_split(all=random_rows(3, seed=2)), 2)["eval/all/num_examples"] == 3
 
 
 def test_evaluation_does_not_change_the_model(model: HRM, rows: dict[str, np.ndarray]) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    _evaluate(model, _split(all=rows), 8)
+    _evaluate(model, made_split(all=rows), 8)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.is_grad_enabled()
@@ -267,7 +232,7 @@ def test_settled_sequences_leave_with_their_answer(model: HRM, rows: dict[str, n
     said = _by_hand(model, rows)
     settled_at = partial(_settled_at, said)
     options: dict[str, Any] = {"adaptive": True, "save_outputs": ["predictions", "steps"], "save_to": tmp_path}
-    metrics = _evaluate(model, _split(all=rows), 5, **options)
+    metrics = _evaluate(model, made_split(all=rows), 5, **options)
     saved = load_file(tmp_path / "all_rank0_0000.safetensors")
     labels_NS = torch.from_numpy(rows["labels"].astype(np.int32))
     is_label_NS = labels_NS != IGNORED
@@ -330,7 +295,7 @@ def test_each_answer_votes_once_with_its_confidence(
 
     monkeypatch.setattr(Slots, "advance", advance)
     options = EvalOptions(5, keep_votes=keep_votes)
-    metrics = evaluate(model, _split(all=rows), SINGLE, options, evaluators=votes)
+    metrics = evaluate(model, made_split(all=rows), SINGLE, options, evaluators=votes)
     assert metrics is not None and metrics["eval/all/votes"] == 23
     assert [votes.told[0], votes.told[-1]] == ["vote" if keep_votes else "clear", "results"]
     assert votes.told.count("clear") == (not keep_votes)
@@ -340,7 +305,7 @@ def test_each_answer_votes_once_with_its_confidence(
 
 
 def test_an_evaluation_may_have_more_or_fewer_segments_than_training(model: HRM, rows: dict[str, np.ndarray]) -> None:
-    short, usual, long = (_evaluate(model, _split(all=rows), 8, num_steps=n) for n in (2, STEPS, 6))
+    short, usual, long = (_evaluate(model, made_split(all=rows), 8, num_steps=n) for n in (2, STEPS, 6))
     for n in range(1, 7):
         name = f"eval/all/exact_accuracy_at_step/{n}"
         assert (name in short, name in usual) == (n <= 2, n <= STEPS)
@@ -404,7 +369,7 @@ def test_a_batch_before_a_deadline_counts_completely_or_not_at_all(
     deadline = Clock(num_segments, lap)
     metrics = evaluate(
         model,
-        _split(all=rows),
+        made_split(all=rows),
         SINGLE,
         EvalOptions(5, adaptive=adaptive, save_outputs=["labels"], save_to=tmp_path),
         deadline=deadline,
@@ -419,7 +384,7 @@ def test_a_batch_before_a_deadline_counts_completely_or_not_at_all(
         assert metrics == {}
         return
     part = {name: array[expected] for name, array in rows.items()}
-    assert metrics == pytest.approx(_evaluate(model, _split(all=part), 5, adaptive=adaptive), abs=1e-6)
+    assert metrics == pytest.approx(_evaluate(model, made_split(all=part), 5, adaptive=adaptive), abs=1e-6)
 
 
 def test_a_stop_abandons_the_evaluation(model: HRM, rows: dict[str, np.ndarray], tmp_path: Path) -> None:
@@ -431,7 +396,7 @@ def test_a_stop_abandons_the_evaluation(model: HRM, rows: dict[str, np.ndarray],
 
     outcome = evaluate(
         model,
-        _split(all=rows),
+        made_split(all=rows),
         SINGLE,
         EvalOptions(5, save_outputs=["logits"], save_to=tmp_path / "outputs"),
         stop=Stop(),
@@ -445,7 +410,7 @@ def test_a_stop_abandons_the_evaluation(model: HRM, rows: dict[str, np.ndarray],
 def test_exactly_the_named_outputs_are_saved(
     model: HRM, rows: dict[str, np.ndarray], tmp_path: Path, names: list[SavedOutput]
 ) -> None:
-    _evaluate(model, _split(all=rows, more=_rows(2, 5)), 5, save_outputs=names, save_to=tmp_path / "outputs")
+    _evaluate(model, made_split(all=rows, more=random_rows(2, 5)), 5, save_outputs=names, save_to=tmp_path / "outputs")
     assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == [
         "all_rank0_0000.safetensors",
         "more_rank0_0000.safetensors",

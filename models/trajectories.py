@@ -1,0 +1,82 @@
+"""Trajectories: passes over one example that end elsewhere, because noise moves their state.
+
+Trajectory 0 is the plain pass. Before each segment of every other trajectory, Gaussian noise is
+added to the state (Probabilistic TRM, arXiv 2605.19943). The noise of a segment depends only on the
+seed, the number of the example, the trajectory and the segment.
+"""
+
+# B = slots, N = trajectories of examples, K = trajectories of an example
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from models.base import RecursiveModel, State
+from utils.batch import Batch
+
+# Tells the noise's random stream from other streams made of a seed.
+_NOISE_STREAM = 0x2605
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """How the trajectories of an example differ.
+
+    Trajectory k of the example with the number r has the number r * count + k.
+
+    Attributes:
+        count: how many trajectories an example can have.
+        noise: the standard deviation of the noise. The components of a state are about 1 in size.
+        seed: of the noise.
+    """
+
+    count: int
+    noise: float
+    seed: int
+
+    def spread(self, examples: Iterator[tuple[np.ndarray, Batch]], chosen: range) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yield the chosen trajectories of every example, next to one another.
+
+        Args:
+            examples: the numbers of the examples of each batch, and the batch.
+
+        Yields:
+            The numbers of the trajectories, (N,), and a batch with a row for each of them.
+        """
+        for rows, batch in examples:
+            numbers_N = (rows[:, None] * self.count + np.array(chosen)).ravel()
+            yield numbers_N, {name: tensor.repeat_interleave(len(chosen), 0) for name, tensor in batch.items()}
+
+    def at(self, model: RecursiveModel, numbers_B: np.ndarray, segments_B: np.ndarray) -> Callable[[State], State]:
+        """Return what changes the state of all slots at the start of a segment.
+
+        Args:
+            numbers_B: the number of the trajectory in each slot.
+            segments_B: the number of the segment in each slot, from 1.
+        """
+
+        def change(state: State) -> State:
+            return self._add_noise(state, numbers_B, segments_B)
+
+        return change
+
+    def _add_noise(self, state: State, numbers_B: np.ndarray, segments_B: np.ndarray) -> State:
+        rows_B, trajectories_B = np.divmod(numbers_B, self.count)
+        noisy = np.flatnonzero(trajectories_B)
+        if not self.noise or not len(noisy):
+            return state
+        device = next(iter(state.values())).device
+        generator = torch.Generator(device)
+        drawn: dict[str, list[torch.Tensor]] = {name: [] for name in state}
+        for slot in noisy.tolist():
+            origin = [_NOISE_STREAM, self.seed, rows_B[slot], trajectories_B[slot], segments_B[slot]]
+            generator.manual_seed(int(np.random.SeedSequence(origin).generate_state(1, np.uint64)[0] >> 1))
+            for name, z in state.items():
+                drawn[name].append(torch.randn(z.shape[1:], generator=generator, device=device))
+        slots = torch.from_numpy(noisy).to(device)
+        return {
+            name: z.index_add(0, slots, (self.noise * torch.stack(drawn[name])).to(z.dtype))
+            for name, z in state.items()
+        }

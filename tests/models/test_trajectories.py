@@ -1,0 +1,171 @@
+"""The noise of a trajectory depends on its number alone, and trajectory 0 has none."""
+
+# N = trajectories of all examples, T = segments, S = tokens
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from models.act import initial_carry, segment
+from models.base import RecursiveModel, State
+from models.inference import Slots, Trace, relative_change, trace
+from models.trajectories import Trajectories
+from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, seed_with, small_model
+from utils.batch import Batch
+
+NUM, STEPS, COUNT, NOISE = 7, 4, 3, 0.8
+TRAJECTORIES = Trajectories(COUNT, NOISE, seed=11)
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(0, high, shape, generator=generator, dtype=torch.int32)
+
+    return {
+        "inputs": tokens(VOCAB_SIZE, NUM, SEQ_LEN),
+        "labels": tokens(VOCAB_SIZE, NUM, SEQ_LEN),
+        "puzzle_identifiers": tokens(NUM_PUZZLES, NUM),
+    }
+
+
+def _one(batch: Batch, n: int) -> Batch:
+    return {name: tensor[n : n + 1] for name, tensor in batch.items()}
+
+
+@torch.no_grad()
+def _by_hand(model: RecursiveModel, one: Batch, row: int, k: int) -> list[tuple[list[int], float]]:
+    """Return the answer and q_halt after each segment of a trajectory: the definition."""
+    state = model.reset(model.initial_state(1, torch.device("cpu")), torch.tensor([True]))
+    rows = None if model.puzzle_embedding is None else model.puzzle_embedding.rows(one["puzzle_identifiers"])
+    said = []
+    for t in range(1, STEPS + 1):
+        if k > 0:
+            (drawn,) = np.random.SeedSequence([0x2605, TRAJECTORIES.seed, row, k, t]).generate_state(1, np.uint64)
+            generator = torch.Generator().manual_seed(int(drawn) >> 1)
+            state = {name: z + NOISE * torch.randn(z.shape[1:], generator=generator) for name, z in state.items()}
+        state, logits_1SV, q_halt_1, _ = model(state, one["inputs"], rows, model.config.depth)
+        said.append((logits_1SV[0].argmax(-1).tolist(), float(q_halt_1)))
+    return said
+
+
+@pytest.mark.parametrize("name", ["hrm", "trm", "urm"])
+def test_a_trajectory_adds_its_own_noise_before_each_segment(name: str, batch: Batch) -> None:
+    model = small_model(name)
+    answers = set()
+    for row, k in ((0, 0), (0, 1), (0, 2), (5, 1)):
+        seen = _trace(model, _one(batch, row), [100 + row], range(k, k + 1))
+        expected = _by_hand(model, _one(batch, row), 100 + row, k)
+        assert seen.predictions_TNS[:, 0].tolist() == [answer for answer, _ in expected]
+        q_halt = torch.tensor([q for _, q in expected])
+        assert seen.confidence_TN[:, 0].tolist() == pytest.approx(q_halt.sigmoid().tolist(), abs=1e-5)
+        answers.add(tuple(seen.confidence_TN[:, 0].tolist()))
+    assert len(answers) == 4
+
+
+def _trace(model: RecursiveModel, batch: Batch, rows: list[int], chosen: range) -> Trace:
+    ((numbers_N, spread),) = TRAJECTORIES.spread(iter([(np.array(rows), batch)]), chosen)
+    return trace(model, spread, STEPS, trajectories=TRAJECTORIES, numbers_N=numbers_N)
+
+
+def test_the_first_trajectory_is_the_plain_pass(batch: Batch) -> None:
+    model = small_model()
+    seen, plain = _trace(model, batch, list(range(NUM)), range(1)), trace(model, batch, STEPS)
+    assert torch.equal(seen.predictions_TNS, plain.predictions_TNS)
+    assert torch.equal(seen.confidence_TN, plain.confidence_TN)
+    silent = Trajectories(COUNT, 0.0, seed=11)
+    seen = trace(model, batch, STEPS, trajectories=silent, numbers_N=np.arange(1, NUM + 1))
+    assert torch.equal(seen.confidence_TN, plain.confidence_TN)
+
+
+def test_noise_depends_on_seed_example_trajectory_and_segment() -> None:
+    model, zeros = small_model(), {"z_H": torch.zeros(1, 5, 200), "z_L": torch.zeros(1, 5, 200)}
+
+    def noise(seed: int, row: int, k: int, t: int) -> State:
+        trajectories = Trajectories(COUNT, NOISE, seed)
+        return trajectories.at(model, np.array([row * COUNT + k]), np.array([t]))(zeros)
+
+    first = noise(1, 2, 1, 1)
+    drawn = [
+        z
+        for each in (first, noise(2, 2, 1, 1), noise(1, 3, 1, 1), noise(1, 2, 2, 1), noise(1, 2, 1, 2))
+        for z in each.values()
+    ]
+    for n, z in enumerate(drawn):
+        assert float(z.mean()) == pytest.approx(0, abs=0.1) and float(z.std()) == pytest.approx(NOISE, abs=0.07)
+        assert all(abs(float((z * other).mean())) < 0.1 for other in drawn[:n]), "two draws are correlated"
+    assert all(torch.equal(z, first[name]) for name, z in noise(1, 2, 1, 1).items())
+
+
+def _settled_at(model: RecursiveModel, batch: Batch) -> list[int]:
+    return _trace(model, batch, list(range(NUM)), range(COUNT)).settled_at_N.tolist()
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("sizes", [[7], [1] * 7, [2, 5], [3, 3, 1]])
+def test_neighbours_in_the_batch_change_no_trajectory(batch: Batch, sizes: list[int], adaptive: bool) -> None:
+    """Sequences that leave early make others enter slots at other times."""
+
+    def differ(seed: int) -> bool:
+        return len(set(_settled_at(small_model(seed=seed, halt_max_steps=3), batch))) > 2
+
+    model = small_model(seed=seed_with(differ, "trajectories that settle at different segments"), halt_max_steps=3)
+    expected = _trace(model, batch, list(range(NUM)), range(COUNT))
+
+    def pieces() -> Iterator[tuple[np.ndarray, Batch]]:
+        start = 0
+        for size in sizes:
+            yield np.arange(start, start + size), {n: t[start : start + size] for n, t in batch.items()}
+            start += size
+
+    slots = Slots(
+        model,
+        TRAJECTORIES.spread(pieces(), range(COUNT)),
+        num_steps=STEPS,
+        adaptive=adaptive,
+        trajectories=TRAJECTORIES,
+    )
+    numbers = []
+    while slots.busy:
+        done = slots.advance().finished
+        for n, number in enumerate([] if done is None else done.rows_N.tolist()):
+            assert done is not None
+            steps = int(expected.settled_at_N[number]) if adaptive else STEPS
+            assert int(done.steps_N[n]) == steps
+            assert (
+                done.outputs.logits_BSV[n].argmax(-1).tolist() == expected.predictions_TNS[steps - 1, number].tolist()
+            )
+            confidence = float(expected.confidence_TN[steps - 1, number])
+            assert float(done.outputs.q_halt_B[n].sigmoid()) == pytest.approx(confidence, abs=1e-3)
+            assert bool(done.settled_N[n]) == (steps < STEPS or bool(expected.settled_N[number]))
+            numbers.append(number)
+    assert sorted(numbers) == list(range(NUM * COUNT))
+
+
+def test_the_relative_change_is_over_all_states_of_a_slot() -> None:
+    before = {"z_H": torch.tensor([[[1.0, 2.0]], [[0.0, 0.0]]]), "z_L": torch.tensor([[[2.0]], [[4.0]]])}
+    after = {"z_H": torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]]]), "z_L": torch.tensor([[[2.0]], [[4.0]]])}
+    expected = [(4 / 5) ** 0.5, (9 / 25) ** 0.5]
+    assert relative_change(before, after).tolist() == pytest.approx(expected)
+
+
+def test_the_changes_of_a_slot_are_those_of_its_segments(batch: Batch) -> None:
+    model = small_model("trm", halt_max_steps=3)
+    slots = Slots(model, iter([(np.arange(NUM), batch)]), num_steps=STEPS, keep_deltas=True)
+    carry = initial_carry(model, batch)
+    before = model.reset(carry.state, carry.halted_B)
+    with torch.no_grad():
+        for _ in range(STEPS):
+            carry, _ = segment(model, carry, batch, training=False)
+            carry.halted_B = torch.zeros_like(carry.halted_B)
+            deltas_B = slots.advance().deltas_B
+            assert deltas_B is not None
+            for slot in range(NUM):
+                moved = sum(float((carry.state[n][slot] - before[n][slot]).square().sum()) for n in before)
+                size = sum(float(carry.state[n][slot].square().sum()) for n in before)
+                assert float(deltas_B[slot]) == pytest.approx((moved / size) ** 0.5, rel=1e-5)
+            before = carry.state

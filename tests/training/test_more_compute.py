@@ -1,0 +1,176 @@
+"""Trajectories and restarts choose the answers that the definition chooses puzzle by puzzle."""
+
+# N = examples, K = trajectories of an example, S = tokens
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dataset.evaluators import NO_EVALUATORS
+from dataset.schema import IGNORE_LABEL
+from models.base import RecursiveModel
+from models.inference import trace
+from models.trajectories import Trajectories
+from tests.models.helpers import seed_with, small_model
+from tests.spawn import run_ranks
+from tests.training.examples import IGNORED, made_split, random_rows
+from training.evaluation import EvalOptions, evaluate
+from training.more_compute import evaluate_trajectories
+from utils.dist.world import World
+
+SINGLE = World.single()
+NUM, COUNT, STEPS, NOISE = 13, 5, 4, 0.9
+TRAJECTORIES = Trajectories(COUNT, NOISE, seed=3)
+
+
+class Pass:
+    """A trajectory of one example, run alone."""
+
+    def __init__(self, model: RecursiveModel, rows: dict[str, np.ndarray], n: int, k: int, *, adaptive: bool) -> None:
+        batch = {name: torch.from_numpy(array[n : n + 1].astype(np.int32)) for name, array in rows.items()}
+        seen = trace(model, batch, STEPS, trajectories=TRAJECTORIES, numbers_N=np.array([n * COUNT + k]))
+        self.steps = int(seen.settled_at_N) if adaptive else STEPS
+        self.settled = self.steps < STEPS or bool(seen.settled_N)
+        self.answer = seen.predictions_TNS[self.steps - 1, 0].tolist()
+        self.confidence = float(seen.confidence_TN[self.steps - 1, 0])
+        labels = rows["labels"][n].tolist()
+        self.right = all(label in (IGNORED, cell) for label, cell in zip(labels, self.answer, strict=True))
+
+
+def _model(seed: int) -> RecursiveModel:
+    return small_model("trm", seed=seed, halt_max_steps=3)
+
+
+def _passes(model: RecursiveModel, rows: dict[str, np.ndarray], *, adaptive: bool) -> list[list[Pass]]:
+    return [[Pass(model, rows, n, k, adaptive=adaptive) for k in range(COUNT)] for n in range(NUM)]
+
+
+def _rows(model: RecursiveModel) -> dict[str, np.ndarray]:
+    """Return examples whose label is the answer of some trajectory. The last one has no label."""
+    rows = random_rows(NUM, seed=1)
+    for n, of_example in enumerate(_passes(model, rows, adaptive=True)):
+        answer = np.array(of_example[n % COUNT].answer)
+        rows["labels"][n] = np.where(answer == IGNORED, rows["labels"][n], answer)
+    rows["labels"][-1] = IGNORED
+    return rows
+
+
+@pytest.fixture(scope="module")
+def seed() -> int:
+    def differ(seed: int) -> bool:
+        model = _model(seed)
+        passes = _passes(model, _rows(model), adaptive=True)[:-1]
+        one_by_one = {_first_settled(of_example) is of_example[0] for of_example in passes}
+        return one_by_one == {True, False} and len({_boldest(each).right for each in passes}) == 2
+
+    return seed_with(differ, "examples that the first pass settles, and others")
+
+
+def _boldest(passes: list[Pass]) -> Pass:
+    """Return the trajectory with the highest confidence, the earliest of several."""
+    best = passes[0]
+    for each in passes:
+        best = each if each.confidence > best.confidence else best
+    return best
+
+
+def _first_settled(passes: list[Pass]) -> Pass:
+    return next((each for each in passes if each.settled), _boldest(passes))
+
+
+def _that_run(passes: list[Pass]) -> list[Pass]:
+    """Return the passes until one settles."""
+    ran = []
+    for each in passes:
+        ran.append(each)
+        if each.settled:
+            break
+    return ran
+
+
+def _evaluate(model: RecursiveModel, rows: dict[str, np.ndarray], world: World, **options: Any) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for one_by_one in (False, True):
+        found |= evaluate_trajectories(
+            model,
+            made_split(all=rows),
+            world,
+            EvalOptions(num_steps=STEPS, **options),
+            evaluators=NO_EVALUATORS,
+            trajectories=TRAJECTORIES,
+            one_by_one=one_by_one,
+        )
+    return found
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_the_answers_are_those_of_trajectories_run_alone(seed: int, adaptive: bool) -> None:
+    model = _model(seed)
+    rows = _rows(model)
+    found = _evaluate(model, rows, SINGLE, batch_size=10, adaptive=adaptive)
+    labelled = _passes(model, rows, adaptive=adaptive)[:-1]
+    num = len(labelled)
+
+    for k, name in ((1, "_of/1"), (2, "_of/2"), (4, "_of/4"), (COUNT, "")):
+        first_k = [of_example[:k] for of_example in labelled]
+        expected = {
+            f"trajectories/exact_accuracy{name}": sum(_boldest(each).right for each in first_k) / num,
+            f"trajectories/segments{name}": sum(one.steps for each in first_k for one in each) / num,
+            f"restarts/exact_accuracy{name}": sum(_first_settled(each).right for each in first_k) / num,
+            f"restarts/segments{name}": sum(one.steps for each in first_k for one in _that_run(each)) / num,
+        }
+        for metric, value in expected.items():
+            assert found[f"eval/all/{metric}"] == pytest.approx(value), metric
+    ran = {"trajectories": labelled, "restarts": [_that_run(each) for each in labelled]}
+    for method, passes in ran.items():
+        share = sum(any(one.right for one in each) for each in passes) / num
+        assert found[f"eval/all/{method}/any_exact_accuracy"] == pytest.approx(share)
+    assert found["eval/all/trajectories/calibration_error"] == pytest.approx(
+        _calibration_error([_boldest(each) for each in labelled]), abs=1e-5
+    )
+
+
+def _calibration_error(answers: list[Pass]) -> float:
+    """Return the expected calibration error: the definition, bin by bin."""
+    error = 0.0
+    for tenth in range(10):
+        of_bin = [each for each in answers if tenth / 10 <= each.confidence < (tenth + 1) / 10]
+        if of_bin:
+            confidence = sum(each.confidence for each in of_bin) / len(of_bin)
+            accuracy = sum(each.right for each in of_bin) / len(of_bin)
+            error += len(of_bin) / len(answers) * abs(confidence - accuracy)
+    return error
+
+
+def test_the_first_pass_alone_is_the_single_pass(seed: int) -> None:
+    model = _model(seed)
+    rows = _rows(model)
+    single = evaluate(model, made_split(all=rows), SINGLE, EvalOptions(6, num_steps=STEPS, adaptive=True))
+    assert single is not None
+    found = _evaluate(model, rows, SINGLE, batch_size=6, adaptive=True)
+    for method in ("trajectories", "restarts"):
+        assert found[f"eval/all/{method}/exact_accuracy_of/1"] == single["eval/all/exact_accuracy"]
+        assert found[f"eval/all/{method}/segments_of/1"] == single["eval/all/steps"]
+
+
+def _on_rank(world: World, seed: int, rows: dict[str, np.ndarray], batch_size: int) -> dict[str, float]:
+    return _evaluate(_model(seed), rows, world, batch_size=batch_size, adaptive=True)
+
+
+@pytest.mark.parametrize("world_size, batch_size", [(1, 1), (1, 100), (2, 4), (3, 7)])
+def test_ranks_and_batches_change_no_result(seed: int, world_size: int, batch_size: int) -> None:
+    rows = _rows(_model(seed))
+    expected = _evaluate(_model(seed), rows, SINGLE, batch_size=10, adaptive=True)
+    for found in run_ranks(_on_rank, world_size, seed, rows, batch_size):
+        assert found == pytest.approx(expected, abs=1e-5)
+        exact = [name for name in expected if "calibration" not in name]
+        assert [found[name] for name in exact] == [expected[name] for name in exact]
+
+
+def test_without_labels_there_are_no_metrics(seed: int) -> None:
+    rows = random_rows(3, seed=2)
+    rows["labels"][:] = IGNORED
+    assert IGNORED != IGNORE_LABEL
+    assert _evaluate(_model(seed), rows, SINGLE, batch_size=2) == {}
