@@ -162,6 +162,8 @@ def write_run(run: Path, data: Path | None) -> Path:
         "num_examples": {"all": 6},
         "metrics": {"eval/all/num_examples": 6, "eval/all/exact_accuracy": 0.5, "eval/all/lm_loss": float("nan")},
         "intervals": {"eval/all/exact_accuracy": [0.1876, 0.8124]},
+        "reliability": {"all": [{"low": 0.2, "high": 0.3, "count": 6, "confidence": 0.25, "accuracy": 0.5}]},
+        "compute": [{"set_name": "all", "method": "tta=8", "segments": 12.5, "exact_accuracy": 0.5}],
     }
     (outputs / "results.json").write_text(json.dumps(results))
     return run
@@ -394,6 +396,10 @@ def test_a_run_is_shown_with_answers_confidence_and_curves(tmp_path: Path) -> No
     assert page["results"]["rows"][1:] == [
         ["eval/all/exact_accuracy", 0.5, 0.1876, 0.8124],
         ["eval/all/lm_loss", None],
+    ]
+    assert [(table["columns"][0], table["rows"]) for table in page["results"]["tables"]] == [
+        ("method", [["tta=8", "all", 12.5, 0.5]]),
+        ("confidence", [["0.2 to 0.3", 6, 0.25, 0.5]]),
     ]
 
 
@@ -1584,6 +1590,8 @@ def test_results_are_a_table(browser: Browser, pages: dict[str, Path]) -> None:
     browser.click("#tab-results")
     assert "eval/all/exact_accuracy\t0.5\t0.1876 to 0.8124" in browser.text("#results")
     assert "6 examples of the set all" in browser.text("#results-about")
+    assert "tta=8\tall\t12.5\t0.5" in browser.text("#panel-results")
+    assert "0.2 to 0.3\t6\t0.25\t0.5" in browser.text("#panel-results")
 
 
 def test_a_dataset_is_browsed_by_group(browser: Browser, pages: dict[str, Path]) -> None:

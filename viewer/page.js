@@ -2155,8 +2155,9 @@ class Curves {
   }
 }
 
-/** Fill the table of results.json. */
+/** Fill the tables of results.json. */
 function showResults(results) {
+  $("panel-results").append(...results.tables.map(plainTable));
   const counts = Object.entries(results.num_examples).map(([set, count]) => `${plural(count, "example")} of the set ${set}`);
   $("results-about").textContent = [results.checkpoint, results.data && `on ${results.data}`, counts.join(", ")]
     .filter(Boolean)
@@ -2187,6 +2188,28 @@ function showResults(results) {
             ? make("td", { class: "quiet" }, low === undefined ? "" : `${numberText(low)} to ${numberText(high)}`)
             : null,
         ),
+      ),
+    ),
+  );
+}
+
+/** Return a card with a table whose cells are texts and numbers. */
+function plainTable({ title, columns, rows }) {
+  const isNumber = columns.map((_, column) => rows.every((row) => typeof row[column] !== "string"));
+  const row = (tag, cells) =>
+    make("tr", {}, ...cells.map((cell, column) => make(tag, { class: isNumber[column] ? "number" : "" }, cell)));
+  return make(
+    "div",
+    { class: "card" },
+    make("h2", {}, title),
+    make(
+      "table",
+      {},
+      make("thead", {}, row("th", columns)),
+      make(
+        "tbody",
+        {},
+        ...rows.map((cells) => row("td", cells.map((cell) => (typeof cell === "string" ? cell : numberText(cell))))),
       ),
     ),
   );

@@ -283,6 +283,37 @@ def read_results(outputs: Path | None) -> Page | None:
             "data": str(results.get("data", "")),
             "num_examples": {str(name): int(num) for name, num in results.get("num_examples", {}).items()},
             "rows": rows,
+            "tables": [*_compute_tables(results), *_reliability_tables(results)],
         }
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise UserError(f"{file}: isn't what evaluate.py writes; run evaluate.py again") from None
+
+
+def _compute_tables(results: Page) -> list[Page]:
+    """Return the table of accuracy against compute, if the evaluation has one."""
+    rows = [
+        [str(row["method"]), str(row["set_name"]), finite(row["segments"]), finite(row["exact_accuracy"])]
+        for row in results.get("compute", [])
+    ]
+    columns = ["method", "set", "segments of an example", "exact_accuracy"]
+    return [{"title": "Accuracy against compute", "columns": columns, "rows": rows}] if rows else []
+
+
+def _reliability_tables(results: Page) -> list[Page]:
+    """Return a table for each set: the accuracy of answers of each bin of confidence."""
+    tables = []
+    for set_name, bins in results.get("reliability", {}).items():
+        rows = [
+            [
+                f"{each['low']:.1f} to {each['high']:.1f}",
+                int(each["count"]),
+                finite(each["confidence"]),
+                finite(each["accuracy"]),
+            ]
+            for each in bins
+        ]
+        title = f"Is the confidence the accuracy? Set {set_name}"
+        tables.append(
+            {"title": title, "columns": ["confidence", "examples", "mean confidence", "accuracy"], "rows": rows}
+        )
+    return tables
