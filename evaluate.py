@@ -385,7 +385,7 @@ def main(world: World) -> None:
         if config.vote_with and not evaluators.let_vote:
             raise UserError(f"vote_with={config.vote_with}, but only answers of ARC vote; leave it out")
         config.require_noise_for_seed()
-        config.require_state(model)
+        config.require_different_passes(model)
         variations = Variations.of(split, config.tta) if config.tta is not None else None
         if world.is_main:
             check_contents(split)

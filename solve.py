@@ -259,7 +259,7 @@ class Solver:
     """
 
     def __init__(self, source: "Source", model: RecursiveModel, world: World) -> None:
-        source.config.require_state(model)
+        source.config.require_different_passes(model)
         self.source, self.board = source, source.board
         self._model, self._world = model, world
 

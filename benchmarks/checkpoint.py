@@ -125,8 +125,8 @@ class _Training:
         )
         self._ema, self._layout = EMA(self.model.trained_tensors()), Layout(self.model, world)
         self._batch = self._batch_of(options.step_batch_size)
-        self._carry = initial_carry(self.model, self._batch)
-        self._whole = initial_carry(self.model, self._batch_of(options.batch_size))
+        self._carry = initial_carry(self.model, self._batch, training=True)
+        self._whole = initial_carry(self.model, self._batch_of(options.batch_size), training=True)
         # Where a plain copy goes. It is written once, because the first use of memory takes longer.
         self.room = [
             torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=world.device.type == "cuda")

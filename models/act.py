@@ -13,8 +13,9 @@ import torch
 
 from models.base import RecursiveModel, SegmentOutput, State
 from models.depth import Depth
-from models.losses import ACT_SUMS, Outputs, TokenLossConfig, act_loss
+from models.losses import ACT_SUMS, Outputs, TokenLossConfig, act_loss, mean_token_loss
 from models.objective import Objective, PartResult
+from models.winner import spread_states, winner_takes_all
 from utils.batch import Batch
 
 # Tells the exploration's random stream from other streams made of (seed, step).
@@ -60,11 +61,18 @@ def empty_batch(num_slots: int, seq_len: int, device: torch.device) -> Batch:
     return {name: torch.zeros(shape, dtype=torch.int32, device=device) for name, shape in shapes.items()}
 
 
-def initial_carry(model: RecursiveModel, batch: Batch) -> Carry:
-    """Return a carry whose slots have all halted: the first segment takes the whole batch."""
+def initial_carry(model: RecursiveModel, batch: Batch, *, training: bool = False) -> Carry:
+    """Return a carry whose slots have all halted: the first segment takes the whole batch.
+
+    Args:
+        training: with num_states > 1, a slot has the states of so many trajectories.
+    """
     ids_B = batch["puzzle_identifiers"]
+    state = model.initial_state(len(ids_B), ids_B.device)
+    if training and model.config.num_states > 1:
+        state = spread_states(state, model.config.num_states)
     return Carry(
-        state=model.initial_state(len(ids_B), ids_B.device),
+        state=state,
         steps_B=torch.zeros_like(ids_B, dtype=torch.int32),
         halted_B=torch.ones_like(ids_B, dtype=torch.bool),
         current={name: torch.zeros_like(tensor) for name, tensor in batch.items()},
@@ -81,6 +89,7 @@ def segment(
     min_halt_steps_B: torch.Tensor | None = None,
     seeds_B: torch.Tensor | None = None,
     start: Callable[[State], State] | None = None,
+    token_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     forward: Callable[..., SegmentOutput] | None = None,
 ) -> tuple[Carry, Outputs]:
     """Run one segment for every slot.
@@ -97,6 +106,8 @@ def segment(
             nothing, as in evaluation.
         start: what changes the state at the start of the segment, after slots that halted were
             reset; None: nothing.
+        token_loss: chooses the winner among the trajectories of a slot (models/winner.py); None: a
+            slot has one trajectory.
         forward: what runs the segment instead of `model`, such as the model that a parallel
             strategy has wrapped.
 
@@ -108,9 +119,6 @@ def segment(
     forward = forward or model
 
     fresh_B = carry.halted_B
-    state = model.reset(carry.state, fresh_B)
-    if start is not None:
-        state = start(state)
     steps_B = torch.where(fresh_B, 0, carry.steps_B) + 1
     current = {
         name: torch.where(fresh_B.view(-1, *[1] * (old.ndim - 1)), batch[name], old)
@@ -119,8 +127,18 @@ def segment(
 
     table = model.puzzle_embedding
     rows_BE = None if table is None else table.rows(current["puzzle_identifiers"])
-    drawn = {} if seeds_B is None else {"seeds_B": seeds_B}
-    state, logits_BSV, q_halt_B, q_continue_B = forward(state, current["inputs"], rows_BE, depth, **drawn)
+    if token_loss is None:
+        state = model.reset(carry.state, fresh_B)
+        if start is not None:
+            state = start(state)
+        drawn = {} if seeds_B is None else {"seeds_B": seeds_B}
+        state, logits_BSV, q_halt_B, q_continue_B = forward(state, current["inputs"], rows_BE, depth, **drawn)
+        handed_on = state
+    else:
+        handed_on, (state, logits_BSV, q_halt_B, q_continue_B) = winner_takes_all(
+            *(model, carry.state, fresh_B, current["inputs"], rows_BE, depth, forward, token_loss, current["labels"]),
+            seeds_B=seeds_B,
+        )
 
     last_B = steps_B >= config.halt_max_steps
     halted_B = last_B
@@ -142,7 +160,7 @@ def segment(
                 best_next_B = torch.maximum(next_halt_B, next_continue_B)
                 target_B = torch.where(last_B, next_halt_B, best_next_B).sigmoid()
 
-    return Carry(state, steps_B, halted_B, current), Outputs(logits_BSV, q_halt_B, q_continue_B, target_B, rows_BE)
+    return Carry(handed_on, steps_B, halted_B, current), Outputs(logits_BSV, q_halt_B, q_continue_B, target_B, rows_BE)
 
 
 @dataclass(frozen=True)
@@ -182,7 +200,7 @@ class ActObjective(Objective):
 
     def fresh_carry(self, num_slots: int, device: torch.device) -> Carry:
         """Return slots that have all halted, so that the first batch fills them."""
-        return initial_carry(self._model, empty_batch(num_slots, self._model.seq_len, device))
+        return initial_carry(self._model, empty_batch(num_slots, self._model.seq_len, device), training=True)
 
     def split(
         self, carry: Carry | None, batch: Batch, settings: ActSettings, num_parts: int
@@ -208,6 +226,10 @@ class ActObjective(Objective):
         forward: Callable[..., SegmentOutput] | None = None,
     ) -> PartResult:
         assert carry is not None
+
+        def token_loss(logits_NSV: torch.Tensor, labels_NS: torch.Tensor) -> torch.Tensor:
+            return mean_token_loss(logits_NSV, labels_NS, config=settings.loss, ignore_label=settings.ignore_label)
+
         carry, outputs = segment(
             self._model,
             carry,
@@ -216,6 +238,7 @@ class ActObjective(Objective):
             depth=settings.depth,
             min_halt_steps_B=settings.min_halt_steps_B,
             seeds_B=settings.seeds_B,
+            token_loss=token_loss if self._model.config.num_states > 1 else None,
             forward=forward,
         )
         loss, sums = loss_of_slots(outputs, carry, settings)

@@ -20,6 +20,10 @@ from models.losses import TokenLossConfig
 from models.model import DTYPES, Model
 from models.puzzle_embedding import PuzzleEmbedding
 from utils.config import Bool, Float, Int
+from utils.errors import UserError
+
+# Seeds the initial states beyond the first. Every run has the same ones, so none has to store them.
+_STARTS_SEED = 0x2601
 
 State = dict[str, torch.Tensor]
 """The recurrent state of all slots, detached, in forward_dtype, by the architecture's names."""
@@ -39,6 +43,7 @@ class CommonConfig(DepthConfig):
     puzzle_emb_ndim: Int = Field(ge=0, le=LARGEST_COUNT)
     halt_max_steps: Int = Field(ge=1, le=LARGEST_COUNT)
     halt_exploration_prob: Float = Field(ge=0, le=1)
+    num_states: Int = Field(ge=1, le=LARGEST_COUNT)
     fp8_no_grad: Bool
     loss: TokenLossConfig
 
@@ -128,6 +133,11 @@ class RecursiveModel(Model):
             self.register_buffer("rotary_sin", sin, persistent=False)
         for start in self._states.values():
             self.register_buffer(start, torch.empty(config.hidden_size, dtype=self.dtype))
+        if config.num_states > 1:
+            if not states:
+                raise UserError(f"num_states is {config.num_states}, but arch={config.name} has no state; set it to 1")
+            more_KD = torch.empty(config.num_states - 1, config.hidden_size, dtype=self.dtype)
+            self.register_buffer("more_starts", more_KD, persistent=False)
 
     @property
     @abstractmethod
@@ -171,6 +181,10 @@ class RecursiveModel(Model):
         if (tables := self._rotary_tables()) is not None:
             for buffer_TH, table_TH in zip((self.rotary_cos, self.rotary_sin), tables, strict=True):
                 buffer_TH.copy_(table_TH)
+        if self.config.num_states > 1:
+            generator = torch.Generator().manual_seed(_STARTS_SEED)
+            for start_D in self.get_buffer("more_starts"):
+                start_D.copy_(truncated_normal(start_D.shape, 1.0, generator))
 
     def initial_state(self, batch_size: int, device: torch.device) -> State:
         """Return a state with the right names, shapes and dtype. `reset` gives it its values."""
@@ -181,6 +195,11 @@ class RecursiveModel(Model):
         """Return the state with the slots that halted put back to the start."""
         halted = halted_B.view(-1, *[1] * len(self.state_shape))
         return {name: torch.where(halted, self.get_buffer(start), state[name]) for name, start in self._states.items()}
+
+    def starts(self) -> torch.Tensor:
+        """Return the initial values of the last state, (num_states, D). `reset` takes the first."""
+        first_1D = self.get_buffer(list(self._states.values())[-1])[None]
+        return torch.cat([first_1D, self.get_buffer("more_starts")]) if self.config.num_states > 1 else first_1D
 
     # The parts of a forward pass.
 

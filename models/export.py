@@ -51,6 +51,7 @@ from utils.weights_file import is_text, write_weights
 # Options that the published code lacks. They change nothing in what a trained model computes.
 _NOT_PUBLISHED = {
     *("backprop", "backprop_warmup_steps", "activation_checkpointing", "depth_curriculum", "fp8_no_grad"),
+    "num_states",
     *("loss.label_smoothing", "loss.halt_weight"),
 }
 # The published HRM has no such options. The first changes only when a slot halts in training. The

@@ -94,6 +94,17 @@ def token_cross_entropy(
     return (s_BSV.sum(-1).log() - log_target_BS).masked_fill(ignored_BS, 0)
 
 
+def mean_token_loss(
+    logits_BSV: torch.Tensor, labels_BS: torch.Tensor, *, config: TokenLossConfig, ignore_label: int
+) -> torch.Tensor:
+    """Return the mean cross-entropy of the labelled tokens of each sequence, (B,).
+
+    It is 0 without labels.
+    """
+    token_loss_BS = token_cross_entropy(logits_BSV, labels_BS, config=config, ignore_label=ignore_label)
+    return token_loss_BS.sum(-1) / (labels_BS != ignore_label).sum(-1).clamp(min=1)
+
+
 @torch.no_grad()
 def correctness(
     logits_BSV: torch.Tensor, labels_BS: torch.Tensor, ignore_label: int
@@ -137,9 +148,7 @@ def act_loss(
     """
     labelled_B, token_accuracy_B, exact_B = correctness(outputs.logits_BSV, labels_BS, ignore_label)
 
-    token_loss_BS = token_cross_entropy(outputs.logits_BSV, labels_BS, config=config, ignore_label=ignore_label)
-    num_labels_B = (labels_BS != ignore_label).sum(-1).clamp(min=1)
-    lm_loss = (token_loss_BS.sum(-1) / num_labels_B).sum()
+    lm_loss = mean_token_loss(outputs.logits_BSV, labels_BS, config=config, ignore_label=ignore_label).sum()
     q_halt_loss = F.binary_cross_entropy_with_logits(outputs.q_halt_B, exact_B.float(), reduction="sum")
     if outputs.target_q_continue_B is None:
         q_continue_loss = torch.zeros_like(q_halt_loss)

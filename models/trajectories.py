@@ -1,8 +1,9 @@
-"""Trajectories: passes over one example that end elsewhere, because noise moves their state.
+"""Trajectories: passes over one example that begin elsewhere, or that noise moves elsewhere.
 
-Trajectory 0 is the plain pass. Before each segment of every other trajectory, Gaussian noise is
-added to the state (Probabilistic TRM, arXiv 2605.19943). The noise of a segment depends only on the
-seed, the number of the example, the trajectory and the segment.
+Trajectory 0 is the plain pass. A model that was trained with K initial states (models/winner.py)
+begins trajectory k with the state k modulo K. Before each segment of every trajectory but the
+first, Gaussian noise is added to the state (Probabilistic TRM, arXiv 2605.19943). The noise of a
+segment depends only on the seed, the number of the example, the trajectory and the segment.
 """
 
 # B = slots, N = trajectories of examples, K = trajectories of an example
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from models.base import RecursiveModel, State
+from models.winner import start_at
 from utils.batch import Batch
 
 # Tells the noise's random stream from other streams made of a seed.
@@ -58,6 +60,11 @@ class Trajectories:
         """
 
         def change(state: State) -> State:
+            if model.config.num_states > 1:
+                device = next(iter(state.values())).device
+                which_B = torch.from_numpy(numbers_B % self.count % model.config.num_states).to(device)
+                fresh_B = torch.from_numpy(segments_B == 1).to(device)
+                state = start_at(model, state, fresh_B, which_B)
             return self._add_noise(state, numbers_B, segments_B)
 
         return change

@@ -352,6 +352,7 @@ OFF_ARCH = {
     "backprop_warmup_steps": 0,
     "activation_checkpointing": "none",
     "depth_curriculum": [],
+    "num_states": 1,
     "fp8_no_grad": False,
     "loss": {"loss_type": "stablemax_cross_entropy", "label_smoothing": 0.0, "halt_weight": 0.5},
 }

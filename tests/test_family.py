@@ -36,10 +36,10 @@ def test_every_architecture_trains_with_every_optimizer(data: Path, tmp_path: Pa
     assert changed(before, weights_of(state)) == set(state.model.trained_tensors())
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-def test_every_architecture_resumes_bit_for_bit(data: Path, tmp_path: Path, arch: str) -> None:
+@pytest.mark.parametrize("options", [[f"arch={arch}"] for arch in ARCHS] + [["arch=trm", "arch.num_states=3"]])
+def test_every_architecture_resumes_bit_for_bit(data: Path, tmp_path: Path, options: list[str]) -> None:
     """A checkpoint holds the whole state of the model, of its slots and of its optimizer."""
-    typed = [*_typed(data, tmp_path / "run", f"arch={arch}"), "max_steps=4", "checkpoint_every_n_steps=2"]
+    typed = [*_typed(data, tmp_path / "run", *options), "max_steps=4", "checkpoint_every_n_steps=2"]
     train_here(typed)
     resumed = tmp_path / "resumed"
     train_here([f"resume={tmp_path / 'run' / 'step_00000002'}", f"checkpoint_path={resumed}"])
@@ -71,6 +71,7 @@ OTHER_FORWARD = {
     "rope_2d behind registers": ["arch.pos_encodings=rope_2d", "arch.num_registers=3"],
     "learned": ["arch.pos_encodings=learned"],
     **({"FP8": ["arch.fp8_no_grad=true"]} if WHY_NO_FP8 is None else {}),
+    "winner takes all": ["arch.num_states=3"],
     "smoothing": ["arch.loss.loss_type=softmax_cross_entropy", "arch.loss.label_smoothing=0.2"],
 }
 OTHER_GRADIENT = {

@@ -23,6 +23,7 @@ RECIPE: dict[str, object] = {
     "ema_rate": 0.5,
     "grad_clip": 1.0,
     "arch.num_registers": 2,
+    "arch.num_states": 2,
     "evaluators": "[sudoku]",
 }
 

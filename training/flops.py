@@ -220,7 +220,7 @@ def flops_of_parts(config: PretrainConfig, sizes: Sizes, depth: Depth) -> dict[s
             seeds_B=no_seeds(arch, config.global_batch_size),
         )
         with _Counter() as counter:
-            Layout(model, world).forward_backward(initial_carry(model, batch), batch, settings)
+            Layout(model, world).forward_backward(initial_carry(model, batch, training=True), batch, settings)
     return dict(counter.of_part)
 
 

@@ -281,7 +281,7 @@ def _inputs(
     if isinstance(model, RecursiveModel):
         assert isinstance(arch, CommonConfig) and isinstance(sizes, Sizes)
         batch = empty_batch(num_slots * num_parts, sizes.seq_len, meta)
-        carry = initial_carry(model, batch)
+        carry = initial_carry(model, batch, training=True)
         settings = ActSettings(
             arch.depth,
             arch.loss,

@@ -39,16 +39,13 @@ class MoreCompute(StrictModel):
     seed: Int = Field(ge=0)
 
     @model_validator(mode="after")
-    def _noise_and_trajectories_need_each_other(self) -> "MoreCompute":
+    def _noise_needs_several_passes(self) -> "MoreCompute":
         several = self.trajectories > 1 or self.restarts > 0
         if self.noise and not several:
             raise ValueError(
                 f"noise={self.noise} moves every trajectory but the first, and there is only one; give trajectories=8, "
                 "restarts=8, or leave noise out"
             )
-        if several and not self.noise:
-            given = f"trajectories={self.trajectories}" if self.trajectories > 1 else f"restarts={self.restarts}"
-            raise ValueError(f"{given} without noise repeats the same pass; give noise=0.5 as well")
         return self
 
     def require_noise_for_seed(self) -> None:
@@ -56,8 +53,20 @@ class MoreCompute(StrictModel):
         if self.seed and not self.noise:
             raise UserError(f"seed={self.seed} is that of the noise, but there is no noise; leave it out")
 
-    def require_state(self, model: RecursiveModel) -> None:
-        """Raise UserError if noise is asked for, but the model has no state that it could move."""
+    def require_different_passes(self, model: RecursiveModel) -> None:
+        """Raise UserError if several passes would be the same.
+
+        Passes differ by their noise, and by their initial state if the model has several.
+        """
+        num_states = model.config.num_states
+        passes = {
+            f"trajectories={self.trajectories}": self.trajectories,
+            f"restarts={self.restarts}": self.restarts + 1,
+        }
+        for given, count in passes.items():
+            if count > num_states and not self.noise:
+                has = f", as the model has {num_states} initial states" if num_states > 1 else ""
+                raise UserError(f"{given} without noise repeats the same pass{has}; give noise=0.5 as well")
         if self.noise and not has_state(model):
             raise UserError(
                 f"noise={self.noise} moves the recurrent state, but arch={model.config.name} has none; leave it out"
@@ -128,13 +137,14 @@ def costs(config: MoreCompute, metrics: Mapping[str, float], set_name: str, trai
         found.append(Cost(set_name, f"single pass of {trained_steps} steps", segments, accuracy))
     single = metrics[f"eval/{set_name}/steps"], metrics[f"eval/{set_name}/exact_accuracy"]
     found.append(Cost(set_name, f"single pass of {num_steps} steps", *single))
+    noise = f" noise={config.noise}" if config.noise else ""
     for count, name in ((config.trajectories, "trajectories"), (config.restarts + 1, "restarts")):
         if count > 1:
             less = 0 if name == "trajectories" else 1  # the first pass is no restart
             for k in (2**power for power in range(1, count.bit_length())):
                 if k < count:
-                    found.append(cost(f"{name}={k - less} noise={config.noise}", f"{name}/", f"_of/{k}"))
-            found.append(cost(f"{name}={count - less} noise={config.noise}", f"{name}/"))
+                    found.append(cost(f"{name}={k - less}{noise}", f"{name}/", f"_of/{k}"))
+            found.append(cost(f"{name}={count - less}{noise}", f"{name}/"))
     if config.tta is not None:
         found.append(cost(f"tta={config.tta}", "tta/"))
     return found

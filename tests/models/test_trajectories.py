@@ -82,6 +82,26 @@ def test_the_first_trajectory_is_the_plain_pass(batch: Batch) -> None:
     assert torch.equal(seen.confidence_TN, plain.confidence_TN)
 
 
+@pytest.mark.parametrize("name", ["trm", "urm"])
+def test_trajectories_of_a_model_with_several_initial_states_begin_there(name: str, batch: Batch) -> None:
+    model = small_model(name, num_states=2)
+    silent = Trajectories(COUNT, 0.0, seed=0)
+    ((numbers_N, spread),) = silent.spread(iter([(np.array([4]), _one(batch, 4))]), range(COUNT))
+    seen = trace(model, spread, STEPS, trajectories=silent, numbers_N=numbers_N)
+    for k, first in enumerate(model.starts()[[0, 1, 0]]):
+        state = model.reset(model.initial_state(1, torch.device("cpu")), torch.tensor([True]))
+        last = list(state)[-1]
+        state[last] = first.expand_as(state[last])
+        assert model.puzzle_embedding is not None
+        rows = model.puzzle_embedding.rows(batch["puzzle_identifiers"][4:5])
+        for t in range(STEPS):
+            with torch.no_grad():
+                state, _, q_halt_1, _ = model(state, batch["inputs"][4:5], rows, model.config.depth)
+            assert float(seen.confidence_TN[t, k]) == pytest.approx(float(q_halt_1.sigmoid()), abs=1e-5)
+    assert torch.equal(seen.confidence_TN[:, 0], seen.confidence_TN[:, 2])
+    assert not torch.equal(seen.confidence_TN[:, 0], seen.confidence_TN[:, 1])
+
+
 def test_noise_depends_on_seed_example_trajectory_and_segment() -> None:
     model, zeros = small_model(), {"z_H": torch.zeros(1, 5, 200), "z_L": torch.zeros(1, 5, 200)}
 

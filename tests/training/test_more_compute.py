@@ -17,8 +17,9 @@ from tests.models.helpers import seed_with, small_model
 from tests.spawn import run_ranks
 from tests.training.examples import IGNORED, made_split, random_rows
 from training.evaluation import EvalOptions, evaluate
-from training.more_compute import evaluate_trajectories
+from training.more_compute import MoreCompute, evaluate_trajectories
 from utils.dist.world import World
+from utils.errors import UserError
 
 SINGLE = World.single()
 NUM, COUNT, STEPS, NOISE = 13, 5, 4, 0.9
@@ -167,6 +168,25 @@ def test_ranks_and_batches_change_no_result(seed: int, world_size: int, batch_si
         assert found == pytest.approx(expected, abs=1e-5)
         exact = [name for name in expected if "calibration" not in name]
         assert [found[name] for name in exact] == [expected[name] for name in exact]
+
+
+def test_passes_that_would_be_the_same_are_refused() -> None:
+    def options(**given: Any) -> MoreCompute:
+        return MoreCompute(
+            **{"num_steps": None, "trajectories": 1, "restarts": 0, "noise": 0.0, "tta": None, "seed": 0} | given
+        )
+
+    three = small_model("trm", num_states=3)
+    for fitting in (options(trajectories=3), options(restarts=2), options(trajectories=9, noise=0.1), options()):
+        fitting.require_different_passes(three)
+    for given, message in (
+        ({"trajectories": 4}, "trajectories=4 without noise repeats the same pass, as the model has 3 initial states"),
+        ({"restarts": 3}, "restarts=3 without noise repeats the same pass, as the model has 3 initial states"),
+    ):
+        with pytest.raises(UserError, match=message):
+            options(**given).require_different_passes(three)
+    with pytest.raises(UserError, match="but arch=transformer has none; leave it out"):
+        options(trajectories=2, noise=0.1).require_different_passes(small_model("transformer"))
 
 
 def test_without_labels_there_are_no_metrics(seed: int) -> None:

@@ -1,0 +1,84 @@
+"""Winner takes all: K initial states for each slot, of which the best one trains the model.
+
+"Speed is Confidence" (arXiv 2601.19085) and its code. Each slot runs K trajectories. They begin
+with different values of the last recurrent state (z_L), and with the same value of the others. The
+trajectory with the lowest token loss wins the segment: its outputs are those of the slot, so that
+the loss, the gradient, halting and the metrics are the winner's. All trajectories go on from the
+winner's z_H, each with its own z_L.
+"""
+
+# B = slots, K = initial states, N = B x K trajectories, S = tokens, V = vocabulary, E = puzzle
+# embedding size, D = hidden size
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from models.base import RecursiveModel, SegmentOutput, State
+from models.depth import Depth
+
+
+def start_at(model: RecursiveModel, state: State, fresh_N: Tensor, which_N: Tensor) -> State:
+    """Let trajectories that begin start from one of the model's initial states.
+
+    Args:
+        state: of all trajectories, after `model.reset`.
+        fresh_N: whether a trajectory begins.
+        which_N: the number of its initial state; 0 is the one that `model.reset` takes.
+    """
+    name, z = list(state.items())[-1]
+    start_ND = model.starts()[which_N]
+    middle = [1] * (z.ndim - 2)
+    start = start_ND.view(len(z), *middle, -1)
+    return state | {name: torch.where(fresh_N.view(-1, *middle, 1), start, z)}
+
+
+def spread_states(state: State, num_states: int) -> State:
+    """Return a state with K trajectories for each slot, (B, K, ...)."""
+    return {name: z[:, None].expand(-1, num_states, *z.shape[1:]).contiguous() for name, z in state.items()}
+
+
+def winner_takes_all(
+    model: RecursiveModel,
+    states: State,
+    fresh_B: Tensor,
+    inputs_BS: Tensor,
+    rows_BE: Tensor | None,
+    depth: Depth,
+    forward: Callable[..., SegmentOutput],
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    labels_BS: Tensor,
+    *,
+    seeds_B: Tensor | None,
+) -> tuple[State, SegmentOutput]:
+    """Run one segment of K trajectories for every slot.
+
+    Args:
+        states: of all trajectories, (B, K, ...).
+        fresh_B: whether a slot has a new example, so that its trajectories begin.
+        loss_of: the token loss of each trajectory (N,), from logits_NSV and labels_NS.
+        seeds_B: as for `segment`. The trajectories of a slot draw the same.
+
+    Returns:
+        The new states of all trajectories, detached, and what the segment of the winners gave.
+    """
+    num_slots, num_states = len(fresh_B), model.config.num_states
+
+    def repeated(tensor: Tensor) -> Tensor:
+        return tensor.repeat_interleave(num_states, 0)
+
+    fresh_N, which_N = repeated(fresh_B), torch.arange(num_states, device=fresh_B.device).repeat(num_slots)
+    state = model.reset({name: z.flatten(0, 1) for name, z in states.items()}, fresh_N)
+    state = start_at(model, state, fresh_N, which_N)
+    drawn = {} if seeds_B is None else {"seeds_B": repeated(seeds_B)}
+    rows_NE = None if rows_BE is None else repeated(rows_BE)
+    state, logits_NSV, q_halt_N, q_continue_N = forward(state, repeated(inputs_BS), rows_NE, depth, **drawn)
+
+    with torch.no_grad():
+        loss_BK = loss_of(logits_NSV, repeated(labels_BS)).view(num_slots, num_states)
+        winner_B = loss_BK.argmin(1) + num_states * torch.arange(num_slots, device=loss_BK.device)
+    won = {name: z[winner_B] for name, z in state.items()}
+    own = list(state)[-1]
+    states = spread_states(won, num_states) | {own: state[own].unflatten(0, (num_slots, num_states))}
+    return states, (won, logits_NSV[winner_B], q_halt_N[winner_B], q_continue_N[winner_B])
