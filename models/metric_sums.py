@@ -34,7 +34,7 @@ def reliability_sums(q_halt_N: Tensor, right_N: Tensor, counted_N: Tensor) -> Te
         are right; (3, NUM_BINS).
     """
     confidence_N = q_halt_N.sigmoid().to(widest_float(q_halt_N.device))
-    bins_N = (confidence_N * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+    bins_N = (confidence_N.nan_to_num() * NUM_BINS).long().clamp(max=NUM_BINS - 1)
     terms_3N = counted_N * torch.stack([torch.ones_like(confidence_N), confidence_N, right_N.to(confidence_N.dtype)])
     return torch.zeros(3, NUM_BINS, dtype=terms_3N.dtype, device=terms_3N.device).index_add_(1, bins_N, terms_3N)
 

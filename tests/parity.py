@@ -95,6 +95,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "backprop_warmup_steps": 0,
     "activation_checkpointing": "none",
     "depth_curriculum": [],
+    "num_states": 1,
     "fp8_no_grad": False,
 }
 SE_RRM_OPTIONS = (

@@ -106,7 +106,8 @@ def evaluated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         table = [line.split() for line in takewhile(lambda line: line.startswith("  "), lines)]
         intervals = {name: (rest[0], rest[2]) for name, _, *rest in table if rest}
         assert all(rest[1] == ".." for _, _, *rest in table if rest)
-        tail = [line for line in lines[len(table) :] if not line.startswith("  ")]
+        of_tables = ("  ", "confidence against accuracy", "accuracy of the set")
+        tail = [line for line in lines[len(table) :] if not line.startswith(of_tables)]
         return Printed(head, {name: value for name, value, *_ in table}, intervals, tail, lines[len(table) :])
 
     return evaluate
@@ -379,9 +380,9 @@ def test_the_results_file_equals_the_printed_table(run: Path, puzzles: Path, eva
         name: (f"{low:.4f}", f"{high:.4f}") for name, (low, high) in results["intervals"].items()
     }
     exact = results["metrics"]["eval/all/exact_accuracy"]
-    assert printed.tail[-2:] == [f"written to {folder}", f"exact_accuracy={exact:.4f}"]
+    assert printed.tail == [f"written to {folder}", f"exact_accuracy={exact:.4f}"]
     error = results["metrics"]["eval/all/calibration_error"]
-    assert printed.tail[:-2] == [
+    assert [line for line in printed.tables[:-2] if not line.startswith("  ")] == [
         f"confidence against accuracy of the set all: expected calibration error {error:.4f}",
         "accuracy of the set all against compute, 95 % intervals",
     ]
@@ -733,6 +734,7 @@ def _score(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     assert "examples in" in first
     rows = [line.split() for line in table if line.startswith("  eval/")]
     metrics = {name: float(value.replace(",", "")) for name, value, *_ in rows}
+    assert 0 <= metrics.pop("eval/all/calibration_error") <= 1  # which no run logs
     assert last == f"exact_accuracy={metrics['eval/all/exact_accuracy']:.4f}"
     return metrics
 

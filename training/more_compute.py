@@ -278,7 +278,7 @@ class _Race:
 
     def _answers(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the flags and q_halt of the answers that the first k trajectories give."""
-        ranks_RK = self._q_halt_RK[:, :k]
+        ranks_RK = np.nan_to_num(self._q_halt_RK[:, :k], nan=-np.inf, posinf=np.inf, neginf=-np.inf)
         if self._one_by_one:
             ranks_RK = np.where(self._settled_RK[:, :k], np.inf, ranks_RK)
         winner_R1 = ranks_RK.argmax(1)[:, None]

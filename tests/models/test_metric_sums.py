@@ -299,3 +299,8 @@ def test_a_confidence_of_one_is_in_the_last_bin() -> None:
     sums = reliability_sums(torch.tensor([100.0, -100.0]), torch.tensor([True, False]), torch.tensor([True, True]))
     row = reliability(sums.tolist())
     assert row["calibration_error"] == 0 and row["reliability/10/count"] == row["reliability/1/count"] == 1
+
+
+def test_a_confidence_that_is_not_a_number_stops_no_evaluation() -> None:
+    sums = reliability_sums(torch.tensor([torch.nan, 0.0]), torch.tensor([False, True]), torch.tensor([True, True]))
+    assert math.isnan(reliability(sums.tolist())["calibration_error"])

@@ -144,6 +144,8 @@ def test_more_states_change_neither_the_weights_nor_the_evaluation() -> None:
     assert len({tuple(start_D.tolist()) for start_D in starts_KD}) == NUM_STATES
     assert torch.equal(starts_KD[:1], one.starts())
     assert torch.equal(small_model("trm", num_states=2, seed=5).starts()[1], starts_KD[1])
+    # A model whose weights come from a file is not initialised.
+    assert torch.equal(blank_model("trm", num_states=NUM_STATES).starts()[1:], starts_KD[1:])
     carry = ActObjective(one).fresh_carry(NUM_SLOTS, CPU)
     with torch.no_grad():
         outputs = [segment(model, replace(carry), batch, training=False)[1] for model in (one, three)]
