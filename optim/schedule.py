@@ -7,12 +7,14 @@ BatchScaling = Literal["none", "sqrt", "linear"]
 
 
 def lr_multiplier(step: int, total_steps: int, warmup_steps: int, min_ratio: float) -> float:
-    """Return the factor of the learning rates at a step, counted from 1.
+    """Return the factor of the learning rates at a step.
+
+    The first step of a run is 1, or 0 as in URM's code (lr_counts_from).
 
     The factor is step / warmup_steps during the warm-up. Then it follows a half cosine from 1 to
-    min_ratio, and is exactly min_ratio at total_steps. The cosine goes on behind total_steps, so
-    that the rate rises again: HRM-Text only estimates its number of steps (arXiv 2605.20613). A run
-    that is no longer than its warm-up has no cosine.
+    min_ratio, and is exactly min_ratio at step total_steps. The cosine goes on behind total_steps,
+    so that the rate rises again: HRM-Text only estimates its number of steps (arXiv 2605.20613). A
+    run that is no longer than its warm-up has no cosine.
     """
     if step < warmup_steps or total_steps <= warmup_steps:
         return min(1.0, step / warmup_steps)

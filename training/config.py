@@ -105,6 +105,7 @@ class PretrainConfig(RunConfig):
     lr: Float = NotNegative
     lr_min_ratio: Float = Field(ge=0, le=1)
     lr_warmup_steps: Int = NotNegative
+    lr_counts_from: Literal["auto", 0, 1]
     lr_scaling: BatchScaling
     lr_scaling_reference: Int = Positive
     beta1: Float = Field(ge=0, lt=1)
@@ -253,6 +254,13 @@ class PretrainConfig(RunConfig):
     def slots_key(self) -> tuple[str, str]:
         """The key that says how many slots or rows a step has, and what they are."""
         return ("rows_per_step", "rows") if self.arch.kind == "text" else ("global_batch_size", "slots")
+
+    @property
+    def first_lr_step(self) -> int:
+        """The number that the schedule of the learning rate gives to the first step: 0 or 1."""
+        if self.lr_counts_from == "auto":
+            return 0 if self.arch.name == "urm" else 1
+        return self.lr_counts_from
 
     @property
     def initial_weights(self) -> str | None:

@@ -64,8 +64,10 @@ class Plan:
     # ---- rates of a step ----
 
     def lr_multiplier(self, step: int) -> float:
-        """Return what the schedule makes of every learning rate at a step."""
-        return lr_multiplier(step, self.last_step, self.config.lr_warmup_steps, self.config.lr_min_ratio)
+        """Return what the schedule makes of every learning rate at a step, counted from 1."""
+        config = self.config
+        counted = step - 1 + config.first_lr_step
+        return lr_multiplier(counted, self.last_step, config.lr_warmup_steps, config.lr_min_ratio)
 
     @property
     def lr_scale(self) -> float:

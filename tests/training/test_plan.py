@@ -174,6 +174,21 @@ def test_the_schedule_ends_at_the_last_step_of_the_run() -> None:
     assert plan.lr_multiplier(6) == pytest.approx(0.75)
 
 
+def test_the_schedule_counts_from_0_for_urm_as_published_and_from_1_for_others() -> None:
+    urm = validate(PretrainConfig, read_config("pretrain", ["arch=urm"])).arch
+    changes: dict[str, Any] = {"last_step": 8, "lr_warmup_steps": 4, "lr_min_ratio": 0.5}
+    from_1, from_0 = ([_plan(**changes).lr_multiplier(step) for step in range(n, n + 8)] for n in (1, 0))
+    assert from_0[:5] == [0.0, 0.25, 0.5, 0.75, 1.0] and from_1[-1] == 0.5 < from_0[-1]
+    for counts_from, arch, expected in (
+        ("auto", _defaults().arch, from_1),
+        ("auto", urm, from_0),
+        (1, urm, from_1),
+        (0, _defaults().arch, from_0),
+    ):
+        plan = _plan(**changes, lr_counts_from=counts_from, arch=arch)
+        assert [plan.lr_multiplier(step) for step in range(1, 9)] == expected
+
+
 @pytest.mark.parametrize(("kind", "factor"), [("none", 1.0), ("sqrt", math.sqrt(1.5)), ("linear", 1.5)])
 def test_the_rate_scales_with_the_batch(kind: str, factor: float) -> None:
     plan = _plan(lr_scaling=kind, lr_scaling_reference=8, global_batch_size=12)

@@ -43,6 +43,9 @@ _NAMES = ("project_name", "run_name")
 _OF_THIS_START = {"resume", "checkpoint_path", "allow_changed_data", "started_in"}
 # Keys of stored paths. The path of the run itself is not among them: each start knows its own.
 _PATHS = {"data_path", "data_paths", "data_paths_test", "init_from", "load_checkpoint", "resume"}
+# Keys whose default is not what runs did before the key was there: the key, what these runs did,
+# and a key and its value that tell which runs these are.
+_BEFORE = (("lr_counts_from", 1, "arch.name", "urm"),)
 
 
 @dataclass
@@ -294,9 +297,10 @@ def _names_of(run: Path) -> dict[str, Any]:
 
 
 def completed(stored: Container, config_name: str) -> Container:
-    """Return a stored config with defaults for the keys that were added since it was stored.
+    """Return a stored config with values for the keys that were added since it was stored.
 
-    How ranks find one another is a matter of each start, and gets its defaults, too.
+    These are the defaults, or what the run did before the key was there (_BEFORE). How ranks find
+    one another is a matter of each start, and gets its defaults, too.
 
     Raises:
         UserError: A value is an interpolation. Runs store plain values, and an interpolation in
@@ -308,7 +312,10 @@ def completed(stored: Container, config_name: str) -> Container:
     names = {group: _name_in(stored.get(group), group) for group, _ in default_groups(config_name)}
     defaults = read_config(config_name, [f"{group}={name}" for group, name in names.items() if name])
     meeting = {f"dist.{key}": value for key, value in DEFAULT_MEETING.model_dump().items()}
-    return with_changes(filled_up(stored, defaults), meeting)
+    whole = filled_up(stored, defaults)
+    known, leaves = dict(flatten(stored)), dict(flatten(whole))
+    before = {key: value for key, value, which, kind in _BEFORE if key not in known and leaves.get(which) == kind}
+    return with_changes(whole, before | meeting)
 
 
 def _merged(stored: Container, config_name: str, overrides: list[str]) -> tuple[Container, Container]:
