@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from models.attention import Attention, Rotary
-from models.layers import MLPS, MlpKind, rms_norm, swiglu_width
+from models.layers import MLPS, ConvSwiGLU, MlpKind, SwiGLU, rms_norm, swiglu_width
 
 
 class Block(nn.Module):
@@ -32,6 +32,7 @@ class Block(nn.Module):
         num_positions: int,
         mlp_t: bool,
         mlp: MlpKind = "swiglu",
+        conv_bias: bool = True,
     ) -> None:
         super().__init__()
         self.self_attn = None if mlp_t else Attention(hidden_size, num_heads)
@@ -42,7 +43,11 @@ class Block(nn.Module):
             if mlp_t
             else None
         )
-        self.mlp = MLPS[mlp](hidden_size, swiglu_width(hidden_size, expansion, width_multiple))
+        width = swiglu_width(hidden_size, expansion, width_multiple)
+        if mlp == "conv_swiglu":
+            self.mlp: SwiGLU = ConvSwiGLU(hidden_size, width, conv_bias=conv_bias)
+        else:
+            self.mlp = MLPS[mlp](hidden_size, width)
 
     def forward(
         self,

@@ -54,6 +54,15 @@ def truncated_normal(shape: torch.Size, std: float, generator: torch.Generator) 
     return nn.init.trunc_normal_(draw, std=sigma, a=-2 * sigma, b=2 * sigma, generator=generator)
 
 
+def uniform(shape: torch.Size, bound: float, generator: torch.Generator) -> torch.Tensor:
+    """Return a tensor from the uniform distribution over [-bound, bound].
+
+    The values are drawn in float32 on the generator's device, as by `truncated_normal`.
+    """
+    draw = torch.empty(shape, dtype=torch.float32, device=generator.device)
+    return draw.uniform_(-bound, bound, generator=generator)
+
+
 def rms_norm(x: torch.Tensor, dim: int = -1, eps: float = RMS_EPS) -> torch.Tensor:
     """Return x / sqrt(mean(x^2) + eps) over a dimension, computed in float32, in x's dtype.
 
@@ -222,22 +231,36 @@ class ConvSwiGLU(SwiGLU):
 
     x is (B, T, D). The convolution combines, component by component, each token with the token
     before it. Before the first token it takes zeros.
+
+    Args:
+        conv_bias: the convolution adds a bias, as in the published code. The equation of the paper
+            has none.
     """
 
-    def __init__(self, dim: int, width: int) -> None:
+    def __init__(self, dim: int, width: int, *, conv_bias: bool = True) -> None:
         super().__init__(dim, width)
         self.conv_weight_W12 = nn.Parameter(torch.empty(width, 1, 2))
+        self.conv_bias_W = nn.Parameter(torch.empty(width)) if conv_bias else None
 
     def initial_values(self, generator: torch.Generator) -> InitialValues:
-        """Yield the convolution's weights. The projections have their own `initial_values`."""
-        yield self.conv_weight_W12, truncated_normal(self.conv_weight_W12.shape, 1 / math.sqrt(2), generator)
+        """Yield the values of the convolution. The projections have their own `initial_values`.
+
+        Weights and bias are uniform in +-1/sqrt(2), which is PyTorch's distribution for a
+        convolution of two inputs, and so the published one.
+        """
+        for parameter in (self.conv_weight_W12, self.conv_bias_W):
+            if parameter is not None:
+                yield parameter, uniform(parameter.shape, 1 / math.sqrt(2), generator)
 
     def combine(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor:
         assert dim == -1
         own_BTW = F.silu(gate) * up
         previous_BTW = F.pad(own_BTW, (0, 0, 1, 0))[:, :-1]
         before_W, here_W = self.conv_weight_W12.to(own_BTW.dtype).squeeze(1).unbind(1)
-        return F.silu(before_W * previous_BTW + here_W * own_BTW)
+        sum_BTW = before_W * previous_BTW + here_W * own_BTW
+        if self.conv_bias_W is not None:
+            sum_BTW = sum_BTW + self.conv_bias_W.to(own_BTW.dtype)
+        return F.silu(sum_BTW)
 
 
 MlpKind = Literal["swiglu", "normalized_swiglu", "conv_swiglu"]

@@ -46,6 +46,7 @@ _KNOWN = {
     ),
 }
 _EMBEDDING = "embed_tokens.weight"
+_CONV_WEIGHT, _CONV_BIAS = ".mlp.conv_weight_W12", ".mlp.conv_bias_W"
 _NUM_NAMED = 3  # most names that an error message lists
 
 
@@ -109,7 +110,7 @@ def fit_one_by_one(
     """Return the weights in the dtypes of the model and with its puzzle table's size.
 
     All are checked at once. Each is read and cast when its turn comes, so that memory need not hold
-    them all.
+    them all. A convolution that comes with weights but without a bias gets a bias of zeros.
 
     Args:
         weights: weights by our names (see `to_ours`). On the meta device, which has only shapes and
@@ -127,6 +128,9 @@ def fit_one_by_one(
             the tables' sizes differ.
     """
     weights = dict(weights)
+    # Files that this project wrote before the convolution had a bias computed as with zeros.
+    of_old = {name for name in own if name.endswith(_CONV_BIAS) and name not in weights}
+    weights |= {name: torch.zeros(own[name].shape) for name in of_old if _weight_of(name) in weights}
 
     def whole(name: str) -> Tensor:
         return read(name) if weights[name].is_meta else weights[name]
@@ -160,6 +164,11 @@ def fit_one_by_one(
             "all rows) or zero (all rows start anew)"
         )
     return ((name, whole(name).to(own[name].dtype)) for name in weights)
+
+
+def _weight_of(conv_bias: str) -> str:
+    """Return the name of a convolution's weight."""
+    return conv_bias.removesuffix(_CONV_BIAS) + _CONV_WEIGHT
 
 
 def _gets_other_rows(table_KE: Tensor, own_KE: Tensor, puzzle_table: PuzzleTable | None) -> bool:

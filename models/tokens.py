@@ -27,6 +27,7 @@ class TokenConfig(CommonConfig):
 
     num_heads: Int = Field(ge=1, le=LARGEST_COUNT)
     mlp: MlpKind
+    conv_bias: Bool
     mlp_t: Bool
     pos_encodings: Literal["rope", "rope_2d", "learned", "none"]
     rope_theta: Float = Field(ge=1)
@@ -183,6 +184,7 @@ class TokenModel(RecursiveModel):
                 num_positions=self.num_positions,
                 mlp_t=config.mlp_t,
                 mlp=config.mlp,
+                conv_bias=config.conv_bias,
             )
             for _ in range(num_layers)
         )

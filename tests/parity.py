@@ -90,6 +90,7 @@ HRM_FIXED_OPTIONS: dict[str, Any] = {"puzzle_emb_len": 0, "no_ACT_continue": Fal
 TRM_OPTIONS: dict[str, Any] = {"puzzle_emb_len": 0, "no_ACT_continue": True}
 ADDED_OPTIONS: dict[str, Any] = {
     "mlp": "swiglu",
+    "conv_bias": True,
     "width_multiple": 256,
     "num_registers": 0,
     "backprop_warmup_steps": 0,

@@ -347,6 +347,7 @@ OFF = {
 }
 OFF_ARCH = {
     "mlp": "swiglu",
+    "conv_bias": True,
     "width_multiple": 256,
     "num_registers": 0,
     "backprop_warmup_steps": 0,

@@ -205,7 +205,8 @@ def naive_mlp(layer: SwiGLU, x_TD: Tensor) -> Tensor:
         elif isinstance(layer, ConvSwiGLU):
             here_W = _naive_silu(gate_W) * up_W
             weight_W12 = layer.conv_weight_W12.double()
-            inner_W = _naive_silu(weight_W12[:, 0, 0] * previous_W + weight_W12[:, 0, 1] * here_W)
+            bias_W = 0 if layer.conv_bias_W is None else layer.conv_bias_W.double()
+            inner_W = _naive_silu(weight_W12[:, 0, 0] * previous_W + weight_W12[:, 0, 1] * here_W + bias_W)
             previous_W = here_W
         else:
             inner_W = _naive_silu(gate_W) * up_W

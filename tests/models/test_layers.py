@@ -163,11 +163,29 @@ def test_truncated_normal_has_the_requested_std() -> None:
     )  # two sigma of the normal distribution before the cut
 
 
-def test_a_convolution_starts_at_the_scale_of_its_two_inputs() -> None:
-    layer = ConvSwiGLU(512, 5632)
+def test_a_convolution_starts_like_one_of_torch() -> None:
+    """Weights and bias are uniform in +-1/sqrt(2), as in the published code."""
+    layer, theirs = ConvSwiGLU(512, 5632), torch.nn.Conv1d(5632, 5632, kernel_size=2, groups=5632)
     fill(layer.initial_values(_generator()))
-    assert layer.conv_weight_W12.shape == (5632, 1, 2)
-    assert layer.conv_weight_W12.std().item() == pytest.approx(1 / math.sqrt(2), rel=0.03)
+    assert layer.conv_bias_W is not None and theirs.bias is not None
+    assert (layer.conv_weight_W12.shape, layer.conv_bias_W.shape) == (theirs.weight.shape, theirs.bias.shape)
+    for own, published in ((layer.conv_weight_W12, theirs.weight), (layer.conv_bias_W, theirs.bias)):
+        for values in (own, published):
+            assert values.abs().max().item() == pytest.approx(1 / math.sqrt(2), rel=0.01)
+            assert values.std().item() == pytest.approx(1 / math.sqrt(2) / math.sqrt(3), rel=0.03)  # uniform
+            assert values.mean().item() == pytest.approx(0, abs=0.03)
+
+
+def test_a_convolution_may_have_no_bias() -> None:
+    layer, biased = ConvSwiGLU(8, 32, conv_bias=False), ConvSwiGLU(8, 32)
+    _init(layer)
+    x_TD = _randn(3, 8)
+    torch.testing.assert_close(layer(x_TD[None])[0].double(), naive_mlp(layer, x_TD), rtol=1e-5, atol=1e-5)
+    _init(biased)
+    assert biased.conv_bias_W is not None
+    torch.nn.init.zeros_(biased.conv_bias_W)
+    biased.load_state_dict(layer.state_dict(), strict=False)
+    torch.testing.assert_close(biased(x_TD[None]), layer(x_TD[None]))
 
 
 # ---- FP8 ---------------------------------------------------------------------------------------

@@ -34,7 +34,8 @@ TABLE = "puzzle_embedding.weight"
 
 @functools.cache
 def _config(arch: str, *overrides: str) -> Any:
-    sizes = ["hidden_size=32", "num_heads=2", "L_layers=2", "forward_dtype=float32", *overrides]
+    sizes = ["hidden_size=32", "num_heads=2", "forward_dtype=float32", *overrides]
+    sizes += [] if arch == "urm" else ["L_layers=2"]
     options = read_config("pretrain", [f"arch={arch}", *(f"arch.{size}" for size in sizes)])["arch"]
     return TypeAdapter(ArchConfig).validate_python(options)
 
@@ -49,6 +50,21 @@ def build(arch: str, *overrides: str, num_puzzles: int = NUM_PUZZLES) -> Recursi
     if model.puzzle_embedding is not None:
         model.puzzle_embedding.weight.normal_(generator=generator)
     return model
+
+
+def test_a_convolution_that_comes_without_a_bias_gets_zeros() -> None:
+    """This project's own convolutions had no bias at first, which computed the same."""
+    own = build("urm", "num_layers=2").state_dict()
+    old = {name: tensor for name, tensor in own.items() if not name.endswith("conv_bias_W")}
+    fitted = fit_weights(old, own, None, "old")
+    assert fitted.keys() == own.keys()
+    for name, tensor in fitted.items():
+        assert torch.equal(tensor, torch.zeros_like(tensor) if name.endswith("conv_bias_W") else own[name]), name
+    damaged = {name: tensor for name, tensor in old.items() if name != "level.layers.1.mlp.conv_weight_W12"}
+    with pytest.raises(
+        ValueError, match=r"missing level\.layers\.1\.mlp\.conv_weight_W12 .*layers\.1\.mlp\.conv_bias_W"
+    ):
+        fit_weights(damaged, own, None, "damaged")
 
 
 def reference(folder: str) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ _OF_THIS_START = {"resume", "checkpoint_path", "allow_changed_data", "started_in
 _PATHS = {"data_path", "data_paths", "data_paths_test", "init_from", "load_checkpoint", "resume"}
 # Keys whose default is not what runs did before the key was there: the key, what these runs did,
 # and a key and its value that tell which runs these are.
-_BEFORE = (("lr_counts_from", 1, "arch.name", "urm"),)
+_BEFORE = (("arch.conv_bias", False, "arch.mlp", "conv_swiglu"), ("lr_counts_from", 1, "arch.name", "urm"))
 
 
 @dataclass
