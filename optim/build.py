@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from optim.adam_atan2 import AdamATan2
-from optim.muon import Muon
+from optim.muon import Coefficients, Muon, Scale
 from utils.config import Float, Int, StrictModel, name_of, union_of
 from utils.dist.world import is_dtensor
 from utils.errors import UserError
@@ -119,21 +119,24 @@ class MuonConfig(OptimizerConfig):
     """Muon for the matrices inside the blocks, and an Adam for the rest.
 
     Embeddings and heads are matrices as well, but their rows stand for symbols, and an orthogonal
-    step would mix the symbols.
+    step would mix the symbols. URM's code gives Muon all matrices nevertheless.
     """
 
     name: Literal["muon"]
-    muon_lr: Float
+    muon_lr: Float | None
     muon_momentum: Float
     muon_weight_decay: Float
     muon_iterations: Int
+    muon_coefficients: Coefficients
+    muon_scale: Scale
+    muon_matrices: Literal["blocks", "all"]
     rest: Literal["adamw", "adam_atan2"]
     eps: Float
 
     @model_validator(mode="after")
     def _numbers_are_in_range(self) -> Self:
         for name in ("muon_lr", "muon_weight_decay"):
-            if (value := getattr(self, name)) < 0:
+            if (value := getattr(self, name)) is not None and value < 0:
                 raise ValueError(f"{name} is {value}; give 0 or more")
         if not 0 <= self.muon_momentum < 1:
             raise ValueError(f"muon_momentum is {self.muon_momentum}; give a number from 0 up to, but not including, 1")
@@ -143,7 +146,8 @@ class MuonConfig(OptimizerConfig):
         return self
 
     def takes(self, left: list[nn.Parameter], block_weights: list[nn.Parameter]) -> list[nn.Parameter]:
-        return [weight for weight in block_weights if weight.requires_grad and weight.ndim == 2]
+        weights = left if self.muon_matrices == "all" else block_weights
+        return [weight for weight in weights if weight.requires_grad and weight.ndim == 2]
 
     def for_the_rest(self) -> OptimizerConfig:
         return AdamWConfig(name="adamw", eps=self.eps) if self.rest == "adamw" else AdamATan2Config(name="adam_atan2")
@@ -151,10 +155,12 @@ class MuonConfig(OptimizerConfig):
     def make(self, groups: Groups, rates: Rates) -> torch.optim.Optimizer:
         return Muon(
             groups,
-            lr=self.muon_lr,
+            lr=rates.lr if self.muon_lr is None else self.muon_lr,
             momentum=self.muon_momentum,
             weight_decay=self.muon_weight_decay,
             iterations=self.muon_iterations,
+            coefficients=self.muon_coefficients,
+            scale=self.muon_scale,
         )
 
     def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -311,7 +317,8 @@ def build_optimizers(
     recipes.
 
     Args:
-        block_weights: the parameters inside the blocks. Muon takes the matrices among them.
+        block_weights: the parameters inside the blocks. Muon takes the matrices among them, or
+            with muon_matrices=all those of the whole model.
         lr: base learning rate of all parameters that Muon doesn't take.
         betas: Adam's betas for these parameters.
         weight_decay: weight decay of these parameters.

@@ -4,25 +4,46 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.optim.optimizer import ParamsT
 
 from utils.dist.world import is_dtensor
 
-# Coefficients of the quintic iteration. They give a steep slope at 0; in return, singular values
-# end near 1 and not exactly at 1.
-_A, _B, _C = 3.4445, -4.7750, 2.0315
+Coefficients = Literal["jordan", "urm"]
+Scale = Literal["spectral", "rms"]
+
+# Coefficients (a, b, c) of the quintic a x + b x^3 + c x^5, for each iteration. The last ones count
+# for all further iterations. They give a steep slope at 0; in return, singular values end near 1
+# and not exactly at 1. Those of urm bring small singular values up within fewer iterations.
+_COEFFICIENTS: dict[Coefficients, tuple[tuple[float, float, float], ...]] = {
+    "jordan": ((3.4445, -4.7750, 2.0315),),
+    "urm": (
+        (7.2086, -15.5131, 9.0178),
+        (3.9623, -2.5813, 0.4542),
+        (3.9466, -2.5765, 0.4544),
+        (3.8991, -2.5671, 0.4566),
+        (3.7186, -2.5308, 0.4653),
+        (3.1390, -2.3073, 0.4733),
+        (2.1715, -1.5246, 0.3885),
+        (1.8648, -1.2224, 0.3577),
+    ),
+}
 _NUM_ITERATIONS = 5
+# The root mean square of an update of AdamW, as Moonlight measured it (arXiv 2502.16982).
+_RMS_OF_ADAMW = 0.2
 
 
 class Muon(torch.optim.Muon):
     """Momentum, orthogonalized.
 
     m = b m + (1 - b) g; u = b m + (1 - b) g
-    p = p (1 - lr wd) - lr sqrt(max(1, R / C)) orthogonal(u)
-    This is torch.optim.Muon with adjust_lr_fn="original", with two differences.
+    p = p (1 - lr wd) - lr s orthogonal(u)
+    s = sqrt(max(1, R / C)), or 0.2 sqrt(max(R, C)) with scale="rms"
+    This is torch.optim.Muon with adjust_lr_fn="original" (or "match_rms_adamw" for scale="rms"),
+    with two differences. With coefficients="urm" and scale="rms" it is the Muon of URM's code
+    (arXiv 2512.14693).
 
     - Sharded parameters (FSDP2): torch iterates on the shards, with some 14 collectives per matrix
       and partial sums in bfloat16. Its update differed from that of one rank by 4 %. Here the
@@ -35,14 +56,28 @@ class Muon(torch.optim.Muon):
     another order, which gives the same result in that order.
 
     The state of a parameter is its `momentum_buffer` (m).
+
+    Args:
+        scale: the size of an update for a learning rate of 1. spectral: its spectral norm is about
+            1 for a matrix that is not taller than wide. rms: the root mean square of its entries is
+            about 0.2, like that of AdamW's (arXiv 2502.16982), whatever the shape.
     """
 
     def __init__(
-        self, params: ParamsT, lr: float, momentum: float, weight_decay: float, iterations: int = _NUM_ITERATIONS
+        self,
+        params: ParamsT,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        iterations: int = _NUM_ITERATIONS,
+        coefficients: Coefficients = "jordan",
+        scale: Scale = "spectral",
     ) -> None:
         super().__init__(
             params, lr=lr, momentum=momentum, weight_decay=weight_decay, ns_steps=iterations, adjust_lr_fn="original"
         )
+        self._coefficients: Coefficients = coefficients
+        self._scale: Scale = scale
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -64,33 +99,44 @@ class Muon(torch.optim.Muon):
         update_RC = grad_RC.lerp(mean_RC, group["momentum"])
         if update_RC.is_cuda:  # cast before gathering, which then moves half as many bytes
             update_RC = update_RC.bfloat16()
-        update_RC = _orthogonal_of_shards(update_RC, group["ns_steps"])
+        update_RC = _orthogonal_of_shards(update_RC, group["ns_steps"], self._coefficients)
         num_rows, num_columns = weight_RC.shape
         weight_RC.mul_(1 - group["lr"] * group["weight_decay"])
-        weight_RC.add_(update_RC, alpha=-group["lr"] * math.sqrt(max(1, num_rows / num_columns)))
+        weight_RC.add_(update_RC, alpha=-group["lr"] * _factor(num_rows, num_columns, self._scale))
 
 
-def _orthogonal_of_shards(matrix_RC: torch.Tensor, iterations: int) -> torch.Tensor:
+def _factor(num_rows: int, num_columns: int, scale: Scale) -> float:
+    """Return the factor of an orthogonal update."""
+    if scale == "rms":  # an orthogonal matrix has a root mean square of 1 / sqrt(max(R, C))
+        return _RMS_OF_ADAMW * math.sqrt(max(num_rows, num_columns))
+    return math.sqrt(max(1, num_rows / num_columns))
+
+
+def _orthogonal_of_shards(matrix_RC: torch.Tensor, iterations: int, coefficients: Coefficients) -> torch.Tensor:
     """Return `orthogonal` of the matrix, sharded in the same way as the matrix."""
     if not is_dtensor(matrix_RC):
-        return orthogonal(matrix_RC, iterations)
+        return orthogonal(matrix_RC, iterations, coefficients)
     from torch.distributed.tensor import distribute_tensor
 
-    whole_RC = orthogonal(matrix_RC.full_tensor(), iterations)
+    whole_RC = orthogonal(matrix_RC.full_tensor(), iterations, coefficients)
     # Every rank has the whole matrix and keeps its own part. Without a source rank nothing is sent.
     return distribute_tensor(whole_RC, matrix_RC.device_mesh, matrix_RC.placements, src_data_rank=None)
 
 
-def orthogonal(matrix_RC: torch.Tensor, iterations: int = _NUM_ITERATIONS) -> torch.Tensor:
+def orthogonal(
+    matrix_RC: torch.Tensor, iterations: int = _NUM_ITERATIONS, coefficients: Coefficients = "jordan"
+) -> torch.Tensor:
     """Return approximately U V^T for a matrix U S V^T, in the matrix's dtype.
 
     The singular values of the result lie between 0.5 and 1.2; those that were near 0 stay smaller.
     """
     if matrix_RC.shape[0] > matrix_RC.shape[1]:
-        return orthogonal(matrix_RC.T, iterations).T  # the Gram matrix of the shorter side is smaller
+        return orthogonal(matrix_RC.T, iterations, coefficients).T  # the Gram matrix of the shorter side is smaller
     x_RC: torch.Tensor = matrix_RC / matrix_RC.norm().clamp(min=1e-7)
-    for _ in range(iterations):
+    triples = _COEFFICIENTS[coefficients]
+    for n in range(iterations):
+        a, b, c = triples[min(n, len(triples) - 1)]
         gram_RR = x_RC @ x_RC.T
-        polynomial_RR = torch.addmm(gram_RR, gram_RR, gram_RR, beta=_B, alpha=_C)
-        x_RC = torch.addmm(x_RC, polynomial_RR, x_RC, beta=_A)
+        polynomial_RR = torch.addmm(gram_RR, gram_RR, gram_RR, beta=b, alpha=c)
+        x_RC = torch.addmm(x_RC, polynomial_RR, x_RC, beta=a)
     return x_RC

@@ -651,10 +651,13 @@ def _of_gathered_matrices(model: Model, config: PretrainConfig, num_parts: int, 
     if num_parts == 1 or not isinstance(config.optim, MuonConfig):
         return 0
     peak, dtype = 0, torch.bfloat16 if device == "cuda" else torch.float32
-    for shape in {weight.shape for weight in config.optim.takes([], list(model.block_weights()))}:
+    in_blocks = list(model.block_weights())
+    # Other strategies than FSDP leave embeddings and heads whole on every rank.
+    in_parts = _trained(model) if isinstance(config.parallel, ShardingConfig) else in_blocks
+    for shape in {weight.shape for weight in config.optim.takes(in_parts, in_blocks)}:
         with torch.device("meta"), Allocations([]) as allocations:
             whole = torch.empty(shape, dtype=dtype)
-            orthogonal(whole, config.optim.muon_iterations)
+            orthogonal(whole, config.optim.muon_iterations, config.optim.muon_coefficients)
         peak = max(peak, allocations.peak + whole.nbytes // num_parts)
     return peak
 

@@ -39,6 +39,9 @@ MUON = MuonConfig(
     muon_momentum=0.95,
     muon_weight_decay=0.0,
     muon_iterations=5,
+    muon_coefficients="jordan",
+    muon_scale="spectral",
+    muon_matrices="blocks",
     rest="adamw",
     eps=1e-8,
 )

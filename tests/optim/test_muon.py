@@ -3,6 +3,7 @@
 # R = rows, C = columns of a weight
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,10 @@ each_shape = pytest.mark.parametrize("shape", SHAPES)
 
 def _random(shape: tuple[int, int], seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _muon(weight_RC: nn.Parameter, **options: Any) -> Muon:
+    return Muon([weight_RC], lr=1.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, **options)
 
 
 def _train(weight_RC: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
@@ -57,6 +62,55 @@ def test_the_update_equals_the_definition(shape: tuple[int, int]) -> None:
     assert error(MOMENTUM, WEIGHT_DECAY) < 1e-5
     assert error(MOMENTUM - 0.3, WEIGHT_DECAY) > 0.04
     assert error(MOMENTUM, WEIGHT_DECAY - 0.2) > 0.04
+
+
+# The polynomials of URM's code, each for one iteration. The last one goes on.
+URM_POLYNOMIALS = [
+    *((7.2086, -15.5131, 9.0178), (3.9623, -2.5813, 0.4542), (3.9466, -2.5765, 0.4544)),
+    *((3.8991, -2.5671, 0.4566), (3.7186, -2.5308, 0.4653), (3.1390, -2.3073, 0.4733)),
+    *((2.1715, -1.5246, 0.3885), (1.8648, -1.2224, 0.3577)),
+]
+
+
+def _urm_reference(weight_RC: Tensor, iterations: int) -> Tensor:
+    """Compute the update of URM's code in double precision, by singular values instead of products.
+
+    Its momentum is a sum and not a mean, which differs by a factor that the norm removes.
+    """
+    num_rows, num_columns = weight_RC.shape
+    weight_RC, sum_RC = weight_RC.double(), torch.zeros(num_rows, num_columns, dtype=torch.float64)
+    for step, lr in enumerate(RATES):
+        gradient_RC = _random((num_rows, num_columns), 100 + step).double()
+        sum_RC = MOMENTUM * sum_RC + gradient_RC
+        u, lengths, vh = torch.linalg.svd(gradient_RC + MOMENTUM * sum_RC, full_matrices=False)
+        lengths = lengths / lengths.square().sum().sqrt()
+        for n in range(iterations):
+            a, b, c = URM_POLYNOMIALS[min(n, 7)]
+            lengths = a * lengths + b * lengths**3 + c * lengths**5
+        scale = 0.2 * math.sqrt(max(num_rows, num_columns))
+        weight_RC = (1 - lr * WEIGHT_DECAY) * weight_RC - lr * scale * (u * lengths) @ vh
+    return weight_RC
+
+
+@each_shape
+@pytest.mark.parametrize("iterations", [1, 5, 10])
+def test_the_update_of_urm_equals_its_definition(shape: tuple[int, int], iterations: int) -> None:
+    start_RC = _random(shape, 0)
+    weight_RC = nn.Parameter(start_RC.clone())
+    optimizer = _muon(weight_RC, iterations=iterations, coefficients="urm", scale="rms")
+    _train(weight_RC, optimizer)
+    expected_RC = _urm_reference(start_RC, iterations)
+    assert (weight_RC.detach() - expected_RC).norm() < 1e-5 * (expected_RC - start_RC).norm()
+
+
+@each_shape
+def test_the_scale_rms_is_that_of_torch_up_to_bfloat16(shape: tuple[int, int]) -> None:
+    ours_RC, theirs_RC = (nn.Parameter(_random(shape, 0)) for _ in range(2))
+    _train(ours_RC, _muon(ours_RC, scale="rms"))
+    options: dict[str, Any] = {"lr": 1.0, "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
+    _train(theirs_RC, torch.optim.Muon([theirs_RC], **options, adjust_lr_fn="match_rms_adamw"))
+    start_RC = _random(shape, 0)
+    assert (ours_RC - theirs_RC).norm() < 0.02 * (ours_RC - start_RC).norm()
 
 
 @each_shape

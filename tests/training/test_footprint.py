@@ -240,6 +240,18 @@ def test_muon_gathers_a_whole_matrix_on_every_rank(strategy: str) -> None:
     assert _Held.of(config, SIZES, 1, "cuda").update_peak > 3 * whole
 
 
+def test_muon_of_all_matrices_gathers_embeddings_too() -> None:
+    sizes = replace(SIZES, vocab_size=2**16)
+    common = ("arch=trm", "arch.hidden_size=64", "parallel=fsdp", "optim=muon_urm")
+    of_all, of_blocks = (
+        _Held.of(_config(*common, f"optim.muon_matrices={matrices}"), sizes, 4, "cuda").update_peak
+        for matrices in ("all", "blocks")
+    )
+    whole, gram = 2 * 2**16 * 64, 2 * 64**2  # bfloat16
+    assert of_all == pytest.approx(3 * whole + 2 * gram + whole / 4, rel=0.01)
+    assert of_blocks < of_all
+
+
 def test_a_table_and_gradients_may_be_held_in_other_ways() -> None:
     table = _counted(1).parts[TABLE]
     assert _counted(4, "parallel.puzzle_table=sharded").parts[TABLE] == -(-1001 // 4) * 64 * 4 < table == 1001 * 64 * 4
