@@ -1,12 +1,12 @@
 """Translate names of weights to and from published checkpoints; fit weights to a model.
 
-The published programs of HRM, TRM and SE-RRM save the model inside its loss. So their names are
-`model.inner.` and a path, with `_orig_mod.` in front or in between if the model was compiled. The
-only network of TRM and SE-RRM is `L_level`. Fused projections have the same layout here, so that
-only names differ.
+The published programs of HRM, TRM, URM and SE-RRM save the model inside its loss. So their names
+are `model.inner.` and a path, with `_orig_mod.` in front or in between if the model was compiled.
+The only network of TRM and SE-RRM is `L_level`, and URM's layers stand in the model itself. Fused
+projections have the same layout here, so that only names differ.
 """
 
-# K = puzzle identifiers, E = puzzle embedding size
+# K = puzzle identifiers, E = puzzle embedding size, W = width of an MLP
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +21,7 @@ from utils.shapes import compare_shapes, shapes_of
 
 Weights = dict[str, Tensor]
 PuzzleTable = Literal["keep", "mean", "zero"]
+PublishedArch = Literal["hrm", "trm", "urm", "se_rrm"]
 
 PREFIX = "model.inner."
 COMPILED = "_orig_mod."
@@ -31,6 +32,13 @@ _OUR_NAMES = {
     "puzzle_emb.weights": PUZZLE_TABLE,
 }
 _PUBLISHED_NAMES = {ours: published for published, ours in _OUR_NAMES.items()}
+# The names that only URM has. `level` is its only network here.
+_LAYER, _OUR_LAYER = "layers.", "level.layers."
+_CONVOLUTION = {
+    "mlp.dwconv.weight": "mlp.conv_weight_W12",
+    "mlp.dwconv.bias": "mlp.conv_bias_W",
+}
+_START, _OUR_START = "init_hidden", "z_init"
 _OUTSIDE_LEVELS = r"[HL]_init|(embed_tokens|embed_pos|puzzle_embedding|lm_head)\.weight|q_head\.(weight|bias)"
 _ATTENTION = r"self_attn\.(qkv_proj|o_proj)"
 _AXIAL = r"attn(_t)?\.(qkv_proj|o_proj)"
@@ -44,6 +52,10 @@ _KNOWN = {
         r"Z_init|pos_embedding|embed_(special_tokens|symbol_tokens|symbols)|add_tokens(_special)?"
         rf"|(puzzle_embedding|lm_head)\.weight|L_level\.layers\.\d+\.({_AXIAL}|{_MLP})\.weight"
     ),
+    "urm": re.compile(
+        r"z_init|(embed_tokens|puzzle_embedding|lm_head)\.weight|q_head\.(weight|bias)"
+        rf"|level\.layers\.\d+\.(({_ATTENTION}|{_MLP})\.weight|mlp\.conv_(weight_W12|bias_W))"
+    ),
 }
 _EMBEDDING = "embed_tokens.weight"
 _CONV_WEIGHT, _CONV_BIAS = ".mlp.conv_weight_W12", ".mlp.conv_bias_W"
@@ -54,11 +66,29 @@ def our_name(published: str) -> str:
     """Return our name of a published weight, saved compiled or not. Our names stay as they are."""
     path = ".".join(part for part in published.split(".") if part != "_orig_mod")
     path = path.removeprefix("model.").removeprefix("inner.")
+    if path == _START:
+        return _OUR_START
+    if path.startswith(_LAYER):
+        for published_end, our_end in _CONVOLUTION.items():
+            if path.endswith(published_end):
+                path = path.removesuffix(published_end) + our_end
+        return _OUR_LAYER + path.removeprefix(_LAYER)
     return _OUR_NAMES.get(path, path)
 
 
 def published_name(ours: str) -> str:
-    """Return the published name of one of our weights, as in a model that was not compiled."""
+    """Return the published name of one of our weights, as in a model that was not compiled.
+
+    The names of a stack `level` and of its state `z_init` are those of URM.
+    """
+    if ours == _OUR_START:
+        return PREFIX + _START
+    if ours.startswith(_OUR_LAYER):
+        path = _LAYER + ours.removeprefix(_OUR_LAYER)
+        for published_end, our_end in _CONVOLUTION.items():
+            if path.endswith(our_end):
+                path = path.removesuffix(our_end) + published_end
+        return PREFIX + path
     return PREFIX + _PUBLISHED_NAMES.get(ours, ours)
 
 
@@ -78,21 +108,44 @@ def to_ours(weights: Weights) -> Weights:
 
 
 def to_published(weights: Weights, *, compiled: bool) -> Weights:
-    """Return the weights of our HRM, TRM or SE-RRM under published names.
+    """Return the weights of our HRM, TRM, URM or SE-RRM as the published code has them.
+
+    URM's code loads a convolution in the dtype of the file, and needs that of the activations. So
+    the convolution gets the dtype of `init_hidden`, which is forward_dtype. A convolution without a
+    bias gets one of zeros.
 
     Raises:
         UserError: Some weights have no published name.
     """
-    if "Z_init" in weights:
-        arch = "se_rrm"
-    else:
-        arch = "hrm" if any(name.startswith("H_level.") for name in weights) else "trm"
+    arch = arch_of(weights)
+    if arch == "urm":
+        weights = _as_in_urm(weights)
     if unknown := [name for name in weights if not _KNOWN[arch].fullmatch(name)]:
         raise UserError(
             f"the published {arch.upper().replace('_', '-')} has no {_some(unknown)}; only a model without additions "
             "of this project's own can be exported"
         )
     return {(COMPILED if compiled else "") + published_name(name): tensor for name, tensor in weights.items()}
+
+
+def arch_of(weights: Weights) -> PublishedArch:
+    """Return the published architecture whose networks have these names."""
+    if "Z_init" in weights:
+        return "se_rrm"
+    if any(name.startswith(_OUR_LAYER) and name.endswith(_CONV_WEIGHT) for name in weights):
+        return "urm"
+    return "hrm" if any(name.startswith("H_level.") for name in weights) else "trm"
+
+
+def _as_in_urm(weights: Weights) -> Weights:
+    dtype = weights[_OUR_START].dtype if _OUR_START in weights else torch.float32
+    found: Weights = {}
+    for name, tensor in weights.items():
+        found[name] = tensor.to(dtype) if name.endswith((_CONV_WEIGHT, _CONV_BIAS)) else tensor
+        bias = name.removesuffix(_CONV_WEIGHT) + _CONV_BIAS
+        if name.endswith(_CONV_WEIGHT) and bias not in weights:
+            found[bias] = torch.zeros(len(tensor), dtype=dtype)
+    return found
 
 
 def fit_weights(weights: Weights, own: Mapping[str, Tensor], puzzle_table: PuzzleTable | None, source: str) -> Weights:

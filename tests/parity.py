@@ -29,7 +29,8 @@ from models.parallel.layout import Layout
 from models.published import fit_weights, to_ours
 from models.se_rrm import SERRMConfig
 from models.trm import TRMConfig
-from optim.build import AdamATan2Config, build_optimizers
+from models.urm import URMConfig
+from optim.build import AdamATan2Config, MuonConfig, OptimizerConfig, build_optimizers
 from pretrain import StepSettings, train_step
 from tests import parity_text
 from tests.recordings import TOLERANCE, Report, expect_keys, number, read_json, read_tensors
@@ -63,17 +64,9 @@ COUNTS = ("count", "exact_accuracy", "q_halt_accuracy", "steps")  # the metrics 
 HALT_WEIGHT = 0.5
 
 SIZES = ("batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers")
-REQUIRED_OPTIONS = (
-    "hidden_size",
-    "num_heads",
-    "expansion",
-    "H_cycles",
-    "L_cycles",
-    "H_layers",
-    "L_layers",
-    "halt_max_steps",
-    "pos_encodings",
-)
+_REQUIRED = ("hidden_size", "num_heads", "expansion", "H_cycles", "L_cycles", "pos_encodings")
+_OF_TWO_LEVELS = (*_REQUIRED, "H_layers", "L_layers", "halt_max_steps")
+REQUIRED_OPTIONS = {"hrm": _OF_TWO_LEVELS, "trm": _OF_TWO_LEVELS, "urm": (*_REQUIRED, "num_layers", "loops")}
 # The published defaults, but in float32, like the trajectories.
 OPTION_DEFAULTS: dict[str, Any] = {
     "puzzle_emb_ndim": 0,
@@ -88,6 +81,11 @@ FIXED_OPTIONS: dict[str, Any] = {"rms_norm_eps": RMS_EPS, "causal": False}
 # give the published model.
 HRM_FIXED_OPTIONS: dict[str, Any] = {"puzzle_emb_len": 0, "no_ACT_continue": False}
 TRM_OPTIONS: dict[str, Any] = {"puzzle_emb_len": 0, "no_ACT_continue": True}
+# URM always turns by rotary positions and halts at q_halt > 0.
+URM_FIXED_OPTIONS: dict[str, Any] = {
+    **{"puzzle_emb_len": 0, "no_ACT_continue": True, "mlp_t": False, "pos_encodings": "rope"},
+    **{"mlp": "conv_swiglu", "attn_dropout": 0.0, "mlp_dropout": 0.0},
+}
 ADDED_OPTIONS: dict[str, Any] = {
     "mlp": "swiglu",
     "conv_bias": True,
@@ -107,11 +105,18 @@ SE_RRM_OPTIONS = (
 SE_RRM_DEFAULTS: dict[str, Any] = {"rope_theta": 10000.0}
 # Its class ignores the first.
 SE_RRM_FIXED_OPTIONS: dict[str, Any] = {"H_layers": 0, "rms_norm_eps": RMS_EPS, "dropout": 0.0}
-SE_RRM_ADDED_OPTIONS = {key: value for key, value in ADDED_OPTIONS.items() if key not in ("mlp", "num_registers")}
+_OF_TOKENS = ("mlp", "conv_bias", "num_registers")
+SE_RRM_ADDED_OPTIONS = {key: value for key, value in ADDED_OPTIONS.items() if key not in _OF_TOKENS}
 OPTIM_KEYS = ("lr", "puzzle_emb_lr", "weight_decay", "puzzle_emb_weight_decay", "beta1", "beta2")
+# What URM's code gives to Muon and to the AdamW beside it, whatever the keys above say.
+URM_MUON: dict[str, Any] = {
+    **{"name": "muon", "muon_lr": None, "muon_momentum": 0.95, "muon_weight_decay": 0.1, "muon_iterations": 5},
+    **{"muon_coefficients": "urm", "muon_scale": "rms", "muon_matrices": "all", "rest": "adamw", "eps": 1e-8},
+}
+URM_ADAMW = {"beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1}
 
 
-ARCHS = ("hrm", "trm", "se_rrm")
+ARCHS = ("hrm", "trm", "urm", "se_rrm")
 
 
 @dataclass
@@ -121,6 +126,7 @@ class Recording:
     config: CommonConfig
     sizes: dict[str, int]
     optim: dict[str, float]
+    optimizer: OptimizerConfig
     initial: dict[str, torch.Tensor]
     batches: list[Batch]
     min_halt_steps: list[torch.Tensor]  # of each step, int32 (B,)
@@ -144,8 +150,7 @@ def read_recording(folder: Path) -> Recording:
     if description["arch"] not in ARCHS:
         raise ValueError(f"{folder}: arch is {description['arch']!r}; {', '.join(ARCHS)} can be replayed")
     config, sizes = _read_model(description["arch"], description["model"], description["loss_type"], folder)
-    expect_keys(description["optim"], set(OPTIM_KEYS), set(), folder, "optim")
-    optim = {key: number(value, folder, f"optim.{key}") for key, value in description["optim"].items()}
+    optim, optimizer = _read_optim(description["optim"], description["arch"], folder)
 
     train, tensors = description["train"], read_tensors(folder / "trajectory.safetensors")
     if not isinstance(train, list) or not train:
@@ -167,16 +172,8 @@ def read_recording(folder: Path) -> Recording:
         if clash := recorded.keys() & more.keys():
             raise ValueError(f"{folder}: {', '.join(sorted(clash))} is recorded twice; record the folder again")
         recorded |= more
-    return Recording(
-        config,
-        sizes,
-        optim,
-        _read_weights(folder / "initial.safetensors"),
-        batches,
-        min_halt_steps,
-        lr_multipliers,
-        recorded,
-    )
+    initial = _read_weights(folder / "initial.safetensors")
+    return Recording(config, sizes, optim, optimizer, initial, batches, min_halt_steps, lr_multipliers, recorded)
 
 
 def replay(recording: Recording) -> Report:
@@ -193,8 +190,8 @@ def replay(recording: Recording) -> Report:
     layout = Layout(model, world)
     optimizers = build_optimizers(
         model,
-        [],
-        AdamATan2Config(name="adam_atan2"),
+        model.block_weights(),
+        recording.optimizer,
         lr=optim["lr"],
         betas=(optim["beta1"], optim["beta2"]),
         weight_decay=optim["weight_decay"],
@@ -320,13 +317,24 @@ def _compare_metrics(
             report.compare(quantity, f"{prefix}.{name}", metrics[name], exact=name in COUNTS)
 
 
+def _read_optim(values: Any, arch: str, folder: Path) -> tuple[dict[str, float], OptimizerConfig]:
+    expect_keys(values, set(OPTIM_KEYS), {"use_muon"} if arch == "urm" else set(), folder, "optim")
+    optim = {key: number(values[key], folder, f"optim.{key}") for key in OPTIM_KEYS}
+    use_muon = values.get("use_muon", False)
+    if not isinstance(use_muon, bool):
+        raise ValueError(f"{folder}: optim.use_muon is {use_muon!r}; it must be true or false")
+    if use_muon:
+        return optim | URM_ADAMW, MuonConfig(**URM_MUON)
+    return optim, AdamATan2Config(name="adam_atan2")
+
+
 def _read_model(arch: str, options: Any, loss_type: Any, folder: Path) -> tuple[CommonConfig, dict[str, int]]:
     required: tuple[str, ...]
     if arch == "se_rrm":
         required, defaults, fixed = SE_RRM_OPTIONS, SE_RRM_DEFAULTS, SE_RRM_FIXED_OPTIONS
     else:
-        required, defaults = REQUIRED_OPTIONS, OPTION_DEFAULTS | (TRM_OPTIONS if arch == "trm" else {})
-        fixed = FIXED_OPTIONS | (HRM_FIXED_OPTIONS if arch == "hrm" else {})
+        required, defaults = REQUIRED_OPTIONS[arch], OPTION_DEFAULTS | (TRM_OPTIONS if arch == "trm" else {})
+        fixed = FIXED_OPTIONS | {"hrm": HRM_FIXED_OPTIONS, "trm": {}, "urm": URM_FIXED_OPTIONS}[arch]
     expect_keys(options, {*SIZES, *required}, defaults.keys() | fixed.keys(), folder, "model")
     for key, value in fixed.items():
         if options.get(key, value) != value:
@@ -343,6 +351,10 @@ def _read_model(arch: str, options: Any, loss_type: Any, folder: Path) -> tuple[
     try:
         if arch == "se_rrm":
             config = validate(SERRMConfig, {"name": arch, **values, "backprop": "last_H_cycle"})
+        elif arch == "urm":
+            values |= URM_FIXED_OPTIONS | {"halt_max_steps": values.pop("loops"), "backprop": "last_H_cycle"}
+            unused = ("attn_dropout", "mlp_dropout")
+            config = validate(URMConfig, {"name": arch, **{k: v for k, v in values.items() if k not in unused}})
         elif arch == "hrm":
             config = validate(HRMConfig, {"name": arch, **values, **HRM_FIXED_OPTIONS, "backprop": "one_step"})
         else:

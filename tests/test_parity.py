@@ -42,7 +42,8 @@ def test_published_models_are_reproduced_in_any_clone(capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert status == 0, out
     by_folder = {Path(block.split("\n")[0]).name: block for block in out.split(f"{parity.REFERENCE}/")[1:]}
-    assert by_folder.keys() == {"hrm_rope", "hrm_learned", "hrm_softmax", "trm_attention", "trm_mlp", *SE_RRM}
+    of_urm = ("urm_adam", "urm_muon")
+    assert by_folder.keys() == {"hrm_rope", "hrm_learned", "hrm_softmax", "trm_attention", "trm_mlp", *of_urm, *SE_RRM}
     for name, block in by_folder.items():
         for quantity in parity.QUANTITIES:
             if quantity != "targets" or name.startswith("hrm"):  # only HRM learns q_continue
@@ -60,7 +61,7 @@ def test_larger_recordings_are_reproduced(folder: Path, capsys: pytest.CaptureFi
 
 
 def test_the_shipped_recordings_stay_small() -> None:
-    assert sum(path.stat().st_size for path in parity.REFERENCE.rglob("*")) < 1_500_000
+    assert sum(path.stat().st_size for path in parity.REFERENCE.rglob("*")) < 1_750_000
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,10 @@ def test_the_shipped_recordings_stay_small() -> None:
         ("trm_mlp", {"L_cycles": 3}),
         ("trm_mlp", {"halt_max_steps": 4}),
         ("trm_mlp", {"loss": {"halt_weight": 0.51}}),
+        ("urm_adam", {"rope_theta": 9000.0}),
+        ("urm_adam", {"backprop": "all"}),
+        ("urm_adam", {"halt_max_steps": 3}),
+        ("urm_muon", {"L_cycles": 3}),
     ],
 )
 def test_a_planted_error_is_caught_by_the_shipped_recordings(name: str, wrong: dict[str, Any]) -> None:
@@ -87,6 +92,55 @@ def test_a_planted_error_is_caught_by_the_shipped_recordings(name: str, wrong: d
         options[key] = options[key] | value if isinstance(value, dict) else value
     recording.config = type(recording.config).model_validate(options)
     assert parity.replay(recording).failures
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"muon_coefficients": "jordan"},
+        {"muon_scale": "spectral"},
+        {"muon_matrices": "blocks"},
+        {"muon_weight_decay": 0.3},
+        {"muon_momentum": 0.9},
+        {"muon_iterations": 6},
+        {"rest": "adam_atan2"},
+    ],
+)
+def test_another_muon_than_that_of_urm_is_caught(wrong: dict[str, Any]) -> None:
+    recording = parity.read_recording(parity.REFERENCE / "urm_muon")
+    recording.optimizer = recording.optimizer.model_copy(update=wrong)
+    assert parity.replay(recording).failures
+
+
+@pytest.mark.parametrize("part", ["weight", "bias"])
+def test_a_convolution_of_urm_with_other_values_is_caught(part: str, tmp_path: Path) -> None:
+    copy = tmp_path / "recording"
+    shutil.copytree(parity.REFERENCE / "urm_adam", copy)
+    change_tensors(copy / "initial.safetensors", lambda t: t[f"model.inner.layers.0.mlp.dwconv.{part}"].mul_(1.01))
+    assert parity.main([str(copy)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["model"].update(halt_max_steps=4), "halt_max_steps"),
+        (lambda d: d["model"].pop("loops"), "loops"),
+        (
+            lambda d: d["model"].update(pos_encodings="learned"),
+            "pos_encodings is 'learned', but an URM only does",
+        ),
+        (lambda d: d["optim"].update(use_muon="yes"), "use_muon is 'yes'; it must be true or false"),
+    ],
+)
+def test_what_cannot_be_replayed_of_urm_is_one_line(
+    change: Callable[[dict[str, Any]], Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "recording"
+    shutil.copytree(parity.REFERENCE / "urm_adam", copy)
+    change_json(copy, change)
+    assert parity.main([str(copy)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
 
 
 def _scale(name: str, factor: float) -> Callable[[Tensors], Any]:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from models.layers import ConvSwiGLU
-from models.urm import URM
+from models.urm import URM, URMConfig
 from tests import fuzz, runs
 from tests.in_process import begin, load_run, train_here
 
@@ -42,7 +42,8 @@ def _convolution(model: torch.nn.Module) -> ConvSwiGLU:
 
 def test_an_old_run_goes_on_bit_for_bit_without_the_bias(old: Path, tmp_path: Path) -> None:
     config, model, _ = load_run(old)
-    assert (config.puzzle_arch.conv_bias, config.lr_counts_from) == (False, 1)
+    assert isinstance(config.arch, URMConfig) and not config.arch.conv_bias
+    assert config.lr_counts_from == 1
     assert _convolution(model).conv_bias_W is None
     train_here([f"resume={old / 'step_00000002'}", f"checkpoint_path={tmp_path / 'again'}"])
     again, before = runs.tensors(tmp_path / "again", 4), runs.tensors(old, 4)
