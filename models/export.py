@@ -2,17 +2,20 @@
 
     python -m models.export checkpoints/<project>/<run> -o FILE.safetensors
     python -m models.export --format hrm checkpoints/<project>/<run> -o FILE
+    python -m models.export --format urm checkpoints/<project>/<run> -o FILE.pt
     python -m models.export --format transformers checkpoints/<project>/<run> -o FOLDER
 
 The first file describes its model, so that every command loads it without further keys. The second
 one has the names that the published code of HRM, TRM and SE-RRM reads. If its name ends in
-.safetensors, it has that format, otherwise `torch.save` writes a plain dict. The third one is a
-folder that the transformers library loads as HRM-Text. The tensors are written bit for bit as they
-are.
+.safetensors, it has that format, otherwise `torch.save` writes a plain dict. The third one is a checkpoint of URM's
+program: {step, model_state_dict}. The last one is a folder that the transformers library loads as
+HRM-Text. The tensors are written bit for bit as they are, except that URM's program needs the
+parameters of its convolution in forward_dtype.
 """
 
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +34,7 @@ from models.exported import (
     whole_arch,
     why_not_described,
 )
-from models.published import Weights, to_published
+from models.published import Weights, arch_of, to_published
 from models.text.config import TextConfig
 from models.text.published_export import write_for_transformers
 from models.tokens import TokenConfig
@@ -46,7 +49,7 @@ from utils.run.folder import located_paths
 from utils.shell import run_command
 from utils.terminal import tell
 from utils.text import for_shell
-from utils.weights_file import is_text, write_weights
+from utils.weights_file import is_text, read_step, write_weights
 
 # Options that the published code lacks. They change nothing in what a trained model computes.
 _NOT_PUBLISHED = {
@@ -57,6 +60,11 @@ _NOT_PUBLISHED = {
 # The published HRM has no such options. The first changes only when a slot halts in training. The
 # prefix has the length that the puzzle embedding needs.
 _NOT_IN_HRM = {"no_ACT_continue", "puzzle_emb_len"}
+# Options that URM's code does not have. Its prefix has the length that the puzzle embedding needs.
+_NOT_IN_URM = {"no_ACT_continue", "puzzle_emb_len", "halt_exploration_prob", "conv_bias", "mlp_t", "num_registers"}
+# Options whose defaults in URM's code differ from those of config/arch/urm.yaml, or that have
+# another name there.
+_TYPED_FOR_URM = {"halt_max_steps": "loops", "H_cycles": "H_cycles", "L_cycles": "L_cycles", "num_layers": "num_layers"}
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,7 @@ class Source:
     weights: Weights
     model: Exported | None  # None for a file of weights that does not describe its model
     data_paths: tuple[str, ...]  # from the current directory
+    step: int  # that the weights were trained for; 0 if that is not known
 
 
 def parse_settings(argv: list[str] | None) -> Settings:
@@ -98,10 +107,10 @@ def parse_settings(argv: list[str] | None) -> Settings:
     add(
         "--format",
         default="native",
-        choices=["native", "hrm", "transformers"],
+        choices=["native", "hrm", "urm", "transformers"],
         help="native (the default): safetensors that describe their model, for every command of this project; "
-        "hrm: the names that the published code of HRM, TRM and SE-RRM reads; transformers: a folder with config.json "
-        "for that library, of arch=hrm_text alone",
+        "hrm: the names that the published code of HRM, TRM and SE-RRM reads; urm: a checkpoint that URM code reads; "
+        "transformers: a folder with config.json for that library, of arch=hrm_text alone",
     )
     add(
         "-o",
@@ -109,13 +118,13 @@ def parse_settings(argv: list[str] | None) -> Settings:
         required=True,
         type=typed_path,
         metavar="FILE",
-        help="native: NAME.safetensors; hrm: that or NAME; transformers: a new folder",
+        help="native: NAME.safetensors; hrm, urm: that or NAME; transformers: a new folder",
     )
-    add("--compiled", action="store_true", help="hrm: write a compiled model's names, which begin with _orig_mod.")
+    add("--compiled", action="store_true", help="hrm, urm: write a compiled model's names, which begin with _orig_mod.")
     add("--raw", action="store_true", help="write the trained weights instead of their moving average")
     settings = Settings(**vars(parser.parse_args(argv)))
-    if settings.format != "hrm" and settings.compiled:
-        raise UserError("--compiled is about published names; give --format hrm as well, or leave it out")
+    if settings.format not in ("hrm", "urm") and settings.compiled:
+        raise UserError("--compiled is about published names; give --format hrm or urm as well, or leave it out")
     if settings.format == "native" and settings.output.suffix != ".safetensors":
         raise UserError(
             f"-o {settings.output} has to end in .safetensors, the only format that can describe the model; rename it, "
@@ -140,12 +149,14 @@ def load_source(checkpoint: str, *, raw: bool) -> Source:
             raise UserError(f"--raw applies to the checkpoint of a run, but {checkpoint} is not one; leave it out")
         if not os.path.isdir(checkpoint) and is_text(checkpoint):
             raise UserError(why_not_described(checkpoint))
-        return Source(read_foreign(checkpoint), read_exported(checkpoint), ())
+        model = read_exported(checkpoint)
+        step = model.step if model is not None else read_step(checkpoint)
+        return Source(read_foreign(checkpoint), model, (), step or 0)
     opened = open_checkpoint(path, lambda warning: tell(f"warning: {warning}"))
     config = opened.state.config
     data_paths = tuple(located_paths(config, config.get("data_paths") or [config.get("data_path")]))
     weights = opened.weights() if raw else opened.trained_weights()
-    return Source(weights, describe(opened, data_paths), data_paths)
+    return Source(weights, describe(opened, data_paths), data_paths, opened.state.step)
 
 
 def describe(checkpoint: Checkpoint, data_paths: tuple[str, ...]) -> Exported:
@@ -183,21 +194,27 @@ def export(settings: Settings) -> str:
     source = load_source(settings.checkpoint, raw=settings.raw)
     if settings.format == "transformers":
         return _export_for_transformers(settings, source)
-    metadata = None
+    metadata, step = None, None
     if settings.format == "native":
         if source.model is None:
             raise UserError(
                 folder_around(settings.checkpoint)
                 or f"{settings.checkpoint} is a file of weights, which does not say its architecture; export the run "
-                "that wrote it, or give --format hrm"
+                "that wrote it, or give --format hrm or urm"
             )
         weights, metadata = source.weights, source.model.as_metadata()
     else:
+        arch = arch_of(source.weights)
         if source.model is not None:
             _require_published(_of_puzzles(source.model.arch), settings.checkpoint)
         weights = to_published(source.weights, compiled=settings.compiled)
+        if (arch == "urm") != (settings.format == "urm"):
+            raise UserError(
+                f"{settings.checkpoint} is a model of {arch.upper()}; give --format {'urm' if arch == 'urm' else 'hrm'}"
+            )
+        step = source.step if arch == "urm" else None
     try:
-        write_weights(settings.output, weights, metadata)
+        write_weights(settings.output, weights, metadata, step=step)
     except OSError as error:
         raise UserError(
             f"can't write {settings.output} ({error.strerror}); check the folder and its free space, or change -o"
@@ -284,6 +301,8 @@ def _for_published_code(arch: CommonConfig, settings: Settings) -> str:
     """Return a line that says how the published code loads the file."""
     if settings.output.suffix == ".safetensors":
         return "the published code reads only files of torch.save; name the file otherwise to load it there"
+    if arch.name == "urm":
+        return _for_urm_code(arch, settings)
     # The published TRM builds a state of another length otherwise.
     if isinstance(arch, TokenConfig) and not arch.puzzle_emb_ndim:
         arch = arch.model_copy(update={"puzzle_emb_len": 0})
@@ -302,6 +321,20 @@ def _for_published_code(arch: CommonConfig, settings: Settings) -> str:
     return f"the published HRM code: evaluate.py with these options in all_config.yaml beside it: {for_shell(typed)}"
 
 
+def _for_urm_code(arch: CommonConfig, settings: Settings) -> str:
+    """Return a line that says how URM's program loads the file."""
+    options = dict(typed.split("=", 1) for typed in overrides_of(arch, ["urm"])[1:])
+    lacking = _NOT_PUBLISHED | _NOT_IN_URM | _TYPED_FOR_URM.keys()
+    typed = [f"arch.{theirs}={getattr(arch, ours)}" for ours, theirs in _TYPED_FOR_URM.items()]
+    typed += [f"{key}={value}" for key, value in options.items() if key.removeprefix("arch.") not in lacking]
+    # Its YAML lacks these keys, which its class knows.
+    typed = [re.sub(r"^arch\.(rope_theta|forward_dtype)=", r"+arch.\1=", each) for each in typed]
+    command = " ".join([_typed("+load_checkpoint", str(settings.output)), "arch=urm", *typed])
+    # A model that it compiles, as it does by default, has other names.
+    uncompiled = "" if settings.compiled else "DISABLE_COMPILE=1 "
+    return f"the published URM code: {uncompiled}python pretrain.py {command}"
+
+
 def _require_published(arch: CommonConfig, where: str) -> None:
     """Raise UserError if the published code computes something else than this model.
 
@@ -309,13 +342,17 @@ def _require_published(arch: CommonConfig, where: str) -> None:
     published code never builds.
     """
     options: dict[str, tuple[Any, ...]] = {
-        "name": ("hrm", "trm", "se_rrm"),
+        "name": ("hrm", "trm", "urm", "se_rrm"),
         "width_multiple": (256,),
     }
     if arch.name != "se_rrm":
         options |= {"mlp": ("swiglu",), "pos_encodings": ("rope", "learned", "none")}
     if arch.name == "hrm":
         options["pos_encodings"] = ("rope", "learned")
+        if arch.puzzle_emb_ndim:
+            options["puzzle_emb_len"] = (0, math.ceil(arch.puzzle_emb_ndim / arch.hidden_size))
+    if arch.name == "urm":
+        options |= {"mlp": ("conv_swiglu",), "pos_encodings": ("rope",), "mlp_t": (False,), "num_registers": (0,)}
         if arch.puzzle_emb_ndim:
             options["puzzle_emb_len"] = (0, math.ceil(arch.puzzle_emb_ndim / arch.hidden_size))
     for option, published in options.items():

@@ -23,6 +23,7 @@ from utils.safetensors_files import INDEX_ENDING, read_index, weights_in
 
 _HUB = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")
 _ZIP = b"PK\x03\x04"
+_STATE, _STEP = "model_state_dict", "step"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -30,7 +31,8 @@ def read_weights(where: str) -> dict[str, Tensor]:
     """Read the tensors of a file, by name, on the CPU.
 
     The contents, not the file's name, decide whether it is read as safetensors or as torch's
-    format. If the file holds {"model": tensors, ...}, the inner tensors are returned.
+    format. If it holds {"model": tensors, ...}, or {"model_state_dict": tensors, ...} as URM's
+    program writes, the inner tensors are returned.
 
     Args:
         where: a path, or hf://owner/repo[@revision]/path/in/repo for a file on the Hugging Face
@@ -45,13 +47,32 @@ def read_weights(where: str) -> dict[str, Tensor]:
         return _read_all(where)
     with _opened(where) as (path, head):
         weights = _read_safetensors(path, where) if _is_safetensors(head) else _read_torch(path, where, head)
-    if isinstance(weights, dict) and isinstance(weights.get("model"), dict):
-        weights = weights["model"]
+    for key in ("model", _STATE):
+        if isinstance(weights, dict) and isinstance(weights.get(key), dict):
+            weights = weights[key]
     if not isinstance(weights, dict) or not weights:
         raise UserError(f"{where} holds no weights by name; give a file that holds a model's state dict")
     for name, tensor in weights.items():
         _check(name, tensor, where)
     return {name: tensor.detach() for name, tensor in weights.items()}
+
+
+def read_step(where: str) -> int | None:
+    """Return the step that URM's program stores in its checkpoints; None for any other file.
+
+    Args:
+        where: as for `read_weights`.
+
+    Raises:
+        UserError: The file is missing or damaged.
+    """
+    where = _file_at(where)
+    if where.endswith(INDEX_ENDING):
+        return None
+    with _opened(where) as (path, head):
+        found = None if _is_safetensors(head) else _read_torch(path, where, head)
+    step = found.get(_STEP) if isinstance(found, dict) and isinstance(found.get(_STATE), dict) else None
+    return step if type(step) is int and step >= 0 else None
 
 
 def _read_all(index: str) -> dict[str, Tensor]:
@@ -156,13 +177,17 @@ def read_names(where: str) -> list[str]:
             raise _damaged(where, error) from error
 
 
-def write_weights(path: Path, weights: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+def write_weights(
+    path: Path, weights: dict[str, Tensor], metadata: dict[str, str] | None = None, *, step: int | None = None
+) -> None:
     """Write safetensors if the name ends in .safetensors, else a plain dict by torch.save.
 
     The file appears under its name when it is whole.
 
     Args:
         metadata: texts for the header, which only safetensors have.
+        step: torch.save writes {"step": step, "model_state_dict": weights}, as URM's program does;
+            None: the weights alone.
 
     Raises:
         OSError: The file can't be written.
@@ -175,7 +200,7 @@ def write_weights(path: Path, weights: dict[str, Tensor], metadata: dict[str, st
         contents = save(weights, metadata)
     else:
         buffer = io.BytesIO()
-        torch.save(weights, buffer)
+        torch.save(weights if step is None else {_STEP: step, _STATE: weights}, buffer)
         contents = buffer.getbuffer()
     beside = path.with_name(f".incomplete_{path.name}")
     try:

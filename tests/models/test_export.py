@@ -24,6 +24,7 @@ from utils.config_files import choices
 from utils.dist.world import World
 from utils.weights_file import read_weights
 
+GENERATED = ("hrm", "trm", "trm_mlp", "urm")
 OUTPUTS = ("out.safetensors", "step_5")
 
 
@@ -78,14 +79,16 @@ def _generated(arch: str) -> dict[str, Tensor]:
     They hold values that a detour over another dtype would lose.
     """
     weights = {name: tensor.detach().clone() for name, tensor in build(arch).state_dict().items()}
-    for name in ("H_init", "L_init"):
+    starts = [name for name in weights if name.endswith("_init")]
+    # URM's code has its convolution in bfloat16 as well.
+    for name in (*starts, *(name for name in weights if ".conv_" in name)):
         weights[name] = weights[name].bfloat16()
     weights["q_head.bias"] = torch.tensor([-0.0, 1e-42])
     return weights
 
 
-def _export(*arguments: object) -> int:
-    return main(["--format", "hrm", *map(str, arguments)])
+def _export(*arguments: object, to: str = "hrm") -> int:
+    return main(["--format", to, *map(str, arguments)])
 
 
 def _mistake(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -100,22 +103,22 @@ def _mistake(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("output", OUTPUTS)
-@pytest.mark.parametrize("source", [*FOLDERS, "generated hrm", "generated trm", "generated trm_mlp"])
+@pytest.mark.parametrize("source", [*FOLDERS, *(f"generated {arch}" for arch in GENERATED)])
 def test_published_weights_survive_the_conversion_to_our_names_and_back(
     source: str, output: str, compiled: bool, tmp_path: Path
 ) -> None:
-    prefix = "_orig_mod." if compiled else ""
+    prefix, to = "_orig_mod." if compiled else "", "urm" if "urm" in source else "hrm"
     if source.startswith("generated"):
         ours = _generated(source.split()[1])
         save_file(ours, tmp_path / "ours")
-        assert _export(tmp_path / "ours", "-o", tmp_path / "published") == 0
+        assert _export(tmp_path / "ours", "-o", tmp_path / "published", to=to) == 0
         published = {prefix + name: tensor for name, tensor in read_weights(str(tmp_path / "published")).items()}
-        assert published[f"{prefix}model.inner.H_init"].dtype == torch.bfloat16
+        assert published[f"{prefix}model.inner.{'init_hidden' if to == 'urm' else 'H_init'}"].dtype == torch.bfloat16
     else:
         published = {prefix + name: tensor for name, tensor in reference(source).items()}
     save_file(to_ours(published), tmp_path / "ours.safetensors")
     flags = ["--compiled"] if compiled else []
-    assert _export(tmp_path / "ours.safetensors", "-o", tmp_path / output, *flags) == 0
+    assert _export(tmp_path / "ours.safetensors", "-o", tmp_path / output, *flags, to=to) == 0
     _assert_same(read_weights(str(tmp_path / output)), published)
 
 
@@ -130,6 +133,63 @@ def test_the_published_code_can_load_the_file(tmp_path: Path, capsys: pytest.Cap
     wrote, command = capsys.readouterr().out.splitlines()
     assert wrote == f"wrote {tmp_path}/step_5: 15 tensors, {num_numbers:,} numbers"
     assert command.startswith(f"  python evaluate.py checkpoint={tmp_path}/step_5 data_path=... arch=...")
+
+
+def _saved_by_urm(file: Path, weights: dict[str, Tensor]) -> Path:
+    """Save a checkpoint as URM's program does, with optimizers and random states."""
+    states = [{"state": {0: {"step": 3.0, "exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 1e-4, "params": [0]}]}]
+    whole = {"step": 518050, "model_state_dict": weights, "optimizer_states": states}
+    torch.save(whole | {"rng_state": torch.get_rng_state(), "cuda_rng_state": [torch.get_rng_state()]}, file)
+    return file
+
+
+def test_a_checkpoint_of_urm_is_read_and_written_back_with_its_step(tmp_path: Path) -> None:
+    published = {f"_orig_mod.{name}": tensor for name, tensor in reference("urm_adam").items()}
+    theirs = _saved_by_urm(tmp_path / "step_518050.pt", published)
+    _assert_same(read_weights(str(theirs)), published)
+    assert _export(theirs, "-o", tmp_path / "back.pt", "--compiled", to="urm") == 0
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    assert back.keys() == {"step", "model_state_dict"} and back["step"] == 518050
+    _assert_same(back["model_state_dict"], published)
+
+
+def test_a_run_of_urm_is_written_as_its_program_needs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = {
+        name: tensor.detach().clone() for name, tensor in build("urm", "forward_dtype=bfloat16").state_dict().items()
+    }
+    arch = {"name": "urm", "hidden_size": 32, "num_heads": 2, "puzzle_emb_ndim": 32, "halt_max_steps": 8}
+    arch |= {"rope_theta": 5e4, "conv_bias": True}
+    _save_step(tmp_path / "run", 7, arch, model=weights)
+    assert _export(tmp_path / "run", "-o", tmp_path / "out.pt", to="urm") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"  the published URM code: DISABLE_COMPILE=1 python pretrain.py +load_checkpoint={tmp_path}/out.pt arch=urm "
+        "arch.loops=8 arch.H_cycles=2 arch.L_cycles=6 arch.num_layers=4 arch.hidden_size=32 arch.num_heads=2 "
+        "+arch.rope_theta=50000.0"
+    )
+    written = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert written["step"] == 7
+    for name, tensor in to_ours(written["model_state_dict"]).items():
+        # In another dtype than the activations, the convolution would change theirs.
+        dtype = torch.bfloat16 if ".conv_" in name or name == "z_init" else torch.float32
+        assert tensor.dtype == dtype and torch.equal(tensor, weights[name].to(dtype)), name
+
+
+def test_a_convolution_without_a_bias_is_written_with_zeros(tmp_path: Path) -> None:
+    weights = {name: tensor.detach().clone() for name, tensor in build("urm", "conv_bias=false").state_dict().items()}
+    save_file(weights, tmp_path / "ours")
+    assert _export(tmp_path / "ours", "-o", tmp_path / "out.pt", to="urm") == 0
+    written = to_ours(read_weights(str(tmp_path / "out.pt")))
+    biases = {name: written.pop(name) for name in list(written) if name.endswith("conv_bias_W")}
+    assert len(biases) == 4 and not any(bias.any() for bias in biases.values())
+    _assert_same(written, weights)
+
+
+def test_each_published_program_has_its_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arch, other, right in (("urm", "hrm", "urm"), ("trm", "urm", "hrm")):
+        save_file(_generated(arch), tmp_path / arch)
+        message = _mistake(capsys, "--format", other, tmp_path / arch, "-o", tmp_path / "out")
+        assert message.endswith(f"is a model of {arch.upper()}; give --format {right}\n")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_published_file_can_be_converted(tmp_path: Path) -> None:
@@ -193,10 +253,13 @@ def test_the_moving_average_is_exported_by_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arch, match",
     [
-        ({"name": "urm"}, "arch.name=urm, which the published code doesn't know; only hrm or trm can be written"),
+        ({"name": "transformer"}, "arch.name=transformer, which the published code doesn't know; only hrm or trm or"),
         ({"name": "hrm", "mlp": "normalized_swiglu"}, "arch.mlp=normalized_swiglu"),
         ({"name": "trm", "mlp": "swiglu", "width_multiple": 64}, "arch.width_multiple=64"),
         ({"name": "trm", "mlp": "swiglu", "pos_encodings": "rope_2d"}, "arch.pos_encodings=rope_2d"),
+        ({"name": "urm", "mlp": "swiglu"}, "arch.mlp=swiglu, which the published code doesn't know; only conv_swiglu"),
+        ({"name": "urm", "pos_encodings": "none"}, "arch.pos_encodings=none, which the published code doesn't know"),
+        ({"name": "urm", "num_registers": 2}, "arch.num_registers=2, which the published code doesn't know"),
         ({"name": "hrm", "pos_encodings": "none"}, "arch.pos_encodings=none, which the published code doesn't know"),
         (
             {"name": "hrm", "puzzle_emb_len": 4},

@@ -27,7 +27,7 @@ from utils.command_line import read_config
 from utils.weights_file import read_weights
 
 REFERENCE = Path(__file__).resolve().parents[1] / "reference"
-FOLDERS = ("hrm_rope", "hrm_learned", "hrm_softmax", "trm_attention", "trm_mlp")
+FOLDERS = ("hrm_rope", "hrm_learned", "hrm_softmax", "trm_attention", "trm_mlp", "urm_adam", "urm_muon")
 NUM_PUZZLES, VOCAB_SIZE = 5, 7
 TABLE = "puzzle_embedding.weight"
 
@@ -79,6 +79,8 @@ MODELS = [
     ("trm",),
     ("trm", "pos_encodings=learned"),
     ("trm_mlp",),
+    ("urm",),
+    ("urm", "puzzle_emb_ndim=0"),
     ("se_rrm", "pos_encodings=rope"),
     ("se_rrm", "pos_encodings=rope", "add_tokens=2", "puzzle_emb_ndim=1"),
     ("se_rrm", "pos_encodings=learned", "equivariant_symbols=false", "add_tokens=1"),
@@ -99,6 +101,10 @@ MODELS = [
         ("_orig_mod.model.inner.puzzle_emb.weights", "puzzle_embedding.weight"),
         ("model.inner.L_level.layers.0._orig_mod.mlp.down_proj.weight", "L_level.layers.0.mlp.down_proj.weight"),
         ("model.inner.L_level.layers.11.mlp_t.gate_up_proj.weight", "L_level.layers.11.mlp_t.gate_up_proj.weight"),
+        ("model.inner.init_hidden", "z_init"),
+        ("_orig_mod.model.inner.layers.3.self_attn.qkv_proj.weight", "level.layers.3.self_attn.qkv_proj.weight"),
+        ("model.inner.layers.0.mlp.dwconv.weight", "level.layers.0.mlp.conv_weight_W12"),
+        ("model.inner.layers.10.mlp.dwconv.bias", "level.layers.10.mlp.conv_bias_W"),
     ],
 )
 def test_published_names_are_translated(published: str, ours: str) -> None:
