@@ -7,10 +7,10 @@
 
 The first file describes its model, so that every command loads it without further keys. The second
 one has the names that the published code of HRM, TRM and SE-RRM reads. If its name ends in
-.safetensors, it has that format, otherwise `torch.save` writes a plain dict. The third one is a checkpoint of URM's
-program: {step, model_state_dict}. The last one is a folder that the transformers library loads as
-HRM-Text. The tensors are written bit for bit as they are, except that URM's program needs the
-parameters of its convolution in forward_dtype.
+.safetensors, it has that format, otherwise `torch.save` writes a plain dict. The third one is a
+checkpoint of URM's program: {step, model_state_dict}. The last one is a folder that the
+transformers library loads as HRM-Text. The tensors are written bit for bit as they are, except that
+URM's program needs the parameters of its convolution in forward_dtype.
 """
 
 import math

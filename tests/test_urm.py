@@ -1,16 +1,24 @@
 """URM runs as published, and runs and weights of URM from before it was go on as they were."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from models import export
 from models.layers import ConvSwiGLU
 from models.urm import URM, URMConfig
+from optim.build import MuonConfig
 from tests import fuzz, runs
 from tests.in_process import begin, load_run, train_here
+from training.config import PretrainConfig
+from utils.command_line import read_config, validate
+from utils.errors import UserError
+from utils.mistakes import Origin
 
 SMALL = {"arch": "urm", "arch.num_layers": 1, "arch.H_cycles": 2, "arch.L_cycles": 2, "lr_warmup_steps": 3}
 SHORT = {"max_steps": 4, "checkpoint_every_n_steps": 2, "eval_every_n_steps": None, "log_interval": 1}
@@ -65,6 +73,154 @@ def test_weights_without_the_bias_start_a_run_with_a_bias_of_zeros(
     saved = load_file(old / "step_00000004/model.safetensors")
     if source:
         assert torch.equal(layer.conv_weight_W12, saved["level.layers.0.mlp.conv_weight_W12"])
+    begun.fit()
+
+
+# Copied from the scripts of the URM repository.
+ARC_1 = """
+data_path=data/arc1concept-aug-1000 \\
+arch=urm arch.loops=16 arch.H_cycles=2 arch.L_cycles=6 arch.num_layers=4 \\
+epochs=200000 \\
+eval_interval=2000 \\
+puzzle_emb_lr=1e-2 \\
+weight_decay=0.1 \\
++run_name=$run_name \\
++checkpoint_path=$checkpoint_path \\
++ema=True
+"""
+ARC_2 = """
+data_path=data/arc2concept-aug-1000 \\
+arch=urm arch.loops=16 arch.H_cycles=2 arch.L_cycles=6 arch.num_layers=4 \\
+epochs=200000 \\
+eval_interval=2000 \\
+puzzle_emb_lr=1e-2 \\
+weight_decay=0.1 \\
+use_muon=True \\
++run_name=$run_name \\
++checkpoint_path=$checkpoint_path \\
++ema=True
+"""
+SUDOKU = """
+data_path=PATH_TO_SUDOKU \\
+arch=urm arch.loops=16 arch.H_cycles=2 arch.L_cycles=6 arch.num_layers=4 \\
+epochs=50000 \\
+eval_interval=2000 \\
+lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0 global_batch_size=128 \\
++run_name=$run_name \\
++checkpoint_path=$checkpoint_path \\
++ema=True
+"""
+COMMANDS = {"arc_1": ARC_1, "arc_2": ARC_2, "sudoku": SUDOKU}
+
+
+def _typed(command: str, run: str = "checkpoints/URM") -> list[str]:
+    """Return the overrides of a published command as its shell passes them."""
+    return shlex.split(command.replace("\\\n", " ").replace("$run_name", "URM").replace("$checkpoint_path", run))
+
+
+def _config(*overrides: str) -> PretrainConfig:
+    return validate(PretrainConfig, read_config("pretrain", [*overrides]))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_published_commands_say_what_they_say_there(name: str) -> None:
+    config = _config(*_typed(COMMANDS[name]))
+    arch = config.puzzle_arch
+    assert isinstance(arch, URMConfig)
+    assert (arch.halt_max_steps, arch.H_cycles, arch.L_cycles, arch.num_layers) == (16, 2, 6, 4)
+    assert (arch.mlp, arch.conv_bias, arch.no_ACT_continue, arch.backprop) == (
+        "conv_swiglu",
+        True,
+        True,
+        "last_H_cycle",
+    )
+    assert (arch.hidden_size, arch.num_heads, arch.expansion, arch.puzzle_emb_ndim) == (512, 8, 4, 512)
+    assert (config.run_name, config.checkpoint_path, config.ema, config.ema_rate) == (
+        "URM",
+        "checkpoints/URM",
+        True,
+        0.999,
+    )
+    assert (config.lr, config.lr_warmup_steps, config.lr_min_ratio, config.first_lr_step) == (1e-4, 2000, 1.0, 0)
+    if name != "arc_2":
+        assert config.optim.name == "adam_atan2"
+        return
+    assert isinstance(config.optim, MuonConfig)
+    assert config.optim.model_dump() == {
+        **{"name": "muon", "muon_lr": None, "muon_momentum": 0.95, "muon_weight_decay": 0.1, "muon_iterations": 5},
+        **{"muon_coefficients": "urm", "muon_scale": "rms", "muon_matrices": "all", "rest": "adamw", "eps": 1e-8},
+    }
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_published_commands_run_and_resume(name: str, data: Path, tmp_path: Path, log: Path) -> None:
+    """Only the sizes are smaller. The shell of the scripts makes the folder before."""
+    run = tmp_path / "run"
+    run.mkdir()
+    smaller = ["arch.hidden_size=32", "arch.num_heads=2", "global_batch_size=8", "max_steps=2", "eval_max_examples=2"]
+    typed = [*_typed(COMMANDS[name], str(run)), *smaller, f"data_path={data}", "device=cpu", "compile=false"]
+    typed += ["arch.forward_dtype=float32", "wandb.mode=disabled"]
+    runs.train(typed, log).ok()
+    stored = json.loads((run / "step_00000002" / "state.json").read_text())["config"]
+    assert stored["arch"]["halt_max_steps"] == 16 and "loops" not in stored["arch"]
+    assert stored["optim"]["name"] == ("muon" if name == "arc_2" else "adam_atan2")
+    train_here([f"resume={run}", "max_steps=3", "arch.loops=4"])
+    assert json.loads((run / "step_00000003" / "state.json").read_text())["config"]["arch"]["halt_max_steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("grad_accum_steps=2", "global_batch_size the size of that sum, and grad_accumulation=N"),
+        ("target_q_update_every=4", "no effect on URM in its own code; leave it out"),
+        ("+loop_deltas=[0,8]", "evaluate.py checkpoint=<run> num_steps=24"),
+        ("+load_strict=False", "puzzle_table=keep, mean or zero"),
+        ("+load_optimizer_state=False", "resume=<run> goes on with the optimizers' state"),
+        ("arch.loop_deltas=[0,8]", "does not read it; leave it out"),
+        ("arch.profile=true", "write profile=true without arch"),
+        ("arch.eval_interval=1000", "did you mean eval_interval?"),
+        ("arch.ema=True", "did you mean ema?"),
+        ("+arch.attn_dropout=0.1", "regularize with weight_decay"),
+        ("+arch.rms_norm_eps=1e-6", "always 1e-5"),
+        ("use_muon=maybe", "give use_muon=true or false"),
+        ("load_checkpoint=latest", "give resume=auto and the checkpoint_path of the run instead"),
+    ],
+)
+def test_an_option_without_a_counterpart_is_answered_with_what_to_use(typed: str, expected: str) -> None:
+    with pytest.raises(UserError, match=re.escape(expected)) as caught:
+        _config("arch=urm", typed)
+    assert "\n" not in str(caught.value)
+
+
+def test_both_names_of_a_key_are_refused() -> None:
+    for typed in (["arch.loops=4", "arch.halt_max_steps=4"], ["use_muon=True", "optim=adamw"]):
+        with pytest.raises(UserError, match="give one of them"):
+            _config("arch=urm", *typed)
+    assert _config("arch=urm", "use_muon=False") == _config("arch=urm")
+
+
+def test_a_file_is_told_our_names(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    for lines, expected in (
+        ("use_muon: true\n", "write - override /optim: muon_urm below defaults:"),
+        ("arch:\n  loops: 4\n", "did you mean halt_max_steps?"),
+    ):
+        file.write_text(f"# @package _global_\ndefaults:\n  - override /arch: urm\n{lines}")
+        with pytest.raises(UserError, match=re.escape(expected)):
+            overrides = [f"experiment={file}"]
+            validate(PretrainConfig, read_config("pretrain", overrides), Origin("pretrain", overrides))
+
+
+def test_a_checkpoint_of_urm_trains_and_is_evaluated(data: Path, tmp_path: Path) -> None:
+    """Its program saves the names of a compiled model."""
+    run, again = tmp_path / "run", tmp_path / "again"
+    train_here(_settings(data, run, max_steps=2))
+    assert export.main(["--format", "urm", "--compiled", str(run), "-o", str(tmp_path / "step_2.pt")]) == 0
+    begun = begin(_settings(data, again, init_from=tmp_path / "step_2.pt"))
+    saved = load_file(run / "step_00000002/model.safetensors")
+    assert all(
+        torch.equal(tensor.float(), saved[name].float()) for name, tensor in begun.state.model.state_dict().items()
+    )
     begun.fit()
 
 

@@ -205,6 +205,11 @@ class PretrainConfig(RunConfig):
             raise ValueError(
                 f"init_from={self.init_from} and load_checkpoint={self.load_checkpoint} mean the same; give one"
             )
+        if self.load_checkpoint == "latest":
+            raise ValueError(
+                "load_checkpoint=latest goes on with a run in URM's code; give resume=auto and the checkpoint_path of "
+                "the run instead"
+            )
         if self.puzzle_table and not self.initial_weights:
             raise ValueError(
                 f"puzzle_table={self.puzzle_table} says what becomes of the table of init_from; give that too"

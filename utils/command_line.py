@@ -40,6 +40,7 @@ from utils.errors import UserError
 from utils.mistakes import Origin, describe, describe_missing, in_one_line, key_of
 from utils.secrets import secret_in
 from utils.shell import run_command
+from utils.synonyms import in_our_words
 from utils.text import one_line
 from utils.typed_words import correction, overrides_among
 
@@ -111,6 +112,7 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
     """
     # The published commands put a plus in front of new keys. Here every key is in the YAML, so the
     # plus means nothing.
+    overrides = in_our_words(overrides)
     overrides = _with_switches(config_name, [in_quotes(typed.lstrip("+")) for typed in overrides])
     _require_no_secret([("the command line", typed) for typed in overrides])
     for typed in overrides:
@@ -251,9 +253,8 @@ def _require_name_of_choice(group: str, choice: str, options: Any, origin: Origi
 
 def typed_keys_and_groups(overrides: list[str]) -> set[str]:
     """Return the keys and groups in the overrides: the words before the equals signs."""
-    return {
-        o.key_or_group for o in OverridesParser.create().parse_overrides([typed.lstrip("+") for typed in overrides])
-    }
+    plain = [typed.lstrip("+") for typed in in_our_words(overrides)]
+    return {o.key_or_group for o in OverridesParser.create().parse_overrides(plain)}
 
 
 def typed_changes(config_name: str, overrides: list[str], given: Sequence[str] = ()) -> Container:
@@ -266,7 +267,7 @@ def typed_changes(config_name: str, overrides: list[str], given: Sequence[str] =
         given: overrides that were not typed but belong in front of the typed ones, such as arch=trm
             in front of its option arch.L_layers=1.
     """
-    overrides = _with_switches(config_name, overrides)
+    overrides = _with_switches(config_name, in_our_words(overrides))
     parsed = OverridesParser.create().parse_overrides([typed.lstrip("+") for typed in overrides])
     groups = [o.input_line or "" for o in parsed if is_group(o.key_or_group)]
     # A typed dictionary is merged into the config, so only its own keys count as typed.

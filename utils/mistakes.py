@@ -94,6 +94,8 @@ def unknown_key(key: str, origin: Origin) -> str:
     start = f"{_at(place)}unknown key {key!r}"
     if place is not None and (slip := _slip_in_yaml(key, origin)):
         return f"{start}; {slip}"
+    if key in synonyms.INSTEAD:
+        return f"{start}: {synonyms.INSTEAD[key]}"
     if key in Origin(origin.config_name).known_keys():
         return f"{start}: the defaults have it, but not the chosen options; leave it out"
     if others := choices_with(key):

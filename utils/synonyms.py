@@ -1,8 +1,16 @@
-"""Names that other programs have for our keys, for "did you mean ...?" in a message.
+"""Names that other programs have for our keys.
 
-They come from the published HRM and TRM code, PyTorch, PyTorch Lightning, Hugging Face's Trainer,
-timm and nanoGPT. No key is read under such a name.
+NAMES are for "did you mean ...?" in a message. They come from the published HRM, TRM and URM code,
+PyTorch, PyTorch Lightning, Hugging Face's Trainer, timm and nanoGPT. No key is read under such a
+name. INSTEAD is for keys of URM's code that have no counterpart.
+
+Two names of URM's published commands are read on a command line: see `in_our_words`.
 """
+
+import re
+from collections.abc import Sequence
+
+from utils.errors import UserError
 
 # Only the keys that a program has are suggested, so a name may stand for keys of several programs.
 NAMES = {
@@ -65,12 +73,65 @@ NAMES = {
     "arch.L_layers": "n_layer n_layers num_layers num_hidden_layers layers depth",
     "arch.H_layers": "n_layer n_layers num_layers num_hidden_layers layers depth",
     "arch.expansion": "mlp_ratio ffn_mult",
-    "arch.halt_max_steps": "max_segments n_sup N_sup num_segments",
+    "arch.halt_max_steps": "max_segments n_sup N_sup num_segments loops",
     "arch.forward_dtype": "dtype precision bf16 fp16 amp mixed_precision",
     "arch.loss.loss_type": "loss criterion loss_fn",
     "dist.backend": "dist_backend ddp_backend",
     "dist.num_threads": "num_threads threads",
 }
+
+# Keys of URM's code (arXiv 2512.14693) that mean nothing here, and what to use instead.
+INSTEAD = {
+    "grad_accum_steps": "URM's code sums the gradients of so many batches before an update; give global_batch_size the "
+    "size of that sum, and grad_accumulation=N to compute it in N parts",
+    "target_q_update_every": "it has no effect on URM in its own code; leave it out, or give "
+    "arch.no_ACT_continue=false to learn the value of going on",
+    "loop_deltas": "evaluate the run with another number of segments instead, such as python evaluate.py "
+    "checkpoint=<run> num_steps=24",
+    "load_strict": "weights always have to fit; leave it out, and give puzzle_table=keep, mean or zero if the puzzle "
+    "rows differ",
+    "load_optimizer_state": "init_from takes weights alone, and resume=<run> goes on with the optimizers' state; leave "
+    "it out",
+    "use_muon": "on a command line it means optim=muon_urm; in YAML write - override /optim: muon_urm below defaults:",
+    "arch.loop_deltas": "URM's model does not read it; leave it out, and evaluate with another num_steps",
+    "arch.profile": "write profile=true without arch",
+    "arch.attn_dropout": "URM's model does not read it; leave it out, and regularize with weight_decay",
+    "arch.mlp_dropout": "URM's model does not read it; leave it out, and regularize with weight_decay",
+    "arch.rms_norm_eps": "it is always 1e-5, the published default; leave it out",
+}
+
+_LOOPS, _SEGMENTS = "arch.loops", "arch.halt_max_steps"
+_USE_MUON, _MUON = "use_muon", "optim=muon_urm"
+
+
+def in_our_words(overrides: Sequence[str]) -> list[str]:
+    """Return overrides with our keys for those of URM's published commands.
+
+    arch.loops=N becomes arch.halt_max_steps=N. use_muon=True becomes optim=muon_urm, and
+    use_muon=False is left out.
+
+    Raises:
+        UserError: An override says the same under both names, or use_muon is neither true nor
+            false.
+    """
+    keys = [typed.lstrip("+").partition("=")[0] for typed in overrides]
+    if _LOOPS in keys and _SEGMENTS in keys:
+        raise UserError(f"{_LOOPS} and {_SEGMENTS} mean the same; give one of them")
+    found = []
+    for key, typed in zip(keys, overrides, strict=True):
+        value = typed.partition("=")[2]
+        if key == _LOOPS:
+            found.append(f"{_SEGMENTS}={value}")
+        elif key != _USE_MUON:
+            found.append(typed)
+        elif re.fullmatch("true", value, re.IGNORECASE):
+            if "optim" in keys:
+                raise UserError(f"{typed} means {_MUON}, and optim is given as well; give one of them")
+            found.append(_MUON)
+        elif not re.fullmatch("false", value, re.IGNORECASE):
+            raise UserError(f"{typed} chooses {_MUON} or nothing; give use_muon=true or false")
+    return found
+
 
 # Groups under which other programs keep such keys, as in trainer.max_epochs.
 _GROUPS = ("trainer.", "training.", "train.", "model.", "data.", "optimizer.", "optim.", "arch.", "args.", "config.")
