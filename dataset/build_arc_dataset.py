@@ -67,7 +67,8 @@ examples:
   python dataset/build_arc_dataset.py --dataset-dirs dataset/raw-data/ARC-AGI-2/data \\
       --output-dir data/arc-2-aug-1000
 
-  # combined files: kaggle/combined/arc-agi_training_challenges.json, ..._solutions.json and so on
+  # combined files: kaggle/combined/arc-agi_training_challenges.json, ..._solutions.json and so on,
+  # or with a hyphen, as URM has them: arc-agi_training-challenges.json
   python -m dataset.build_arc_dataset --input-file-prefix kaggle/combined/arc-agi \\
       --output-dir data/arc1concept-aug-1000 --subsets training evaluation concept \\
       --test-set-name evaluation
@@ -145,7 +146,11 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         f"(default: {' '.join(map(str, DEFAULT_DIRS))})",
     )
     add = parser.add_argument_group("ARC tasks in combined files").add_argument
-    add("--input-file-prefix", metavar="PREFIX", help="read <PREFIX>_<subset>_challenges.json and ..._solutions.json")
+    add(
+        "--input-file-prefix",
+        metavar="PREFIX",
+        help="read <PREFIX>_<subset>_challenges.json (or -challenges) and ..._solutions.json",
+    )
     add("--subsets", nargs="+", metavar="NAME", help="the subsets to take")
     add("--test-set-name", metavar="NAME", help="the subset that is the test set")
 
@@ -182,19 +187,31 @@ def load_sources(settings: Settings) -> list[Source]:
     assert settings.input_file_prefix is not None and settings.subsets is not None
     sources = []
     for subset in settings.subsets:
-        challenges = _find_json(f"{settings.input_file_prefix}_{subset}_challenges")
-        solutions = _find_json(f"{settings.input_file_prefix}_{subset}_solutions")
+        challenges = _find_json(f"{settings.input_file_prefix}_{subset}", "challenges")
+        solutions = _find_json(f"{settings.input_file_prefix}_{subset}", "solutions")
         if challenges is None:
             name = f"{settings.input_file_prefix}_{subset}_challenges.json"
-            raise UserError(f"there is no file {name} (or .json.gz); correct --input-file-prefix or --subsets")
+            raise UserError(
+                f"there is no file {name} (or .json.gz), nor one with -challenges in its name; correct "
+                "--input-file-prefix or --subsets"
+            )
         sources.append(Source(subset, subset == settings.test_set_name, read_tasks(challenges, solutions)))
     return sources
 
 
-def _find_json(stem: str) -> Path | None:
-    found = [file for file in (Path(f"{stem}.json"), Path(f"{stem}.json.gz")) if file.is_file()]
-    if len(found) == 2:
-        raise UserError(f"{found[0]} is there as .json and as .json.gz; remove one of them")
+def _find_json(stem: str, kind: str) -> Path | None:
+    """Return the file <stem>_<kind>.json, as Kaggle and TRM name it, or <stem>-<kind>.json, as URM
+    does, compressed or not; None if there is none.
+
+    Raises:
+        UserError: There are several such files.
+    """
+    names = (f"{stem}{separator}{kind}{ending}" for separator in "_-" for ending in (".json", ".json.gz"))
+    found = [file for file in map(Path, names) if file.is_file()]
+    if len(found) > 1:
+        one, other = found[:2]
+        how = "as .json and as .json.gz" if other.name == f"{one.name}.gz" else f"and as {other.name}"
+        raise UserError(f"{one} is there {how}; remove one of them")
     return found[0] if found else None
 
 

@@ -250,6 +250,31 @@ def test_the_versions_of_a_task_do_not_depend_on_other_tasks(tmp_path: Path, tas
     assert found[0] == found[1] and len(found[0]) == 6
 
 
+def test_combined_files_may_be_named_with_a_hyphen_as_those_of_urm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The names change nothing in the dataset."""
+    options = ("--subsets", "training", "evaluation", "--test-set-name", "evaluation", "--num-aug", 2)
+    found = []
+    for folder in (tmp_path / "_", tmp_path / "-"):
+        folder.mkdir()
+        prefix = _write_combined(folder, training=TRAINING, evaluation=EVALUATION)
+        for file in list(folder.iterdir()):
+            for kind in ("challenges", "solutions"):
+                if f"_{kind}" in file.name:
+                    file.rename(folder / file.name.replace(f"_{kind}", f"{folder.name}{kind}"))
+        _build(folder / "data", "--input-file-prefix", prefix, *options)
+        data = folder / "data"
+        found.append({path.relative_to(data): path.read_bytes() for path in data.rglob("*.npy")})
+    assert found[0].keys() == found[1].keys() and found[0] == found[1]
+    assert (tmp_path / "-" / "arc-agi_training-challenges.json").is_file()
+
+    both = tmp_path / "-" / "arc-agi_training_challenges.json"
+    both.write_text("{}")
+    message = _error(capsys, tmp_path / "data", "--input-file-prefix", prefix, *options)
+    assert f"{both} is there and as arc-agi_training-challenges.json; remove one of them" in message
+
+
 def test_a_test_set_without_outputs_is_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prefix = _write_combined(tmp_path, training=TRAINING, evaluation=EVALUATION)
     for subset in ("training", "evaluation"):
