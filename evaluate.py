@@ -431,19 +431,31 @@ def main(world: World) -> None:
     metrics = evaluate(model, split, world, saving, evaluators=evaluators)
     assert metrics is not None
     seconds = time.perf_counter() - began
-    for trajectories, one_by_one in ((config.side_by_side, False), (config.one_by_one, True)):
-        if trajectories is not None:
-            metrics |= evaluate_trajectories(
-                *(model, split, world, options),
-                evaluators=evaluators,
-                trajectories=trajectories,
-                one_by_one=one_by_one,
-            )
-    if variations is not None:
-        metrics |= evaluate_votes(model, split, world, options, evaluators=evaluators, variations=variations)
+    metrics |= evaluate_more(config, loaded, options, evaluators, variations, world)
     with world.shared_errors():
         if world.is_main:
             report(config, loaded, metrics, evaluators, seconds, out, keeps_results=keeps_results)
+
+
+def evaluate_more(
+    config: EvaluateConfig,
+    loaded: Loaded,
+    options: EvalOptions,
+    evaluators: Evaluators,
+    variations: Variations | None,
+    world: World,
+) -> dict[str, float]:
+    """Return the metrics of trajectories, restarts and votes, as far as asked. Every rank."""
+    given = loaded.model, loaded.split, world, options
+    metrics: dict[str, float] = {}
+    for trajectories, one_by_one in ((config.side_by_side, False), (config.one_by_one, True)):
+        if trajectories is not None:
+            metrics |= evaluate_trajectories(
+                *given, evaluators=evaluators, trajectories=trajectories, one_by_one=one_by_one
+            )
+    if variations is not None:
+        metrics |= evaluate_votes(*given, evaluators=evaluators, variations=variations)
+    return metrics
 
 
 def show_table(

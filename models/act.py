@@ -79,6 +79,7 @@ def initial_carry(model: RecursiveModel, batch: Batch, *, training: bool = False
     )
 
 
+# Many parameters: training has options that evaluation lacks, and the other way round.
 def segment(
     model: RecursiveModel,
     carry: Carry,
@@ -127,17 +128,20 @@ def segment(
 
     table = model.puzzle_embedding
     rows_BE = None if table is None else table.rows(current["puzzle_identifiers"])
+    # The trajectories of a slot draw the same.
+    drawn = {} if seeds_B is None else {"seeds_B": seeds_B.repeat_interleave(config.num_states if token_loss else 1)}
     if token_loss is None:
         state = model.reset(carry.state, fresh_B)
         if start is not None:
             state = start(state)
-        drawn = {} if seeds_B is None else {"seeds_B": seeds_B}
         state, logits_BSV, q_halt_B, q_continue_B = forward(state, current["inputs"], rows_BE, depth, **drawn)
         handed_on = state
     else:
         handed_on, (state, logits_BSV, q_halt_B, q_continue_B) = winner_takes_all(
-            *(model, carry.state, fresh_B, current["inputs"], rows_BE, depth, forward, token_loss, current["labels"]),
-            seeds_B=seeds_B,
+            *(model, carry.state, fresh_B, current["inputs"], rows_BE),
+            forward=lambda *given: forward(*given, depth, **drawn),
+            loss_of=token_loss,
+            labels_BS=current["labels"],
         )
 
     last_B = steps_B >= config.halt_max_steps

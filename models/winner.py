@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from models.base import RecursiveModel, SegmentOutput, State
-from models.depth import Depth
 
 
 def start_at(model: RecursiveModel, state: State, fresh_N: Tensor, which_N: Tensor) -> State:
@@ -45,20 +44,17 @@ def winner_takes_all(
     fresh_B: Tensor,
     inputs_BS: Tensor,
     rows_BE: Tensor | None,
-    depth: Depth,
-    forward: Callable[..., SegmentOutput],
+    forward: Callable[[State, Tensor, Tensor | None], SegmentOutput],
     loss_of: Callable[[Tensor, Tensor], Tensor],
     labels_BS: Tensor,
-    *,
-    seeds_B: Tensor | None,
 ) -> tuple[State, SegmentOutput]:
     """Run one segment of K trajectories for every slot.
 
     Args:
         states: of all trajectories, (B, K, ...).
         fresh_B: whether a slot has a new example, so that its trajectories begin.
+        forward: what runs the segment, at its depth.
         loss_of: the token loss of each trajectory (N,), from logits_NSV and labels_NS.
-        seeds_B: as for `segment`. The trajectories of a slot draw the same.
 
     Returns:
         The new states of all trajectories, detached, and what the segment of the winners gave.
@@ -71,9 +67,8 @@ def winner_takes_all(
     fresh_N, which_N = repeated(fresh_B), torch.arange(num_states, device=fresh_B.device).repeat(num_slots)
     state = model.reset({name: z.flatten(0, 1) for name, z in states.items()}, fresh_N)
     state = start_at(model, state, fresh_N, which_N)
-    drawn = {} if seeds_B is None else {"seeds_B": repeated(seeds_B)}
     rows_NE = None if rows_BE is None else repeated(rows_BE)
-    state, logits_NSV, q_halt_N, q_continue_N = forward(state, repeated(inputs_BS), rows_NE, depth, **drawn)
+    state, logits_NSV, q_halt_N, q_continue_N = forward(state, repeated(inputs_BS), rows_NE)
 
     with torch.no_grad():
         loss_BK = loss_of(logits_NSV, repeated(labels_BS)).view(num_slots, num_states)
