@@ -310,6 +310,19 @@ def draw_augmentations(pairs: Sequence[Pair], num_aug: int, rng: np.random.Gener
     return Augmentations(transforms_A, permutations_AC)
 
 
+def all_transforms(pairs: Sequence[Pair]) -> Augmentations:
+    """Return every turned and mirrored version of an ARC task whose content differs, colours kept.
+
+    Returns:
+        The original, followed by up to seven versions.
+    """
+    transforms_A = np.arange(NUM_TRANSFORMS, dtype=np.uint8)
+    versions = Augmentations(transforms_A, np.tile(IDENTITY_C, (NUM_TRANSFORMS, 1)))
+    keys = _version_keys(pairs, versions)
+    is_new_A = np.array([key not in keys[:a] for a, key in enumerate(keys)])
+    return Augmentations(transforms_A[is_new_A], versions.permutations_AC[is_new_A])
+
+
 def _version_keys(pairs: Sequence[Pair], augmentations: Augmentations) -> list[bytes]:
     """Return for each version a digest of its pairs, which does not depend on their order."""
     keys = [b""] * len(augmentations.transforms_A)

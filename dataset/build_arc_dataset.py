@@ -37,6 +37,7 @@ from dataset.arc import (
     Augmentations,
     Pair,
     Task,
+    all_transforms,
     augmented_name,
     draw_augmentations,
     framed,
@@ -73,6 +74,10 @@ examples:
       --output-dir data/arc1concept-aug-1000 --subsets training evaluation concept \\
       --test-set-name evaluation
 
+  # the eight turned and mirrored versions alone, for arch=se_rrm, which treats colours alike itself
+  python -m dataset.build_arc_dataset --keep-colours --input-file-prefix kaggle/combined/arc-agi \\
+      --output-dir data/arc1concept_d --subsets training evaluation concept --test-set-name evaluation
+
 Files may be .json or .json.gz. All pairs of a training task are trained on. The demonstrations of a
 test task are trained on too, and its test pairs are the test split. From a test set without
 solutions you get a dataset for a submission. An old dataset in the output folder is replaced once
@@ -95,6 +100,7 @@ class Settings:
     num_aug: int
     seed: int
     allow_leak: bool
+    keep_colours: bool
 
 
 class Source(NamedTuple):
@@ -130,6 +136,11 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     add = parser.add_argument
     add("--output-dir", type=typed_path, metavar="DIR", default=Path("data/arc-aug-1000"), help="default: %(default)s")
     add("--num-aug", type=int, metavar="N", default=1000, help="augmented versions of each ARC task (default: 1000)")
+    add(
+        "--keep-colours",
+        action="store_true",
+        help="only turn and mirror, in all eight ways, instead of --num-aug random versions",
+    )
     add("--seed", type=int, metavar="N", default=42, help="seed of all random choices (default: 42)")
     add(
         "--allow-leak",
@@ -348,18 +359,22 @@ def draw_all(puzzles: Sequence[Puzzle], settings: Settings) -> list[Augmentation
     Raises:
         UserError: There would be more examples than a dataset can index.
     """
-    num_rows = (1 + settings.num_aug) * sum(len(puzzle.pairs["train"]) for puzzle in puzzles)
+    num_aug = NUM_TRANSFORMS - 1 if settings.keep_colours else settings.num_aug
+    num_rows = (1 + num_aug) * sum(len(puzzle.pairs["train"]) for puzzle in puzzles)
     if num_rows > MAX_ROWS:
         raise UserError(f"{num_rows:,} examples are more than a dataset can index, {MAX_ROWS:,}; lower --num-aug")
     drawn = []
     with progress("augmenting", len(puzzles), "tasks") as bar:
         for puzzle in puzzles:
             pairs = [pair for split in SPLITS for pair in puzzle.pairs[split]]
-            drawn.append(draw_augmentations(pairs, settings.num_aug, _rng(settings, puzzle, _AUGMENT)))
+            if settings.keep_colours:
+                drawn.append(all_transforms(pairs))
+            else:
+                drawn.append(draw_augmentations(pairs, settings.num_aug, _rng(settings, puzzle, _AUGMENT)))
             bar.update()
-    fewer = [puzzle.name for puzzle, found in zip(puzzles, drawn, strict=True) if len(found[0]) <= settings.num_aug]
+    fewer = [puzzle.name for puzzle, found in zip(puzzles, drawn, strict=True) if len(found[0]) <= num_aug]
     if fewer:
-        tell(f"note: fewer than {settings.num_aug} different versions were found of {_few(fewer)}")
+        tell(f"note: fewer than {num_aug} different versions were found of {_few(fewer)}")
     return drawn
 
 

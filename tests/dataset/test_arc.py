@@ -17,6 +17,7 @@ from dataset.arc import (
     SEQ_LEN,
     SIDE,
     Pair,
+    all_transforms,
     augmented_name,
     crop,
     draw_augmentations,
@@ -328,6 +329,16 @@ def test_pairs_in_another_order_are_the_same_version() -> None:
     pairs = [Pair(np.array(grid, dtype=np.uint8), np.zeros((1, 1), np.uint8)) for grid in ([[1, 0]], [[0, 1]])]
     found = draw_augmentations(pairs, 300, np.random.default_rng(0))
     assert len(found.transforms_A) == 9 * 2
+
+
+def test_all_transforms_keep_the_colours_and_differ_by_content() -> None:
+    """A task of one square grid that equals its transpose has four versions."""
+    pairs = [_pair(np.random.default_rng(1)) for _ in range(3)]
+    found = all_transforms(pairs)
+    assert found.transforms_A.tolist() == list(range(8))
+    assert (found.permutations_AC == IDENTITY_C).all()
+    symmetric = Pair(np.array([[1, 2], [2, 3]], np.uint8), np.zeros((1, 1), np.uint8))
+    assert len(all_transforms([symmetric]).transforms_A) == 4
 
 
 # ---- the score ---------------------------------------------------------------------------------
