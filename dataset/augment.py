@@ -5,9 +5,10 @@ stack, and may transpose the board. It turns a puzzle with one solution into ano
 which is equally difficult for a person.
 """
 # N = boards, L = side of a board, S = cells of a board (L * L),
-# K = permutations of the rows (or columns), U = random numbers for one symmetry
+# G = bands (or stacks), K = orders of the rows (or columns), U = random numbers for one symmetry
 
 import itertools
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -41,7 +42,7 @@ class Box(NamedTuple):
         return f"{self.rows}x{self.columns}"
 
 
-BOXES = {str(box): box for box in (Box(2, 2), Box(2, 3), Box(3, 3))}
+BOXES = {str(box): box for box in (Box(2, 2), Box(2, 3), Box(2, 4), Box(3, 3), Box(3, 4), Box(4, 4))}
 
 
 def box_of(seq_len: int, vocab_size: int) -> Box | None:
@@ -56,31 +57,52 @@ def box_of(seq_len: int, vocab_size: int) -> Box | None:
 
 
 @cache
-def _line_permutations(num_groups: int, size: int) -> np.ndarray:
-    """Return all orders of num_groups * size lines that keep groups of `size` lines together.
-
-    Returns:
-        (K, lines), read-only because it is cached.
-    """
-    inside = list(itertools.permutations(range(size)))
-    orders = [
-        [group * size + line for group, lines in zip(groups, within, strict=True) for line in lines]
-        for groups in itertools.permutations(range(num_groups))
-        for within in itertools.product(inside, repeat=num_groups)
-    ]
-    table = np.array(orders, dtype=np.intp)
+def _permutations(size: int) -> np.ndarray:
+    """Return all orders of `size` things, (size!, size), read-only because they are cached."""
+    table = np.array(list(itertools.permutations(range(size))), dtype=np.intp)
     table.flags.writeable = False
     return table
 
 
-def row_orders(box: Box) -> np.ndarray:
-    """Return all orders of the rows that symmetries can produce, (K, L)."""
-    return _line_permutations(box.columns, box.rows)
+def _num_orders(num_groups: int, size: int) -> int:
+    """Return K: how many orders of num_groups * size lines keep groups of `size` lines together."""
+    return math.factorial(num_groups) * math.factorial(size) ** num_groups
 
 
-def column_orders(box: Box) -> np.ndarray:
-    """Return all orders of the columns that symmetries can produce, (K, L)."""
-    return _line_permutations(box.rows, box.columns)
+def _orders(numbers_N: np.ndarray, num_groups: int, size: int) -> np.ndarray:
+    """Return the orders of lines with these numbers in [0, K), (N, lines).
+
+    Boards of side 16 have 8 million orders of rows, so the orders are computed, and not looked up.
+    """
+    inside = _permutations(size)
+    # From the last digit to the first: an order for each place of a group, and one of the groups.
+    digits = []
+    for _ in range(num_groups):
+        numbers_N, digit_N = np.divmod(numbers_N, len(inside))
+        digits.append(digit_N)
+    within_NGL = inside[np.stack(digits[::-1], axis=1)]
+    groups_NG = _permutations(num_groups)[numbers_N]
+    return (groups_NG[:, :, None] * size + within_NGL).reshape(len(groups_NG), num_groups * size)
+
+
+def num_row_orders(box: Box) -> int:
+    """Return how many orders of the rows symmetries can produce."""
+    return _num_orders(box.columns, box.rows)
+
+
+def num_column_orders(box: Box) -> int:
+    """Return how many orders of the columns symmetries can produce."""
+    return _num_orders(box.rows, box.columns)
+
+
+def row_orders(numbers_N: np.ndarray, box: Box) -> np.ndarray:
+    """Return the orders of the rows with these numbers, (N, L)."""
+    return _orders(numbers_N, box.columns, box.rows)
+
+
+def column_orders(numbers_N: np.ndarray, box: Box) -> np.ndarray:
+    """Return the orders of the columns with these numbers, (N, L)."""
+    return _orders(numbers_N, box.rows, box.columns)
 
 
 def cell_sources(rows_NL: np.ndarray, columns_NL: np.ndarray, transposed_N: np.ndarray) -> np.ndarray:
@@ -128,8 +150,7 @@ def symmetries_from(uniform_NU: np.ndarray, box: Box) -> DrawnSymmetries:
     digits_ND = np.zeros((num, side + 1), dtype=np.uint8)
     digits_ND[:, 1:] = uniform_NU[:, :side].argsort(axis=1) + 1
 
-    rows, columns = row_orders(box), column_orders(box)
-    rows_NL = rows[(uniform_NU[:, side] * len(rows)).astype(np.intp)]
-    columns_NL = columns[(uniform_NU[:, side + 1] * len(columns)).astype(np.intp)]
+    rows_NL = row_orders((uniform_NU[:, side] * num_row_orders(box)).astype(np.intp), box)
+    columns_NL = column_orders((uniform_NU[:, side + 1] * num_column_orders(box)).astype(np.intp), box)
     transposed_N = (uniform_NU[:, side + 2] < 0.5) & box.is_square
     return DrawnSymmetries(cell_sources(rows_NL, columns_NL, transposed_N), digits_ND)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dataset.sudoku import DIGITS
 from dataset.tasks.base import BoardTask
 from utils.drawing import BLACK, BLUE, GREY, RED, pyplot, save_figure
 
@@ -73,7 +74,7 @@ class Cell:
 
 
 def _sudoku_cell(token: int, question: int) -> Cell:
-    return Cell(text=str(token - 1) if token > 1 else "", is_given=question > 1)
+    return Cell(text=DIGITS[token - 2] if token > 1 else "", is_given=question > 1)
 
 
 _MAZE_GROUNDS = {0: _LINE, 1: "#3a4250", 2: _WHITE, 3: "#0b7a55", 4: "#8a3ffc", 5: "#7db4f5"}

@@ -13,12 +13,28 @@ from functools import cache
 
 import numpy as np
 
-from dataset.augment import Box, cell_sources, column_orders, draw_symmetries, row_orders
+from dataset.augment import (
+    Box,
+    cell_sources,
+    column_orders,
+    draw_symmetries,
+    num_column_orders,
+    num_row_orders,
+    row_orders,
+)
 from utils.errors import UserError
+
+# The digits of the largest board, as text. Digits above 9 are letters, read in both cases.
+DIGITS = "123456789ABCDEFG"
 
 # The largest share of cells that are clues in generated puzzles. The fewest clues are those of a
 # minimal puzzle.
 MAX_CLUES = 2 / 3
+# The smallest share of cells that are clues in generated puzzles of larger sides than 9. Singles
+# alone need about a third of the cells at side 12, and 0.37 at side 16.
+MIN_CLUES = 0.4
+# For larger sides than this, a search for a second solution may take minutes.
+LARGEST_SEARCHED_SIDE = 9
 # The generator gives up after this many symmetries of earlier puzzles in a row, because it has
 # probably found all classes.
 MAX_DUPLICATES = 3000
@@ -31,6 +47,11 @@ class _Board:
     units: tuple[int, ...]  # the rows, columns and boxes
     peers: tuple[int, ...]  # for each cell the cells that may not repeat its digit
     all_cells: int
+
+
+def digits_in_words(side: int) -> str:
+    """Return the digits of a board for messages: "1 to 9 and A to G" for side 16."""
+    return f"1 to {side}" if side <= 9 else f"1 to 9 and A to {DIGITS[side - 1]}"
 
 
 def unit_ids(box: Box) -> np.ndarray:
@@ -222,21 +243,49 @@ def _random_puzzle(solution_S: np.ndarray, box: Box, rng: np.random.Generator) -
     return puzzle_S
 
 
+def _random_puzzle_by_singles(solution_S: np.ndarray, box: Box, rng: np.random.Generator) -> np.ndarray:
+    """Return a random puzzle (S,) that naked and hidden singles alone turn into `solution_S`.
+
+    Such a puzzle has one solution by construction. Clues are removed in random order, down to a
+    number that is drawn uniformly. A clue stays if singles would no longer derive the board. More
+    clues never derive less, so several clues are tried at once.
+    """
+    board = _board(box)
+    puzzle_S = solution_S.copy()
+    order = rng.permutation(box.num_cells)
+    num_clues = int(rng.integers(round(MIN_CLUES * box.num_cells), round(MAX_CLUES * box.num_cells) + 1))
+    start, at_once = 0, box.num_cells // 4
+    while start < len(order) and (excess := int(np.count_nonzero(puzzle_S)) - num_clues) > 0:
+        tried = order[start : start + min(at_once, excess)]
+        without_S = puzzle_S.copy()
+        without_S[tried] = 0
+        if _deduce(_candidates(without_S, box), 0, board) == board.all_cells:
+            puzzle_S = without_S
+            at_once *= 2
+        elif len(tried) > 1:
+            at_once = len(tried) // 2
+            continue
+        start += len(tried)
+    return puzzle_S
+
+
 def generate(num: int, box: Box, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield `num` puzzles (S,) uint8 that have one solution, each with its solution (S,).
 
-    No two puzzles have the same `symmetry_class`. The number of clues varies from minimal puzzles
-    to easy ones. If there are few classes (4x4 puzzles have about 4,000), rare classes come late:
-    shuffle the puzzles before splitting them.
+    No two puzzles have the same `symmetry_class`. Up to side 9 the number of clues varies from
+    minimal puzzles to easy ones. Puzzles of larger sides need no guesses: naked and hidden singles
+    derive the whole board. If there are few classes (4x4 puzzles have about 4,000), rare classes
+    come late: shuffle the puzzles before splitting them.
 
     Raises:
         UserError: There seem to be fewer than `num` classes.
     """
+    random_puzzle = _random_puzzle if box.side <= LARGEST_SEARCHED_SIDE else _random_puzzle_by_singles
     seen: set[bytes] = set()
     duplicates = 0
     while len(seen) < num:
         solution_S = random_solution(box, rng)
-        puzzle_S = _random_puzzle(solution_S, box, rng)
+        puzzle_S = random_puzzle(solution_S, box, rng)
         key = symmetry_class(puzzle_S, box)
         if key in seen:
             duplicates += 1
@@ -257,9 +306,9 @@ def _geometric_symmetries(box: Box) -> np.ndarray:
 
     There are 128 of them for 2x2 boxes, and 3,456 for 2x3 boxes.
     """
-    rows, columns = row_orders(box), column_orders(box)
-    pairs_T = np.indices((len(rows), len(columns), 2 if box.is_square else 1)).reshape(3, -1)
-    return cell_sources(rows[pairs_T[0]], columns[pairs_T[1]], pairs_T[2].astype(bool))
+    num_each = num_row_orders(box), num_column_orders(box), 2 if box.is_square else 1
+    rows_T, columns_T, transposed_T = np.indices(num_each).reshape(3, -1)
+    return cell_sources(row_orders(rows_T, box), column_orders(columns_T, box), transposed_T.astype(bool))
 
 
 def _canonical_form(puzzle_S: np.ndarray, box: Box) -> bytes:
@@ -319,7 +368,7 @@ def symmetry_class(puzzle_S: np.ndarray, box: Box) -> bytes:
     """Return a key that all symmetries of a puzzle (S,) share.
 
     For sides 4 and 6 the key is exact (a canonical form). Side 9 has 3,359,232 geometric
-    symmetries, so its key is a hash of invariants. Different keys then prove that two puzzles are
-    not symmetries of one another, and equal keys almost always mean that they are.
+    symmetries, so the key of larger sides is a hash of invariants. Different keys then prove that
+    two puzzles are not symmetries of one another, and equal keys almost always mean that they are.
     """
     return _canonical_form(puzzle_S, box) if box.side <= 6 else _refined_colours(puzzle_S, box)

@@ -238,7 +238,7 @@ const DRAWINGS = {
 
 const drawingOf = (board) => DRAWINGS[board.kind] ?? DRAWINGS.numbers;
 
-function sudokuCell(context, { x, y, c, token, question, wrong, changed }) {
+function sudokuCell(context, { x, y, c, token, question, wrong, changed }, board) {
   if (changed || wrong) {
     context.fillStyle = wrong ? colours["wrong-soft"] : colours.changed;
     context.fillRect(x, y, c, c);
@@ -256,7 +256,7 @@ function sudokuCell(context, { x, y, c, token, question, wrong, changed }) {
   const given = question > 1;
   context.fillStyle = wrong ? colours.wrong : given ? colours.given : colours.answer;
   context.font = `${given ? 700 : 500} ${c * 0.56}px ${FONT}`;
-  context.fillText(String(token - 1), x + c / 2, y + c * 0.54);
+  context.fillText(tokenName(board, token), x + c / 2, y + c * 0.54); // a letter above 9
   if (wrong) underline(context, x, y, c);
 }
 

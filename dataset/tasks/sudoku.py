@@ -12,7 +12,7 @@ import numpy as np
 
 from dataset.augment import BOXES, Box, box_of, draws_per_symmetry, symmetries_from
 from dataset.schema import PuzzleSet
-from dataset.sudoku import unit_ids, valid_solutions
+from dataset.sudoku import DIGITS, digits_in_words, unit_ids, valid_solutions
 from dataset.tasks.base import GREY, Cell, Fault, Symmetries, TextTask, Verdict, count, some
 from utils.errors import UserError
 
@@ -43,8 +43,10 @@ class SudokuTask(TextTask):
     def __init__(self, box: Box) -> None:
         self.name, self.title, self.side, self._box = f"sudoku {box}", f"Sudoku {box}", box.side, box
         self.rows = self.columns = box.side
-        self.symbols = "?." + "123456789"[: box.side]
+        self.symbols = "?." + DIGITS[: box.side]
         self.tokens = ("padding", "blank", *self.symbols[2:])
+        digits = list(enumerate(self.symbols))[_FIRST_DIGIT:]
+        self._token_of = {written: token for token, digit in digits for written in (digit, digit.lower())}
         # The numbers of the cells in every row, column and box.
         self._cells_ULL = unit_ids(box).argsort(1, kind="stable").reshape(len(_UNITS), box.side, box.side)
 
@@ -54,18 +56,18 @@ class SudokuTask(TextTask):
         return None if box is None else cls(box)
 
     def parse(self, text: str, where: str) -> np.ndarray:
-        token_of = {symbol: token for token, symbol in enumerate(self.symbols) if token} | {"0": 1}
-        tokens_S = self._parse_cells(text, where, token_of, f"1 to {self.side}, and . or 0 for a blank,")
+        token_of = self._token_of | {".": 1, "0": 1}
+        tokens_S = self._parse_cells(text, where, token_of, f"{digits_in_words(self.side)}, and . or 0 for a blank,")
         for unit, number, digit, places in self._repeated(tokens_S):
             across = {"row": "columns", "column": "rows", "box": "its cells"}[unit]
             raise UserError(
-                f"{where} has the digit {digit} twice in {unit} {number} ({across} {some(places)}); correct it"
+                f"{where} has the digit {DIGITS[digit - 1]} twice in {unit} {number} ({across} {some(places)}); "
+                "correct it"
             )
         return tokens_S
 
     def parse_solution(self, text: str, where: str, question_S: np.ndarray) -> np.ndarray:
-        token_of = {symbol: token for token, symbol in enumerate(self.symbols) if token > 1}
-        solution_S = self._parse_cells(text, where, token_of, f"1 to {self.side}")
+        solution_S = self._parse_cells(text, where, self._token_of, digits_in_words(self.side))
         verdict = self.verdict(question_S, solution_S)
         if not verdict.solved:
             raise UserError(f"{where} is no solution of its question: {verdict.reason}; correct it")

@@ -181,7 +181,7 @@ def test_the_generated_test_split_is_a_tenth_of_the_training_split(tmp_path: Pat
         (["--generate", 5, "--num-aug", -1], "--num-aug is -1; it must be at least 0"),
         (["--generate", 5, "--seed", -1], "--seed is -1"),
         (["--generate", "five"], "--generate: invalid int value: 'five'"),
-        (["--generate", 5, "--box", "4x4"], "invalid choice: '4x4'"),
+        (["--generate", 5, "--box", "5x5"], "invalid choice: '5x5'"),
         (["--generat", 5], "unrecognized arguments"),
         (
             ["--generate", 5, "--box", "2x2", "--num-aug", 10**9],
@@ -235,6 +235,27 @@ def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) ->
     for split in ("train", "test"):
         (tmp_path / f"{split}.csv").write_bytes(f"\ufeff{HEADER}\r\n{GOOD_ROW}\r\n".encode())
     assert _build(tmp_path / "data", "--source-dir", tmp_path)["train"].metadata.total_groups == 1
+
+
+def test_digits_above_9_are_letters_in_both_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    box = BOXES["4x4"]
+    ((puzzle_S, solution_S),) = generate(1, box, np.random.default_rng(0))
+    question, answer = ("".join(".123456789ABCDEFG"[digit] for digit in board_S) for board_S in (puzzle_S, solution_S))
+    (tmp_path / "train.csv").write_text(f"{HEADER}\nx,{question},{answer.lower()},3\n")
+    (tmp_path / "test.csv").write_text(f"{HEADER}\nx,{question.lower()},{answer},3\n")
+    splits = _build(tmp_path / "data", "--source-dir", tmp_path, "--num-aug", 2)
+    for split in splits.values():
+        assert split.metadata.vocab_size == 18
+        np.testing.assert_array_equal(split.sets["all"].inputs[0], puzzle_S + 1)
+        np.testing.assert_array_equal(split.sets["all"].labels[0], solution_S + 1)
+    cell = question.index("G")
+    for wrong, expected in (
+        ("H", f"the question has 'H' in cell {cell + 1}, where only 1 to 9 and A to G, and . or 0 for a blank, can be"),
+        ("F", f"the answer has G in cell {cell + 1}, but the question has F"),
+    ):
+        text = question[:cell] + wrong + question[cell + 1 :]
+        (tmp_path / "train.csv").write_text(f"{HEADER}\nx,{text},{answer},3\n")
+        assert expected in _error(capsys, tmp_path / "other", "--source-dir", tmp_path)
 
 
 def test_wrong_source_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], source_dir: Path) -> None:

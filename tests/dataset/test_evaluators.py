@@ -47,7 +47,7 @@ def test_the_maze_evaluator_refuses_other_data(seq_len: int, vocab_size: int) ->
         build_evaluators(["maze"], split_of(seq_len, vocab_size))
 
 
-@pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 10), (36, 6), (900, 6), (64, 10)])
+@pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 10), (36, 6), (900, 6), (64, 11)])
 def test_the_sudoku_evaluator_refuses_other_data(seq_len: int, vocab_size: int) -> None:
     with pytest.raises(ValueError, match=f"data/test has {seq_len} tokens of {vocab_size} kinds, which is no Sudoku"):
         build_evaluators(["sudoku"], split_of(seq_len, vocab_size))

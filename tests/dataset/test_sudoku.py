@@ -133,6 +133,17 @@ def test_generated_puzzles_have_one_solution_and_differ(box: str, num: int) -> N
     assert min(shares) < 0.35 and max(shares) > 0.6, "the puzzles must range from hard to easy"
 
 
+@pytest.mark.parametrize(("box", "num"), [("3x4", 4), ("4x4", 3)])
+def test_large_puzzles_need_no_guesses(box: str, num: int) -> None:
+    shape = BOXES[box]
+    for puzzle_S, solution_S in generate(num, shape, np.random.default_rng(0)):
+        assert _is_valid(solution_S, shape) and ((puzzle_S == 0) | (puzzle_S == solution_S)).all()
+        board = sudoku._board(shape)
+        assert sudoku._deduce(sudoku._candidates(puzzle_S, shape), 0, board) == board.all_cells
+        assert count_solutions(puzzle_S, shape) == 1
+        assert 0.39 < np.count_nonzero(puzzle_S) / shape.num_cells < 0.68
+
+
 def test_generation_is_a_function_of_the_seed() -> None:
     def first_puzzles(seed: int) -> list[bytes]:
         return [puzzle_S.tobytes() for puzzle_S, _ in generate(5, BOXES["2x3"], np.random.default_rng(seed))]
@@ -164,7 +175,8 @@ def test_other_puzzles_have_other_keys(box: Box) -> None:
 
     Therefore the key must depend on the places of the clues.
     """
-    puzzles = [puzzle_S for puzzle_S, _ in generate(30, box, np.random.default_rng(3))]
+    num = 30 if box.side <= 9 else 10
+    puzzles = [puzzle_S for puzzle_S, _ in generate(num, box, np.random.default_rng(3))]
     rng = np.random.default_rng(4)
     changed = 0
     for puzzle_S in puzzles:
@@ -173,7 +185,7 @@ def test_other_puzzles_have_other_keys(box: Box) -> None:
         moved_S[rng.choice(np.flatnonzero(puzzle_S == 0))] = puzzle_S[source]
         moved_S[source] = 0
         changed += symmetry_class(moved_S, box) != symmetry_class(puzzle_S, box)
-    assert changed >= 27
+    assert changed >= 0.9 * num
 
 
 def test_keys_of_side_4_count_the_classes_of_solutions() -> None:

@@ -28,14 +28,14 @@ SUDOKU = SudokuTask(BOXES["2x2"])
 def test_sudoku_text_and_tokens(box: Box) -> None:
     task = SudokuTask(box)
     for question_S, solution_S in generate(3, box, np.random.default_rng(0)):
-        text = "".join(".123456789"[digit] for digit in question_S)
+        text = "".join(".123456789ABCDEFG"[digit] for digit in question_S)
         rows = [text[start : start + box.side] for start in range(0, len(text), box.side)]
-        for written in (text, text.replace(".", "0"), "\n".join(rows) + "\n", f"  {text}\r\n"):
+        for written in (text, text.lower(), text.replace(".", "0"), "\n".join(rows) + "\n", f"  {text}\r\n"):
             tokens_S = task.parse(written, "puzzle")
             np.testing.assert_array_equal(tokens_S, question_S + 1)
             assert tokens_S.dtype == np.uint8
         assert task.plain(tokens_S) == text
-        answer = "".join(map(str, solution_S))
+        answer = "".join("?123456789ABCDEFG"[digit] for digit in solution_S)
         np.testing.assert_array_equal(task.parse_solution(answer, "answer", tokens_S), solution_S + 1)
     assert task.plain(np.array([0, 1, 2])) == "?.1"
 
