@@ -125,7 +125,7 @@ def load(config: EvaluateConfig, trained: Trained, world: World) -> Loaded:
     """
     source = trained.name
     with world.shared_errors():
-        trained.of_puzzles()
+        arch, _ = trained.of_puzzles()
     if trained.config is None or trained.checkpoint is None:  # a file of weights
         with world.shared_errors():
             if config.data_path is None:
@@ -145,7 +145,8 @@ def load(config: EvaluateConfig, trained: Trained, world: World) -> Loaded:
             assert isinstance(own, Split)
             split = own
         elif trained_on := same_folder.get(Path(config.data_path).resolve()):
-            split = open_datasets([trained_on], "test", numbered_by=of_run.train_paths)
+            any_size = arch.reads_boards_of_any_size
+            split = open_datasets([trained_on], "test", numbered_by=of_run.train_paths, any_size=any_size)
         else:  # the user who names other data promises that its puzzles have the same numbers
             split = open_split(config.data_path, "test")
         if config.data_path is not None and not _is_own(config.data_path, of_run):

@@ -50,7 +50,8 @@ def main() -> None:
     assert config is not None
     if options.dtype is not None:
         trained = replace(trained, arch=trained.arch.model_copy(update={"forward_dtype": options.dtype}))
-    split = open_datasets(config.test_paths, "test", numbered_by=config.train_paths)
+    any_size = config.puzzle_arch.reads_boards_of_any_size
+    split = open_datasets(config.test_paths, "test", numbered_by=config.train_paths, any_size=any_size)
     split = replace(split, sets=dict(list(split.sets.items())[:1]))
     batch_size = options.batch_size or config.eval_batch_size or config.global_batch_size
     rows = []

@@ -113,7 +113,9 @@ class Work:
 
 def count_work(config: PretrainConfig) -> Work:
     """Run a step and count the calls of blocks in it, with gradient and without."""
-    sizes = Sizes.of(open_datasets(config.train_paths, "train", numbered_by=config.train_paths))
+    any_size = config.puzzle_arch.reads_boards_of_any_size
+    split = open_datasets(config.train_paths, "train", numbered_by=config.train_paths, any_size=any_size)
+    sizes = Sizes.of(split)
     model = build_puzzle_arch(config.arch, **sizes.as_dict())
     model.init_weights(torch.Generator().manual_seed(0))
     work = Work()

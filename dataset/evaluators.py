@@ -4,14 +4,14 @@ An evaluator has the name of a task, such as "sudoku". The task's file in datase
 """
 # B = examples, S = cells of a board
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from dataset.schema import Split
-from dataset.tasks import TASKS, task_of_shape
+from dataset.tasks import TASKS, task_of_set, task_of_shape
 from dataset.tasks.base import BoardTask, Votes
 from utils.batch import Batch
 from utils.dist.world import World
@@ -29,10 +29,16 @@ class Evaluators:
     Args:
         judges: the tasks that judge each answer by itself.
         votes: the object that counts answers as votes; None: answers don't vote.
+        of_sets: the judges of sets whose boards are smaller than those of the split.
     """
 
-    def __init__(self, judges: Sequence[BoardTask], votes: Votes | None = None) -> None:
-        self._judges, self._votes = judges, votes
+    def __init__(
+        self,
+        judges: Sequence[BoardTask],
+        votes: Votes | None = None,
+        of_sets: Mapping[str, Sequence[BoardTask]] | None = None,
+    ) -> None:
+        self._judges, self._votes, self._of_sets = judges, votes, of_sets or {}
         self.checks = tuple(name for judge in judges for name in judge.metrics)
         self.metrics = (*self.checks, *(votes.metrics if votes is not None else ()))
 
@@ -50,10 +56,17 @@ class Evaluators:
         if self._votes is not None:
             self._votes.clear()
 
-    def judge(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return for every name in `checks` whether it holds of each answer, (B,) bool."""
+    def judge(
+        self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor, set_name: str | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Return for every name in `checks` whether it holds of each answer, (B,) bool.
+
+        Args:
+            inputs_BS, predictions_BS: boards by themselves, and not on a larger canvas.
+            set_name: the set of the boards; None if all boards of the split have one size.
+        """
         found: dict[str, torch.Tensor] = {}
-        for judge in self._judges:
+        for judge in self._of_sets.get(set_name or "", self._judges):
             found |= judge.judge(inputs_BS, predictions_BS)
         return found
 
@@ -99,13 +112,31 @@ def build_evaluators(names: Sequence[EvaluatorName], split: Split) -> Evaluators
             judges.append(task)
         else:
             raise UserError(f"{split.path} has {seq_len} tokens of {vocab_size} kinds, {kind.wrong_shape}")
-    return Evaluators(judges, votes)
+    of_sets: dict[str, list[BoardTask]] = {}
+    for name in _smaller_sets(split):
+        own = task_of_set(split, name)
+        for judge in judges:
+            if own is None or not isinstance(own, type(judge)):
+                num_tokens, num_kinds = split.shape_of(name)
+                raise UserError(
+                    f"the set {name} has boards of {num_tokens} tokens of {num_kinds} kinds, {judge.wrong_shape}"
+                )
+            of_sets.setdefault(name, []).append(own)
+    return Evaluators(judges, votes, of_sets)
+
+
+def _smaller_sets(split: Split) -> list[str]:
+    """Return the names of the sets whose boards are smaller than those of the split."""
+    return [name for name, puzzle_set in split.sets.items() if puzzle_set.corner is not None]
 
 
 def fitting_evaluators(split: Split) -> list[EvaluatorName]:
     """Return the names of the evaluators that can judge the split."""
     task = task_of_shape(split.metadata.seq_len, split.metadata.vocab_size)
-    return [task.kind] if task is not None and task.scores(split) else []
+    if task is None or not task.scores(split):
+        return []
+    others = [task_of_set(split, name) for name in _smaller_sets(split)]
+    return [task.kind] if all(isinstance(other, type(task)) for other in others) else []
 
 
 def training_evaluators(names: Sequence[EvaluatorName] | None, split: Split) -> Evaluators:

@@ -6,11 +6,13 @@ The arrays are memory maps on the host or tensors on the device. Both give the s
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
 import torch
 
+from dataset.canvas import PADDING, Corner
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
 from dataset.schema import CHUNK_BYTES, IGNORE_LABEL, PuzzleSet, Split, unchanged
@@ -120,19 +122,48 @@ class _Resident:
         sets = list(split.sets.values())
         self._ignore_label_id = split.metadata.ignore_label_id
         with unchanged(sets):
-            self._inputs_NS = _upload([puzzle_set.inputs for puzzle_set in sets], device)
-            self._labels_NS = _upload([puzzle_set.labels for puzzle_set in sets], device)
+            # Boards of each side have tensors of their own, and are placed on the canvas batch by
+            # batch: on the canvas they would take several times the memory.
+            self._parts = [
+                _ResidentPart(corner, list(same), device) for corner, same in groupby(sets, lambda each: each.corner)
+            ]
         identifiers_N = [np.repeat(s.puzzle_identifiers.astype(np.int32), np.diff(s.puzzle_indices)) for s in sets]
         self._identifiers_N = _upload(identifiers_N, device)
 
     def rows(self, examples_B: torch.Tensor) -> Batch:
-        labels_BS = self._labels_NS.index_select(0, examples_B).int()
-        if self._ignore_label_id is not None:
-            labels_BS = labels_BS.masked_fill(labels_BS == self._ignore_label_id, IGNORE_LABEL)
+        first, *others = self._parts
+        batch = first.rows(examples_B if not others else examples_B.clamp(max=len(first) - 1), self._ignore_label_id)
+        start = len(first)
+        for part in others:
+            # Every part is read for every slot, so that no shape depends on the examples. Otherwise
+            # the host would wait for the device.
+            of_part = part.rows((examples_B - start).clamp(0, len(part) - 1), self._ignore_label_id)
+            is_before_B1 = (examples_B < start)[:, None]
+            batch = {name: torch.where(is_before_B1, batch[name], of_part[name]) for name in batch}
+            start += len(part)
+        return batch | {"puzzle_identifiers": self._identifiers_N.index_select(0, examples_B)}
+
+
+class _ResidentPart:
+    """The examples on the device of consecutive sets whose boards have one side."""
+
+    def __init__(self, corner: Corner | None, sets: list[PuzzleSet], device: torch.device) -> None:
+        self._corner = corner
+        self._inputs_NS = _upload([puzzle_set.inputs for puzzle_set in sets], device)
+        self._labels_NS = _upload([puzzle_set.labels for puzzle_set in sets], device)
+
+    def __len__(self) -> int:
+        return len(self._inputs_NS)
+
+    def rows(self, rows_B: torch.Tensor, ignore_label_id: int | None) -> Batch:
+        inputs_BS, labels_BS = (array.index_select(0, rows_B).int() for array in (self._inputs_NS, self._labels_NS))
+        if ignore_label_id is not None:
+            labels_BS = labels_BS.masked_fill(labels_BS == ignore_label_id, IGNORE_LABEL)
+        if self._corner is None:
+            return {"inputs": inputs_BS, "labels": labels_BS}
         return {
-            "inputs": self._inputs_NS.index_select(0, examples_B).int(),
-            "labels": labels_BS,
-            "puzzle_identifiers": self._identifiers_N.index_select(0, examples_B),
+            "inputs": self._corner.place_on_device(inputs_BS, PADDING),
+            "labels": self._corner.place_on_device(labels_BS, IGNORE_LABEL),
         }
 
 
@@ -219,6 +250,8 @@ class EvalLoader:
 def _read(puzzle_set: PuzzleSet, rows: np.ndarray, ignore_label_id: int | None) -> dict[str, np.ndarray]:
     """Read these rows of a set as int32 arrays, with IGNORE_LABEL for ignored labels.
 
+    Boards that are smaller than the canvas of a merged split are placed on it.
+
     Raises:
         UserError: A file changed since it was opened.
     """
@@ -226,6 +259,8 @@ def _read(puzzle_set: PuzzleSet, rows: np.ndarray, ignore_label_id: int | None) 
         inputs, labels = (array[rows].astype(np.int32) for array in (puzzle_set.inputs, puzzle_set.labels))
     if ignore_label_id is not None:
         labels[labels == ignore_label_id] = IGNORE_LABEL
+    if (corner := puzzle_set.corner) is not None:
+        inputs, labels = corner.place(inputs, PADDING), corner.place(labels, IGNORE_LABEL)
     puzzles = np.searchsorted(puzzle_set.puzzle_indices, rows, side="right") - 1
     return {
         "inputs": inputs,

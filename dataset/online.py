@@ -6,12 +6,16 @@ the host, and keeps the numbers of its slots. The tokens are transformed on the 
 """
 # B = slots of this rank, U = random numbers for one visit of an example
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
+from dataset.canvas import Corner
 from dataset.schema import Split
-from dataset.tasks import KNOWN_SHAPES, task_of_shape
-from dataset.tasks.base import Symmetries
+from dataset.tasks import KNOWN_SHAPES, task_of_set, task_of_shape
+from dataset.tasks.base import BoardTask, Symmetries, joined
 from utils.batch import Batch
 from utils.errors import UserError
 
@@ -42,7 +46,7 @@ class OnlineAugmentation:
         """
         seq_len, vocab_size = split.metadata.seq_len, split.metadata.vocab_size
         task = task_of_shape(seq_len, vocab_size)
-        symmetries = task.symmetries(list(split.sets.values())) if task is not None else None
+        symmetries = _symmetries_of(split, task) if task is not None else None
         if task is not None and symmetries is None:
             raise UserError(f"{split.path} holds {task.title}, a task without symmetries; set augment=none")
         if symmetries is None:
@@ -72,3 +76,53 @@ class OnlineAugmentation:
     def apply(self, batch: Batch, drawn: Batch) -> Batch:
         """Return the batch with the drawn symmetries applied. All tensors are on the device."""
         return self._symmetries.apply(batch, drawn)
+
+
+def _symmetries_of(split: Split, task: BoardTask) -> Symmetries | None:
+    """Return the symmetries of a split, or of each of its sets if their boards differ in size.
+
+    Raises:
+        UserError: The boards differ in size, and the symmetries of some are not known.
+    """
+    if all(puzzle_set.corner is None for puzzle_set in split.sets.values()):
+        return task.symmetries(list(split.sets.values()))
+    of_sets = []
+    for name, puzzle_set in split.sets.items():
+        task_of_boards = task_of_set(split, name)
+        symmetries = task_of_boards.symmetries([puzzle_set]) if task_of_boards is not None else None
+        if symmetries is None:
+            raise UserError(f"the symmetries of the set {name} in {split.path} are not known; set augment=none")
+        of_sets.append(symmetries)
+    return _SymmetriesOnCanvas(split, of_sets)
+
+
+class _SymmetriesOnCanvas(Symmetries):
+    """The symmetries of each set's own boards, which stay in their corner of the canvas.
+
+    Args:
+        split: has sets with boards of several sides.
+        of_sets: the symmetries of each set.
+    """
+
+    def __init__(self, split: Split, of_sets: Sequence[Symmetries]) -> None:
+        side = math.isqrt(split.metadata.seq_len)
+        corners = [puzzle_set.corner or Corner(side, side) for puzzle_set in split.sets.values()]
+        self._of_sets = list(zip(of_sets, corners, strict=True))
+        self._set_starts = np.cumsum([0] + [len(puzzle_set.inputs) for puzzle_set in split.sets.values()])
+        self._num_cells, self._vocab_size = split.metadata.shape
+        self.num_draws = max(symmetries.num_draws for symmetries, _ in self._of_sets)
+        self.description = joined(list(dict.fromkeys(symmetries.description for symmetries, _ in self._of_sets)))
+
+    def choose(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> dict[str, np.ndarray]:
+        set_B = np.searchsorted(self._set_starts, examples_B, side="right") - 1
+        chosen = {
+            "cells": np.empty((len(examples_B), self._num_cells), np.uint8),
+            "names": np.empty((len(examples_B), self._vocab_size), np.uint8),
+        }
+        for index, (symmetries, corner) in enumerate(self._of_sets):
+            here_B = set_B == index
+            uniform_NU = uniform_BU[here_B, : symmetries.num_draws]
+            of_set = corner.widen(symmetries.choose(uniform_NU, examples_B[here_B] - self._set_starts[index]))
+            for name, array in of_set.items():
+                chosen[name][here_B] = array
+        return chosen

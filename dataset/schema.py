@@ -22,6 +22,7 @@ from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dataset.canvas import Corner, common_side, shape_of, side_of
 from utils.config import Float, Int
 from utils.errors import UserError
 from utils.files import file_errors, plain
@@ -76,6 +77,11 @@ class DatasetMetadata(DatasetDescription):
     # Names of sets are parts of file names, so they must not lead to another folder.
     sets: Annotated[list[Annotated[str, Field(pattern=r"^[\w.-]+$")]], Field(min_length=1)]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of tokens and of kinds of tokens of an example, which tell its task."""
+        return self.seq_len, self.vocab_size
+
 
 @dataclass(frozen=True)
 class MappedFile:
@@ -125,6 +131,8 @@ class PuzzleSet:
     puzzle_indices: np.ndarray  # (P + 1,) int64
     group_indices: np.ndarray  # (G + 1,) int64
     files: tuple[MappedFile, ...] = ()  # those of inputs and labels; none if these are in memory
+    # Where the boards of inputs and labels lie on the canvas of a merged split; None: they fill it.
+    corner: Corner | None = None
 
     def require_unchanged(self) -> None:
         """Raise UserError if a mapped file changed since it was opened. Takes some microseconds."""
@@ -174,6 +182,14 @@ class Split:
     metadata: DatasetMetadata
     sets: dict[str, PuzzleSet]
     parts: tuple["Split", ...] = ()
+
+    def shape_of(self, set_name: str) -> tuple[int, int]:
+        """Return the number of tokens and of kinds of tokens of a set's boards by themselves.
+
+        The shape is that of the metadata, unless boards of several sides share a canvas.
+        """
+        corner = self.sets[set_name].corner
+        return corner.shape if corner is not None else self.metadata.shape
 
     def file(self, set_name: str, array: str) -> Path:
         assert not self.parts, "the files are those of the parts"
@@ -410,7 +426,9 @@ def check_indices(file: Path, indices: np.ndarray, end: int, what: str) -> None:
         raise UserError(f"{file}: ends at {indices[-1]}, but there are {end} {what}; rebuild the dataset")
 
 
-def open_datasets(paths: Sequence[str], split: SplitName, *, numbered_by: Sequence[str]) -> Split:
+def open_datasets(
+    paths: Sequence[str], split: SplitName, *, numbered_by: Sequence[str], any_size: bool = False
+) -> Split:
     """Open one split of each dataset, and merge them if there are several (`merge_splits`).
 
     Args:
@@ -418,29 +436,35 @@ def open_datasets(paths: Sequence[str], split: SplitName, *, numbered_by: Sequen
         split: which split of each.
         numbered_by: the datasets trained on. Their order numbers the puzzles: each dataset's
             identifiers come after those of the datasets before it.
+        any_size: whether boards of several sides share a canvas, that of the largest of `paths` and
+            `numbered_by`.
 
     Raises:
         UserError: A dataset is wrong, the datasets don't fit together, or a dataset has puzzle
             identifiers of its own but is not trained on.
     """
     offsets: dict[Path, int] = {}
+    shapes: set[tuple[int, int]] = set()
     end = 0
     for path in numbered_by:
         offsets[Path(path).resolve()] = end  # data/a and data/a/ are the same dataset
-        if len(numbered_by) > 1:
-            end += open_split(path, "train").metadata.num_puzzle_identifiers
+        if len(numbered_by) > 1 or (any_size and list(paths) != list(numbered_by)):
+            trained_on = open_split(path, "train").metadata
+            end += trained_on.num_puzzle_identifiers
+            shapes.add(trained_on.shape)
     splits = [open_split(path, split) for path in paths]
+    canvas_side = common_side(shapes | {opened.metadata.shape for opened in splits}) if any_size else None
     for path, opened in zip(paths, splits, strict=True):
         if Path(path).resolve() not in offsets and opened.metadata.num_puzzle_identifiers > 1:
             raise UserError(
                 f"{path} names its own puzzles, but isn't trained on; evaluate on some of {', '.join(numbered_by)}"
             )
-    if len(numbered_by) == len(splits) == 1:
+    if len(numbered_by) == len(splits) == 1 and canvas_side is None:
         return splits[0]  # a single dataset keeps the plain names of its sets
-    return merge_splits(splits, [offsets.get(Path(path).resolve(), 0) for path in paths])
+    return merge_splits(splits, [offsets.get(Path(path).resolve(), 0) for path in paths], canvas_side)
 
 
-def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int]) -> Split:
+def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int], canvas_side: int | None = None) -> Split:
     """Merge splits of several datasets of one task.
 
     The merged sets are called <folder of the dataset>.<set>.
@@ -449,13 +473,18 @@ def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int]) -> 
         identifier_offsets: the number added to the puzzle identifiers of each split, so that each
             dataset has rows of its own in the puzzle table. A train split's offset is the number of
             identifiers in all splits before it. A test split has the offset of its train split.
+        canvas_side: the side of the largest boards, whose shape the merged split has. The arrays of
+            smaller boards stay as they are: whoever reads them places the boards on the canvas
+            (`Corner`). None: all splits have one shape.
 
     Raises:
         UserError: The datasets differ in shape or tokens, or two sets would have the same name.
     """
     first = splits[0]
     for other in splits[1:]:
-        for key in ("seq_len", "vocab_size", "pad_id", "ignore_label_id"):
+        if canvas_side is None:
+            _require_one_side(first, other)
+        for key in (*(("seq_len", "vocab_size") if canvas_side is None else ()), "pad_id", "ignore_label_id"):
             value, expected = getattr(other.metadata, key), getattr(first.metadata, key)
             if value != expected:
                 raise UserError(
@@ -475,13 +504,20 @@ def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int]) -> 
                     "give their folders different names, and each once"
                 )
             identifiers = puzzle_set.puzzle_identifiers + offset
-            sets[name] = replace(puzzle_set, name=name, puzzle_identifiers=identifiers)
+            side = side_of(split.metadata.shape)
+            corner = None
+            if canvas_side is not None and side is not None and side < canvas_side:
+                corner = Corner(side, canvas_side)
+            sets[name] = replace(puzzle_set, name=name, puzzle_identifiers=identifiers, corner=corner)
             owners[name] = split
 
     num_examples = sum(len(puzzle_set.inputs) for puzzle_set in sets.values())
     num_puzzles = sum(len(puzzle_set.puzzle_identifiers) for puzzle_set in sets.values())
+    seq_len, vocab_size = first.metadata.shape if canvas_side is None else shape_of(canvas_side)
     metadata = first.metadata.model_copy(
         update={
+            "seq_len": seq_len,
+            "vocab_size": vocab_size,
             # This is the sum of all if each split's identifiers begin where the previous ones end.
             "num_puzzle_identifiers": max(
                 offset + split.metadata.num_puzzle_identifiers
@@ -495,6 +531,17 @@ def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int]) -> 
     )
     path = Path(" + ".join(str(split.path) for split in splits))
     return Split(path, metadata, sets, tuple(splits))
+
+
+def _require_one_side(first: Split, other: Split) -> None:
+    """Raise UserError if two splits hold boards that differ in nothing but their side."""
+    side, theirs = (side_of(split.metadata.shape) for split in (first, other))
+    if side is not None and theirs is not None and side != theirs:
+        raise UserError(
+            f"{first.path} has boards of {side}x{side}, but {other.path} of {theirs}x{theirs}, and "
+            "this architecture reads one size; take arch=se_mixer with arch.symbols=side, which reads all sizes, or "
+            "datasets of one size"
+        )
 
 
 def check_contents(split: Split) -> str:

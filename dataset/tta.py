@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from dataset.canvas import Corner
 from dataset.schema import Split
-from dataset.tasks import TASKS, task_of_shape
+from dataset.tasks import TASKS, task_of_set, task_of_shape
 from dataset.tasks.base import BoardTask, joined, move, rename
 from utils.batch import Batch
 from utils.errors import UserError
@@ -21,10 +22,13 @@ class Variations:
     """Makes `count` variations of every example of a split, and undoes them in the answers.
 
     Variation k of the example in row r has the number r * count + k.
+
+    Args:
+        corner: where the boards lie on a larger canvas; None: they fill it.
     """
 
-    def __init__(self, task: BoardTask, count: int) -> None:
-        self._task, self.count = task, count
+    def __init__(self, task: BoardTask, count: int, corner: Corner | None = None) -> None:
+        self._task, self.count, self.corner = task, count, corner
 
     @staticmethod
     def of(split: Split, count: int) -> "Variations":
@@ -62,6 +66,14 @@ class Variations:
             raise UserError(f"tta={count}, but {task.singular} has {most} symmetries; take {most} or fewer")
         return Variations(task, count)
 
+    def of_set(self, split: Split, set_name: str) -> "Variations":
+        """Return the variations of a set, whose boards may be smaller than those of the split."""
+        task, corner = task_of_set(split, set_name), split.sets[set_name].corner
+        if corner is None:
+            return self
+        assert task is not None, "only known tasks share a canvas"
+        return Variations(task, self.count, corner)
+
     def spread(self, examples: Iterator[tuple[np.ndarray, Batch]]) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield K variations of every example.
 
@@ -82,20 +94,28 @@ class Variations:
 
         Args:
             numbers_N: the numbers of the variations.
-            boards_NS: the boards as they are in the dataset.
+            boards_NS: the boards as they are in the dataset, on their canvas.
         """
-        return move(boards_NS, self._chosen(numbers_N, boards_NS.device))
+        chosen = self._task.variations(numbers_N, self.count)
+        if self.corner is not None:
+            chosen = self.corner.widen(chosen)
+        return move(boards_NS, _to_device(chosen, boards_NS.device))
 
     def undo(self, numbers_N: np.ndarray, boards_NS: torch.Tensor) -> torch.Tensor:
-        """Return the boards of the dataset from their variations, (N, S): undo `vary`."""
-        chosen = self._chosen(numbers_N, boards_NS.device)
+        """Return the boards of the dataset from their variations, (N, S): undo `vary`.
+
+        Boards that are smaller than their canvas are cropped to themselves.
+        """
+        if self.corner is not None:
+            boards_NS = self.corner.crop_answers(boards_NS)
+        chosen = _to_device(self._task.variations(numbers_N, self.count), boards_NS.device)
         if "names" in chosen:
             boards_NS = rename(boards_NS, chosen["names"].argsort(1))
         return torch.empty_like(boards_NS).scatter_(1, chosen["cells"].long(), boards_NS)
 
-    def _chosen(self, numbers_N: np.ndarray, device: torch.device) -> Batch:
-        chosen = self._task.variations(numbers_N, self.count)
-        return {name: torch.from_numpy(array).to(device) for name, array in chosen.items()}
+
+def _to_device(chosen: dict[str, np.ndarray], device: torch.device) -> Batch:
+    return {name: torch.from_numpy(array).to(device) for name, array in chosen.items()}
 
 
 class Ballots:

@@ -70,6 +70,15 @@ class CommonConfig(DepthConfig):
         """Whether no weight depends on the sizes of the data, so that other data fit the model."""
         return False
 
+    @property
+    def reads_boards_of_any_size(self) -> bool:
+        """Whether a batch may mix boards of several sizes.
+
+        Each board lies in the upper left corner of a canvas. The cells outside of the board are
+        padding, token 0, and have no label.
+        """
+        return False
+
     @model_validator(mode="after")
     def _fp8_has_products(self) -> Self:
         if not self.fp8_no_grad:

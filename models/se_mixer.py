@@ -64,6 +64,10 @@ class SEMixerConfig(SymbolConfig):
         return self
 
     @property
+    def reads_boards_of_any_size(self) -> bool:
+        return self.symbols == "side"
+
+    @property
     def is_free_of_sizes(self) -> bool:
         return self.cells != "mlp" and not self.puzzle_emb_ndim
 

@@ -75,6 +75,7 @@ def full_metric(metric: str, config: PretrainConfig) -> str:
                 tuple(config.train_paths),
                 tuple(config.evaluators) if config.evaluators is not None else None,
                 config.arch.halt_max_steps,
+                config.arch.reads_boards_of_any_size,
             )
         else:
             sets, names = [SET_NAME], text_eval_metrics(open_text_split(config.test_paths[0], "test"))
@@ -89,9 +90,13 @@ def full_metric(metric: str, config: PretrainConfig) -> str:
 
 @cache
 def _evaluated(
-    paths: tuple[str, ...], train_paths: tuple[str, ...], evaluators: tuple[str, ...] | None, halt_max_steps: int
+    paths: tuple[str, ...],
+    train_paths: tuple[str, ...],
+    evaluators: tuple[str, ...] | None,
+    halt_max_steps: int,
+    any_size: bool,
 ) -> tuple[list[str], list[str]]:
     """Return the test sets of a run, and the names of the metrics that it logs for each."""
-    split = open_datasets(paths, "test", numbered_by=train_paths)
+    split = open_datasets(paths, "test", numbered_by=train_paths, any_size=any_size)
     at_steps = [f"exact_accuracy_at_step/{n}" for n in range(1, halt_max_steps + 1)]
     return list(split.sets), [*EVAL_METRICS, *training_evaluators(evaluators, split).metrics, *at_steps]

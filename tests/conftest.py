@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import settings as hypothesis_settings
 
+from dataset import build_sudoku_dataset
 from tests import runs
 from utils.dist.launch import without_launcher
 
@@ -60,6 +61,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.build_data(tmp_path_factory.mktemp("data") / "s4")
+
+
+@pytest.fixture(scope="session")
+def boards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return small datasets of Sudokus of sides 4 and 6, by their boxes."""
+    folder = tmp_path_factory.mktemp("boards")
+    paths = {box: folder / f"s{box}" for box in ("2x2", "2x3")}
+    for box, path in paths.items():
+        options = ["--output-dir", str(path), "--generate", "20", "--generate-test", "8", "--box", box]
+        assert build_sudoku_dataset.main(options) == 0
+    return paths
 
 
 @pytest.fixture(scope="session")

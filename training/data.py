@@ -218,7 +218,8 @@ def open_own(config: PretrainConfig, name: SplitName) -> Split | TextSplit:
                 "data_path=<folder of a dataset of text>. dataset/build_text_dataset.py builds one"
             )
         return open_text_split(paths[0], name)
-    return open_datasets(paths, name, numbered_by=config.train_paths)
+    any_size = config.puzzle_arch.reads_boards_of_any_size
+    return open_datasets(paths, name, numbered_by=config.train_paths, any_size=any_size)
 
 
 def _require_kind(arch: ArchConfig, paths: list[str]) -> None:

@@ -2,7 +2,7 @@
 # B = slots of this rank, N = sequences that leave, S = tokens of a puzzle
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dataset.canvas import Corner
 from dataset.evaluators import NO_EVALUATORS, Evaluators
 from dataset.loader import EvalLoader
 from dataset.schema import IGNORE_LABEL, Split
@@ -249,9 +250,11 @@ class _SetEvaluation:
 
     def _count(self, done: Finished) -> None:
         """Count the answers of sequences that left."""
-        answers_NS = done.outputs.logits_BSV.argmax(-1)
+        if (corner := self._split.sets[self._set_name].corner) is not None:
+            done = cropped(done, corner)
+        answers_NS = answers_of(done, corner)
         self._evaluators.vote(done.batch, answers_NS, done.outputs.q_halt_B.sigmoid())
-        checks = self._evaluators.judge(done.batch["inputs"], answers_NS)
+        checks = self._evaluators.judge(done.batch["inputs"], answers_NS, self._set_name)
         self._sums.add_last(
             done.outputs,
             done.batch["labels"],
@@ -264,13 +267,32 @@ class _SetEvaluation:
             self._options.sample.take(self._set_name, done, answers_NS)
         if self._writer is not None:
             rows = {"rows": torch.from_numpy(done.rows_N)}
-            self._writer.add(rows | _outputs_to_save(self._options.save_outputs, done))
+            self._writer.add(rows | _outputs_to_save(self._options.save_outputs, done, answers_NS))
 
 
-def _outputs_to_save(names: Sequence[SavedOutput], done: Finished) -> dict[str, Tensor]:
+def cropped(done: Finished, corner: Corner) -> Finished:
+    """Return sequences whose tokens are those of the boards, without the rest of the canvas."""
+    logits_BSV = corner.crop(done.outputs.logits_BSV.movedim(-1, 1)).movedim(1, -1)
+    predictions_NTS = None if done.predictions_NTS is None else corner.cropanswers_of(done.predictions_NTS)
+    tokens = {name: corner.crop(done.batch[name]) for name in ("inputs", "labels")}
+    return replace(
+        done,
+        batch=done.batch | tokens,
+        outputs=replace(done.outputs, logits_BSV=logits_BSV),
+        predictions_NTS=predictions_NTS,
+    )
+
+
+def answers_of(done: Finished, corner: Corner | None) -> Tensor:
+    """Return the answers of sequences, (N, S), with padding for tokens that no board has."""
+    answers_NS = done.outputs.logits_BSV.argmax(-1)
+    return answers_NS if corner is None else corner.without_other_tokens(answers_NS)
+
+
+def _outputs_to_save(names: Sequence[SavedOutput], done: Finished, answers_NS: Tensor) -> dict[str, Tensor]:
     possible = done.batch | {
         "logits": done.outputs.logits_BSV,
-        "predictions": done.outputs.logits_BSV.argmax(-1).int(),
+        "predictions": answers_NS.int(),
         "q_halt": done.outputs.q_halt_B,
         "q_continue": done.outputs.q_continue_B,
         "steps": done.steps_N,
@@ -303,11 +325,12 @@ def evaluate_votes(
     """
     metrics: dict[str, float] = {}
     for set_name in split.sets:
+        of_set = variations.of_set(split, set_name)
         batch_size = max(world.size, options.batch_size // variations.count)
         loader = EvalLoader(split, set_name, batch_size, options.max_examples)
         slots = Slots(
             model,
-            variations.spread(loader.batches(world)),
+            of_set.spread(loader.batches(world)),
             num_steps=options.num_steps or model.config.halt_max_steps,
             adaptive=options.adaptive,
         )
@@ -317,7 +340,7 @@ def evaluate_votes(
         while any(world.any_of(slots.busy)):  # together, so that no rank waits longer than its groups allow
             done = slots.advance().finished if slots.busy else None
             if done is not None:
-                sums += _sums_of_votes(done, ballots, variations, evaluators)
+                sums += _sums_of_votes(done, ballots, of_set, evaluators, set_name)
         with world.shared_errors():
             loader.require_all_read()
         count, *rest = world.sum_(sums.to(world.device)).tolist()
@@ -327,7 +350,9 @@ def evaluate_votes(
     return metrics
 
 
-def _sums_of_votes(done: Finished, ballots: Ballots, variations: Variations, evaluators: Evaluators) -> Tensor:
+def _sums_of_votes(
+    done: Finished, ballots: Ballots, variations: Variations, evaluators: Evaluators, set_name: str
+) -> Tensor:
     """Cast the votes of variations that left, and count the examples that are decided by them.
 
     Returns:
@@ -346,10 +371,12 @@ def _sums_of_votes(done: Finished, ballots: Ballots, variations: Variations, eva
     answers = torch.from_numpy(np.stack([answer_S for _, answer_S in decided]))
     inputs = variations.undo(done.rows_N[last], done.batch["inputs"][last]).cpu()
     labels = done.batch["labels"][last].cpu()
+    if variations.corner is not None:
+        labels = variations.corner.crop(labels)
     is_label = labels != IGNORE_LABEL
     labelled = is_label.any(1)
     exact = (~is_label | (answers == labels)).all(1)
-    judged = evaluators.judge(inputs, answers)
+    judged = evaluators.judge(inputs, answers, set_name)
     sums[0] = labelled.sum()
     sums[2:] = torch.stack([(labelled & each).sum() for each in (exact, *(judged[name] for name in evaluators.checks))])
     return sums

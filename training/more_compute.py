@@ -21,7 +21,7 @@ from models.inference import Finished, Slots, Trace, trace
 from models.losses import correctness, widest_float
 from models.metric_sums import reliability, reliability_sums
 from models.trajectories import Trajectories
-from training.evaluation import EvalOptions
+from training.evaluation import EvalOptions, answers_of, cropped
 from utils.batch import Batch
 from utils.config import Float, Int, StrictModel
 from utils.dist.world import World
@@ -209,6 +209,7 @@ class _Race:
     ) -> None:
         self._model, self._world, self._options = model, world, options
         self._evaluators, self._trajectories, self._one_by_one = evaluators, trajectories, one_by_one
+        self._set_name, self._corner = set_name, split.sets[set_name].corner
         self._loader = EvalLoader(split, set_name, options.batch_size, options.max_examples)
         self._rows_R = np.concatenate([np.zeros(0, np.int64), *self._loader.shares(world)])
         shape = len(self._rows_R), trajectories.count
@@ -238,10 +239,12 @@ class _Race:
             self._loader.require_all_read()
 
     def _note(self, done: Finished) -> None:
+        if self._corner is not None:
+            done = cropped(done, self._corner)
         rows_N, trajectories_N = np.divmod(done.rows_N, self._trajectories.count)
         places = np.searchsorted(self._rows_R, rows_N), trajectories_N  # the loader reads in order
         labelled_N, _, exact_N = correctness(done.outputs.logits_BSV, done.batch["labels"], IGNORE_LABEL)
-        judged = self._evaluators.judge(done.batch["inputs"], done.outputs.logits_BSV.argmax(-1))
+        judged = self._evaluators.judge(done.batch["inputs"], answers_of(done, self._corner), self._set_name)
         flags_NC = torch.stack([labelled_N, exact_N, *(judged[name] for name in self._evaluators.checks)], -1)
         self._steps_RK[places] = done.steps_N.cpu().numpy()
         self._settled_RK[places] = done.settled_N.cpu().numpy()

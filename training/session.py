@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dataset.loader import TrainLoader
 from dataset.pictures import board_of, draw_answers
-from dataset.schema import DatasetMetadata, Split
+from dataset.schema import Split
 from dataset.tasks import task_of_shape
 from dataset.text.sampler import TextSampler
 from dataset.text.schema import TextSplit
@@ -292,7 +292,7 @@ class Session:
             stop=self._stop,
             deadline=deadline,
         )
-        return metrics, pictures_of(answers, test.metadata) if answers is not None and metrics is not None else []
+        return metrics, pictures_of(answers, test) if answers is not None and metrics is not None else []
 
     def _write_sample(self, sample: TextSample) -> None:
         """Write a few answers into the folder of the run. The run goes on without them."""
@@ -440,9 +440,12 @@ def _train_loader(data: Data, plan: Plan, world: World) -> TrainLoader | TextLoa
     return TrainLoader(data.train, plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on)
 
 
-def pictures_of(sample: AnswerSample, metadata: DatasetMetadata) -> list[Picture]:
+def pictures_of(sample: AnswerSample, split: Split) -> list[Picture]:
     """Return a picture for each answer of the sample, in the order of rows."""
-    board = board_of(task_of_shape(metadata.seq_len, metadata.vocab_size), metadata.seq_len)
+    if sample.set_name is None:
+        return []
+    seq_len, vocab_size = split.shape_of(sample.set_name)
+    board = board_of(task_of_shape(seq_len, vocab_size), seq_len)
     pictures = []
     for answer in sorted(sample.answers, key=lambda answer: answer.row):
         title = f"row {answer.row} of {sample.set_name}"

@@ -236,6 +236,9 @@ const DRAWINGS = {
   },
 };
 
+/** Return the board of an example: that of its set, where sets have boards of several sizes. */
+const boardOf = (page, example) => page.boards?.[example.set] ?? page.board;
+
 const drawingOf = (board) => DRAWINGS[board.kind] ?? DRAWINGS.numbers;
 
 function sudokuCell(context, { x, y, c, token, question, wrong, changed }, board) {
@@ -908,7 +911,7 @@ function examplesByRun(page) {
         .filter((puzzle) => puzzle.runs[run])
         .map((puzzle) => {
           const example = { ...puzzle, ...puzzle.runs[run], puzzle };
-          study(example, page.board);
+          study(example, boardOf(page, example));
           (puzzle.of ??= {})[run] = example;
           return example;
         }),
@@ -943,22 +946,26 @@ function agreements(page) {
 class Examples {
   constructor(page) {
     this.page = page;
-    this.board = page.board;
     this.isRun = page.kind !== "dataset";
     // With several runs, the examples are those of the run that is looked at.
     this.byRun = page.kind === "runs" ? examplesByRun(page) : null;
     this.run = page.answering?.[0];
     this.all = this.byRun ? this.byRun.get(this.run) : page.examples;
     const every = this.byRun ? [...this.byRun.values()].flat() : page.examples;
-    every.forEach((example) => study(example, this.board));
+    every.forEach((example) => study(example, boardOf(page, example)));
+    this.current = null;
     this.tokens = drawingOf(this.board).namesTokens ? usedTokens(every) : [];
     this.filter = "all";
     this.shown = [];
-    this.current = null;
     this.step = 0;
     this.timer = null;
     this.buildControls();
     this.refill();
+  }
+
+  /** The board of the example that is looked at. */
+  get board() {
+    return this.current ? boardOf(this.page, this.current) : this.page.board;
   }
 
   buildControls() {
@@ -1167,7 +1174,7 @@ class Examples {
     const picture = answers.length
       ? { tokens, question, label, window: windows.answer }
       : { tokens, question, window: windows.question };
-    draw(canvas, this.board, picture, 56, 56);
+    draw(canvas, boardOf(this.page, canvas.example), picture, 56, 56);
   }
 
   select(example, reveal = true) {

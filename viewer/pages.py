@@ -102,6 +102,11 @@ def from_text(text: str | list[int]) -> np.ndarray:
     return np.array([ALPHABET.find(character) for character in text], dtype=np.int64)
 
 
+def board_for(page: Page, example: Page) -> Any:
+    """Return how an example is drawn: as its set, if sets have boards of several sizes."""
+    return page.get("boards", {}).get(example["set"], page["board"])
+
+
 def spread(num: int, most: int) -> np.ndarray:
     """Return at most `most` of the numbers 0 to num - 1, evenly spread from first to last."""
     return np.arange(num) if num <= most else np.linspace(0, num - 1, most).round().astype(np.int64)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dataset.pictures import Board, draw_answers, draw_boards, names_of_tokens, whole_board, wrong_cells
 from utils.drawing import BLUE, GREY, pyplot, save_figure
-from viewer.pages import Page, from_text, spread
+from viewer.pages import Page, board_for, from_text, spread
 
 _NUM_EXAMPLES = 4
 
@@ -67,7 +67,7 @@ def draw_puzzle(page: Page, path: Path) -> None:
     """
     example = max(page["examples"], key=_how_telling)
     draw_answers(
-        page["board"],
+        board_for(page, example),
         from_text(example["input"]),
         _label_of(example),
         np.stack([from_text(answer) for answer in example["answers"]]),

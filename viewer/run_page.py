@@ -53,12 +53,13 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
     command = f'python evaluate.py checkpoint={shlex.quote(str(run_folder))} "save_outputs={SAVE_OUTPUTS}"'
     votes = read_votes(outputs, data)
     resolved = run_folder.resolve()
-    task = task_of_run(examples, data)
+    first_set = examples[0]["set"] if examples else ""
+    task = task_of_run([example for example in examples if example["set"] == first_set], data)
     return {
         "kind": "run",
         "title": resolved.name,
         "project": resolved.parent.name,
-        "board": board_of(task, len(examples[0]["input"])) if examples else None,
+        **boards_of(examples, data),
         "facts": facts_of(config, task, outputs, results),
         "notes": notes,
         "command": command,
@@ -113,6 +114,10 @@ def data_of(config: Page, results: Page | None) -> Path | None:
 def task_of_run(examples: list[Page], data: Path | None) -> BoardTask | None:
     """Return the task that the dataset's metadata tells, or the examples' tokens if it is gone.
 
+    Args:
+        examples: of one set, or of several with boards of one size.
+        data: the dataset; None for several, which may have boards of several sizes.
+
     Raises:
         UserError: The dataset is damaged, and there are examples, which need its names.
     """
@@ -133,6 +138,23 @@ def task_of_run(examples: list[Page], data: Path | None) -> BoardTask | None:
             places = [ALPHABET.find(token) for token in set(tokens)] if isinstance(tokens, str) else tokens
             largest = max(largest, *places)
     return task_of_tokens(seq_len, largest)
+
+
+def boards_of(examples: list[Page], data: Path | None) -> Page:
+    """Return how the page draws the examples.
+
+    Returns:
+        "board"; and "boards" by set if the boards of the sets differ in size.
+
+    Raises:
+        UserError: The dataset is damaged.
+    """
+    by_set: dict[str, list[Page]] = {}
+    for example in examples:
+        by_set.setdefault(example["set"], []).append(example)
+    boards = {name: board_of(task_of_run(some, data), len(some[0]["input"])) for name, some in by_set.items()}
+    first = next(iter(boards.values()), None)
+    return {"board": first, **({"boards": boards} if any(board != first for board in boards.values()) else {})}
 
 
 def read_curves(file: Path) -> Page:

@@ -43,25 +43,25 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         for folder, run in zip(folders, runs, strict=True)
     ]
     answered = {number: page for number, page in enumerate(pages) if page and page["examples"]}
-    board = next((page["board"] for page in answered.values()), None)
+    boards = next((_boards(page) for page in answered.values()), {"board": None})
     notes = [f"{name} has logged nothing yet." for name, run in zip(names, runs, strict=True) if not run.rows]
     notes += [
         f"{names[number]} has answers to puzzles of another task, which are not compared."
         for number, page in answered.items()
-        if page["board"] != board
+        if _boards(page) != boards
     ]
     steps = [(name, page["step"]) for name, page in zip(names, pages, strict=True) if page and page["step"] is not None]
     if len({step for _, step in steps}) > 1:
         listed = ", ".join(f"{name} at {step:,}" for name, step in steps)
         notes.append(f"The answers and the evaluations are of different training steps: {listed}.")
-    examples = {number: page["examples"] for number, page in answered.items() if page["board"] == board}
+    examples = {number: page["examples"] for number, page in answered.items() if _boards(page) == boards}
     puzzles = _merged(examples)
     metrics = _metrics_of(with_rows)
     branched = [_parent_of(run) for run in runs]
     return {
         "kind": "runs",
         "title": f"{len(folders)} runs",
-        "board": board,
+        **boards,
         "facts": _facts(pages),
         "notes": notes,
         "runs": [
@@ -97,6 +97,11 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         "over_steps": [],
         "summary": f"{len(folders)} runs, {len(metrics)} metrics",
     }
+
+
+def _boards(page: Page) -> Page:
+    """Return how a page draws its examples."""
+    return {key: page[key] for key in ("board", "boards") if key in page}
 
 
 def _parent_of(run: LoggedRun) -> str | None:

@@ -1,5 +1,6 @@
 """List the tasks. A task is a kind of puzzle; the class of a task holds all that depends on it."""
 
+from dataset.schema import Split
 from dataset.tasks.arc import ArcTask
 from dataset.tasks.base import BoardTask
 from dataset.tasks.lights_out import LightsOutTask
@@ -34,6 +35,11 @@ def task_of_shape(seq_len: int, vocab_size: int) -> BoardTask | None:
         if found is not None:
             return found
     return None
+
+
+def task_of_set(split: Split, set_name: str) -> BoardTask | None:
+    """Return the task of one set of a split, whose boards may be smaller than those of others."""
+    return task_of_shape(*split.shape_of(set_name))
 
 
 def task_of_tokens(seq_len: int, largest: int) -> BoardTask | None:

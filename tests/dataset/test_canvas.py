@@ -1,0 +1,207 @@
+"""Boards of several sides on one canvas: shapes, labels, draws, symmetries, judges and votes."""
+# N = examples, S = cells of a board, C = cells of the canvas
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dataset.augment import BOXES
+from dataset.canvas import Corner, common_side, side_of
+from dataset.evaluators import build_evaluators, fitting_evaluators
+from dataset.loader import EvalLoader, TrainLoader
+from dataset.sampler import Sampler
+from dataset.schema import IGNORE_LABEL, Split, check_contents, merge_splits, open_datasets
+from dataset.sudoku import valid_solutions
+from dataset.tasks import task_of_set
+from dataset.tta import Variations
+from tests.dataset.shapes import augmented_batches, split_with, sudoku_split
+from tests.spawn import world_of
+from utils.batch import Batch
+from utils.dist.world import World
+from utils.errors import UserError
+
+SINGLE = World.single()
+SIDES = {"four": 4, "six": 6, "nine": 9}
+
+
+def _mixed() -> Split:
+    """Return 5 boards of 4x4, 4 of 6x6 and 3 of 9x9 on one canvas."""
+    parts = [
+        replace(sudoku_split(BOXES[box], num), path=Path(f"data/{name}/train"))
+        for name, box, num in (("four", "2x2", 5), ("six", "2x3", 4), ("nine", "3x3", 3))
+    ]
+    return merge_splits(parts, [0, 1, 2], canvas_side=9)
+
+
+def _board(canvas_C: torch.Tensor, side: int) -> tuple[np.ndarray, torch.Tensor]:
+    """Return the board in the corner, and the cells outside of it."""
+    inside_LL = torch.zeros(9, 9, dtype=torch.bool)
+    inside_LL[:side, :side] = True
+    canvas_LL = canvas_C.view(9, 9)
+    return canvas_LL[inside_LL].numpy(), canvas_LL[~inside_LL]
+
+
+def _side_of_example(batch: Batch, n: int) -> int:
+    return int((batch["labels"][n].view(9, 9)[0] != IGNORE_LABEL).sum())
+
+
+def test_shapes_of_boards() -> None:
+    assert [side_of(shape) for shape in ((16, 6), (81, 11), (256, 18), (25, 7), (81, 12), (80, 10), (900, 12))] == [
+        *(4, 9, 16, 5),
+        *[None] * 3,
+    ]
+    assert common_side([(16, 6), (81, 11), (36, 8)]) == 9
+    assert common_side([(16, 6), (16, 6)]) is None and common_side([(16, 6), (900, 12)]) is None
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_a_board_is_placed_and_cropped(as_tensor: bool) -> None:
+    corner = Corner(2, 3)
+    boards_NS = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.int32)
+    if as_tensor:
+        canvas_NC = corner.place_on_device(torch.from_numpy(boards_NS), -1)
+    else:
+        canvas_NC = torch.from_numpy(corner.place(boards_NS, -1))
+    assert canvas_NC[0].tolist() == [1, 2, -1, 3, 4, -1, -1, -1, -1]
+    assert corner.crop(canvas_NC).tolist() == boards_NS.tolist()
+    assert corner.crop_answers(canvas_NC[None])[0].tolist() == [[1, 2, 3, 0], [0] * 4]
+
+
+def test_a_merged_split_has_the_shape_of_the_largest_boards() -> None:
+    mixed = _mixed()
+    assert mixed.metadata.shape == (81, 11) and mixed.metadata.total_groups == 12
+    assert list(mixed.sets) == ["four.all", "six.all", "nine.all"]
+    assert [mixed.shape_of(name) for name in mixed.sets] == [(16, 6), (36, 8), (81, 11)]
+    titles = [task.title for name in mixed.sets if (task := task_of_set(mixed, name)) is not None]
+    assert titles == ["Sudoku 2x2", "Sudoku 2x3", "Sudoku 3x3"]
+    with pytest.raises(
+        UserError, match=r"four/train has boards of 4x4, but data/six/train of 6x6, .*se_mixer.* one size"
+    ):
+        merge_splits(mixed.parts, [0, 1, 2])
+
+
+@pytest.mark.parametrize("data_on", ["host", "device"])
+def test_training_reads_boards_in_the_corner_and_no_label_outside(data_on: str) -> None:
+    mixed = _mixed()
+    sampler = Sampler(list(mixed.sets.values()), seed=0, epochs=4, global_batch_size=6)
+    assert sampler.num_draws == 4 * 12 and sampler.last_step == 8
+    seen = []
+    for batch in TrainLoader(mixed, sampler, SINGLE, data_on=data_on).batches(range(1, 9)):  # type: ignore[arg-type]
+        for n in range(6):
+            name = list(mixed.sets)[int(batch["puzzle_identifiers"][n])]
+            side = mixed.sets[name].corner.side if mixed.sets[name].corner else 9  # type: ignore[union-attr]
+            inputs_S, outside_of_inputs = _board(batch["inputs"][n], side)
+            labels_S, outside_of_labels = _board(batch["labels"][n], side)
+            assert (outside_of_inputs == 0).all() and (outside_of_labels == IGNORE_LABEL).all()
+            rows_N = (mixed.sets[name].inputs == inputs_S).all(1) & (mixed.sets[name].labels == labels_S).all(1)
+            assert rows_N.any()
+            seen.append((name, int(rows_N.argmax())))
+    assert sorted(set(seen)) == sorted(
+        (name, row) for name in mixed.sets for row in range(len(mixed.sets[name].inputs))
+    )
+    assert len(seen) == 48 and all(seen.count(each) == 4 for each in seen), "an epoch draws each example once"
+
+
+def test_data_on_the_device_make_the_same_batches() -> None:
+    mixed = _mixed()
+    for one, other in zip(
+        augmented_batches(mixed, SINGLE, range(1, 9), data_on="host"),
+        augmented_batches(mixed, SINGLE, range(1, 9), data_on="device"),
+        strict=True,
+    ):
+        assert all(torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in one)
+
+
+def test_any_number_of_ranks_and_a_resume_draw_the_same_symmetries() -> None:
+    mixed = _mixed()
+    whole = augmented_batches(mixed, SINGLE, range(1, 9))
+    parts = [augmented_batches(mixed, world_of(rank, 2), range(5, 9)) for rank in range(2)]
+    for step, batch in enumerate(whole[4:]):
+        for name in batch:
+            assert torch.equal(batch[name], torch.cat([part[step][name] for part in parts]))
+
+
+def test_symmetries_keep_a_board_inside_its_corner() -> None:
+    mixed = _mixed()
+    plain = list(
+        TrainLoader(mixed, Sampler(list(mixed.sets.values()), seed=0, epochs=20, global_batch_size=8), SINGLE).batches(
+            range(1, 9)
+        )
+    )
+    changed = set()
+    for before, after in zip(plain, augmented_batches(mixed, SINGLE, range(1, 9)), strict=True):
+        for n in range(8):
+            side = _side_of_example(before, n)
+            labels_S, outside = _board(after["labels"][n], side)
+            box = next(box for box in BOXES.values() if box.side == side)
+            assert valid_solutions(labels_S[None] - 1, box)[0] and (outside == IGNORE_LABEL).all()
+            inputs_S, outside = _board(after["inputs"][n], side)
+            assert (outside == 0).all() and ((inputs_S == 1) | (inputs_S == labels_S)).all()
+            if not torch.equal(before["labels"][n], after["labels"][n]):
+                changed.add(side)
+    assert changed == {4, 6, 9}
+
+
+def test_the_judges_of_a_set_are_those_of_its_size() -> None:
+    mixed = _mixed()
+    assert fitting_evaluators(mixed) == ["sudoku"]
+    evaluators = build_evaluators(["sudoku"], mixed)
+    for name, puzzle_set in mixed.sets.items():
+        inputs, labels = (torch.from_numpy(array.astype(np.int64)) for array in (puzzle_set.inputs, puzzle_set.labels))
+        judged = evaluators.judge(inputs, labels, name)
+        assert judged["valid_boards"].all() and judged["clues_kept"].all()
+        labels[:, 0] = labels[:, 0] % puzzle_set.labels.max() + 2
+        assert not evaluators.judge(inputs, labels, name)["valid_boards"].any()
+
+
+def test_variations_of_a_smaller_set_are_undone_and_cropped() -> None:
+    mixed, count = _mixed(), 4
+    for name, puzzle_set in mixed.sets.items():
+        variations = Variations.of(mixed, count).of_set(mixed, name)
+        task = task_of_set(mixed, name)
+        assert task is not None
+        for numbers_N, batch in variations.spread(EvalLoader(mixed, name, 2).batches(SINGLE)):
+            undone = variations.undo(numbers_N, batch["inputs"])
+            assert undone.numpy().tolist() == puzzle_set.inputs[numbers_N // count].tolist()
+            if puzzle_set.corner is not None:
+                for canvas_C in batch["inputs"]:
+                    assert (_board(canvas_C, puzzle_set.corner.side)[1] == 0).all()
+            assert not torch.equal(batch["inputs"][0], batch["inputs"][1])
+        # What a model answers outside of the board, or as another digit, must not count.
+        if puzzle_set.corner is not None:
+            wild_NC = torch.full((count, 81), 10)
+            assert (variations.undo(np.arange(count), wild_NC) == 0).all()
+
+
+def test_boards_without_known_symmetries_or_rules_are_refused() -> None:
+    latin_NS = np.tile(np.arange(25) % 5 + 2, (3, 1)).astype(np.uint8)
+    parts = [replace(split_with(latin_NS, latin_NS, 7), path=Path("data/latin/train")), *_mixed().parts[2:]]
+    mixed = merge_splits(parts, [0, 1], canvas_side=9)
+    assert fitting_evaluators(mixed) == []
+    with pytest.raises(UserError, match=r"the set latin\.all has boards of 25 tokens of 7 kinds, which is no Sudoku"):
+        build_evaluators(["sudoku"], mixed)
+    with pytest.raises(UserError, match=r"the symmetries of the set latin\.all .* are not known; set augment=none"):
+        augmented_batches(mixed, SINGLE, range(1, 2))
+
+
+def test_opened_datasets_share_a_canvas_only_if_asked(boards: dict[str, Path]) -> None:
+    paths = [str(boards["2x2"]), str(boards["2x3"])]
+    with pytest.raises(UserError, match="this architecture reads one size"):
+        open_datasets(paths, "train", numbered_by=paths)
+    mixed = open_datasets(paths, "train", numbered_by=paths, any_size=True)
+    assert mixed.metadata.shape == (36, 8) and mixed.metadata.num_puzzle_identifiers == 2
+    assert isinstance(next(iter(mixed.sets.values())).inputs, np.memmap), "the small boards stay mapped"
+    assert len(check_contents(mixed)) == 64
+    assert check_contents(mixed) != check_contents(
+        open_datasets(paths[::-1], "train", numbered_by=paths[::-1], any_size=True)
+    )
+    # The canvas of a test split is that of the training.
+    small = open_datasets(paths[:1], "test", numbered_by=paths, any_size=True)
+    assert small.metadata.shape == (36, 8) and small.shape_of("s2x2.all") == (16, 6)
+    alone = open_datasets(paths[:1], "test", numbered_by=paths[:1], any_size=True)
+    assert alone.metadata.shape == (16, 6) and list(alone.sets) == ["all"]
+    after_large = open_datasets(paths[:1], "test", numbered_by=paths[1:], any_size=True)
+    assert after_large.metadata.shape == (36, 8) and list(after_large.sets) == ["s2x2.all"]

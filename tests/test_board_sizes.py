@@ -1,0 +1,133 @@
+"""One run on Sudokus of several sides: metrics of each set, resume, ranks, answers and pages.
+
+The architecture is a TRM that says that it reads boards of any size. It learns from a padded canvas
+as from any other board.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import view
+from dataset.augment import BOXES
+from dataset.tasks.sudoku import SudokuTask
+from models.trm import TRMConfig
+from tests.in_process import mistake
+from tests.runs import Row, rows, settings, train
+from viewer.run_page import page_of_run
+
+SMALL, LARGE = "s2x2.all", "s2x3.all"
+COUNTED = ("exact_accuracy", "steps", "valid_boards", "clues_kept")
+
+
+def any_size(_rank: int = 0) -> None:
+    """Let a TRM read boards of any size, in a process that runs a program."""
+    TRMConfig.reads_boards_of_any_size = property(lambda self: True)  # type: ignore[method-assign,assignment]
+
+
+@pytest.fixture
+def reads_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TRMConfig, "reads_boards_of_any_size", property(lambda self: True))
+
+
+def _arguments(boards: dict[str, Path], run: Path, **changes: object) -> list[str]:
+    recipe: dict[str, object] = {
+        "arch": "trm",
+        "data_paths": f"[{boards['2x2']},{boards['2x3']}]",
+        "data_path": None,
+        "arch.puzzle_emb_ndim": 0,
+        "augment": "online",
+        "evaluators": "[sudoku]",
+        "log_interval": 1,
+        "eval_batch_size": 3,
+        "max_steps": 8,
+        "lr": 0.003,
+    }
+    typed = settings(boards["2x2"], run, **recipe | changes)
+    return [each for each in typed if each != "data_path=null"]
+
+
+@pytest.fixture(scope="module")
+def one_rank(boards: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("any_size")
+    train(_arguments(boards, folder / "run"), folder / "log", hook=any_size).ok()
+    return folder / "run"
+
+
+def _assert_same_curve(there: list[Row], here: list[Row]) -> None:
+    assert [row.keys() for row in there] == [row.keys() for row in here]
+    for row, expected in zip(here, there, strict=True):
+        for name, value in expected.items():
+            if not name.startswith(("perf/", "time_s")):
+                tolerance = 0.0 if name.startswith("eval/") and name.split("/")[-1] in COUNTED else 1e-5
+                assert row[name] == pytest.approx(value, rel=tolerance, abs=tolerance), f"{name} at {row['step']}"
+
+
+def test_every_set_has_its_own_metrics(one_rank: Path) -> None:
+    (last,) = [row for row in rows(one_rank) if row["step"] == 8]
+    for name in (SMALL, LARGE):
+        assert {f"eval/{name}/{metric}" for metric in COUNTED} <= last.keys()
+        assert last[f"eval/{name}/num_examples"] == 8
+    losses = [row["train/lm_loss"] for row in rows(one_rank)]
+    assert losses[-1] < losses[0]
+
+
+def test_two_ranks_give_the_same_curve(boards: dict[str, Path], one_rank: Path, tmp_path: Path, log: Path) -> None:
+    train(_arguments(boards, tmp_path / "run"), log, ranks=2, hook=any_size).ok()
+    _assert_same_curve(rows(one_rank), rows(tmp_path / "run"))
+
+
+def test_a_resumed_run_has_the_same_bits(boards: dict[str, Path], one_rank: Path, tmp_path: Path, log: Path) -> None:
+    run = tmp_path / "run"
+    for last in (4, 8):
+        train(_arguments(boards, run, resume="auto", max_steps=last), log, hook=any_size).ok()
+    for file in sorted((one_rank / "step_00000008").glob("*.safetensors")):
+        expected, found = load_file(file), load_file(run / "step_00000008" / file.name)
+        assert expected.keys() == found.keys()
+        assert all(np.array_equal(expected[name], found[name]) for name in expected), file.name
+
+
+def test_other_architectures_name_the_sizes(boards: dict[str, Path], tmp_path: Path) -> None:
+    said = mistake(_arguments(boards, tmp_path / "run"))
+    assert re.search(r"s2x2/train has boards of 4x4, but .*s2x3/train of 6x6, and this architecture reads one", said)
+    assert "take arch=se_mixer with arch.symbols=side" in said
+
+
+def test_saved_answers_votes_and_pages_are_of_the_boards_themselves(one_rank: Path, tmp_path: Path, log: Path) -> None:
+    out = tmp_path / "answers"
+    saved = "[inputs,labels,predictions,predictions_at_step,q_halt_at_step,logits]"
+    arguments = [f"checkpoint={one_rank}", f"save_outputs={saved}", f"out={out}", "tta=3", "device=cpu"]
+    output = train(arguments, log, program="evaluate", hook=any_size).ok()
+    scored = json.loads((out / "results.json").read_text())["metrics"]
+    for name, side in ((SMALL, 4), (LARGE, 6)):
+        assert {
+            f"eval/{name}/tta/{metric}" for metric in ("exact_accuracy", "valid_boards", "clues_kept")
+        } <= scored.keys()
+        assert f"eval/{name}/tta/valid_boards" in output
+        (file,) = out.glob(f"{name}_*.safetensors")
+        tensors = load_file(file)
+        for key in ("inputs", "labels", "predictions"):
+            assert tensors[key].shape == (8, side * side) and 0 <= tensors[key].min() <= tensors[key].max() < side + 2
+        assert tensors["predictions_at_step"].shape[2] == tensors["logits"].shape[1] == side * side
+        box = next(box for box in BOXES.values() if box.side == side)
+        assert SudokuTask(box).verdict(tensors["inputs"][0], tensors["labels"][0]).solved
+    page = page_of_run(out, view.parse_settings([str(out), "-o", str(tmp_path / "page.html")]))
+    assert {name: board["rows"] for name, board in page["boards"].items()} == {SMALL: 4, LARGE: 6}
+    assert page["boards"][LARGE]["box"] == [2, 3] and page["board"] == page["boards"][SMALL]
+    assert view.view([str(out), "-o", str(tmp_path / "page.html"), "--png"])
+
+
+@pytest.mark.usefixtures("reads_any_size")
+def test_a_dataset_of_the_run_can_be_scored_alone(
+    boards: dict[str, Path], one_rank: Path, tmp_path: Path, log: Path
+) -> None:
+    arguments = [f"checkpoint={one_rank}", f"data_path={boards['2x2']}", f"out={tmp_path / 'out'}", "device=cpu"]
+    train(arguments, log, program="evaluate", hook=any_size).ok()
+    alone = json.loads((tmp_path / "out" / "results.json").read_text())["metrics"]
+    (last,) = [row for row in rows(one_rank) if row["step"] == 8]
+    expected = {name: value for name, value in last.items() if name.startswith(f"eval/{SMALL}/")}
+    assert {name: alone[name] for name in expected} == pytest.approx(expected, abs=1e-5)
