@@ -29,8 +29,8 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -40,13 +40,14 @@ import torch
 from pydantic import Field, model_validator
 
 from dataset.arc import Task, parse_tasks, read_tasks, to_tokens
+from dataset.canvas import PADDING, Corner
 from dataset.puzzle_csv import lines_of
 from dataset.schema import open_split
 from dataset.tasks import KNOWN_SHAPES, task_of_shape
 from dataset.tasks.base import BoardTask, Plain, TextTask, Verdict, count
+from dataset.tasks.sizes import split_sizes
 from dataset.tta import Variations
-from models.base import RecursiveModel
-from models.inference import trace
+from models.base import CommonConfig, RecursiveModel
 from models.text.model import TextModel
 from training.chat import STDIN, chat, write_answer
 from training.config import require_keys_of
@@ -252,8 +253,9 @@ class Solver:
         for solution in solver.solve([first, second]):
             print(solution.answer, solution.solved, solution.steps[-1].confidence)
 
-    A puzzle is a text, row by row, with or without line ends. A Sudoku has digits, and . or 0 for a
-    blank. A maze has the characters # (wall), blank, S and G. An ARC task is given as JSON, or as a
+    A puzzle is a text, row by row, with or without line ends. A Sudoku has digits (letters above
+    9), and . or 0 for a blank. Puzzles may differ in size if the model reads boards of any size. A
+    maze has the characters # (wall), blank, S and G. An ARC task is given as JSON, or as a
     `dataset.arc.Task` (`dataset.arc.read_tasks` reads files). It has one solution for each of its
     test inputs.
     """
@@ -261,7 +263,10 @@ class Solver:
     def __init__(self, source: "Source", model: RecursiveModel, world: World) -> None:
         source.config.require_different_passes(model)
         self.source, self.board = source, source.board
-        self._model, self._world = model, world
+        self._world = world
+        # Models with the same weights, by the number of cells of the boards for which they are
+        # built.
+        self._models = {source.board.rows * source.board.columns: model}
 
     def __repr__(self) -> str:
         trained = self.source.trained
@@ -315,36 +320,77 @@ class Solver:
 
     def solutions(self, puzzles: Sequence[Puzzle]) -> Iterator[Solution]:
         """Solve puzzles that have been read, and yield their solutions one after another."""
-        config, variations = self.source.config, self.source.variations
+        config = self.source.config
         batch_size = max(1, config.batch_size // config.num_passes)
         for start in range(0, len(puzzles), batch_size):
             chunk = puzzles[start : start + batch_size]
-            inputs_NS = torch.from_numpy(np.stack([puzzle.question_S for puzzle in chunk]).astype(np.int32))
-            identifiers_N = torch.tensor([puzzle.identifier for puzzle in chunk], dtype=torch.int32)
-            batch = {
-                "inputs": self._world.to_device(inputs_NS),
-                "labels": self._world.to_device(torch.zeros_like(inputs_NS)),  # not used
-                "puzzle_identifiers": self._world.to_device(identifiers_N),
-            }
-            if config.chooses_among_passes:
-                rows_N = np.arange(start, start + len(chunk))
-                seen = trace_with_more(self._model, batch, rows_N, config, variations)
-            else:
-                seen = trace(self._model, batch, config.num_steps)
-            answers_TNS = seen.predictions_TNS.cpu().numpy().astype(np.uint8)
-            confidence_TN, settled_at_N = seen.confidence_TN.float().cpu().numpy(), seen.settled_at_N.cpu().numpy()
+            by_size: dict[int, list[int]] = {}
             for n, puzzle in enumerate(chunk):
-                yield self._solution(puzzle, answers_TNS[:, n], confidence_TN[:, n], int(settled_at_N[n]))
+                by_size.setdefault(len(puzzle.question_S), []).append(n)
+            solved: dict[int, Solution] = {}
+            for same in by_size.values():
+                rows_N = np.array(same) + start
+                solved |= zip(same, self._solve_batch([chunk[n] for n in same], rows_N), strict=True)
+            yield from (solved[n] for n in range(len(chunk)))
 
-    def _solution(self, puzzle: Puzzle, answers_TS: np.ndarray, confidence_T: np.ndarray, settled_at: int) -> Solution:
-        steps = []
-        before_S = puzzle.question_S
-        for index, answer_S in enumerate(answers_TS):
-            changed = np.flatnonzero(answer_S != before_S).tolist()
-            steps.append(Step(index + 1, self.board.plain(answer_S), answer_S, changed, float(confidence_T[index])))
-            before_S = answer_S
-        verdict = self.board.verdict(puzzle.question_S, answers_TS[-1], puzzle.solution_S)
-        return Solution(self.board, puzzle, steps, settled_at, verdict)
+    def _solve_batch(self, puzzles: Sequence[Puzzle], rows_N: np.ndarray) -> list[Solution]:
+        """Solve puzzles of one size, all at once.
+
+        Args:
+            rows_N: the numbers of the puzzles, on which noise and symmetries depend.
+        """
+        questions_NS = np.stack([puzzle.question_S for puzzle in puzzles]).astype(np.int32)
+        board = self.source.board_of(questions_NS.shape[1])
+        model, corner = self._model_for(board)
+        if corner is not None:
+            questions_NS = corner.place(questions_NS, PADDING)
+        inputs_NS = torch.from_numpy(questions_NS)
+        identifiers_N = torch.tensor([puzzle.identifier for puzzle in puzzles], dtype=torch.int32)
+        batch = {
+            "inputs": self._world.to_device(inputs_NS),
+            "labels": self._world.to_device(torch.zeros_like(inputs_NS)),  # not used
+            "puzzle_identifiers": self._world.to_device(identifiers_N),
+        }
+        config = self.source.config
+        variations = None if config.tta is None else Variations(board, config.tta, corner)
+        seen = trace_with_more(model, batch, rows_N, config, variations)
+        predictions_TNS = seen.predictions_TNS
+        if corner is not None and variations is None:  # votes are cropped when they are turned back
+            predictions_TNS = corner.crop_answers(predictions_TNS)
+        answers_TNS = predictions_TNS.cpu().numpy().astype(np.uint8)
+        confidence_TN, settled_at_N = seen.confidence_TN.float().cpu().numpy(), seen.settled_at_N.cpu().numpy()
+        return [
+            _solution(board, puzzle, answers_TNS[:, n], confidence_TN[:, n], int(settled_at_N[n]))
+            for n, puzzle in enumerate(puzzles)
+        ]
+
+    def _model_for(self, board: BoardTask) -> tuple[RecursiveModel, Corner | None]:
+        """Return the model that reads a board, and the board's place on a canvas.
+
+        The place is None if the model is built for boards of this size.
+        """
+        own, num_cells = self.board.rows * self.board.columns, board.rows * board.columns
+        if num_cells != own and not self.source.arch.is_free_of_sizes:
+            return self._models[own], Corner(board.rows, self.board.rows)
+        if num_cells not in self._models:
+            trained = self.source.trained
+            sizes = replace(trained.of_puzzles()[1], seq_len=num_cells, vocab_size=len(board.symbols))
+            self._models[num_cells] = replace(trained, sizes=sizes).load_puzzle_model(self._world)
+        return self._models[num_cells], None
+
+
+def _solution(
+    board: BoardTask, puzzle: Puzzle, answers_TS: np.ndarray, confidence_T: np.ndarray, settled_at: int
+) -> Solution:
+    """Return the solution of a puzzle from the model's answers after each step."""
+    steps = []
+    before_S = puzzle.question_S
+    for index, answer_S in enumerate(answers_TS):
+        changed = np.flatnonzero(answer_S != before_S).tolist()
+        steps.append(Step(index + 1, board.plain(answer_S), answer_S, changed, float(confidence_T[index])))
+        before_S = answer_S
+    verdict = board.verdict(puzzle.question_S, answers_TS[-1], puzzle.solution_S)
+    return Solution(board, puzzle, steps, settled_at, verdict)
 
 
 @dataclass(frozen=True)
@@ -389,20 +435,14 @@ class Source:
             data_paths = trained.config.train_paths if trained.config is not None else []
         source = Source(config, trained, board, data_paths)
         with world.shared_errors():
-            _ = source.variations  # finds a mistake before the weights are read
+            source.require_symmetries()
         return source
 
-    @cached_property
-    def variations(self) -> Variations | None:
-        """Return the symmetries of a puzzle that vote on its answer; None: no votes.
-
-        Raises:
-            UserError: The boards have no such symmetries, or fewer.
-        """
-        if self.config.tta is None:
-            return None
-        _, sizes = self.trained.of_puzzles()
-        return Variations.of_boards(sizes.seq_len, sizes.vocab_size, self.config.checkpoint, self.config.tta)
+    def require_symmetries(self) -> None:
+        """Raise UserError if the boards have no symmetries that vote, or fewer than are to vote."""
+        if self.config.tta is not None:
+            _, sizes = self.trained.of_puzzles()
+            Variations.of_boards(sizes.seq_len, sizes.vocab_size, self.config.checkpoint, self.config.tta)
 
     @property
     def checkpoint(self) -> str:
@@ -410,8 +450,34 @@ class Source:
         return self.trained.name
 
     @property
+    def arch(self) -> CommonConfig:
+        return self.trained.of_puzzles()[0]
+
+    @property
     def has_puzzle_table(self) -> bool:
-        return self.trained.of_puzzles()[0].puzzle_emb_ndim > 0
+        return self.arch.puzzle_emb_ndim > 0
+
+    def board_of(self, num_cells: int) -> BoardTask:
+        """Return the boards with so many cells, or the training's if the model reads none."""
+        return self._other_board(num_cells) or self.board
+
+    def _other_board(self, num_cells: int) -> TextTask | None:
+        """Return the boards with so many cells; None if the model reads no such boards."""
+        if not isinstance(self.board, TextTask):
+            return None
+        own = self.board.rows * self.board.columns
+        if num_cells == own:
+            return self.board
+        # A model that is not free of sizes may read smaller boards on the canvas of its own boards.
+        on_canvas = self.arch.reads_boards_of_any_size and num_cells < own
+        other = self.board.of_other_size(num_cells) if self.arch.is_free_of_sizes or on_canvas else None
+        return other if isinstance(other, TextTask) else None
+
+    def _parse(self, text: str, where: str) -> Puzzle:
+        """Return a puzzle of text, of any size that the model reads."""
+        assert isinstance(self.board, TextTask)
+        board = self._other_board(len(self.board.cells_in(text))) or self.board
+        return Puzzle(where, board.parse(text, where))
 
     def puzzles(self) -> list[Puzzle]:
         """Return the puzzles that the command line names.
@@ -427,7 +493,7 @@ class Source:
         if config.csv is not None:
             if not isinstance(board, TextTask):
                 raise UserError(f"csv={config.csv} has boards of text, but {self._is_for}; give task=<file>.json")
-            return _read_csv(Path(config.csv), board)
+            return _read_csv(Path(config.csv), lambda text: self._other_board(len(board.cells_in(text))) or board)
         assert config.puzzle is not None
         if config.puzzle != STDIN:
             if os.path.isfile(config.puzzle):
@@ -436,7 +502,7 @@ class Source:
             return self.puzzles_of_text(config.puzzle, "puzzle")
         text = _read_stdin()
         if isinstance(board, TextTask) and not _is_json(text):
-            return [Puzzle(place, board.parse(cells, place)) for place, cells in board.split(text, "stdin")]
+            return [self._parse(cells, place) for place, cells in self._split(text, "stdin")]
         return self.puzzles_of_text(text, "stdin")
 
     def puzzles_of_text(self, text: str, where: str) -> list[Puzzle]:
@@ -457,7 +523,14 @@ class Source:
             return self.puzzles_of_tasks(parse_tasks(value, where, where), where)
         if _is_json(text):
             raise UserError(f"{where} is JSON, as ARC tasks are, but {self._is_for}; give the cells of a board")
-        return [Puzzle(where, self.board.parse(text, where))]
+        return [self._parse(text, where)]
+
+    def _split(self, text: str, where: str) -> Iterator[tuple[str, str]]:
+        """Split a text into puzzles, as `TextTask.split`."""
+        assert isinstance(self.board, TextTask)
+        if self.arch.is_free_of_sizes or self.arch.reads_boards_of_any_size:
+            return split_sizes(text, where, self.board, self._other_board)
+        return self.board.split(text, where)
 
     def puzzles_of_tasks(self, tasks: Sequence[Task], where: str) -> list[Puzzle]:
         """Return the test inputs of ARC tasks, with their outputs if these are known.
@@ -550,10 +623,13 @@ def _rows_of_names(data_paths: Sequence[str]) -> dict[str, int]:
     return rows
 
 
-def _read_csv(file: Path, board: TextTask) -> list[Puzzle]:
+def _read_csv(file: Path, board_of: Callable[[str], TextTask]) -> list[Puzzle]:
     """Read puzzles from the column question and, if there is one, the column answer.
 
     Other columns and empty lines are ignored.
+
+    Args:
+        board_of: returns the board that a question shows.
 
     Raises:
         UserError: The file can't be read or a row is wrong. The message names the file and line.
@@ -581,6 +657,7 @@ def _read_csv(file: Path, board: TextTask) -> list[Puzzle]:
                     raise UserError(
                         f"{file}:{line}: {len(fields)} fields instead of {len(header)}; correct or remove the row"
                     )
+                board = board_of(fields[question])
                 question_S = board.parse(fields[question], f"{file}:{line}: the question")
                 solution_S = None
                 if answer is not None and fields[answer]:

@@ -234,7 +234,7 @@ def _read_csvs(folder: Path, rng: Random) -> None:
     task = SudokuTask(BOXES["2x2"]) if name == "sudoku" else MazeTask(6)
     for file in sorted((folder / name).iterdir()):
         if rng.random() < 0.5:
-            _read_csv(file, task)
+            _read_csv(file, lambda _: task)
         else:
             builder.read_csv(file)
 

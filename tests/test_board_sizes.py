@@ -10,14 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 import view
 from dataset.augment import BOXES
 from dataset.tasks.sudoku import SudokuTask
+from models.base import CommonConfig
 from models.trm import TRMConfig
+from solve import Solver
 from tests.in_process import mistake
 from tests.runs import Row, rows, settings, train
+from training.trained import Trained
 from viewer.run_page import page_of_run
 
 SMALL, LARGE = "s2x2.all", "s2x3.all"
@@ -131,3 +135,58 @@ def test_a_dataset_of_the_run_can_be_scored_alone(
     (last,) = [row for row in rows(one_rank) if row["step"] == 8]
     expected = {name: value for name, value in last.items() if name.startswith(f"eval/{SMALL}/")}
     assert {name: alone[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+
+
+# ---- solve.py ----------------------------------------------------------------------------------
+
+FOUR, SIX = "1..4....4....3.1", "1" + "." * 35
+
+
+@pytest.mark.usefixtures("reads_any_size")
+def test_smaller_boards_are_solved_on_the_canvas(one_rank: Path) -> None:
+    solver = Solver.from_checkpoint(one_rank, device="cpu")
+    solutions = solver.solve([FOUR, SIX, FOUR])
+    assert [solution.board.name for solution in solutions] == ["sudoku 2x2", "sudoku 2x3", "sudoku 2x2"]
+    assert [len(solution.answer) for solution in solutions] == [16, 36, 16]
+    assert solutions[0].answer == solutions[2].answer == solver.solve([FOUR])[0].answer
+    with pytest.raises(ValueError, match=r"has 81 characters, this model's puzzles have 36 \(sudoku 2x3\)"):
+        solver.solve(["." * 81])
+
+
+def test_a_model_of_one_size_refuses_others(one_rank: Path) -> None:
+    with pytest.raises(ValueError, match=r"puzzle 1 has 16 characters, this model's puzzles have 36"):
+        Solver.from_checkpoint(one_rank, device="cpu").solve([FOUR])
+
+
+def test_a_model_that_is_free_of_sizes_is_opened_with_those_of_the_puzzle(
+    one_rank: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A TRM is not free of sizes, so the stand-in draws weights for other sizes."""
+    opened: list[tuple[int, int]] = []
+    load = Trained.load_puzzle_model
+
+    def load_any(trained: Trained, world: object) -> object:
+        _, sizes = trained.of_puzzles()
+        opened.append((sizes.seq_len, sizes.vocab_size))
+        if sizes.seq_len == 36:
+            return load(trained, world)  # type: ignore[arg-type]
+        from models import build_puzzle_arch
+
+        model = build_puzzle_arch(trained.of_puzzles()[0], **sizes.of_model())
+        model.init_weights(torch.Generator().manual_seed(0))
+        return model
+
+    monkeypatch.setattr(CommonConfig, "is_free_of_sizes", property(lambda self: True))
+    monkeypatch.setattr(Trained, "load_puzzle_model", load_any)
+    solver = Solver.from_checkpoint(one_rank, ["batch_size=3"], device="cpu")
+    large = "G" + "." * 255
+    file = tmp_path / "puzzles.csv"
+    file.write_text("question\n" + "\n".join([large, FOUR, SIX, large.lower(), FOUR]) + "\n")
+    solver.source.config.__dict__["csv"] = str(file)
+    solutions = list(solver.solutions(solver.source.puzzles()))
+    assert [len(solution.puzzle.question_S) for solution in solutions] == [256, 16, 36, 256, 16]
+    assert opened == [(36, 8), (256, 18), (16, 6)], "each size is opened once"
+    assert all(solution.board.title == f"Sudoku {solution.board.name.split()[1]}" for solution in solutions)
+    assert solutions[0].board.plain(solutions[0].puzzle.question_S) == large
+    with pytest.raises(ValueError, match=r"has 17 characters, this model's puzzles have 36"):
+        solver.solve(["." * 17])

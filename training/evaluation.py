@@ -273,7 +273,7 @@ class _SetEvaluation:
 def cropped(done: Finished, corner: Corner) -> Finished:
     """Return sequences whose tokens are those of the boards, without the rest of the canvas."""
     logits_BSV = corner.crop(done.outputs.logits_BSV.movedim(-1, 1)).movedim(1, -1)
-    predictions_NTS = None if done.predictions_NTS is None else corner.cropanswers_of(done.predictions_NTS)
+    predictions_NTS = None if done.predictions_NTS is None else corner.crop_answers(done.predictions_NTS)
     tokens = {name: corner.crop(done.batch[name]) for name in ("inputs", "labels")}
     return replace(
         done,

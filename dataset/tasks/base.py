@@ -345,8 +345,19 @@ class TextTask(BoardTask):
             raise UserError(f"{where} is no solution of its question: {verdict.reason}; correct it")
         return solution_S
 
-    def split(self, text: str, where: str) -> Iterator[tuple[str, str]]:
+    def of_other_size(self, num_cells: int) -> BoardTask | None:
+        """Return the same kind of task with boards of so many cells; None if there is none."""
+        return self.of_shape(num_cells, len(self.symbols))
+
+    def cells_in(self, text: str) -> str:
+        """Return the characters of the cells in a text, without line ends."""
+        return "".join(self._clean(line) for line in text.splitlines())
+
+    def split(self, text: str, where: str, first_line: int = 1) -> Iterator[tuple[str, str]]:
         """Split a text into puzzles. A puzzle takes one line, or a line for each of its rows.
+
+        Args:
+            first_line: the number of the text's first line, for places.
 
         Yields:
             The place where the puzzle begins, as <where>:<line>, and the characters of its cells.
@@ -355,7 +366,7 @@ class TextTask(BoardTask):
             UserError: A board of several lines is incomplete, or a line has another length.
         """
         rows: list[str] = []
-        for number, line in enumerate(text.splitlines(), start=1):
+        for number, line in enumerate(text.splitlines(), start=first_line):
             line = self._clean(line)
             if len(line) == self.columns:
                 rows.append(line)
@@ -377,7 +388,7 @@ class TextTask(BoardTask):
         return line
 
     def _parse_cells(self, text: str, where: str, token_of: dict[str, int], only: str) -> np.ndarray:
-        cells = "".join(self._clean(line) for line in text.splitlines())
+        cells = self.cells_in(text)
         num = self.rows * self.columns
         if len(cells) != num:
             raise UserError(

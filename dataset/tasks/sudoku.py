@@ -55,6 +55,9 @@ class SudokuTask(TextTask):
         box = box_of(seq_len, vocab_size)
         return None if box is None else cls(box)
 
+    def of_other_size(self, num_cells: int) -> SudokuTask | None:
+        return next((SudokuTask(box) for box in BOXES.values() if box.num_cells == num_cells), None)
+
     def parse(self, text: str, where: str) -> np.ndarray:
         token_of = self._token_of | {".": 1, "0": 1}
         tokens_S = self._parse_cells(text, where, token_of, f"{digits_in_words(self.side)}, and . or 0 for a blank,")
