@@ -30,6 +30,7 @@ from models.trajectories import Trajectories
 from solve import Solver, Source, Step
 from tests import runs
 from tests.in_process import load_run, train_here
+from training import more_compute
 from training.trained import Trained
 from utils.batch import Batch
 from utils.dist.world import World
@@ -334,7 +335,7 @@ def test_every_step_is_shown(run: Path, call: Call, monkeypatch: pytest.MonkeyPa
     right = _tokens(SOLUTION)
     almost = _tokens("1243" + SOLUTION[4:])  # a clue is altered
     answers = ([almost], [right], [right], [right], [wrong], [right])
-    monkeypatch.setattr(program, "trace", _answering(*answers))
+    monkeypatch.setattr(more_compute, "trace", _answering(*answers))
     status, text = call(f"checkpoint={run}", f"puzzle={QUESTION}")
     assert status == 0
     headings = [line for line in text.splitlines() if line.startswith("step")]
@@ -355,14 +356,14 @@ def test_every_step_is_shown(run: Path, call: Call, monkeypatch: pytest.MonkeyPa
     assert "\x1b" not in text  # the output is not a terminal
     _, colored = call(f"checkpoint={run}", f"puzzle={QUESTION}", "color=always")
     assert "\x1b[36;7m3 \x1b[0m" in colored
-    monkeypatch.setattr(program, "trace", _answering([almost], [wrong]))
+    monkeypatch.setattr(more_compute, "trace", _answering([almost], [wrong]))
     status, text = call(f"checkpoint={run}", f"puzzle={QUESTION}")
     assert status == 1
     assert "not solved: 1 clue altered; a digit stands twice in row 1" in text
 
 
 def test_json_is_one_object_per_puzzle(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "trace", solved_by_search)
+    monkeypatch.setattr(more_compute, "trace", solved_by_search)
     status, text = call("--json", f"checkpoint={run}", f"puzzle={QUESTION}")
     assert status == 0
     (line,) = text.splitlines()
@@ -410,14 +411,14 @@ def test_a_puzzle_is_taken_exactly_as_typed(typed: str) -> None:
 
 def test_a_maze_can_be_typed_in_rows(maze_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     astray = PATH[:-1] + "o"
-    monkeypatch.setattr(program, "trace", _answering(*([maze.to_tokens(text)] for text in (astray, PATH))))
+    monkeypatch.setattr(more_compute, "trace", _answering(*([maze.to_tokens(text)] for text in (astray, PATH))))
     rows = "\n".join(MAZE[start : start + MAZE_SIDE] for start in range(0, len(MAZE), MAZE_SIDE))
     for typed, stdin in ((MAZE, ""), (rows, ""), ("-", rows + "\n"), ("-", MAZE)):
         status, text = call(f"checkpoint={maze_run}", f"puzzle={typed}", stdin=stdin)
         assert status == 0
         assert "│S o o o G │" in text and "step 2: 1 cell changed" in text and "│         *│" in text
         assert "solved: a path of 4 steps, and there is no shorter one" in text
-    monkeypatch.setattr(program, "trace", _answering([maze.to_tokens(astray)]))
+    monkeypatch.setattr(more_compute, "trace", _answering([maze.to_tokens(astray)]))
     status, text = call(f"checkpoint={maze_run}", f"puzzle={MAZE}", "--json")
     found = json.loads(text)
     assert (status, found["solved"], found["question"], found["answer"]) == (1, False, MAZE, astray)
@@ -429,7 +430,7 @@ def test_a_maze_can_be_typed_in_rows(maze_run: Path, call: Call, monkeypatch: py
 def test_the_puzzles_of_a_csv_are_solved(
     run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(program, "trace", solved_by_search)
+    monkeypatch.setattr(more_compute, "trace", solved_by_search)
     file = tmp_path / "puzzles.csv"
     unsolvable = "12....3" + "." * 9  # the first row can't have a 3
     assert sudoku.solve(_tokens(unsolvable) - 1, BOXES["2x2"]) is None
@@ -457,7 +458,7 @@ def test_the_puzzles_of_a_csv_are_solved(
 
 
 def test_standard_input(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "trace", solved_by_search)
+    monkeypatch.setattr(more_compute, "trace", solved_by_search)
     status, text = call(f"checkpoint={run}", "puzzle=-", "--json", stdin=f"{QUESTION}\r\n\n{OTHER}\n")
     assert status == 0
     assert [(found["name"], found["question"]) for found in map(json.loads, text.splitlines())] == [
@@ -471,7 +472,7 @@ def test_standard_input(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) 
 
 def _arc_answers(monkeypatch: pytest.MonkeyPatch, *grids: list[list[int]]) -> None:
     answers = [arc.to_tokens(np.array(grid, dtype=np.uint8)) for grid in grids]
-    monkeypatch.setattr(program, "trace", _answering(answers))
+    monkeypatch.setattr(more_compute, "trace", _answering(answers))
 
 
 def test_an_arc_task(arc_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -497,7 +498,7 @@ def test_an_arc_task_without_outputs(
     status, text = call(f"checkpoint={arc_run}", "puzzle=-", stdin=json.dumps({"known": HIDDEN}))
     assert status == 0
     assert "answered: not checked, since the task gives no output" in text
-    monkeypatch.setattr(program, "trace", _answering([np.zeros(arc.SEQ_LEN, dtype=np.uint8)]))
+    monkeypatch.setattr(more_compute, "trace", _answering([np.zeros(arc.SEQ_LEN, dtype=np.uint8)]))
     status, text = call(f"checkpoint={arc_run}", f"puzzle={json.dumps(HIDDEN)}")
     assert status == 1
     assert "not solved: the answer is no grid" in text
@@ -513,7 +514,7 @@ def test_a_known_task_has_its_row_of_the_puzzle_table(
         asked.append(batch["puzzle_identifiers"].tolist())
         return answer(model, batch, num_steps)
 
-    monkeypatch.setattr(program, "trace", trace)
+    monkeypatch.setattr(more_compute, "trace", trace)
     file = tmp_path / "two.json"
     file.write_text(json.dumps({"known": HIDDEN, "unknown": HIDDEN}))
     _, text = call(f"checkpoint={arc_run}", f"task={file}")
@@ -693,7 +694,7 @@ def test_wrong_models_are_refused(run: Path, call: Call, tmp_path: Path) -> None
 
 def _solves(rank: int) -> None:
     """Replace the model by a search that solves puzzles."""
-    vars(program)["trace"] = solved_by_search
+    vars(more_compute)["trace"] = solved_by_search
 
 
 def test_exit_statuses(run: Path, log: Path) -> None:
