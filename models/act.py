@@ -148,13 +148,8 @@ def segment(
     halted_B = last_B
     target_B = None
     if training:
-        if config.halts_at_random:
-            wants_to_halt_B = torch.full_like(last_B, min_halt_steps_B is not None)
-        else:
-            wants_to_halt_B = wants_to_halt(model, q_halt_B, q_continue_B)
-        if min_halt_steps_B is not None:
-            wants_to_halt_B = wants_to_halt_B & (steps_B >= min_halt_steps_B)
-        halted_B = last_B | wants_to_halt_B
+        wants_to_halt_B = None if config.halts_at_random else wants_to_halt(model, q_halt_B, q_continue_B)
+        halted_B = last_B | _may_halt(wants_to_halt_B, steps_B, min_halt_steps_B)
         if config.has_target_pass:
             # Q-learning without a replay buffer: one more segment of the same example says what
             # going on is worth, whether or not the slot halts here.
@@ -300,6 +295,20 @@ def wants_to_halt(model: RecursiveModel, q_halt_B: torch.Tensor, q_continue_B: t
     2510.04871, section 4.6), it halts where the answer is more likely right than wrong.
     """
     return q_halt_B > q_continue_B if model.config.values_going_on else q_halt_B > 0
+
+
+def _may_halt(
+    wants_to_halt_B: torch.Tensor | None, steps_B: torch.Tensor, min_halt_steps_B: torch.Tensor | None
+) -> torch.Tensor:
+    """Return for each slot whether it halts in training before its last segment, bool (B,).
+
+    Args:
+        wants_to_halt_B: None: a slot halts as soon as it may, and never without a minimum.
+    """
+    if min_halt_steps_B is None:
+        return torch.zeros_like(steps_B, dtype=torch.bool) if wants_to_halt_B is None else wants_to_halt_B
+    may_B = steps_B >= min_halt_steps_B
+    return may_B if wants_to_halt_B is None else wants_to_halt_B & may_B
 
 
 def draw_min_halt_steps(seed: int, step: int, batch_size: int, prob: float, halt_max_steps: int) -> torch.Tensor:

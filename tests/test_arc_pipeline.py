@@ -142,8 +142,8 @@ def _answering(data: Path, predictor: Predictor) -> Segment:
             key = identifier, puzzle_set.inputs[row].astype(np.int32).tobytes()
             table[key] = torch.from_numpy(answer_S), predictor.q_right if is_right else predictor.q_wrong
 
-    def answering(model: RecursiveModel, carry: Carry, batch: Batch, *, training: bool) -> tuple[Carry, Outputs]:
-        carry, outputs = segment(model, carry, batch, training=training)
+    def answering(model: RecursiveModel, carry: Carry, batch: Batch, **options: Any) -> tuple[Carry, Outputs]:
+        carry, outputs = segment(model, carry, batch, **options)
         identifiers, inputs = carry.current["puzzle_identifiers"].tolist(), carry.current["inputs"].numpy()
         said = [table[identifier, input_S.tobytes()] for identifier, input_S in zip(identifiers, inputs, strict=True)]
         logits_BSV = F.one_hot(torch.stack([answer_S for answer_S, _ in said]), VOCAB_SIZE).float()

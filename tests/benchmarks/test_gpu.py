@@ -659,7 +659,7 @@ def test_heads_lie_in_memory_as_the_model_makes_them(monkeypatch: pytest.MonkeyP
     """Rotated queries and keys are no views of the projection."""
     seen: list[list[tuple[int, ...]]] = []
 
-    def attend(*heads: torch.Tensor) -> torch.Tensor:
+    def attend(*heads: torch.Tensor, mask: None) -> torch.Tensor:
         seen.append([each.stride() for each in heads])
         return heads[0]
 

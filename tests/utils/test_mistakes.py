@@ -255,7 +255,7 @@ def test_a_mistake_in_the_file_of_a_sweep(text: str, expected: str, tmp_path: Pa
         ("model=trm", "arch"),
         ("hidden_size=1", "arch.hidden_size"),
         ("optim.lr=1", "lr"),
-        ("muon_lr=1", "optim.muon_lr with optim=muon"),
+        ("muon_lr=1", "optim.muon_lr with optim=muon or optim=muon_urm"),
     ],
 )
 def test_a_key_of_another_program_or_level_suggests_ours(typed: str, meant: str) -> None:
@@ -263,7 +263,7 @@ def test_a_key_of_another_program_or_level_suggests_ours(typed: str, meant: str)
 
 
 def test_a_key_that_nobody_has_suggests_none() -> None:
-    assert _mistake("dropout=0.1") == "unknown key 'dropout'; --help lists the keys"
+    assert _mistake("batch_norm=0.1") == "unknown key 'batch_norm'; --help lists the keys"
 
 
 def test_synonyms_are_of_keys_that_exist() -> None:
