@@ -154,14 +154,15 @@ def _close(key: str, known: Sequence[str]) -> list[str]:
 
 
 def choices_with(key: str) -> list[str]:
-    """Return the choices of the key's group, as they are typed, that have the key."""
+    """Return the choices of the key's group, as they are typed, that have the key.
+
+    A variant of such a choice, which names it in its defaults, is left out.
+    """
     group, _, name = key.partition(".")
-    files = {choice: CONFIG_DIR / group / f"{choice}.yaml" for choice in choices(group)}
-    return [
-        f"{group}={choice}"
-        for choice, file in files.items()
-        if re.search(rf"^{re.escape(name)}:", file.read_text(), flags=re.MULTILINE)
-    ]
+    texts = {choice: (CONFIG_DIR / group / f"{choice}.yaml").read_text() for choice in choices(group)}
+    found = {choice: text for choice, text in texts.items() if re.search(rf"(?m)^{re.escape(name)}:", text)}
+    variants = {choice for choice, text in found.items() if found.keys() & set(re.findall(r"(?m)^  - (\w+)$", text))}
+    return [f"{group}={choice}" for choice in found if choice not in variants]
 
 
 def _of_other_choice(name: str, origin: Origin) -> tuple[str, str] | None:
