@@ -255,7 +255,7 @@ def test_a_mistake_in_the_file_of_a_sweep(text: str, expected: str, tmp_path: Pa
         ("model=trm", "arch"),
         ("hidden_size=1", "arch.hidden_size"),
         ("optim.lr=1", "lr"),
-        ("muon_lr=1", "optim.muon_lr with optim=muon or optim=muon_urm"),
+        ("muon_lr=1", "optim.muon_lr with optim=muon"),
     ],
 )
 def test_a_key_of_another_program_or_level_suggests_ours(typed: str, meant: str) -> None:
