@@ -21,6 +21,7 @@ from models.tokens import TokenModel
 from tests.models.helpers import (
     ARCH_NAMES,
     NUM_PUZZLES,
+    PUZZLE_ARCHS,
     RECURRENT,
     SEQ_LEN,
     VOCAB_SIZE,
@@ -35,6 +36,7 @@ from tests.models.helpers import (
     small_model,
     small_options,
 )
+from utils.config import name_of
 
 BATCH = 3
 
@@ -402,7 +404,7 @@ def test_options_out_of_range_are_refused(changes: dict[str, Any], message: str)
 
 
 def test_unknown_architectures_and_options_of_other_architectures_are_refused() -> None:
-    with pytest.raises(ValidationError, match=", ".join(map(repr, ARCH_NAMES))):
+    with pytest.raises(ValidationError, match=", ".join(repr(name_of(arch)) for arch in PUZZLE_ARCHS)):
         TypeAdapter[ArchConfig](ArchConfig).validate_python(small_options() | {"name": "mamba"})
     with pytest.raises(ValidationError, match="recurrent\n  Extra inputs"):
         small_config("hrm", recurrent=True)
