@@ -211,7 +211,7 @@ def test_a_file_is_told_our_names(tmp_path: Path) -> None:
             validate(PretrainConfig, read_config("pretrain", overrides), Origin("pretrain", overrides))
 
 
-def test_a_checkpoint_of_urm_trains_and_is_evaluated(data: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_for_the_program_of_urm_starts_a_run_here(data: Path, tmp_path: Path) -> None:
     """Its program saves the names of a compiled model."""
     run, again = tmp_path / "run", tmp_path / "again"
     train_here(_settings(data, run, max_steps=2))
