@@ -149,7 +149,7 @@ def segment(
     target_B = None
     if training:
         wants_to_halt_B = None if config.halts_at_random else wants_to_halt(model, q_halt_B, q_continue_B)
-        halted_B = last_B | _may_halt(wants_to_halt_B, steps_B, min_halt_steps_B)
+        halted_B = last_B | _halts_early(wants_to_halt_B, steps_B, min_halt_steps_B)
         if config.has_target_pass:
             # Q-learning without a replay buffer: one more segment of the same example says what
             # going on is worth, whether or not the slot halts here.
@@ -297,7 +297,7 @@ def wants_to_halt(model: RecursiveModel, q_halt_B: torch.Tensor, q_continue_B: t
     return q_halt_B > q_continue_B if model.config.values_going_on else q_halt_B > 0
 
 
-def _may_halt(
+def _halts_early(
     wants_to_halt_B: torch.Tensor | None, steps_B: torch.Tensor, min_halt_steps_B: torch.Tensor | None
 ) -> torch.Tensor:
     """Return for each slot whether it halts in training before its last segment, bool (B,).

@@ -134,7 +134,7 @@ class Slots:
         # segment() marks slots as halted after halt_max_steps, but num_steps may differ.
         self._carry.halted_B = _on(fresh_B.device, self._free_B)
         if self._keep_steps:
-            self._keep(outputs)
+            self._keep(answers_BS, outputs.q_halt_B)
         taken = self._places(~self._empty_B)
         return Segment(
             _of_slots(outputs, taken),
@@ -204,16 +204,16 @@ class Slots:
         self._kept = {name: tensor[slots] for name, tensor in self._kept.items()}
         return {name: tensor[slots] for name, tensor in batch.items()}
 
-    def _keep(self, outputs: Outputs) -> None:
+    def _keep(self, answers_BS: Tensor, q_halt_B: Tensor) -> None:
         """Write this segment's answer for this segment and all later ones.
 
         Later segments of the sequence overwrite their own.
         """
         assert self._carry is not None
         later_BT = torch.arange(self._num_steps, device=self._halted_B.device) >= self._carry.steps_B[:, None] - 1
-        predictions_B1S = outputs.logits_BSV.argmax(-1)[:, None].to(self._kept["predictions"].dtype)
+        predictions_B1S = answers_BS[:, None].to(self._kept["predictions"].dtype)
         self._kept["predictions"] = torch.where(later_BT[:, :, None], predictions_B1S, self._kept["predictions"])
-        self._kept["q_halt"] = torch.where(later_BT, outputs.q_halt_B[:, None], self._kept["q_halt"])
+        self._kept["q_halt"] = torch.where(later_BT, q_halt_B[:, None], self._kept["q_halt"])
 
     def _finished(self, outputs: Outputs, settled_B: Tensor) -> Finished | None:
         assert self._carry is not None

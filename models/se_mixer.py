@@ -19,11 +19,11 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from models.attention import Attention, Rotary, rotary_tables_2d
-from models.base import SegmentOutput, State
+from models.base import CommonConfig, RecursiveModel, SegmentOutput, State
 from models.block import Level
 from models.depth import LARGEST_COUNT, Depth
 from models.layers import Embedding, Linear, SwiGLU, rms_norm, swiglu_width
-from models.symbols import NUM_SPECIAL, SymbolConfig, SymbolModel
+from models.symbols import NUM_SPECIAL, with_confidence
 from utils.config import Int
 from utils.errors import UserError
 
@@ -35,7 +35,7 @@ _SUM_SCALE = 0.5
 _ABSENT = -1e4
 
 
-class SEMixerConfig(SymbolConfig):
+class SEMixerConfig(CommonConfig):
     """The options of the mixer; config/arch/se_mixer.yaml explains each and holds the defaults."""
 
     name: Literal["se_mixer"]
@@ -153,7 +153,7 @@ class SEMixerBlock(nn.Module):
         return F.silu(gate) * up
 
 
-class SEMixer(SymbolModel):
+class SEMixer(RecursiveModel):
     """One stack of blocks and one state z. Renaming the symbols of a puzzle renames the answer.
 
     The first NUM_SPECIAL tokens are no symbols. They have embeddings, as questions, and logits of
@@ -181,7 +181,6 @@ class SEMixer(SymbolModel):
             config,
             states={"z": "z_init"},
             puzzle_row_size=D + self.num_symbols if config.puzzle_emb_ndim else 0,
-            num_positions=seq_len,
             seq_len=seq_len,
             vocab_size=vocab_size,
             num_puzzle_identifiers=num_puzzle_identifiers,
@@ -258,7 +257,7 @@ class SEMixer(SymbolModel):
         of_symbols_BSK = of_symbols_BSK.masked_fill(extent.candidates_BSK1.squeeze(-1) == 0, _ABSENT)
         num_symbols_B11 = extent.symbols_B1K1.sum(2).clamp(min=1)
         of_special_BS2 = self.special_head(z_BSKD.sum(2) / num_symbols_B11)
-        return self.with_confidence(torch.cat([of_special_BS2, of_symbols_BSK], dim=-1), {"z": z_BSKD})
+        return with_confidence(torch.cat([of_special_BS2, of_symbols_BSK], dim=-1), {"z": z_BSKD})
 
 
 def box_of(side: int) -> tuple[int, int]:

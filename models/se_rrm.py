@@ -16,16 +16,16 @@ from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from models.attention import Attention, Rotary, rotary_at, rotary_tables_2d
-from models.base import SegmentOutput, State
+from models.base import CommonConfig, RecursiveModel, SegmentOutput, State
 from models.block import Level
 from models.depth import LARGEST_COUNT, Depth
 from models.dropout import Dropout, derived
 from models.layers import InitialValues, Linear, SwiGLU, rms_norm, swiglu_width, truncated_normal
-from models.symbols import NUM_SPECIAL, SymbolConfig, SymbolModel
+from models.symbols import NUM_SPECIAL, with_confidence
 from utils.config import Bool, Float, Int
 
 
-class SERRMConfig(SymbolConfig):
+class SERRMConfig(CommonConfig):
     """The options of the SE-RRM; config/arch/se_rrm.yaml explains each and holds the defaults."""
 
     halts_at_random: ClassVar[bool] = True
@@ -121,7 +121,7 @@ class SERRMBlock(nn.Module):
         return y.unflatten(0, x.shape[:2])
 
 
-class SERRM(SymbolModel):
+class SERRM(RecursiveModel):
     """One stack of blocks and one state z.
 
     The weights have the names and shapes of the published ones. With `equivariant_symbols`, all
@@ -140,7 +140,6 @@ class SERRM(SymbolModel):
             # A part for all symbols, and a number for each symbol. As published, puzzle_emb_ndim
             # only says whether there are rows.
             puzzle_row_size=D + vocab_size if config.puzzle_emb_ndim else 0,
-            num_positions=seq_len + A,
             seq_len=seq_len,
             vocab_size=vocab_size,
             num_puzzle_identifiers=num_puzzle_identifiers,
@@ -158,6 +157,10 @@ class SERRM(SymbolModel):
             self.embed_symbols, self.add_tokens = parameter(vocab_size, 1), parameter(vocab_size, A)
         self.L_level = Level(SERRMBlock(config, index) for index in range(config.L_layers))
         self.lm_head = Linear(D, 1) if config.equivariant_symbols else Linear(vocab_size * D, vocab_size)
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        return self.vocab_size, self.seq_len + self.config.add_tokens, self.config.hidden_size
 
     def heads(self) -> tuple[Linear, ...]:
         return (self.lm_head,)
@@ -194,7 +197,8 @@ class SERRM(SymbolModel):
         and the puzzle row are added to both. The additional tokens follow the cells.
         """
         V, config = self.vocab_size, self.config
-        present_BVS1 = self.present(inputs_BS).unsqueeze(-1)
+        symbols_V = torch.arange(V, device=inputs_BS.device)
+        present_BVS1 = (inputs_BS[:, None] == symbols_V[:, None]).unsqueeze(-1)
         x_BVTD = torch.where(present_BVS1, math.sqrt(V) * self._of_symbols("embed"), 0.0)
         if self.pos_embedding is not None:
             x_BVTD = x_BVTD + self.pos_embedding
@@ -237,7 +241,7 @@ class SERRM(SymbolModel):
             # A tensor, because a compiled level would take each number for another program.
             seeds = None if seeds_B is None else derived(seeds_B, index)
             z_BVTD = call(self.L_level, z_BVTD, x_BVTD, rotary=rotary, seeds_B=seeds)
-        return self.with_confidence(self._logits(z_BVTD[:, :, : self.seq_len]), {"z": z_BVTD})
+        return with_confidence(self._logits(z_BVTD[:, :, : self.seq_len]), {"z": z_BVTD})
 
     def _logits(self, z_BVSD: torch.Tensor) -> torch.Tensor:
         """Return logits_BSV: one number for each symbol, from its own vector or from all."""

@@ -248,7 +248,7 @@ STEP_PATH = {
     "models/metric_sums.py": ("OpenSums.add", "EvalSums.add_segment", "EvalSums.add_last"),
     "models/act.py": (
         "segment",
-        "_may_halt",
+        "_halts_early",
         "ActObjective.split",
         "ActObjective.run",
         "ActObjective.join",
@@ -257,7 +257,7 @@ STEP_PATH = {
     "models/losses.py": ("act_loss", "token_cross_entropy", "correctness", "stablemax"),
     "models/base.py": ("RecursiveModel.reset",),
     "models/tokens.py": ("TokenModel.embed", "TokenModel.read_out"),
-    "models/symbols.py": ("SymbolModel.present", "SymbolModel.with_confidence", "confidence_logit"),
+    "models/symbols.py": ("with_confidence", "confidence_logit"),
     "models/se_rrm.py": ("SERRM.forward", "SERRM.embed"),
     "models/se_mixer.py": ("SEMixer.forward", "SEMixer.embed", "SEMixer._extent", "SEMixerBlock.forward"),
     "models/dropout.py": ("attend_with_dropout", "kept", "derived"),

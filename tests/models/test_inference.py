@@ -9,7 +9,7 @@ import torch
 from models.act import initial_carry, segment
 from models.hrm import HRM
 from models.inference import Finished, Slots, trace
-from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, seed_with, small_hrm
+from tests.models.helpers import SEQ_LEN, random_batch, seed_with, small_hrm
 from utils.batch import Batch
 
 # N = sequences, T = segments, S = tokens
@@ -34,16 +34,7 @@ def _model(seed: int) -> HRM:
 
 @pytest.fixture(scope="module")
 def batch() -> Batch:
-    generator = torch.Generator().manual_seed(0)
-
-    def tokens(high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(0, high, shape, generator=generator, dtype=torch.int32)
-
-    return {
-        "inputs": tokens(VOCAB_SIZE, NUM, SEQ_LEN),
-        "labels": tokens(VOCAB_SIZE, NUM, SEQ_LEN),
-        "puzzle_identifiers": tokens(NUM_PUZZLES, NUM),
-    }
+    return random_batch(NUM)
 
 
 class Alone:

@@ -12,7 +12,7 @@ from models.act import initial_carry, segment
 from models.base import RecursiveModel, State
 from models.inference import Slots, Trace, relative_change, trace
 from models.trajectories import Trajectories
-from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, seed_with, small_model
+from tests.models.helpers import random_batch, seed_with, small_model
 from utils.batch import Batch
 
 NUM, STEPS, COUNT, NOISE = 7, 4, 3, 0.8
@@ -21,16 +21,7 @@ TRAJECTORIES = Trajectories(COUNT, NOISE, seed=11)
 
 @pytest.fixture(scope="module")
 def batch() -> Batch:
-    generator = torch.Generator().manual_seed(0)
-
-    def tokens(high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(0, high, shape, generator=generator, dtype=torch.int32)
-
-    return {
-        "inputs": tokens(VOCAB_SIZE, NUM, SEQ_LEN),
-        "labels": tokens(VOCAB_SIZE, NUM, SEQ_LEN),
-        "puzzle_identifiers": tokens(NUM_PUZZLES, NUM),
-    }
+    return random_batch(NUM)
 
 
 def _one(batch: Batch, n: int) -> Batch:
