@@ -3,12 +3,14 @@
 A cell, a row, a column and a box of a Sudoku are constraints of one kind: exactly one of their
 candidates is right. A candidate is a symbol in a cell. With `cells: units`, the same network
 combines the candidates of every constraint, as messages between the variables and the factors of a
-factor graph do. Nothing in the model depends on the names of symbols or on the size of a board.
+factor graph do. No weight depends on the names of symbols. With `units` and `attention`, none
+depends on the size of a board either.
 """
 
 # B = slots, S = cells, V = vocabulary, K = symbols of the state (V less the special tokens),
 # D = hidden size, M = size of a message, W = width of the MLP, N = side of the board,
-# U = units (3 N rows, columns and boxes), E = K + D, the size of a puzzle's row
+# U = units (3 N rows, columns and boxes), E = K + D, the size of a puzzle's row,
+# L = sides of boards, from 0 to N
 
 import math
 from typing import Literal, NamedTuple, Self
@@ -162,7 +164,7 @@ class SEMixer(RecursiveModel):
 
     block_class = SEMixerBlock
     config: SEMixerConfig
-    units_NUS: torch.Tensor
+    units_LUS: torch.Tensor
 
     def __init__(self, config: SEMixerConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> None:
         D = config.hidden_size
@@ -191,7 +193,7 @@ class SEMixer(RecursiveModel):
         self.lm_head = Linear(D, 1)
         self.special_head = Linear(D, NUM_SPECIAL)
         if config.cells == "units":
-            self.register_buffer("units_NUS", torch.empty(self.side + 1, 3 * self.side, seq_len), persistent=False)
+            self.register_buffer("units_LUS", self._units(), persistent=False)
 
     @property
     def state_shape(self) -> tuple[int, ...]:
@@ -206,12 +208,16 @@ class SEMixer(RecursiveModel):
             return None
         return rotary_tables_2d(0, self.seq_len, config.hidden_size // config.num_heads, theta=100.0)
 
+    def _units(self) -> torch.Tensor:
+        """Return the units of boards of every side from 0 to that of the canvas."""
+        return torch.stack([units_of_board(side, self.side) for side in range(self.side + 1)])
+
     @torch.no_grad()
     def fill_constants(self) -> None:
+        """As in the base class, and the units of boards."""
         super().fill_constants()
         if self.config.cells == "units":
-            for side, units_US in enumerate(self.units_NUS):
-                units_US.copy_(units_of_board(side, self.side))
+            self.units_LUS.copy_(self._units())
 
     def embed(self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None) -> torch.Tensor:
         """Return the input of the recursion, x_BSKD, in forward_dtype."""
@@ -235,7 +241,7 @@ class SEMixer(RecursiveModel):
             side_B = cells_BS.sum(-1).float().sqrt().long()
             symbols_BK = torch.arange(self.num_symbols, device=inputs_BS.device) < side_B[:, None]
         candidates_BSK = cells_BS[:, :, None] & symbols_BK[:, None]
-        units_BUS = self.units_NUS[side_B].to(self.dtype) if self.config.cells == "units" else None
+        units_BUS = self.units_LUS[side_B].to(self.dtype) if self.config.cells == "units" else None
         return Extent(
             candidates_BSK.unsqueeze(-1).to(self.dtype),
             symbols_BK[:, None, :, None].to(self.dtype),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dataset.augment import Box
 from dataset.sudoku import unit_ids
+from models import build_arch
 from models.act import initial_carry, segment
 from models.inference import trace
 from models.se_mixer import SEMixer, SEMixerBlock, SEMixerConfig, box_of, units_of_board
@@ -94,6 +95,17 @@ def test_a_small_board_on_a_large_canvas_has_the_same_answer(cells: str) -> None
         on_canvas_BSV[:, :4, :4, :6], _logits(small, boards_BS).view(3, 4, 4, 6), rtol=1e-5, atol=1e-5
     )
     assert (on_canvas_BSV[:, :4, :4].argmax(-1) < 6).all(), "a symbol that the board lacks was the answer"
+
+
+@pytest.mark.parametrize("cells", CELLS)
+def test_a_loaded_model_gives_the_same_answers(cells: str) -> None:
+    """Evaluations build a model on the host. The file of weights does not hold its constants."""
+    trained, inputs_BS = _mixer(6, cells=cells), _boards(6)
+    sizes = {"seq_len": 36, "vocab_size": 8, "num_puzzle_identifiers": 1}
+    loaded = build_arch(trained.config, **sizes)
+    assert isinstance(loaded, SEMixer)
+    loaded.load_state_dict(trained.state_dict())
+    assert torch.equal(_logits(loaded, inputs_BS), _logits(trained, inputs_BS))
 
 
 def test_the_block_equals_its_equations() -> None:
