@@ -57,12 +57,14 @@ def build_puzzle_arch(config: ArchConfig, **sizes: int) -> RecursiveModel:
 
 
 def build_arch(config: ArchConfig, **sizes: int) -> Model:
-    """Return the model that `config.name` asks for, allocated on the host but not initialised.
+    """Return the model that `config.name` asks for, on the host.
 
-    The arguments are those of `build_on_meta`.
+    Its constants have their values, and its weights have memory but no values. The arguments are
+    those of `build_on_meta`.
     """
-    build_on_meta(config, **sizes)  # which refuses what the machine has no memory for
-    return ARCHS[type(config)](config, **sizes)
+    model = build_on_meta(config, **sizes)  # which refuses what the machine has no memory for
+    model.allocate(torch.device("cpu"))
+    return model
 
 
 def build_on_meta(config: ArchConfig, *, num_parts: int = 1, **sizes: int) -> Model:

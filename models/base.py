@@ -147,7 +147,6 @@ class RecursiveModel(Model):
                 raise UserError(f"num_states is {config.num_states}, but arch={config.name} has no state; set it to 1")
             more_KD = torch.empty(config.num_states - 1, config.hidden_size, dtype=self.dtype)
             self.register_buffer("more_starts", more_KD, persistent=False)
-            self._fill_more_starts()
 
     @property
     @abstractmethod
@@ -192,7 +191,9 @@ class RecursiveModel(Model):
             for buffer_TH, table_TH in zip((self.rotary_cos, self.rotary_sin), tables, strict=True):
                 buffer_TH.copy_(table_TH)
         if self.config.num_states > 1:
-            self._fill_more_starts()
+            generator = torch.Generator().manual_seed(_STARTS_SEED)
+            for start_D in self.get_buffer("more_starts"):
+                start_D.copy_(truncated_normal(start_D.shape, 1.0, generator))
 
     def initial_state(self, batch_size: int, device: torch.device) -> State:
         """Return a state with the right names, shapes and dtype. `reset` gives it its values."""
@@ -203,11 +204,6 @@ class RecursiveModel(Model):
         """Return the state with the slots that halted put back to the start."""
         halted = halted_B.view(-1, *[1] * len(self.state_shape))
         return {name: torch.where(halted, self.get_buffer(start), state[name]) for name, start in self._states.items()}
-
-    def _fill_more_starts(self) -> None:
-        generator = torch.Generator().manual_seed(_STARTS_SEED)
-        for start_D in self.get_buffer("more_starts"):
-            start_D.copy_(truncated_normal(start_D.shape, 1.0, generator))
 
     def starts(self) -> torch.Tensor:
         """Return the initial values of the last state, (num_states, D). `reset` takes the first."""

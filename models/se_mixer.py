@@ -193,7 +193,7 @@ class SEMixer(RecursiveModel):
         self.lm_head = Linear(D, 1)
         self.special_head = Linear(D, NUM_SPECIAL)
         if config.cells == "units":
-            self.register_buffer("units_LUS", self._units(), persistent=False)
+            self.register_buffer("units_LUS", torch.empty(self.side + 1, 3 * self.side, seq_len), persistent=False)
 
     @property
     def state_shape(self) -> tuple[int, ...]:
@@ -208,16 +208,13 @@ class SEMixer(RecursiveModel):
             return None
         return rotary_tables_2d(0, self.seq_len, config.hidden_size // config.num_heads, theta=100.0)
 
-    def _units(self) -> torch.Tensor:
-        """Return the units of boards of every side from 0 to that of the canvas."""
-        return torch.stack([units_of_board(side, self.side) for side in range(self.side + 1)])
-
     @torch.no_grad()
     def fill_constants(self) -> None:
         """As in the base class, and the units of boards."""
         super().fill_constants()
         if self.config.cells == "units":
-            self.units_LUS.copy_(self._units())
+            for side, units_US in enumerate(self.units_LUS):
+                units_US.copy_(units_of_board(side, self.side))
 
     def embed(self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None) -> torch.Tensor:
         """Return the input of the recursion, x_BSKD, in forward_dtype."""

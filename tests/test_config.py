@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import torch
 import yaml
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from evaluate import EvaluateConfig
 from launch.ray_config import RayPage
-from models import ArchConfig, build_arch
+from models import ArchConfig, shapes_of
 from models.se_rrm import SERRMConfig
 from models.tokens import TokenConfig
 from models.transformer import TransformerConfig
@@ -249,8 +248,7 @@ PUBLISHED_SIZES = {"hrm": 27, "trm": 7, "trm_mlp": 5, "se_rrm": 2}
 def num_parameters(config: PretrainConfig, *, seq_len: int, vocab_size: int) -> int:
     """Count the parameters without the puzzle table, whose size depends on the dataset."""
     arch = config.arch.model_copy(update={"forward_dtype": "float32"})  # a run replaces auto before it builds
-    with torch.device("meta"):
-        model = build_arch(arch, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=1)
+    model = shapes_of(arch, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=1)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -258,8 +256,7 @@ def num_parameters(config: PretrainConfig, *, seq_len: int, vocab_size: int) -> 
 def test_an_experiment_of_text_has_a_model_of_its_size(experiment: str) -> None:
     config = compose(f"experiment={experiment}")
     millions, vocab_size = TEXT_EXPERIMENTS[experiment]
-    with torch.device("meta"):
-        model = build_arch(config.arch.model_copy(update={"forward_dtype": "float32"}), vocab_size=vocab_size)
+    model = shapes_of(config.arch.model_copy(update={"forward_dtype": "float32"}), vocab_size=vocab_size)
     assert sum(weight.numel() for weight in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.05)
     assert config.global_batch_size % config.rows_per_step == 0
 

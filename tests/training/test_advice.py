@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dataset.evaluators import NO_EVALUATORS
-from models import build_puzzle_arch
+from models import shapes_of
 from training.advice import _OVERHEAD, advice, products_per_s
 from training.config import PretrainConfig
 from training.data import Sizes
@@ -28,8 +28,7 @@ def _advice(config: PretrainConfig, *, last_step: int, first_step: int = 1, worl
     """Return the lines for a model without memory."""
     no_sampler: Any = None
     plan = Plan(config, no_sampler, last_step, True, NO_EVALUATORS, "", None)
-    with torch.device("meta"):
-        model = build_puzzle_arch(config.arch, **SIZES.as_dict())
+    model = shapes_of(config.arch, **SIZES.as_dict())
     return advice(plan, FlopsOfRun(config, SIZES, last_step), model, first_step, world)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from models import build_puzzle_arch
+from models import shapes_of
 from models.base import RecursiveModel
 from pretrain import build_state, open_run, train
 from tests.runs import settings
@@ -38,8 +38,9 @@ def _config(data: Path, **changes: object) -> PretrainConfig:
 
 
 def _model(config: PretrainConfig, sizes: AnySizes) -> RecursiveModel:
-    with torch.device("meta"):
-        return build_puzzle_arch(config.arch, **sizes.of_model())
+    model = shapes_of(config.arch, **sizes.of_model())
+    assert isinstance(model, RecursiveModel)
+    return model
 
 
 def _decided(config: PretrainConfig, world: World = SINGLE, *, before: bool | None = None) -> tuple[Any, str]:
