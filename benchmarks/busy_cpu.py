@@ -1,4 +1,4 @@
-"""Time steps of the demo while other programs use the cores, for ways in which threads may wait.
+"""Time steps of a small TRM while other programs use the cores, for ways in which threads may wait.
 
 python -m benchmarks.busy_cpu --data-path data/sudoku-6x6 [--busy 2] [--rounds 3] [ARM...]
 
@@ -35,7 +35,12 @@ def step_ms(arm: str, data_path: str, steps: int, busy: list[subprocess.Popen[by
         environment["GOMP_SPINCOUNT"] = "300000" if spin == "default" else spin
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        overrides = ["experiment=demo", f"data_path={data_path}", f"checkpoint_path={run}", f"max_steps={steps}"]
+        overrides = [
+            "experiment=trm_sudoku_6x6",
+            f"data_path={data_path}",
+            f"checkpoint_path={run}",
+            f"max_steps={steps}",
+        ]
         overrides += ["eval_every_n_steps=null", "best_metric=null", "data_paths_test=[]", "log_interval=5"]
         with open(Path(folder) / "log", "w") as log:
             program = subprocess.Popen(

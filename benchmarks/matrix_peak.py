@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 from benchmarks.on_request import timed
 from models.base import RecursiveModel
-from models.block import Block
 from models.layers import Linear, LinearOfColumns
 
 _ROUNDS = 12
@@ -50,7 +49,7 @@ def measure_products(model: RecursiveModel, num_slots: int) -> list[Product]:
         num_slots: the slots of a microbatch.
     """
     device, width = next(model.parameters()).device, model.config.hidden_size
-    layers = [layer for block in model.modules() if isinstance(block, Block) for layer in block.modules()]
+    layers = [layer for block in model.blocks() for layer in block.modules()]
     shapes = Counter(
         (isinstance(layer, LinearOfColumns), *layer.weight.shape) for layer in layers if isinstance(layer, Linear)
     )

@@ -4,8 +4,8 @@ python -m benchmarks.startup [--rounds 5] [--data-path data/sudoku-6x6] [--json 
 
 Each round runs every command once, one after the other, so that other work of the machine disturbs
 them equally. The first command only imports torch, and the table compares the others with it. The
-last command is a run of experiment=demo with the overrides. Its time ends when the first step
-is logged. The program prints a table and, with --json, writes it.
+last command is a run of experiment=trm_sudoku_6x6 with the overrides. Its time ends when the first
+step is logged. The program prints a table and, with --json, writes it.
 """
 
 import argparse
@@ -69,7 +69,13 @@ def first_step(overrides: list[str]) -> Times:
     """Train one step, and return the times until it is logged. The CPU time is of the whole run."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        command = ["pretrain.py", "experiment=demo", "max_steps=1", "eval_every_n_steps=null", f"checkpoint_path={run}"]
+        command = [
+            "pretrain.py",
+            "experiment=trm_sudoku_6x6",
+            "max_steps=1",
+            "eval_every_n_steps=null",
+            f"checkpoint_path={run}",
+        ]
         began, cpu_began = time.perf_counter(), _cpu_of_children()
         with (Path(folder) / "said").open("w+") as said:
             process = subprocess.Popen(

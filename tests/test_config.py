@@ -480,7 +480,7 @@ def test_a_typed_data_path_wins_over_the_experiment(experiment: str) -> None:
 
 @pytest.mark.parametrize("arch", ARCH_NAMES)
 @pytest.mark.parametrize("optim", choices("optim"))
-@pytest.mark.parametrize("experiment", ["demo", "sudoku_extreme_cpu", "sudoku_extreme_fast"])
+@pytest.mark.parametrize("experiment", ["demo", "trm_sudoku_6x6", "sudoku_extreme_cpu", "sudoku_extreme_fast"])
 def test_a_recipe_runs_with_another_architecture_and_optimizer(experiment: str, arch: str, optim: str) -> None:
     """Options that the experiment sets for its own architecture and optimizer are left out."""
     config = compose(f"experiment={experiment}", f"arch={arch}", f"optim={optim}", *ONE_PASS.get(arch, []))
@@ -493,7 +493,7 @@ ONE_PASS = {"transformer": ["arch.H_cycles=1", "arch.L_cycles=1", "arch.halt_max
 
 def test_an_option_that_was_typed_is_not_dropped() -> None:
     with pytest.raises(ValueError, match=r"unknown key 'arch\.L_layers'"):
-        compose("experiment=demo", "arch=urm", "arch.L_layers=2")
+        compose("experiment=trm_sudoku_6x6", "arch=urm", "arch.L_layers=2")
 
 
 def test_recurrent_makes_a_universal_transformer() -> None:

@@ -416,8 +416,9 @@ def _help_page(config_name: str, usage: str) -> str:
     ]
     main, groups = CONFIG_DIR / f"{config_name}.yaml", default_groups(config_name)
     for group, default in groups:
-        entry = f"{', '.join(choices(group))}  (default: {default})"
-        lines += textwrap.wrap(entry, 140, initial_indent=f"  {group:<12}", subsequent_indent=" " * 14)
+        entry = f"{', '.join(choices(group))}  (default:_{default})"  # no line may end before the default
+        wrapped = textwrap.wrap(entry, 140, initial_indent=f"  {group:<12}", subsequent_indent=" " * 14)
+        lines += [line.replace("(default:_", "(default: ") for line in wrapped]
     files = [main]
     for group, default in groups:
         if default != "null":

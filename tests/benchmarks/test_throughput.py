@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from torch.nn import functional as F
 
 from benchmarks.matrix_peak import measure_products, peak_tflops
 from benchmarks.on_request import Asked
 from benchmarks.published_steps import flash_attention
 from benchmarks.throughput import comparison, figures
+from models import ArchConfig, build_puzzle_arch
 from tests import runs
-from tests.models.helpers import ARCH_NAMES, small_model
+from tests.models.helpers import PUZZLE_ARCHS, SEQ_LEN, VOCAB_SIZE, small_options
+from utils.config import name_of
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +80,11 @@ def test_rounds_are_compared_one_by_one() -> None:
     assert comparison(ours, theirs).endswith(": 2.000 (1.000 to 3.000)")
 
 
-@pytest.mark.parametrize("name", ARCH_NAMES)
+@pytest.mark.parametrize("name", [name_of(arch) for arch in PUZZLE_ARCHS])
 def test_every_architecture_has_a_peak(name: str) -> None:
-    assert peak_tflops(measure_products(small_model(name), num_slots=2)) > 0
+    config = TypeAdapter[ArchConfig](ArchConfig).validate_python(small_options(name))
+    model = build_puzzle_arch(config, seq_len=SEQ_LEN, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=1)
+    assert peak_tflops(measure_products(model, num_slots=2)) > 0
 
 
 def test_attention_of_the_published_code_is_that_of_flash_attn() -> None:

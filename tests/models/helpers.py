@@ -30,7 +30,7 @@ from utils.config_files import CONFIG_DIR
 SEQ_LEN, VOCAB_SIZE, NUM_PUZZLES = 9, 7, 5  # SEQ_LEN is a square, because rope_2d needs a grid
 
 PUZZLE_ARCHS = tuple(arch for arch in ARCHS if arch.kind == "puzzles")
-# Those with one vector per token. tests/models/test_symbols.py is about the others.
+# Those with one vector per token. test_se_rrm.py and test_se_mixer.py are about the others.
 ARCH_NAMES = tuple(name_of(arch) for arch in PUZZLE_ARCHS if issubclass(arch, TokenConfig))
 
 WHY_NO_FP8 = why_fp8_fails(torch.device("cpu"), torch.float32)

@@ -220,7 +220,7 @@ def test_values_of_other_types_are_accepted() -> None:
     assert _read("wandb.tags=[a,b]").wandb.tags == ["a", "b"]
     assert _read("lr=1", "lr=2").lr == 2.0
     assert _read("arch={hidden_size: 64}").arch.hidden_size == 64
-    assert _read("experiment=[sudoku_hard_full,demo]").project_name == "demo"
+    assert _read("experiment=[sudoku_hard_full,lights_out]").project_name == "lights-out"
     assert _read("max_steps=${epochs}").max_steps == 100000
 
 
