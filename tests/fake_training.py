@@ -5,8 +5,9 @@
 import torch
 
 from dataset.schema import IGNORE_LABEL
-from models import build_puzzle_arch
+from models import ARCHS
 from models.act import ActSettings, empty_batch, initial_carry
+from models.base import RecursiveModel
 from models.losses import ACT_SUMS
 from models.metric_sums import OpenSums
 from models.parallel.layout import Layout
@@ -37,8 +38,10 @@ class FakeTraining:
 
     def __init__(self, config: PretrainConfig, device: torch.device, sizes: Sizes = SIZES) -> None:
         self._config, self.world = config, World(device=device)
-        with device:  # fake tensors can't move to the device with `.to`
-            self.model = build_puzzle_arch(config.arch, **sizes.as_dict())
+        with device:  # without build_arch, because fake tensors can't move to the device with `.to`
+            model = ARCHS[type(config.arch)](config.arch, **sizes.as_dict())
+        assert isinstance(model, RecursiveModel)
+        self.model = model
         self.batch: Batch = empty_batch(config.global_batch_size, sizes.seq_len, device)
         optimizers = build_optimizers(
             self.model,
