@@ -20,14 +20,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.recipes import EARLIER_DEMO
+from benchmarks.recipes import FIRST_DEMO
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _TIMED_STEPS = 20
 _QUARTERS = 4  # evaluations in a run
 
 # All architectures use one recipe, so that only recursion and token mixing differ.
-RECIPE = [*EARLIER_DEMO, "checkpoint_every_eval=false", "best_metric=null"]
+RECIPE = [*FIRST_DEMO, "checkpoint_every_eval=false", "best_metric=null"]
 ATTENTION = ["arch.mlp_t=false", "arch.pos_encodings=rope_2d"]
 MIXING = ["arch.mlp_t=true", "arch.pos_encodings=none"]
 _ONE_STACK = ["arch.num_layers=1"]

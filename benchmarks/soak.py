@@ -40,7 +40,7 @@ from typing import Any
 import psutil
 import torch
 
-from benchmarks.recipes import EARLIER_DEMO
+from benchmarks.recipes import FIRST_DEMO
 from tests import runs
 from utils.checkpoint.format import step_folders
 from utils.checkpoint.reader import Checkpoint
@@ -50,7 +50,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 LOG_INTERVAL = 10
 SAMPLE_EVERY_S = 5.0
 RECIPE = [
-    *(*EARLIER_DEMO, "arch.hidden_size=128", "ema=true", "keep_last_k=3", f"log_interval={LOG_INTERVAL}"),
+    *(*FIRST_DEMO, "arch.hidden_size=128", "ema=true", "keep_last_k=3", f"log_interval={LOG_INTERVAL}"),
     *("eval_every_n_steps=200", "checkpoint_every_n_steps=50", "eval_batch_size=null"),
     # The run ends only when it is stopped: the schedule is constant, and there are steps for days.
     *("lr=3e-4", "optim.muon_lr=0.01", "lr_min_ratio=1.0", "epochs=1000000", "max_steps=10000000"),

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.family import REPOSITORY, build_puzzles
-from benchmarks.recipes import EARLIER_DEMO
+from benchmarks.recipes import FIRST_DEMO
 from benchmarks.spread import spread
 from utils.run.history import METRICS_FILE, History
 
@@ -31,7 +31,7 @@ _EXACT = "eval/all/exact_accuracy"
 ARMS = {
     "demo": ["experiment=demo", "eval_every_n_steps=25"],
     "trm_sudoku_6x6": ["experiment=trm_sudoku_6x6", "eval_every_n_steps=50"],
-    "first demo": [*EARLIER_DEMO, "eval_every_n_steps=25"],
+    "first demo": [*FIRST_DEMO, "eval_every_n_steps=25"],
     # HRM's model, loss, gradients, optimizer and constant rate. What depends on the size of the
     # task is chosen in its favour: width, layers, segments, batch, and the best of three rates
     # (docs/log.md).
