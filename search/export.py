@@ -1,22 +1,19 @@
 """Write the best trial of a sweep as a file of config/experiment."""
 
 import re
-import textwrap
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from search.launchers import build_launcher
 from search.report import Best, measured, num_of, require_best_first
 from search.study import Study
 from search.sweep import Sweep
-from utils.command_line import Container, read_config, with_changes
+from utils.command_line import read_config, with_changes
 from utils.config import flatten
-from utils.config_files import CONFIG_DIR, as_override, choices, default_groups
+from utils.config_files import CONFIG_DIR
 from utils.errors import UserError
 from utils.files import file_errors, refuse_links, write_atomically
 from utils.programs import PACKAGE
+from utils.recipe import differences_from_groups, recipe_text
 
 EXPERIMENTS = CONFIG_DIR / "experiment"
 # Where a run is, and what belongs to one start of it. The seed is left at its default: the values
@@ -59,13 +56,13 @@ def experiment_text(sweep: Sweep, best: Best, num_trials: int, named: str) -> st
     Args:
         named: what follows experiment= on a command line.
     """
-    overrides = sweep.overrides(best.point, sweep.config.seeds[0])
-    groups, values = differences_from_groups(overrides)
-    data = read_config("pretrain", overrides)
-    paths = ", ".join(data["data_paths"] or [data["data_path"]])
+    config = read_config("pretrain", sweep.overrides(best.point, sweep.config.seeds[0]))
+    defaults = dict(flatten(read_config("pretrain", [])))
+    groups, values = differences_from_groups(with_changes(config, {key: defaults[key] for key in _LEFT_OUT}))
+    paths = ", ".join(config["data_paths"] or [config["data_path"]])
     keys = ", ".join(sweep.keys) or "the seed"
     extreme = "highest" if sweep.config.direction == "maximize" else "lowest"
-    header = [
+    comment = [
         f"The best of {num_of(num_trials, 'trial')} of the sweep {sweep.name}, which searched {keys}.",
         "",
         f"Expected: about the value below. It is the {extreme} of many, so a new run tends to be a little worse.",
@@ -73,61 +70,6 @@ def experiment_text(sweep: Sweep, best: Best, num_trials: int, named: str) -> st
         "",
         f"The data are {paths}. Add the command that builds them, python dataset/build_...",
         "",
+        f"  {build_launcher(sweep.config.launcher).shown([f'experiment={named}'])}",
     ]
-    lines = ["# @package _global_"]
-    for line in header:
-        lines += textwrap.wrap(line, 100, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False) or ["#"]
-    lines.append(f"#   {build_launcher(sweep.config.launcher).shown([f'experiment={named}'])}")
-    if groups:
-        lines += ["defaults:", *(f"  - override /{group}: {choice}" for group, choice in groups.items()), ""]
-    if values:
-        lines.append(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100).rstrip())
-    return "\n".join(lines) + "\n"
-
-
-def differences_from_groups(overrides: list[str]) -> tuple[dict[str, str], Container]:
-    """Return the files of the groups that suit a command line best, and what else differs.
-
-    A group may have been chosen by an override, by an experiment or by a path. So the files are
-    compared with the config as a whole.
-
-    Returns:
-        {group: choice} where it is not the default, and the values that differ from those files.
-    """
-    wanted = read_config("pretrain", overrides)
-    groups = {
-        group: choice
-        for group, default in default_groups("pretrain")
-        if isinstance(wanted.get(group), dict) and (choice := _nearest(group, default, wanted[group])) != default
-    }
-    given = [f"{group}={choice}" for group, choice in groups.items()]
-    base, leaves = dict(flatten(read_config("pretrain", given))), dict(flatten(wanted))
-    changed = {key: value for key, value in leaves.items() if base.get(key, ...) != value}
-    # A value that follows from the others by interpolation is left to follow.
-    interpolated = _interpolated_names()
-    sure = {key: value for key, value in changed.items() if key.split(".")[-1] not in interpolated}
-    followed = dict(
-        flatten(read_config("pretrain", [*given, *(f"{key}={as_override(value)}" for key, value in sure.items())]))
-    )
-    values: Container = {}
-    for key, value in sorted(changed.items(), key=lambda pair: "." in pair[0]):  # first the keys without a group
-        if key not in _LEFT_OUT and (key in sure or followed.get(key, ...) != value):
-            values = with_changes(values, {key: value})
-    return groups, values
-
-
-def _interpolated_names() -> set[str]:
-    """Return the last names of the keys whose values in config/ are interpolations."""
-    texts = (file.read_text() for file in CONFIG_DIR.glob("*/*.yaml"))
-    return {name for text in texts for name in re.findall(r"^\s*(\w+):\s*\$\{", text, re.MULTILINE)}
-
-
-def _nearest(group: str, default: str, options: dict[str, Any]) -> str:
-    """Return the file of a group with the same name and keys, and the fewest other values."""
-    leaves = dict(flatten(options))
-    num_other = {}
-    for choice in dict.fromkeys([default, *choices(group)]):
-        own = dict(flatten(read_config("pretrain", [f"{group}={choice}"])[group]))
-        if own.get("name") == leaves.get("name") and own.keys() == leaves.keys():
-            num_other[choice] = sum(own[key] != value for key, value in leaves.items())
-    return min(num_other, key=lambda choice: num_other[choice])
+    return recipe_text(comment, groups, values)
