@@ -70,7 +70,7 @@ Let eight symmetries of each puzzle vote:
   python evaluate.py checkpoint=<run> tta=8
 Run eight passes with noise over each puzzle, and take the answer with the highest q_halt:
   python evaluate.py checkpoint=<run> trajectories=8 noise=0.5
-A file that python -m models.export wrote:
+A file or a folder that python -m models.export wrote:
   python evaluate.py checkpoint=model.safetensors data_path=data/sudoku-6x6
 A model of text, on its own test split or on another of the same tokenizer:
   python evaluate.py checkpoint=<run> data_path=data/book

@@ -77,8 +77,9 @@ Eight passes with noise over each puzzle, of which the most confident one answer
   python solve.py checkpoint=<run> csv=puzzles.csv trajectories=8 noise=0.5
 Puzzles from standard input:
   cat mazes.txt | python solve.py checkpoint=<run> puzzle=-
-With a file that python -m models.export wrote:
+With a file or a folder that python -m models.export wrote, here or on the Hugging Face Hub:
   python solve.py checkpoint=model.safetensors puzzle=...
+  python solve.py checkpoint=hf://owner/repo puzzle=...
 A model of text continues a text or answers an instruction, whichever it was trained on:
   python solve.py checkpoint=<run> prompt="In the beginning" max_new_tokens=300 temperature=0.8 top_k=50 seed=1
 A chat with it, line by line:
@@ -280,7 +281,7 @@ class Solver:
 
         Args:
             checkpoint: a run folder (its newest checkpoint), <run>/best, a step folder, a weights
-                file, or hf://owner/repo/file.
+                file, or hf://owner/repo[/path].
             overrides: overrides as on the command line of solve.py. A weights file that
                 `python -m models.export` did not write needs its architecture and the dataset of
                 its training, such as ["arch=trm_mlp", "data_path=data/sudoku-extreme-1k-aug-1000"].

@@ -129,7 +129,7 @@ def _write_for_published(
     folder: Path, args: argparse.Namespace, trained: Trained, split: Split, world: World, options: EvalOptions
 ) -> None:
     """Write what benchmarks.published_evaluation reads: the model and the examples."""
-    export(Settings("hrm", str(args.run), folder / "model.safetensors", compiled=False, raw=False))
+    export(Settings("hrm", str(args.run), folder / "model.safetensors"))
     (set_name,) = split.sets
     loader = EvalLoader(split, set_name, options.batch_size, options.max_examples)
     batches = [batch for _, batch in loader.batches(world)]

@@ -1,29 +1,36 @@
-"""Write a checkpoint as one file of weights.
+"""Write a checkpoint as a file of weights, or as a folder to share, also on the Hugging Face Hub.
 
     python -m models.export checkpoints/<project>/<run> -o FILE.safetensors
+    python -m models.export checkpoints/<project>/<run> -o FOLDER
+    python -m models.export checkpoints/<project>/<run> --push owner/repo [--private]
     python -m models.export --format hrm checkpoints/<project>/<run> -o FILE
     python -m models.export --format urm checkpoints/<project>/<run> -o FILE.pt
     python -m models.export --format transformers checkpoints/<project>/<run> -o FOLDER
 
-The first file describes its model, so that every command loads it without further keys. The second
-one has the names that the published code of HRM, TRM and SE-RRM reads. If its name ends in
-.safetensors, it has that format, otherwise `torch.save` writes a plain dict. The third one is a
-checkpoint of URM's program: {step, model_state_dict}. The last one is a folder that the
-transformers library loads as HRM-Text. The tensors are written bit for bit as they are, except that
-URM's program needs the parameters of its convolution in forward_dtype.
+The first file describes its model, so that every command loads it without further keys. The folder
+has this file as model.safetensors, the recipe of its training and a card (models/card.py), and
+--push uploads it. The file of `--format hrm` has the names that the published code of HRM, TRM and
+SE-RRM reads. If its name ends in .safetensors, it has that format, otherwise `torch.save` writes a
+plain dict. That of `--format urm` is a checkpoint of URM's program: {step, model_state_dict}. The
+last folder is one that the transformers library loads as HRM-Text. The tensors are written bit for
+bit as they are, except that URM's program needs the parameters of its convolution in forward_dtype.
 """
 
 import math
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from models import ArchConfig
 from models.base import CommonConfig
+from models.card import CARD, RECIPE, card_of, facts_of, recipe_of
 from models.exported import (
     FORMAT,
     Exported,
@@ -45,11 +52,16 @@ from utils.command_line import read_config
 from utils.config import flatten
 from utils.config_files import as_override, choices
 from utils.errors import UserError
+from utils.hub import require_account, upload
 from utils.run.folder import located_paths
+from utils.safetensors_files import FILE
 from utils.shell import run_command
 from utils.terminal import tell
 from utils.text import for_shell
 from utils.weights_file import is_text, read_step, write_weights
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 # Options that the published code lacks. They change nothing in what a trained model computes.
 _NOT_PUBLISHED = {
@@ -73,9 +85,16 @@ class Settings:
 
     format: str
     checkpoint: str
-    output: Path
-    compiled: bool
-    raw: bool
+    output: Path | None  # None: --push alone
+    push: str | None = None
+    private: bool = False
+    compiled: bool = False
+    raw: bool = False
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether a folder with a card is written."""
+        return self.format == "native" and (self.output is None or self.output.suffix != ".safetensors")
 
 
 @dataclass(frozen=True)
@@ -84,8 +103,15 @@ class Source:
 
     weights: Weights
     model: Exported | None  # None for a file of weights that does not describe its model
+    checkpoint: Checkpoint | None  # None for a file of weights
     data_paths: tuple[str, ...]  # from the current directory
     step: int  # that the weights were trained for; 0 if that is not known
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """The tokenizer.json beside the data of a text model, if there is one."""
+        files = (Path(path) / "tokenizer.json" for path in self.data_paths)
+        return next(filter(Path.is_file, files), None)
 
 
 def parse_settings(argv: list[str] | None) -> Settings:
@@ -95,7 +121,9 @@ def parse_settings(argv: list[str] | None) -> Settings:
         UserError: An option is unknown, malformed or missing.
     """
     parser = Parser(
-        "python -m models.export", "Write a checkpoint as one file of weights.", path_keys=("checkpoint", "run")
+        "python -m models.export",
+        "Write a checkpoint as a file of weights, or as a folder with a card, also on the Hugging Face Hub.",
+        path_keys=("checkpoint", "run"),
     )
     add = parser.add_argument
     add(
@@ -108,29 +136,51 @@ def parse_settings(argv: list[str] | None) -> Settings:
         "--format",
         default="native",
         choices=["native", "hrm", "urm", "transformers"],
-        help="native (the default): safetensors that describe their model, for every command of this project; "
+        help="native (the default): safetensors that describe their model, for every command of this project, alone "
+        "or in a folder with a recipe and a card; "
         "hrm: the names that the published code of HRM, TRM and SE-RRM reads; urm: a checkpoint that URM code reads; "
         "transformers: a folder with config.json for that library, of arch=hrm_text alone",
     )
     add(
         "-o",
         "--output",
-        required=True,
         type=typed_path,
-        metavar="FILE",
-        help="native: NAME.safetensors; hrm, urm: that or NAME; transformers: a new folder",
+        metavar="PATH",
+        help="native: NAME.safetensors, or a new folder; hrm, urm: NAME.safetensors or NAME; transformers: a new "
+        "folder",
     )
+    add(
+        "--push",
+        metavar="OWNER/REPO",
+        help="native: upload the folder to this repository of the Hugging Face Hub, which is made if it is missing",
+    )
+    add("--private", action="store_true", help="with --push: a repository that is made is private")
     add("--compiled", action="store_true", help="hrm, urm: write a compiled model's names, which begin with _orig_mod.")
     add("--raw", action="store_true", help="write the trained weights instead of their moving average")
     settings = Settings(**vars(parser.parse_args(argv)))
+    _require_sense(settings)
+    return settings
+
+
+def _require_sense(settings: Settings) -> None:
+    """Raise UserError if two options contradict each other, or one is missing."""
+    output = settings.output
     if settings.format not in ("hrm", "urm") and settings.compiled:
         raise UserError("--compiled is about published names; give --format hrm or urm as well, or leave it out")
-    if settings.format == "native" and settings.output.suffix != ".safetensors":
+    if output is None and settings.push is None:
+        raise UserError("-o (or --push) is missing; --help shows the options")
+    # A folder's name may have a dot, as in urm-v1.0. A word after it is rather a mistyped ending.
+    if settings.is_folder and output is not None and re.fullmatch(r"\.[A-Za-z]\w*", output.suffix):
         raise UserError(
-            f"-o {settings.output} has to end in .safetensors, the only format that can describe the model; rename it, "
-            "or give --format hrm"
+            f"-o {output} has to end in .safetensors, the only format that can describe the model; rename it, or give "
+            "--format hrm, or the name of a folder without an ending"
         )
-    return settings
+    if settings.push is not None and not settings.is_folder:
+        raise UserError("--push uploads a folder of the native format; leave --format out, and name a folder with -o")
+    if settings.private and settings.push is None:
+        raise UserError("--private is about a repository of the Hub; give --push owner/repo as well, or leave it out")
+    if settings.raw and settings.is_folder:
+        raise UserError("--raw writes other weights than the card's accuracy is of; give -o NAME.safetensors with it")
 
 
 def load_source(checkpoint: str, *, raw: bool) -> Source:
@@ -151,12 +201,12 @@ def load_source(checkpoint: str, *, raw: bool) -> Source:
             raise UserError(why_not_described(checkpoint))
         model = read_exported(checkpoint)
         step = model.step if model is not None else read_step(checkpoint)
-        return Source(read_foreign(checkpoint), model, (), step or 0)
+        return Source(read_foreign(checkpoint), model, None, (), step or 0)
     opened = open_checkpoint(path, lambda warning: tell(f"warning: {warning}"))
     config = opened.state.config
     data_paths = tuple(located_paths(config, config.get("data_paths") or [config.get("data_path")]))
     weights = opened.weights() if raw else opened.trained_weights()
-    return Source(weights, describe(opened, data_paths), data_paths, opened.state.step)
+    return Source(weights, describe(opened, data_paths), opened, data_paths, opened.state.step)
 
 
 def describe(checkpoint: Checkpoint, data_paths: tuple[str, ...]) -> Exported:
@@ -185,13 +235,17 @@ def describe(checkpoint: Checkpoint, data_paths: tuple[str, ...]) -> Exported:
 
 
 def export(settings: Settings) -> str:
-    """Write the file and return a line about it, and the commands that load it.
+    """Write the file or the folder, and return a line about it and the commands that load it.
 
     Raises:
-        UserError: The checkpoint can't be exported or the file can't be written. An earlier file
-            of the same name stays as it was.
+        UserError: The checkpoint can't be exported, the file can't be written or the folder
+            can't be uploaded. An earlier file of the same name stays as it was.
     """
+    api = None if settings.push is None else require_account(settings.push)
     source = load_source(settings.checkpoint, raw=settings.raw)
+    if settings.is_folder:
+        return _export_folder(settings, source, api)
+    assert settings.output is not None
     if settings.format == "transformers":
         return _export_for_transformers(settings, source)
     metadata, step = None, None
@@ -216,17 +270,51 @@ def export(settings: Settings) -> str:
     try:
         write_weights(settings.output, weights, metadata, step=step)
     except OSError as error:
+        raise _not_written(settings.output, error) from error
+    lines = commands(str(settings.output), settings, source)
+    return "\n".join([_summary(settings.output, weights), *(f"  {line}" for line in lines)])
+
+
+def _export_folder(settings: Settings, source: Source, api: "HfApi | None") -> str:
+    if source.checkpoint is None or source.model is None:
         raise UserError(
-            f"can't write {settings.output} ({error.strerror}); check the folder and its free space, or change -o"
-        ) from error
-    return "\n".join([_summary(settings, weights), *(f"  {line}" for line in commands(settings, source))])
+            folder_around(settings.checkpoint)
+            or f"{settings.checkpoint} is a file of weights, which does not say how it was trained; export the run "
+            "that wrote it, or give -o NAME.safetensors"
+        )
+    facts = facts_of(source.checkpoint, source.model, source.weights)
+    address = str(settings.output) if settings.push is None else f"hf://{settings.push}"
+    # A card names no folders of this machine.
+    shown = Path(address).name if os.path.isabs(address) else address
+    texts = {RECIPE: recipe_of(facts), CARD: card_of(facts, shown)}
+    with ExitStack() as stack:
+        folder = settings.output or Path(stack.enter_context(TemporaryDirectory())) / "model"
+        try:
+            folder.mkdir()
+            for name, text in texts.items():
+                (folder / name).write_text(text, encoding="utf-8")
+            if (tokenizer := source.tokenizer) is not None:
+                shutil.copyfile(tokenizer, folder / tokenizer.name)
+            write_weights(folder / FILE, source.weights, source.model.as_metadata())
+        except FileExistsError:
+            raise UserError(f"-o {folder} exists; remove it, or give the name of a new folder") from None
+        except OSError as error:
+            raise _not_written(folder, error) from error
+        lines = []
+        if settings.output is not None:
+            lines.append(f"{_summary(folder, source.weights)}, {RECIPE} and {CARD}")
+        if api is not None and settings.push is not None:
+            message = f"Upload {facts.title} after step {source.step}"
+            url = upload(api, folder, settings.push, private=settings.private, message=message)
+            lines.append(f"uploaded to {url}")
+    return "\n".join([*lines, *(f"  {line}" for line in commands(address, settings, source))])
 
 
 def _export_for_transformers(settings: Settings, source: Source) -> str:
     if not isinstance(source.model, ExportedText):
         raise UserError(f"{settings.checkpoint} is no model of text, and transformers has no other; leave --format out")
     assert isinstance(source.model.arch, TextConfig)
-    files = (Path(path) / "tokenizer.json" for path in source.data_paths)
+    assert settings.output is not None
     try:
         write_for_transformers(
             settings.output,
@@ -234,39 +322,42 @@ def _export_for_transformers(settings: Settings, source: Source) -> str:
             source.model.arch,
             max_len=source.model.max_len,
             special_tokens=source.model.special_tokens,
-            tokenizer=next(filter(Path.is_file, files), None),
+            tokenizer=source.tokenizer,
         )
     except OSError as error:
-        raise UserError(
-            f"can't write {settings.output} ({error.strerror}); check the folder and its free space, or change -o"
-        ) from error
-    return f'{_summary(settings, source.weights)}\n  AutoModelForCausalLM.from_pretrained("{settings.output}")'
+        raise _not_written(settings.output, error) from error
+    return f'{_summary(settings.output, source.weights)}\n  AutoModelForCausalLM.from_pretrained("{settings.output}")'
 
 
-def _summary(settings: Settings, weights: Weights) -> str:
-    return f"wrote {settings.output}: {len(weights)} tensors, {sum(t.numel() for t in weights.values()):,} numbers"
+def _not_written(output: Path, error: OSError) -> UserError:
+    return UserError(f"can't write {output} ({error.strerror}); check the folder and its free space, or change -o")
 
 
-def commands(settings: Settings, source: Source) -> list[str]:
-    """Return the commands that load the file, as they are typed."""
-    file, data = _typed("checkpoint", str(settings.output)), "data_path=..."
+def _summary(output: Path, weights: Weights) -> str:
+    return f"wrote {output}: {len(weights)} tensors, {sum(t.numel() for t in weights.values()):,} numbers"
+
+
+def commands(address: str, settings: Settings, source: Source) -> list[str]:
+    """Return the commands that load the file or the folder at this address, as they are typed."""
+    file, data = _typed("checkpoint", address), "data_path=..."
     if source.data_paths:
         data = _typed("data_path", source.data_paths[0])
     if settings.format == "native":
         asked = "puzzle=..."
         if isinstance(source.model, ExportedText):  # the tokenizer.json lies with the data
-            asked = "prompt=..." if source.model.tokenizer == "bytes" else f"{data} prompt=..."
+            is_known = source.model.tokenizer == "bytes" or (settings.is_folder and settings.push is None)
+            asked = "prompt=..." if is_known else f"{data} prompt=..."
         return [
             f"python evaluate.py {file} {data}",
             f"python solve.py {file} {asked}",
-            f"python pretrain.py {_typed('init_from', str(settings.output))} {data}",
+            f"python pretrain.py {_typed('init_from', address)} {data}",
         ]
     if source.model is None:
         return [f"python evaluate.py {file} {data} arch=...   # with the options that it was trained with"]
     arch = source.model.arch
     return [
         f"python evaluate.py {file} {data} {for_shell(overrides_of(arch, choices('arch')))}",
-        _for_published_code(_of_puzzles(arch), settings),
+        _for_published_code(_of_puzzles(arch), address, compiled=settings.compiled),
     ]
 
 
@@ -297,12 +388,12 @@ def _of_puzzles(arch: ArchConfig) -> CommonConfig:
     return arch
 
 
-def _for_published_code(arch: CommonConfig, settings: Settings) -> str:
+def _for_published_code(arch: CommonConfig, file: str, *, compiled: bool) -> str:
     """Return a line that says how the published code loads the file."""
-    if settings.output.suffix == ".safetensors":
+    if file.endswith(".safetensors"):
         return "the published code reads only files of torch.save; name the file otherwise to load it there"
     if arch.name == "urm":
-        return _for_urm_code(arch, settings)
+        return _for_urm_code(arch, file, compiled=compiled)
     # The published TRM builds a state of another length otherwise.
     if isinstance(arch, TokenConfig) and not arch.puzzle_emb_ndim:
         arch = arch.model_copy(update={"puzzle_emb_len": 0})
@@ -313,15 +404,15 @@ def _for_published_code(arch: CommonConfig, settings: Settings) -> str:
     known = [typed.replace("arch.rope_theta", "+arch.rope_theta") for typed in known]
     if arch.name in ("trm", "se_rrm"):
         name, published_arch = ("TRM", "trm") if arch.name == "trm" else ("SE-RRM", "trm_equi")
-        typed = [_typed("load_checkpoint", str(settings.output)), f"arch={published_arch}", *known]
+        typed = [_typed("load_checkpoint", file), f"arch={published_arch}", *known]
         # A model that it compiles, as it does by default, has other names.
-        uncompiled = "" if settings.compiled else "DISABLE_COMPILE=1 "
+        uncompiled = "" if compiled else "DISABLE_COMPILE=1 "
         return f"the published {name} code: {uncompiled}python pretrain.py {' '.join(typed)}"
     typed = ["arch=hrm_v1", *known]
     return f"the published HRM code: evaluate.py with these options in all_config.yaml beside it: {for_shell(typed)}"
 
 
-def _for_urm_code(arch: CommonConfig, settings: Settings) -> str:
+def _for_urm_code(arch: CommonConfig, file: str, *, compiled: bool) -> str:
     """Return a line that says how URM's program loads the file."""
     options = dict(typed.split("=", 1) for typed in overrides_of(arch, ["urm"])[1:])
     lacking = _NOT_PUBLISHED | _NOT_IN_URM | _TYPED_FOR_URM.keys()
@@ -329,9 +420,9 @@ def _for_urm_code(arch: CommonConfig, settings: Settings) -> str:
     typed += [f"{key}={value}" for key, value in options.items() if key.removeprefix("arch.") not in lacking]
     # Its YAML lacks these keys, which its class knows.
     typed = [re.sub(r"^arch\.(rope_theta|forward_dtype)=", r"+arch.\1=", each) for each in typed]
-    command = " ".join([_typed("+load_checkpoint", str(settings.output)), "arch=urm", *typed])
+    command = " ".join([_typed("+load_checkpoint", file), "arch=urm", *typed])
     # A model that it compiles, as it does by default, has other names.
-    uncompiled = "" if settings.compiled else "DISABLE_COMPILE=1 "
+    uncompiled = "" if compiled else "DISABLE_COMPILE=1 "
     return f"the published URM code: {uncompiled}python pretrain.py {command}"
 
 

@@ -130,7 +130,7 @@ def why_not_described(where: str) -> str:
     """Return a line about a file without a description of its model, and what to give instead.
 
     Args:
-        where: a path or hf://owner/repo/file.
+        where: a path or hf://owner/repo[/path].
 
     Raises:
         UserError: The file can't be read.
@@ -151,7 +151,7 @@ def read_exported(where: str) -> Exported | None:
     A published model of text describes itself in other files (models/text/published_files.py).
 
     Args:
-        where: a path or hf://owner/repo/file, as for `utils.weights_file.read_weights`; or the
+        where: a path or hf://owner/repo[/path], as for `utils.weights_file.read_weights`; or the
             folder of a published model of text.
 
     Raises:

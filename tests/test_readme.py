@@ -20,6 +20,7 @@ import pytest
 
 from dataset.augment import BOXES, draw_symmetries
 from tests import runs
+from tests.hub_stand_in import hub
 from tests.runs import REPOSITORY
 
 PAGES = (
@@ -130,7 +131,14 @@ def test_command(clone: Path, command: str) -> None:
         target = subprocess.run(["make", "-n", command.split()[1]], cwd=REPOSITORY, capture_output=True, text=True)
         assert target.returncode == 0, target.stderr
         return
-    done = _through_bash(clone, command) if command == PUBLISHED else runs.command(_made_small(command), clone)
+    if command == PUBLISHED:
+        done = _through_bash(clone, command)
+    elif "--push" in command:
+        with hub() as served:
+            environment = " ".join(f"{name}={value}" for name, value in served.environment.items())
+            done = runs.command(f"{environment} {_made_small(command)}", clone)
+    else:
+        done = runs.command(_made_small(command), clone)
     # After three steps of training no puzzle is solved, so that solve.py exits with 1.
     expected = 1 if "solve.py" in command else 0
     assert done.status == expected, f"{command}\n{done.stdout}\n{done.stderr}"

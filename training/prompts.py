@@ -18,6 +18,7 @@ from training.data import TextSizes, sizes_of_data, with_tokens_of
 from training.trained import Trained
 from utils.config import Float, Int, StrictModel
 from utils.errors import UserError
+from utils.hub import is_address
 from utils.run.folder import located_paths
 
 Reason = Literal["end", "stop", "max_new_tokens", "context"]
@@ -96,7 +97,7 @@ def open_reader(trained: Trained, config: PromptConfig, data_path: str | None) -
             )
     paths = [data_path] if data_path is not None else _data_of(trained)
     folders = [folder for path in paths for folder in (Path(path), Path(path) / "train")]
-    if trained.checkpoint is None and not trained.name.startswith("hf://"):
+    if trained.checkpoint is None and not is_address(trained.name):
         folders.append(Path(trained.name) if Path(trained.name).is_dir() else Path(trained.name).parent)
     special_tokens = SpecialTokens(**sizes.special_tokens) if sizes.special_tokens else None
     tokenizer = find_tokenizer(sizes.tokenizer, special_tokens, folders, trained.name)

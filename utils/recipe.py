@@ -1,4 +1,4 @@
-"""Write a config as a file that experiment=FILE takes: the groups that suit it, and what differs."""
+"""Write a config as experiment=FILE takes it: the groups that suit it, and what differs."""
 
 import re
 import textwrap

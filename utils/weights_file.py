@@ -5,7 +5,6 @@ This is the only module that calls `torch.load` and `torch.save`.
 
 import io
 import os
-import re
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -19,9 +18,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from utils.errors import UserError
+from utils.hub import download, is_address, with_file
 from utils.safetensors_files import INDEX_ENDING, read_index, weights_in
 
-_HUB = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")
 _ZIP = b"PK\x03\x04"
 _STATE, _STEP = "model_state_dict", "step"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -37,7 +36,8 @@ def read_weights(where: str) -> dict[str, Tensor]:
     Args:
         where: a path, or hf://owner/repo[@revision]/path/in/repo for a file on the Hugging Face
             Hub. A name that ends in .safetensors.index.json is that of an index of several files.
-            A folder means the index or the model.safetensors in it.
+            A folder means the index or the model.safetensors in it, and hf://owner/repo the
+            model.safetensors there.
 
     Raises:
         UserError: The file is missing or damaged, or holds something else than tensors.
@@ -88,8 +88,10 @@ def _read_all(index: str) -> dict[str, Tensor]:
 
 
 def _file_at(where: str) -> str:
-    """Return the file of weights in a folder; any other path as it is."""
-    found = weights_in(Path(where)) if not where.startswith("hf://") and os.path.isdir(where) else None
+    """Return the file of weights in a folder or a repository; any other path as it is."""
+    if is_address(where):
+        return with_file(where)
+    found = weights_in(Path(where)) if os.path.isdir(where) else None
     return where if found is None else str(found)
 
 
@@ -238,7 +240,7 @@ def _opened(where: str) -> Iterator[tuple[Path, bytes]]:
     Raises:
         UserError: The file is missing, empty or can't be read.
     """
-    path = path_of(where)
+    path = download(where) if is_address(where) else Path(where)
     if not os.path.isfile(path):  # unlike path.is_file(), False where a folder may not be read
         what = (
             "is a folder"
@@ -261,35 +263,6 @@ def _opened(where: str) -> Iterator[tuple[Path, bytes]]:
 def _is_safetensors(head: bytes) -> bool:
     # Safetensors start with eight bytes for the header's length, then the header as JSON.
     return head[8:] == b"{"
-
-
-def path_of(where: str) -> Path:
-    """Return the path of a file. One on the Hugging Face Hub is downloaded, unless it is here.
-
-    Args:
-        where: as for `read_weights`.
-
-    Raises:
-        UserError: The file can't be downloaded.
-    """
-    if not where.startswith("hf://"):
-        return Path(where)
-    parts = _HUB.fullmatch(where)
-    if parts is None:
-        raise UserError(f"{where} names no file on the Hugging Face Hub; give hf://owner/repo/path/in/repo")
-    try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.utils import logging
-    except ImportError:
-        raise UserError(f"{where} needs huggingface_hub, which is missing; pip install it, or give a file") from None
-    logging.set_verbosity_error()  # otherwise each retry prints two lines of warnings
-    try:
-        return Path(hf_hub_download(parts["repo"], parts["file"], revision=parts["revision"]))
-    except Exception as error:  # the hub's errors (network, name, access) have no class in common
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"{where} can't be downloaded ({reason}); check the name and the connection, or give a file"
-        ) from error
 
 
 def _read_safetensors(path: Path, where: str) -> dict[str, Tensor]:

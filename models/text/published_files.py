@@ -29,8 +29,9 @@ from models.text.published import Kind, Weights, to_ours
 from utils.dcp_folder import METADATA, is_dcp_folder, read_index, read_tensors
 from utils.errors import UserError
 from utils.files import file_errors, plain, read_plain_yaml
+from utils.hub import download, is_address, with_file
 from utils.safetensors_files import FILE, INDEX, INDEX_ENDING
-from utils.weights_file import path_of, read_names, read_weights
+from utils.weights_file import read_names, read_weights
 
 TRAINING_CONFIG, TRANSFORMERS_CONFIG = "all_config.yaml", "config.json"
 _METADATA_OF_DATA = "train_metadata.yaml"
@@ -117,13 +118,13 @@ def find_published(where: str) -> PublishedModel | None:
     Args:
         where: the folder of a training run, of one of its epochs, or of an export for transformers;
             or the file model.safetensors of the latter, or the index of several files, also as
-            hf://owner/repo/model.safetensors.
+            hf://owner/repo/model.safetensors, or hf://owner/repo alone.
 
     Raises:
         UserError: It is such a model, but incomplete, or with options that no model here has.
     """
-    folder = Path(where)
-    if not where.startswith("hf://") and os.path.isdir(folder):
+    where, folder = with_file(where), Path(where)
+    if not is_address(where) and os.path.isdir(folder):
         if is_dcp_folder(folder) and os.path.isfile(folder.parent / TRAINING_CONFIG):
             return _of_epoch(where, folder)
         if os.path.isfile(folder / TRAINING_CONFIG):
@@ -134,9 +135,10 @@ def find_published(where: str) -> PublishedModel | None:
         return None
     beside = f"{where.rpartition('/')[0]}/" if "/" in where else ""
     try:
-        return _of_transformers(where, where, path_of(f"{beside}{TRANSFORMERS_CONFIG}"))
+        config = f"{beside}{TRANSFORMERS_CONFIG}"
+        return _of_transformers(where, where, download(config) if is_address(config) else Path(config))
     except UserError:
-        if where.startswith("hf://"):  # the repository has no config.json, or can't be reached
+        if is_address(where):  # the repository has no config.json, or can't be reached
             return None
         raise
 

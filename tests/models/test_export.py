@@ -37,13 +37,14 @@ def _assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
         )  # compares bits, also of NaN and -0.0
 
 
-def _save_step(
+def save_step(
     run: Path,
     step: int,
     arch: dict[str, Any],
     model: dict[str, Tensor],
     ema: dict[str, Tensor] | None = None,
     config: dict[str, Any] | None = None,
+    task: dict[str, Any] | None = None,
 ) -> Path:
     run.mkdir(exist_ok=True)
     state = RunState(
@@ -56,7 +57,7 @@ def _save_step(
         pending_row=None,
         wandb_run_id="x",
         fingerprint={},
-        task={"seq_len": 6, "vocab_size": 7, "num_puzzle_identifiers": 5},
+        task=task or {"seq_len": 6, "vocab_size": 7, "num_puzzle_identifiers": 5},
         config={"arch": arch, "data_path": "/a/sudoku"} | (config or {}),
     )
     snapshot = Snapshot(
@@ -91,7 +92,7 @@ def _export(*arguments: object, to: str = "hrm") -> int:
     return main(["--format", to, *map(str, arguments)])
 
 
-def _mistake(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def mistake(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert main([*map(str, arguments)]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
@@ -159,7 +160,7 @@ def test_a_run_of_urm_is_written_as_its_program_needs_it(tmp_path: Path, capsys:
     }
     arch = {"name": "urm", "hidden_size": 32, "num_heads": 2, "puzzle_emb_ndim": 32, "halt_max_steps": 8}
     arch |= {"rope_theta": 5e4, "conv_bias": True}
-    _save_step(tmp_path / "run", 7, arch, model=weights)
+    save_step(tmp_path / "run", 7, arch, model=weights)
     assert _export(tmp_path / "run", "-o", tmp_path / "out.pt", to="urm") == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
         f"  the published URM code: DISABLE_COMPILE=1 python pretrain.py +load_checkpoint={tmp_path}/out.pt arch=urm "
@@ -187,7 +188,7 @@ def test_a_convolution_without_a_bias_is_written_with_zeros(tmp_path: Path) -> N
 def test_each_published_program_has_its_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arch, other, right in (("urm", "hrm", "urm"), ("trm", "urm", "hrm")):
         save_file(_generated(arch), tmp_path / arch)
-        message = _mistake(capsys, "--format", other, tmp_path / arch, "-o", tmp_path / "out")
+        message = mistake(capsys, "--format", other, tmp_path / arch, "-o", tmp_path / "out")
         assert message.endswith(f"is a model of {arch.upper()}; give --format {right}\n")
     assert not (tmp_path / "out").exists()
 
@@ -205,8 +206,8 @@ def test_a_published_file_can_be_converted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", ["hrm", "trm"])
 def test_a_run_or_a_step_can_be_exported(arch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, weights = tmp_path / "run", _generated(arch)
-    first = _save_step(run, 1, {"name": arch}, model={name: tensor * 0 for name, tensor in weights.items()})
-    newest = _save_step(run, 2, {"name": arch}, model=weights)
+    first = save_step(run, 1, {"name": arch}, model={name: tensor * 0 for name, tensor in weights.items()})
+    newest = save_step(run, 2, {"name": arch}, model=weights)
     for checkpoint, expected in ((run, weights), (newest, weights), (first, None)):
         assert _export(checkpoint, "-o", tmp_path / "out") == 0
         exported = to_ours(read_weights(str(tmp_path / "out")))
@@ -226,7 +227,7 @@ def test_the_printed_commands_find_the_data_from_another_folder(
     there = tmp_path / "my lab"
     (there / "data" / "sudoku").mkdir(parents=True)
     started = {"data_path": "data/sudoku", "started_in": str(there)}
-    _save_step(there / "run", 1, {"name": "hrm"}, model=_generated("hrm"), config=started)
+    save_step(there / "run", 1, {"name": "hrm"}, model=_generated("hrm"), config=started)
     for folder, data in ((tmp_path, there / "data" / "sudoku"), (there, Path("data/sudoku"))):
         monkeypatch.chdir(folder)
         assert main([str(there / "run"), "-o", "m.safetensors"]) == 0
@@ -243,7 +244,7 @@ def test_the_moving_average_is_exported_by_default(tmp_path: Path) -> None:
     weights = _generated("hrm")
     average = {name: tensor + 1 for name, tensor in weights.items() if tensor.dtype == torch.float32}
     run = tmp_path / "run"
-    _save_step(run, 1, {"name": "hrm"}, model=weights, ema=average)
+    save_step(run, 1, {"name": "hrm"}, model=weights, ema=average)
     assert _export(run, "-o", tmp_path / "out") == 0
     _assert_same(to_ours(read_weights(str(tmp_path / "out"))), weights | average)
     assert _export(run, "-o", tmp_path / "out", "--raw") == 0
@@ -270,8 +271,8 @@ def test_the_moving_average_is_exported_by_default(tmp_path: Path) -> None:
 def test_models_that_the_published_code_lacks_are_refused(
     arch: dict[str, Any], match: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _save_step(tmp_path / "run", 1, arch, model=_generated("hrm"))
-    assert match in _mistake(capsys, "--format", "hrm", tmp_path / "run", "-o", tmp_path / "out")
+    save_step(tmp_path / "run", 1, arch, model=_generated("hrm"))
+    assert match in mistake(capsys, "--format", "hrm", tmp_path / "run", "-o", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -283,7 +284,7 @@ def test_a_file_describes_its_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     weights = _generated("hrm")
     run = tmp_path / "demo" / "happy otter"
     run.parent.mkdir()
-    _save_step(run, 7, {"name": "hrm", "mlp": "normalized_swiglu", "hidden_size": 32, "num_heads": 2}, model=weights)
+    save_step(run, 7, {"name": "hrm", "mlp": "normalized_swiglu", "hidden_size": 32, "num_heads": 2}, model=weights)
     file, again = tmp_path / "a, model.safetensors", tmp_path / "again.safetensors"
     assert main([str(run), "-o", str(file)]) == 0
     _assert_same(read_weights(str(file)), weights)
@@ -305,12 +306,12 @@ def test_a_file_describes_its_model(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def _mistake_after(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     capsys.readouterr()
-    return _mistake(capsys, *arguments)
+    return mistake(capsys, *arguments)
 
 
 def test_a_file_without_its_architecture_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_file(_generated("hrm"), tmp_path / "ours")
-    message = _mistake(capsys, tmp_path / "ours", "-o", tmp_path / "out.safetensors")
+    message = mistake(capsys, tmp_path / "ours", "-o", tmp_path / "out.safetensors")
     assert "does not say its architecture; export the run that wrote it, or give --format hrm" in message
     step = tmp_path / "run" / "step_00000004"
     step.mkdir(parents=True)
@@ -320,8 +321,8 @@ def test_a_file_without_its_architecture_is_refused(tmp_path: Path, capsys: pyte
     for file, folder in ((step / "model.safetensors", step), (step.parent / "config.yaml", step.parent)):
         message = _mistake_after(capsys, file, "-o", tmp_path / "out.safetensors")
         assert message.rstrip().endswith(f", {folder}"), message
-    assert "-o out.pt has to end in .safetensors" in _mistake(capsys, tmp_path / "ours", "-o", "out.pt")
-    assert "--compiled is about published names" in _mistake(capsys, "x", "-o", "y.safetensors", "--compiled")
+    assert "-o out.pt has to end in .safetensors" in mistake(capsys, tmp_path / "ours", "-o", "out.pt")
+    assert "--compiled is about published names" in mistake(capsys, "x", "-o", "y.safetensors", "--compiled")
 
 
 @pytest.mark.parametrize(
@@ -351,18 +352,18 @@ def test_the_printed_options_are_those_that_differ(typed: list[str], expected: l
 
 def test_the_published_code_is_told_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arch = {"name": "trm", "mlp_t": True, "pos_encodings": "none", "L_cycles": 4, "rope_theta": 5e4, "backprop": "all"}
-    _save_step(tmp_path / "run", 1, arch, model=_generated("trm_mlp"))
+    save_step(tmp_path / "run", 1, arch, model=_generated("trm_mlp"))
     assert _export(tmp_path / "run", "-o", tmp_path / "out") == 0
     line = capsys.readouterr().out.splitlines()[-1]
     assert line == (
         f"  the published TRM code: DISABLE_COMPILE=1 python pretrain.py load_checkpoint={tmp_path}/out arch=trm "
         "arch.L_cycles=4 arch.mlp_t=true arch.pos_encodings=none +arch.rope_theta=50000.0"
     )
-    _save_step(tmp_path / "bare", 1, {"name": "trm", "puzzle_emb_ndim": 0}, model=_generated("trm_mlp"))
+    save_step(tmp_path / "bare", 1, {"name": "trm", "puzzle_emb_ndim": 0}, model=_generated("trm_mlp"))
     assert _export(tmp_path / "bare", "-o", tmp_path / "out") == 0
     assert "arch.puzzle_emb_len=0" in capsys.readouterr().out, "the published TRM crashes with any other length"
     arch = {"name": "hrm", "puzzle_emb_len": 1, "no_ACT_continue": True, "H_cycles": 3, "fp8_no_grad": True}
-    _save_step(tmp_path / "hrm", 1, arch, model=_generated("hrm"))
+    save_step(tmp_path / "hrm", 1, arch, model=_generated("hrm"))
     assert _export(tmp_path / "hrm", "-o", tmp_path / "out") == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith(" beside it: arch=hrm_v1 arch.H_cycles=3")
     assert _export(tmp_path / "run", "-o", tmp_path / "out.safetensors") == 0
@@ -376,7 +377,7 @@ def test_tensors_that_the_published_code_lacks_are_refused(tmp_path: Path, capsy
     weights = _generated("hrm") | {"registers.weight": torch.ones(2, 32)}
     save_file(weights, tmp_path / "ours")
     (tmp_path / "out").write_text("before")
-    message = _mistake(capsys, "--format", "hrm", tmp_path / "ours", "-o", tmp_path / "out")
+    message = mistake(capsys, "--format", "hrm", tmp_path / "ours", "-o", tmp_path / "out")
     assert "the published HRM has no registers.weight; only" in message
     assert (tmp_path / "out").read_text() == "before"
 
@@ -385,14 +386,14 @@ def test_wrong_paths_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     save_file(_generated("hrm"), tmp_path / "ours")
     (tmp_path / "folder").mkdir()
 
-    def mistake(checkpoint: str, output: str, *more: str) -> str:
-        return _mistake(capsys, "--format", "hrm", tmp_path / checkpoint, "-o", tmp_path / output, *more)
+    def said(checkpoint: str, output: str, *more: str) -> str:
+        return mistake(capsys, "--format", "hrm", tmp_path / checkpoint, "-o", tmp_path / output, *more)
 
-    assert "nowhere does not exist" in mistake("nowhere", "out")
-    assert "there is no checkpoint at" in mistake("folder", "out")
-    assert "can't write" in mistake("ours", "nowhere/out")
-    assert "can't write" in mistake("ours", "folder")
-    assert "--raw applies to the checkpoint of a run" in mistake("ours", "out", "--raw")
+    assert "nowhere does not exist" in said("nowhere", "out")
+    assert "there is no checkpoint at" in said("folder", "out")
+    assert "can't write" in said("ours", "nowhere/out")
+    assert "can't write" in said("ours", "folder")
+    assert "--raw applies to the checkpoint of a run" in said("ours", "out", "--raw")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "ours"]
 
 
@@ -408,5 +409,5 @@ def test_wrong_paths_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_wrong_command_line_names_the_option(
     arguments: list[str], match: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    message = _mistake(capsys, *arguments)
+    message = mistake(capsys, *arguments)
     assert match in message and message.endswith("; --help shows the options\n")

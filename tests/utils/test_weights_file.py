@@ -198,16 +198,20 @@ def test_file_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     _assert_same(read_weights("hf://owner/repo/checkpoint"), _weights())
     read_weights("hf://owner/repo@v1.0/some/folder/step_5")
     read_weights("hf://owner/repo/odd@name")
+    read_weights("hf://owner/repo")
+    read_weights("hf://owner/repo@v1.0/")
     assert asked == [
         ("owner/repo", "checkpoint", None),
         ("owner/repo", "some/folder/step_5", "v1.0"),
         ("owner/repo", "odd@name", None),
+        ("owner/repo", "model.safetensors", None),
+        ("owner/repo", "model.safetensors", "v1.0"),
     ]
 
 
-@pytest.mark.parametrize("where", ["hf://", "hf://owner", "hf://owner/repo", "hf://owner/repo/", "hf://owner/repo@/x"])
+@pytest.mark.parametrize("where", ["hf://", "hf://owner", "hf://owner/", "hf://owner/repo@/x"])
 def test_an_incomplete_hub_address_is_refused(where: str) -> None:
-    _one_line(where, "names no file.*; give hf://owner/repo/path")
+    _one_line(where, "names no file.*; give hf://owner/repo, or hf://owner/repo/path")
 
 
 @pytest.mark.parametrize("error", [OSError("no\nnetwork"), ValueError("bad name"), KeyError("x"), RuntimeError()])

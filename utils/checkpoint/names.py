@@ -12,6 +12,7 @@ from pathlib import Path
 from utils.checkpoint.format import STEP_FOLDER, read_name, step_folders
 from utils.errors import UserError
 from utils.files import file_errors
+from utils.hub import is_address
 from utils.safetensors_files import weights_in
 
 MARKERS = ("best", "latest")
@@ -59,7 +60,7 @@ def is_file_of_weights(typed: str) -> bool:
     is neither a run nor a step, and so does one that the published HRM-Text program wrote.
     <run>/best and <run>/latest are files as well, but they name steps.
     """
-    if typed.startswith("hf://"):
+    if is_address(typed):
         return True
     path = Path(typed)
     if step_named(path) is not None:
