@@ -122,6 +122,7 @@ def test_saved_answers_votes_and_pages_are_of_the_boards_themselves(one_rank: Pa
     page = page_of_run(out, view.parse_settings([str(out), "-o", str(tmp_path / "page.html")]))
     assert {name: board["rows"] for name, board in page["boards"].items()} == {SMALL: 4, LARGE: 6}
     assert page["boards"][LARGE]["box"] == [2, 3] and page["board"] == page["boards"][SMALL]
+    assert page["facts"]["task"] == "Sudoku 2x2, Sudoku 2x3"
     assert view.view([str(out), "-o", str(tmp_path / "page.html"), "--png"])
 
 

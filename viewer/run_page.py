@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -53,14 +53,14 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
     command = f'python evaluate.py checkpoint={shlex.quote(str(run_folder))} "save_outputs={SAVE_OUTPUTS}"'
     votes = read_votes(outputs, data)
     resolved = run_folder.resolve()
-    first_set = examples[0]["set"] if examples else ""
-    task = task_of_run([example for example in examples if example["set"] == first_set], data)
+    of_sets = [[example for example in examples if example["set"] == name] for name in sets] or [[]]
+    tasks = [task for each in of_sets if (task := task_of_run(each, data)) is not None]
     return {
         "kind": "run",
         "title": resolved.name,
         "project": resolved.parent.name,
         **boards_of(examples, data),
-        "facts": facts_of(config, task, outputs, results),
+        "facts": facts_of(config, tasks, outputs, results),
         "notes": notes,
         "command": command,
         "step": step_of(outputs),
@@ -75,8 +75,12 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
     }
 
 
-def facts_of(config: Page, task: BoardTask | None, outputs: Path | None, results: Page | None) -> Page:
-    """Return the facts that stand at the head of the page."""
+def facts_of(config: Page, tasks: Sequence[BoardTask], outputs: Path | None, results: Page | None) -> Page:
+    """Return the facts that stand at the head of the page.
+
+    Args:
+        tasks: one for each set of examples.
+    """
     arch, optim = config.get("arch"), config.get("optim")
     facts = {
         "architecture": arch.get("name") if isinstance(arch, dict) else None,
@@ -85,7 +89,7 @@ def facts_of(config: Page, task: BoardTask | None, outputs: Path | None, results
         "learning rate": config.get("lr"),
         "batch": config.get("global_batch_size"),
         "seed": config.get("seed"),
-        "task": task.title if task else None,
+        "task": ", ".join(dict.fromkeys(task.title for task in tasks)) or None,
         "data": ", ".join(Path(path).name for path in data_paths_of(config)) or None,
         "outputs": None if outputs is None else outputs.name,
     }
