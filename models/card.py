@@ -42,6 +42,8 @@ _SIZES = ("seq_len", "vocab_size", "num_puzzle_identifiers")
 _WEIGHTS_TO_START_FROM = ("init_from", "load_checkpoint")
 # Metrics with an interval that say nothing about answers, or that the table of compute has.
 _NOT_IN_TABLE = ("exact_accuracy_at_step/", "q_halt_accuracy")
+# The keys of evaluate.py that decide how much compute an example gets. 0 and null mean none.
+_COMPUTE = ("num_steps", "trajectories", "restarts", "noise", "tta")
 _TASKS = ("sudoku", "maze", "arc")  # in names of datasets; others have no tag
 
 
@@ -61,12 +63,18 @@ class Results(BaseModel):
     num_examples: dict[str, int]
     metrics: dict[str, float]
     intervals: dict[str, tuple[float, float]]
+    settings: dict[str, Any] = {}
     compute: list[Method] = []
 
     @property
     def name(self) -> str:
         """Return the name of the dataset's folder."""
         return Path(self.data).parent.name or "data"
+
+    @property
+    def typed(self) -> str:
+        """Return what was typed to spend another compute than the default."""
+        return " ".join(f"{key}={self.settings[key]}" for key in _COMPUTE if self.settings.get(key))
 
 
 @dataclass(frozen=True)
@@ -243,7 +251,7 @@ def _accuracy(facts: Facts) -> Iterator[str]:
     if facts.results:
         yield "`evaluate.py` measured it, with the 95 % intervals of a sample of this size."
         yield ""
-        yield from _table(["data", "examples", "metric", "value", "interval"], _rows(facts.results))
+        yield from _table(["data", "examples", "typed", "metric", "value", "interval"], _rows(facts.results))
         if methods := [method for results in facts.results for method in _methods(results)]:
             yield ""
             yield "More compute for an example:"
@@ -266,7 +274,14 @@ def _rows(results: Sequence[Results]) -> Iterator[tuple[str, ...]]:
             if _is_shown(name):
                 shown, of_set = name.removeprefix("eval/"), each.num_examples.get(name.split("/")[1])
                 count = "" if of_set is None else f"{of_set:,}"
-                yield each.name, count, shown, f"{each.metrics.get(name, math.nan):.4f}", f"{low:.4f} to {high:.4f}"
+                yield (
+                    each.name,
+                    count,
+                    each.typed,
+                    shown,
+                    f"{each.metrics.get(name, math.nan):.4f}",
+                    f"{low:.4f} to {high:.4f}",
+                )
 
 
 def _methods(results: Results) -> Iterator[tuple[str, ...]]:

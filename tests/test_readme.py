@@ -140,7 +140,7 @@ def test_command(clone: Path, command: str) -> None:
     else:
         done = runs.command(_made_small(command), clone)
     # After three steps of training no puzzle is solved, so that solve.py exits with 1.
-    expected = 1 if "solve.py" in command else 0
+    expected = 1 if "solve.py" in command and "examples/" not in command else 0
     assert done.status == expected, f"{command}\n{done.stdout}\n{done.stderr}"
     if "pretrain.py" in command:
         assert "steps of" in done.stderr, "pretrain.py did not train"

@@ -51,6 +51,7 @@ def _results(run: Path, name: str, data: str, exact: float) -> None:
         "checkpoint": str(run),
         "data": f"/home/me/{data}/test",
         "num_examples": {"all": 500},
+        "settings": {"num_steps": 16, "trajectories": 0, "tta": None, "checkpoint": "/home/me/run"},
         "metrics": {"eval/all/exact_accuracy": exact, "eval/all/lm_loss": 0.5, "eval/all/q_halt_accuracy": 0.9},
         "intervals": {"eval/all/exact_accuracy": [exact - 0.01, exact + 0.01], "eval/all/q_halt_accuracy": [0.8, 1.0]},
         "compute": [
@@ -113,7 +114,7 @@ def test_the_card_has_every_evaluation_of_this_step(tmp_path: Path) -> None:
     (entry,) = metadata["model-index"]
     found = {result["dataset"]["name"]: result["metrics"][0]["value"] for result in entry["results"]}
     assert found == {"sudoku-6x6": 0.9, "sudoku-9x9": 0.25}
-    assert "| sudoku-6x6 | 500 | all/exact_accuracy | 0.9000 | 0.8900 to 0.9100 |" in text
+    assert "| sudoku-6x6 | 500 | num_steps=16 | all/exact_accuracy | 0.9000 | 0.8900 to 0.9100 |" in text
     assert "| sudoku-9x9 | single pass of 4 steps | 2.5 | 0.2500 |" in text
     assert "0.1000" not in text and "q_halt" not in text
     assert "It took 7 steps of 32 sequences, with seed 0." in text

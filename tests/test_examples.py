@@ -1,0 +1,48 @@
+"""The models of examples/ load, solve boards, and are what their recipes and cards say."""
+
+from pathlib import Path
+
+import pytest
+
+from models.card import CARD, RECIPE
+from models.exported import read_exported
+from solve import Solver
+from tests.runs import REPOSITORY
+from training.config import PretrainConfig
+from utils.command_line import read_config, validate
+from utils.safetensors_files import FILE
+
+EXAMPLES = sorted(path for path in (REPOSITORY / "examples").iterdir() if path.is_dir())
+BOARDS = {
+    "4x4": ("1..4....4....3.1", "1234341241232341"),
+    "6x6": ("2.3..1....6...1...5......3.5.2......", "263451415263341625526134634512152346"),
+    "9x9": (
+        "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79",
+        "534678912672195348198342567859761423426853791713924856961537284287419635345286179",
+    ),
+}
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_the_folder_is_whole_and_small(folder: Path) -> None:
+    assert {path.name for path in folder.iterdir()} == {FILE, RECIPE, CARD}
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 300_000
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_the_recipe_trains_this_model(folder: Path) -> None:
+    described = read_exported(str(folder))
+    assert described is not None
+    config = validate(PretrainConfig, read_config("pretrain", [f"experiment={folder / RECIPE}"]))
+    assert config.arch == described.arch
+    assert config.max_steps == described.step
+    assert f"{described.step:,} steps" in (folder / CARD).read_text()
+
+
+@pytest.mark.parametrize("size", BOARDS)
+def test_one_model_solves_boards_of_several_sizes(size: str) -> None:
+    question, answer = BOARDS[size]
+    solver = Solver.from_checkpoint(REPOSITORY / "examples/sudoku", device="cpu")
+    (solution,) = solver.solve([question])
+    assert solution.solved, solution.reason
+    assert solution.answer == answer
