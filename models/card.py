@@ -5,6 +5,8 @@ what is known, and nothing of the machine: no paths, no names of runs.
 """
 
 import math
+import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,23 +16,39 @@ from pydantic import BaseModel, ValidationError
 
 from models import shapes_of
 from models.exported import Exported, ExportedText
-from models.published import Weights
+from models.published import PUZZLE_TABLE, Weights
 from models.se_mixer import SEMixerConfig
 from utils.checkpoint.reader import Checkpoint
 from utils.command_line import Container, read_config
-from utils.config_files import CONFIG_DIR
+from utils.config_files import as_override
 from utils.errors import UserError
 from utils.files import plain
 from utils.hub import is_address
 from utils.recipe import differences_from_groups, recipe_text
 from utils.run.history import METRICS_FILE, History
-from utils.run.launched import Launched
 from utils.run.resume import completed
 from utils.text import for_shell
 
 RECIPE, CARD = "recipe.yaml", "README.md"
 
 _LIBRARY = "hrm-trainer"
+# What every model of a name has in common, whatever its options are.
+_ABOUT = {
+    "hrm": "A Hierarchical Reasoning Model (HRM, arXiv 2506.21734): a slow network above a fast one.",
+    "trm": "A Tiny Recursive Model (TRM, arXiv 2510.04871): one network in both roles.",
+    "urm": "A Universal Reasoning Model (URM, arXiv 2512.14693): one looped stack with ConvSwiGLU.",
+    "se_rrm": "A symbol-equivariant recurrent reasoning model (SE-RRM, arXiv 2603.02193): a vector for each symbol in "
+    "each cell, and attention. Renaming the symbols of a puzzle renames the answer.",
+    "se_mixer": "A symbol-equivariant mixer: a vector for each symbol in each cell, and one small network. Renaming "
+    "the symbols of a puzzle renames the answer.",
+    "transformer": "A transformer on puzzles.",
+    "gpt": "A GPT: a causal transformer of text.",
+    "hrm_text": "A Hierarchical Reasoning Model of text (HRM-Text, arXiv 2605.20613).",
+    "rins_text": "A RINS model of text (arXiv 2502.07503): a stack that is called repeatedly before another one.",
+    "transformer_text": "A transformer of text, a baseline of HRM-Text.",
+    "trm_text": "A Tiny Recursive Model of text, a baseline of HRM-Text.",
+    "ut_text": "A Universal Transformer of text (arXiv 1807.03819), a baseline of HRM-Text.",
+}
 # Where a run was, what it showed, and on what machine: other people's differ.
 _OF_ONE_RUN = (
     *("project_name", "run_name", "checkpoint_path", "resume", "allow_changed_data", "started_in"),
@@ -40,10 +58,12 @@ _OF_ONE_RUN = (
 # Of the data, as models/__init__.py takes them.
 _SIZES = ("seq_len", "vocab_size", "num_puzzle_identifiers")
 _WEIGHTS_TO_START_FROM = ("init_from", "load_checkpoint")
-# Metrics with an interval that say nothing about answers, or that the table of compute has.
-_NOT_IN_TABLE = ("exact_accuracy_at_step/", "q_halt_accuracy")
-# The keys of evaluate.py that decide how much compute an example gets. 0 and null mean none.
-_COMPUTE = ("num_steps", "trajectories", "restarts", "noise", "tta")
+# Without weights to start from, the first is refused, and the others would freeze random weights.
+_NEED_WEIGHTS = ("puzzle_table", "freeze", "freeze_weights")
+# The keys of evaluate.py that decide how much compute an example gets, and which models answer.
+_COMPUTE = ("num_steps", "adaptive", "trajectories", "restarts", "noise", "tta", "vote_with")
+# Parts of names of metrics that say nothing about answers, or that the table of compute has.
+_NOT_IN_TABLE = ("_at_step/", "q_halt_accuracy", "/reliability/", "/loop_deltas/", "_of/", "/num_")
 _TASKS = ("sudoku", "maze", "arc")  # in names of datasets; others have no tag
 
 
@@ -68,13 +88,16 @@ class Results(BaseModel):
 
     @property
     def name(self) -> str:
-        """Return the name of the dataset's folder."""
-        return Path(self.data).parent.name or "data"
+        """Return the names of the datasets' folders."""
+        return ", ".join(Path(path).parent.name or "data" for path in self.data.split(" + "))
 
-    @property
     def typed(self) -> str:
-        """Return what was typed to spend another compute than the default."""
-        return " ".join(f"{key}={self.settings[key]}" for key in _COMPUTE if self.settings.get(key))
+        """Return the options that change what an example is answered with."""
+        defaults = read_config("evaluate", ["checkpoint=_"])
+        settings = {key: self.settings.get(key, defaults[key]) for key in _COMPUTE}
+        if settings["vote_with"]:
+            settings["vote_with"] = f"{len(settings['vote_with'])} other checkpoints"
+        return " ".join(f"{key}={value}" for key, value in settings.items() if value != defaults[key])
 
 
 @dataclass(frozen=True)
@@ -83,9 +106,10 @@ class Facts:
 
     Attributes:
         fingerprint: the SHA-256 of each split of the data.
-        started_from: the names of the weights that training started from; empty: from random ones.
+        started_from: the weights that training started from: an address of the Hub, or "other
+            weights"; empty: none.
         seconds: of training; None if nobody noted them.
-        logged: the metrics that training logged after this step.
+        logged: the metrics of evaluations that training logged after this step.
     """
 
     model: Exported
@@ -95,13 +119,16 @@ class Facts:
     fingerprint: dict[str, str]
     started_from: str
     seconds: float | None
-    machine: str
     results: Sequence[Results]
     logged: dict[str, float]
 
     @property
+    def data(self) -> str:
+        return " and ".join(self.model.data) or "unknown data"
+
+    @property
     def title(self) -> str:
-        return " and ".join([f"{self.model.arch.name} on {self.model.data[0]}", *self.model.data[1:]])
+        return f"{self.model.arch.name} on {self.data}"
 
 
 def facts_of(checkpoint: Checkpoint, model: Exported, weights: Weights) -> Facts:
@@ -111,23 +138,20 @@ def facts_of(checkpoint: Checkpoint, model: Exported, weights: Weights) -> Facts
         UserError: A file of the run is damaged.
     """
     run, state = checkpoint.path.absolute().parent, checkpoint.state
-    table = weights.get("puzzle_embedding.weight")
-    num_in_table = 0 if table is None else table.numel()
+    table = weights.get(PUZZLE_TABLE)
     shapes = shapes_of(model.arch, **{name: model.sizes[name] for name in _SIZES if name in model.sizes})
     history = History(run / METRICS_FILE)
     history.refresh()
     rows = [row for row in history.rows if row["step"] <= state.step]
-    launched = Launched.read(run)
-    sources = (state.config.get(key) for key in _WEIGHTS_TO_START_FROM)
+    sources = [str(state.config[key]) for key in _WEIGHTS_TO_START_FROM if state.config.get(key)]
     return Facts(
         model=model,
         num_parameters=sum(parameter.numel() for parameter in shapes.parameters()),
-        num_in_table=num_in_table,
+        num_in_table=0 if table is None else table.numel(),
         config=completed(state.config, "pretrain"),
         fingerprint=state.fingerprint,
-        started_from=next((Path(source).name for source in sources if source), ""),
+        started_from=next((source if is_address(source) else "other weights" for source in sources), ""),
         seconds=next((row["time_s"] for row in reversed(rows) if isinstance(row.get("time_s"), float)), None),
-        machine="" if launched is None else f"{launched.ranks} x {launched.device}",
         results=[read_results(file) for file in sorted(run.glob(f"eval_outputs/{checkpoint.path.name}*/results.json"))],
         logged={
             name: value
@@ -158,20 +182,19 @@ def recipe_of(facts: Facts) -> str:
     """
     defaults = read_config("pretrain", [])
     config = facts.config | {key: defaults[key] for key in _OF_ONE_RUN}
-    for key in _WEIGHTS_TO_START_FROM:
-        if not is_address(str(config.get(key))):
-            config[key] = None
+    comment = [f"How the {facts.title} was trained.", "", f"  python pretrain.py experiment={RECIPE}"]
+    if facts.started_from and not is_address(facts.started_from):
+        config |= {key: defaults[key] for key in (*_WEIGHTS_TO_START_FROM, *_NEED_WEIGHTS)}
+        comment[0] += f" The run started from {facts.started_from}, which this recipe does not name."
     for key in ("data_paths", "data_paths_test"):
-        config[key] = [_public(path) for path in config.get(key) or []]
+        config[key] = [_public(path) for path in config[key]]
     if not config["data_paths"]:
         config["data_path"] = _public(config["data_path"])
-    groups, values = differences_from_groups(config)
-    comment = [f"How the {facts.title} was trained.", "", "  python pretrain.py experiment=recipe.yaml"]
-    return recipe_text(comment, groups, values)
+    return recipe_text(comment, *differences_from_groups(config))
 
 
 def _public(path: str) -> str:
-    return f"data/{Path(path).name}"
+    return f"data/{os.path.basename(os.path.abspath(path))}"
 
 
 def card_of(facts: Facts, address: str) -> str:
@@ -192,7 +215,9 @@ def _metadata(facts: Facts) -> str:
     try:
         from huggingface_hub import EvalResult, ModelCardData
     except ImportError:
-        raise UserError("a card needs huggingface_hub, which is missing; pip install it, or give a file") from None
+        raise UserError(
+            "a card needs huggingface_hub, which is missing; pip install it, or give -o NAME.safetensors"
+        ) from None
     measured = [
         EvalResult(
             task_type="text-generation" if isinstance(facts.model, ExportedText) else "reasoning",
@@ -200,17 +225,17 @@ def _metadata(facts: Facts) -> str:
             dataset_name=results.name,
             dataset_split="test",
             metric_type="exact_match",
-            metric_name=name.removeprefix("eval/"),
-            metric_value=round(results.metrics[name], 4),
+            metric_name=f"{name.removeprefix('eval/')} {results.typed()}".rstrip(),
+            metric_value=round(results.metrics.get(name, math.nan), 4),
         )
         for results in facts.results
         for name in results.intervals
         if name.endswith("/exact_accuracy")
     ]
-    tasks = {task for task in _TASKS for name in facts.model.data if task in name.lower()}
+    words = {word for name in facts.model.data for word in re.split(r"[^a-z]+", name.lower())}
     data = ModelCardData(
         library_name=_LIBRARY,
-        tags=["recursive-reasoning", facts.model.arch.name, *sorted(tasks)],
+        tags=["recursive-reasoning", facts.model.arch.name, *sorted(words.intersection(_TASKS))],
         # The Hub's form of results needs a name of the model beside them.
         model_name=facts.title if measured else None,
         eval_results=measured or None,
@@ -222,72 +247,64 @@ def _heading(facts: Facts) -> Iterator[str]:
     arch = facts.model.arch
     yield f"# {facts.title}"
     yield ""
-    yield _about(arch.name)
-    table = f", and {facts.num_in_table:,} numbers in its puzzle table" if facts.num_in_table else ""
-    yield ""
-    yield f"The model has {facts.num_parameters:,} parameters{table}. {_LIBRARY} trained it."
+    yield _ABOUT[arch.name]
     if isinstance(arch, SEMixerConfig) and arch.cells == "units":
         yield "It is told the rows, columns and boxes of a Sudoku (`arch.cells=units`)."
-
-
-def _about(arch: str) -> str:
-    """Return the first comment of the architecture's file in config/arch."""
-    lines = (CONFIG_DIR / "arch" / f"{arch}.yaml").read_text(encoding="utf-8").splitlines()
-    comment = lines[: next(number for number, line in enumerate(lines) if not line.startswith("#"))]
-    return " ".join(line.lstrip("# ") for line in comment)
+    table = f", and {facts.num_in_table:,} numbers in its puzzle table" if facts.num_in_table else ""
+    yield f"It has {facts.num_parameters:,} parameters{table}."
 
 
 def _use(model: Exported, address: str) -> Iterator[str]:
     asked = "prompt=..." if isinstance(model, ExportedText) else "puzzle=..."
-    yield from ("## Use it", "", "```bash")
-    yield f"python solve.py {for_shell([f'checkpoint={address}'])} {asked}"
-    yield f"python evaluate.py {for_shell([f'checkpoint={address}'])} data_path=..."
-    yield f"python pretrain.py {for_shell([f'init_from={address}'])} data_path=..."
+    yield from ("## Use it", "")
+    yield f"The commands are those of {_LIBRARY}, which trains hierarchical reasoning models."
+    yield from ("", "```bash")
+    yield f"python solve.py {_typed('checkpoint', address)} {asked}"
+    yield f"python evaluate.py {_typed('checkpoint', address)} data_path=..."
+    yield f"python pretrain.py {_typed('init_from', address)} data_path=..."
     yield "```"
+
+
+def _typed(key: str, value: str) -> str:
+    return for_shell([f"{key}={as_override(value)}"])
 
 
 def _accuracy(facts: Facts) -> Iterator[str]:
     yield from ("## Accuracy", "")
     if facts.results:
-        yield "`evaluate.py` measured it, with the 95 % intervals of a sample of this size."
+        yield "`evaluate.py` measured it. The intervals are those of 95 %. Only metrics with `trajectories` or `tta` in"
+        yield "their names take the further answers that these options ask for."
         yield ""
-        yield from _table(["data", "examples", "typed", "metric", "value", "interval"], _rows(facts.results))
+        yield from _table(["data", "examples", "typed", "metric", "value", "interval"], _rows(facts))
         if methods := [method for results in facts.results for method in _methods(results)]:
-            yield ""
-            yield "More compute for an example:"
-            yield ""
-            yield from _table(["data", "method", "segments of an example", "exact accuracy"], methods)
-    elif facts.logged:
+            yield from ("", "More compute for an example:", "")
+            yield from _table(["data", "set", "method", "segments of an example", "exact accuracy"], methods)
+    elif shown := {name: value for name, value in facts.logged.items() if _is_shown(name)}:
         yield "Training logged it after the last step. `evaluate.py` has not measured it."
         yield ""
-        shown = [
-            (name.removeprefix("eval/"), f"{value:.4f}") for name, value in facts.logged.items() if _is_shown(name)
-        ]
-        yield from _table(["metric", "value"], shown)
+        rows = ((name.removeprefix("eval/"), f"{value:.4f}") for name, value in shown.items())
+        yield from _table(["metric", "value"], rows)
     else:
         yield "Nobody measured it."
 
 
-def _rows(results: Sequence[Results]) -> Iterator[tuple[str, ...]]:
-    for each in results:
-        for name, (low, high) in each.intervals.items():
-            if _is_shown(name):
-                shown, of_set = name.removeprefix("eval/"), each.num_examples.get(name.split("/")[1])
-                count = "" if of_set is None else f"{of_set:,}"
-                yield (
-                    each.name,
-                    count,
-                    each.typed,
-                    shown,
-                    f"{each.metrics.get(name, math.nan):.4f}",
-                    f"{low:.4f} to {high:.4f}",
-                )
+def _rows(facts: Facts) -> Iterator[tuple[str, ...]]:
+    is_text = isinstance(facts.model, ExportedText)  # its loss says more than the scores of puzzles do
+    for results in facts.results:
+        for name, value in results.metrics.items():
+            if _is_shown(name) and (is_text or name in results.intervals):
+                set_name, found = name.split("/")[1], results.intervals.get(name)
+                # Scores of ARC are shares of tasks, and those of text of the samples with answers.
+                is_of_examples = not is_text and "pass@" not in name
+                count = f"{results.num_examples.get(set_name, 0):,}" if is_of_examples else ""
+                interval = "" if found is None else f"{found[0]:.4f} to {found[1]:.4f}"
+                yield results.name, count, results.typed(), name.removeprefix("eval/"), f"{value:.4f}", interval
 
 
 def _methods(results: Results) -> Iterator[tuple[str, ...]]:
     if len(results.compute) > 1:
         for row in results.compute:
-            yield results.name, row.method, f"{row.segments:.1f}", f"{row.exact_accuracy:.4f}"
+            yield results.name, row.set_name, row.method, f"{row.segments:.1f}", f"{row.exact_accuracy:.4f}"
 
 
 def _is_shown(name: str) -> bool:
@@ -299,15 +316,14 @@ def _training(facts: Facts) -> Iterator[str]:
     unit = "tokens" if isinstance(model, ExportedText) else "sequences"
     yield from ("## Training", "")
     start = f"It started from {facts.started_from}. " if facts.started_from else ""
-    yield f"{start}It took {model.step:,} steps of {config['global_batch_size']:,} {unit}, with seed {config['seed']}."
-    if facts.seconds is not None:
-        machine = f" on {facts.machine}" if facts.machine else ""
-        yield f"They took {_duration(facts.seconds)}{machine}, with the evaluations between them."
-    yield f"`{RECIPE}` has all options that differ from the defaults:"
+    time = "" if facts.seconds is None else f", and {_duration(facts.seconds)} with the evaluations between them"
+    yield f"{start}Training took {model.step:,} steps of {config['global_batch_size']:,} {unit}{time}. The seed was"
+    yield f"{config['seed']}. `{RECIPE}` has all other options that differ from the defaults:"
     yield from ("", "```bash", f"python pretrain.py experiment={RECIPE}", "```", "")
-    yield f"Data: {', '.join(model.data) or 'unknown'}."
+    yield f"Data: {facts.data}."
+    yield ""
     for split, sha256 in facts.fingerprint.items():
-        yield f"- {split}: sha256 {sha256}"
+        yield f"- {split}: SHA-256 {sha256}"
 
 
 def _duration(seconds: float) -> str:
@@ -316,6 +332,6 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     for row in (head, ["---"] * len(head), *rows):
         yield f"| {' | '.join(row)} |"

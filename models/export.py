@@ -21,8 +21,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -180,7 +180,7 @@ def _require_sense(settings: Settings) -> None:
     if settings.private and settings.push is None:
         raise UserError("--private is about a repository of the Hub; give --push owner/repo as well, or leave it out")
     if settings.raw and settings.is_folder:
-        raise UserError("--raw writes other weights than the card's accuracy is of; give -o NAME.safetensors with it")
+        raise UserError("--raw takes weights that nobody evaluated; give -o NAME.safetensors")
 
 
 def load_source(checkpoint: str, *, raw: bool) -> Source:
@@ -287,27 +287,43 @@ def _export_folder(settings: Settings, source: Source, api: "HfApi | None") -> s
     # A card names no folders of this machine.
     shown = Path(address).name if os.path.isabs(address) else address
     texts = {RECIPE: recipe_of(facts), CARD: card_of(facts, shown)}
-    with ExitStack() as stack:
-        folder = settings.output or Path(stack.enter_context(TemporaryDirectory())) / "model"
+    # The name of a run is its owner's matter.
+    metadata = source.model.model_copy(update={"run": ""}).as_metadata()
+    output = settings.output
+    if output is not None and os.path.lexists(output):
+        raise UserError(f"-o {output} exists; remove it, or give the name of a new folder")
+    lines = []
+    # The folder appears under its name when it is whole.
+    with _temporary_folder(output) as folder:
         try:
-            folder.mkdir()
             for name, text in texts.items():
                 (folder / name).write_text(text, encoding="utf-8")
             if (tokenizer := source.tokenizer) is not None:
                 shutil.copyfile(tokenizer, folder / tokenizer.name)
-            write_weights(folder / FILE, source.weights, source.model.as_metadata())
-        except FileExistsError:
-            raise UserError(f"-o {folder} exists; remove it, or give the name of a new folder") from None
+            write_weights(folder / FILE, source.weights, metadata)
         except OSError as error:
-            raise _not_written(folder, error) from error
-        lines = []
-        if settings.output is not None:
-            lines.append(f"{_summary(folder, source.weights)}, {RECIPE} and {CARD}")
+            raise _not_written(output or folder, error) from error
         if api is not None and settings.push is not None:
             message = f"Upload {facts.title} after step {source.step}"
             url = upload(api, folder, settings.push, private=settings.private, message=message)
             lines.append(f"uploaded to {url}")
+        if output is not None:
+            folder.rename(output)
+            lines.insert(0, f"{_summary(output, source.weights)}, {RECIPE} and {CARD}")
     return "\n".join([*lines, *(f"  {line}" for line in commands(address, settings, source))])
+
+
+@contextmanager
+def _temporary_folder(output: Path | None) -> Iterator[Path]:
+    """Give a new folder on the disk of the output, which the caller may move away."""
+    try:
+        around = TemporaryDirectory(dir=None if output is None else output.absolute().parent, prefix=".incomplete_")
+    except OSError as error:
+        raise _not_written(output or Path("a temporary folder"), error) from error
+    with around:
+        folder = Path(around.name) / "model"
+        folder.mkdir()
+        yield folder
 
 
 def _export_for_transformers(settings: Settings, source: Source) -> str:
@@ -345,7 +361,8 @@ def commands(address: str, settings: Settings, source: Source) -> list[str]:
     if settings.format == "native":
         asked = "puzzle=..."
         if isinstance(source.model, ExportedText):  # the tokenizer.json lies with the data
-            is_known = source.model.tokenizer == "bytes" or (settings.is_folder and settings.push is None)
+            # A folder has the tokenizer.json in it.
+            is_known = source.model.tokenizer == "bytes" or (settings.is_folder and source.tokenizer is not None)
             asked = "prompt=..." if is_known else f"{data} prompt=..."
         return [
             f"python evaluate.py {file} {data}",

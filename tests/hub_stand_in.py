@@ -32,12 +32,10 @@ class Hub:
     Attributes:
         address: for HF_ENDPOINT.
         repositories: by owner/repo. An owner other than `me` refuses the token.
-        asked: the methods and paths of all requests.
     """
 
     address: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -73,7 +71,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.hub.asked.append(f"POST {self.path}")
         if self.path == "/api/validate-yaml":
             self._answer(200, {"errors": [], "warnings": []})
         elif self.headers.get("Authorization") != f"Bearer {TOKEN}":
@@ -93,7 +90,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        self.hub.asked.append(f"{self.command} {self.path}")
+        if (name := self.path.removeprefix("/api/models/")) in self.hub.repositories:
+            self._answer(200, {"id": name, "private": self.hub.repositories[name].private})
+            return
         found = re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self.path)
         repository = self.hub.repositories.get(found[1]) if found else None
         if found is None or repository is None or found[2] not in repository.files:

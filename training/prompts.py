@@ -18,7 +18,7 @@ from training.data import TextSizes, sizes_of_data, with_tokens_of
 from training.trained import Trained
 from utils.config import Float, Int, StrictModel
 from utils.errors import UserError
-from utils.hub import is_address
+from utils.hub import download, is_address, with_file
 from utils.run.folder import located_paths
 
 Reason = Literal["end", "stop", "max_new_tokens", "context"]
@@ -97,11 +97,21 @@ def open_reader(trained: Trained, config: PromptConfig, data_path: str | None) -
             )
     paths = [data_path] if data_path is not None else _data_of(trained)
     folders = [folder for path in paths for folder in (Path(path), Path(path) / "train")]
-    if trained.checkpoint is None and not is_address(trained.name):
-        folders.append(Path(trained.name) if Path(trained.name).is_dir() else Path(trained.name).parent)
+    if trained.checkpoint is None:
+        folders.extend(_beside(trained.name))
     special_tokens = SpecialTokens(**sizes.special_tokens) if sizes.special_tokens else None
     tokenizer = find_tokenizer(sizes.tokenizer, special_tokens, folders, trained.name)
     return Reader(TrainedOn(tokenizer, sizes.max_len, _form(sizes, paths, config, trained)), config)
+
+
+def _beside(weights: str) -> list[Path]:
+    """Return the folder of a file of weights, where its tokenizer.json may lie."""
+    if not is_address(weights):
+        return [Path(weights) if Path(weights).is_dir() else Path(weights).parent]
+    try:
+        return [download(f"{with_file(weights).rpartition('/')[0]}/tokenizer.json").parent]
+    except UserError:  # the repository has none
+        return []
 
 
 def _data_of(trained: Trained) -> list[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from utils.errors import UserError
 from utils.safetensors_files import FILE
+from utils.text import one_line
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -46,7 +47,7 @@ def download(where: str) -> Path:
         return Path(hf_hub_download(parts["repo"], parts["file"], revision=parts["revision"]))
     except Exception as error:  # the hub's errors (network, name, access) have no class in common
         raise UserError(
-            f"{where} can't be downloaded ({_reason(error)}); check the name and the connection, or give a file"
+            f"{where} can't be downloaded ({one_line(error)}); check the name and the connection, or give a file"
         ) from error
 
 
@@ -77,21 +78,22 @@ def upload(api: "HfApi", folder: Path, repo: str, *, private: bool, message: str
     the same names.
 
     Args:
-        private: of a repository that is made.
+        private: the repository must be private; one that is made is.
 
     Raises:
-        UserError: The Hub refuses it or can't be reached.
+        UserError: The Hub refuses it or can't be reached, or the repository should be private and
+            is public.
     """
     try:
         url = api.create_repo(repo, private=private, exist_ok=True)
+        if private and not api.repo_info(repo).private:
+            raise UserError(f"{repo} exists and is public; leave --private out, or give another name")
         api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
+    except UserError:
+        raise
     except Exception as error:  # the hub's errors (network, name, access) have no class in common
         raise UserError(
-            f"{repo} can't be uploaded ({_reason(error)}); check the name, the connection, and that your token may "
+            f"{repo} can't be uploaded ({one_line(error)}); check the name, the connection, and that your token may "
             "write there"
         ) from error
     return str(url)
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

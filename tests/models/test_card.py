@@ -51,7 +51,7 @@ def _results(run: Path, name: str, data: str, exact: float) -> None:
         "checkpoint": str(run),
         "data": f"/home/me/{data}/test",
         "num_examples": {"all": 500},
-        "settings": {"num_steps": 16, "trajectories": 0, "tta": None, "checkpoint": "/home/me/run"},
+        "settings": {"num_steps": 16, "trajectories": 1, "tta": None, "adaptive": True, "checkpoint": "/home/me/run"},
         "metrics": {"eval/all/exact_accuracy": exact, "eval/all/lm_loss": 0.5, "eval/all/q_halt_accuracy": 0.9},
         "intervals": {"eval/all/exact_accuracy": [exact - 0.01, exact + 0.01], "eval/all/q_halt_accuracy": [0.8, 1.0]},
         "compute": [
@@ -88,18 +88,19 @@ def test_the_folder_is_a_checkpoint_for_every_command(tmp_path: Path, capsys: py
 
 
 def test_the_recipe_is_the_config_of_the_run_without_its_places(tmp_path: Path) -> None:
-    _save(tmp_path / "run", "parallel=fsdp", "wandb.entity=somebody", "init_from=/home/me/other", "dist.num_threads=3")
+    secret = ["wandb.entity=somebody", "init_from=/home/me/other", "freeze=blocks", "puzzle_table=mean"]
+    _save(tmp_path / "run", "parallel=fsdp", "dist.num_threads=3", *secret)
     assert main([str(tmp_path / "run"), "-o", str(tmp_path / "shared")]) == 0
     recipe = tmp_path / "shared" / "recipe.yaml"
     again = read_config("pretrain", [f"experiment={recipe}"])
     expected = dict(flatten(read_config("pretrain", _TRAINING)))
     differing = {key for key, value in flatten(again) if expected.get(key) != value}
-    # The demo's own names, and its account of Weights & Biases, are those of its run.
+    # The recipe leaves out the demo's project name and its mode of Weights & Biases.
     assert differing == {"project_name", "wandb.mode"}
-    written = recipe.read_text() + (tmp_path / "shared" / "README.md").read_text()
-    for private in ("/home", "somebody", "secret", str(tmp_path), "run:"):
+    written = b"".join(file.read_bytes() for file in (tmp_path / "shared").iterdir()).decode(errors="replace")
+    for private in ("/home", "somebody", "secret", "me/other", str(tmp_path), "run:", "/run"):
         assert private not in written, f"the folder tells {private}"
-    assert "It started from other." in written
+    assert "It started from other weights." in written and "which this recipe" in recipe.read_text()
 
 
 def test_the_card_has_every_evaluation_of_this_step(tmp_path: Path) -> None:
@@ -115,11 +116,11 @@ def test_the_card_has_every_evaluation_of_this_step(tmp_path: Path) -> None:
     found = {result["dataset"]["name"]: result["metrics"][0]["value"] for result in entry["results"]}
     assert found == {"sudoku-6x6": 0.9, "sudoku-9x9": 0.25}
     assert "| sudoku-6x6 | 500 | num_steps=16 | all/exact_accuracy | 0.9000 | 0.8900 to 0.9100 |" in text
-    assert "| sudoku-9x9 | single pass of 4 steps | 2.5 | 0.2500 |" in text
+    assert "| sudoku-9x9 | all | single pass of 4 steps | 2.5 | 0.2500 |" in text
     assert "0.1000" not in text and "q_halt" not in text
-    assert "It took 7 steps of 32 sequences, with seed 0." in text
+    assert "Training took 7 steps of 32 sequences. The seed was" in text
     assert "It is told the rows, columns and boxes of a Sudoku" in text
-    assert "The model has 3,440 parameters." in text
+    assert "It has 3,440 parameters." in text
 
 
 def test_without_an_evaluation_the_card_has_what_training_logged(tmp_path: Path) -> None:
@@ -127,14 +128,15 @@ def test_without_an_evaluation_the_card_has_what_training_logged(tmp_path: Path)
     _save(run)
     rows = [
         {"step": 6, "time_s": 100.0, "eval/all/exact_accuracy": 0.1},
-        {"step": 7, "time_s": 360.0, "eval/all/exact_accuracy": 0.75, "train/lm_loss": 0.3},
+        {"step": 7, "time_s": 360.0, "eval/all/exact_accuracy": 0.75, "eval/all/num_examples": 9.0, "train/lm_loss": 3},
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main([str(run), "-o", str(tmp_path / "shared")]) == 0
     _, text = _card(tmp_path / "shared")
     assert "`evaluate.py` has not measured it." in text
     assert "| all/exact_accuracy | 0.7500 |" in text and "0.1000" not in text and "lm_loss" not in text
-    assert "They took 6 minutes, with the evaluations between them." in text
+    assert "Training took 7 steps of 32 sequences, and 6 minutes with the evaluations between them." in text
+    assert "num_examples" not in text
 
 
 def test_an_unknown_accuracy_is_said(tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("-o", tmp_path / "there"): "exists; remove it",
         ("-o", tmp_path / "x" / "y"): "can't write .*No such file",
         ("-o", tmp_path / "model.safetensor"): "has to end in .safetensors",
-        ("-o", tmp_path / "x", "--raw"): "--raw writes other weights",
+        ("-o", tmp_path / "x", "--raw"): "--raw takes weights that nobody evaluated",
         ("-o", tmp_path / "x", "--private"): "--private is about a repository",
         ("--push", "me/it", "--format", "hrm"): "--push uploads a folder",
         ("--push", "me/it", "-o", tmp_path / "x.safetensors"): "--push uploads a folder",
