@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,13 @@ from models.published import PUZZLE_TABLE, Weights
 from models.se_mixer import SEMixerConfig
 from utils.checkpoint.reader import Checkpoint
 from utils.command_line import Container, read_config
-from utils.config_files import as_override
+from utils.config_files import typed_override
 from utils.errors import UserError
 from utils.files import plain
 from utils.hub import is_address
 from utils.recipe import differences_from_groups, recipe_text
 from utils.run.history import METRICS_FILE, History
 from utils.run.resume import completed
-from utils.text import for_shell
 
 RECIPE, CARD = "recipe.yaml", "README.md"
 
@@ -91,6 +91,7 @@ class Results(BaseModel):
         """Return the names of the datasets' folders."""
         return ", ".join(Path(path).parent.name or "data" for path in self.data.split(" + "))
 
+    @cached_property
     def typed(self) -> str:
         """Return the options that change what an example is answered with."""
         defaults = read_config("evaluate", ["checkpoint=_"])
@@ -225,7 +226,7 @@ def _metadata(facts: Facts) -> str:
             dataset_name=results.name,
             dataset_split="test",
             metric_type="exact_match",
-            metric_name=f"{name.removeprefix('eval/')} {results.typed()}".rstrip(),
+            metric_name=f"{name.removeprefix('eval/')} {results.typed}".rstrip(),
             metric_value=round(results.metrics.get(name, math.nan), 4),
         )
         for results in facts.results
@@ -259,14 +260,10 @@ def _use(model: Exported, address: str) -> Iterator[str]:
     yield from ("## Use it", "")
     yield f"The commands are those of {_LIBRARY}, which trains hierarchical reasoning models."
     yield from ("", "```bash")
-    yield f"python solve.py {_typed('checkpoint', address)} {asked}"
-    yield f"python evaluate.py {_typed('checkpoint', address)} data_path=..."
-    yield f"python pretrain.py {_typed('init_from', address)} data_path=..."
+    yield f"python solve.py {typed_override('checkpoint', address)} {asked}"
+    yield f"python evaluate.py {typed_override('checkpoint', address)} data_path=..."
+    yield f"python pretrain.py {typed_override('init_from', address)} data_path=..."
     yield "```"
-
-
-def _typed(key: str, value: str) -> str:
-    return for_shell([f"{key}={as_override(value)}"])
 
 
 def _accuracy(facts: Facts) -> Iterator[str]:
@@ -298,7 +295,7 @@ def _rows(facts: Facts) -> Iterator[tuple[str, ...]]:
                 is_of_examples = not is_text and "pass@" not in name
                 count = f"{results.num_examples.get(set_name, 0):,}" if is_of_examples else ""
                 interval = "" if found is None else f"{found[0]:.4f} to {found[1]:.4f}"
-                yield results.name, count, results.typed(), name.removeprefix("eval/"), f"{value:.4f}", interval
+                yield results.name, count, results.typed, name.removeprefix("eval/"), f"{value:.4f}", interval
 
 
 def _methods(results: Results) -> Iterator[tuple[str, ...]]:

@@ -50,7 +50,7 @@ from utils.checkpoint.names import folder_around, is_run_or_step
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
 from utils.command_line import read_config
 from utils.config import flatten
-from utils.config_files import as_override, choices
+from utils.config_files import as_override, choices, typed_override
 from utils.errors import UserError
 from utils.hub import require_account, upload
 from utils.run.folder import located_paths
@@ -355,9 +355,9 @@ def _summary(output: Path, weights: Weights) -> str:
 
 def commands(address: str, settings: Settings, source: Source) -> list[str]:
     """Return the commands that load the file or the folder at this address, as they are typed."""
-    file, data = _typed("checkpoint", address), "data_path=..."
+    file, data = typed_override("checkpoint", address), "data_path=..."
     if source.data_paths:
-        data = _typed("data_path", source.data_paths[0])
+        data = typed_override("data_path", source.data_paths[0])
     if settings.format == "native":
         asked = "puzzle=..."
         if isinstance(source.model, ExportedText):  # the tokenizer.json lies with the data
@@ -367,7 +367,7 @@ def commands(address: str, settings: Settings, source: Source) -> list[str]:
         return [
             f"python evaluate.py {file} {data}",
             f"python solve.py {file} {asked}",
-            f"python pretrain.py {_typed('init_from', address)} {data}",
+            f"python pretrain.py {typed_override('init_from', address)} {data}",
         ]
     if source.model is None:
         return [f"python evaluate.py {file} {data} arch=...   # with the options that it was trained with"]
@@ -421,7 +421,7 @@ def _for_published_code(arch: CommonConfig, file: str, *, compiled: bool) -> str
     known = [typed.replace("arch.rope_theta", "+arch.rope_theta") for typed in known]
     if arch.name in ("trm", "se_rrm"):
         name, published_arch = ("TRM", "trm") if arch.name == "trm" else ("SE-RRM", "trm_equi")
-        typed = [_typed("load_checkpoint", file), f"arch={published_arch}", *known]
+        typed = [typed_override("load_checkpoint", file), f"arch={published_arch}", *known]
         # A model that it compiles, as it does by default, has other names.
         uncompiled = "" if compiled else "DISABLE_COMPILE=1 "
         return f"the published {name} code: {uncompiled}python pretrain.py {' '.join(typed)}"
@@ -437,7 +437,7 @@ def _for_urm_code(arch: CommonConfig, file: str, *, compiled: bool) -> str:
     typed += [f"{key}={value}" for key, value in options.items() if key.removeprefix("arch.") not in lacking]
     # Its YAML lacks these keys, which its class knows.
     typed = [re.sub(r"^arch\.(rope_theta|forward_dtype)=", r"+arch.\1=", each) for each in typed]
-    command = " ".join([_typed("+load_checkpoint", file), "arch=urm", *typed])
+    command = " ".join([typed_override("+load_checkpoint", file), "arch=urm", *typed])
     # A model that it compiles, as it does by default, has other names.
     uncompiled = "" if compiled else "DISABLE_COMPILE=1 "
     return f"the published URM code: {uncompiled}python pretrain.py {command}"
@@ -481,11 +481,6 @@ def _arch(overrides: list[str]) -> dict[str, Any]:
 def _differing(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     leaves = dict(flatten(theirs))
     return {key: value for key, value in flatten(ours) if leaves.get(key, ...) != value}
-
-
-def _typed(key: str, value: str) -> str:
-    """Return the override of a text as a shell takes it."""
-    return for_shell([f"{key}={as_override(value)}"])
 
 
 def main(argv: list[str] | None = None) -> int:

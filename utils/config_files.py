@@ -18,7 +18,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml
-from utils.text import one_line
+from utils.text import for_shell, one_line
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
 
@@ -90,6 +90,11 @@ def quoted(text: str) -> str:
     """Return a text in the quotes of an override, where only backslashes before a quote count."""
     escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + match[2].replace("'", "\\'"), text)
     return f"'{escaped}'"
+
+
+def typed_override(key: str, value: str) -> str:
+    """Return the override of a text as a shell takes it."""
+    return for_shell([f"{key}={as_override(value)}"])
 
 
 def as_override(value: Any) -> str:

@@ -25,6 +25,18 @@ def with_file(address: str) -> str:
     return f"{address.rstrip('/')}/{FILE}" if _WITHOUT_FILE.fullmatch(address) else address
 
 
+def path_of(where: str) -> Path:
+    """Return the path of a file. One on the Hub is downloaded, unless it is here.
+
+    Args:
+        where: a path, or an address as for `download`.
+
+    Raises:
+        UserError: The file can't be downloaded.
+    """
+    return download(where) if is_address(where) else Path(where)
+
+
 def download(where: str) -> Path:
     """Return the path of a file of the Hub here, after downloading it if need be.
 

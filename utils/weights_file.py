@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from utils.errors import UserError
-from utils.hub import download, is_address, with_file
+from utils.hub import is_address, path_of, with_file
 from utils.safetensors_files import INDEX_ENDING, read_index, weights_in
 
 _ZIP = b"PK\x03\x04"
@@ -240,7 +240,7 @@ def _opened(where: str) -> Iterator[tuple[Path, bytes]]:
     Raises:
         UserError: The file is missing, empty or can't be read.
     """
-    path = download(where) if is_address(where) else Path(where)
+    path = path_of(where)
     if not os.path.isfile(path):  # unlike path.is_file(), False where a folder may not be read
         what = (
             "is a folder"

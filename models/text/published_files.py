@@ -29,7 +29,7 @@ from models.text.published import Kind, Weights, to_ours
 from utils.dcp_folder import METADATA, is_dcp_folder, read_index, read_tensors
 from utils.errors import UserError
 from utils.files import file_errors, plain, read_plain_yaml
-from utils.hub import download, is_address, with_file
+from utils.hub import is_address, path_of, with_file
 from utils.safetensors_files import FILE, INDEX, INDEX_ENDING
 from utils.weights_file import read_names, read_weights
 
@@ -135,8 +135,7 @@ def find_published(where: str) -> PublishedModel | None:
         return None
     beside = f"{where.rpartition('/')[0]}/" if "/" in where else ""
     try:
-        config = f"{beside}{TRANSFORMERS_CONFIG}"
-        return _of_transformers(where, where, download(config) if is_address(config) else Path(config))
+        return _of_transformers(where, where, path_of(f"{beside}{TRANSFORMERS_CONFIG}"))
     except UserError:
         if is_address(where):  # the repository has no config.json, or can't be reached
             return None
