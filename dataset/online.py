@@ -1,5 +1,7 @@
 """Augment on the fly: every visit of an example draws one of the symmetries of its task.
 
+A visit may show answers as further clues, too (`augment_clues`).
+
 The draw is a pure function of (seed, step, slot of the global batch). So any number of ranks, and a
 resumed run, see the same batches. Each rank draws the random numbers of the whole global batch on
 the host, and keeps the numbers of its slots. The tokens are transformed on the device that trains.
@@ -21,6 +23,8 @@ from utils.errors import UserError
 
 # Keeps these random numbers independent of others that are seeded by (seed, step).
 _STREAM = 0xA6
+# The share of the visits that show further clues. The others keep the puzzle as hard as it is.
+_SHARE_WITH_CLUES = 0.5
 
 
 class OnlineAugmentation:
@@ -31,18 +35,35 @@ class OnlineAugmentation:
         seed: the seed of the random numbers.
         global_batch_size: slots over all ranks.
         slots: the slots of this rank.
+        clues: shows answers as further clues; None: visits keep their clues.
     """
 
-    def __init__(self, symmetries: Symmetries, *, seed: int, global_batch_size: int, slots: slice) -> None:
-        self._symmetries = symmetries
+    def __init__(
+        self,
+        symmetries: Symmetries,
+        *,
+        seed: int,
+        global_batch_size: int,
+        slots: slice,
+        clues: "_FurtherClues | None" = None,
+    ) -> None:
+        self._symmetries, self._clues = symmetries, clues
         self._seed, self._global_batch_size, self._slots = seed, global_batch_size, slots
 
     @classmethod
-    def build(cls, split: Split, *, seed: int, global_batch_size: int, slots: slice) -> "OnlineAugmentation":
+    def build(
+        cls, split: Split, *, seed: int, global_batch_size: int, slots: slice, most_clues: float = 0.0
+    ) -> "OnlineAugmentation":
         """Return the augmentation for a split. Some tasks check every example here, once.
 
+        Args:
+            split: the examples.
+            seed: as above, like global_batch_size and slots.
+            most_clues: the largest share of the blank cells that a visit shows as further clues.
+
         Raises:
-            UserError: The symmetries of the split's task are not known.
+            UserError: The symmetries of the split's task are not known, or its boards have no blank
+                cells to show clues in.
         """
         seq_len, vocab_size = split.metadata.seq_len, split.metadata.vocab_size
         task = task_of_shape(seq_len, vocab_size)
@@ -54,15 +75,24 @@ class OnlineAugmentation:
                 f"{split.path} has {seq_len} tokens of {vocab_size} kinds, a task whose symmetries are not known "
                 f"({KNOWN_SHAPES}); set augment=none"
             )
-        return cls(symmetries, seed=seed, global_batch_size=global_batch_size, slots=slots)
+        assert task is not None
+        clues = None
+        if most_clues > 0:
+            if task.blank is None:
+                raise UserError(
+                    f"augment_clues={most_clues} fills blank cells, and {task.plural} have none; leave it out"
+                )
+            clues = _FurtherClues(task.blank, most_clues, seq_len)
+        return cls(symmetries, seed=seed, global_batch_size=global_batch_size, slots=slots, clues=clues)
 
     @property
     def description(self) -> str:
         """A phrase for the first lines of a run's log, such as "symmetries of Sudoku 3x3"."""
-        return self._symmetries.description
+        of_symmetries = self._symmetries.description
+        return of_symmetries if self._clues is None else f"{of_symmetries} with {self._clues.description}"
 
     def draw(self, step: int, examples_B: np.ndarray) -> Batch:
-        """Return the symmetries drawn for this rank's slots at a step, on the host.
+        """Return the symmetries and clues drawn for this rank's slots at a step, on the host.
 
         Args:
             step: the training step.
@@ -71,11 +101,46 @@ class OnlineAugmentation:
         rng = np.random.default_rng([_STREAM, self._seed, step])
         uniform_BU = rng.random((self._global_batch_size, self._symmetries.num_draws))[self._slots]
         chosen = self._symmetries.choose(uniform_BU, examples_B)
+        if self._clues is not None:
+            # After the symmetries, which are therefore the same with and without clues.
+            chosen["shown"] = self._clues.choose(rng, self._global_batch_size, self._slots)
         return {name: torch.from_numpy(array) for name, array in chosen.items()}
 
     def apply(self, batch: Batch, drawn: Batch) -> Batch:
-        """Return the batch with the drawn symmetries applied. All tensors are on the device."""
-        return self._symmetries.apply(batch, drawn)
+        """Return the batch with the drawn symmetries and clues. All tensors are on the device."""
+        moved = self._symmetries.apply(batch, drawn)
+        return moved if self._clues is None else self._clues.apply(moved, drawn["shown"])
+
+
+class _FurtherClues:
+    """Shows the answers of some blank cells as further clues, so that some visits are easier.
+
+    Every blank cell of a visit is shown with the same probability. The probability is 0 in half of
+    the visits. In the others it is uniform between 0 and `most`.
+
+    Args:
+        blank: the token of a blank cell.
+        most: the largest probability.
+        num_cells: the cells of a board.
+    """
+
+    def __init__(self, blank: int, most: float, num_cells: int) -> None:
+        self._blank, self._most, self._num_cells = blank, most, num_cells
+        self.description = f"up to {most:.0%} of the blanks as clues"
+
+    def choose(self, rng: np.random.Generator, global_batch_size: int, slots: slice) -> np.ndarray:
+        """Return which cells of this rank's slots are shown if they are blank, (B, S) bool."""
+        visits_B2 = rng.random((global_batch_size, 2))[slots]
+        cells_BS = rng.random((global_batch_size, self._num_cells))[slots]
+        probability_B = np.where(visits_B2[:, 0] < _SHARE_WITH_CLUES, self._most * visits_B2[:, 1], 0)
+        shown_BS: np.ndarray = cells_BS < probability_B[:, None]
+        return shown_BS
+
+    def apply(self, batch: Batch, shown_BS: torch.Tensor) -> Batch:
+        """Return the batch with the answers of the shown blank cells in its inputs."""
+        inputs_BS, labels_BS = batch["inputs"], batch["labels"]
+        is_clue_BS = shown_BS & (inputs_BS == self._blank) & (labels_BS >= 0)  # < 0: an ignored label
+        return {**batch, "inputs": labels_BS.to(inputs_BS.dtype).where(is_clue_BS, inputs_BS)}
 
 
 def _symmetries_of(split: Split, task: BoardTask) -> Symmetries | None:

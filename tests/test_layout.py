@@ -280,7 +280,7 @@ STEP_PATH = {
     "optim/build.py": ("Optimizers.step", "Optimizers.zero_grad"),
     "optim/ema.py": ("EMA.update",),
     "dataset/loader.py": ("TrainLoader._device_part", "_Resident.rows"),
-    "dataset/online.py": ("OnlineAugmentation.apply",),
+    "dataset/online.py": ("OnlineAugmentation.apply", "_FurtherClues.apply"),
     "dataset/tasks/base.py": ("Symmetries.apply", "move", "rename"),
     "dataset/tasks/arc.py": ("ArcSymmetries.apply", "_transform_grid", "_box_sources"),
     "dataset/tasks/sudoku.py": ("SudokuTask.judge",),

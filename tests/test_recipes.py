@@ -321,6 +321,10 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
         {"overfit_one_batch": "true", "augment": "online"},
         "overfit_one_batch repeats a batch, and augment=online varies it; give augment=none",
     ),
+    "clues without augmentation": (
+        {"augment_clues": 0.3},
+        "augment_clues=0.3 is part of augment=online; give that too",
+    ),
     "another optimizer": (
         {"optim": "sgd"},
         f"there is no config 'optim/sgd'; choose one of {', '.join(sorted(name_of(one) for one in OPTIMIZERS))}",

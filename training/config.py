@@ -35,8 +35,8 @@ _MOST_SLOTS = 10**6  # slots take memory, and the config may be forged
 # The keys that say something to one kind of architecture only.
 KEYS_OF_KIND = {
     "puzzles": (
-        *("data_on", "augment", "puzzle_emb_lr", "puzzle_emb_weight_decay", "puzzle_table", "freeze_weights"),
-        *("eval_adaptive", "eval_save_outputs", "evaluators"),
+        *("data_on", "augment", "augment_clues", "puzzle_emb_lr", "puzzle_emb_weight_decay", "puzzle_table"),
+        *("freeze_weights", "eval_adaptive", "eval_save_outputs", "evaluators"),
     ),
     "text": ("rows_per_step", "target_only"),
 }
@@ -93,6 +93,7 @@ class PretrainConfig(RunConfig):
     data_paths_test: list[str]
     data_on: DataOn
     augment: Literal["none", "online"]
+    augment_clues: Float = Field(ge=0, lt=1)
     global_batch_size: Int = Positive
     rows_per_step: Int = Positive
     target_only: Bool
@@ -197,6 +198,12 @@ class PretrainConfig(RunConfig):
             raise ValueError(
                 f"overfit_one_batch repeats a batch, and augment={self.augment} varies it; give augment=none"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _clues_are_augmentation(self) -> "PretrainConfig":
+        if self.augment_clues and self.augment == "none":
+            raise ValueError(f"augment_clues={self.augment_clues} is part of augment=online; give that too")
         return self
 
     @model_validator(mode="after")

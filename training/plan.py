@@ -292,7 +292,8 @@ def online_augmentation(config: PretrainConfig, data: Data, world: World) -> Onl
     """Return the augmentation of this rank's slots that the config asks for; None for none.
 
     Raises:
-        UserError: The symmetries of the task are not known.
+        UserError: The symmetries of the task are not known, or its boards have no blank cells for
+            augment_clues.
     """
     if config.augment == "none" or not isinstance(data.train, Split):
         return None
@@ -301,4 +302,5 @@ def online_augmentation(config: PretrainConfig, data: Data, world: World) -> Onl
         seed=config.seed,
         global_batch_size=config.global_batch_size,
         slots=world.slice_of(config.global_batch_size),
+        most_clues=config.augment_clues,
     )

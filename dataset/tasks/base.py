@@ -151,6 +151,7 @@ class BoardTask(ABC):
     rows: int  # a sequence has one row
     columns: int
     has_one_solution = True  # true: a cell that differs from the solution is wrong
+    blank: int | None = None  # the token of a cell that the puzzle leaves open; None: there is none
     _added_mark = ""  # the mark behind a cell that the answer adds
     _colors_are_marks = True  # false: colours show the tokens, so that marks must show the rest
 

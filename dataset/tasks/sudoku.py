@@ -38,6 +38,7 @@ class SudokuTask(TextTask):
     # properties solves the puzzle, even if it differs from the label.
     metrics = ("valid_boards", "clues_kept")
     most_variations = math.inf
+    blank = 1
     _added_mark = "'"
 
     def __init__(self, box: Box) -> None:

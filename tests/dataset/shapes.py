@@ -108,10 +108,12 @@ def arc_split() -> Split:
 
 
 def augmented_batches(
-    split: Split, world: World, steps: range, size: int = 8, seed: int = 0, **options: Any
+    split: Split, world: World, steps: range, size: int = 8, seed: int = 0, most_clues: float = 0.0, **options: Any
 ) -> list[Any]:
     sets = list(split.sets.values())
     sampler = Sampler(sets, seed=seed, epochs=20, global_batch_size=size)
     slots = world.slice_of(size)
-    augmentation = OnlineAugmentation.build(split, seed=seed, global_batch_size=size, slots=slots)
+    augmentation = OnlineAugmentation.build(
+        split, seed=seed, global_batch_size=size, slots=slots, most_clues=most_clues
+    )
     return list(TrainLoader(split, sampler, world, augmentation=augmentation, **options).batches(steps))

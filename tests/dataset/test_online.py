@@ -4,6 +4,7 @@ The tests in tests/dataset/tasks/ prove the symmetries of each task.
 """
 # N = examples, S = tokens
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -56,6 +57,69 @@ def test_a_gpu_sees_the_same_augmented_batches(task: str, data_on: str) -> None:
     expected = augmented_batches(split, World.single(), range(1, 9))
     for batch, same in zip(on_gpu, expected, strict=True):
         assert _same({name: tensor.cpu() for name, tensor in batch.items()}, same)
+
+
+def _clue_split(num: int) -> Split:
+    """Return boards with blanks in even cells, whose answer is the digit 1 everywhere."""
+    inputs_NS = np.full((num, 81), 2, np.uint8)
+    inputs_NS[:, ::2] = 1
+    return split_with(inputs_NS, np.full((num, 81), 2, np.uint8), 11)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("data_on", ["host", "device"])
+def test_any_number_of_ranks_and_a_resumed_run_show_the_same_clues(num_ranks: int, data_on: str) -> None:
+    split = sudoku_split(BOXES["2x2"], 12)
+    whole = augmented_batches(split, World.single(), range(1, 9), most_clues=0.9)
+    parts = [
+        augmented_batches(split, world_of(rank, num_ranks), range(5, 9), most_clues=0.9, data_on=data_on)
+        for rank in range(num_ranks)
+    ]
+    for step, batch in enumerate(whole[4:]):
+        assert _same(batch, {name: torch.cat([part[step][name] for part in parts]) for name in batch})
+
+
+def test_clues_fill_blank_cells_with_their_answers_and_change_nothing_else() -> None:
+    split = sudoku_split(BOXES["3x3"], 12)
+    plain = augmented_batches(split, World.single(), range(1, 9))
+    num_shown = 0
+    for without, clued in zip(
+        plain, augmented_batches(split, World.single(), range(1, 9), most_clues=0.9), strict=True
+    ):
+        is_shown = clued["inputs"] != without["inputs"]
+        num_shown += int(is_shown.sum())
+        assert torch.equal(clued["labels"], without["labels"])
+        assert (without["inputs"][is_shown] == 1).all(), "a clue replaced a token that is no blank"
+        assert torch.equal(clued["inputs"][is_shown], clued["labels"][is_shown])
+    assert num_shown > 0
+
+
+def test_half_of_the_visits_show_clues_up_to_the_given_share() -> None:
+    num = 2000
+    (batch,) = augmented_batches(_clue_split(num), World.single(), range(1, 2), size=num, most_clues=0.4)
+    shown_N = (batch["inputs"] != 1).sum(1).float() - 40  # 41 blanks and 40 clues
+    # The probability of a cell is 0.2 on average in half of the visits: 0.1 over all.
+    assert abs(float(shown_N.mean()) / 41 - 0.1) < 0.01
+    assert 0.48 < float((shown_N == 0).float().mean()) < 0.58  # half, and those whose draws showed none
+    assert float(shown_N.max()) / 41 < 0.7
+
+
+def test_cells_with_ignored_labels_stay_blank() -> None:
+    split = _clue_split(4)
+    split = dataclasses.replace(split, metadata=split.metadata.model_copy(update={"ignore_label_id": 2}))
+    batches = augmented_batches(split, World.single(), range(1, 9), most_clues=0.99)
+    assert all(int((batch["inputs"] == 1).sum(1).min()) == 41 for batch in batches)
+
+
+def test_the_description_names_the_clues() -> None:
+    split = sudoku_split(BOXES["3x3"], 2)
+    built = OnlineAugmentation.build(split, seed=0, global_batch_size=2, slots=slice(0, 2), most_clues=0.4)
+    assert built.description == "symmetries of Sudoku 3x3 with up to 40% of the blanks as clues"
+
+
+def test_clues_for_boards_without_blanks_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"augment_clues=0\.4 fills blank cells, and mazes have none; leave it out"):
+        augmented_batches(maze_split(), World.single(), range(1, 2), most_clues=0.4)
 
 
 def test_steps_slots_and_seeds_draw_differently() -> None:
