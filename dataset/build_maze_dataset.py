@@ -58,8 +58,9 @@ examples:
   # the same from local files: train.csv and test.csv, or .csv.gz
   python dataset/build_maze_dataset.py --output-dir data/maze --source-dir my-mazes
 
-  # new mazes, 1,000 for training and 100 for testing; no maze is a transform of another
-  python dataset/build_maze_dataset.py --output-dir data/maze-12x12 --generate 1000 --size 12
+  # new mazes, 1,000 for training and 500 for testing; no maze is a transform of another
+  python dataset/build_maze_dataset.py --output-dir data/maze-12x12 --size 12 \
+      --generate 1000 --generate-test 500
 
 why --aug is off by default:
   A maze can have millions of shortest paths. The label is the path that a breadth-first search from
@@ -85,12 +86,16 @@ class Mazes(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of the command line. `size` is None unless mazes are generated."""
+    """The options of the command line.
+
+    `generate_test` and `size` are None unless mazes are generated.
+    """
 
     output_dir: Path
     source_repo: str | None
     source_dir: Path | None
     generate: int | None
+    generate_test: int | None
     size: int | None
     subsample_size: int | None
     aug: bool
@@ -131,9 +136,10 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     )
     add("--seed", type=int, metavar="N", default=0, help="seed of all random choices (default: 0)")
 
-    add_sources(parser, "mazes", DEFAULT_REPO, "make N hard training mazes, and a tenth of N (at least 1) test mazes")
+    add_sources(parser, "mazes", DEFAULT_REPO, "make N hard training mazes")
 
     add = parser.add_argument_group("with --generate").add_argument
+    add("--generate-test", type=int, metavar="M", help="make M test mazes (default: a tenth of N, at least 1)")
     add(
         "--size",
         type=int,
@@ -153,15 +159,16 @@ def _parse_bool(text: str) -> bool:
 
 def _complete(settings: Settings) -> Settings:
     """Check the options against one another, and fill in defaults that depend on other options."""
-    check_at_least(settings, seed=0, generate=1, subsample_size=1)
-    check_sources(settings, "mazes", of_files=["subsample_size"], of_generate=["size"])
+    check_at_least(settings, seed=0, generate=1, generate_test=1, subsample_size=1)
+    check_sources(settings, "mazes", of_files=["subsample_size"], of_generate=["generate_test", "size"])
     if settings.generate is None:
         source_repo = settings.source_repo or (DEFAULT_REPO if settings.source_dir is None else None)
         return dataclasses.replace(settings, source_repo=source_repo)
     size = DEFAULT_SIZE if settings.size is None else settings.size
     if not maze.MIN_SIDE <= size <= maze.MAX_SIDE:
         raise UserError(f"--size is {size}; it must be {maze.MIN_SIDE} to {maze.MAX_SIDE}")
-    return dataclasses.replace(settings, size=size)
+    generate_test = settings.generate_test or max(1, settings.generate // 10)
+    return dataclasses.replace(settings, generate_test=generate_test, size=size)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -193,9 +200,9 @@ def load_mazes(settings: Settings) -> dict[SplitName, Mazes]:
 
 
 def _generate(settings: Settings) -> dict[SplitName, Mazes]:
-    assert settings.generate is not None and settings.size is not None
+    assert settings.generate is not None and settings.generate_test is not None and settings.size is not None
     cut = settings.generate
-    num = cut + max(1, cut // 10)
+    num = cut + settings.generate_test
     rng = np.random.default_rng([settings.seed, _GENERATE])
     questions_NS, answers_NS = collect("generating", "mazes", num, maze.generate(num, settings.size, rng))
     return {"train": Mazes(questions_NS[:cut], answers_NS[:cut]), "test": Mazes(questions_NS[cut:], answers_NS[cut:])}

@@ -128,6 +128,14 @@ def test_generated_mazes_have_shortest_paths(tmp_path: Path) -> None:
     assert check_contents(splits["train"]) == check_contents(same["train"]) != check_contents(other["train"])
 
 
+def test_the_number_of_generated_test_mazes_is_given_or_a_tenth(tmp_path: Path) -> None:
+    given = _build(tmp_path / "given", "--generate", 21, "--generate-test", 5, "--size", 6)
+    assert [given[name].metadata.total_groups for name in ("train", "test")] == [21, 5]
+    tenth = _build(tmp_path / "tenth", "--generate", 21, "--size", 6)
+    assert tenth["test"].metadata.total_groups == 2
+    assert np.array_equal(tenth["train"].sets["all"].inputs, given["train"].sets["all"].inputs)
+
+
 def test_one_generated_maze_has_the_published_size(tmp_path: Path) -> None:
     splits = _build(tmp_path / "data", "--generate", 1)
     assert [split.metadata.total_groups for split in splits.values()] == [1, 1]
@@ -140,6 +148,7 @@ def test_one_generated_maze_has_the_published_size(tmp_path: Path) -> None:
         (["--generate", 5, "--source-dir", "x"], "--source-dir and --generate exclude each other"),
         (["--source-repo", "a/b", "--source-dir", "x"], "--source-repo and --source-dir exclude each other"),
         (["--size", 9], "--size needs --generate"),
+        (["--source-dir", "x", "--generate-test", 3], "--generate-test needs --generate"),
         (["--generate", 5, "--subsample-size", 3], "--subsample-size is for mazes from files"),
         (["--generate", 5, "--size", 5], "--size is 5; it must be 6 to 40"),
         (["--generate", 5, "--size", 41], "--size is 41; it must be 6 to 40"),
