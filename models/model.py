@@ -21,7 +21,7 @@ none: everything. block: the input of each block. cycle: the input of the call.
 
 # A run needs at most five graphs for training and for evaluations with as many slots: with and
 # without gradient, for two or three inputs of which some require one. Other numbers of slots need
-# two or three more, and so does fp8_no_grad (tests/test_compiled.py counts them).
+# two or three more, and so do fp8_no_grad and num_states (tests/test_compiled.py counts them).
 _MOST_GRAPHS = 16
 
 

@@ -10,17 +10,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from dataset.schema import IGNORE_LABEL
+from models import ArchConfig, build_puzzle_arch
 from models.act import ActSettings, Carry, initial_carry
-from models.base import RecursiveModel
+from models.base import CommonConfig, RecursiveModel
 from models.block import Level
 from models.inference import Slots
 from models.parallel import parallelize
 from models.parallel.layout import Layout
-from tests.models.helpers import WHY_NO_FP8, random_batch, small_model
+from tests.models.helpers import (
+    NUM_PUZZLES,
+    SEQ_LEN,
+    VOCAB_SIZE,
+    WHY_NO_FP8,
+    random_batch,
+    small_model,
+    small_options,
+)
 from tests.models.parallel.helpers import DIST, NUM_STEPS, by_one_process, close, config_of, model_of, start, train
 from tests.spawn import run_ranks
 from utils.batch import Batch
@@ -30,6 +40,7 @@ from utils.dist.world import World
 NUM_SLOTS = 8
 LARGEST_TRAINING = 5  # graphs, with evaluations of as many slots
 FOR_OTHER_SIZES = 2  # more graphs, for evaluations with any other number of slots
+FOR_STARTS = 2  # more graphs, because evaluations have one trajectory for each slot, and training several
 FOR_FP8 = 2  # more graphs, because evaluations then have other calls without gradient than training
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -39,6 +50,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "trm_mlp, whose backward pass grows": ("trm_mlp", {"backprop_warmup_steps": 3}),
     "trm, which keeps inputs of blocks": ("trm", {"activation_checkpointing": "block"}),
     "trm, which keeps inputs of calls": ("trm", {"activation_checkpointing": "cycle"}),
+    "trm with three starts": ("trm", {"num_states": 3}),
+    "se_rrm": ("se_rrm", {}),
+    "se_mixer that is told the units": ("se_mixer", {"symbols": "side"}),
+    "se_mixer with an MLP over cells": ("se_mixer", {"symbols": "side", "cells": "mlp"}),
 }
 if WHY_NO_FP8 is None:
     MODELS |= {f"{name} in FP8": (name, {"fp8_no_grad": True}) for name in ("hrm", "trm_mlp")}
@@ -62,6 +77,18 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     torch._dynamo.reset()
 
 
+def _model(name: str) -> RecursiveModel:
+    """Return the model of a name, for random batches."""
+    arch, changes = MODELS[name]
+    if not arch.startswith("se_"):
+        return small_model(arch, **changes)
+    config = TypeAdapter[ArchConfig](ArchConfig).validate_python(small_options(arch, **changes))
+    assert isinstance(config, CommonConfig)
+    model = build_puzzle_arch(config, seq_len=SEQ_LEN, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=NUM_PUZZLES)
+    model.init_weights(torch.Generator().manual_seed(0))
+    return model
+
+
 def _step(model: RecursiveModel, carry: Carry, batch: Batch, step: int) -> Carry:
     depth = model.config.depth_at(step, 10)
     settings = ActSettings(depth, model.config.loss, IGNORE_LABEL, NUM_SLOTS, min_halt_steps_B=None)
@@ -80,14 +107,14 @@ def _evaluate(model: RecursiveModel, batch: Batch, sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_run_needs_few_graphs_and_none_after_its_start(name: str, graphs: list[str]) -> None:
-    arch, changes = MODELS[name]
-    model, batch = small_model(arch, **changes), random_batch(NUM_SLOTS)
+    model, batch = _model(name), random_batch(NUM_SLOTS)
     model.compile_levels()
-    carry = initial_carry(model, batch)
+    carry = initial_carry(model, batch, training=True)
     for step in (1, 2, 3):
         carry = _step(model, carry, batch, step)
     assert 0 < len(graphs) <= LARGEST_TRAINING, "\n".join(graphs)
-    most = LARGEST_TRAINING + FOR_FP8 * model.config.fp8_no_grad
+    config = model.config
+    most = LARGEST_TRAINING + FOR_FP8 * config.fp8_no_grad + FOR_STARTS * (config.num_states > 1)
     _evaluate(model, batch, [NUM_SLOTS, 3])
     assert len(graphs) <= most, "\n".join(graphs)
     _evaluate(model, batch, [NUM_SLOTS - 2, 3])
