@@ -323,7 +323,7 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     ),
     "clues without augmentation": (
         {"augment_clues": 0.3},
-        "augment_clues=0.3 is part of augment=online; give that too",
+        "augment_clues=0.3 is part of augment=online; give that too, or augment_clues=0",
     ),
     "another optimizer": (
         {"optim": "sgd"},
