@@ -371,7 +371,7 @@ class Solver:
         The place is None if the model is built for boards of this size.
         """
         own, num_cells = self.board.rows * self.board.columns, board.rows * board.columns
-        if num_cells != own and not self.source.arch.is_free_of_sizes:
+        if num_cells != own and not self.source.weights_fit(board):
             return self._models[own], Corner(board.rows, self.board.rows)
         if num_cells not in self._models:
             trained = self.source.trained
@@ -469,10 +469,17 @@ class Source:
         own = self.board.rows * self.board.columns
         if num_cells == own:
             return self.board
-        # A model that is not free of sizes may read smaller boards on the canvas of its own boards.
+        other = self.board.of_other_size(num_cells)
+        if not isinstance(other, TextTask):
+            return None
+        # A model whose weights don't fit may read smaller boards on the canvas of its own boards.
         on_canvas = self.arch.reads_boards_of_any_size and num_cells < own
-        other = self.board.of_other_size(num_cells) if self.arch.is_free_of_sizes or on_canvas else None
-        return other if isinstance(other, TextTask) else None
+        return other if on_canvas or self.weights_fit(other) else None
+
+    def weights_fit(self, board: BoardTask) -> bool:
+        """Return whether the trained weights fit a model for boards of another size."""
+        same_kinds = len(board.symbols) == len(self.board.symbols)
+        return self.arch.is_free_of_sizes or (self.arch.is_free_of_seq_len and same_kinds)
 
     def _parse(self, text: str, where: str) -> Puzzle:
         """Return a puzzle of text, of any size that the model reads."""
@@ -529,7 +536,7 @@ class Source:
     def _split(self, text: str, where: str) -> Iterator[tuple[str, str]]:
         """Split a text into puzzles, as `TextTask.split`."""
         assert isinstance(self.board, TextTask)
-        if self.arch.is_free_of_sizes or self.arch.reads_boards_of_any_size:
+        if self.arch.is_free_of_seq_len or self.arch.reads_boards_of_any_size:
             return split_sizes(text, where, self.board, self._other_board)
         return self.board.split(text, where)
 

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from models.attention import Rotary
 from models.block import Level
 from models.depth import LARGEST_COUNT, Calls, Depth, DepthConfig
-from models.layers import FP8_MULTIPLE, ConvSwiGLU, Embedding, InitialValues, Linear, truncated_normal
+from models.layers import FP8_MULTIPLE, BoardConv, ConvSwiGLU, Embedding, InitialValues, Linear, truncated_normal
 from models.losses import TokenLossConfig
 from models.model import DTYPES, Model
 from models.puzzle_embedding import PuzzleEmbedding
@@ -69,6 +69,11 @@ class CommonConfig(DepthConfig):
     def is_free_of_sizes(self) -> bool:
         """Whether no weight depends on the sizes of the data, so that other data fit the model."""
         return False
+
+    @property
+    def is_free_of_seq_len(self) -> bool:
+        """Whether no weight depends on the number of tokens, so that other boards fit the model."""
+        return self.is_free_of_sizes
 
     @property
     def reads_boards_of_any_size(self) -> bool:
@@ -177,7 +182,7 @@ class RecursiveModel(Model):
         heads = self.heads()
         body = [module for module in self.modules() if module not in heads]
         for module in (*body, *heads):
-            if isinstance(module, Linear | Embedding | ConvSwiGLU):
+            if isinstance(module, BoardConv | Linear | Embedding | ConvSwiGLU):
                 yield from module.initial_values(generator)
         for start in self._states.values():
             buffer_D = self.get_buffer(start)

@@ -11,17 +11,19 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from models.attention import Attention, Rotary
-from models.layers import MLPS, ConvSwiGLU, MlpKind, SwiGLU, rms_norm, swiglu_width
+from models.layers import MLPS, BoardConv, ConvSwiGLU, MlpKind, SwiGLU, rms_norm, swiglu_width
 
 
 class Block(nn.Module):
     """x = rms(x + mix(x)); x = rms(x + mlp(x)).
 
-    mix is attention or, with `mlp_t`, a SwiGLU over the positions.
+    mix is attention or, with `mlp_t`, a SwiGLU over the positions, or, with `conv_2d`, a
+    convolution over the board.
     The norm comes after the sum, so that the state keeps unit scale however often the recursion
     feeds it back (HRM, arXiv 2506.21734, section 2).
     """
 
+    # Many parameters: each is an option of the architecture, or a number of positions.
     def __init__(
         self,
         *,
@@ -31,11 +33,14 @@ class Block(nn.Module):
         width_multiple: int,
         num_positions: int,
         mlp_t: bool,
+        conv_2d: bool = False,
+        prefix_len: int = 0,
         mlp: MlpKind = "swiglu",
         conv_bias: bool = True,
     ) -> None:
         super().__init__()
-        self.self_attn = None if mlp_t else Attention(hidden_size, num_heads)
+        self.self_attn = None if mlp_t or conv_2d else Attention(hidden_size, num_heads)
+        self.conv_2d = BoardConv(hidden_size, prefix_len) if conv_2d else None
         # mlp_t mixes all tokens already, so it needs no convolution along the tokens.
         over_tokens = MLPS["swiglu" if mlp == "conv_swiglu" else mlp]
         self.mlp_t = (
@@ -72,6 +77,8 @@ class Block(nn.Module):
             mixed_TBD = self.mlp_t(x_TBD.flatten(1), fp8=fp8).view_as(x_TBD)
             x_TBD = rms_norm(x_TBD + mixed_TBD, dim=0)  # the norm is over positions here, as published
             x_BTD = x_TBD.transpose(0, 1)[:, :num_positions].contiguous()
+        elif self.conv_2d is not None:
+            x_BTD = rms_norm((x_BTD + self.conv_2d(x_BTD))[:, :num_positions])
         else:
             assert self.self_attn is not None
             mixed_BTD = self.self_attn(x_BTD, rotary, num_queries=num_positions, fp8=fp8)

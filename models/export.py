@@ -73,7 +73,15 @@ _NOT_PUBLISHED = {
 # prefix has the length that the puzzle embedding needs.
 _NOT_IN_HRM = {"no_ACT_continue", "puzzle_emb_len"}
 # Options that URM's code does not have. Its prefix has the length that the puzzle embedding needs.
-_NOT_IN_URM = {"no_ACT_continue", "puzzle_emb_len", "halt_exploration_prob", "conv_bias", "mlp_t", "num_registers"}
+_NOT_IN_URM = {
+    "no_ACT_continue",
+    "puzzle_emb_len",
+    "halt_exploration_prob",
+    "conv_bias",
+    "mlp_t",
+    "conv_2d",
+    "num_registers",
+}
 # Options whose defaults in URM's code differ from those of config/arch/urm.yaml, or that have
 # another name there.
 _TYPED_FOR_URM = {"halt_max_steps": "loops", "H_cycles": "H_cycles", "L_cycles": "L_cycles", "num_layers": "num_layers"}
@@ -454,7 +462,7 @@ def _require_published(arch: CommonConfig, where: str) -> None:
         "width_multiple": (256,),
     }
     if arch.name != "se_rrm":
-        options |= {"mlp": ("swiglu",), "pos_encodings": ("rope", "learned", "none")}
+        options |= {"mlp": ("swiglu",), "pos_encodings": ("rope", "learned", "none"), "conv_2d": (False,)}
     if arch.name == "hrm":
         options["pos_encodings"] = ("rope", "learned")
         if arch.puzzle_emb_ndim:

@@ -4,6 +4,7 @@ Weights are float32. A layer casts them to the dtype of its input, so that the d
 activations decides the precision of the whole forward pass.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Literal
@@ -261,6 +262,42 @@ class ConvSwiGLU(SwiGLU):
         if self.conv_bias_W is not None:
             sum_BTW = sum_BTW + self.conv_bias_W.to(own_BTW.dtype)
         return F.silu(sum_BTW)
+
+
+class BoardConv(nn.Module):
+    """A depthwise convolution of 3x3 cells over a square board, whatever its side.
+
+    Positions before the board (puzzle row and registers) get the mean of its cells instead. Cells
+    outside of the board are zero.
+
+    Args:
+        dim: components of a position.
+        prefix_len: positions before the board.
+    """
+
+    def __init__(self, dim: int, prefix_len: int) -> None:
+        super().__init__()
+        self.prefix_len = prefix_len
+        self.weight_D33 = nn.Parameter(torch.empty(dim, 3, 3))
+
+    def initial_values(self, generator: torch.Generator) -> InitialValues:
+        """Yield the weight, uniform in +-1/3: PyTorch's distribution for nine inputs."""
+        yield self.weight_D33, uniform(self.weight_D33.shape, 1 / 3, generator)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """Return y_BTD, for T = prefix_len + side x side."""
+        board_BSD = x_BTD[:, self.prefix_len :]
+        side = math.isqrt(board_BSD.shape[1])
+        padded_BLLD = F.pad(board_BSD.unflatten(1, (side, side)), (0, 0, 1, 1, 1, 1))
+        weight_33D = self.weight_D33.to(x_BTD.dtype).permute(1, 2, 0)
+        # Sums of shifted boards: torch.compile makes one kernel of them, and the gradient has the
+        # same bits in every run, which cuDNN's convolutions do not promise.
+        shifted = (padded_BLLD[:, i : i + side, j : j + side] * weight_33D[i, j] for i in range(3) for j in range(3))
+        mixed_BSD = functools.reduce(torch.add, shifted).flatten(1, 2)
+        if not self.prefix_len:
+            return mixed_BSD
+        mean_B1D = board_BSD.mean(1, keepdim=True)
+        return torch.cat([mean_B1D.expand(-1, self.prefix_len, -1), mixed_BSD], dim=1)
 
 
 MlpKind = Literal["swiglu", "normalized_swiglu", "conv_swiglu"]

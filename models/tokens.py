@@ -17,6 +17,7 @@ from models.depth import LARGEST_COUNT
 from models.layers import Embedding, InitialValues, Linear, MlpKind
 from models.losses import LossConfig
 from utils.config import Bool, Float, Int
+from utils.errors import UserError
 
 # So low that a sequence hardly ever halts before the Q head has been trained.
 Q_HEAD_BIAS = -5.0
@@ -29,6 +30,7 @@ class TokenConfig(CommonConfig):
     mlp: MlpKind
     conv_bias: Bool
     mlp_t: Bool
+    conv_2d: Bool
     pos_encodings: Literal["rope", "rope_2d", "learned", "none"]
     rope_theta: Float = Field(ge=1)
     num_registers: Int = Field(ge=0, le=LARGEST_COUNT)
@@ -39,6 +41,14 @@ class TokenConfig(CommonConfig):
     @property
     def values_going_on(self) -> bool:
         return not self.no_ACT_continue
+
+    @property
+    def has_attention(self) -> bool:
+        return not (self.mlp_t or self.conv_2d)
+
+    @property
+    def is_free_of_seq_len(self) -> bool:
+        return self.conv_2d and self.pos_encodings != "learned" and not self.puzzle_emb_ndim
 
     @property
     def puzzle_len(self) -> int:
@@ -53,7 +63,7 @@ class TokenConfig(CommonConfig):
 
     @model_validator(mode="after")
     def _heads_share_the_hidden_size(self) -> Self:
-        if self.mlp_t:
+        if not self.has_attention:
             return self  # there are no heads
         if self.hidden_size % self.num_heads:
             raise ValueError(
@@ -66,6 +76,12 @@ class TokenConfig(CommonConfig):
                 f"hidden_size / num_heads is {head_dim}, but {self.pos_encodings} positions turn groups of {pairs} "
                 f"components; make it a multiple of {pairs}, or set pos_encodings to learned or none"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_are_mixed_in_one_way(self) -> Self:
+        if self.mlp_t and self.conv_2d:
+            raise ValueError("mlp_t and conv_2d both say how tokens are mixed; set one of them to false")
         return self
 
     @model_validator(mode="after")
@@ -112,6 +128,10 @@ class TokenModel(RecursiveModel):
             vocab_size=vocab_size,
             num_puzzle_identifiers=num_puzzle_identifiers,
         )
+        if config.conv_2d and math.isqrt(seq_len) ** 2 != seq_len:
+            raise UserError(
+                f"arch.conv_2d is true, but a sequence of {seq_len} tokens is no square board; set it to false"
+            )
         hidden_size = config.hidden_size
         self.puzzle_len, self.prefix_len = config.puzzle_len, config.prefix_len
         self.num_positions = self.prefix_len + seq_len
@@ -131,7 +151,7 @@ class TokenModel(RecursiveModel):
 
     def _rotary_tables(self) -> Rotary | None:
         config = self.config
-        if config.mlp_t or config.pos_encodings not in ("rope", "rope_2d"):
+        if not config.has_attention or config.pos_encodings not in ("rope", "rope_2d"):
             return None
         head_dim = config.hidden_size // config.num_heads
         if config.pos_encodings == "rope":
@@ -183,6 +203,8 @@ class TokenModel(RecursiveModel):
                 width_multiple=config.width_multiple,
                 num_positions=self.num_positions,
                 mlp_t=config.mlp_t,
+                conv_2d=config.conv_2d,
+                prefix_len=self.prefix_len,
                 mlp=config.mlp,
                 conv_bias=config.conv_bias,
             )

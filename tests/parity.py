@@ -89,6 +89,7 @@ URM_FIXED_OPTIONS: dict[str, Any] = {
 ADDED_OPTIONS: dict[str, Any] = {
     "mlp": "swiglu",
     "conv_bias": True,
+    "conv_2d": False,
     "width_multiple": 256,
     "num_registers": 0,
     "backprop_warmup_steps": 0,
@@ -105,7 +106,7 @@ SE_RRM_OPTIONS = (
 SE_RRM_DEFAULTS: dict[str, Any] = {"rope_theta": 10000.0}
 # Its class ignores the first.
 SE_RRM_FIXED_OPTIONS: dict[str, Any] = {"H_layers": 0, "rms_norm_eps": RMS_EPS, "dropout": 0.0}
-_OF_TOKENS = ("mlp", "conv_bias", "num_registers")
+_OF_TOKENS = ("mlp", "conv_bias", "conv_2d", "num_registers")
 SE_RRM_ADDED_OPTIONS = {key: value for key, value in ADDED_OPTIONS.items() if key not in _OF_TOKENS}
 OPTIM_KEYS = ("lr", "puzzle_emb_lr", "weight_decay", "puzzle_emb_weight_decay", "beta1", "beta2")
 # What URM's code gives to Muon and to the AdamW beside it, whatever the keys above say.

@@ -345,6 +345,7 @@ OFF = {
 OFF_ARCH = {
     "mlp": "swiglu",
     "conv_bias": True,
+    "conv_2d": False,
     "width_multiple": 256,
     "num_registers": 0,
     "backprop_warmup_steps": 0,

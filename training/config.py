@@ -203,7 +203,9 @@ class PretrainConfig(RunConfig):
     @model_validator(mode="after")
     def _clues_are_augmentation(self) -> "PretrainConfig":
         if self.augment_clues and self.augment == "none":
-            raise ValueError(f"augment_clues={self.augment_clues} is part of augment=online; give that too, or augment_clues=0")
+            raise ValueError(
+                f"augment_clues={self.augment_clues} is part of augment=online; give that too, or augment_clues=0"
+            )
         return self
 
     @model_validator(mode="after")

@@ -108,14 +108,16 @@ class Trained:
     def on(self, split: Split) -> "Trained":
         """Return the model for the puzzles of a split, which may differ from those of its training.
 
-        A model that is free of sizes takes the sizes of the puzzles.
+        A model that is free of sizes takes the sizes of the puzzles. One that is free of the number
+        of tokens does if the puzzles have as many kinds of tokens.
 
         Raises:
             UserError: It is not free, and was built for other sizes; or it is a model of text.
         """
         arch, sizes = self.of_puzzles()
-        if arch.is_free_of_sizes:
-            return replace(self, sizes=Sizes.of(split))
+        of_split = Sizes.of(split)
+        if arch.is_free_of_sizes or (arch.is_free_of_seq_len and of_split.vocab_size == sizes.vocab_size):
+            return replace(self, sizes=of_split)
         require_same_sizes(sizes, split, arch, self.data)
         return self
 

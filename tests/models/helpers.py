@@ -3,6 +3,7 @@
 # B = batch, S = tokens, T = positions (prefix and tokens), D = hidden size, H = head size,
 # W = width of an MLP
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from models.base import RecursiveModel, SegmentOutput, State
 from models.block import Block, Level
 from models.depth import Depth
 from models.hrm import HRM
-from models.layers import ConvSwiGLU, NormalizedSwiGLU, SwiGLU
+from models.layers import BoardConv, ConvSwiGLU, NormalizedSwiGLU, SwiGLU
 from models.tokens import TokenConfig, TokenModel
 from training.precision import why_fp8_fails
 from utils.batch import Batch
@@ -244,8 +245,23 @@ def naive_attention(layer: Attention, x_TD: Tensor, theta: float | None) -> Tens
     return torch.cat(heads, dim=-1) @ layer.o_proj.weight.double().T
 
 
+def naive_board_conv(layer: BoardConv, x_TD: Tensor) -> Tensor:
+    """Return the sum over the neighbours of each cell. Positions before the board get the mean."""
+    prefix, side = layer.prefix_len, math.isqrt(len(x_TD) - layer.prefix_len)
+    board = x_TD[prefix:].double().view(side, side, -1)
+    out = torch.zeros_like(board)
+    for row, column in itertools.product(range(side), repeat=2):
+        for down, right in itertools.product((-1, 0, 1), repeat=2):
+            if 0 <= row + down < side and 0 <= column + right < side:
+                weight_D = layer.weight_D33[:, down + 1, right + 1].double()
+                out[row, column] += weight_D * board[row + down, column + right]
+    return torch.cat([board.mean((0, 1)).expand(prefix, -1), out.flatten(0, 1)])
+
+
 def naive_block(block: Block, x_TD: Tensor, theta: float | None) -> Tensor:
-    if block.mlp_t is not None:
+    if block.conv_2d is not None:
+        mixed_TD = naive_rms(x_TD.double() + naive_board_conv(block.conv_2d, x_TD))
+    elif block.mlp_t is not None:
         mixed_TD = naive_rms(x_TD.T.double() + naive_mlp(block.mlp_t, x_TD.T)).T
     else:
         assert block.self_attn is not None

@@ -12,6 +12,7 @@ from models.attention import rotary_tables
 from models.block import Block
 from models.layers import (
     MLPS,
+    BoardConv,
     ConvSwiGLU,
     Embedding,
     Linear,
@@ -38,7 +39,7 @@ def _randn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def _init(module: torch.nn.Module) -> None:
     for child in module.modules():
-        if isinstance(child, Linear | Embedding | ConvSwiGLU):
+        if isinstance(child, BoardConv | Linear | Embedding | ConvSwiGLU):
             fill(child.initial_values(_generator(7)))
 
 
@@ -124,6 +125,27 @@ def test_a_block_normalizes_after_each_sum(mlp: MlpKind, mlp_t: bool) -> None:
     x_TD = _randn(5, 12)
     y_BTD = block(x_TD[None], None if mlp_t else rotary_tables(5, 4, 50.0))
     torch.testing.assert_close(y_BTD[0].double(), naive_block(block, x_TD, 50.0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("prefix_len", [0, 1, 3])
+def test_a_convolution_over_the_board_equals_loops_over_neighbours(prefix_len: int) -> None:
+    block = Block(
+        hidden_size=12,
+        num_heads=3,
+        expansion=4.0,
+        width_multiple=16,
+        num_positions=99,
+        mlp_t=False,
+        conv_2d=True,
+        prefix_len=prefix_len,
+    )
+    _init(block)
+    for side in (2, 5):
+        x_TD = _randn(prefix_len + side * side, 12)
+        expected = naive_block(block, x_TD, None)
+        torch.testing.assert_close(block(x_TD[None], None)[0].double(), expected, rtol=1e-4, atol=1e-5)
+        first = block(x_TD[None], None, first_position_only=True)
+        torch.testing.assert_close(first[0].double(), expected[:1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("mlp", MLPS)
