@@ -104,6 +104,8 @@ def draw_reliability(bins: Mapping[str, Sequence[tuple[float, float, int]]], pat
         counts.bar(left, num, width=0.9 * width, align="edge", color=line.get_color())
     axis.set(ylabel="share of right answers", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     counts.set(xlabel="confidence, sigmoid(q_halt)", ylabel="answers", yscale="log")
+    # In a range of few powers of ten, Matplotlib would write numbers between them that overlap.
+    counts.tick_params(axis="y", which="minor", labelleft=False)
     for each in (axis, counts):
         each.grid(alpha=0.25)
         each.spines[["top", "right"]].set_visible(False)
