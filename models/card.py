@@ -19,6 +19,7 @@ from models import shapes_of
 from models.exported import Exported, ExportedText
 from models.published import PUZZLE_TABLE, Weights
 from models.se_mixer import SEMixerConfig
+from models.tokens import TokenConfig
 from utils.checkpoint.reader import Checkpoint
 from utils.command_line import Container, read_config
 from utils.config_files import typed_override
@@ -251,6 +252,8 @@ def _heading(facts: Facts) -> Iterator[str]:
     yield _ABOUT[arch.name]
     if isinstance(arch, SEMixerConfig) and arch.cells == "units":
         yield "It is told the rows, columns and boxes of a Sudoku (`arch.cells=units`)."
+    if isinstance(arch, TokenConfig) and arch.conv_2d:
+        yield "It is told which cells of a board are neighbours (`arch.conv_2d=true`)."
     table = f", and {facts.num_in_table:,} numbers in its puzzle table" if facts.num_in_table else ""
     yield f"It has {facts.num_parameters:,} parameters{table}."
 

@@ -48,7 +48,7 @@ class TokenConfig(CommonConfig):
 
     @property
     def is_free_of_seq_len(self) -> bool:
-        return self.conv_2d and self.pos_encodings != "learned" and not self.puzzle_emb_ndim
+        return self.conv_2d and self.pos_encodings != "learned"
 
     @property
     def puzzle_len(self) -> int:
@@ -82,6 +82,11 @@ class TokenConfig(CommonConfig):
     def _tokens_are_mixed_in_one_way(self) -> Self:
         if self.mlp_t and self.conv_2d:
             raise ValueError("mlp_t and conv_2d both say how tokens are mixed; set one of them to false")
+        if self.conv_2d and self.puzzle_emb_ndim:
+            raise ValueError(
+                "conv_2d does not carry the puzzle embedding to the cells; set puzzle_emb_ndim to 0, and num_registers "
+                "to 1 for a Q head that sees the whole board"
+            )
         return self
 
     @model_validator(mode="after")

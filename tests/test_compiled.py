@@ -50,7 +50,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "trm_mlp, whose backward pass grows": ("trm_mlp", {"backprop_warmup_steps": 3}),
     "trm, which keeps inputs of blocks": ("trm", {"activation_checkpointing": "block"}),
     "trm, which keeps inputs of calls": ("trm", {"activation_checkpointing": "cycle"}),
-    "trm_conv": ("trm_conv", {"puzzle_emb_ndim": 0, "num_registers": 1}),
+    "trm_conv": ("trm_conv", {}),
     "trm with three starts": ("trm", {"num_states": 3}),
     "se_rrm": ("se_rrm", {}),
     "se_mixer that is told the units": ("se_mixer", {"symbols": "side"}),

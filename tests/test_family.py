@@ -67,7 +67,7 @@ def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
 OTHER_FORWARD = {
     **{kind: [f"arch.mlp={kind}"] for kind in get_args(MlpKind) if kind != "swiglu"},
     **{f"{kind}, mlp_t": [f"arch.mlp={kind}", "arch.mlp_t=true"] for kind in get_args(MlpKind)},
-    "a convolution over the board": ["arch.conv_2d=true"],
+    "a convolution over the board": ["arch.conv_2d=true", "arch.puzzle_emb_ndim=0"],
     "registers instead of a puzzle": ["arch.num_registers=1", "arch.puzzle_emb_ndim=0"],
     "rope_2d behind registers": ["arch.pos_encodings=rope_2d", "arch.num_registers=3"],
     "learned": ["arch.pos_encodings=learned"],

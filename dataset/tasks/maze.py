@@ -36,6 +36,11 @@ class MazeTask(SquareTask):
         side = maze.side_of(seq_len)
         return None if side is None or vocab_size != maze.VOCAB_SIZE else cls(side)
 
+    def of_other_size(self, num_cells: int) -> MazeTask | None:
+        # Any square would be a maze. A row of a large maze must not be taken for a whole small one.
+        other = self.of_shape(num_cells, maze.VOCAB_SIZE)
+        return other if other is not None and maze.MIN_SIDE <= other.side <= maze.MAX_SIDE else None
+
     def parse(self, text: str, where: str) -> np.ndarray:
         token_of = {symbol: token for token, symbol in enumerate(maze.SYMBOLS) if 0 < token < maze.PATH}
         tokens_S = self._parse_cells(text, where, token_of, "# for a wall, blank, S and G")

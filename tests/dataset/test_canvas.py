@@ -205,3 +205,21 @@ def test_opened_datasets_share_a_canvas_only_if_asked(boards: dict[str, Path]) -
     assert alone.metadata.shape == (16, 6) and list(alone.sets) == ["all"]
     after_large = open_datasets(paths[:1], "test", numbered_by=paths[1:], any_size=True)
     assert after_large.metadata.shape == (36, 8) and list(after_large.sets) == ["s2x2.all"]
+
+
+def test_further_clues_are_answers_of_the_board_and_leave_the_rest_of_the_canvas() -> None:
+    num_shown = 0
+    steps = range(1, 9)
+    plain, clued = (augmented_batches(_mixed(), SINGLE, steps, most_clues=most) for most in (0.0, 0.9))
+    for without, batch in zip(plain, clued, strict=True):
+        for n in range(len(batch["inputs"])):
+            side = _side_of_example(batch, n)
+            board_S, outside = _board(batch["inputs"][n], side)
+            answers_S, _ = _board(batch["labels"][n], side)
+            before_S, _ = _board(without["inputs"][n], side)
+            is_shown_S = board_S != before_S
+            num_shown += int(is_shown_S.sum())
+            assert (outside == 0).all(), "a clue is outside of the board"
+            assert (board_S[is_shown_S] == answers_S[is_shown_S]).all()
+            assert board_S.max() <= side + 1
+    assert num_shown > 0

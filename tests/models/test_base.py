@@ -395,6 +395,8 @@ def test_freezing_removes_gradients_and_leaves_the_others_unchanged(
             "stablemax_cross_entropy",
         ),
         ({"head_dim": 16}, "Extra inputs"),
+        ({"mlp_t": True, "conv_2d": True}, "mlp_t and conv_2d both say how tokens are mixed"),
+        ({"conv_2d": True}, "conv_2d does not carry the puzzle embedding to the cells; set puzzle_emb_ndim to 0"),
     ],
 )
 def test_options_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -414,3 +416,4 @@ def test_an_integer_is_a_valid_expansion_and_odd_heads_are_valid_without_rotary(
     assert small_config(expansion=4).expansion == 4.0
     small_config(hidden_size=6, num_heads=2, pos_encodings="learned")
     small_config(hidden_size=6, num_heads=2, mlp_t=True)
+    small_config(hidden_size=6, num_heads=4, conv_2d=True, puzzle_emb_ndim=0)

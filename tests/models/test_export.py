@@ -261,6 +261,7 @@ def test_the_moving_average_is_exported_by_default(tmp_path: Path) -> None:
         ({"name": "urm", "mlp": "swiglu"}, "arch.mlp=swiglu, which the published code doesn't know; only conv_swiglu"),
         ({"name": "urm", "pos_encodings": "none"}, "arch.pos_encodings=none, which the published code doesn't know"),
         ({"name": "urm", "num_registers": 2}, "arch.num_registers=2, which the published code doesn't know"),
+        ({"conv_2d": True, "puzzle_emb_ndim": 0}, "arch.conv_2d=True, which the published code doesn't know"),
         ({"name": "hrm", "pos_encodings": "none"}, "arch.pos_encodings=none, which the published code doesn't know"),
         (
             {"name": "hrm", "puzzle_emb_len": 4},

@@ -63,8 +63,8 @@ MORE_CASES: list[tuple[str, str, int, dict[str, Any]]] = [
     ("fsdp", "hrm", 1, {"reshard_after_forward": False, "activation_checkpointing": "block"}),
     ("tp", "trm", 2, {"activation_checkpointing": "block"}),
     ("tp", "trm", 1, {"mlp_t": True}),
-    ("tp", "trm", 1, {"conv_2d": True}),
-    ("fsdp", "trm", 1, {"conv_2d": True}),
+    ("tp", "trm_conv", 1, {}),
+    ("fsdp", "trm_conv", 1, {}),
     ("fsdp_tp", "trm", 2, {"puzzle_table": "sharded"}),
 ]
 if WHY_NO_FP8 is None:
@@ -75,7 +75,7 @@ def _check_all(world: World, cases: list[tuple[str, str, int, dict[str, Any]]]) 
     wrong, expected = [], {}
     for name, arch, num_parts, options in cases:
         case = f"{name} {options} of {arch} in {num_parts} parts on {world.size} ranks"
-        changes = {key: options.get(key, False) for key in ("mlp_t", "conv_2d", "fp8_no_grad")}
+        changes = {key: options.get(key, False) for key in ("mlp_t", "fp8_no_grad")}
         if (key := (arch, *changes.values())) not in expected:
             expected[key] = by_one_process(arch, **changes)
         layout, its_world = layout_of(world, name, arch, num_parts, **options)

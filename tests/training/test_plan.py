@@ -300,6 +300,17 @@ def test_all_ranks_together_augment_like_one_process(data: Path) -> None:
     assert not torch.equal(drawn(8, 1), whole)
 
 
+def test_the_config_decides_whether_visits_show_further_clues(data: Path) -> None:
+    def description(**changes: object) -> str:
+        config = _small(data, augment="online", **changes)
+        augmentation = online_augmentation(config, open_data(config, SINGLE), SINGLE)
+        assert augmentation is not None
+        return augmentation.description
+
+    assert description() == "symmetries of Sudoku 2x2"
+    assert description(augment_clues=0.4) == "symmetries of Sudoku 2x2 with up to 40% of the blanks as clues"
+
+
 def test_a_run_without_a_step_is_refused(data: Path) -> None:
     config = _small(data, global_batch_size=64, epochs=2)
     with pytest.raises(UserError, match="2 epochs draw 60 examples, which don't fill one global batch of 64"):

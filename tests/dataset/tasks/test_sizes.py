@@ -14,7 +14,7 @@ ROW = "12...6789AbC...G"
 
 
 def _split(text: str, own: SudokuTask | MazeTask = FOUR) -> list[tuple[str, str]]:
-    return list(split_sizes(text, "stdin", own, own.of_other_size))  # type: ignore[arg-type]
+    return list(split_sizes(text, "stdin", own, own.of_other_size))
 
 
 @pytest.mark.parametrize("own", [FOUR, LARGE], ids=["small", "large"])
@@ -42,6 +42,16 @@ def test_incomplete_boards_are_refused() -> None:
         _split("......\n......\n")
     with pytest.raises(UserError, match=r"stdin:3 has 5 characters, but row 3 of this board needs 6"):
         _split("......\n......\n.....\n")
+
+
+@pytest.mark.parametrize("side", [8, 9, 10, 16, 25, 30])
+def test_a_maze_in_rows_is_one_maze(side: int) -> None:
+    rows = "\n".join(["#" * side] * side)
+    assert _split(rows, MazeTask(10)) == [("stdin:1", "#" * side * side)]
+
+
+def test_a_line_that_lacks_a_cell_is_one_puzzle() -> None:
+    assert _split("#" * 99, MazeTask(10)) == [("stdin:1", "#" * 99)]
 
 
 def test_a_line_of_a_maze_is_read_as_the_training_was() -> None:
