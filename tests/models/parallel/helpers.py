@@ -115,16 +115,16 @@ def train(
             {name: whole(layout, name, p.grad) for name, p in model.named_parameters() if p.grad is not None}
         )
         table = model.puzzle_embedding
-        assert table is not None
-        sparse_sign_sgd_(
-            table.weight,
-            carry.current["puzzle_identifiers"],
-            torch.cat([part.puzzle_rows_BE.grad for part in outputs]),  # type: ignore[union-attr, misc]
-            lr=TABLE_LR,
-            weight_decay=0.1,
-            num_slots=BATCH,
-            world=world,
-        )
+        if table is not None:
+            sparse_sign_sgd_(
+                table.weight,
+                carry.current["puzzle_identifiers"],
+                torch.cat([part.puzzle_rows_BE.grad for part in outputs]),  # type: ignore[union-attr, misc]
+                lr=TABLE_LR,
+                weight_decay=0.1,
+                num_slots=BATCH,
+                world=world,
+            )
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.grad is not None:
