@@ -478,8 +478,7 @@ class Source:
 
     def weights_fit(self, board: BoardTask) -> bool:
         """Return whether the trained weights fit a model for boards of another size."""
-        same_kinds = len(board.symbols) == len(self.board.symbols)
-        return self.arch.is_free_of_sizes or (self.arch.is_free_of_seq_len and same_kinds)
+        return self.arch.weights_fit(same_vocabulary=len(board.symbols) == len(self.board.symbols))
 
     def _parse(self, text: str, where: str) -> Puzzle:
         """Return a puzzle of text, of any size that the model reads."""

@@ -67,15 +67,14 @@ class OnlineAugmentation:
         """
         seq_len, vocab_size = split.metadata.seq_len, split.metadata.vocab_size
         task = task_of_shape(seq_len, vocab_size)
-        symmetries = _symmetries_of(split, task) if task is not None else None
-        if task is not None and symmetries is None:
-            raise UserError(f"{split.path} holds {task.title}, a task without symmetries; set augment=none")
-        if symmetries is None:
+        if task is None:
             raise UserError(
                 f"{split.path} has {seq_len} tokens of {vocab_size} kinds, a task whose symmetries are not known "
                 f"({KNOWN_SHAPES}); set augment=none"
             )
-        assert task is not None
+        symmetries = _symmetries_of(split, task)
+        if symmetries is None:
+            raise UserError(f"{split.path} holds {task.title}, a task without symmetries; set augment=none")
         clues = None
         if most_clues > 0:
             if task.blank is None:

@@ -75,6 +75,14 @@ class CommonConfig(DepthConfig):
         """Whether no weight depends on the number of tokens, so that other boards fit the model."""
         return self.is_free_of_sizes
 
+    def weights_fit(self, *, same_vocabulary: bool) -> bool:
+        """Return whether trained weights fit a model for boards of another size.
+
+        Args:
+            same_vocabulary: the other boards have as many kinds of tokens.
+        """
+        return self.is_free_of_sizes or (same_vocabulary and self.is_free_of_seq_len)
+
     @property
     def reads_boards_of_any_size(self) -> bool:
         """Whether a batch may mix boards of several sizes.

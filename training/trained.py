@@ -116,7 +116,7 @@ class Trained:
         """
         arch, sizes = self.of_puzzles()
         of_split = Sizes.of(split)
-        if arch.is_free_of_sizes or (arch.is_free_of_seq_len and of_split.vocab_size == sizes.vocab_size):
+        if arch.weights_fit(same_vocabulary=of_split.vocab_size == sizes.vocab_size):
             return replace(self, sizes=of_split)
         require_same_sizes(sizes, split, arch, self.data)
         return self
