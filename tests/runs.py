@@ -309,13 +309,15 @@ def _worker(hook: Hook, words: list[str]) -> None:
     sys.argv = words
     hook(int(os.environ["RANK"]))
     from pretrain import main
-    from utils.program import run
+    from utils import program
 
+    # After status 0 this function must return, because the agent waits for its result.
+    program.leave = lambda status, **_: sys.exit(status)  # type: ignore[attr-defined]
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        run(main)
+        program.run(main)
     except SystemExit as ended:
-        if ended.code:  # after status 0 this function must return, because the agent waits for its result
+        if ended.code:
             raise
     if signal.getsignal(signal.SIGTERM) is not handler:  # after a stop the agent stops too, and waits for no result
         os._exit(0)

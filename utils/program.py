@@ -82,4 +82,7 @@ def run(main: Callable[[World], None]) -> NoReturn:
         # Not sys.exit, because closing the process groups would wait for ranks that wait for this
         # one.
         os._exit(1)
-    leave(0 if mistake is None else 2)
+    # A thread of gloo frees the tensors of the last collective, and needs Python's lock for that.
+    # Python ends each thread that asks for the lock after finalization has begun. torch's C++ code
+    # can't be ended so, and aborts the process: a finished run would fail.
+    leave(0 if mistake is None else 2, finalize=world.size == 1)

@@ -1,5 +1,6 @@
 """Print lines for a person. If nobody can read them any more, the program goes on."""
 
+import atexit
 import os
 import sys
 from contextlib import suppress
@@ -53,16 +54,24 @@ def write(text: str, end: str = "\n") -> None:
         ) from error
 
 
-def leave(status: int) -> NoReturn:
+def leave(status: int, *, finalize: bool = True) -> NoReturn:
     """Exit with a status, even if the rest of the output can't be written.
 
     Python would exit with status 120 in that case.
+
+    Args:
+        finalize: whether Python frees its objects before the process ends. Without it, only the
+            functions that were registered with `atexit` run.
     """
+    if not finalize:
+        atexit._run_exitfuncs()
     for stream in filter(None, (sys.stdout, sys.stderr)):  # a stream that is closed from the start is None
         try:
             stream.flush()
         except OSError:
             _close(stream)
+    if not finalize:
+        os._exit(status)
     sys.exit(status)
 
 

@@ -1,4 +1,4 @@
-"""The shell of all programs: what it says before the ranks have met."""
+"""The shell of all programs: what it says before the ranks have met, and how it ends."""
 
 import os
 import subprocess
@@ -44,3 +44,48 @@ def test_a_mistake_in_the_environment_is_said_by_the_first_rank_alone() -> None:
 def test_launcher_single_ignores_the_environment() -> None:
     done = _run({"RANK": "1", "WORLD_SIZE": "2"}, "dist.launcher=single")
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+# The last collective ends after Python's finalization has begun: gloo's thread waits for Python's
+# lock, which the main thread does not give back before.
+_LATE = """
+import atexit, sys, time
+steps = []
+atexit.register(lambda: steps[0]())  # before torch registers its own, so that it runs last
+import torch
+import torch.distributed as dist
+from utils.program import run
+
+def main(world):
+    group = dist.new_group(backend="gloo")
+
+    def end():
+        sys.setswitchinterval(100)
+        group.allreduce([torch.ones(3)])
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            pass
+        print("all functions of atexit ran")
+
+    steps.append(end)
+
+run(main)
+"""
+
+
+def test_a_thread_of_gloo_that_still_needs_python_does_not_abort_the_end() -> None:
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    environment = without_launcher(os.environ) | place
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _LATE],
+            env=environment | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank, process in enumerate(ranks):
+        output, _ = process.communicate(timeout=120)
+        assert (process.returncode, output) == (0, "all functions of atexit ran\n"), f"rank {rank}:\n{output}"
