@@ -550,7 +550,7 @@ class Source:
                 f"{where} is an ARC task, but {self._is_for}; give its boards with puzzle= or csv=, or a checkpoint "
                 "that was trained on ARC"
             )
-        puzzles = []
+        puzzles, side = [], self.board.rows
         for task in tasks:
             identifier = self._rows.get(task.name, _BLANK_IDENTIFIER)
             notes: tuple[str, ...] = ()
@@ -560,9 +560,9 @@ class Source:
             ):
                 identifier, notes = _BLANK_IDENTIFIER, (self._not_seen(task),)
             for number, pair in enumerate(task.test, start=1):
-                output_S = None if pair.output is None else to_tokens(pair.output)
+                output_S = None if pair.output is None else to_tokens(pair.output, side=side)
                 name = f"{task.name} test {number}"
-                puzzles.append(Puzzle(name, to_tokens(pair.input), output_S, identifier, notes))
+                puzzles.append(Puzzle(name, to_tokens(pair.input, side=side), output_S, identifier, notes))
         return puzzles
 
     @cached_property

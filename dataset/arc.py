@@ -1,13 +1,15 @@
 """Read ARC tasks from JSON, convert grids to tokens, augment ARC tasks, and score votes.
 
 The tokens are the published ones: 0 is padding, 1 the end of a grid, and c + 2 is colour c. A
-sequence is a canvas of 30 x 30 cells.
+sequence is a canvas of 30 x 30 cells, or of a smaller square for ARC tasks with small grids.
 """
-# N = examples, S = cells of the canvas, hw = rows and columns of a grid, C = the ten colours
+# N = examples, S = cells of the canvas, L = its side, hw = rows and columns of a grid,
+# C = the ten colours
 
 import gzip
 import hashlib
 import json
+import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,8 @@ import numpy as np
 from utils.errors import UserError
 from utils.text import one_line
 
-SIDE = 30
+SIDE = 30  # of the published canvas, and of the largest grid
+MIN_SIDE = 5  # of a canvas
 SEQ_LEN = SIDE * SIDE
 NUM_COLOURS = 10
 PADDING, END, FIRST_COLOUR = 0, 1, 2
@@ -190,6 +193,15 @@ def _kind(value: Any) -> str:
 # Grids and tokens
 
 
+def side_of(seq_len: int) -> int | None:
+    """Return the side of a canvas with so many cells; None if no canvas of ARC has as many.
+
+    No canvas has a side of 10, because a Sudoku of 10x10 cells would have as many kinds of tokens.
+    """
+    side = math.isqrt(seq_len)
+    return side if side * side == seq_len and MIN_SIDE <= side <= SIDE and side != NUM_COLOURS else None
+
+
 def framed(grid_hw: np.ndarray) -> np.ndarray:
     """Return the tokens of a grid with end markers below it and to its right, (h + 1, w + 1) uint8.
 
@@ -202,22 +214,25 @@ def framed(grid_hw: np.ndarray) -> np.ndarray:
     return tokens
 
 
-def to_tokens(grid_hw: np.ndarray, top: int = 0, left: int = 0) -> np.ndarray:
+def to_tokens(grid_hw: np.ndarray, top: int = 0, left: int = 0, *, side: int = SIDE) -> np.ndarray:
     """Return the canvas with a grid whose first cell is at (top, left), (S,) uint8.
 
     End markers beyond the edge of the canvas are left out.
+
+    Args:
+        side: of the canvas.
 
     Raises:
         UserError: The grid goes over the edge of the canvas.
     """
     height, width = grid_hw.shape
-    if min(top, left) < 0 or max(top + height, left + width) > SIDE:
+    if min(top, left) < 0 or max(top + height, left + width) > side:
         raise UserError(
-            f"a grid of {height}x{width} at ({top}, {left}) goes over the edge of {SIDE}x{SIDE}; give a smaller one"
+            f"a grid of {height}x{width} at ({top}, {left}) goes over the edge of {side}x{side}; give a smaller one"
         )
-    canvas = np.full((SIDE + 1, SIDE + 1), PADDING, dtype=np.uint8)
+    canvas = np.full((side + 1, side + 1), PADDING, dtype=np.uint8)
     canvas[top : top + height + 1, left : left + width + 1] = framed(grid_hw)
-    return canvas[:SIDE, :SIDE].reshape(-1)
+    return canvas[:side, :side].reshape(-1)
 
 
 def crop(tokens_NS: np.ndarray) -> list[np.ndarray]:
@@ -227,12 +242,13 @@ def crop(tokens_NS: np.ndarray) -> list[np.ndarray]:
     equally large rectangles it is the one with fewer rows, as published. If the first cell is not a
     colour, the grid is 0 x 0.
     """
-    canvas_NRC = tokens_NS.reshape(-1, SIDE, SIDE)
+    side = math.isqrt(tokens_NS.shape[1])
+    canvas_NRC = tokens_NS.reshape(-1, side, side)
     is_colour_NRC = (canvas_NRC >= FIRST_COLOUR) & (canvas_NRC < VOCAB_SIZE)
     # How far colours reach from the left in each row, and how far in all rows down to it.
     run_NR = np.logical_and.accumulate(is_colour_NRC, axis=2).sum(2)
     width_NR = np.minimum.accumulate(run_NR, axis=1)
-    area_NR = width_NR * np.arange(1, SIDE + 1)
+    area_NR = width_NR * np.arange(1, side + 1)
     last_N = area_NR.argmax(1)
     grids = []
     for canvas_RC, last, widths_R, areas_R in zip(canvas_NRC, last_N, width_NR, area_NR, strict=True):

@@ -16,8 +16,6 @@ import numpy as np
 from dataset.arc import (
     CONFIDENCE_UNIT,
     NUM_COLOURS,
-    SEQ_LEN,
-    VOCAB_SIZE,
     Candidate,
     Task,
     Votes,
@@ -67,7 +65,7 @@ class ArcVotes:
             raise UserError(f"{split.path}: votes are of one dataset at a time; evaluate each by itself")
         if len(split.sets) > 1:
             raise UserError(f"{split.path}: votes are of one set, not of {', '.join(split.sets)}; give evaluators=[]")
-        if (metadata.seq_len, metadata.vocab_size) != (SEQ_LEN, VOCAB_SIZE):
+        if ArcTask.of_shape(metadata.seq_len, metadata.vocab_size) is None:
             raise UserError(
                 f"{split.path} has {metadata.seq_len} tokens of {metadata.vocab_size} kinds, {ArcTask.wrong_shape}"
             )

@@ -2,10 +2,11 @@
 
 Every ARC task is a group: a puzzle and up to --num-aug augmented versions. A version may turn or
 mirror the grids and permute all colours but black. In the training split grids also move on the
-canvas. The files and the settings, with the seed, decide every byte of the dataset. The dataset
-appears under its name only when it is whole.
+canvas. A smaller canvas holds only the ARC tasks whose grids fit on it. The files and the settings,
+with the seed, decide every byte of the dataset. The dataset appears under its name only when it is
+whole.
 """
-# A = versions of an ARC task, E = examples in one version, S = cells of the canvas,
+# A = versions of an ARC task, E = examples in one version, S = cells of the canvas, L = its side,
 # T = kinds of tokens
 
 import contextlib
@@ -28,10 +29,10 @@ import numpy as np
 from dataset.arc import (
     END,
     FIRST_COLOUR,
+    MIN_SIDE,
     NUM_TRANSFORMS,
     PADDING,
     SEPARATOR,
-    SEQ_LEN,
     SIDE,
     VOCAB_SIZE,
     Augmentations,
@@ -42,6 +43,7 @@ from dataset.arc import (
     draw_augmentations,
     framed,
     read_tasks,
+    side_of,
     transform,
 )
 from dataset.builder import MAX_ROWS, SPLITS, SplitWriter, finish, new_dataset, progress, record_of, summary
@@ -78,6 +80,9 @@ examples:
   python -m dataset.build_arc_dataset --keep-colours --input-file-prefix kaggle/combined/arc-agi \\
       --output-dir data/arc1concept_d --subsets training evaluation concept --test-set-name evaluation
 
+  # small grids for a small computer: the ARC tasks with grids of at most 12x12, on a canvas of 12x12
+  python dataset/build_arc_dataset.py --side 12 --num-aug 100 --output-dir data/arc-12x12
+
 Files may be .json or .json.gz. All pairs of a training task are trained on. The demonstrations of a
 test task are trained on too, and its test pairs are the test split. From a test set without
 solutions you get a dataset for a submission. An old dataset in the output folder is replaced once
@@ -101,6 +106,7 @@ class Settings:
     seed: int
     allow_leak: bool
     keep_colours: bool
+    side: int
 
 
 class Source(NamedTuple):
@@ -130,7 +136,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     """
     parser = Parser(
         "build_arc_dataset.py",
-        description="Build an ARC dataset. Inputs and labels are grids on a canvas of 30 x 30 cells.",
+        description="Build an ARC dataset. Inputs and labels are grids on a canvas of 30 x 30 cells, or fewer.",
         epilog=EXAMPLES,
     )
     add = parser.add_argument
@@ -140,6 +146,13 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         "--keep-colours",
         action="store_true",
         help="only turn and mirror, in all eight ways, instead of --num-aug random versions",
+    )
+    add(
+        "--side",
+        type=int,
+        metavar="L",
+        default=SIDE,
+        help="a canvas of L x L cells, without the ARC tasks that have a larger grid (default: %(default)s)",
     )
     add("--seed", type=int, metavar="N", default=42, help="seed of all random choices (default: 42)")
     add(
@@ -167,6 +180,11 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 
     settings = Settings(**vars(parser.parse_args(argv)))
     check_at_least(settings, num_aug=0, seed=0)
+    if side_of(settings.side**2) is None:
+        raise UserError(
+            f"--side is {settings.side}, but a canvas has a side from {MIN_SIDE} to {SIDE}, and not 10 (the shape "
+            "of a Sudoku of 10x10); give another"
+        )
     check_exclusive(settings, "dataset_dirs", "input_file_prefix")
     if settings.input_file_prefix is None:
         for option in given(settings, "subsets", "test_set_name"):
@@ -188,11 +206,32 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 
 
 def load_sources(settings: Settings) -> list[Source]:
-    """Read the ARC tasks of all folders or files.
+    """Read the ARC tasks of all folders or files whose grids fit on the canvas.
 
     Raises:
-        UserError: A file is missing or holds something else than ARC tasks.
+        UserError: A file is missing or holds something else than ARC tasks, or no test task fits.
     """
+    sources = _read_sources(settings)
+    if settings.side == SIDE:
+        return sources
+    fitting = [
+        source._replace(tasks=[task for task in source.tasks if _side(task) <= settings.side]) for source in sources
+    ]
+    size = f"{settings.side}x{settings.side}"
+    if not any(source.tasks for source in fitting if source.is_test):
+        raise UserError(f"no ARC task of the test set has only grids of at most {size}; give a larger --side")
+    num, num_fitting = (sum(len(source.tasks) for source in each) for each in (sources, fitting))
+    tell(f"note: {num_fitting:,} of {num:,} ARC tasks have only grids of at most {size}; the others are left out")
+    return fitting
+
+
+def _side(task: Task) -> int:
+    """Return the largest number of rows or columns of a grid of the ARC task."""
+    grids = [grid for pair in task.train + task.test for grid in (pair.input, pair.output) if grid is not None]
+    return max(max(grid.shape) for grid in grids)
+
+
+def _read_sources(settings: Settings) -> list[Source]:
     if settings.dataset_dirs is not None:
         return _read_folders(settings.dataset_dirs)
     assert settings.input_file_prefix is not None and settings.subsets is not None
@@ -388,7 +427,10 @@ def write_splits(folder: Path, puzzles: Sequence[Puzzle], drawn: Sequence[Augmen
         writers = {
             split: stack.enter_context(
                 SplitWriter(
-                    folder / split, seq_len=SEQ_LEN, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=num_identifiers
+                    folder / split,
+                    seq_len=settings.side**2,
+                    vocab_size=VOCAB_SIZE,
+                    num_puzzle_identifiers=num_identifiers,
                 )
             )
             for split in SPLITS
@@ -404,21 +446,22 @@ def write_splits(folder: Path, puzzles: Sequence[Puzzle], drawn: Sequence[Augmen
                 if not pairs:
                     continue
                 if split == "train":
-                    places_AE2 = draw_places(pairs, found.transforms_A, _rng(settings, puzzle, _TRANSLATE))
+                    rng = _rng(settings, puzzle, _TRANSLATE)
+                    places_AE2 = draw_places(pairs, found.transforms_A, rng, settings.side)
                 else:
                     places_AE2 = np.zeros((num_versions, len(pairs), 2), dtype=np.int64)
                 step = max(1, CHUNK_ROWS // len(pairs))
                 for start in range(0, num_versions, step):
                     chunk = slice(start, start + step)
                     versions = Augmentations(found.transforms_A[chunk], found.permutations_AC[chunk])
-                    inputs_NS, labels_NS = rows_of(pairs, versions, places_AE2[chunk])
+                    inputs_NS, labels_NS = rows_of(pairs, versions, places_AE2[chunk], settings.side)
                     sizes_P = np.full(len(versions.transforms_A), len(pairs))
                     writers[split].add(inputs_NS, labels_NS, sizes_P, identifiers_A[chunk])
                 writers[split].end_groups(np.array([num_versions]))
             bar.update(num_versions)
 
 
-def draw_places(pairs: Sequence[Pair], transforms_A: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def draw_places(pairs: Sequence[Pair], transforms_A: np.ndarray, rng: np.random.Generator, side: int) -> np.ndarray:
     """Draw the row and the column at which the grids of each example begin, (A, E, 2).
 
     Both grids of an example begin there and stay on the canvas. One random example of each version
@@ -429,13 +472,15 @@ def draw_places(pairs: Sequence[Pair], transforms_A: np.ndarray, rng: np.random.
     )
     is_transposed_8 = [transform(np.empty((1, 2)), number).shape == (2, 1) for number in range(NUM_TRANSFORMS)]
     is_transposed_A11 = np.array(is_transposed_8)[transforms_A][:, None, None]
-    places_AE2 = rng.integers(SIDE + 1 - np.where(is_transposed_A11, sizes_E2[:, ::-1], sizes_E2))
+    places_AE2 = rng.integers(side + 1 - np.where(is_transposed_A11, sizes_E2[:, ::-1], sizes_E2))
     stays_A = rng.integers(len(pairs), size=len(transforms_A))
     places_AE2[np.arange(len(transforms_A)), stays_A] = 0
     return places_AE2
 
 
-def rows_of(pairs: Sequence[Pair], versions: Augmentations, places_AE2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def rows_of(
+    pairs: Sequence[Pair], versions: Augmentations, places_AE2: np.ndarray, side: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the inputs and the labels of all examples, (A * E, S) uint8 each.
 
     The rows are ordered by version, then by example. The label of an unknown output is padding,
@@ -443,7 +488,7 @@ def rows_of(pairs: Sequence[Pair], versions: Augmentations, places_AE2: np.ndarr
     """
     num_versions, num_examples = places_AE2.shape[:2]
     # The canvases have room for end markers beyond the edge, which are cut off at the end.
-    canvases = np.full((2, num_versions, num_examples, SIDE + 1, SIDE + 1), PADDING, dtype=np.uint8)
+    canvases = np.full((2, num_versions, num_examples, side + 1, side + 1), PADDING, dtype=np.uint8)
     tokens_AT = np.empty((num_versions, VOCAB_SIZE), dtype=np.uint8)
     tokens_AT[:, [PADDING, END]] = PADDING, END
     tokens_AT[:, FIRST_COLOUR:] = versions.permutations_AC + np.uint8(FIRST_COLOUR)
@@ -457,7 +502,7 @@ def rows_of(pairs: Sequence[Pair], versions: Augmentations, places_AE2: np.ndarr
                 rows = places_AE2[which, e, 0][:, None, None] + np.arange(tokens.shape[0])[:, None]
                 columns = places_AE2[which, e, 1][:, None, None] + np.arange(tokens.shape[1])
                 canvas_AERC[which[:, None, None], e, rows, columns] = tokens_AT[which][:, tokens]
-    inputs_NS, labels_NS = canvases[..., :SIDE, :SIDE].reshape(2, -1, SEQ_LEN)
+    inputs_NS, labels_NS = canvases[..., :side, :side].reshape(2, -1, side * side)
     return inputs_NS, labels_NS
 
 
@@ -509,7 +554,7 @@ def build(settings: Settings) -> str:
         num_versions = sum(num for num, num_pairs in sizes if num_pairs)
         num_examples = sum(num * num_pairs for num, num_pairs in sizes)
         lines.append(f"{split:<5}  {num_examples:,} examples of {num_versions:,} versions of {num_tasks:,} tasks")
-    lines.append(f"tokens padding 0, end 1, colours from 2: vocab_size {VOCAB_SIZE}, seq_len {SEQ_LEN}")
+    lines.append(f"tokens padding 0, end 1, colours from 2: vocab_size {VOCAB_SIZE}, seq_len {settings.side**2}")
     return summary(settings.output_dir, started, lines, fingerprints)
 
 

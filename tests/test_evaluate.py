@@ -701,7 +701,10 @@ def test_mistakes_are_noticed_before_any_work(
     of_file = [f"checkpoint={weights}", f"data_path={puzzles}", *TYPED_ARCH]
     for typed, expected in (
         ([f"checkpoint={run}", f"vote_with=[{run}]"], "but only answers of ARC vote; leave it out"),
-        ([f"checkpoint={run}", "evaluators=[arc]"], "has 16 tokens of 6 kinds, but ARC 900 of 12"),
+        (
+            [f"checkpoint={run}", "evaluators=[arc]"],
+            "has 16 tokens of 6 kinds, but ARC 900 (or a smaller square) of 12",
+        ),
         ([f"checkpoint={run}", "tta=1"], "tta: input should be greater than or equal to 2, but it is 1"),
         ([f"checkpoint={run}", "save_outputs=[guesses]"], "save_outputs"),
         ([f"checkpoint={run}", "num_steps=0"], "num_steps: input should be greater than 0"),

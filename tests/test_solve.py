@@ -491,6 +491,17 @@ def test_an_arc_task(arc_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch,
     assert second["reason"] == "1 of 2 cells not as in the output"
 
 
+def test_an_arc_task_on_a_small_canvas(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = _board_run(tmp_path / "a", 25, arc.VOCAB_SIZE, ["<blank>"])
+    answers = [arc.to_tokens(np.array(grid, dtype=np.uint8), side=5) for grid in ([[5, 5]], [[5, 6]])]
+    monkeypatch.setattr(more_compute, "trace", _answering(answers))
+    status, text = call(f"checkpoint={run}", f"puzzle={json.dumps({'known': TASK})}")
+    assert status == 0 and text.count("solved: the output that the task gives") == 2
+    large = {**TASK, "test": [{"input": [[0] * 6]}]}
+    with pytest.raises(UserError, match=r"a grid of 1x6 at \(0, 0\) goes over the edge of 5x5"):
+        call(f"checkpoint={run}", f"puzzle={json.dumps({'large': large})}")
+
+
 def test_an_arc_task_without_outputs(
     arc_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

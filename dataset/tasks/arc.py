@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,26 +33,30 @@ _ARC_COLORS = (
 
 
 class ArcTask(BoardTask):
-    """ARC grids on a canvas. dataset/arc.py lists the tokens.
+    """ARC grids on a canvas of `side` x `side` cells. dataset/arc.py lists the tokens.
 
     Only the grid that is cropped from an answer counts.
     """
 
     kind = "arc"
     singular, plural = "an ARC grid", "ARC"
-    shapes = f"ARC: {arc.SEQ_LEN} of {arc.VOCAB_SIZE}"
-    wrong_shape = f"but ARC {arc.SEQ_LEN} of {arc.VOCAB_SIZE}; leave the votes out"
+    shapes = f"ARC: {arc.SEQ_LEN} (or a smaller square) of {arc.VOCAB_SIZE}"
+    wrong_shape = f"but ARC {arc.SEQ_LEN} (or a smaller square) of {arc.VOCAB_SIZE}; leave the votes out"
     checked = "ARC: grids that are no rectangle of colours with end markers; input and label in different places."
     same_examples = "in ARC wherever on the canvas the grids stand"
     lets_vote = True
-    name, title, side = "arc", "ARC", arc.SIDE
-    rows = columns = arc.SIDE
+    name = "arc"
     tokens = ("padding", "end of the grid", *(f"colour {number}" for number in range(arc.NUM_COLOURS)))
     _colors_are_marks = False
 
+    def __init__(self, side: int = arc.SIDE) -> None:
+        self.title = "ARC" if side == arc.SIDE else f"ARC {side}x{side}"
+        self.side = self.rows = self.columns = side
+
     @classmethod
     def of_shape(cls, seq_len: int, vocab_size: int) -> ArcTask | None:
-        return cls() if (seq_len, vocab_size) == (arc.SEQ_LEN, arc.VOCAB_SIZE) else None
+        side = arc.side_of(seq_len)
+        return None if side is None or vocab_size != arc.VOCAB_SIZE else cls(side)
 
     def plain(self, tokens_S: np.ndarray) -> list[list[int]]:
         return arc.crop(tokens_S[None])[0].tolist()
@@ -137,7 +142,8 @@ def _grids(tokens_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         Whether the canvas holds exactly one grid with correct end markers, (N,) bool, and the
         number of the grid's first cell, (N,).
     """
-    tokens_NLL = tokens_NS.reshape(-1, arc.SIDE, arc.SIDE)
+    side = math.isqrt(tokens_NS.shape[1])
+    tokens_NLL = tokens_NS.reshape(-1, side, side)
     is_grid_NLL = tokens_NLL >= arc.FIRST_COLOUR
     rows_NL, columns_NL = (np.logical_or.reduce(is_grid_NLL, axis=axis) for axis in (2, 1))
     below_NL, right_NL = _line_after(rows_NL), _line_after(columns_NL)
@@ -146,7 +152,7 @@ def _grids(tokens_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     right_N &= (is_grid_NLL == (rows_NL[:, :, None] & columns_NL[:, None, :])).all(axis=(1, 2))
     ends_NLL = (below_NL[:, :, None] & columns_NL[:, None, :]) | (rows_NL[:, :, None] & right_NL[:, None, :])
     right_N &= ((tokens_NLL == arc.END) == ends_NLL).all(axis=(1, 2))
-    return right_N, rows_NL.argmax(axis=1) * arc.SIDE + columns_NL.argmax(axis=1)
+    return right_N, rows_NL.argmax(axis=1) * side + columns_NL.argmax(axis=1)
 
 
 def _line_after(lines_NL: np.ndarray) -> np.ndarray:
@@ -193,7 +199,8 @@ def _transform_grid(tokens_BS: torch.Tensor, transform_B: torch.Tensor, names_BV
     """
     import torch  # only here, because most programs that import the tasks do not need it
 
-    is_grid_BLL = (tokens_BS >= arc.FIRST_COLOUR).view(-1, arc.SIDE, arc.SIDE)
+    side = math.isqrt(tokens_BS.shape[1])
+    is_grid_BLL = (tokens_BS >= arc.FIRST_COLOUR).view(-1, side, side)
     in_row_BL, in_column_BL = is_grid_BLL.any(2), is_grid_BLL.any(1)
     # Sums are sizes, because grids have no holes. argmax returns the first of equal values. Without
     # a grid all sizes are 0.
@@ -203,10 +210,10 @@ def _transform_grid(tokens_BS: torch.Tensor, transform_B: torch.Tensor, names_BV
     top_B, left_B = torch.where(transposed_B, left_B, top_B), torch.where(transposed_B, top_B, left_B)
     height_B, width_B = torch.where(transposed_B, width_B, height_B), torch.where(transposed_B, height_B, width_B)
 
-    sources_BS = _box_sources(transform_B, top_B, left_B, height_B, width_B)
+    sources_BS = _box_sources(transform_B, top_B, left_B, height_B, width_B, side)
     grid_BS = rename(tokens_BS.gather(1, sources_BS), names_BV)
 
-    places = torch.arange(arc.SIDE, device=tokens_BS.device)
+    places = torch.arange(side, device=tokens_BS.device)
     down_BL, across_BL = places - top_B[:, None], places - left_B[:, None]
     in_row_BL = (down_BL >= 0) & (down_BL < height_B[:, None])
     in_column_BL = (across_BL >= 0) & (across_BL < width_B[:, None])
@@ -230,6 +237,7 @@ def _box_sources(
     left_B: torch.Tensor,
     height_B: torch.Tensor,
     width_B: torch.Tensor,
+    side: int,
 ) -> torch.Tensor:
     """Return for each cell of a transformed canvas the number of the original cell, (B, S) int64.
 
@@ -239,16 +247,17 @@ def _box_sources(
         transform_B: the number of the transform, int64.
         top_B, left_B, height_B, width_B: the box after the transform, int64. A transposed box has
             its row and column exchanged, so that it stays on the canvas.
+        side: of the canvas.
     """
     import torch
 
     transposed_B, upside_down_B, mirrored_B = _transform_bits(transform_B)
-    places = torch.arange(arc.SIDE, device=transform_B.device)
+    places = torch.arange(side, device=transform_B.device)
     down_BL = places - top_B[:, None]
     across_BL = places - left_B[:, None]
     down_BL = torch.where(upside_down_B[:, None], height_B[:, None] - 1 - down_BL, down_BL) + top_B[:, None]
     across_BL = torch.where(mirrored_B[:, None], width_B[:, None] - 1 - across_BL, across_BL) + left_B[:, None]
     swap_B1 = transposed_B[:, None]
-    sources_BLL = torch.where(swap_B1, down_BL, down_BL * arc.SIDE)[:, :, None]
-    sources_BLL = sources_BLL + torch.where(swap_B1, across_BL * arc.SIDE, across_BL)[:, None, :]
-    return sources_BLL.flatten(1).clamp(0, arc.SEQ_LEN - 1)
+    sources_BLL = torch.where(swap_B1, down_BL, down_BL * side)[:, :, None]
+    sources_BLL = sources_BLL + torch.where(swap_B1, across_BL * side, across_BL)[:, None, :]
+    return sources_BLL.flatten(1).clamp(0, side * side - 1)

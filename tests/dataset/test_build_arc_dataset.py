@@ -13,8 +13,11 @@ import pytest
 
 from dataset import build_arc_dataset
 from dataset.arc import SIDE, crop, grid_key, parse_name, to_tokens, undo
+from dataset.arc_votes import ArcVotes
 from dataset.build_arc_dataset import load_sources, main, make_puzzles, parse_settings
 from dataset.schema import PuzzleSet, Split, SplitName, open_split
+from dataset.validate import main as main_of_validate
+from utils.dist.world import World
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REAL_TASKS = REPOSITORY.parent / "shared" / "data" / "arc"
@@ -511,6 +514,49 @@ def test_task_names_that_identifiers_cannot_hold_are_refused(
     prefix = _write_combined(tmp_path, e={name: EVALUATION["c"]})
     options = ("--input-file-prefix", prefix, "--subsets", "e", "--test-set-name", "e")
     assert f"a task is called {name!r}" in _error(capsys, tmp_path / "data", *options)
+
+
+def test_a_small_canvas_holds_the_tasks_with_small_grids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+
+    def task(*sides: int) -> dict[str, list[dict[str, Grid]]]:
+        pairs = [{name: rng.integers(10, size=(side, 2)).tolist() for name in ("input", "output")} for side in sides]
+        return {"train": pairs[:-1], "test": pairs[-1:]}
+
+    folder = _write_folders(
+        tmp_path / "tasks",
+        training={"small": task(5, 5), "large": task(5, 6)},
+        evaluation={"s": task(2, 5), "l": task(2, 6), "x": task(6, 2)},
+    )
+    splits = _build(tmp_path / "data", "--dataset-dirs", folder, "--side", 5, "--num-aug", 3)
+    assert "note: 2 of 5 ARC tasks have only grids of at most 5x5; the others are left out" in capsys.readouterr().err
+    assert all((split.metadata.seq_len, split.metadata.vocab_size) == (25, 12) for split in splits.values())
+    names = json.loads((tmp_path / "data" / "identifiers.json").read_text())
+    assert {name.partition("|||")[0] for name in names[1:]} == {"small", "s"}
+    assert main_of_validate([str(tmp_path / "data")]) == 0
+
+    votes, world = ArcVotes(splits["test"]), World()
+    (tests,) = splits["test"].sets.values()
+    identifiers_N = np.repeat(tests.puzzle_identifiers, np.diff(tests.puzzle_indices))
+    votes.add(identifiers_N, tests.inputs, tests.labels, np.ones(len(tests.inputs)))
+    assert votes.num_tasks == 1 and set(votes.result(world).values()) == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("side", "said"),
+    [
+        (10, "--side is 10, but a canvas has a side from 5 to 30, and not 10 (the shape of a Sudoku"),
+        (4, "--side is 4, but a canvas has a side from 5 to 30"),
+        (31, "--side is 31, but a canvas has a side from 5 to 30"),
+        (5, "no ARC task of the test set has only grids of at most 5x5; give a larger --side"),
+    ],
+)
+def test_a_canvas_on_which_nothing_fits_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], side: int, said: str
+) -> None:
+    tasks = {"a": {"train": [{"input": [[1] * 6], "output": [[2]]}], "test": [{"input": [[3]]}]}}
+    folder = _write_folders(tmp_path / "tasks", training=tasks, evaluation=tasks)
+    assert said in _error(capsys, tmp_path / "data", "--dataset-dirs", folder, "--side", side)
 
 
 @pytest.mark.parametrize("how", [["dataset/build_arc_dataset.py"], ["-m", "dataset.build_arc_dataset"]])

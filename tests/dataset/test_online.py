@@ -160,7 +160,7 @@ def test_the_shape_tells_the_task(seq_len: int, vocab_size: int, description: st
     assert built.description == description
 
 
-@pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 12), (80, 6), (64, 11), (900, 11), (16, 12)])
+@pytest.mark.parametrize(("seq_len", "vocab_size"), [(82, 12), (80, 6), (64, 11), (900, 11), (16, 12)])
 def test_unknown_shapes_are_refused(seq_len: int, vocab_size: int) -> None:
     split = split_with(np.ones((2, seq_len), np.uint8), np.ones((2, seq_len), np.uint8), vocab_size)
     with pytest.raises(ValueError, match=f"has {seq_len} tokens of {vocab_size} kinds.*augment=none"):

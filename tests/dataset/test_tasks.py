@@ -39,8 +39,11 @@ GENERAL = (
         ((36, 6), "maze 6x6"),
         ((900, 6), "maze 30x30"),
         ((900, 12), "arc"),
+        ((144, 12), "arc"),
+        ((100, 12), None),  # a Sudoku of 10x10 would have this shape
         ((35, 6), None),
-        ((81, 12), None),
+        ((82, 12), None),
+        ((961, 12), None),
         ((900, 11), None),
     ],
 )

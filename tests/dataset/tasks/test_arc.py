@@ -161,6 +161,35 @@ def test_an_ignored_cell_of_a_grid_stays_ignored() -> None:
     assert (batch["labels"][:, 31] == IGNORE_LABEL).all()
 
 
+@pytest.mark.parametrize("side", [5, 9, 12, 29])
+def test_a_small_canvas_is_the_corner_of_a_large_one(side: int) -> None:
+    """Its tokens, its grids and its symmetries are."""
+    rng = np.random.default_rng(side)
+    num = 64
+    cases = []
+    for _ in range(num):
+        height, width = rng.integers(1, side + 1, 2).tolist()
+        top, left = (int(rng.integers(0, side + 1 - size)) for size in (height, width))
+        cases.append((rng.integers(0, 10, (height, width)).astype(np.uint8), top, left))
+
+    def corner(canvas_BS: np.ndarray) -> np.ndarray:
+        return canvas_BS.reshape(num, arc.SIDE, arc.SIDE)[:, :side, :side].reshape(num, -1)
+
+    small_BS = np.stack([arc.to_tokens(*case, side=side) for case in cases])
+    large_BS = np.stack([arc.to_tokens(*case) for case in cases])
+    np.testing.assert_array_equal(small_BS, corner(large_BS))
+    for small_hw, large_hw in zip(arc.crop(small_BS), arc.crop(large_BS), strict=True):
+        np.testing.assert_array_equal(small_hw, large_hw)
+    right_N, first_N = _grids(small_BS)
+    assert right_N.all() and first_N.tolist() == [top * side + left for _, top, left in cases]
+
+    symmetries = ArcSymmetries()
+    chosen = symmetries.choose(rng.random((num, symmetries.num_draws)), np.arange(num))
+    of_batch = {name: torch.from_numpy(array) for name, array in chosen.items()}
+    small, large = (symmetries.apply(tensors(rows_BS, rows_BS), of_batch) for rows_BS in (small_BS, large_BS))
+    np.testing.assert_array_equal(small["inputs"].numpy(), corner(large["inputs"].numpy()))
+
+
 def test_every_arc_transform_and_colour_is_drawn_about_equally_often() -> None:
     symmetries, num = ArcSymmetries(), 8000
     chosen = symmetries.choose(np.random.default_rng(0).random((num, symmetries.num_draws)), np.arange(num))
