@@ -3,8 +3,7 @@
 The tokens are the published ones: 0 is padding, 1 the end of a grid, and c + 2 is colour c. A
 sequence is a canvas of 30 x 30 cells, or of a smaller square for ARC tasks with small grids.
 """
-# N = examples, S = cells of the canvas, L = its side, hw = rows and columns of a grid,
-# C = the ten colours
+# N = examples, S = cells of the canvas, hw = rows and columns of a grid, C = the ten colours
 
 import gzip
 import hashlib
@@ -49,9 +48,14 @@ class Pair:
     output: np.ndarray | None
 
     @property
+    def grids(self) -> list[np.ndarray]:
+        """The input, and the output if it is known."""
+        return [self.input] if self.output is None else [self.input, self.output]
+
+    @property
     def key(self) -> bytes:
         """Bytes that are equal exactly for pairs with the same contents."""
-        return grid_key(self.input) + (b"" if self.output is None else grid_key(self.output))
+        return b"".join(map(grid_key, self.grids))
 
 
 @dataclass(frozen=True)
@@ -196,10 +200,11 @@ def _kind(value: Any) -> str:
 def side_of(seq_len: int) -> int | None:
     """Return the side of a canvas with so many cells; None if no canvas of ARC has as many.
 
-    No canvas has a side of 10, because a Sudoku of 10x10 cells would have as many kinds of tokens.
+    No canvas has a side of 10, because a Sudoku of that side has 12 kinds of tokens, too.
     """
     side = math.isqrt(seq_len)
-    return side if side * side == seq_len and MIN_SIDE <= side <= SIDE and side != NUM_COLOURS else None
+    is_of_sudoku = side + 2 == VOCAB_SIZE
+    return side if side * side == seq_len and MIN_SIDE <= side <= SIDE and not is_of_sudoku else None
 
 
 def framed(grid_hw: np.ndarray) -> np.ndarray:
@@ -343,7 +348,7 @@ def _version_keys(pairs: Sequence[Pair], augmentations: Augmentations) -> list[b
     """Return for each version a digest of its pairs, which does not depend on their order."""
     keys = [b""] * len(augmentations.transforms_A)
     for number in np.unique(augmentations.transforms_A):
-        grids = [[transform(grid, number) for grid in (pair.input, pair.output) if grid is not None] for pair in pairs]
+        grids = [[transform(grid, number) for grid in pair.grids] for pair in pairs]
         shapes = [b"".join(bytes(grid.shape) for grid in of_pair) for of_pair in grids]
         cells = np.concatenate([grid.reshape(-1) for of_pair in grids for grid in of_pair])
         ends = np.cumsum([sum(grid.size for grid in of_pair) for of_pair in grids]).tolist()

@@ -6,7 +6,7 @@ canvas. A smaller canvas holds only the ARC tasks whose grids fit on it. The fil
 with the seed, decide every byte of the dataset. The dataset appears under its name only when it is
 whole.
 """
-# A = versions of an ARC task, E = examples in one version, S = cells of the canvas, L = its side,
+# A = versions of an ARC task, E = examples in one version, S = cells of the canvas,
 # T = kinds of tokens
 
 import contextlib
@@ -227,8 +227,7 @@ def load_sources(settings: Settings) -> list[Source]:
 
 def _side(task: Task) -> int:
     """Return the largest number of rows or columns of a grid of the ARC task."""
-    grids = [grid for pair in task.train + task.test for grid in (pair.input, pair.output) if grid is not None]
-    return max(max(grid.shape) for grid in grids)
+    return max(max(grid.shape) for pair in task.train + task.test for grid in pair.grids)
 
 
 def _read_sources(settings: Settings) -> list[Source]:
@@ -467,9 +466,7 @@ def draw_places(pairs: Sequence[Pair], transforms_A: np.ndarray, rng: np.random.
     Both grids of an example begin there and stay on the canvas. One random example of each version
     begins at (0, 0), as published.
     """
-    sizes_E2 = np.array(
-        [np.max([grid.shape for grid in (pair.input, pair.output) if grid is not None], axis=0) for pair in pairs]
-    )
+    sizes_E2 = np.array([np.max([grid.shape for grid in pair.grids], axis=0) for pair in pairs])
     is_transposed_8 = [transform(np.empty((1, 2)), number).shape == (2, 1) for number in range(NUM_TRANSFORMS)]
     is_transposed_A11 = np.array(is_transposed_8)[transforms_A][:, None, None]
     places_AE2 = rng.integers(side + 1 - np.where(is_transposed_A11, sizes_E2[:, ::-1], sizes_E2))
