@@ -36,6 +36,9 @@ _SUM_SCALE = 0.5
 # The logit of a symbol that a board does not have. float16 can still hold it.
 _ABSENT = -1e4
 
+# Rows and columns are counted up to 30, so that 10,000, which suits texts, would waste components.
+_ROTARY_THETA = 100.0
+
 
 class SEMixerConfig(CommonConfig):
     """The options of the mixer; config/arch/se_mixer.yaml explains each and holds the defaults."""
@@ -94,8 +97,8 @@ class SEMixerBlock(nn.Module):
     """m = messages of the constraints of each candidate; x = rms(x + swiglu([x, m])).
 
     A constraint sums what its candidates offer, and answers all of them alike. With `attention` and
-    `mlp`, cells are mixed first, x = rms(x + mix(x)), for each symbol (mlp: for each component of
-    it, too), and only a cell is a constraint.
+    `mlp`, cells are mixed first: x = rms(x + mix(x)). `attention` mixes them for each symbol, and
+    `mlp` for each symbol and component. Then a cell is a constraint, but no row, column or box is.
     """
 
     def __init__(self, config: SEMixerConfig, seq_len: int) -> None:
@@ -120,6 +123,9 @@ class SEMixerBlock(nn.Module):
         fp8: bool = False,
     ) -> torch.Tensor:
         """Return x_BSKD after one exchange of messages. Absent candidates stay zero.
+
+        Their gradient is zero as well. Without the mask at the end it would grow in each call by
+        the derivative of the norm at zero, which is 316.
 
         Args:
             rotary: of the attention over cells.
@@ -148,7 +154,7 @@ class SEMixerBlock(nn.Module):
             of_units_BSKM = (extent.units_BUS.mT @ answers_BUKM.flatten(2)).view_as(offers_BSKM)
             messages_BSKM = torch.addcmul(of_units_BSKM, of_cells_BS1M, extent.symbols_B1K1)
         gate, up = self.gate_up_proj(torch.cat([x_BSKD, messages_BSKM], dim=-1), fp8=fp8).chunk(2, dim=-1)
-        return rms_norm(x_BSKD + self.down_proj(F.silu(gate) * up, fp8=fp8))
+        return rms_norm(x_BSKD + self.down_proj(F.silu(gate) * up, fp8=fp8)) * extent.candidates_BSK1
 
     def _answer(self, sums: torch.Tensor, *, fp8: bool) -> torch.Tensor:
         gate, up = self.answer_proj(_SUM_SCALE * sums, fp8=fp8).chunk(2, dim=-1)
@@ -179,6 +185,16 @@ class SEMixer(RecursiveModel):
             raise UserError(
                 f"arch.symbols is side, but a sequence of {seq_len} tokens is no square board; set it to all"
             )
+        if config.symbols == "side" and self.side != self.num_symbols:
+            raise UserError(
+                f"arch.symbols is side, but the data have {self.num_symbols} symbols on boards of side {self.side}; "
+                "set arch.symbols to all, and arch.cells to attention or mlp"
+            )
+        if config.cells == "attention" and self.side**2 != seq_len:
+            raise UserError(
+                f"arch.cells is attention, which needs square boards, and a sequence of {seq_len} tokens is none; set "
+                "it to mlp"
+            )
         super().__init__(
             config,
             states={"z": "z_init"},
@@ -206,7 +222,7 @@ class SEMixer(RecursiveModel):
         config = self.config
         if config.cells != "attention":
             return None
-        return rotary_tables_2d(0, self.seq_len, config.hidden_size // config.num_heads, theta=100.0)
+        return rotary_tables_2d(0, self.seq_len, config.hidden_size // config.num_heads, theta=_ROTARY_THETA)
 
     @torch.no_grad()
     def fill_constants(self) -> None:
@@ -229,7 +245,7 @@ class SEMixer(RecursiveModel):
         return x_BSKD.to(self.dtype)
 
     def _extent(self, inputs_BS: torch.Tensor) -> Extent:
-        """Return which candidates the boards have. Padding surrounds a board that is smaller."""
+        """Return which candidates the boards have. Smaller boards lie in the upper left corner."""
         if self.config.symbols == "all":
             cells_BS = torch.ones_like(inputs_BS, dtype=torch.bool)
             symbols_BK = cells_BS.new_ones(len(inputs_BS), self.num_symbols)
@@ -260,7 +276,8 @@ class SEMixer(RecursiveModel):
         of_symbols_BSK = of_symbols_BSK.masked_fill(extent.candidates_BSK1.squeeze(-1) == 0, _ABSENT)
         num_symbols_B11 = extent.symbols_B1K1.sum(2).clamp(min=1)
         of_special_BS2 = self.special_head(z_BSKD.sum(2) / num_symbols_B11)
-        return with_confidence(torch.cat([of_special_BS2, of_symbols_BSK], dim=-1), {"z": z_BSKD})
+        logits_BSV = torch.cat([of_special_BS2, of_symbols_BSK], dim=-1)
+        return with_confidence(logits_BSV, {"z": z_BSKD}, extent.cells_B11S[:, 0, 0])
 
 
 def box_of(side: int) -> tuple[int, int]:

@@ -1,8 +1,4 @@
-"""One run on Sudokus of several sides: metrics of each set, resume, ranks, answers and pages.
-
-The architecture is a TRM that says that it reads boards of any size. It learns from a padded canvas
-as from any other board.
-"""
+"""A mixer on Sudokus of several sides: metrics of each set, resume, ranks, answers and pages."""
 
 import json
 import re
@@ -10,40 +6,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file
 
 import view
 from dataset.augment import BOXES
 from dataset.tasks.sudoku import SudokuTask
-from models.base import CommonConfig
-from models.trm import TRMConfig
+from models.se_mixer import SEMixerConfig
 from solve import Solver
 from tests.in_process import mistake
 from tests.runs import Row, rows, settings, train
 from training.trained import Trained
+from utils.dist.world import World
 from viewer.run_page import page_of_run
 
 SMALL, LARGE = "s2x2.all", "s2x3.all"
 COUNTED = ("exact_accuracy", "steps", "valid_boards", "clues_kept")
 
 
-def any_size(_rank: int = 0) -> None:
-    """Let a TRM read boards of any size, in a process that runs a program."""
-    TRMConfig.reads_boards_of_any_size = property(lambda self: True)  # type: ignore[method-assign,assignment]
-
-
-@pytest.fixture
-def reads_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TRMConfig, "reads_boards_of_any_size", property(lambda self: True))
-
-
 def _arguments(boards: dict[str, Path], run: Path, **changes: object) -> list[str]:
     recipe: dict[str, object] = {
-        "arch": "trm",
+        "arch": "se_mixer",
         "data_paths": f"[{boards['2x2']},{boards['2x3']}]",
         "data_path": None,
-        "arch.puzzle_emb_ndim": 0,
         "augment": "online",
         "evaluators": "[sudoku]",
         "log_interval": 1,
@@ -52,13 +36,13 @@ def _arguments(boards: dict[str, Path], run: Path, **changes: object) -> list[st
         "lr": 0.003,
     }
     typed = settings(boards["2x2"], run, **recipe | changes)
-    return [each for each in typed if each != "data_path=null"]
+    return [each for each in typed if each != "data_path=null" and "H_layers" not in each]
 
 
 @pytest.fixture(scope="module")
 def one_rank(boards: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("any_size")
-    train(_arguments(boards, folder / "run"), folder / "log", hook=any_size).ok()
+    train(_arguments(boards, folder / "run"), folder / "log").ok()
     return folder / "run"
 
 
@@ -81,14 +65,14 @@ def test_every_set_has_its_own_metrics(one_rank: Path) -> None:
 
 
 def test_two_ranks_give_the_same_curve(boards: dict[str, Path], one_rank: Path, tmp_path: Path, log: Path) -> None:
-    train(_arguments(boards, tmp_path / "run"), log, ranks=2, hook=any_size).ok()
+    train(_arguments(boards, tmp_path / "run"), log, ranks=2).ok()
     _assert_same_curve(rows(one_rank), rows(tmp_path / "run"))
 
 
 def test_a_resumed_run_has_the_same_bits(boards: dict[str, Path], one_rank: Path, tmp_path: Path, log: Path) -> None:
     run = tmp_path / "run"
     for last in (4, 8):
-        train(_arguments(boards, run, resume="auto", max_steps=last), log, hook=any_size).ok()
+        train(_arguments(boards, run, resume="auto", max_steps=last), log).ok()
     for file in sorted((one_rank / "step_00000008").glob("*.safetensors")):
         expected, found = load_file(file), load_file(run / "step_00000008" / file.name)
         assert expected.keys() == found.keys()
@@ -96,16 +80,21 @@ def test_a_resumed_run_has_the_same_bits(boards: dict[str, Path], one_rank: Path
 
 
 def test_other_architectures_name_the_sizes(boards: dict[str, Path], tmp_path: Path) -> None:
-    said = mistake(_arguments(boards, tmp_path / "run"))
+    said = mistake(_arguments(boards, tmp_path / "run", arch="trm", **{"arch.puzzle_emb_ndim": 0}))
     assert re.search(r"s2x2/train has boards of 4x4, but .*s2x3/train of 6x6, and this architecture reads one", said)
     assert "take arch=se_mixer with arch.symbols=side" in said
+
+
+def test_label_smoothing_is_refused(boards: dict[str, Path], tmp_path: Path) -> None:
+    said = mistake(_arguments(boards, tmp_path / "run", **{"arch.loss.label_smoothing": 0.1}))
+    assert "label_smoothing is 0.1, which would ask small boards for symbols that they lack; set it to 0" in said
 
 
 def test_saved_answers_votes_and_pages_are_of_the_boards_themselves(one_rank: Path, tmp_path: Path, log: Path) -> None:
     out = tmp_path / "answers"
     saved = "[inputs,labels,predictions,predictions_at_step,q_halt_at_step,logits]"
     arguments = [f"checkpoint={one_rank}", f"save_outputs={saved}", f"out={out}", "tta=3", "device=cpu"]
-    output = train(arguments, log, program="evaluate", hook=any_size).ok()
+    output = train(arguments, log, program="evaluate").ok()
     scored = json.loads((out / "results.json").read_text())["metrics"]
     for name, side in ((SMALL, 4), (LARGE, 6)):
         assert {
@@ -126,12 +115,11 @@ def test_saved_answers_votes_and_pages_are_of_the_boards_themselves(one_rank: Pa
     assert view.view([str(out), "-o", str(tmp_path / "page.html"), "--png"])
 
 
-@pytest.mark.usefixtures("reads_any_size")
 def test_a_dataset_of_the_run_can_be_scored_alone(
     boards: dict[str, Path], one_rank: Path, tmp_path: Path, log: Path
 ) -> None:
     arguments = [f"checkpoint={one_rank}", f"data_path={boards['2x2']}", f"out={tmp_path / 'out'}", "device=cpu"]
-    train(arguments, log, program="evaluate", hook=any_size).ok()
+    train(arguments, log, program="evaluate").ok()
     alone = json.loads((tmp_path / "out" / "results.json").read_text())["metrics"]
     (last,) = [row for row in rows(one_rank) if row["step"] == 8]
     expected = {name: value for name, value in last.items() if name.startswith(f"eval/{SMALL}/")}
@@ -143,8 +131,9 @@ def test_a_dataset_of_the_run_can_be_scored_alone(
 FOUR, SIX = "1..4....4....3.1", "1" + "." * 35
 
 
-@pytest.mark.usefixtures("reads_any_size")
-def test_smaller_boards_are_solved_on_the_canvas(one_rank: Path) -> None:
+def test_smaller_boards_are_solved_on_the_canvas(one_rank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with weights that belong to the size of the canvas (arch.cells=mlp)."""
+    monkeypatch.setattr(SEMixerConfig, "is_free_of_sizes", property(lambda self: False))
     solver = Solver.from_checkpoint(one_rank, device="cpu")
     solutions = solver.solve([FOUR, SIX, FOUR])
     assert [solution.board.name for solution in solutions] == ["sudoku 2x2", "sudoku 2x3", "sudoku 2x2"]
@@ -154,31 +143,23 @@ def test_smaller_boards_are_solved_on_the_canvas(one_rank: Path) -> None:
         solver.solve(["." * 81])
 
 
-def test_a_model_of_one_size_refuses_others(one_rank: Path) -> None:
+def test_a_model_of_one_size_refuses_others(one_rank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("reads_boards_of_any_size", "is_free_of_sizes"):
+        monkeypatch.setattr(SEMixerConfig, name, property(lambda self: False))
     with pytest.raises(ValueError, match=r"puzzle 1 has 16 characters, this model's puzzles have 36"):
         Solver.from_checkpoint(one_rank, device="cpu").solve([FOUR])
 
 
-def test_a_model_that_is_free_of_sizes_is_opened_with_those_of_the_puzzle(
-    one_rank: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A TRM is not free of sizes, so the stand-in draws weights for other sizes."""
+def test_each_size_is_opened_once(one_rank: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     opened: list[tuple[int, int]] = []
     load = Trained.load_puzzle_model
 
-    def load_any(trained: Trained, world: object) -> object:
+    def load_noted(trained: Trained, world: World) -> object:
         _, sizes = trained.of_puzzles()
         opened.append((sizes.seq_len, sizes.vocab_size))
-        if sizes.seq_len == 36:
-            return load(trained, world)  # type: ignore[arg-type]
-        from models import build_puzzle_arch
+        return load(trained, world)
 
-        model = build_puzzle_arch(trained.of_puzzles()[0], **sizes.of_model())
-        model.init_weights(torch.Generator().manual_seed(0))
-        return model
-
-    monkeypatch.setattr(CommonConfig, "is_free_of_sizes", property(lambda self: True))
-    monkeypatch.setattr(Trained, "load_puzzle_model", load_any)
+    monkeypatch.setattr(Trained, "load_puzzle_model", load_noted)
     solver = Solver.from_checkpoint(one_rank, ["batch_size=3"], device="cpu")
     large = "G" + "." * 255
     file = tmp_path / "puzzles.csv"
@@ -186,7 +167,7 @@ def test_a_model_that_is_free_of_sizes_is_opened_with_those_of_the_puzzle(
     solver.source.config.__dict__["csv"] = str(file)
     solutions = list(solver.solutions(solver.source.puzzles()))
     assert [len(solution.puzzle.question_S) for solution in solutions] == [256, 16, 36, 256, 16]
-    assert opened == [(36, 8), (256, 18), (16, 6)], "each size is opened once"
+    assert opened == [(36, 8), (256, 18), (16, 6)]
     assert all(solution.board.title == f"Sudoku {solution.board.name.split()[1]}" for solution in solutions)
     assert solutions[0].board.plain(solutions[0].puzzle.question_S) == large
     with pytest.raises(ValueError, match=r"has 17 characters, this model's puzzles have 36"):

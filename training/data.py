@@ -182,11 +182,22 @@ def open_data(config: PretrainConfig, world: World) -> Data:
             else:
                 assert isinstance(split, Split) and isinstance(config.arch, CommonConfig)
                 require_same_sizes(Sizes.of(train), split, config.arch, " + ".join(config.train_paths))
+                _require_no_smoothing_of_small_boards(config.arch, split)
             if world.is_main:
                 fingerprint[split.path.name] = (
                     check_text_contents(split) if isinstance(split, TextSplit) else check_contents(split)
                 )
     return Data(train, test, world.broadcast_object(fingerprint))
+
+
+def _require_no_smoothing_of_small_boards(arch: CommonConfig, split: Split) -> None:
+    """Raise UserError if a part of the label would be spread over symbols that a board lacks."""
+    smoothing = arch.loss.label_smoothing
+    if smoothing and any(puzzle_set.corner is not None for puzzle_set in split.sets.values()):
+        raise UserError(
+            f"arch.loss.label_smoothing is {smoothing:g}, which would ask small boards for symbols that they lack; set "
+            "it to 0"
+        )
 
 
 def open_own(config: PretrainConfig, name: SplitName) -> Split | TextSplit:

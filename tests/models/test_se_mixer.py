@@ -3,6 +3,7 @@
 # B = batch, S = cells, K = symbols, D = hidden size, M = size of a message
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from dataset.sudoku import unit_ids
 from models import build_arch
 from models.act import initial_carry, segment
 from models.inference import trace
+from models.losses import Outputs
 from models.se_mixer import SEMixer, SEMixerBlock, SEMixerConfig, box_of, units_of_board
 from tests.models.helpers import small_options
 from utils.errors import UserError
@@ -36,9 +38,22 @@ def _boards(side: int, batch: int = 3, seed: int = 0) -> Tensor:
     return torch.randint(1, side + 2, (batch, side**2), generator=generator, dtype=torch.int32)
 
 
+def _on_canvas(boards_BS: Tensor, side: int) -> Tensor:
+    """Return boards in the upper left corner of a larger one."""
+    small = math.isqrt(boards_BS.shape[1])
+    canvas_BLL = boards_BS.new_zeros(len(boards_BS), side, side)
+    canvas_BLL[:, :small, :small] = boards_BS.view(-1, small, small)
+    return canvas_BLL.flatten(1)
+
+
 @torch.no_grad()
 def _logits(model: SEMixer, inputs_BS: Tensor, num_segments: int = 2) -> Tensor:
     """Return logits_BSV after some segments."""
+    return _outputs(model, inputs_BS, num_segments).logits_BSV
+
+
+def _outputs(model: SEMixer, inputs_BS: Tensor, num_segments: int = 2) -> Outputs:
+    """Return what the last of some segments gives."""
     batch = {
         "inputs": inputs_BS,
         "labels": torch.zeros_like(inputs_BS),
@@ -48,7 +63,7 @@ def _logits(model: SEMixer, inputs_BS: Tensor, num_segments: int = 2) -> Tensor:
     for _ in range(num_segments):
         carry, outputs = segment(model, carry, batch, training=False)
         carry.halted_B = torch.zeros_like(carry.halted_B)
-    return outputs.logits_BSV
+    return outputs
 
 
 @pytest.mark.parametrize("cells", CELLS)
@@ -88,13 +103,33 @@ def test_a_small_board_on_a_large_canvas_has_the_same_answer(cells: str) -> None
     small, large = _mixer(4, cells=cells), _mixer(6, cells=cells)
     large.load_state_dict(small.state_dict())  # no weight depends on the size
     boards_BS = _boards(4)
-    canvas_B66 = torch.zeros(3, 6, 6, dtype=torch.int32)
-    canvas_B66[:, :4, :4] = boards_BS.view(3, 4, 4)
-    on_canvas_BSV = _logits(large, canvas_B66.flatten(1)).view(3, 6, 6, 8)
-    torch.testing.assert_close(
-        on_canvas_BSV[:, :4, :4, :6], _logits(small, boards_BS).view(3, 4, 4, 6), rtol=1e-5, atol=1e-5
-    )
+    with torch.no_grad():
+        on_canvas, alone = _outputs(large, _on_canvas(boards_BS, 6)), _outputs(small, boards_BS)
+    on_canvas_BSV = on_canvas.logits_BSV.view(3, 6, 6, 8)
+    torch.testing.assert_close(on_canvas_BSV[:, :4, :4, :6], alone.logits_BSV.view(3, 4, 4, 6), rtol=1e-5, atol=1e-5)
     assert (on_canvas_BSV[:, :4, :4].argmax(-1) < 6).all(), "a symbol that the board lacks was the answer"
+    # Confidences differ from 0, which is that of cells beyond the board.
+    assert (alone.q_halt_B.abs() > 1e-3).all()
+    torch.testing.assert_close(on_canvas.q_halt_B, alone.q_halt_B, rtol=1e-5, atol=1e-5)
+
+
+def test_an_empty_slot_has_a_finite_confidence() -> None:
+    assert _outputs(_mixer(4), torch.zeros(2, 16, dtype=torch.int32)).q_halt_B.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("cells", ["units", "attention"])
+def test_symbols_that_a_board_lacks_have_no_gradient(cells: str) -> None:
+    """Through each norm of a zero, the gradient would grow by a factor of 316."""
+    boards_BS = _boards(4)
+    norms = []
+    for side, inputs_BS in ((4, boards_BS), (9, _on_canvas(boards_BS, 9))):
+        model = _mixer(side, cells=cells, L_cycles=20)
+        model.load_state_dict(_mixer(4, cells=cells, L_cycles=20).state_dict())
+        logits_BSV = _outputs(model, inputs_BS, 1).logits_BSV
+        logits_BSV.logsumexp(-1)[inputs_BS != 0].sum().backward()
+        gradients = [parameter.grad for parameter in model.L_level.parameters()]
+        norms.append([gradient.norm().item() for gradient in gradients if gradient is not None])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
 
 
 @pytest.mark.parametrize("cells", CELLS)
@@ -189,7 +224,15 @@ def test_options_that_contradict_each_other(changes: dict[str, Any], part: str) 
         SEMixerConfig.model_validate(small_options("se_mixer", **changes))
 
 
-def test_a_sequence_that_is_no_board() -> None:
-    config = SEMixerConfig.model_validate(small_options("se_mixer"))
-    with pytest.raises(UserError, match="no square board"):
-        SEMixer(config, seq_len=12, vocab_size=6, num_puzzle_identifiers=1)
+@pytest.mark.parametrize(
+    ("changes", "seq_len", "vocab_size", "said"),
+    [
+        ({}, 12, 6, "no square board"),
+        ({}, 900, 12, "10 symbols on boards of side 30; set arch.symbols to all"),
+        ({"cells": "attention", "symbols": "all"}, 12, 6, "arch.cells is attention, which needs square boards"),
+    ],
+)
+def test_data_that_are_no_such_boards(changes: dict[str, Any], seq_len: int, vocab_size: int, said: str) -> None:
+    config = SEMixerConfig.model_validate(small_options("se_mixer", **changes))
+    with pytest.raises(UserError, match=said):
+        SEMixer(config, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=1)

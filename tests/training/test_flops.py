@@ -28,7 +28,7 @@ from utils.errors import UserError
 from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
 from utils.run.launched import Launched
 
-SIZES = Sizes(seq_len=16, vocab_size=7, num_puzzle_identifiers=3)
+SIZES = Sizes(seq_len=16, vocab_size=6, num_puzzle_identifiers=3)
 BATCH, HIDDEN, WIDTH = 4, 32, 256  # 256: 2/3 of 4 * 32, rounded up
 POSITIONS = 16 + 1  # tokens and one position of the puzzle row
 TINY = ["debug=tiny", "device=cpu", f"global_batch_size={BATCH}", "arch.H_cycles=2", "arch.L_cycles=3"]
