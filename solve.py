@@ -543,7 +543,7 @@ class Source:
         """Return the test inputs of ARC tasks, with their outputs if these are known.
 
         Raises:
-            UserError: The model was not trained on ARC.
+            UserError: The model was not trained on ARC, or a grid is larger than its canvas.
         """
         if isinstance(self.board, TextTask):
             raise UserError(
@@ -560,8 +560,14 @@ class Source:
             ):
                 identifier, notes = _BLANK_IDENTIFIER, (self._not_seen(task),)
             for number, pair in enumerate(task.test, start=1):
-                output_S = None if pair.output is None else to_tokens(pair.output, side=side)
                 name = f"{task.name} test {number}"
+                for grid in pair.grids:
+                    if max(grid.shape) > side:
+                        raise UserError(
+                            f"{name} of {where} has a grid of {grid.shape[0]}x{grid.shape[1]}, but this model's canvas "
+                            f"has {side}x{side} cells; leave the ARC task out, or train with data of a larger --side"
+                        )
+                output_S = None if pair.output is None else to_tokens(pair.output, side=side)
                 puzzles.append(Puzzle(name, to_tokens(pair.input, side=side), output_S, identifier, notes))
         return puzzles
 

@@ -89,7 +89,7 @@ def segment(
     depth: Depth | None = None,
     min_halt_steps_B: torch.Tensor | None = None,
     seeds_B: torch.Tensor | None = None,
-    start: Callable[[State], State] | None = None,
+    before_segment: Callable[[State], State] | None = None,
     token_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     forward: Callable[..., SegmentOutput] | None = None,
 ) -> tuple[Carry, Outputs]:
@@ -105,7 +105,7 @@ def segment(
             `halts_at_random`, it halts as soon as it may.
         seeds_B: what the model draws of each slot follows from these, int64; None: it draws
             nothing, as in evaluation.
-        start: what changes the state at the start of the segment, after slots that halted were
+        before_segment: what changes the state before the segment, after slots that halted were
             reset; None: nothing.
         token_loss: chooses the winner among the trajectories of a slot (models/winner.py); None: a
             slot has one trajectory.
@@ -132,8 +132,8 @@ def segment(
     drawn = {} if seeds_B is None else {"seeds_B": seeds_B.repeat_interleave(config.num_states if token_loss else 1)}
     if token_loss is None:
         state = model.reset(carry.state, fresh_B)
-        if start is not None:
-            state = start(state)
+        if before_segment is not None:
+            state = before_segment(state)
         state, logits_BSV, q_halt_B, q_continue_B = forward(state, current["inputs"], rows_BE, depth, **drawn)
         handed_on = state
     else:

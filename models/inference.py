@@ -115,13 +115,13 @@ class Slots:
         before_B = self._halted_B & ~fresh_B
         from_state: State = {}
 
-        def start(state: State) -> State:
+        def before_segment(state: State) -> State:
             from_state.update(state)
             if self._trajectories is None:
                 return state
             return self._trajectories.at(self._model, self._rows_B, self._steps_B + 1)(state)
 
-        self._carry, outputs = segment(self._model, self._carry, batch, training=False, start=start)
+        self._carry, outputs = segment(self._model, self._carry, batch, training=False, before_segment=before_segment)
         wants_B = wants_to_halt(self._model, outputs.q_halt_B, outputs.q_continue_B)
         self._halted_B = before_B | wants_B
         self._steps_B += 1
@@ -288,13 +288,17 @@ class Trace:
     """The answers of a model to N puzzles after each of T segments."""
 
     predictions_TNS: Tensor
-    # The sigmoid of q_halt, which is trained to say whether the answer is right.
-    confidence_TN: Tensor
+    q_halt_TN: Tensor
     # The segment, counted from 1, after which adaptive evaluation would stop; T if it never would.
     settled_at_N: Tensor
     # Whether the last segment settled the answer: the Q head halts it, and it equals the answer of
     # the segment before.
     settled_N: Tensor
+
+    @property
+    def confidence_TN(self) -> Tensor:
+        """How sure the model is that the answers are right, from 0 to 1."""
+        return self.q_halt_TN.sigmoid()
 
 
 @torch.no_grad()
@@ -315,19 +319,19 @@ def trace(
     """
     num_steps = num_steps or model.config.halt_max_steps
     carry = initial_carry(model, batch)
-    predictions, confidence, wants = [], [], []
+    predictions, q_halt, wants = [], [], []
     for number in range(1, num_steps + 1):
-        start = None
+        before_segment = None
         if trajectories is not None and numbers_N is not None:
-            start = trajectories.at(model, numbers_N, np.full(len(numbers_N), number))
-        carry, outputs = segment(model, carry, batch, training=False, start=start)
+            before_segment = trajectories.at(model, numbers_N, np.full(len(numbers_N), number))
+        carry, outputs = segment(model, carry, batch, training=False, before_segment=before_segment)
         carry.halted_B = torch.zeros_like(carry.halted_B)
         predictions.append(outputs.logits_BSV.argmax(-1))
-        confidence.append(outputs.q_halt_B.sigmoid())
+        q_halt.append(outputs.q_halt_B)
         wants.append(wants_to_halt(model, outputs.q_halt_B, outputs.q_continue_B))
     predictions_TNS, settled_TN = torch.stack(predictions), torch.stack(wants)
     settled_TN[0] = False
     settled_TN[1:] &= (predictions_TNS[1:] == predictions_TNS[:-1]).all(-1)
     settled_N = settled_TN[-1].clone()
     settled_TN[-1] = True
-    return Trace(predictions_TNS, torch.stack(confidence), settled_TN.int().argmax(0) + 1, settled_N)
+    return Trace(predictions_TNS, torch.stack(q_halt), settled_TN.int().argmax(0) + 1, settled_N)

@@ -74,6 +74,7 @@ def winner_takes_all(
         loss_BK = loss_of(logits_NSV, repeated(labels_BS)).view(num_slots, num_states)
         winner_B = loss_BK.argmin(1) + num_states * torch.arange(num_slots, device=loss_BK.device)
     won = {name: z[winner_B] for name, z in state.items()}
-    own = list(state)[-1]
-    states = spread_states(won, num_states) | {own: state[own].unflatten(0, (num_slots, num_states))}
+    *shared, own = state
+    states = spread_states({name: won[name] for name in shared}, num_states)
+    states[own] = state[own].unflatten(0, (num_slots, num_states))
     return states, (won, logits_NSV[winner_B], q_halt_N[winner_B], q_continue_N[winner_B])

@@ -98,9 +98,9 @@ def _answering(*answers_NS: list[np.ndarray]) -> Callable[..., Trace]:
         predictions_TNS = torch.from_numpy(np.stack([np.stack(answers) for answers in answers_NS]))
         num_steps, num = predictions_TNS.shape[:2]
         assert len(batch["inputs"]) == num
-        confidence_TN = torch.linspace(0.1, 0.9, num_steps)[:, None].expand(-1, num)
+        q_halt_TN = torch.linspace(0.1, 0.9, num_steps).logit()[:, None].expand(-1, num)
         settled_N = torch.full((num,), num_steps > 1)
-        return Trace(predictions_TNS, confidence_TN, torch.full((num,), min(2, num_steps)), settled_N)
+        return Trace(predictions_TNS, q_halt_TN, torch.full((num,), min(2, num_steps)), settled_N)
 
     return trace
 
@@ -498,7 +498,7 @@ def test_an_arc_task_on_a_small_canvas(call: Call, monkeypatch: pytest.MonkeyPat
     status, text = call(f"checkpoint={run}", f"puzzle={json.dumps({'known': TASK})}")
     assert status == 0 and text.count("solved: the output that the task gives") == 2
     large = {**TASK, "test": [{"input": [[0] * 6]}]}
-    with pytest.raises(UserError, match=r"a grid of 1x6 at \(0, 0\) goes over the edge of 5x5"):
+    with pytest.raises(UserError, match=r"large test 1 of .* has a grid of 1x6, but this model's canvas has 5x5 cells"):
         call(f"checkpoint={run}", f"puzzle={json.dumps({'large': large})}")
 
 

@@ -167,7 +167,7 @@ def evaluate_trajectories(
     Args:
         one_by_one: run a trajectory only if all earlier ones did not settle. The trajectory that
             settled answers. Otherwise, and if none settled, the one with the largest q_halt does;
-            of equals the earlier one.
+            the earlier one wins a tie.
 
     Returns:
         eval/<set>/<trajectories or restarts>/<name>. The means are over the examples with labels:
@@ -281,12 +281,20 @@ class _Race:
 
     def _answers(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the flags and q_halt of the answers that the first k trajectories give."""
-        ranks_RK = np.nan_to_num(self._q_halt_RK[:, :k], nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+        ranks_RK = _ranks(torch.from_numpy(self._q_halt_RK[:, :k])).numpy()
         if self._one_by_one:
             ranks_RK = np.where(self._settled_RK[:, :k], np.inf, ranks_RK)
         winner_R1 = ranks_RK.argmax(1)[:, None]
         flags_RC = np.take_along_axis(self._flags_RKC[:, :k], winner_R1[..., None], 1)[:, 0]
         return flags_RC, np.take_along_axis(self._q_halt_RK, winner_R1, 1)[:, 0]
+
+
+def _ranks(q_halt: torch.Tensor) -> torch.Tensor:
+    """Return by what trajectories are compared: q_halt, where NaN is the lowest value.
+
+    Its sigmoid would not do: it is 1 from 17 on.
+    """
+    return q_halt.float().nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
 # ---- answers to puzzles of a user --------------------------------------------------------------
@@ -310,7 +318,7 @@ def trace_with_more(
         return _trace_of_votes(model, batch, rows_B, config.num_steps, variations)
     if (side_by_side := config.side_by_side) is not None:
         seen = _trace_of(model, batch, rows_B, config.num_steps, side_by_side, range(side_by_side.count))
-        last_BK = seen.confidence_TN[-1].view(len(rows_B), -1)
+        last_BK = _ranks(seen.q_halt_TN[-1]).view(len(rows_B), -1)
         return _chosen(seen, torch.arange(len(rows_B), device=last_BK.device) * last_BK.shape[1] + last_BK.argmax(1))
     one_by_one = config.one_by_one
     if one_by_one is None:
@@ -322,7 +330,8 @@ def trace_with_more(
             break
         rest = {name: tensor[open_N] for name, tensor in batch.items()}
         seen = _trace_of(model, rest, rows_B[open_N.cpu().numpy()], config.num_steps, one_by_one, range(k, k + 1))
-        better = (seen.settled_N | (seen.confidence_TN[-1] > best.confidence_TN[-1, open_N])).nonzero()[:, 0]
+        surer_N = _ranks(seen.q_halt_TN[-1]) > _ranks(best.q_halt_TN[-1, open_N])
+        better = (seen.settled_N | surer_N).nonzero()[:, 0]
         places_B = torch.arange(len(rows_B), device=better.device)
         places_B[open_N[better]] = len(rows_B) + better
         best = _chosen(_joined(best, seen), places_B)
@@ -360,7 +369,7 @@ def _trace_of_votes(
 def _chosen(seen: Trace, places: torch.Tensor) -> Trace:
     return Trace(
         seen.predictions_TNS[:, places],
-        seen.confidence_TN[:, places],
+        seen.q_halt_TN[:, places],
         seen.settled_at_N[places],
         seen.settled_N[places],
     )
@@ -369,7 +378,7 @@ def _chosen(seen: Trace, places: torch.Tensor) -> Trace:
 def _joined(one: Trace, other: Trace) -> Trace:
     return Trace(
         torch.cat([one.predictions_TNS, other.predictions_TNS], 1),
-        torch.cat([one.confidence_TN, other.confidence_TN], 1),
+        torch.cat([one.q_halt_TN, other.q_halt_TN], 1),
         torch.cat([one.settled_at_N, other.settled_at_N]),
         torch.cat([one.settled_N, other.settled_N]),
     )

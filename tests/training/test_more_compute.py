@@ -11,13 +11,14 @@ import torch
 from dataset.evaluators import NO_EVALUATORS
 from dataset.schema import IGNORE_LABEL
 from models.base import RecursiveModel
-from models.inference import trace
+from models.inference import Trace, trace
 from models.trajectories import Trajectories
 from tests.models.helpers import seed_with, small_model
 from tests.spawn import run_ranks
 from tests.training.examples import IGNORED, made_split, random_rows
+from training import more_compute
 from training.evaluation import EvalOptions, evaluate
-from training.more_compute import MoreCompute, evaluate_trajectories
+from training.more_compute import MoreCompute, evaluate_trajectories, trace_with_more
 from utils.dist.world import World
 from utils.errors import UserError
 
@@ -168,6 +169,19 @@ def test_ranks_and_batches_change_no_result(seed: int, world_size: int, batch_si
         assert found == pytest.approx(expected, abs=1e-5)
         exact = [name for name in expected if "calibration" not in name]
         assert [found[name] for name in exact] == [expected[name] for name in exact]
+
+
+@pytest.mark.parametrize("last", [[18.0, 25.0, 17.0], [float("nan"), 0.5, float("nan")], [1.0, float("inf"), 2.0]])
+def test_the_surest_trajectory_answers_a_puzzle_of_a_user(monkeypatch: pytest.MonkeyPatch, last: list[float]) -> None:
+    """The sigmoids of 18 and of 25 are both 1, and NaN is the largest value for argmax."""
+    seen = Trace(
+        torch.arange(3).view(1, 3, 1), torch.tensor([last]), torch.ones(3, dtype=torch.int64), torch.zeros(3).bool()
+    )
+    monkeypatch.setattr(more_compute, "trace", lambda *_, **__: seen)
+    batch = {"inputs": torch.zeros(1, 9, dtype=torch.int32)}
+    config = MoreCompute(num_steps=1, trajectories=3, restarts=0, noise=0.1, tta=None, seed=0)
+    answered = trace_with_more(small_model("trm"), batch, np.array([0]), config, None)
+    assert answered.predictions_TNS.tolist() == [[[1]]]
 
 
 def test_passes_that_would_be_the_same_are_refused() -> None:
