@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -520,7 +520,7 @@ def report(
     """Print the tables, and write results.json and the pictures into a folder.
 
     Args:
-        seconds: the time of the evaluation without votes of symmetries.
+        seconds: the time of the single pass, without trajectories, restarts and votes.
         out: the folder; None: write no files.
         keeps_results: leave its results.json as it is.
     """
@@ -546,12 +546,10 @@ def report(
         over_steps = {name: accuracy_over_steps(metrics, name) for name in split.sets}
         with_labels = {name: values for name, values in over_steps.items() if values}
         if config.plot and with_labels:
-            with file_errors():
-                draw_accuracy_over_steps(with_labels, trained_steps, out / "accuracy_over_steps.png")
-                draw_reliability(
-                    {name: [(each.confidence, each.accuracy, each.count) for each in bins[name]] for name in bins},
-                    out / "reliability.png",
-                )
+            draw_accuracy_over_steps(with_labels, trained_steps, out / "accuracy_over_steps.png")
+            draw_reliability(
+                {name: [astuple(each) for each in of_set] for name, of_set in bins.items()}, out / "reliability.png"
+            )
         elif config.plot:
             show("nothing is drawn: no example has a label")
         show(f"written to {out}")

@@ -53,6 +53,7 @@ from utils.errors import UserError
 from utils.shell import run_command
 from utils.terminal import tell
 
+DEFAULT_NUM_AUG = 1000
 DEFAULT_DIRS = [Path("dataset/raw-data/ARC-AGI/data"), Path("dataset/raw-data/ConceptARC/corpus")]
 TEST_FOLDER = "evaluation"
 # The largest share of test pairs that may be among the training pairs.
@@ -141,10 +142,11 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     )
     add = parser.add_argument
     add("--output-dir", type=typed_path, metavar="DIR", default=Path("data/arc-aug-1000"), help="default: %(default)s")
-    add("--num-aug", type=int, metavar="N", default=1000, help="augmented versions of each ARC task (default: 1000)")
+    add("--num-aug", type=int, metavar="N", help=f"augmented versions of each ARC task (default: {DEFAULT_NUM_AUG})")
     add(
         "--keep-colours",
         action="store_true",
+        default=None,
         help="only turn and mirror, in all eight ways, instead of --num-aug random versions",
     )
     add(
@@ -178,7 +180,12 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     add("--subsets", nargs="+", metavar="NAME", help="the subsets to take")
     add("--test-set-name", metavar="NAME", help="the subset that is the test set")
 
-    settings = Settings(**vars(parser.parse_args(argv)))
+    parsed = parser.parse_args(argv)
+    check_exclusive(parsed, "num_aug", "keep_colours")
+    parsed.keep_colours = bool(parsed.keep_colours)
+    if parsed.num_aug is None:
+        parsed.num_aug = NUM_TRANSFORMS - 1 if parsed.keep_colours else DEFAULT_NUM_AUG
+    settings = Settings(**vars(parsed))
     check_at_least(settings, num_aug=0, seed=0)
     if side_of(settings.side**2) is None:
         raise UserError(
@@ -397,7 +404,7 @@ def draw_all(puzzles: Sequence[Puzzle], settings: Settings) -> list[Augmentation
     Raises:
         UserError: There would be more examples than a dataset can index.
     """
-    num_aug = NUM_TRANSFORMS - 1 if settings.keep_colours else settings.num_aug
+    num_aug = settings.num_aug
     num_rows = (1 + num_aug) * sum(len(puzzle.pairs["train"]) for puzzle in puzzles)
     if num_rows > MAX_ROWS:
         raise UserError(f"{num_rows:,} examples are more than a dataset can index, {MAX_ROWS:,}; lower --num-aug")
@@ -408,7 +415,7 @@ def draw_all(puzzles: Sequence[Puzzle], settings: Settings) -> list[Augmentation
             if settings.keep_colours:
                 drawn.append(all_transforms(pairs))
             else:
-                drawn.append(draw_augmentations(pairs, settings.num_aug, _rng(settings, puzzle, _AUGMENT)))
+                drawn.append(draw_augmentations(pairs, num_aug, _rng(settings, puzzle, _AUGMENT)))
             bar.update()
     fewer = [puzzle.name for puzzle, found in zip(puzzles, drawn, strict=True) if len(found[0]) <= num_aug]
     if fewer:

@@ -79,7 +79,8 @@ class OnlineAugmentation:
         if most_clues > 0:
             if task.blank is None:
                 raise UserError(
-                    f"augment_clues={most_clues} fills blank cells, and {task.plural} have none; leave it out"
+                    f"augment_clues={most_clues} fills blank cells of Sudokus, and {task.plural} have none to fill; "
+                    "leave it out"
                 )
             clues = _FurtherClues(task.blank, most_clues, seq_len)
         return cls(symmetries, seed=seed, global_batch_size=global_batch_size, slots=slots, clues=clues)

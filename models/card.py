@@ -4,12 +4,12 @@ The card is a README.md in the form of the Hugging Face Hub: metadata in YAML, t
 what is known, and nothing of the machine: no paths, no names of runs.
 """
 
+import functools
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,10 @@ _SIZES = ("seq_len", "vocab_size", "num_puzzle_identifiers")
 _WEIGHTS_TO_START_FROM = ("init_from", "load_checkpoint")
 # Without weights to start from, the first is refused, and the others would freeze random weights.
 _NEED_WEIGHTS = ("puzzle_table", "freeze", "freeze_weights")
-# The keys of evaluate.py that decide how much compute an example gets, and which models answer.
-_COMPUTE = ("num_steps", "adaptive", "trajectories", "restarts", "noise", "tta", "vote_with")
+# The keys of evaluate.py that decide how much compute a pass over an example gets, and which models
+# answer. Then those of further passes, whose metrics have the key's name in theirs.
+_OF_EACH_PASS = ("num_steps", "adaptive", "vote_with")
+_FURTHER_PASSES = {"trajectories": ("trajectories", "noise"), "restarts": ("restarts", "noise"), "tta": ("tta",)}
 # Parts of names of metrics that say nothing about answers, or that the table of compute has.
 _NOT_IN_TABLE = ("_at_step/", "q_halt_accuracy", "/reliability/", "/loop_deltas/", "_of/", "/num_")
 _TASKS = ("sudoku", "maze", "arc")  # in names of datasets; others have no tag
@@ -92,11 +94,11 @@ class Results(BaseModel):
         """Return the names of the datasets' folders."""
         return ", ".join(Path(path).parent.name or "data" for path in self.data.split(" + "))
 
-    @cached_property
-    def typed(self) -> str:
-        """Return the options that change what an example is answered with."""
-        defaults = read_config("evaluate", ["checkpoint=_"])
-        settings = {key: self.settings.get(key, defaults[key]) for key in _COMPUTE}
+    def typed(self, metric: str) -> str:
+        """Return the options that change what examples are answered with in a metric."""
+        defaults = _defaults_of_evaluate()
+        of_metric = next((keys for part, keys in _FURTHER_PASSES.items() if f"/{part}/" in metric), ())
+        settings = {key: self.settings.get(key, defaults[key]) for key in (*_OF_EACH_PASS, *of_metric)}
         if settings["vote_with"]:
             settings["vote_with"] = f"{len(settings['vote_with'])} other checkpoints"
         return " ".join(f"{key}={value}" for key, value in settings.items() if value != defaults[key])
@@ -165,6 +167,11 @@ def facts_of(checkpoint: Checkpoint, model: Exported, weights: Weights) -> Facts
     )
 
 
+@functools.cache
+def _defaults_of_evaluate() -> Container:
+    return read_config("evaluate", ["checkpoint=_"])
+
+
 def read_results(file: Path) -> Results:
     """Read a results.json.
 
@@ -227,7 +234,7 @@ def _metadata(facts: Facts) -> str:
             dataset_name=results.name,
             dataset_split="test",
             metric_type="exact_match",
-            metric_name=f"{name.removeprefix('eval/')} {results.typed}".rstrip(),
+            metric_name=f"{name.removeprefix('eval/')} {results.typed(name)}".rstrip(),
             metric_value=round(results.metrics.get(name, math.nan), 4),
         )
         for results in facts.results
@@ -272,8 +279,7 @@ def _use(model: Exported, address: str) -> Iterator[str]:
 def _accuracy(facts: Facts) -> Iterator[str]:
     yield from ("## Accuracy", "")
     if facts.results:
-        yield "`evaluate.py` measured it. The intervals are those of 95 %. Only metrics with `trajectories` or `tta` in"
-        yield "their names take the further answers that these options ask for."
+        yield "`evaluate.py` measured it. The intervals are those of 95 %."
         yield ""
         yield from _table(["data", "examples", "typed", "metric", "value", "interval"], _rows(facts))
         if methods := [method for results in facts.results for method in _methods(results)]:
@@ -298,7 +304,7 @@ def _rows(facts: Facts) -> Iterator[tuple[str, ...]]:
                 is_of_examples = not is_text and "pass@" not in name
                 count = f"{results.num_examples.get(set_name, 0):,}" if is_of_examples else ""
                 interval = "" if found is None else f"{found[0]:.4f} to {found[1]:.4f}"
-                yield results.name, count, results.typed, name.removeprefix("eval/"), f"{value:.4f}", interval
+                yield results.name, count, results.typed(name), name.removeprefix("eval/"), f"{value:.4f}", interval
 
 
 def _methods(results: Results) -> Iterator[tuple[str, ...]]:

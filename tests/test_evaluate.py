@@ -632,10 +632,10 @@ def test_accuracy_over_steps_is_drawn(run: Path, tmp_path: Path, evaluated: Eval
         "reliability.png",
         "results.json",
     ]
-    bins = [(each["confidence"], each["accuracy"], each["count"]) for each in _results(tmp_path)["reliability"]["all"]]
+    bins = [tuple(each.values()) for each in _results(tmp_path)["reliability"]["all"]]
     draw_reliability({"all": bins}, tmp_path / "same.png")
     assert np.array_equal(_drawn(tmp_path / "same.png"), _drawn(tmp_path / "reliability.png"))
-    draw_reliability({"all": [(0.5, accuracy, count) for _, accuracy, count in bins]}, tmp_path / "other.png")
+    draw_reliability({"all": [(*limits, 0.5, accuracy) for *limits, _, accuracy in bins]}, tmp_path / "other.png")
     assert not np.array_equal(_drawn(tmp_path / "other.png"), _drawn(tmp_path / "reliability.png"))
     picture = _drawn(tmp_path / "accuracy_over_steps.png")
     at_step = [value for name, value in _results(tmp_path)["metrics"].items() if "_at_step/" in name]

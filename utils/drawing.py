@@ -78,17 +78,17 @@ def draw_accuracy_over_steps(accuracy: Mapping[str, Sequence[float]], trained_st
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, loc="best")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
-def draw_reliability(bins: Mapping[str, Sequence[tuple[float, float, int]]], path: Path) -> None:
+def draw_reliability(bins: Mapping[str, Sequence[tuple[float, float, int, float, float]]], path: Path) -> None:
     """Draw accuracy over confidence, a line per set, above the number of answers.
 
     A model whose confidence is its accuracy has its points on the diagonal.
 
     Args:
-        bins: for each set the mean confidence, the accuracy and the number of answers of each bin.
+        bins: for each set the lower and the upper limit of each bin of confidence, and of its
+            answers the number, the mean confidence and the accuracy.
         path: the picture's file.
     """
     plt = pyplot()
@@ -96,11 +96,11 @@ def draw_reliability(bins: Mapping[str, Sequence[tuple[float, float, int]]], pat
         2, 1, figsize=(4.4, 5.2), height_ratios=(4, 1), sharex=True, constrained_layout=True
     )
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--", label="confidence = accuracy")
-    width = 0.1 / len(bins)
     for place, (name, of_set) in enumerate(bins.items()):
-        confidence, accuracy, num = zip(*of_set, strict=True)
+        low, high, num, confidence, accuracy = zip(*of_set, strict=True)
         (line,) = axis.plot(confidence, accuracy, marker="o", markersize=5, label=name)
-        left = [min(int(each * 10), 9) / 10 + place * width for each in confidence]
+        width = (high[0] - low[0]) / len(bins)  # side by side, a bar of each set
+        left = [each + place * width for each in low]
         counts.bar(left, num, width=0.9 * width, align="edge", color=line.get_color())
     axis.set(ylabel="share of right answers", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     counts.set(xlabel="confidence, sigmoid(q_halt)", ylabel="answers", yscale="log")
@@ -110,5 +110,4 @@ def draw_reliability(bins: Mapping[str, Sequence[tuple[float, float, int]]], pat
         each.grid(alpha=0.25)
         each.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, loc="best")
-    figure.savefig(path, dpi=_DPI)
-    plt.close(figure)
+    save_figure(figure, path)

@@ -425,6 +425,7 @@ def test_leaks_in_the_real_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ),
         (["--dataset-dirs", "missing"], "there is no folder missing; get the ARC tasks or correct --dataset-dirs"),
         (["--input-file", "x"], "unrecognized arguments"),
+        (["--num-aug", 3, "--keep-colours"], "--num-aug and --keep-colours exclude each other; give one of them"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -440,6 +441,7 @@ def test_published_command_lines_are_understood() -> None:
         "dataset/raw-data/ConceptARC/corpus",
     ]
     assert (str(hrm.output_dir), hrm.num_aug, hrm.seed) == ("data/arc-aug-1000", 1000, 42)
+    assert parse_settings(["--keep-colours"]).num_aug == 7
     arc_2 = "--dataset-dirs dataset/raw-data/ARC-AGI-2/data --output-dir data/arc-2-aug-1000"
     assert parse_settings(arc_2.split()).dataset_dirs == [Path("dataset/raw-data/ARC-AGI-2/data")]
     trm = (

@@ -118,7 +118,7 @@ def test_the_description_names_the_clues() -> None:
 
 
 def test_clues_for_boards_without_blanks_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"augment_clues=0\.4 fills blank cells, and mazes have none; leave it out"):
+    with pytest.raises(ValueError, match=r"0\.4 fills blank cells of Sudokus, and mazes have none to fill; leave it"):
         augmented_batches(maze_split(), World.single(), range(1, 2), most_clues=0.4)
 
 

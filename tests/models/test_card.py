@@ -51,9 +51,18 @@ def _results(run: Path, name: str, data: str, exact: float) -> None:
         "checkpoint": str(run),
         "data": f"/home/me/{data}/test",
         "num_examples": {"all": 500},
-        "settings": {"num_steps": 16, "trajectories": 1, "tta": None, "adaptive": True, "checkpoint": "/home/me/run"},
-        "metrics": {"eval/all/exact_accuracy": exact, "eval/all/lm_loss": 0.5, "eval/all/q_halt_accuracy": 0.9},
-        "intervals": {"eval/all/exact_accuracy": [exact - 0.01, exact + 0.01], "eval/all/q_halt_accuracy": [0.8, 1.0]},
+        "settings": {"num_steps": 16, "trajectories": 2, "noise": 0.3, "tta": None, "checkpoint": "/home/me/run"},
+        "metrics": {
+            "eval/all/exact_accuracy": exact,
+            "eval/all/lm_loss": 0.5,
+            "eval/all/q_halt_accuracy": 0.9,
+            "eval/all/trajectories/exact_accuracy": 0.97,
+        },
+        "intervals": {
+            "eval/all/exact_accuracy": [exact - 0.01, exact + 0.01],
+            "eval/all/q_halt_accuracy": [0.8, 1.0],
+            "eval/all/trajectories/exact_accuracy": [0.96, 0.98],
+        },
         "compute": [
             {"set_name": "all", "method": "single pass of 4 steps", "segments": 2.5, "exact_accuracy": exact},
             {"set_name": "all", "method": "trajectories=2 noise=0.3", "segments": 5.25, "exact_accuracy": 0.97},
@@ -116,6 +125,10 @@ def test_the_card_has_every_evaluation_of_this_step(tmp_path: Path) -> None:
     found = {result["dataset"]["name"]: result["metrics"][0]["value"] for result in entry["results"]}
     assert found == {"sudoku-6x6": 0.9, "sudoku-9x9": 0.25}
     assert "| sudoku-6x6 | 500 | num_steps=16 | all/exact_accuracy | 0.9000 | 0.8900 to 0.9100 |" in text
+    typed = "num_steps=16 trajectories=2 noise=0.3"
+    assert f"| sudoku-6x6 | 500 | {typed} | all/trajectories/exact_accuracy | 0.9700 | 0.9600 to 0.9800 |" in text
+    names = [metric["name"] for metric in entry["results"][0]["metrics"]]
+    assert names == ["all/exact_accuracy num_steps=16", f"all/trajectories/exact_accuracy {typed}"]
     assert "| sudoku-9x9 | all | single pass of 4 steps | 2.5 | 0.2500 |" in text
     assert "0.1000" not in text and "q_halt" not in text
     assert "Training took 7 steps of 32 sequences. The seed was" in text
