@@ -184,14 +184,17 @@ def read_results(file: Path) -> Results:
         raise UserError(f"{file} holds no results of evaluate.py; evaluate again, or remove it") from error
 
 
-def recipe_of(facts: Facts) -> str:
+def recipe_of(facts: Facts, address: str) -> str:
     """Return the text of recipe.yaml: what differs from the defaults, with data/<name> as the data.
 
     Weights to start from are left out unless they are on the Hub, because a path says nothing.
+
+    Args:
+        address: of the folder, as `checkpoint=` takes it.
     """
     defaults = read_config("pretrain", [])
     config = facts.config | {key: defaults[key] for key in _OF_ONE_RUN}
-    comment = [f"How the {facts.title} was trained.", "", f"  python pretrain.py experiment={RECIPE}"]
+    comment = [f"How the {facts.title} was trained.", "", f"  python pretrain.py {_experiment(address)}"]
     if facts.started_from and not is_address(facts.started_from):
         config |= {key: defaults[key] for key in (*_WEIGHTS_TO_START_FROM, *_NEED_WEIGHTS)}
         comment[0] += f" The run started from {facts.started_from}, which this recipe does not name."
@@ -200,6 +203,11 @@ def recipe_of(facts: Facts) -> str:
     if not config["data_paths"]:
         config["data_path"] = _public(config["data_path"])
     return recipe_text(comment, *differences_from_groups(config))
+
+
+def _experiment(address: str) -> str:
+    """Return the override that takes the recipe. One on the Hub has to be downloaded before."""
+    return typed_override("experiment", RECIPE if is_address(address) else f"{address}/{RECIPE}")
 
 
 def _public(path: str) -> str:
@@ -215,7 +223,7 @@ def card_of(facts: Facts, address: str) -> str:
     Raises:
         UserError: huggingface_hub, which writes the metadata, is missing.
     """
-    sections = [_heading(facts), _use(facts.model, address), _accuracy(facts), _training(facts)]
+    sections = [_heading(facts), _use(facts.model, address), _accuracy(facts), _training(facts, address)]
     body = "\n\n".join("\n".join(section) for section in sections)
     return f"---\n{_metadata(facts)}\n---\n\n{body}\n"
 
@@ -317,7 +325,7 @@ def _is_shown(name: str) -> bool:
     return not any(part in name for part in _NOT_IN_TABLE)
 
 
-def _training(facts: Facts) -> Iterator[str]:
+def _training(facts: Facts, address: str) -> Iterator[str]:
     config, model = facts.config, facts.model
     unit = "tokens" if isinstance(model, ExportedText) else "sequences"
     yield from ("## Training", "")
@@ -325,7 +333,7 @@ def _training(facts: Facts) -> Iterator[str]:
     time = "" if facts.seconds is None else f", and {_duration(facts.seconds)} with the evaluations between them"
     yield f"{start}Training took {model.step:,} steps of {config['global_batch_size']:,} {unit}{time}. The seed was"
     yield f"{config['seed']}. `{RECIPE}` has all other options that differ from the defaults:"
-    yield from ("", "```bash", f"python pretrain.py experiment={RECIPE}", "```", "")
+    yield from ("", "```bash", f"python pretrain.py {_experiment(address)}", "```", "")
     yield f"Data: {facts.data}."
     yield ""
     for split, sha256 in facts.fingerprint.items():

@@ -294,7 +294,7 @@ def _export_folder(settings: Settings, source: Source, api: "HfApi | None") -> s
     address = str(settings.output) if settings.push is None else f"hf://{settings.push}"
     # A card names no folders of this machine.
     shown = Path(address).name if os.path.isabs(address) else address
-    texts = {RECIPE: recipe_of(facts), CARD: card_of(facts, shown)}
+    texts = {RECIPE: recipe_of(facts, shown), CARD: card_of(facts, shown)}
     # The name of a run is its owner's matter.
     metadata = source.model.model_copy(update={"run": ""}).as_metadata()
     output = settings.output

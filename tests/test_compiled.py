@@ -3,7 +3,6 @@
 The compilers here run a graph as it is, because a compiler for the CPU takes a minute.
 """
 
-import math
 from collections.abc import Iterator
 from functools import partialmethod
 from typing import Any
@@ -11,27 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import TypeAdapter
 from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from dataset.schema import IGNORE_LABEL
-from models import ArchConfig, build_puzzle_arch
 from models.act import ActSettings, Carry, initial_carry
-from models.base import CommonConfig, RecursiveModel
+from models.base import RecursiveModel
 from models.block import Level
 from models.inference import Slots
 from models.parallel import parallelize
 from models.parallel.layout import Layout
-from models.se_mixer import SEMixerConfig
 from tests.models.helpers import (
-    NUM_PUZZLES,
-    SEQ_LEN,
-    VOCAB_SIZE,
     WHY_NO_FP8,
     random_batch,
     small_model,
-    small_options,
+    small_symbol_model,
 )
 from tests.models.parallel.helpers import DIST, NUM_STEPS, by_one_process, close, config_of, model_of, start, train
 from tests.spawn import run_ranks
@@ -83,15 +76,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def _model(name: str) -> RecursiveModel:
     """Return the model of a name, for random batches."""
     arch, changes = MODELS[name]
-    if not arch.startswith("se_"):
-        return small_model(arch, **changes)
-    config = TypeAdapter[ArchConfig](ArchConfig).validate_python(small_options(arch, **changes))
-    assert isinstance(config, CommonConfig)
-    is_of_boards = isinstance(config, SEMixerConfig) and config.symbols == "side"
-    vocab_size = math.isqrt(SEQ_LEN) + 2 if is_of_boards else VOCAB_SIZE
-    model = build_puzzle_arch(config, seq_len=SEQ_LEN, vocab_size=vocab_size, num_puzzle_identifiers=NUM_PUZZLES)
-    model.init_weights(torch.Generator().manual_seed(0))
-    return model
+    return small_symbol_model(arch, **changes) if arch.startswith("se_") else small_model(arch, **changes)
 
 
 def _step(model: RecursiveModel, carry: Carry, batch: Batch, step: int) -> Carry:
@@ -112,8 +97,8 @@ def _evaluate(model: RecursiveModel, batch: Batch, sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_run_needs_few_graphs_and_none_after_its_start(name: str, graphs: list[str]) -> None:
-    model, batch = _model(name), random_batch(NUM_SLOTS)
-    batch |= {key: batch[key].clamp(max=model.vocab_size - 1) for key in ("inputs", "labels")}
+    model = _model(name)
+    batch = random_batch(NUM_SLOTS, vocab_size=model.vocab_size)
     model.compile_levels()
     carry = initial_carry(model, batch, training=True)
     for step in (1, 2, 3):

@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from evaluate import EvaluateConfig
 from launch.ray_config import RayPage
 from models import ArchConfig, shapes_of
-from models.se_rrm import SERRMConfig
 from models.tokens import TokenConfig
 from models.transformer import TransformerConfig
 from optim.build import MuonConfig, OptimConfig
@@ -448,21 +447,6 @@ def test_published_trm_maze_command_for_one_gpu() -> None:
     published = typed(COMMANDS["trm_maze_hard"])
     published.insert(-1, "global_batch_size=128")
     assert_same_training(compose("experiment=trm_maze_hard", "global_batch_size=128"), compose(*published))
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "arch=trm_equi data_paths=[data/arc1concept_d] arch.L_layers=2 ema=True global_batch_size=272 "
-        "eval_interval=800 arch.pos_encodings=rope2d arch.puzzle_emb_ndim=1 lr=0.0005 puzzle_emb_weight_decay=0.3 "
-        "lr_min_ratio=0.1",
-        "arch=trm_equi data_paths=[data/maze-30x30-hard-1k] evaluators=[] epochs=10000 eval_interval=2000 ema=True "
-        "arch.equivariant_symbols=False lr=0.0005 weight_decay=1 global_batch_size=64",
-    ],
-)
-def test_published_commands_of_the_se_rrm_are_read(command: str) -> None:
-    arch = compose(*typed(command)).puzzle_arch
-    assert isinstance(arch, SERRMConfig) and arch.pos_encodings == "rope_2d"
 
 
 def test_published_trm_command() -> None:

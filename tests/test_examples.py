@@ -1,5 +1,6 @@
 """The models of examples/ load, solve boards, and are what their recipes and cards say."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,10 @@ def test_the_recipe_trains_this_model(folder: Path) -> None:
     config = validate(PretrainConfig, read_config("pretrain", [f"experiment={folder / RECIPE}"]))
     assert config.arch == described.arch
     assert config.max_steps == described.step
-    assert f"{described.step:,} steps" in (folder / CARD).read_text()
+    card = (folder / CARD).read_text()
+    assert f"{described.step:,} steps" in card
+    (typed,) = re.findall(r"python pretrain.py experiment=(\S+)", card)
+    assert REPOSITORY / typed == folder / RECIPE
 
 
 @pytest.mark.parametrize("size", BOARDS)

@@ -1,5 +1,6 @@
 """Every architecture trains with every optimizer, and so does every option that they share."""
 
+import json
 import math
 from pathlib import Path
 from typing import get_args
@@ -99,6 +100,31 @@ def test_an_option_of_the_gradient_changes_only_the_second_loss(
     rows = _rows(data, tmp_path / "run", *OTHER_GRADIENT[option])
     assert rows[0]["train/lm_loss"] == plain[0]["train/lm_loss"]
     assert rows[1]["train/lm_loss"] != plain[1]["train/lm_loss"]
+
+
+# Copied from the README of the SE-RRM repository: Sudoku-Extreme, ARC-AGI-1 and Maze-Hard.
+SE_RRM_COMMANDS = {
+    "sudoku": "arch=trm_equi data_paths=[data/sudoku-extreme-1k-aug-1000] evaluators=[] epochs=10000 "
+    "eval_interval=5000 arch.L_cycles=6 ema=True weight_decay=1 arch.dropout=0.2 arch.puzzle_emb_ndim=0 "
+    "arch.add_tokens=4 global_batch_size=272 arch.halt_exploration_prob=0.05",
+    "arc": "arch=trm_equi data_paths=[data/arc1concept_d] arch.L_layers=2 ema=True global_batch_size=272 "
+    "eval_interval=800 arch.pos_encodings=rope2d arch.puzzle_emb_ndim=1 lr=0.0005 puzzle_emb_weight_decay=0.3 "
+    "lr_min_ratio=0.1",
+    "maze": "arch=trm_equi data_paths=[data/maze-30x30-hard-1k] evaluators=[] epochs=10000 eval_interval=2000 "
+    "ema=True arch.equivariant_symbols=False lr=0.0005 weight_decay=1 global_batch_size=64",
+}
+
+
+@pytest.mark.parametrize("name", SE_RRM_COMMANDS)
+def test_the_published_commands_of_the_se_rrm_run(data: Path, tmp_path: Path, log: Path, name: str) -> None:
+    """Only the sizes are smaller."""
+    typed = [part for part in SE_RRM_COMMANDS[name].split() if not part.startswith(("data_paths=", "global_batch"))]
+    typed += [f"data_paths=[{data}]", f"checkpoint_path={tmp_path / 'run'}", "global_batch_size=8", "max_steps=2"]
+    typed += ["arch.hidden_size=32", "eval_max_examples=2", "device=cpu", "compile=false", "wandb.mode=disabled"]
+    runs.train([*typed, "arch.forward_dtype=float32"], log).ok()
+    stored = json.loads((tmp_path / "run/step_00000002/state.json").read_text())["config"]["arch"]
+    assert (stored["name"], stored["pos_encodings"]) == ("se_rrm", "rope_2d")
+    assert stored["equivariant_symbols"] == (name != "maze") and stored["dropout"] == (0.2 if name == "sudoku" else 0)
 
 
 def test_activation_checkpointing_changes_no_number(data: Path, tmp_path: Path) -> None:

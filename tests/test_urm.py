@@ -111,6 +111,7 @@ lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0 global_b
 +ema=True
 """
 COMMANDS = {"arc_1": ARC_1, "arc_2": ARC_2, "sudoku": SUDOKU}
+RECIPES = {"arc_1": "urm_arc_1", "arc_2": "urm_arc_2", "sudoku": "urm_sudoku_extreme"}
 
 
 def _typed(command: str, run: str = "checkpoints/URM") -> list[str]:
@@ -150,6 +151,14 @@ def test_the_published_commands_say_what_they_say_there(name: str) -> None:
         **{"name": "muon", "muon_lr": None, "muon_momentum": 0.95, "muon_weight_decay": 0.1, "muon_iterations": 5},
         **{"muon_coefficients": "urm", "muon_scale": "rms", "muon_matrices": "all", "rest": "adamw", "eps": 1e-8},
     }
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_recipe_is_its_published_command(name: str) -> None:
+    recipe = _config(f"experiment={RECIPES[name]}")
+    command = _config(*_typed(COMMANDS[name]), f"data_path={recipe.data_path}")
+    apart = {"run_name", "checkpoint_path", "evaluators"}
+    assert recipe.model_dump(exclude=apart) == command.model_dump(exclude=apart)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from models import ARCHS, ArchConfig, build_puzzle_arch
 from models.attention import Attention
-from models.base import RecursiveModel, SegmentOutput, State
+from models.base import CommonConfig, RecursiveModel, SegmentOutput, State
 from models.block import Block, Level
 from models.depth import Depth
 from models.hrm import HRM
 from models.layers import BoardConv, ConvSwiGLU, NormalizedSwiGLU, SwiGLU
+from models.symbols import NUM_SPECIAL
 from models.tokens import TokenConfig, TokenModel
 from training.precision import why_fp8_fails
 from utils.batch import Batch
@@ -87,6 +88,16 @@ def blank_model(name: str = "hrm", *, seq_len: int = SEQ_LEN, **changes: Any) ->
     return model
 
 
+def small_symbol_model(name: str, *, seed: int = 0, **changes: Any) -> RecursiveModel:
+    """Return a se_rrm or a se_mixer, initialised. A board has as many symbols as its side."""
+    config = TypeAdapter[ArchConfig](ArchConfig).validate_python(small_options(name, **changes))
+    assert isinstance(config, CommonConfig)
+    vocab_size = math.isqrt(SEQ_LEN) + NUM_SPECIAL
+    model = build_puzzle_arch(config, seq_len=SEQ_LEN, vocab_size=vocab_size, num_puzzle_identifiers=NUM_PUZZLES)
+    model.init_weights(torch.Generator().manual_seed(seed))
+    return model
+
+
 def small_model(name: str = "hrm", *, seed: int = 0, **changes: Any) -> TokenModel:
     """Return an initialised model. Its Q head and puzzle rows are not zero, so that they matter."""
     model = blank_model(name, **changes)
@@ -124,15 +135,15 @@ def seed_with(condition: Callable[[int], bool], what: str) -> int:
     raise AssertionError(f"of 200 seeds none gives {what}, so the test would compare nothing")
 
 
-def random_batch(batch_size: int, *, seed: int = 0) -> Batch:
+def random_batch(batch_size: int, *, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> Batch:
     generator = torch.Generator().manual_seed(seed)
 
     def draw(high: int, *shape: int) -> Tensor:
         return torch.randint(high, shape, generator=generator, dtype=torch.int32)
 
     return {
-        "inputs": draw(VOCAB_SIZE, batch_size, SEQ_LEN),
-        "labels": draw(VOCAB_SIZE, batch_size, SEQ_LEN),
+        "inputs": draw(vocab_size, batch_size, SEQ_LEN),
+        "labels": draw(vocab_size, batch_size, SEQ_LEN),
         "puzzle_identifiers": draw(NUM_PUZZLES, batch_size),
     }
 

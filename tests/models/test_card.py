@@ -101,6 +101,7 @@ def test_the_recipe_is_the_config_of_the_run_without_its_places(tmp_path: Path) 
     _save(tmp_path / "run", "parallel=fsdp", "dist.num_threads=3", *secret)
     assert main([str(tmp_path / "run"), "-o", str(tmp_path / "shared")]) == 0
     recipe = tmp_path / "shared" / "recipe.yaml"
+    assert "python pretrain.py experiment=shared/recipe.yaml" in recipe.read_text()
     again = read_config("pretrain", [f"experiment={recipe}"])
     expected = dict(flatten(read_config("pretrain", _TRAINING)))
     differing = {key for key, value in flatten(again) if expected.get(key) != value}

@@ -12,7 +12,7 @@ from torch import Tensor
 from models.act import ActObjective, ActSettings, Carry, segment
 from models.base import RecursiveModel, State
 from models.losses import act_loss, mean_token_loss
-from tests.models.helpers import blank_model, random_batch, seed_with, small_model
+from tests.models.helpers import blank_model, random_batch, seed_with, small_model, small_symbol_model
 from utils.batch import Batch
 from utils.errors import UserError
 
@@ -21,7 +21,8 @@ CPU = torch.device("cpu")
 
 
 def _model(name: str, seed: int = 0, **changes: Any) -> RecursiveModel:
-    return small_model(name, seed=seed, **{"num_states": NUM_STATES, "halt_max_steps": 3, **changes})
+    build = small_symbol_model if name.startswith("se_") else small_model
+    return build(name, seed=seed, **{"num_states": NUM_STATES, "halt_max_steps": 3, **changes})
 
 
 def _settings(model: RecursiveModel) -> ActSettings:
@@ -70,8 +71,8 @@ class Alone:
         return loss
 
 
-def _batches(num: int) -> list[Batch]:
-    batches = [random_batch(NUM_SLOTS, seed=seed) for seed in range(num)]
+def _batches(num: int, **sizes: int) -> list[Batch]:
+    batches = [random_batch(NUM_SLOTS, seed=seed, **sizes) for seed in range(num)]
     batches[0]["labels"][1] = IGNORED  # a slot without labels
     return batches
 
@@ -80,12 +81,12 @@ def _one(batch: Batch, slot: int) -> Batch:
     return {name: tensor[slot : slot + 1] for name, tensor in batch.items()}
 
 
-@pytest.mark.parametrize("name", ["hrm", "trm", "urm"])
+@pytest.mark.parametrize("name", ["hrm", "trm", "urm", "se_mixer"])
 def test_each_slot_is_trained_by_its_best_trajectory(name: str) -> None:
     def varied(seed: int) -> bool:
         model, winners = _model(name, seed), set()
         slots = [Alone(model) for _ in range(NUM_SLOTS)]
-        for batch in _batches(4):
+        for batch in _batches(4, vocab_size=model.vocab_size):
             for slot, alone in enumerate(slots):
                 alone.step(_one(batch, slot))
                 winners.add(alone.winner)
@@ -95,7 +96,7 @@ def test_each_slot_is_trained_by_its_best_trajectory(name: str) -> None:
     objective, settings = ActObjective(model), _settings(model)
     carry: Carry = objective.fresh_carry(NUM_SLOTS, CPU)
     slots = [Alone(model) for _ in range(NUM_SLOTS)]
-    for batch in _batches(4):
+    for batch in _batches(4, vocab_size=model.vocab_size):
         model.zero_grad()
         expected = torch.stack([alone.step(_one(batch, slot)) for slot, alone in enumerate(slots)]).sum() / NUM_SLOTS
         expected.backward()
