@@ -200,8 +200,7 @@ def recipe_of(facts: Facts, address: str) -> str:
         comment[0] += f" The run started from {facts.started_from}, which this recipe does not name."
     for key in ("data_paths", "data_paths_test"):
         config[key] = [_public(path) for path in config[key]]
-    if not config["data_paths"]:
-        config["data_path"] = _public(config["data_path"])
+    config["data_path"] = defaults["data_path"] if config["data_paths"] else _public(config["data_path"])
     return recipe_text(comment, *differences_from_groups(config))
 
 
