@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter
 from torch.nn import functional as F
 
 from benchmarks.matrix_peak import measure_products, peak_tflops
 from benchmarks.on_request import Asked
 from benchmarks.published_steps import flash_attention
 from benchmarks.throughput import comparison, figures
-from models import ArchConfig, build_puzzle_arch
 from tests import runs
-from tests.models.helpers import PUZZLE_ARCHS, SEQ_LEN, VOCAB_SIZE, small_options
+from tests.models.helpers import PUZZLE_ARCHS, small_model, small_symbol_model
 from utils.config import name_of
 
 
@@ -82,8 +80,7 @@ def test_rounds_are_compared_one_by_one() -> None:
 
 @pytest.mark.parametrize("name", [name_of(arch) for arch in PUZZLE_ARCHS])
 def test_every_architecture_has_a_peak(name: str) -> None:
-    config = TypeAdapter[ArchConfig](ArchConfig).validate_python(small_options(name))
-    model = build_puzzle_arch(config, seq_len=SEQ_LEN, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=1)
+    model = small_symbol_model(name) if name.startswith("se_") else small_model(name)
     assert peak_tflops(measure_products(model, num_slots=2)) > 0
 
 
