@@ -109,7 +109,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     ),
     "key without its group": (["hidden_size=64"], r"unknown key 'hidden_size'; did you mean arch.hidden_size"),
     "unknown choice": (["arch=nope"], r"'arch/nope'; choose one of gpt, .*hrm, "),
-    "unknown experiment": (["experiment=nope"], r"'experiment/nope'; choose one of arc_1, arc_2, demo"),
+    "unknown experiment": (["experiment=nope"], r"'experiment/nope'; choose one of arc_1, arc_12x12, "),
     "empty choice": (["experiment="], r"'experiment/'; choose one of arc_1"),
     "number for a choice": (["experiment=3"], r"'experiment=3' names no config of the group experiment; choose one of"),
     "null for a choice": (["arch=null"], r"'arch=null' names no config of the group arch; choose one of gpt, "),
